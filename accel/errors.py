@@ -1,0 +1,383 @@
+"""Every error that accel raises: one tree, with fields instead of text to parse.
+
+::
+
+    AccelError
+    |- ContextPoisonedError           the context died while (or before) the op ran
+    |- OutOfMemoryError               (MemoryError) no room for a buffer
+    |- DeviceLostError                the device is gone for good, or was given up
+    |- StaleRefError                  the ref names memory that is no longer there
+    |- DriverError                    the backend's driver answered with a status
+    |- LibraryError                   a kernel library answered with a status
+    |- CompileError                   a kernel's source did not compile
+    |- HostDiedError                  the process that held the context ended
+    |- PoisonedInputError             this input makes the context fault
+    |- DeadlineExceededError          (TimeoutError) ``timeout=`` ran out
+    |- MailboxFullError               a bounded queue has no room
+    |- ActorStoppedError              the actor stopped before it could answer
+    |- InvalidArgumentError           (ValueError) the call's arguments are wrong
+    |- UnsupportedError               right arguments, but not on this device or host
+    |- NotInitializedError            used before ``init`` or outside ``async with``
+    |- BackendUnavailableError        the backend or its device is not there
+    `- ClosedError                    used after close, or in the wrong loop, thread or process
+
+What to do after an error is decided from its class and its :attr:`AccelError.scope`, never from its text. An error whose scope is more
+than :attr:`FaultScope.OP` is a *fault*: the supervisor rebuilds what the scope names.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+from typing import Any, ClassVar, Literal, Self
+
+__all__ = [
+    "AccelError",
+    "ActorStoppedError",
+    "BackendUnavailableError",
+    "ClosedError",
+    "CompileError",
+    "ContextPoisonedError",
+    "DeadlineExceededError",
+    "DeviceLostError",
+    "DriverError",
+    "FaultScope",
+    "HostDiedError",
+    "InvalidArgumentError",
+    "LibraryError",
+    "MailboxFullError",
+    "NotInitializedError",
+    "OutOfMemoryError",
+    "PoisonedInputError",
+    "StaleRefError",
+    "UnsupportedError",
+]
+
+
+class FaultScope(enum.IntEnum):
+    """How much an error takes with it. Ordered: a larger scope includes the smaller ones."""
+
+    OP = 1
+    """Only the op failed; the context goes on."""
+    CONTEXT = 2
+    """The context is unusable; a new one in the same process works."""
+    PROCESS = 3
+    """Every context of the process is unusable; a new process works."""
+    DEVICE = 4
+    """The hardware is gone; nothing on this device works."""
+
+
+class AccelError(Exception):
+    """Root of the tree.
+
+    Parameters
+    ----------
+    message
+        What happened, and on what. The remedy is added from the class unless ``remedy`` says something better.
+    code
+        The driver's or library's own status, if there was one (a number, or its name).
+    library
+        Which library answered: ``"driver"``, ``"blas"``, ...
+    device
+        Name of the device, such as ``"cpu:0"``.
+    generation
+        Generation of the context that was in use.
+    scope
+        How much failed; see :class:`FaultScope`.
+    retryable
+        Whether the same call, sent again, can succeed.
+    op
+        Name of the operation, such as ``"gemm"``.
+    op_index
+        Position of the failed op in its batch, counted from 0; ``None`` outside a batch.
+    remedy
+        One sentence that says what to do.
+
+    Notes
+    -----
+    Errors pickle with all their fields. Several waiters of one failure each get an instance of their own (:meth:`clone`), so a
+    traceback or note added by one is not seen by another.
+    """
+
+    default_scope: ClassVar[FaultScope] = FaultScope.OP
+    default_retryable: ClassVar[bool] = False
+    default_remedy: ClassVar[str] = "See the fields of this error for what failed."
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        code: int | str | None = None,
+        library: str | None = None,
+        device: str | None = None,
+        generation: int | None = None,
+        scope: FaultScope | None = None,
+        retryable: bool | None = None,
+        op: str | None = None,
+        op_index: int | None = None,
+        remedy: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.library = library
+        self.device = device
+        self.generation = generation
+        self.scope = self.default_scope if scope is None else FaultScope(scope)
+        self.retryable = self.default_retryable if retryable is None else retryable
+        self.op = op
+        self.op_index = op_index
+        self.remedy = self.default_remedy if remedy is None else remedy
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether more than the op failed, so that something must be rebuilt."""
+        return self.scope > FaultScope.OP
+
+    def _where(self) -> str:
+        parts = [
+            f"{name}={value}"
+            for name, value in (
+                ("op", self.op),
+                ("op_index", self.op_index),
+                ("library", self.library),
+                ("code", self.code),
+                ("device", self.device),
+                ("generation", self.generation),
+            )
+            if value is not None
+        ]
+        return f" [{', '.join(parts)}]" if parts else ""
+
+    def __str__(self) -> str:
+        text = self.message or (type(self).__doc__ or "").partition("\n")[0].rstrip(".")
+        return f"{text.rstrip('.')}{self._where()}. {self.remedy}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions rebuild themselves by calling the class with `args`, which keyword-only fields do not survive.
+        return _rebuild, (type(self), self.args, self.__dict__.copy())
+
+    def __copy__(self) -> Self:
+        new: Self = _rebuild(type(self), self.args, self.__dict__)
+        return new
+
+    def clone(self, **fields: Any) -> Self:
+        """Return a fresh instance of the same error, with ``fields`` replaced, caused by what this one was caused by.
+
+        Parameters
+        ----------
+        **fields
+            Attributes to set on the new instance, such as ``op="gemm"``. Notes and tracebacks are not taken along.
+        """
+        new = copy.copy(self)
+        new.__dict__.pop("__notes__", None)
+        new.__cause__ = self.__cause__
+        for name, value in fields.items():
+            if name not in new.__dict__:
+                raise TypeError(f"{type(self).__name__} has no field {name!r}")
+            setattr(new, name, value)
+        return new
+
+
+def _rebuild(cls: type[Any], args: tuple[Any, ...], state: dict[str, Any]) -> Any:
+    error = cls(*args)
+    error.__dict__.update(state)
+    return error
+
+
+class ContextPoisonedError(AccelError):
+    """The device's context faulted.
+
+    Attributes
+    ----------
+    executed : {"no", "unknown"}
+        ``"no"``: the op had not reached the device, so sending it again cannot do its work twice. ``"unknown"``: it was on the device.
+    suspects : tuple of str
+        Names of the ops that were on the device when the fault surfaced; one of them most likely caused it.
+    """
+
+    default_scope = FaultScope.CONTEXT
+    default_retryable = True
+    default_remedy = "The context is being rebuilt: make the inputs anew (or use durable ones) and send the op again."
+
+    def __init__(
+        self, message: str = "", *, executed: Literal["no", "unknown"] = "unknown", suspects: tuple[str, ...] = (), **fields: Any
+    ) -> None:
+        super().__init__(message, **fields)
+        self.executed = executed
+        self.suspects = suspects
+
+
+class OutOfMemoryError(AccelError, MemoryError):
+    """The device has no room for the buffer.
+
+    Attributes
+    ----------
+    requested, used, reserved, limit : int or None
+        Bytes asked for, held by live buffers, held from the device, and allowed by ``memory_limit``.
+    """
+
+    default_retryable = True
+    default_remedy = "Free or drop refs, send smaller work, or raise memory_limit."
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        requested: int | None = None,
+        used: int | None = None,
+        reserved: int | None = None,
+        limit: int | None = None,
+        **fields: Any,
+    ) -> None:
+        super().__init__(message, **fields)
+        self.requested = requested
+        self.used = used
+        self.reserved = reserved
+        self.limit = limit
+
+
+class DeviceLostError(AccelError):
+    """The device is lost: it failed for good, or faulted more often than its restart budget allows."""
+
+    default_scope = FaultScope.DEVICE
+    default_remedy = "Open the device again, use another one, or allow more restarts with restart=RestartStrategy(...)."
+
+
+class StaleRefError(AccelError):
+    """The ref's memory is gone.
+
+    Attributes
+    ----------
+    reason : {"generation", "freed", "torn"}
+        The context was rebuilt since, the buffer was freed, or a durable buffer was half written when the context faulted.
+    """
+
+    default_remedy = "Put the data on the device again."
+
+    def __init__(self, message: str = "", *, reason: Literal["generation", "freed", "torn"] = "generation", **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.reason = reason
+
+
+class DriverError(AccelError):
+    """The backend's driver answered with an error status."""
+
+    default_remedy = "Look the code up in the vendor's documentation; `python -m accel doctor` checks the installation."
+
+
+class LibraryError(AccelError):
+    """A kernel library answered with an error status."""
+
+    default_remedy = "Look the code up in the library's documentation."
+
+
+class CompileError(AccelError):
+    """A kernel's source did not compile.
+
+    Attributes
+    ----------
+    log : str
+        The compiler's whole log.
+    """
+
+    default_remedy = "Read the compiler's log in .log."
+
+    def __init__(self, message: str = "", *, log: str = "", **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.log = log
+
+
+class HostDiedError(AccelError):
+    """The process that held the context ended.
+
+    Attributes
+    ----------
+    exit_code, signal : int or None
+        How the process ended; one of the two is set once it is known.
+    """
+
+    default_scope = FaultScope.PROCESS
+    default_retryable = True
+    default_remedy = "A new host is being started: make the inputs anew and send the op again."
+
+    def __init__(self, message: str = "", *, exit_code: int | None = None, signal: int | None = None, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.exit_code = exit_code
+        self.signal = signal
+
+
+class PoisonedInputError(AccelError):
+    """This input faults the context whenever it is run.
+
+    Attributes
+    ----------
+    item : object
+        The input itself.
+    """
+
+    default_remedy = "Do not send this input again; its siblings were answered."
+
+    def __init__(self, message: str = "", *, item: Any = None, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.item = item
+
+
+class DeadlineExceededError(AccelError, TimeoutError):
+    """The answer did not come within ``timeout=``."""
+
+    default_retryable = True
+    default_remedy = "Allow more time, or send less work at once."
+
+
+class MailboxFullError(AccelError):
+    """A bounded queue has no room.
+
+    Attributes
+    ----------
+    retry_after : float or None
+        Seconds after which room can be expected, where that is known.
+    """
+
+    default_retryable = True
+    default_remedy = "Try again later, or wait for room (overload='wait', or `await ref.send(...)`)."
+
+    def __init__(self, message: str = "", *, retry_after: float | None = None, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.retry_after = retry_after
+
+
+class ActorStoppedError(AccelError):
+    """The actor stopped before it answered."""
+
+    default_remedy = "Spawn it again, or watch it to learn when it stops."
+
+
+class InvalidArgumentError(AccelError, ValueError):
+    """An argument is wrong."""
+
+    default_remedy = "Correct the argument."
+
+
+class UnsupportedError(AccelError):
+    """This device, host or backend does not offer what was asked for."""
+
+    default_remedy = "Use another dtype, device or host."
+
+
+class NotInitializedError(AccelError):
+    """Used before it was initialized."""
+
+    default_remedy = "Use it inside `async with accel.System()`, or call init() first."
+
+
+class BackendUnavailableError(AccelError):
+    """The backend cannot be used on this machine."""
+
+    default_remedy = "Run `python -m accel doctor` to see what is missing and how to install it."
+
+
+class ClosedError(AccelError):
+    """It was closed, or is used from a loop, thread or process that does not own it."""
+
+    default_remedy = "Open it (again) where it is used."
