@@ -1,0 +1,331 @@
+"""What a vendor's backend implements: four protocols, and how a backend is found.
+
+A backend is a package that registers a class under the entry-point group ``accel.backends``. It adds no line to accel: contexts, refs, memory,
+supervision, completion and batches are generic over these protocols. ``docs/writing-a-backend.md`` walks through one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+from accel.errors import BackendUnavailableError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from accel.compute import ComputeBackend
+    from accel.errors import AccelError
+
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "AccelBackend",
+    "AccelDevice",
+    "AccelEvent",
+    "AccelStream",
+    "DeviceDescription",
+    "HostFunction",
+    "Injection",
+    "Kernel",
+    "SlabMemory",
+    "backend_names",
+    "find_device",
+    "load_backend",
+]
+
+ENTRY_POINT_GROUP = "accel.backends"
+
+# Found without installation too: a checkout is enough to run.
+_BUILT_IN = {"cpu": "accel.cpu.backend:CpuBackend", "cuda": "accel_cuda.backend:CudaBackend"}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceDescription:
+    """One device, as a backend lists it before anything is opened.
+
+    Parameters
+    ----------
+    backend
+        Name of the backend.
+    index
+        Position in the backend's list.
+    name
+        The vendor's name for the hardware.
+    uuid
+        What names the same hardware in every process.
+    memory
+        Bytes of memory it has, or 0 where that is not known.
+    """
+
+    backend: str
+    index: int
+    name: str
+    uuid: str
+    memory: int = 0
+
+    @property
+    def spec(self) -> str:
+        """The device as ``open_device`` takes it, such as ``"cpu:0"``."""
+        return f"{self.backend}:{self.index}"
+
+
+class HostFunction(Protocol):
+    """A C function with one pointer argument, which a stream calls. It never enters Python.
+
+    Attributes
+    ----------
+    address : int
+        Address of the function.
+    argument : int
+        What it is called with.
+    """
+
+    address: int
+    argument: int
+
+    def __call__(self) -> None:
+        """Call it from this thread (for a backend whose streams are themselves threads of this process)."""
+
+
+class AccelEvent(Protocol):
+    """A mark in a stream. It can be recorded again once it is complete; before the first record it counts as complete."""
+
+    def query(self) -> bool:
+        """Return whether the stream has passed the mark. Never blocks.
+
+        Raises
+        ------
+        AccelError
+            If the context is poisoned and the mark was not passed before: the driver's error, with its code and scope.
+        """
+
+    def synchronize(self) -> None:
+        """Block this thread until the stream has passed the mark, releasing the GIL; raises as :meth:`query` does."""
+
+    def close(self) -> None:
+        """Give the event's resources back. Idempotent."""
+
+
+class AccelStream(Protocol):
+    """An ordered queue of device work. All methods but the named ones only enqueue, and never block."""
+
+    def record(self, event: Any) -> bool:
+        """Put a mark after everything enqueued so far; return ``True`` if that has already been passed."""
+
+    def wait(self, event: Any) -> None:
+        """Let later work wait for the event's mark as it is recorded now (recording it again changes nothing for this wait)."""
+
+    def copy(self, destination: int, source: int, nbytes: int) -> None:
+        """Copy device memory to device memory of the same device; the ranges do not overlap."""
+
+    def fill(self, destination: int, pattern: bytes, count: int) -> None:
+        """Write ``pattern`` (1, 2, 4, 8 or 16 bytes) ``count`` times."""
+
+    def launch_host_function(self, function: HostFunction) -> None:
+        """Call ``function`` once everything enqueued so far has ended. After a fault it is never called."""
+
+    def synchronize(self) -> None:
+        """Block this thread until everything enqueued so far has ended, releasing the GIL; raises the context's fault."""
+
+    def close(self, *, abandon: bool = False) -> None:
+        """Give the stream's resources back. May block, up to the end of the running work; with ``abandon`` it waits for nothing. Idempotent."""
+
+
+class SlabMemory(Protocol):
+    """One large piece of device memory, from which buffers are cut.
+
+    Attributes
+    ----------
+    address : int
+        Where it starts; aligned to at least 256 bytes.
+    nbytes : int
+        Its size.
+    """
+
+    address: int
+    nbytes: int
+
+    def close(self) -> None:
+        """Give the memory back. May block. Idempotent. Nothing on the device uses it any more."""
+
+
+Kernel: TypeAlias = Callable[[Any, Any, Sequence[int], Sequence[int]], None]
+"""Enqueues one op: ``kernel(lane, op, inputs, outputs)``. ``lane.stream`` and ``lane.compute`` belong to the calling kernel actor; ``inputs`` and
+``outputs`` are addresses in the order of the op's operands and results. Raises an :class:`~accel.AccelError` if the op was not enqueued."""
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """A fault to bring about for a test.
+
+    Parameters
+    ----------
+    kind
+        ``"poison"``: the context faults once the stream gets here. ``"hang"``: the stream stops here until ``release`` returns.
+    error
+        The error that a poisoned context reports; ``None`` leaves the choice to the backend.
+    release
+        For ``"hang"``: blocks until the hang shall end. Called on a thread of the backend's, never on the loop's.
+    """
+
+    kind: Literal["poison", "hang"]
+    error: AccelError | None = None
+    release: Callable[[], None] | None = None
+
+
+class AccelDevice(Protocol):
+    """The context of one generation: what owns streams, events, memory and library handles until it is closed.
+
+    Attributes
+    ----------
+    description : DeviceDescription
+    """
+
+    description: DeviceDescription
+
+    def create_stream(self, *, priority: int = 0) -> AccelStream:
+        """Create a stream. Lower ``priority`` numbers run first, as in CUDA. May block."""
+
+    def create_event(self) -> AccelEvent:
+        """Create an event without timing. Never blocks."""
+
+    def create_compute(self, stream: Any) -> ComputeBackend:
+        """Create the compute interface whose calls go into ``stream``, already initialized. May block (it loads libraries)."""
+
+    def kernels(self, library: str) -> Mapping[str, Kernel]:
+        """Return native kernels by op kind for ``library``; they take the place of those derived from :class:`~accel.ComputeBackend`."""
+
+    def create_slab(self, nbytes: int) -> SlabMemory:
+        """Take a slab of at least ``nbytes`` from the device. May block.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If the device has no such piece.
+        """
+
+    def inject(self, injection: Injection, stream: Any) -> None:
+        """Bring a fault about in ``stream`` (for tests).
+
+        Raises
+        ------
+        UnsupportedError
+            If this backend cannot.
+        """
+
+    def close(self, *, abandon: bool = False) -> None:
+        """Give everything back that the context owns. May block; with ``abandon`` (after a fault) it waits for no stream. Idempotent."""
+
+
+@runtime_checkable
+class AccelBackend(Protocol):
+    """A vendor's family of devices; the entry point names a class that is called without arguments.
+
+    Attributes
+    ----------
+    name : str
+        Short name, used in device specs: ``"cpu"``, ``"cuda"``.
+    preference : int
+        ``open_device("auto")`` takes the first device of the available backend with the highest number.
+    """
+
+    name: str
+    preference: int
+
+    def devices(self) -> Sequence[DeviceDescription]:
+        """List the devices. May block.
+
+        Raises
+        ------
+        BackendUnavailableError
+            If the backend cannot be used here; the message says what is missing and the command that fixes it.
+        """
+
+    def open(self, index: int) -> AccelDevice:
+        """Create a context on a device. May block."""
+
+
+def backend_names() -> tuple[str, ...]:
+    """Return the names of all registered backends, installed or found in the checkout, whether or not they can be used here."""
+    return tuple(sorted({*_BUILT_IN, *(point.name for point in metadata.entry_points(group=ENTRY_POINT_GROUP))}))
+
+
+def load_backend(name: str) -> AccelBackend:
+    """Import and instantiate a backend. May block: it imports.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If there is no such backend, or it cannot be imported.
+    """
+    points = metadata.entry_points(group=ENTRY_POINT_GROUP, name=name)
+    target = next((point.value for point in points), _BUILT_IN.get(name))
+    if target is None:
+        known = ", ".join(backend_names())
+        raise BackendUnavailableError(
+            f"no backend is called {name!r}", remedy=f"Use one of: {known}; or install the package that provides it."
+        )
+    module, _, attribute = target.partition(":")
+    try:
+        backend: AccelBackend = getattr(importlib.import_module(module), attribute)()
+    except ImportError as error:
+        raise BackendUnavailableError(f"backend {name!r} cannot be imported: {error}") from error
+    return backend
+
+
+def find_device(spec: str = "auto") -> tuple[AccelBackend, DeviceDescription]:
+    """Return the backend and the device that ``spec`` names. May block.
+
+    Parameters
+    ----------
+    spec
+        ``"auto"`` (the best there is), a backend (``"cpu"``: its first device), ``"cuda:1"``, or a device's UUID.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If the named backend or device is not there.
+    InvalidArgumentError
+        If ``spec`` is not of these forms.
+    """
+    name, _, index = spec.partition(":")
+    if name in backend_names():
+        if index and not index.isdecimal():
+            raise InvalidArgumentError(f"{spec!r} does not name a device", remedy=f"Use {name!r} or '{name}:0'.")
+        backend = load_backend(name)
+        return backend, _at(backend.devices(), int(index or 0), spec)
+    available, reasons = _available()
+    if spec == "auto":
+        if not available:
+            raise BackendUnavailableError("no backend can be used: " + "; ".join(reasons))
+        best, devices = max(available, key=lambda entry: entry[0].preference)
+        return best, devices[0]
+    for backend, devices in available:
+        for device in devices:
+            if device.uuid == spec:
+                return backend, device
+    raise InvalidArgumentError(
+        f"{spec!r} names no device", remedy="Use 'auto', a backend's name, 'cuda:1', or a UUID that `python -m accel devices` lists."
+    )
+
+
+def _at(devices: Sequence[DeviceDescription], index: int, spec: str) -> DeviceDescription:
+    if index >= len(devices):
+        raise BackendUnavailableError(f"{spec!r} is not there: the backend has {len(devices)} device(s)")
+    return devices[index]
+
+
+def _available() -> tuple[list[tuple[AccelBackend, Sequence[DeviceDescription]]], list[str]]:
+    available: list[tuple[AccelBackend, Sequence[DeviceDescription]]] = []
+    reasons: list[str] = []
+    for name in backend_names():
+        try:
+            backend = load_backend(name)
+            devices = backend.devices()
+        except BackendUnavailableError as error:
+            reasons.append(f"{name}: {error.message}")
+            continue
+        if devices:
+            available.append((backend, devices))
+    return available, reasons

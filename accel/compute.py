@@ -1,0 +1,292 @@
+"""The compute interface of a backend: fifteen calls on raw pointers, asynchronous in one stream.
+
+Implementing :class:`ComputeBackend` (and the small protocols of :mod:`accel.backend`) is all that a new vendor needs to get actors, refs, supervision,
+batches and hosts. The method list follows oxicuda's ``ComputeBackend`` trait; the semantics, which that trait leaves open, are fixed here and checked by the
+conformance suite in :mod:`accel.testing`.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+
+from accel.dtype import DType
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["BinaryOp", "Causal", "ComputeBackend", "ReduceOp", "Transpose", "UnaryOp"]
+
+
+class Transpose(enum.Enum):
+    """What is done to a matrix before it is multiplied."""
+
+    NONE = "n"
+    TRANSPOSE = "t"
+    CONJUGATE = "c"
+    """Transpose and conjugate; the same as TRANSPOSE for real elements."""
+
+
+class ReduceOp(enum.Enum):
+    """Reductions along one axis."""
+
+    SUM = "sum"
+    MEAN = "mean"
+    MAX = "max"
+    MIN = "min"
+
+
+class UnaryOp(enum.Enum):
+    """Functions of one element."""
+
+    RELU = "relu"
+    SIGMOID = "sigmoid"
+    TANH = "tanh"
+    EXP = "exp"
+    LOG = "log"
+    SQRT = "sqrt"
+    ABS = "abs"
+    NEG = "neg"
+
+
+class BinaryOp(enum.Enum):
+    """Functions of two elements."""
+
+    ADD = "add"
+    SUB = "sub"
+    MUL = "mul"
+    DIV = "div"
+    MAX = "max"
+    MIN = "min"
+
+
+Causal: TypeAlias = bool | Literal["bottom_right"]
+"""``False``: every query sees every key. ``True``: query i sees keys j <= i. ``"bottom_right"``: query i sees keys j <= i + seq_kv - seq_q."""
+
+_FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64})
+_COMPLEX = frozenset({DType.COMPLEX64, DType.COMPLEX128})
+_SIGNED = frozenset({DType.INT8, DType.INT16, DType.INT32, DType.INT64})
+_INTEGERS = _SIGNED | {DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64}
+
+
+class ComputeBackend(ABC):
+    """Compute calls that go into one stream.
+
+    Every computing method **enqueues and returns**; only :meth:`synchronize` blocks. Pointers are addresses of device memory; ranges that are
+    written do not overlap ranges that are read, except where a method says so. A method raises before it has enqueued anything, or not at all;
+    what fails later surfaces in the stream's events.
+
+    ``dtype`` is the type of all elements of a call. Sums of float16 and bfloat16 are accumulated in float32 at least, and rounded once.
+    NaN and infinity behave as in numpy: they propagate, also through ``max``, ``min`` and ``relu``.
+
+    Raises
+    ------
+    UnsupportedError
+        From any computing method whose (call, dtype) pair is not in :meth:`capabilities`.
+    InvalidArgumentError
+        If a size is negative or a leading dimension too small.
+    NotInitializedError
+        If :meth:`init` was not called.
+    """
+
+    CAPABILITIES: ClassVar[Mapping[str, frozenset[DType]]] = {
+        "gemm": _FLOATS | _COMPLEX,
+        "batched_gemm": _FLOATS | _COMPLEX,
+        "conv2d_forward": _FLOATS,
+        "attention": _FLOATS,
+        **{f"reduce.{op}": _FLOATS | _INTEGERS for op in ("max", "min")},
+        "reduce.sum": _FLOATS | _INTEGERS | _COMPLEX,
+        "reduce.mean": _FLOATS | _COMPLEX,
+        **{f"unary.{op}": _FLOATS for op in ("sigmoid", "tanh", "exp", "log", "sqrt")},
+        **{f"unary.{op}": _FLOATS | _SIGNED for op in ("relu", "abs")},
+        "unary.neg": _FLOATS | _SIGNED | _COMPLEX,
+        **{f"binary.{op}": _FLOATS | _INTEGERS | _COMPLEX for op in ("add", "sub", "mul")},
+        "binary.div": _FLOATS | _COMPLEX,
+        **{f"binary.{op}": _FLOATS | _INTEGERS for op in ("max", "min")},
+    }
+    """What every backend offers: call -> dtypes."""
+
+    def capabilities(self) -> Mapping[str, frozenset[DType]]:
+        """Return the dtypes of every call; ops outside it are rejected before any work. A backend may narrow or widen the default."""
+        return self.CAPABILITIES
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The backend's name, such as ``"cpu"``."""
+
+    @abstractmethod
+    def init(self) -> None:
+        """Make the instance ready. Called again it does nothing. May block."""
+
+    @property
+    @abstractmethod
+    def is_initialized(self) -> bool:
+        """Whether :meth:`init` has been called and :meth:`synchronize` can be."""
+
+    @abstractmethod
+    def gemm(
+        self,
+        transpose_a: Transpose,
+        transpose_b: Transpose,
+        m: int,
+        n: int,
+        k: int,
+        alpha: complex,
+        a: int,
+        lda: int,
+        b: int,
+        ldb: int,
+        beta: complex,
+        c: int,
+        ldc: int,
+        *,
+        dtype: DType = DType.FLOAT64,
+    ) -> None:
+        """Enqueue ``C = alpha * op(A) @ op(B) + beta * C`` on **column-major** matrices, as BLAS defines it.
+
+        Parameters
+        ----------
+        transpose_a, transpose_b
+            ``op`` of A and of B.
+        m, n, k
+            ``op(A)`` is m x k, ``op(B)`` is k x n, C is m x n. Any may be 0; with ``k == 0`` C is scaled by ``beta``.
+        alpha, beta
+            Scaling factors. With ``beta == 0`` C is not read (NaN in it does not spread); with ``alpha == 0`` A and B are not read.
+        a, b, c
+            Addresses of the first elements.
+        lda, ldb, ldc
+            Elements between the starts of two columns; at least the number of rows of the matrix as it is stored (and at least 1).
+        dtype
+            Element type.
+        """
+
+    @abstractmethod
+    def batched_gemm(
+        self,
+        transpose_a: Transpose,
+        transpose_b: Transpose,
+        m: int,
+        n: int,
+        k: int,
+        alpha: complex,
+        a: int,
+        lda: int,
+        stride_a: int,
+        b: int,
+        ldb: int,
+        stride_b: int,
+        beta: complex,
+        c: int,
+        ldc: int,
+        stride_c: int,
+        batch_count: int,
+        *,
+        dtype: DType = DType.FLOAT32,
+    ) -> None:
+        """Enqueue ``batch_count`` independent :meth:`gemm` calls whose matrices lie ``stride_*`` **elements** apart.
+
+        A stride of 0 for A or B uses the same matrix for the whole batch.
+        """
+
+    @abstractmethod
+    def conv2d_forward(
+        self,
+        input: int,
+        input_shape: Sequence[int],
+        filter: int,
+        filter_shape: Sequence[int],
+        output: int,
+        output_shape: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        *,
+        dtype: DType = DType.FLOAT32,
+    ) -> None:
+        """Enqueue a 2-d cross-correlation (what neural networks call convolution), all arrays C-contiguous.
+
+        Parameters
+        ----------
+        input, input_shape
+            ``[N, C, H, W]``.
+        filter, filter_shape
+            ``[K, C, R, S]``; not flipped.
+        output, output_shape
+            ``[N, K, P, Q]`` with ``P = (H + 2 * padding[0] - R) // stride[0] + 1``, Q likewise.
+        stride, padding
+            ``[vertical, horizontal]``; padding is with zeros, on both sides.
+        dtype
+            Element type.
+        """
+
+    @abstractmethod
+    def attention(
+        self,
+        q: int,
+        k: int,
+        v: int,
+        o: int,
+        batch: int,
+        heads: int,
+        seq_q: int,
+        seq_kv: int,
+        head_dim: int,
+        scale: float,
+        causal: Causal,
+        *,
+        dtype: DType = DType.FLOAT32,
+    ) -> None:
+        """Enqueue ``O = softmax(scale * Q K^T) V``, the softmax over keys computed stably.
+
+        Parameters
+        ----------
+        q, o
+            C-contiguous ``[batch, heads, seq_q, head_dim]``.
+        k, v
+            C-contiguous ``[batch, heads, seq_kv, head_dim]``.
+        scale
+            Multiplies the scores; usually ``head_dim ** -0.5``.
+        causal
+            Which keys a query sees; see :data:`Causal`. A query that sees none gives zeros.
+        dtype
+            Element type.
+        """
+
+    @abstractmethod
+    def reduce(self, op: ReduceOp, input: int, output: int, shape: Sequence[int], axis: int, *, dtype: DType = DType.FLOAT32) -> None:
+        """Enqueue a reduction of a C-contiguous array along one axis; the output has the input's dtype and its shape without that axis.
+
+        Integer sums wrap around. An empty axis gives 0 for SUM, NaN for MEAN, and raises :class:`~accel.InvalidArgumentError` for MAX and MIN.
+        """
+
+    @abstractmethod
+    def unary(self, op: UnaryOp, input: int, output: int, n: int, *, dtype: DType = DType.FLOAT32) -> None:
+        """Enqueue ``output[i] = op(input[i])`` for n elements; ``output`` may be ``input``."""
+
+    @abstractmethod
+    def binary(self, op: BinaryOp, a: int, b: int, output: int, n: int, *, dtype: DType = DType.FLOAT32) -> None:
+        """Enqueue ``output[i] = op(a[i], b[i])`` for n elements; ``output`` may be ``a`` or ``b``."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Block this thread until everything enqueued has ended, releasing the GIL; raises the context's fault."""
+
+    @abstractmethod
+    def alloc(self, nbytes: int) -> int:
+        """Allocate device memory, aligned to at least 256 bytes, and return its address. May block.
+
+        For callers that use this interface alone; devices cut their buffers from slabs instead.
+        """
+
+    @abstractmethod
+    def free(self, pointer: int) -> None:
+        """Give memory from :meth:`alloc` back once the work enqueued so far has ended. 0 is allowed and ignored."""
+
+    @abstractmethod
+    def copy_htod(self, destination: int, source: memoryview) -> None:
+        """Enqueue a copy of host memory (C-contiguous bytes) to the device. The source is kept alive, and may be read until the copy has ended."""
+
+    @abstractmethod
+    def copy_dtoh(self, destination: memoryview, source: int) -> None:
+        """Enqueue a copy of device memory into writable host memory (C-contiguous bytes), which is kept alive until the copy has ended."""

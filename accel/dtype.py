@@ -1,0 +1,164 @@
+"""Element types: numpy's and ml_dtypes' names, sizes and codecs, one enum.
+
+accel converts nothing itself: the narrow floats are those of the `ml_dtypes <https://github.com/jax-ml/ml_dtypes>`_ package.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, Literal, TypeAlias
+
+import ml_dtypes
+import numpy as np
+
+from accel.errors import InvalidArgumentError
+
+__all__ = ["DType", "DTypeLike", "native"]
+
+DTypeLike: TypeAlias = Any
+"""Whatever :meth:`DType.of` takes: a :class:`DType`, a name, a numpy dtype, a scalar type."""
+
+Kind: TypeAlias = Literal["float", "integer", "unsigned", "bool", "complex"]
+
+
+class DType(enum.Enum):
+    """The type of a buffer's elements; a member's value is the name that numpy or ml_dtypes gives it."""
+
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+    FLOAT8_E4M3FN = "float8_e4m3fn"
+    FLOAT8_E5M2 = "float8_e5m2"
+    FLOAT4_E2M1FN = "float4_e2m1fn"
+    """Four bits of value in a byte each, as ml_dtypes stores them: not the packed form that some kernels read."""
+    INT8 = "int8"
+    INT16 = "int16"
+    INT32 = "int32"
+    INT64 = "int64"
+    UINT8 = "uint8"
+    UINT16 = "uint16"
+    UINT32 = "uint32"
+    UINT64 = "uint64"
+    BOOL = "bool"
+    COMPLEX64 = "complex64"
+    COMPLEX128 = "complex128"
+
+    numpy: np.dtype[Any]
+    """The numpy dtype of the same elements."""
+    itemsize: int
+    """Bytes of one element."""
+    kind: Kind
+    """``"float"``, ``"integer"``, ``"unsigned"``, ``"bool"`` or ``"complex"``."""
+
+    def __init__(self, name: str) -> None:
+        self.numpy = np.dtype(getattr(ml_dtypes, name, name))
+        self.itemsize = self.numpy.itemsize
+        self.kind = _kind(name)
+
+    @property
+    def is_floating(self) -> bool:
+        """Whether the elements are real floating-point numbers."""
+        return self.kind == "float"
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether the elements are complex numbers."""
+        return self.kind == "complex"
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether the elements are signed or unsigned integers (booleans are not)."""
+        return self.kind in ("integer", "unsigned")
+
+    @property
+    def is_extended(self) -> bool:
+        """Whether numpy needs ml_dtypes to know the type."""
+        return hasattr(ml_dtypes, self.value)
+
+    @classmethod
+    def of(cls, like: DTypeLike) -> DType:
+        """Return the element type that ``like`` names.
+
+        Parameters
+        ----------
+        like
+            A :class:`DType`, one of its names, a numpy dtype or scalar type, or any string that numpy understands (``"f4"``, ``"single"``,
+            ``"float"``, which is float64).
+
+        Raises
+        ------
+        InvalidArgumentError
+            If numpy does not know it, if it is not one of ours (objects, strings, dates, long doubles, structures), or if its byte
+            order is not this machine's.
+        """
+        if isinstance(like, cls):
+            return like
+        try:
+            return _BY_NUMPY[like]
+        except (KeyError, TypeError):
+            return _parse(like)
+
+
+def _kind(name: str) -> Kind:
+    if name == "bool":
+        return "bool"
+    for prefix, kind in _PREFIXES:
+        if name.startswith(prefix):
+            return kind
+    raise AssertionError(name)
+
+
+_PREFIXES: tuple[tuple[str, Kind], ...] = (
+    ("float", "float"),
+    ("bfloat", "float"),
+    ("int", "integer"),
+    ("uint", "unsigned"),
+    ("complex", "complex"),
+)
+
+_BY_NUMPY: dict[Any, DType] = {member.numpy: member for member in DType}
+_BY_NAME: dict[str, DType] = {member.value: member for member in DType}
+
+
+def _parse(like: DTypeLike) -> DType:
+    if isinstance(like, str) and like in _BY_NAME:
+        return _BY_NAME[like]
+    if like is None:
+        raise InvalidArgumentError("None is not a dtype", remedy="Name one, such as 'float32'.")
+    try:
+        dtype = np.dtype(like)
+    except TypeError as error:
+        raise InvalidArgumentError(f"{like!r} is not a dtype", remedy=f"Use one of {', '.join(_BY_NAME)}.") from error
+    if not dtype.isnative:
+        raise InvalidArgumentError(
+            f"{dtype.str!r} is not in this machine's byte order", remedy="Convert it: array.astype(array.dtype.newbyteorder('='))."
+        )
+    member = _BY_NUMPY.get(dtype)
+    if member is None:
+        raise InvalidArgumentError(f"{dtype} has no counterpart on a device", remedy=f"Convert it to one of {', '.join(_BY_NAME)}.")
+    return member
+
+
+def native(array: Any) -> np.ndarray[Any, Any]:
+    """Return ``array`` as a C-contiguous numpy array in this machine's byte order, without a copy where it already is one.
+
+    Parameters
+    ----------
+    array
+        Anything ``np.asarray`` takes. Shape (0-d and empty too) and dtype are kept; only byte order and memory layout change.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it cannot be read as an array, or its elements have no :class:`DType`.
+    """
+    try:
+        result = np.asarray(array)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"{type(array).__name__} cannot be read as an array: {error}", remedy="Pass an array-like.") from error
+    if not result.dtype.isnative:
+        result = result.astype(result.dtype.newbyteorder("="))
+    DType.of(result.dtype)
+    # ascontiguousarray would turn a 0-d array into a 1-d one.
+    return result if result.flags.c_contiguous else np.array(result, order="C", copy=True)

@@ -1,0 +1,170 @@
+"""Handles to device memory. A handle is never the memory: it is a name with a shape, checked before each use.
+
+The owner (a device) is seen through :class:`RefOwner` only, so that this module knows nothing of event loops or devices.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from accel.errors import StaleRefError
+
+if TYPE_CHECKING:
+    from collections import deque
+
+    from accel.dtype import DType
+
+__all__ = ["AccelRef", "AccelToken", "RefOwner"]
+
+
+class RefOwner(Protocol):
+    """What a ref needs of the device that made it."""
+
+    name: str
+    """Name of the device, such as ``"cpu:0"``."""
+    identity: str
+    """What tells this opened device from every other one, in any process."""
+    live_generation: int
+    """The generation whose ordinary refs are valid now; 0 while there is none."""
+    dropped: deque[int]
+    """Ids of buffers whose last ref went away; appended to from any thread."""
+    device: Any
+    """The public face of the device."""
+
+    def register_token(self, ref: AccelRef) -> None:
+        """Remember ``ref`` (weakly), so that its token can be resolved to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AccelToken:
+    """A ref as it travels through pickle: it names a buffer and owns nothing.
+
+    Parameters
+    ----------
+    device
+        Identity of the opened device.
+    buffer
+        Number of the buffer on that device.
+    generation
+        Generation in which the buffer was made.
+    """
+
+    device: str
+    buffer: int
+    generation: int
+
+
+class AccelRef:
+    """A handle to an array on a device. Made by a device, never by hand.
+
+    The memory is freed, in stream order, when the last reference to the handle is dropped, or by ``await device.free(ref)``.
+    ``copy.copy`` and ``copy.deepcopy`` give the same handle; ``pickle`` gives an :class:`AccelToken`, which ``device.resolve`` turns back.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    dtype : DType
+    nbytes : int
+        Bytes of the elements (C order, no padding).
+    generation : int
+        Generation of the context that holds the memory.
+    durable : bool
+        Whether the memory stays valid in the next generation.
+    """
+
+    __slots__ = ("__weakref__", "_buffer", "_freed", "_owner", "dtype", "durable", "generation", "nbytes", "shape")
+
+    def __init__(
+        self, owner: RefOwner, buffer: int, shape: tuple[int, ...], dtype: DType, generation: int, *, durable: bool = False
+    ) -> None:
+        self._freed = False
+        self._owner = owner
+        self._buffer = buffer
+        self.shape = shape
+        self.dtype = dtype
+        self.nbytes = math.prod(shape) * dtype.itemsize
+        self.generation = generation
+        self.durable = durable
+
+    def __del__(self) -> None:
+        # Any thread, any moment, even inside the garbage collector: one append, nothing else.
+        if not self._freed:
+            self._owner.dropped.append(self._buffer)
+
+    @property
+    def device(self) -> Any:
+        """The device that holds the memory."""
+        return self._owner.device
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether using this ref raises :class:`~accel.StaleRefError`."""
+        return self._freed or self._owner.live_generation != self.generation
+
+    def check(self) -> None:
+        """Raise unless the memory is there.
+
+        Raises
+        ------
+        StaleRefError
+            With ``reason`` ``"freed"`` or ``"generation"``.
+        """
+        if self._freed or self._owner.live_generation != self.generation:
+            raise self._stale()
+
+    def _stale(self) -> StaleRefError:
+        if self._freed:
+            return StaleRefError(f"{self!r} was freed", reason="freed", device=self._owner.name, generation=self.generation)
+        return StaleRefError(
+            f"{self!r} belongs to generation {self.generation}, which is gone",
+            reason="generation",
+            device=self._owner.name,
+            generation=self._owner.live_generation or None,
+        )
+
+    def token(self) -> AccelToken:
+        """Return a picklable name of this ref, which ``device.resolve`` turns back while the ref lives.
+
+        Raises
+        ------
+        StaleRefError
+            If the memory is no longer there.
+        """
+        self.check()
+        self._owner.register_token(self)
+        return AccelToken(self._owner.identity, self._buffer, self.generation)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        token = self.token()
+        return AccelToken, (token.device, token.buffer, token.generation)
+
+    def __copy__(self) -> AccelRef:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AccelRef:
+        return self
+
+    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError(f"{self!r} is on a device; copy it to the host first: array = await device.get(ref)")
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a 0-d AccelRef")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        state = " freed" if self._freed else ""
+        durable = " durable" if self.durable else ""
+        return f"<AccelRef {self._buffer} {self.dtype.value}{list(self.shape)} on {self._owner.name} generation {self.generation}{durable}{state}>"

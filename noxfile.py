@@ -1,0 +1,85 @@
+"""Sessions that set up all they need: ``python3 -m nox -s NAME``, arguments for the tool after ``--``."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2024.10.9"
+nox.options.sessions = ["tests", "lint", "types", "docs"]
+nox.options.reuse_venv = "yes"
+nox.options.stop_on_first_error = False
+
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+TYPED = ("accel", "accel_cuda", "tests", "examples", "benchmarks", "noxfile.py")
+COVERAGE = ("--cov=accel", "--cov-branch", "--cov-report=term-missing:skip-covered", "--cov-fail-under=95")
+
+
+def install(session: nox.Session, *, extras: str = "", groups: tuple[str, ...] = ()) -> None:
+    """Install the dependency ``groups``, and with ``extras`` this checkout too, in place, so that tests see what is being edited."""
+    # Resolved here and not with `pip --group`, which pips older than 25.1 do not know.
+    requirements = list(nox.project.dependency_groups(PYPROJECT, *groups)) if groups else []
+    session.install(*requirements, *(("-e", f".[{extras}]") if extras else ()))
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Serve real digits with supervised actors, through a fault; the fastest way to see what this is."""
+    # Compiling all of scipy and scikit-learn costs more than compiling what the demo imports.
+    session.install("--no-compile", ".[cli,cpu]")
+    # The demo closes its system on Ctrl-C; nox would kill it after 0.3 s.
+    session.run("python", "-m", "accel", "demo", *session.posargs, interrupt_timeout=15.0, terminate_timeout=5.0)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run every test that needs no GPU, with the coverage gate; with arguments, run pytest with these alone."""
+    install(session, extras="cpu,web,cli", groups=("tests",))
+    session.run("pytest", *(session.posargs or ("-m", "not gpu", *COVERAGE)))
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and formatting; ``ruff check --fix`` and ``ruff format`` repair most of what it finds."""
+    install(session, groups=("lint",))
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Type-check the packages, the tests, the examples, the benchmarks and this file."""
+    install(session, extras="cpu,web,cli", groups=("types",))
+    # mypy refuses a folder without Python files.
+    targets = [name for name in TYPED if Path(name).is_file() or any(Path(name).rglob("*.py"))]
+    session.run("mypy", "--strict", *(session.posargs or targets))
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure every case that this machine can run beside its raw twin; ``-- --json FILE`` writes the numbers."""
+    install(session, extras="cpu,web,cli")
+    session.run("python", "-m", "accel", "bench", *session.posargs, interrupt_timeout=15.0, terminate_timeout=5.0)
+
+
+@nox.session
+def gpu(session: nox.Session) -> None:
+    """Run the tests that need a CUDA device; fails where there is no driver, because a run of zero tests proves nothing."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        session.error(
+            "no NVIDIA driver here (libcuda.so.1 does not load), so no GPU test can run. Run this session on a machine with an NVIDIA GPU "
+            "and its driver; `python3 -m nox -s tests` runs everything that needs no GPU."
+        )
+    install(session, extras="cpu,web,cli,cuda", groups=("tests",))
+    session.run("pytest", "-m", "gpu", *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the site into ``site/``; a warning (dead link, unknown name) is an error. ``-- serve`` shows it while you write."""
+    install(session, groups=("docs",))
+    session.run("mkdocs", *(session.posargs or ("build", "--strict", "--quiet")))
