@@ -21,6 +21,24 @@ DTypeLike: TypeAlias = Any
 Kind: TypeAlias = Literal["float", "integer", "unsigned", "bool", "complex"]
 
 
+_PREFIXES: tuple[tuple[str, Kind], ...] = (
+    ("float", "float"),
+    ("bfloat", "float"),
+    ("int", "integer"),
+    ("uint", "unsigned"),
+    ("complex", "complex"),
+)
+
+
+def _kind(name: str) -> Kind:
+    if name == "bool":
+        return "bool"
+    for prefix, kind in _PREFIXES:
+        if name.startswith(prefix):
+            return kind
+    raise AssertionError(name)
+
+
 class DType(enum.Enum):
     """The type of a buffer's elements; a member's value is the name that numpy or ml_dtypes gives it."""
 
@@ -99,23 +117,6 @@ class DType(enum.Enum):
         except (KeyError, TypeError):
             return _parse(like)
 
-
-def _kind(name: str) -> Kind:
-    if name == "bool":
-        return "bool"
-    for prefix, kind in _PREFIXES:
-        if name.startswith(prefix):
-            return kind
-    raise AssertionError(name)
-
-
-_PREFIXES: tuple[tuple[str, Kind], ...] = (
-    ("float", "float"),
-    ("bfloat", "float"),
-    ("int", "integer"),
-    ("uint", "unsigned"),
-    ("complex", "complex"),
-)
 
 _BY_NUMPY: dict[Any, DType] = {member.numpy: member for member in DType}
 _BY_NAME: dict[str, DType] = {member.value: member for member in DType}
