@@ -72,7 +72,7 @@ def gpu(session: nox.Session) -> None:
     except OSError:
         session.error(
             "no NVIDIA driver here (libcuda.so.1 does not load), so no GPU test can run. Run this session on a machine with an NVIDIA GPU "
-            "and its driver; `python3 -m nox -s tests` runs everything that needs no GPU."
+            "and its driver; `python3 -m nox -s tests` runs everything that needs no GPU"
         )
     install(session, extras="cpu,web,cli,cuda", groups=("tests",))
     session.run("pytest", "-m", "gpu", *session.posargs)
@@ -82,4 +82,4 @@ def gpu(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Build the site into ``site/``; a warning (dead link, unknown name) is an error. ``-- serve`` shows it while you write."""
     install(session, groups=("docs",))
-    session.run("mkdocs", *(session.posargs or ("build", "--strict", "--quiet")))
+    session.run("mkdocs", *(session.posargs or ("build", "--strict")), env={"NO_MKDOCS_2_WARNING": "1"})

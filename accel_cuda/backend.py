@@ -52,7 +52,6 @@ class CudaBackend:
 def _unavailable(index: int | None = None) -> BackendUnavailableError:
     return BackendUnavailableError(
         "the CUDA backend is not part of this release of accel-actors",
-        library="driver",
         device=None if index is None else f"cuda:{index}",
         remedy="Open 'cpu' (or 'auto'), or upgrade to a release that has it: pip install --upgrade 'accel-actors[cuda]'.",
     )

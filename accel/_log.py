@@ -1,0 +1,50 @@
+"""The project's logger: structlog's interface over the standard library's ``logging.getLogger("accel")``.
+
+Nothing is configured, here or elsewhere: levels, handlers and formats are the application's. Each record's message is the event's name
+followed by ``key=value`` pairs, and the same pairs are on the record as a mapping named ``accel`` for formatters that keep structure.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, cast
+
+import structlog
+from structlog.typing import EventDict, WrappedLogger
+
+__all__ = ["get_logger"]
+
+
+def _render(_logger: WrappedLogger, _method: str, event: EventDict) -> tuple[tuple[str], dict[str, Any]]:
+    error = event.pop("error", None)
+    name = str(event.pop("event"))
+    pairs = dict(event)
+    if error is not None:
+        pairs["error"] = f"{type(error).__name__}: {error}"
+    text = " ".join([name, *(f"{key}={value!r}" for key, value in pairs.items())])
+    # A percent sign in a value is not a format: with no arguments, logging leaves the text alone.
+    return (text,), {"exc_info": error, "extra": {"accel": {"event": name, **pairs}}}
+
+
+def get_logger() -> structlog.stdlib.BoundLogger:
+    """Return the logger that every module of accel uses.
+
+    Returns
+    -------
+    structlog.stdlib.BoundLogger
+        ``logger.warning("actor_failed", actor="a/b", error=error)``: ``error`` takes an exception and becomes the record's ``exc_info``;
+        every other keyword becomes a pair.
+
+    Notes
+    -----
+    All parts are given explicitly, so an application's ``structlog.configure`` changes nothing here, and an unconfigured structlog
+    (which prints to standard output) is never reached.
+    """
+    proxy = structlog.wrap_logger(
+        logging.getLogger("accel"),
+        processors=[structlog.stdlib.filter_by_level, _render],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        context_class=dict,
+        cache_logger_on_first_use=True,
+    )
+    return cast("structlog.stdlib.BoundLogger", proxy.bind())

@@ -1,0 +1,369 @@
+"""A bounded queue between the tasks of one event loop: first in, first out, with a place for everyone who waits.
+
+It differs from :class:`asyncio.Queue` where actors need more: a newcomer never overtakes a waiting putter, a queued message can be taken
+back, system messages overtake, closing says so to both sides, and everything is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Generic, NoReturn, TypeVar
+
+from accel.errors import ActorStoppedError, InvalidArgumentError, MailboxFullError
+
+__all__ = ["NOTHING", "Mailbox", "MailboxStatistics"]
+
+M = TypeVar("M")
+
+NOTHING: Final[Any] = object()
+"""What :meth:`Mailbox.take` returns when there is nothing: ``None`` may be a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class MailboxStatistics:
+    """What a mailbox holds, and what it has seen.
+
+    Attributes
+    ----------
+    depth
+        Messages that wait now; a message that was taken does not count, nor do system messages.
+    capacity
+        The most messages that may wait.
+    waiting_putters
+        Tasks that wait for room in :meth:`Mailbox.put`.
+    accepted, rejected, discarded
+        Messages let in, refused because there was no room, and taken back with :meth:`Mailbox.discard`, since the start.
+    high_water
+        The largest depth there ever was.
+    oldest_age
+        Seconds for which the message at the head has been waiting; 0 when there is none.
+    """
+
+    depth: int
+    capacity: int
+    waiting_putters: int
+    accepted: int
+    rejected: int
+    discarded: int
+    high_water: int
+    oldest_age: float
+
+
+class Mailbox(Generic[M]):
+    """A bounded FIFO of messages on one event loop. Not thread-safe.
+
+    Parameters
+    ----------
+    capacity
+        The most messages that may wait, at least 1. System messages do not count.
+    name
+        Named in errors.
+    clock
+        Seconds, monotonic; tells the age of messages.
+
+    Raises
+    ------
+    InvalidArgumentError
+        ``capacity`` is not an integer of at least 1.
+    """
+
+    __slots__ = (
+        "_accepted",
+        "_ahead",
+        "_capacity",
+        "_cause",
+        "_clock",
+        "_closed",
+        "_discarded",
+        "_getters",
+        "_granted",
+        "_high_water",
+        "_items",
+        "_limit",
+        "_name",
+        "_putters",
+        "_rejected",
+        "_system",
+        "_times",
+    )
+
+    def __init__(self, capacity: int = 1024, *, name: str = "mailbox", clock: Callable[[], float] = time.monotonic) -> None:
+        if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
+            raise InvalidArgumentError(f"a mailbox needs a capacity of at least 1, not {capacity!r}")
+        self._capacity = capacity
+        self._limit = capacity  # 0 once closed: puts then fail the same one check that guards against a full mailbox
+        self._name = name
+        self._clock = clock
+        self._items: deque[M] = deque()
+        self._times: deque[float] = deque()  # when each of _items came
+        self._system: deque[M] = deque()
+        self._getters: deque[asyncio.Future[None]] = deque()
+        self._putters: OrderedDict[asyncio.Future[None], None] = OrderedDict()  # waiting, in order
+        self._granted = 0  # putters that were woken and hold a reserved place, but have not run yet
+        self._ahead = 0  # len(_putters) + _granted: while there are any, newcomers queue behind them
+        self._closed = False
+        self._cause: BaseException | None = None
+        self._accepted = self._rejected = self._discarded = self._high_water = 0
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        return f"<Mailbox {self._name!r} {state} {len(self._items)}/{self._capacity} waiting_putters={self._ahead}>"
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def capacity(self) -> int:
+        """The most messages that may wait."""
+        return self._capacity
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether puts are refused for good."""
+        return self._closed
+
+    @property
+    def has_room(self) -> bool:
+        """Whether :meth:`put_nowait` would succeed now."""
+        return not self._ahead and len(self._items) < self._limit
+
+    # -- putting
+
+    def put_nowait(self, message: M) -> None:
+        """Append a message.
+
+        Raises
+        ------
+        MailboxFullError
+            There is no room, or others are already waiting for it.
+        ActorStoppedError
+            The mailbox is closed.
+        """
+        depth = len(self._items)
+        if depth >= self._limit or self._ahead:
+            self._refuse()
+        self._items.append(message)
+        self._times.append(self._clock())
+        self._accepted += 1
+        if depth >= self._high_water:
+            self._high_water = depth + 1
+        if self._getters:
+            self._wake_getter()
+
+    async def put(self, message: M) -> None:
+        """Append a message, once those who came earlier have theirs in and there is room.
+
+        If the wait is cancelled, the message is not in the mailbox, and the place goes to the next in line.
+
+        Raises
+        ------
+        ActorStoppedError
+            The mailbox is closed, or was closed while this waited.
+        """
+        if len(self._items) >= self._limit or self._ahead:
+            await self._wait_for_room()
+        self._append(message)
+
+    def put_system(self, message: M) -> None:
+        """Queue a message that overtakes all ordinary ones and needs no room; those among them stay in order.
+
+        A closed mailbox takes them too: its owner may still be working off what was left.
+        """
+        self._system.append(message)
+        if self._getters:
+            self._wake_getter()
+
+    def _append(self, message: M) -> None:
+        self._items.append(message)
+        self._times.append(self._clock())
+        self._accepted += 1
+        if len(self._items) > self._high_water:
+            self._high_water = len(self._items)
+        if self._getters:
+            self._wake_getter()
+
+    async def _wait_for_room(self) -> None:
+        if self._closed:
+            raise self._stopped()
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._putters[place] = None
+        self._ahead += 1
+        self._grant()
+        try:
+            await place
+        except BaseException:
+            if place.done() and not place.cancelled():
+                self._granted -= 1  # it was already woken: its place is free for the next
+            else:
+                self._putters.pop(place, None)
+            self._ahead -= 1
+            self._grant()
+            raise
+        self._granted -= 1
+        self._ahead -= 1
+        if self._closed:
+            raise self._stopped()
+
+    def _grant(self) -> None:
+        """Wake as many waiting putters as there are places not yet promised."""
+        while self._putters and len(self._items) + self._granted < self._limit:
+            place, _ = self._putters.popitem(last=False)
+            if not place.done():  # otherwise it was cancelled, and its task will count itself out
+                self._granted += 1
+                place.set_result(None)
+
+    def _refuse(self) -> NoReturn:
+        if self._closed:
+            raise self._stopped()
+        self._rejected += 1
+        raise MailboxFullError(f"mailbox of {self._name!r} is full ({self._capacity} messages, {self._ahead} waiting for room)")
+
+    def _stopped(self) -> ActorStoppedError:
+        error = ActorStoppedError(f"{self._name!r} takes no more messages")
+        error.__cause__ = self._cause
+        return error
+
+    # -- getting
+
+    def take(self) -> M | Any:
+        """Take the next message, or return :data:`NOTHING`: :meth:`get_nowait` without the exception, for loops."""
+        if self._system:
+            return self._system.popleft()
+        if self._items:
+            self._times.popleft()
+            message = self._items.popleft()
+            if self._putters:
+                self._grant()
+            return message
+        return NOTHING
+
+    def get_nowait(self) -> M:
+        """Take the next message.
+
+        Raises
+        ------
+        asyncio.QueueEmpty
+            There is none.
+        ActorStoppedError
+            There is none, and the mailbox is closed.
+        """
+        message = self.take()
+        if message is NOTHING:
+            if self._closed:
+                raise self._stopped()
+            raise asyncio.QueueEmpty
+        return message  # type: ignore[no-any-return]
+
+    async def get(self) -> M:
+        """Take the next message; wait while there is none.
+
+        If the wait is cancelled, no message is lost: a wake-up that had already come goes to the next in line.
+
+        Raises
+        ------
+        ActorStoppedError
+            There is none, and the mailbox is closed.
+        """
+        while (message := self.take()) is NOTHING:
+            if self._closed:
+                raise self._stopped()
+            await self.wait()
+        return message  # type: ignore[no-any-return]
+
+    async def wait(self) -> None:
+        """Wait until there is, or was, something to take, or the mailbox is closed. Returns at once if there is."""
+        if self._items or self._system or self._closed:
+            return
+        getter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._getters.append(getter)
+        try:
+            await getter
+        except BaseException:
+            if getter.done() and not getter.cancelled():
+                if self._items or self._system:
+                    self._wake_getter()
+            elif getter in self._getters:  # a waker may have skipped it, as it does all that are done
+                self._getters.remove(getter)
+            raise
+
+    def _wake_getter(self) -> None:
+        while self._getters:
+            getter = self._getters.popleft()
+            if not getter.done():
+                getter.set_result(None)
+                return
+
+    # -- taking back, closing, looking
+
+    def discard(self, message: M) -> bool:
+        """Take a queued message back, and let the next putter have its place.
+
+        Parameters
+        ----------
+        message
+            Looked for by identity. Of several places that hold the same object, the first is freed.
+
+        Returns
+        -------
+        bool
+            Whether it was still queued.
+        """
+        for index, queued in enumerate(self._items):
+            if queued is message:
+                del self._items[index]
+                del self._times[index]
+                self._discarded += 1
+                self._grant()
+                return True
+        return False
+
+    def close(self, cause: BaseException | None = None) -> None:
+        """Refuse all later puts and tell those who wait for room. What is queued can still be taken. Idempotent.
+
+        Parameters
+        ----------
+        cause
+            Becomes the ``__cause__`` of each :class:`~accel.errors.ActorStoppedError`.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._cause = cause
+        self._limit = 0
+        for place in self._putters:
+            if not place.done():
+                self._granted += 1
+                place.set_result(None)
+        self._putters.clear()
+        while self._getters:
+            self._wake_getter()
+
+    def drain(self) -> list[M]:
+        """Take out everything that is queued, system messages first."""
+        left = [*self._system, *self._items]
+        self._system.clear()
+        self._items.clear()
+        self._times.clear()
+        self._grant()
+        return left
+
+    def oldest_age(self) -> float:
+        """Seconds for which the message at the head has been waiting; 0 when there is none."""
+        return max(0.0, self._clock() - self._times[0]) if self._times else 0.0
+
+    def statistics(self) -> MailboxStatistics:
+        """Return the counters as they are now."""
+        return MailboxStatistics(
+            depth=len(self._items),
+            capacity=self._capacity,
+            waiting_putters=self._ahead,
+            accepted=self._accepted,
+            rejected=self._rejected,
+            discarded=self._discarded,
+            high_water=self._high_water,
+            oldest_age=self.oldest_age(),
+        )

@@ -1,0 +1,156 @@
+"""What happens when an actor fails: decided from the error's class and scope, within a budget.
+
+A :class:`RestartStrategy` is the policy, given once and shared freely; a :class:`RestartBudget` is one actor's account under it.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from accel.errors import AccelError, FaultScope, InvalidArgumentError
+
+__all__ = ["Directive", "RestartBudget", "RestartStrategy", "default_decision"]
+
+
+class Directive(enum.Enum):
+    """What the supervisor does with an actor that failed."""
+
+    RESUME = "resume"
+    """Go on with the next message and the same state."""
+    RESTART = "restart"
+    """Replace the actor's state by a fresh instance; the mailbox survives."""
+    STOP = "stop"
+    """Stop the actor; those who wait get :class:`~accel.errors.ActorStoppedError`, caused by the error."""
+    ESCALATE = "escalate"
+    """Stop the actor, and fail its parent with the same error. An actor without a parent is stopped, and the error is logged."""
+
+
+def default_decision(error: BaseException) -> Directive:
+    """Decide as accel does when nobody says otherwise.
+
+    Parameters
+    ----------
+    error
+        What the actor failed with.
+
+    Returns
+    -------
+    Directive
+        An :class:`~accel.errors.AccelError` of scope OP resumes, CONTEXT and PROCESS restart, DEVICE stops. Any other exception restarts.
+    """
+    if not isinstance(error, AccelError):
+        return Directive.RESTART
+    if error.scope >= FaultScope.DEVICE:
+        return Directive.STOP
+    return Directive.RESTART if error.is_fault else Directive.RESUME
+
+
+@dataclass(frozen=True, slots=True)
+class RestartStrategy:
+    """How often, how fast and whether an actor is restarted.
+
+    Parameters
+    ----------
+    max_restarts
+        Restarts allowed in any window of ``within`` seconds. One more failure opens the circuit: the actor stops with that error, and
+        every waiter is told (:class:`~accel.errors.ActorStoppedError`, with the error as ``__cause__``).
+    within
+        Length of the window, in seconds.
+    backoff
+        Shortest and longest delay before a restart, in seconds. The first restart in a window is immediate; after that the delay is drawn
+        at random from a range that doubles each time, never leaving these bounds.
+    decide
+        ``decide(error) -> Directive``, called on the loop for each failure; it must not block. If it raises, that is logged and
+        :func:`default_decision` decides. ``None``: :func:`default_decision`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A number is out of its range.
+    """
+
+    max_restarts: int = 3
+    within: float = 60.0
+    backoff: tuple[float, float] = (0.05, 2.0)
+    decide: Callable[[BaseException], Directive] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.max_restarts, bool) or not isinstance(self.max_restarts, int) or self.max_restarts < 0:
+            raise InvalidArgumentError(f"max_restarts is an integer of at least 0, not {self.max_restarts!r}")
+        if not self.within > 0:
+            raise InvalidArgumentError(f"within is a number of seconds above 0, not {self.within!r}")
+        shortest, longest = self.backoff
+        if not 0 <= shortest <= longest < math.inf:
+            raise InvalidArgumentError(f"backoff is (shortest, longest) in seconds, not {self.backoff!r}")
+
+    def delay(self, earlier: int, rng: random.Random) -> float:
+        """Return how long to wait before a restart.
+
+        Parameters
+        ----------
+        earlier
+            Restarts already made in the window.
+        rng
+            Source of the jitter, so that actors which failed together do not come back together.
+
+        Returns
+        -------
+        float
+            Seconds: 0 for the first restart, else between the bounds of ``backoff``.
+        """
+        if earlier == 0:
+            return 0.0
+        shortest, longest = self.backoff
+        low = min(longest, math.ldexp(shortest, min(earlier - 1, 64)))
+        return rng.uniform(low, min(longest, 2 * low))
+
+
+class RestartBudget:
+    """One actor's account of restarts.
+
+    Parameters
+    ----------
+    strategy
+        The policy.
+    clock
+        Seconds, monotonic.
+    rng
+        Source of the jitter.
+
+    Attributes
+    ----------
+    restarts
+        Restarts granted since the start, in whatever window.
+    """
+
+    __slots__ = ("_clock", "_recent", "_rng", "restarts", "strategy")
+
+    def __init__(self, strategy: RestartStrategy, clock: Callable[[], float], rng: random.Random) -> None:
+        self.strategy = strategy
+        self.restarts = 0
+        self._clock = clock
+        self._rng = rng
+        self._recent: deque[float] = deque()
+
+    def request(self) -> float | None:
+        """Ask for one more restart.
+
+        Returns
+        -------
+        float or None
+            Seconds to wait before it; ``None`` when the budget is spent and the circuit is open.
+        """
+        now = self._clock()
+        while self._recent and now - self._recent[0] >= self.strategy.within:
+            self._recent.popleft()
+        earlier = len(self._recent)
+        if earlier >= self.strategy.max_restarts:
+            return None
+        self._recent.append(now)
+        self.restarts += 1
+        return self.strategy.delay(earlier, self._rng)

@@ -1,0 +1,33 @@
+"""What can be asked of a device: one frozen, picklable dataclass per operation."""
+
+from __future__ import annotations
+
+from accel.ops.base import KernelOp, Plan, Spec
+from accel.ops.blas import Axpy, Dot, Gemm, GemmBatched, Gemv, Nrm2, Scal
+from accel.ops.dnn import Attention, Conv2d
+from accel.ops.elementwise import Binary, Unary
+from accel.ops.memory import Copy, Empty, Fill, Get, Put
+from accel.ops.reduce import Reduce
+
+__all__ = [
+    "Attention",
+    "Axpy",
+    "Binary",
+    "Conv2d",
+    "Copy",
+    "Dot",
+    "Empty",
+    "Fill",
+    "Gemm",
+    "GemmBatched",
+    "Gemv",
+    "Get",
+    "KernelOp",
+    "Nrm2",
+    "Plan",
+    "Put",
+    "Reduce",
+    "Scal",
+    "Spec",
+    "Unary",
+]

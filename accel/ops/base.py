@@ -1,0 +1,142 @@
+"""What an op is: a frozen, picklable description of one operation and its operands, checked before anything is sent."""
+
+from __future__ import annotations
+
+import math
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any, ClassVar, NamedTuple
+
+from accel.dtype import DType
+from accel.errors import InvalidArgumentError
+from accel.ref import AccelRef, AccelToken
+
+__all__ = ["KernelOp", "Plan", "Shape", "Spec", "as_shape", "operand", "result_in"]
+
+Shape = tuple[int, ...]
+
+
+class Spec(NamedTuple):
+    """Shape and element type of a buffer that an op makes."""
+
+    shape: Shape
+    dtype: DType
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffer."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class Plan(NamedTuple):
+    """What an op does to memory, worked out once when it is sent.
+
+    Parameters
+    ----------
+    reads
+        Refs it reads, in the order in which its kernel takes their addresses.
+    writes
+        Refs it writes in place (``out=``), in that order.
+    creates
+        Buffers it makes, which its kernel writes after those in ``writes``.
+    capability
+        The entry of :meth:`accel.ComputeBackend.capabilities` that must hold ``dtype``; empty where every dtype will do.
+    dtype
+        Element type of the computation.
+    """
+
+    reads: tuple[AccelRef, ...]
+    writes: tuple[AccelRef, ...]
+    creates: tuple[Spec, ...]
+    capability: str = ""
+    dtype: DType = DType.UINT8
+
+
+class KernelOp(ABC):
+    """One operation. Subclasses are frozen dataclasses whose fields are operands and options.
+
+    An op is picklable: its refs travel as :class:`~accel.AccelToken` and are turned back by the device that runs it.
+
+    Attributes
+    ----------
+    library : str
+        The kernel actor that runs it.
+    kind : str
+        Its name within the library, used in errors, predictions and fault plans.
+    """
+
+    __slots__ = ()
+
+    library: ClassVar[str]
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def plan(self) -> Plan:
+        """Check the operands against each other and say what is read, written and made. Pure; no device is needed.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If shapes, dtypes or options do not fit together.
+        """
+
+    def result(self, refs: tuple[AccelRef, ...]) -> Any:
+        """Return what the awaiting caller gets, given the refs written and made."""
+        return refs[0] if refs else None
+
+
+def operand(name: str, value: object, *, ndim: int | None = None) -> AccelRef:
+    """Return ``value`` if it is a ref (of ``ndim`` dimensions); else raise what tells the caller the remedy."""
+    if not isinstance(value, AccelRef):
+        if isinstance(value, AccelToken):
+            raise InvalidArgumentError(f"{name} is a token", remedy="Turn it back into a ref first: ref = device.resolve(token).")
+        raise InvalidArgumentError(
+            f"{name} is a {type(value).__name__}, not an AccelRef", remedy="Put it on the device first: ref = await device.put(array)."
+        )
+    if ndim is not None and len(value.shape) != ndim:
+        raise InvalidArgumentError(f"{name} has shape {value.shape}; {ndim} dimension(s) are needed")
+    return value
+
+
+def result_in(out: AccelRef | None, shape: Shape, dtype: DType) -> tuple[tuple[AccelRef, ...], tuple[Spec, ...]]:
+    """Return ``(writes, creates)`` of an op with one result: into ``out`` where it is given and fits, else into a new buffer."""
+    if out is None:
+        return (), (Spec(shape, dtype),)
+    operand("out", out)
+    if out.shape != shape or out.dtype is not dtype:
+        raise InvalidArgumentError(f"out is {out.dtype.value}{list(out.shape)}, the result is {dtype.value}{list(shape)}")
+    return (out,), ()
+
+
+def same_dtype(**refs: AccelRef) -> DType:
+    """Return the one dtype of all ``refs``; raise if they differ. Nothing is converted silently."""
+    dtypes = {ref.dtype for ref in refs.values()}
+    if len(dtypes) > 1:
+        listing = ", ".join(f"{name} is {ref.dtype.value}" for name, ref in refs.items())
+        raise InvalidArgumentError(f"operands differ in dtype: {listing}", remedy="Convert them before they are put on the device.")
+    return dtypes.pop()
+
+
+def not_aliased(out: AccelRef | None, **refs: AccelRef) -> None:
+    """Raise if ``out`` is one of ``refs``: the kernel would read what it has already overwritten."""
+    for name, ref in refs.items():
+        if out is ref:
+            raise InvalidArgumentError(f"out is {name} itself", remedy="Give another buffer as out=, or leave it out.")
+
+
+def as_shape(shape: int | Iterable[int]) -> Shape:
+    """Return ``shape`` as a tuple of non-negative ints; an int alone means one dimension.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is not a shape.
+    """
+    try:
+        dimensions = (operator.index(shape),) if not isinstance(shape, Iterable) else tuple(operator.index(n) for n in shape)
+    except TypeError as error:
+        raise InvalidArgumentError(f"{shape!r} is not a shape", remedy="Use an int or a tuple of ints.") from error
+    if any(n < 0 for n in dimensions):
+        raise InvalidArgumentError(f"shape {dimensions} has a negative dimension")
+    return dimensions

@@ -1,0 +1,238 @@
+"""Linear algebra ops. Matrices are C-order, as numpy users mean them; kernels translate to the column-major convention of BLAS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from accel.compute import Transpose
+from accel.errors import InvalidArgumentError
+from accel.ops.base import KernelOp, Plan, Shape, Spec, not_aliased, operand, result_in, same_dtype
+from accel.ref import AccelRef
+
+__all__ = ["Axpy", "Dot", "Gemm", "GemmBatched", "Gemv", "Nrm2", "Scal"]
+
+_NONE = Transpose.NONE
+
+
+def _applied(shape: Shape, transpose: Transpose) -> Shape:
+    """Return the shape of ``op(A)``."""
+    rows, columns = shape[-2:]
+    return (rows, columns) if transpose is _NONE else (columns, rows)
+
+
+def _product(a: Shape, b: Shape, transpose_a: Transpose, transpose_b: Transpose) -> Shape:
+    m, k = _applied(a, transpose_a)
+    k_b, n = _applied(b, transpose_b)
+    if k != k_b:
+        raise InvalidArgumentError(f"op(a) has {k} columns and op(b) has {k_b} rows (shapes {a} and {b})")
+    return m, n
+
+
+def _scalable(alpha: complex, beta: complex, a: AccelRef) -> None:
+    if not a.dtype.is_complex and complex in (type(alpha), type(beta)):
+        raise InvalidArgumentError(f"alpha and beta must be real for {a.dtype.value}")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Gemm(KernelOp):
+    """``alpha * op(a) @ op(b) + beta * out``.
+
+    Parameters
+    ----------
+    a, b
+        Matrices of one dtype, ``op(a)`` of shape (m, k) and ``op(b)`` of shape (k, n).
+    out
+        (m, n); needed where ``beta`` is not 0. It is neither ``a`` nor ``b``.
+    alpha, beta
+        Scaling factors. With ``beta == 0`` the old contents of ``out`` are not read.
+    transpose_a, transpose_b
+        What ``op`` does.
+    """
+
+    library: ClassVar[str] = "blas"
+    kind: ClassVar[str] = "gemm"
+
+    a: AccelRef
+    b: AccelRef
+    out: AccelRef | None = None
+    alpha: complex = 1.0
+    beta: complex = 0.0
+    transpose_a: Transpose = _NONE
+    transpose_b: Transpose = _NONE
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a, b, out = operand("a", self.a, ndim=2), operand("b", self.b, ndim=2), self.out
+        dtype = a.dtype
+        if b.dtype is not dtype:
+            same_dtype(a=a, b=b)
+        shape = _product(a.shape, b.shape, self.transpose_a, self.transpose_b)
+        _scalable(self.alpha, self.beta, a)
+        if out is None:
+            if self.beta:
+                raise InvalidArgumentError("beta scales out, which is not given", remedy="Pass out=, or leave beta at 0.")
+            return Plan((a, b), (), (Spec(shape, dtype),), "gemm", dtype)
+        not_aliased(out, a=a, b=b)
+        writes, creates = result_in(out, shape, dtype)
+        return Plan((a, b), writes, creates, "gemm", dtype)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class GemmBatched(KernelOp):
+    """``alpha * op(a[i]) @ op(b[i]) + beta * out[i]`` for every i, as one call.
+
+    Parameters
+    ----------
+    a, b
+        Of shape (batch, rows, columns); one of them may be a single matrix of two dimensions, used for the whole batch.
+    out, alpha, beta, transpose_a, transpose_b
+        As in :class:`Gemm`; ``out`` is (batch, m, n).
+    """
+
+    library: ClassVar[str] = "blas"
+    kind: ClassVar[str] = "gemm_batched"
+
+    a: AccelRef
+    b: AccelRef
+    out: AccelRef | None = None
+    alpha: complex = 1.0
+    beta: complex = 0.0
+    transpose_a: Transpose = _NONE
+    transpose_b: Transpose = _NONE
+
+    @property
+    def batch_count(self) -> int:
+        """Number of products."""
+        return self.a.shape[0] if len(self.a.shape) == 3 else self.b.shape[0]
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a, b = operand("a", self.a), operand("b", self.b)
+        dtype = same_dtype(a=a, b=b)
+        dimensions = (len(a.shape), len(b.shape))
+        if dimensions not in {(3, 3), (2, 3), (3, 2)}:
+            raise InvalidArgumentError(
+                f"a has shape {a.shape} and b {b.shape}", remedy="Give (batch, rows, columns); one of them may be (rows, columns)."
+            )
+        if dimensions == (3, 3) and a.shape[0] != b.shape[0]:
+            raise InvalidArgumentError(f"a has {a.shape[0]} matrices and b has {b.shape[0]}")
+        _scalable(self.alpha, self.beta, a)
+        if self.beta and self.out is None:
+            raise InvalidArgumentError("beta scales out, which is not given", remedy="Pass out=, or leave beta at 0.")
+        not_aliased(self.out, a=a, b=b)
+        shape = (self.batch_count, *_product(a.shape, b.shape, self.transpose_a, self.transpose_b))
+        writes, creates = result_in(self.out, shape, dtype)
+        return Plan((a, b), writes, creates, "batched_gemm", dtype)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Gemv(KernelOp):
+    """``alpha * op(a) @ x + beta * out``, with ``op(a)`` of shape (m, n), x of shape (n,) and out of shape (m,)."""
+
+    library: ClassVar[str] = "blas"
+    kind: ClassVar[str] = "gemv"
+
+    a: AccelRef
+    x: AccelRef
+    out: AccelRef | None = None
+    alpha: complex = 1.0
+    beta: complex = 0.0
+    transpose_a: Transpose = _NONE
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a, x = operand("a", self.a, ndim=2), operand("x", self.x, ndim=1)
+        dtype = same_dtype(a=a, x=x)
+        m, n = _applied(a.shape, self.transpose_a)
+        if n != x.shape[0]:
+            raise InvalidArgumentError(f"op(a) has {n} columns and x has {x.shape[0]} elements")
+        _scalable(self.alpha, self.beta, a)
+        if self.beta and self.out is None:
+            raise InvalidArgumentError("beta scales out, which is not given", remedy="Pass out=, or leave beta at 0.")
+        not_aliased(self.out, a=a, x=x)
+        writes, creates = result_in(self.out, (m,), dtype)
+        return Plan((a, x), writes, creates, "gemm", dtype)
+
+
+def _vectors(x: AccelRef, y: AccelRef) -> None:
+    if x.shape != y.shape:
+        raise InvalidArgumentError(f"x has shape {x.shape} and y has {y.shape}")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Axpy(KernelOp):
+    """``y += alpha * x``, in place; any one shape. The result is ``y``."""
+
+    library: ClassVar[str] = "blas"
+    kind: ClassVar[str] = "axpy"
+
+    x: AccelRef
+    y: AccelRef
+    alpha: complex = 1.0
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x, y = operand("x", self.x), operand("y", self.y)
+        dtype = same_dtype(x=x, y=y)
+        _vectors(x, y)
+        _scalable(self.alpha, 0.0, x)
+        if x is y:
+            raise InvalidArgumentError("x and y are the same buffer", remedy="Use blas.scal(x, 1 + alpha).")
+        return Plan((x,), (y,), (), "gemm", dtype)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Dot(KernelOp):
+    """The sum of ``x * y`` (nothing is conjugated) as a 0-d buffer; any one shape."""
+
+    library: ClassVar[str] = "blas"
+    kind: ClassVar[str] = "dot"
+
+    x: AccelRef
+    y: AccelRef
+    out: AccelRef | None = None
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x, y = operand("x", self.x), operand("y", self.y)
+        dtype = same_dtype(x=x, y=y)
+        _vectors(x, y)
+        not_aliased(self.out, x=x, y=y)
+        writes, creates = result_in(self.out, (), dtype)
+        return Plan((x, y), writes, creates, "gemm", dtype)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Nrm2(KernelOp):
+    """The Euclidean norm of real ``x`` as a 0-d buffer; any shape."""
+
+    library: ClassVar[str] = "blas"
+    kind: ClassVar[str] = "nrm2"
+
+    x: AccelRef
+    out: AccelRef | None = None
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x = operand("x", self.x)
+        not_aliased(self.out, x=x)
+        writes, creates = result_in(self.out, (), x.dtype)
+        return Plan((x,), writes, creates, "unary.sqrt", x.dtype)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Scal(KernelOp):
+    """``x *= alpha``, in place; any shape. The result is ``x``."""
+
+    library: ClassVar[str] = "blas"
+    kind: ClassVar[str] = "scal"
+
+    x: AccelRef
+    alpha: complex
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x = operand("x", self.x)
+        _scalable(self.alpha, 0.0, x)
+        return Plan((), (x,), (), "gemm", x.dtype)

@@ -1,0 +1,151 @@
+"""Ops that move, make and fill buffers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from accel.dtype import DType
+from accel.errors import InvalidArgumentError
+from accel.ops.base import KernelOp, Plan, Shape, Spec, operand, result_in
+from accel.ref import AccelRef
+
+__all__ = ["Copy", "Empty", "Fill", "Get", "Put"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Put(KernelOp):
+    """Copy a host array to the device.
+
+    Parameters
+    ----------
+    source
+        C-contiguous array in native byte order (see :func:`accel.dtype.native`). It is read until the op has ended.
+    out
+        Buffer to write; a new one is made where it is ``None``.
+    """
+
+    library: ClassVar[str] = "memory"
+    kind: ClassVar[str] = "put"
+
+    source: Array
+    out: AccelRef | None = None
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        writes, creates = result_in(self.out, self.source.shape, DType.of(self.source.dtype))
+        return Plan((), writes, creates)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Get(KernelOp):
+    """Copy a buffer to the host. The result is ``destination``.
+
+    Parameters
+    ----------
+    source
+        Buffer to read.
+    destination
+        Writable C-contiguous array of the same shape and dtype; it is written until the op has ended.
+    """
+
+    library: ClassVar[str] = "memory"
+    kind: ClassVar[str] = "get"
+
+    source: AccelRef
+    destination: Array
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        source, destination = operand("source", self.source), self.destination
+        if destination.shape != source.shape or destination.dtype != source.dtype.numpy:
+            raise InvalidArgumentError(
+                f"out is {destination.dtype}{list(destination.shape)}, the buffer is {source.dtype.value}{list(source.shape)}"
+            )
+        if not (destination.flags.c_contiguous and destination.flags.writeable):
+            raise InvalidArgumentError("out is not a writable C-contiguous array", remedy="Get into a new array and copy from there.")
+        return Plan((source,), (), ())
+
+    def result(self, refs: tuple[AccelRef, ...]) -> Any:
+        """Return the filled array."""
+        return self.destination
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Empty(KernelOp):
+    """Make a buffer without setting its contents."""
+
+    library: ClassVar[str] = "memory"
+    kind: ClassVar[str] = "empty"
+
+    shape: Shape
+    dtype: DType
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        return Plan((), (), (Spec(self.shape, self.dtype),))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Fill(KernelOp):
+    """Make (or overwrite) a buffer whose elements are all ``value``.
+
+    Parameters
+    ----------
+    shape, dtype
+        Of the buffer.
+    value
+        Converted to ``dtype`` as numpy does it.
+    out
+        Buffer to overwrite; a new one is made where it is ``None``.
+    """
+
+    library: ClassVar[str] = "memory"
+    kind: ClassVar[str] = "fill"
+
+    shape: Shape
+    dtype: DType
+    value: Any = 0
+    out: AccelRef | None = None
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        self.pattern()
+        writes, creates = result_in(self.out, self.shape, self.dtype)
+        return Plan((), writes, creates)
+
+    def pattern(self) -> bytes:
+        """Return the bytes of one element.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If ``value`` is no number that the dtype can hold.
+        """
+        try:
+            return np.asarray(self.value).astype(self.dtype.numpy).reshape(()).tobytes()
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidArgumentError(f"{self.value!r} is not one element of {self.dtype.value}: {error}") from error
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Copy(KernelOp):
+    """Copy one buffer into another of the same shape and dtype."""
+
+    library: ClassVar[str] = "memory"
+    kind: ClassVar[str] = "copy"
+
+    source: AccelRef
+    destination: AccelRef
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        source = operand("source", self.source)
+        if self.destination is source:
+            raise InvalidArgumentError("source and destination are the same buffer")
+        writes, _ = result_in(operand("destination", self.destination), source.shape, source.dtype)
+        return Plan((source,), writes, ())

@@ -1,0 +1,63 @@
+"""Reductions along one axis, or over everything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from accel.compute import ReduceOp
+from accel.errors import InvalidArgumentError
+from accel.ops.base import KernelOp, Plan, Shape, not_aliased, operand, result_in
+from accel.ref import AccelRef
+
+__all__ = ["Reduce"]
+
+_CAPABILITY = {op: f"reduce.{op.value}" for op in ReduceOp}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Reduce(KernelOp):
+    """``op`` along ``axis``, in the dtype of x.
+
+    Parameters
+    ----------
+    op
+        What to compute.
+    x
+        Any shape.
+    axis
+        Counted from the end where negative; ``None`` reduces over everything.
+    keepdims
+        Whether reduced dimensions stay, with length 1.
+    out
+        Buffer to write; not ``x``.
+    """
+
+    library: ClassVar[str] = "reduce"
+    kind: ClassVar[str] = "reduce"
+
+    op: ReduceOp
+    x: AccelRef
+    axis: int | None = None
+    keepdims: bool = False
+    out: AccelRef | None = None
+
+    def flattened(self) -> tuple[Shape, int]:
+        """Return the shape and the axis that the kernel reduces: with ``axis=None``, all elements as one dimension."""
+        return ((self.x.size,), 0) if self.axis is None else (self.x.shape, self.axis % len(self.x.shape))
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x, axis = operand("x", self.x), self.axis
+        if axis is not None and not -len(x.shape) <= axis < len(x.shape):
+            raise InvalidArgumentError(f"axis {axis} is not one of the {len(x.shape)} dimension(s) of x")
+        shape, reduced = self.flattened()
+        if self.op in (ReduceOp.MAX, ReduceOp.MIN) and shape[reduced] == 0:
+            raise InvalidArgumentError(f"{self.op.value} over no elements has no value")
+        not_aliased(self.out, x=x)
+        if self.keepdims:
+            result = (1,) * len(x.shape) if axis is None else (*x.shape[:reduced], 1, *x.shape[reduced + 1 :])
+        else:
+            result = () if axis is None else (*x.shape[:reduced], *x.shape[reduced + 1 :])
+        writes, creates = result_in(self.out, result, x.dtype)
+        return Plan((x,), writes, creates, _CAPABILITY[self.op], x.dtype)

@@ -1,0 +1,38 @@
+"""Turns the reStructuredText roles of our docstrings into links of the site: ``mkdocs.yml`` loads it as a griffe extension.
+
+Docstrings say ``:class:`~accel.StaleRefError``` because ``help()``, editors and Sphinx inventories of other projects understand that; Markdown does not.
+"""
+# ruff: noqa: INP001
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from griffe import Extension, NameResolutionError, Object
+
+__all__ = ["RolesToLinks"]
+
+ROLE = re.compile(r":(?:py:)?(?:attr|class|const|data|exc|func|meth|mod|obj):`(~?)([^`<>]+)`")
+LITERAL_BLOCK = re.compile(r"::(?=\n\n[ ]{4})")
+
+
+class RolesToLinks(Extension):
+    """Rewrites each docstring once its object is complete."""
+
+    def on_object(self, *, obj: Object, **kwargs: Any) -> None:
+        """Rewrite the roles and literal blocks of one docstring."""
+        if obj.docstring is not None:
+            text = ROLE.sub(lambda match: link(obj, match[2], short=bool(match[1])), obj.docstring.value)
+            obj.docstring.value = LITERAL_BLOCK.sub(":", text).removeprefix(":\n").replace("\n\n:\n\n", "\n\n")
+
+
+def link(obj: Object, name: str, *, short: bool) -> str:
+    """Return the link for ``name`` as it is seen from ``obj``; it stays plain code where the site has no such name."""
+    first, _, rest = name.partition(".")
+    try:
+        path = ".".join(filter(None, (obj.resolve(first), rest)))
+    except NameResolutionError:
+        path = name
+    title = name.rpartition(".")[2] if short else name
+    return f'<autoref identifier="{path}" optional><code>{title}</code></autoref>'
