@@ -348,7 +348,12 @@ def test_every_module_says_what_it_is_for() -> None:
 
 
 def test_every_public_module_has_all() -> None:
-    without = [name for name, module in modules(*PACKAGES).items() if module.is_public and public_names(module) is None]
+    without = [
+        name
+        for name, module in modules(*PACKAGES).items()
+        # A package's docstring alone offers nothing, so it has nothing to list; `__main__` is run, not imported.
+        if module.is_public and bound_names(module) - {"annotations"} and public_names(module) is None
+    ]
     assert without == []
 
 

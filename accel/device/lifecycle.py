@@ -1,0 +1,131 @@
+"""The state of a device over all its generations, and who is told when it changes."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import AsyncIterator
+
+from accel.errors import AccelError, ClosedError, DeviceLostError
+
+__all__ = ["DeviceState", "Lifecycle"]
+
+
+class DeviceState(enum.Enum):
+    """Where a device is in its life."""
+
+    STARTING = "starting"
+    """The first context is being made."""
+    READY = "ready"
+    """Ops run."""
+    REBUILDING = "rebuilding"
+    """The context faulted; ordinary refs are stale, new ops wait for the next generation."""
+    LOST = "lost"
+    """Given up: the hardware is gone, or the restart budget is spent. Every call raises :class:`~accel.DeviceLostError`."""
+    CLOSED = "closed"
+    """Closed by its user."""
+
+
+class Lifecycle:
+    """A device's state machine. Only the loop's thread changes it.
+
+    Attributes
+    ----------
+    state : DeviceState
+    generation : int
+        Number of the newest context that became ready; 0 before the first.
+    cause : AccelError or None
+        The fault that made the device REBUILDING or LOST.
+    """
+
+    __slots__ = ("_changed", "_loop", "cause", "generation", "name", "state")
+
+    def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
+        self.name = name
+        self.state = DeviceState.STARTING
+        self.generation = 0
+        self.cause: AccelError | None = None
+        self._loop = loop
+        self._changed: asyncio.Future[None] | None = None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the state will not change any more."""
+        return self.state in (DeviceState.LOST, DeviceState.CLOSED)
+
+    def ready(self) -> None:
+        """Enter READY with the next generation."""
+        self.generation += 1
+        self.cause = None
+        self._enter(DeviceState.READY)
+
+    def rebuilding(self, cause: AccelError) -> None:
+        """Enter REBUILDING because of ``cause``."""
+        self.cause = cause
+        self._enter(DeviceState.REBUILDING)
+
+    def lost(self, cause: AccelError | None) -> None:
+        """Enter LOST; does nothing in a final state."""
+        if not self.is_final:
+            self.cause = cause or self.cause
+            self._enter(DeviceState.LOST)
+
+    def closed(self) -> None:
+        """Enter CLOSED, from any state."""
+        if self.state is not DeviceState.CLOSED:
+            self._enter(DeviceState.CLOSED)
+
+    def _enter(self, state: DeviceState) -> None:
+        self.state = state
+        changed, self._changed = self._changed, None
+        if changed is not None and not changed.done():
+            changed.set_result(None)
+
+    def final_error(self) -> AccelError:
+        """Return a new error that says why no more work is taken."""
+        if self.state is DeviceState.CLOSED:
+            return ClosedError(f"device {self.name} is closed", device=self.name, generation=self.generation)
+        error = DeviceLostError(f"device {self.name} is lost", device=self.name, generation=self.generation)
+        if self.cause is not None:
+            error.code = self.cause.code
+            error.__cause__ = self.cause.clone()
+        return error
+
+    async def changed(self) -> None:
+        """Wait for the next change of state. Any number of tasks may wait; cancelling one does not disturb the others."""
+        if self._changed is None:
+            self._changed = self._loop.create_future()
+        await asyncio.shield(self._changed)
+
+    async def wait_ready(self) -> None:
+        """Wait until the state is READY.
+
+        Raises
+        ------
+        DeviceLostError, ClosedError
+            If that will not happen any more.
+        """
+        while self.state is not DeviceState.READY:
+            if self.is_final:
+                raise self.final_error()
+            await self.changed()
+
+    async def generations(self) -> AsyncIterator[int]:
+        """Yield the present generation once it is ready, then the newest after every rebuild; skipped ones are not made up for.
+
+        Ends when the device is closed.
+
+        Raises
+        ------
+        DeviceLostError
+            When the device is lost.
+        """
+        seen = 0
+        while self.state is not DeviceState.CLOSED:
+            if self.state is DeviceState.LOST:
+                raise self.final_error()
+            if self.state is DeviceState.READY and self.generation != seen:
+                seen = self.generation
+                yield seen
+            else:
+                await self.changed()
