@@ -1,0 +1,110 @@
+"""Supervised actors for accelerators: ``await`` kernel operations from asyncio, and survive device faults.
+
+::
+
+    import accel
+
+    async with accel.System() as system:
+        device = await system.open_device("auto")
+        a = await device.put(array)
+        c = await device.blas.gemm(a, a)
+        result = await device.get(c)
+"""
+
+from __future__ import annotations
+
+from accel import testing
+from accel.actors import Actor, ActorContext, ActorRef, ActorState, Directive, RestartStrategy, Terminated
+from accel.backend import AccelBackend, AccelDevice, AccelEvent, AccelStream, DeviceDescription
+from accel.completion import (
+    AdaptiveCompletion,
+    CompletionStrategy,
+    HostFnCompletion,
+    PolledCompletion,
+    SyncCompletion,
+)
+from accel.compute import BinaryOp, ComputeBackend, ReduceOp, Transpose, UnaryOp
+from accel.device import Batch, Device, DeviceHealth, DeviceInfo, DeviceState, MemoryInfo, System
+from accel.dtype import DType
+from accel.errors import (
+    AccelError,
+    ActorStoppedError,
+    BackendUnavailableError,
+    ClosedError,
+    CompileError,
+    ContextPoisonedError,
+    DeadlineExceededError,
+    DeviceLostError,
+    DriverError,
+    FaultScope,
+    HostDiedError,
+    InvalidArgumentError,
+    LibraryError,
+    MailboxFullError,
+    NotInitializedError,
+    OutOfMemoryError,
+    PoisonedInputError,
+    StaleRefError,
+    UnsupportedError,
+)
+from accel.ops import KernelOp
+from accel.ref import AccelRef, AccelToken
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AccelBackend",
+    "AccelDevice",
+    "AccelError",
+    "AccelEvent",
+    "AccelRef",
+    "AccelStream",
+    "AccelToken",
+    "Actor",
+    "ActorContext",
+    "ActorRef",
+    "ActorState",
+    "ActorStoppedError",
+    "AdaptiveCompletion",
+    "BackendUnavailableError",
+    "Batch",
+    "BinaryOp",
+    "ClosedError",
+    "CompileError",
+    "CompletionStrategy",
+    "ComputeBackend",
+    "ContextPoisonedError",
+    "DType",
+    "DeadlineExceededError",
+    "Device",
+    "DeviceDescription",
+    "DeviceHealth",
+    "DeviceInfo",
+    "DeviceLostError",
+    "DeviceState",
+    "Directive",
+    "DriverError",
+    "FaultScope",
+    "HostDiedError",
+    "HostFnCompletion",
+    "InvalidArgumentError",
+    "KernelOp",
+    "LibraryError",
+    "MailboxFullError",
+    "MemoryInfo",
+    "NotInitializedError",
+    "OutOfMemoryError",
+    "PoisonedInputError",
+    "PolledCompletion",
+    "ReduceOp",
+    "RestartStrategy",
+    "StaleRefError",
+    "SyncCompletion",
+    "System",
+    "Terminated",
+    "Transpose",
+    "UnaryOp",
+    "UnsupportedError",
+    "__version__",
+    "testing",
+]

@@ -7,10 +7,12 @@ followed by ``key=value`` pairs, and the same pairs are on the record as a mappi
 from __future__ import annotations
 
 import logging
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import structlog
-from structlog.typing import EventDict, WrappedLogger
+
+if TYPE_CHECKING:
+    from structlog.typing import EventDict, WrappedLogger
 
 __all__ = ["get_logger"]
 

@@ -72,16 +72,22 @@ class AccelRef:
         Generation of the context that holds the memory.
     durable : bool
         Whether the memory stays valid in the next generation.
+    buffer : int
+        The device's number for the memory; never used again.
+    owner : RefOwner
+        The device, as refs see it.
+    is_freed : bool
+        Whether the memory was freed although this handle still exists.
     """
 
-    __slots__ = ("__weakref__", "_buffer", "_freed", "_owner", "dtype", "durable", "generation", "nbytes", "shape")
+    __slots__ = ("__weakref__", "buffer", "dtype", "durable", "generation", "is_freed", "nbytes", "owner", "shape")
 
     def __init__(
         self, owner: RefOwner, buffer: int, shape: tuple[int, ...], dtype: DType, generation: int, *, durable: bool = False
     ) -> None:
-        self._freed = False
-        self._owner = owner
-        self._buffer = buffer
+        self.is_freed = False
+        self.owner = owner
+        self.buffer = buffer
         self.shape = shape
         self.dtype = dtype
         self.nbytes = math.prod(shape) * dtype.itemsize
@@ -90,13 +96,13 @@ class AccelRef:
 
     def __del__(self) -> None:
         # Any thread, any moment, even inside the garbage collector: one append, nothing else.
-        if not self._freed:
-            self._owner.dropped.append(self._buffer)
+        if not self.is_freed:
+            self.owner.dropped.append(self.buffer)
 
     @property
     def device(self) -> Any:
         """The device that holds the memory."""
-        return self._owner.device
+        return self.owner.device
 
     @property
     def size(self) -> int:
@@ -111,7 +117,7 @@ class AccelRef:
     @property
     def is_stale(self) -> bool:
         """Whether using this ref raises :class:`~accel.StaleRefError`."""
-        return self._freed or self._owner.live_generation != self.generation
+        return self.is_freed or self.owner.live_generation != self.generation
 
     def check(self) -> None:
         """Raise unless the memory is there.
@@ -121,17 +127,18 @@ class AccelRef:
         StaleRefError
             With ``reason`` ``"freed"`` or ``"generation"``.
         """
-        if self._freed or self._owner.live_generation != self.generation:
-            raise self._stale()
+        if self.is_freed or self.owner.live_generation != self.generation:
+            raise self.stale_error()
 
-    def _stale(self) -> StaleRefError:
-        if self._freed:
-            return StaleRefError(f"{self!r} was freed", reason="freed", device=self._owner.name, generation=self.generation)
+    def stale_error(self) -> StaleRefError:
+        """Return a new error that says why the memory is not there."""
+        if self.is_freed:
+            return StaleRefError(f"{self!r} was freed", reason="freed", device=self.owner.name, generation=self.generation)
         return StaleRefError(
             f"{self!r} belongs to generation {self.generation}, which is gone",
             reason="generation",
-            device=self._owner.name,
-            generation=self._owner.live_generation or None,
+            device=self.owner.name,
+            generation=self.owner.live_generation or None,
         )
 
     def token(self) -> AccelToken:
@@ -143,8 +150,8 @@ class AccelRef:
             If the memory is no longer there.
         """
         self.check()
-        self._owner.register_token(self)
-        return AccelToken(self._owner.identity, self._buffer, self.generation)
+        self.owner.register_token(self)
+        return AccelToken(self.owner.identity, self.buffer, self.generation)
 
     def __reduce__(self) -> tuple[Any, ...]:
         token = self.token()
@@ -165,6 +172,6 @@ class AccelRef:
         return self.shape[0]
 
     def __repr__(self) -> str:
-        state = " freed" if self._freed else ""
+        state = " freed" if self.is_freed else ""
         durable = " durable" if self.durable else ""
-        return f"<AccelRef {self._buffer} {self.dtype.value}{list(self.shape)} on {self._owner.name} generation {self.generation}{durable}{state}>"
+        return f"<AccelRef {self.buffer} {self.dtype.value}{list(self.shape)} on {self.owner.name} generation {self.generation}{durable}{state}>"

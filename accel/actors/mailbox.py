@@ -9,18 +9,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
 from accel.errors import ActorStoppedError, InvalidArgumentError, MailboxFullError
 
-__all__ = ["NOTHING", "Mailbox", "MailboxStatistics"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["ENDED", "NOTHING", "Mailbox", "MailboxStatistics"]
 
 M = TypeVar("M")
 
 NOTHING: Final[Any] = object()
 """What :meth:`Mailbox.take` returns when there is nothing: ``None`` may be a message."""
+
+ENDED: Final[Any] = object()
+"""What :meth:`Mailbox.take` returns when there is nothing, and the mailbox is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,8 @@ class Mailbox(Generic[M]):
         Named in errors.
     clock
         Seconds, monotonic; tells the age of messages.
+    loop
+        The loop of those who wait; ``None``: the running one, looked up each time.
 
     Raises
     ------
@@ -72,7 +79,6 @@ class Mailbox(Generic[M]):
     """
 
     __slots__ = (
-        "_accepted",
         "_ahead",
         "_capacity",
         "_cause",
@@ -84,18 +90,28 @@ class Mailbox(Generic[M]):
         "_high_water",
         "_items",
         "_limit",
+        "_loop",
         "_name",
         "_putters",
         "_rejected",
         "_system",
+        "_taken",
         "_times",
     )
 
-    def __init__(self, capacity: int = 1024, *, name: str = "mailbox", clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        capacity: int = 1024,
+        *,
+        name: str = "mailbox",
+        clock: Callable[[], float] = time.monotonic,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
         if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
             raise InvalidArgumentError(f"a mailbox needs a capacity of at least 1, not {capacity!r}")
         self._capacity = capacity
         self._limit = capacity  # 0 once closed: puts then fail the same one check that guards against a full mailbox
+        self._loop = loop
         self._name = name
         self._clock = clock
         self._items: deque[M] = deque()
@@ -107,7 +123,7 @@ class Mailbox(Generic[M]):
         self._ahead = 0  # len(_putters) + _granted: while there are any, newcomers queue behind them
         self._closed = False
         self._cause: BaseException | None = None
-        self._accepted = self._rejected = self._discarded = self._high_water = 0
+        self._taken = self._rejected = self._discarded = self._high_water = 0
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
@@ -143,16 +159,29 @@ class Mailbox(Generic[M]):
         ActorStoppedError
             The mailbox is closed.
         """
-        depth = len(self._items)
+        if not self.offer(message):
+            if self._closed:
+                raise self._stopped()
+            self._rejected += 1
+            raise MailboxFullError(f"mailbox of {self._name!r} is full ({self._capacity} messages, {self._ahead} waiting for room)")
+
+    def offer(self, message: M) -> bool:
+        """Append a message if that is possible at once; return whether it was. For those who would rather wait than be refused."""
+        items = self._items
+        depth = len(items)
         if depth >= self._limit or self._ahead:
-            self._refuse()
-        self._items.append(message)
+            return False
+        items.append(message)
         self._times.append(self._clock())
-        self._accepted += 1
         if depth >= self._high_water:
             self._high_water = depth + 1
         if self._getters:
-            self._wake_getter()
+            getter = self._getters.popleft()
+            if getter.done():  # cancelled, and its task has not run yet
+                self._wake_getter()
+            else:
+                getter.set_result(None)
+        return True
 
     async def put(self, message: M) -> None:
         """Append a message, once those who came earlier have theirs in and there is room.
@@ -164,9 +193,9 @@ class Mailbox(Generic[M]):
         ActorStoppedError
             The mailbox is closed, or was closed while this waited.
         """
-        if len(self._items) >= self._limit or self._ahead:
+        if not self.offer(message):
             await self._wait_for_room()
-        self._append(message)
+            self._append(message)
 
     def put_system(self, message: M) -> None:
         """Queue a message that overtakes all ordinary ones and needs no room; those among them stay in order.
@@ -180,7 +209,6 @@ class Mailbox(Generic[M]):
     def _append(self, message: M) -> None:
         self._items.append(message)
         self._times.append(self._clock())
-        self._accepted += 1
         if len(self._items) > self._high_water:
             self._high_water = len(self._items)
         if self._getters:
@@ -216,12 +244,6 @@ class Mailbox(Generic[M]):
                 self._granted += 1
                 place.set_result(None)
 
-    def _refuse(self) -> NoReturn:
-        if self._closed:
-            raise self._stopped()
-        self._rejected += 1
-        raise MailboxFullError(f"mailbox of {self._name!r} is full ({self._capacity} messages, {self._ahead} waiting for room)")
-
     def _stopped(self) -> ActorStoppedError:
         error = ActorStoppedError(f"{self._name!r} takes no more messages")
         error.__cause__ = self._cause
@@ -230,16 +252,17 @@ class Mailbox(Generic[M]):
     # -- getting
 
     def take(self) -> M | Any:
-        """Take the next message, or return :data:`NOTHING`: :meth:`get_nowait` without the exception, for loops."""
+        """Take the next message, or return :data:`NOTHING` or :data:`ENDED`: :meth:`get_nowait` without exceptions, for loops."""
         if self._system:
             return self._system.popleft()
         if self._items:
+            self._taken += 1
             self._times.popleft()
             message = self._items.popleft()
             if self._putters:
                 self._grant()
             return message
-        return NOTHING
+        return ENDED if self._closed else NOTHING
 
     def get_nowait(self) -> M:
         """Take the next message.
@@ -252,11 +275,11 @@ class Mailbox(Generic[M]):
             There is none, and the mailbox is closed.
         """
         message = self.take()
+        if message is ENDED:
+            raise self._stopped()
         if message is NOTHING:
-            if self._closed:
-                raise self._stopped()
             raise asyncio.QueueEmpty
-        return message  # type: ignore[no-any-return]
+        return message
 
     async def get(self) -> M:
         """Take the next message; wait while there is none.
@@ -269,26 +292,38 @@ class Mailbox(Generic[M]):
             There is none, and the mailbox is closed.
         """
         while (message := self.take()) is NOTHING:
-            if self._closed:
-                raise self._stopped()
             await self.wait()
-        return message  # type: ignore[no-any-return]
+        if message is ENDED:
+            raise self._stopped()
+        return message
 
     async def wait(self) -> None:
         """Wait until there is, or was, something to take, or the mailbox is closed. Returns at once if there is."""
         if self._items or self._system or self._closed:
             return
-        getter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._getters.append(getter)
+        getter = self.waiter()
         try:
             await getter
         except BaseException:
-            if getter.done() and not getter.cancelled():
-                if self._items or self._system:
-                    self._wake_getter()
-            elif getter in self._getters:  # a waker may have skipped it, as it does all that are done
-                self._getters.remove(getter)
+            self.abandon(getter)
             raise
+
+    def waiter(self) -> asyncio.Future[None]:
+        """Return a future that is done once something was put, or the mailbox closed: :meth:`wait` without its coroutine, for loops.
+
+        Whoever stops awaiting it early must :meth:`abandon` it.
+        """
+        getter: asyncio.Future[None] = asyncio.Future(loop=self._loop)
+        self._getters.append(getter)
+        return getter
+
+    def abandon(self, getter: asyncio.Future[None]) -> None:
+        """Give a :meth:`waiter` up; if it was already woken, the wake-up goes to the next in line."""
+        if getter.done() and not getter.cancelled():
+            if self._items or self._system:
+                self._wake_getter()
+        elif getter in self._getters:  # a waker may have skipped it, as it does all that are done
+            self._getters.remove(getter)
 
     def _wake_getter(self) -> None:
         while self._getters:
@@ -345,6 +380,7 @@ class Mailbox(Generic[M]):
     def drain(self) -> list[M]:
         """Take out everything that is queued, system messages first."""
         left = [*self._system, *self._items]
+        self._taken += len(self._items)
         self._system.clear()
         self._items.clear()
         self._times.clear()
@@ -361,7 +397,7 @@ class Mailbox(Generic[M]):
             depth=len(self._items),
             capacity=self._capacity,
             waiting_putters=self._ahead,
-            accepted=self._accepted,
+            accepted=self._taken + self._discarded + len(self._items),
             rejected=self._rejected,
             discarded=self._discarded,
             high_water=self._high_water,

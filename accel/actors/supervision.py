@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import enum
 import math
-import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from accel.errors import AccelError, FaultScope, InvalidArgumentError
+
+if TYPE_CHECKING:
+    import random
 
 __all__ = ["Directive", "RestartBudget", "RestartStrategy", "default_decision"]
 

@@ -26,7 +26,7 @@ _NONE = Transpose.NONE
 
 def _bytes(array: np.ndarray[Any, Any]) -> memoryview:
     # The buffer protocol does not know the narrow floats; bytes it does. The view keeps the array alive.
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
 
 def put(lane: Lane, op: ops.Put, inputs: Sequence[int], outputs: Sequence[int]) -> None:

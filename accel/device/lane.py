@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from accel.memory.usage import Timeline
 
@@ -16,9 +15,10 @@ if TYPE_CHECKING:
     from accel.compute import ComputeBackend
     from accel.device.context import Context
     from accel.device.submission import Submission
+    from accel.dtype import DType
     from accel.errors import AccelError
 
-__all__ = ["EventPool", "Lane", "Mark"]
+__all__ = ["EventPool", "Lane", "Mark", "prediction_key"]
 
 
 class EventPool:
@@ -80,7 +80,7 @@ class Mark:
         self.seq = lane.enqueued
         self.retires = retires
         self.is_last = is_last
-        self.enqueued_at = time.perf_counter()
+        self.enqueued_at = 0.0
 
     def complete(self) -> None:
         """Retire what the mark stands for; called by the watcher, once."""
@@ -100,19 +100,16 @@ class Lane(Timeline):
     :meth:`advance`. Actors that share a lane take turns by :meth:`reached`, so that the numbers reach the stream in order whoever enqueues.
     """
 
-    __slots__ = ("_waiters", "compute", "device", "events", "name", "stream")
+    __slots__ = ("_waiters", "compute", "constants", "device", "events", "stream")
 
     def __init__(self, name: str, device: AccelDevice, stream: AccelStream, compute: ComputeBackend, events: EventPool) -> None:
-        super().__init__()
-        self.name = name
+        super().__init__(name)
+        self.constants: dict[DType, int] = {}
         self.device = device
         self.stream = stream
         self.compute = compute
         self.events = events
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    def __repr__(self) -> str:
-        return f"<Lane {self.name} issued={self.issued} enqueued={self.enqueued} completed={self.completed}>"
 
     def advance(self, seq: int) -> None:
         """Say that everything up to ``seq`` is in the stream, or never will be."""
@@ -157,11 +154,10 @@ class Lane(Timeline):
         """Close the stream. May block unless ``abandon``."""
         self.stream.close(abandon=abandon)
 
-    def pending(self) -> int:
-        """Return how many numbers were issued and are not known to be over."""
-        return self.issued - self.completed
 
-
-def prediction_key(kind: str, work: Any) -> Hashable:
-    """Return what the duration of an op is predicted by: its kind and the size of its work to the nearest power of two."""
-    return kind, int(work).bit_length()
+def prediction_key(submission: Submission) -> Hashable:
+    """Return what the duration of a submission is predicted by: its last op's kind, and how much it moves, to the nearest power of two."""
+    nbytes = sum(ref.nbytes for plan in submission.plans for ref in plan.reads) + sum(
+        spec.nbytes for plan in submission.plans for spec in plan.creates
+    )
+    return submission.kinds[-1], len(submission.kinds), nbytes.bit_length()

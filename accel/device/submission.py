@@ -84,11 +84,23 @@ class Submission:
             self.future.set_exception(error)
         self.release()
 
-    def release(self) -> None:
-        """Let go of operands and result."""
+    def release_operands(self) -> None:
+        """Let go of the operands: all ops have reached the device, whose memory is kept by its use and not by refs."""
         self.ops = ()
         self.plans = ()
+
+    def release(self) -> None:
+        """Let go of operands and result."""
+        self.release_operands()
         self.result = None
+
+    def void(self, index: int) -> None:
+        """Make the refs of a batch's ops from ``index`` on unusable: those ops were not and will not be launched."""
+        for refs in (self.outputs or ())[index:]:
+            for ref in refs:
+                if not ref.is_freed:
+                    ref.is_freed = True
+                    ref.owner.dropped.append(ref.buffer)
 
     def expire(self, timeout: float, device: str) -> None:
         """Answer that the deadline has passed; called by the event loop's timer."""

@@ -6,7 +6,7 @@ from accel.ops.base import KernelOp, Plan, Spec
 from accel.ops.blas import Axpy, Dot, Gemm, GemmBatched, Gemv, Nrm2, Scal
 from accel.ops.dnn import Attention, Conv2d
 from accel.ops.elementwise import Binary, Unary
-from accel.ops.memory import Copy, Empty, Fill, Get, Put
+from accel.ops.memory import Copy, Empty, Fill, Free, Get, Put
 from accel.ops.reduce import Reduce
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Dot",
     "Empty",
     "Fill",
+    "Free",
     "Gemm",
     "GemmBatched",
     "Gemv",

@@ -12,7 +12,7 @@ from accel.errors import InvalidArgumentError
 from accel.ops.base import KernelOp, Plan, Shape, Spec, operand, result_in
 from accel.ref import AccelRef
 
-__all__ = ["Copy", "Empty", "Fill", "Get", "Put"]
+__all__ = ["Copy", "Empty", "Fill", "Free", "Get", "Put"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -149,3 +149,18 @@ class Copy(KernelOp):
             raise InvalidArgumentError("source and destination are the same buffer")
         writes, _ = result_in(operand("destination", self.destination), source.shape, source.dtype)
         return Plan((source,), writes, ())
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Free(KernelOp):
+    """Give a buffer's memory back, after the ops sent before. Fault plans do not count it."""
+
+    library: ClassVar[str] = "memory"
+    kind: ClassVar[str] = "free"
+
+    ref: AccelRef
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        operand("ref", self.ref)
+        return Plan((), (), ())

@@ -1,0 +1,28 @@
+"""Actors: state that one task owns, reached through bounded mailboxes, and supervised when it fails. Knows nothing of devices."""
+
+from __future__ import annotations
+
+from accel.actors.actor import Actor, ActorContext, ActorState
+from accel.actors.mailbox import Mailbox, MailboxStatistics
+from accel.actors.portal import Portal
+from accel.actors.ref import ActorRef, ActorStatistics, Terminated
+from accel.actors.supervision import Directive, RestartStrategy, default_decision
+from accel.actors.system import ActorSystem
+from accel.actors.tree import ActorTree
+
+__all__ = [
+    "Actor",
+    "ActorContext",
+    "ActorRef",
+    "ActorState",
+    "ActorStatistics",
+    "ActorSystem",
+    "ActorTree",
+    "Directive",
+    "Mailbox",
+    "MailboxStatistics",
+    "Portal",
+    "RestartStrategy",
+    "Terminated",
+    "default_decision",
+]

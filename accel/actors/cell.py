@@ -1,0 +1,219 @@
+"""What an actor is between its instances, and how others reach it. Users see it only through its ref and its context.
+
+One task (:mod:`accel.actors.life`) runs everything that touches the actor's instance. Others reach into it in three ways: the mailbox,
+:meth:`ActorCell.request_stop` and :meth:`ActorCell.fail`; the latter two may interrupt what the task awaits, by cancelling it with a note
+of why (``_interrupts``), so that such a cancellation is told from one that comes from outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import current_task
+from typing import TYPE_CHECKING, Any
+
+from accel._log import get_logger
+from accel.actors.actor import Actor, ActorContext, ActorState
+from accel.actors.envelope import Envelope, Failure, Stop
+from accel.actors.mailbox import Mailbox
+from accel.actors.ref import ActorRef, Terminated
+from accel.actors.supervision import RestartBudget, RestartStrategy
+from accel.errors import ActorStoppedError
+
+if TYPE_CHECKING:
+    from accel.actors.system import ActorSystem
+
+__all__ = ["ActorCell"]
+
+logger = get_logger()
+
+
+class ActorCell:
+    """One actor: everything about it that outlives an instance, without the code of its task."""
+
+    __slots__ = (
+        "__weakref__",
+        "_actor",
+        "_args",
+        "_class",
+        "_context",
+        "_escalates",
+        "_failure",
+        "_incarnation",
+        "_interrupts",
+        "_kwargs",
+        "_reason",
+        "_stop",
+        "budget",
+        "carries_context",
+        "children",
+        "deadline",
+        "error",
+        "failures",
+        "interruptible",
+        "loop",
+        "mailbox",
+        "name",
+        "parent",
+        "path",
+        "ref",
+        "started",
+        "state",
+        "stopped",
+        "system",
+        "task",
+        "watched",
+        "watchers",
+    )
+
+    def __init__(
+        self,
+        system: ActorSystem,
+        parent: ActorCell | None,
+        factory: tuple[type[Actor[Any, Any]], tuple[Any, ...], dict[str, Any]],
+        name: str,
+        mailbox_size: int,
+        strategy: RestartStrategy,
+    ) -> None:
+        self.system = system
+        self.loop = system.loop
+        self.parent = parent
+        self.children: dict[str, ActorCell] = {}
+        self.name = name
+        self.path: str = name if parent is None else f"{parent.path}/{name}"
+        self.mailbox: Mailbox[Any] = Mailbox(mailbox_size, name=self.path, clock=system.clock, loop=self.loop)
+        self.budget = RestartBudget(strategy, system.clock, system.random)
+        self.ref: ActorRef[Any, Any] = ActorRef(self)
+        self.state = ActorState.STARTING
+        self.task: asyncio.Task[Any] | None = None
+        self.started: asyncio.Future[None] = self.loop.create_future()
+        self.stopped = asyncio.Event()
+        self.error: BaseException | None = None
+        self.failures = 0
+        self.deadline: float | None = None
+        self.interruptible = Stop.NO  # the least firm request that may cancel what the task awaits now; NO: none may
+        self._class, self._args, self._kwargs = factory
+        self.carries_context = self._class.carries_context
+        self._actor: Actor[Any, Any] | None = None
+        self._context = ActorContext(self)
+        self._incarnation = 0
+        self._stop = Stop.NO
+        self._interrupts = 0  # cancellations of the task that come from here and were not delivered yet
+        self._reason: BaseException | None = None  # the failure that the interruption stands for
+        self._failure: BaseException | None = None  # handed from _serve to _recover, so that no waiting frame holds it
+        self._escalates = False
+        self.watchers: dict[ActorCell, None] = {}
+        self.watched: dict[ActorCell, None] = {}
+
+    # -- from outside the actor's task
+
+    def request_stop(self, level: Stop) -> None:
+        """Ask the actor to stop; a firmer request replaces a softer one."""
+        if level <= self._stop or self.state is ActorState.STOPPED:
+            return
+        self._stop = level
+        if self.state is ActorState.RUNNING:
+            self.state = ActorState.DRAINING
+        self.mailbox.close()
+        if level >= Stop.NOW:
+            self._refuse_queued(None)
+            for child in tuple(self.children.values()):
+                child.request_stop(level)
+            self._interrupt(level, None)
+
+    def fail(self, error: Exception) -> bool:
+        """Make the actor fail with ``error``; see :meth:`ActorRef.fail`."""
+        if self._stop >= Stop.NOW or self.state not in (ActorState.STARTING, ActorState.RUNNING, ActorState.DRAINING):
+            return False
+        if not self.interruptible or current_task() is self.task:
+            self.mailbox.put_system(Failure(error, self._incarnation))
+        elif not self._interrupts:  # of two failures, the first counts
+            self._interrupt(Stop.NOW, error)
+        return True
+
+    def _interrupt(self, level: Stop, reason: BaseException | None) -> None:
+        if self.task is not None and self.interruptible and level >= self.interruptible and current_task() is not self.task:
+            self._reason = reason
+            self._interrupts += 1
+            self.task.cancel()
+
+    def add_watcher(self, watcher: ActorCell) -> None:
+        """Have ``watcher`` told of the end of this actor."""
+        if self.state is ActorState.STOPPED:
+            watcher.notify(Terminated(self.ref, self.error))
+        elif watcher.state is not ActorState.STOPPED:
+            self.watchers[watcher] = None
+            watcher.watched[self] = None
+
+    def remove_watcher(self, watcher: ActorCell) -> None:
+        """Take :meth:`add_watcher` back."""
+        self.watchers.pop(watcher, None)
+        watcher.watched.pop(self, None)
+
+    def notify(self, message: Terminated) -> None:
+        """Queue a message from the system, if there is still somebody to read it."""
+        if self._stop < Stop.NOW and self.state not in (ActorState.STOPPING, ActorState.STOPPED):
+            self.mailbox.put_system(message)
+
+    def is_ancestor_of(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether ``task`` runs this actor or one of its descendants."""
+        cell = self.system.cell_of(task)
+        while cell is not None and cell is not self:
+            cell = cell.parent
+        return cell is self
+
+    async def spawn_child(self, actor: type[Actor[Any, Any]], args: Any, kwargs: Any, **options: Any) -> ActorRef[Any, Any]:
+        """Start a child; see :meth:`ActorContext.spawn`."""
+        if self._stop >= Stop.NOW or self.state not in (ActorState.STARTING, ActorState.RUNNING, ActorState.DRAINING):
+            raise ActorStoppedError(f"actor {self.path!r} is {self.state.value} and has no more children")
+        return await self.system.spawn_under(self, actor, args, kwargs, **options)
+
+    async def wait_started(self) -> ActorRef[Any, Any]:
+        """Wait for the first start; if that fails, raise what it failed with; if the wait is cancelled, stop the actor."""
+        try:
+            await self.started
+        except asyncio.CancelledError:
+            self.request_stop(Stop.NOW)
+            raise
+        return self.ref
+
+    # -- the end
+
+    def _finish(self, outcome: BaseException | None) -> None:
+        """Leave: all that is left to do needs no waiting."""
+        self.state = ActorState.STOPPED
+        self.error = outcome
+        self.mailbox.close(outcome)
+        self._refuse_queued(outcome)
+        if not self.started.done():
+            self.started.set_exception(outcome if isinstance(outcome, Exception) else self._stopped_error(outcome))
+        self._actor, self._args, self._kwargs = None, (), {}
+        self.system.dismiss(self)
+        for watched in self.watched:
+            watched.watchers.pop(self, None)
+        for watcher in self.watchers:
+            watcher.watched.pop(self, None)
+            watcher.notify(Terminated(self.ref, outcome))
+        self.watched.clear()
+        self.watchers.clear()
+        self.stopped.set()
+        if self._escalates and isinstance(outcome, Exception):
+            if self.parent is None:
+                logger.error("actor_escalated_to_system", actor=self.path, error=outcome)
+            else:
+                self.parent.fail(outcome)
+
+    def _refuse_queued(self, cause: BaseException | None) -> None:
+        lost = 0
+        for item in self.mailbox.drain():
+            reply = item[1] if type(item) is Envelope else None
+            if reply is None:
+                lost += not isinstance(item, (Failure, Terminated))
+            elif not reply.done():
+                reply.set_exception(self._stopped_error(cause))
+        if lost:
+            logger.warning("actor_messages_lost", actor=self.path, count=lost)
+
+    def _stopped_error(self, cause: BaseException | None) -> ActorStoppedError:
+        error = ActorStoppedError(f"actor {self.path!r} stopped before it answered")
+        error.__cause__ = cause
+        return error

@@ -1,0 +1,306 @@
+"""The task side of an actor: starting, handling messages, failing, coming back, winding down.
+
+Everything here runs in the actor's one task. Frames that wait hold no message, no result and no exception: an error's traceback keeps
+frames alive, and what they name would live as long as the error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import types
+from asyncio import current_task
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, Final
+
+from accel._log import get_logger
+from accel.actors.actor import ActorState
+from accel.actors.cell import ActorCell
+from accel.actors.envelope import FAILED, HANDLED, Envelope, Failure, Stop, own_instance, relay
+from accel.actors.mailbox import ENDED, NOTHING
+from accel.actors.supervision import Directive, default_decision
+from accel.errors import AccelError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+__all__ = ["ActorLife"]
+
+logger = get_logger()
+
+_BURST: Final = 64
+"""Messages handled in one go before the loop's other work gets a turn, when none of them had to wait for anything."""
+
+_NO: Final = Stop.NO  # looking a member up in its enum is slow, and these are set for every message
+_NOW: Final = Stop.NOW
+
+
+class ActorLife(ActorCell):
+    """One actor, with the code that its task runs."""
+
+    __slots__ = ()
+
+    # -- the task
+
+    async def run(self) -> None:
+        """Live: the body of the actor's task."""
+        self.task = current_task()
+        self.system.enlist(self)
+        outcome: BaseException | None = None
+        try:
+            outcome = await self._live()
+            await self._wind_down(outcome)
+        except asyncio.CancelledError:
+            # Not from here: somebody cancelled the task itself, such as asyncio.run at its end.
+            self.request_stop(Stop.NOW)
+            await self._wind_down(outcome)
+            raise
+        except (KeyboardInterrupt, SystemExit) as fatal:
+            outcome = fatal
+            raise
+        finally:
+            self._finish(outcome)
+
+    async def _live(self) -> BaseException | None:
+        """Start and serve until the end; return the error to stop with, or ``None``."""
+        error = await self._start()
+        if error is not None or self._actor is None:
+            return error
+        if not self.started.done():
+            self.started.set_result(None)
+        while await self._serve():
+            error = await self._recover()
+            if error is not None:
+                return error
+        return None
+
+    async def _start(self) -> BaseException | None:
+        """Make an instance and start it; return what that failed with. Without an error and an instance, a stop came between."""
+        self.state = ActorState.STARTING
+        if self._stop >= Stop.NOW:
+            return None
+        self._incarnation += 1
+        error: BaseException | None = None
+        try:
+            self._actor = self._class(*self._args, **self._kwargs)
+            self.interruptible = _NOW
+            await self._actor.started(self._context)
+        except BaseException as caught:
+            error = self._sort(caught)
+            self._actor = None
+        finally:
+            self.interruptible = _NO
+        if self._interrupts and (error := self._absorb()) is not None:
+            self._actor = None
+        if self._actor is None:
+            self.failures += error is not None
+            await self._stop_children(Stop.NOW)
+            return error
+        self.state = ActorState.DRAINING if self._stop else ActorState.RUNNING
+        return None
+
+    async def _serve(self) -> bool:
+        """Handle messages. Return whether one failed, with the error in ``_failure``; otherwise there is nothing more to do."""
+        mailbox, carries_context = self.mailbox, self.carries_context
+        take, waiter = mailbox.take, mailbox.waiter
+        handler = self._handle()
+        handle = handler.send
+        handle(None)
+        burst = 0
+        while True:
+            item = take()
+            if item is ENDED:
+                return False
+            if item is not NOTHING:
+                context = item[2] if type(item) is Envelope else Context() if carries_context else None
+                outcome = handle(item) if context is None else context.run(handle, item)
+                item = None
+                if outcome is not HANDLED and (outcome is FAILED or await relay(context, handler, outcome) is FAILED):
+                    return True
+                context = None
+                burst += 1
+                if burst < _BURST:
+                    continue
+            pause = waiter() if burst < _BURST else None
+            burst = 0
+            try:
+                await (asyncio.sleep(0) if pause is None else pause)
+            except asyncio.CancelledError:
+                if pause is not None:
+                    mailbox.abandon(pause)
+                if self.task is None or self.task.cancelling():
+                    raise
+
+    @types.coroutine
+    def _handle(self) -> Generator[Any, Any, None]:
+        """Handle each message that is sent in, and yield what became of it; in between, yield what ``receive`` waits for.
+
+        One generator for all messages is the cheapest way to run each in a context of its own: no coroutine and no StopIteration a message.
+        """
+        outcome = HANDLED
+        while True:
+            item = yield outcome
+            outcome, reply = HANDLED, None
+            try:
+                if type(item) is Envelope:
+                    item, reply, _, self.deadline = item
+                    if reply is not None and (reply.done() or (self.deadline is not None and self.loop.time() >= self.deadline)):
+                        continue
+                elif type(item) is Failure:
+                    if item.incarnation == self._incarnation and self._failed(item.error, None):
+                        outcome = FAILED
+                    continue
+                else:
+                    self.deadline = None
+                self.interruptible = _NOW
+                result = yield from self._actor.receive(item, self._context)
+                if reply is not None and not reply.done():
+                    reply.set_result(result)
+                if self._interrupts and self._failed(asyncio.CancelledError(), None):
+                    outcome = FAILED
+            except BaseException as caught:
+                if self._failed(caught, reply):
+                    outcome = FAILED
+            finally:
+                self.interruptible = _NO
+                # The traceback of an error keeps this frame, and the error outlives the message.
+                item = reply = result = _ = None
+
+    # -- failures
+
+    def _failed(self, caught: BaseException, reply: asyncio.Future[Any] | None) -> bool:
+        """Tell who asked, and note the error for :meth:`_recover`. Return whether the actor failed, and was not just stopped."""
+        try:
+            error = self._sort(caught)
+        except BaseException:
+            self._answer(reply, None)
+            raise
+        self._answer(reply, error)
+        self._failure = error
+        self.failures += error is not None
+        return error is not None
+
+    def _answer(self, reply: asyncio.Future[Any] | None, error: BaseException | None) -> None:
+        if reply is not None and not reply.done():
+            reply.set_exception(self._stopped_error(None) if error is None else own_instance(error))
+
+    def _sort(self, caught: BaseException) -> BaseException | None:
+        """Return the failure that an exception stands for; ``None`` if it is a stop. Raise what ends the task itself."""
+        if isinstance(caught, (KeyboardInterrupt, SystemExit, GeneratorExit)):
+            raise caught
+        if self._interrupts:
+            return self._absorb()
+        if not isinstance(caught, asyncio.CancelledError):
+            return caught
+        if self.task is None or self.task.cancelling():
+            raise caught
+        error = AccelError(f"something that actor {self.path!r} awaited was cancelled", remedy="Catch CancelledError where it is awaited.")
+        error.__cause__ = caught
+        return error
+
+    def _absorb(self) -> BaseException | None:
+        """Take note of an interruption that was made from here; return the failure it stands for, or ``None`` for a stop."""
+        reason, self._reason = self._reason, None
+        task = self.task
+        while self._interrupts and task is not None:
+            self._interrupts -= 1
+            task.uncancel()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError
+        return None if self._stop >= Stop.NOW else reason
+
+    def _decide(self, error: BaseException) -> Directive:
+        decide = self.budget.strategy.decide
+        directive = default_decision(error)
+        if decide is not None:
+            try:
+                directive = Directive(decide(error))
+            except Exception as broken:
+                logger.error("actor_decision_failed", actor=self.path, directive=directive.value, error=broken)
+        log = logger.debug if directive is Directive.RESUME else logger.warning
+        log("actor_failed", actor=self.path, directive=directive.value, error=error)
+        self._escalates = directive is Directive.ESCALATE
+        return directive
+
+    async def _recover(self) -> BaseException | None:
+        """Do what the strategy says about ``_failure``. Return ``None`` if the actor goes on, else the error to stop with."""
+        error, self._failure = self._failure, None
+        if error is None or self._stop >= Stop.NOW:
+            return None
+        directive = self._decide(error)
+        if directive is Directive.RESUME:
+            return None
+        if directive is Directive.RESTART:
+            delay = self.budget.request()
+            if delay is not None:
+                await self._tear_down(error)
+                del error  # not to be kept over the delay
+                return await self._come_back(delay)
+            logger.error("actor_circuit_open", actor=self.path, restarts=self.budget.restarts)
+        return error
+
+    async def _tear_down(self, error: BaseException) -> None:
+        self.state = ActorState.RESTARTING
+        await self._hook("restarting", error)
+        self._actor = None
+        await self._stop_children(Stop.NOW)
+
+    async def _come_back(self, delay: float) -> BaseException | None:
+        """Start a fresh instance, as often as the budget allows. Return ``None`` once that worked, or a stop came between."""
+        while True:
+            self.state = ActorState.RESTARTING
+            await self._pause(delay)
+            error = await self._start()
+            if error is None:
+                return None
+            if self._decide(error) in (Directive.STOP, Directive.ESCALATE):
+                return error
+            again = self.budget.request()
+            if again is None:
+                logger.error("actor_circuit_open", actor=self.path, restarts=self.budget.restarts)
+                return error
+            delay = again
+            del error
+
+    async def _pause(self, delay: float) -> None:
+        if delay <= 0 or self._stop >= Stop.NOW:
+            return
+        self.interruptible = _NOW
+        try:
+            await self.system.sleep(delay)
+        except asyncio.CancelledError as caught:
+            self._sort(caught)
+        finally:
+            self.interruptible = _NO
+        if self._interrupts:
+            self._absorb()
+
+    async def _hook(self, name: str, *args: Any) -> None:
+        """Run a hook whose failure changes nothing."""
+        self.interruptible = Stop.KILL
+        error: BaseException | None = None
+        try:
+            await getattr(self._actor, name)(*args, self._context)
+        except BaseException as caught:
+            error = self._sort(caught)
+        finally:
+            self.interruptible = _NO
+        if self._interrupts:
+            self._absorb()
+        if error is not None:
+            logger.warning("actor_hook_failed", actor=self.path, hook=name, error=error)
+
+    # -- the end
+
+    async def _stop_children(self, level: Stop) -> None:
+        # Newest first: a later one may have been given the ref of an earlier one.
+        for child in reversed(tuple(self.children.values())):
+            child.request_stop(level)
+            await child.stopped.wait()
+
+    async def _wind_down(self, outcome: BaseException | None) -> None:
+        self.state = ActorState.STOPPING
+        self.mailbox.close(outcome)
+        self._refuse_queued(outcome)
+        await self._stop_children(Stop.DRAIN if outcome is None and self._stop <= Stop.DRAIN else max(self._stop, Stop.NOW))
+        if self._actor is not None:
+            await self._hook("stopped")

@@ -1,0 +1,218 @@
+"""A door for other threads: run on the system's loop what must run there."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import os
+import threading
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from accel._log import get_logger
+from accel.errors import ClosedError, InvalidArgumentError, MailboxFullError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+__all__ = ["Portal"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+logger = get_logger()
+
+
+class Portal:
+    """Run coroutine functions and callbacks on a loop, from any thread but the loop's own. Thread-safe.
+
+    Parameters
+    ----------
+    loop
+        The loop, running in the thread that makes the portal.
+    group
+        Owns the tasks of the coroutines.
+    limit
+        The most calls in flight, of all threads together.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, group: asyncio.TaskGroup, limit: int = 1024) -> None:
+        if limit < 1:
+            raise InvalidArgumentError(f"a portal admits at least one call, not {limit}")
+        self._loop = loop
+        self._group = group
+        self._limit = limit
+        self._home = (os.getpid(), threading.get_ident())
+        self._lock = threading.Lock()
+        self._calls: dict[concurrent.futures.Future[Any], asyncio.Task[None] | None] = {}
+        self._closed = False
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that have not ended."""
+        return len(self._calls)
+
+    def run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any, timeout: float | None = None) -> T:
+        """Call a coroutine function on the loop, and block this thread until it ends.
+
+        Parameters
+        ----------
+        function, *args
+            What to call, with what: ``portal.run(ref.ask, message)``. It sees this thread's context variables.
+        timeout
+            Seconds to wait; after that the coroutine is cancelled.
+
+        Returns
+        -------
+        object
+            What it returned.
+
+        Raises
+        ------
+        Exception
+            What it raised.
+        TimeoutError
+            ``timeout`` ran out.
+        concurrent.futures.CancelledError
+            The coroutine was cancelled on the loop.
+        ClosedError
+            The system is closed, or closed before the coroutine ended; or this is the loop's own thread, or another process.
+        MailboxFullError
+            Too many calls are in flight.
+        """
+        future = self.start(function, *args)
+        try:
+            return future.result(timeout)
+        finally:
+            future.cancel()  # no effect on one that ended; otherwise this thread gave up, and so must the coroutine
+            del future
+
+    def start(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> concurrent.futures.Future[T]:
+        """Call a coroutine function on the loop, and return at once.
+
+        Returns
+        -------
+        concurrent.futures.Future
+            For the result; cancelling it cancels the coroutine.
+
+        Raises
+        ------
+        ClosedError, MailboxFullError
+            As for :meth:`run`.
+        """
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        context = contextvars.copy_context()
+        self._admit(future, lambda: self._begin(future, context, function, args))
+        future.add_done_callback(self._ended)
+        return future
+
+    def call_soon(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call a plain function on the loop, soon, and return at once. What it raises is logged.
+
+        Raises
+        ------
+        ClosedError, MailboxFullError
+            As for :meth:`run`.
+        """
+        future: concurrent.futures.Future[None] = concurrent.futures.Future()
+        context = contextvars.copy_context()
+
+        def call() -> None:
+            self._forget(future)
+            if self._closed:
+                return
+            try:
+                context.run(function, *args, **kwargs)
+            except Exception as error:
+                logger.error("portal_call_failed", error=error)
+
+        self._admit(future, call)
+
+    def _admit(self, future: concurrent.futures.Future[Any], call: Callable[[], None]) -> None:
+        pid, thread = self._home
+        if os.getpid() != pid:
+            raise ClosedError("this portal belongs to the process that this one was forked from")
+        if threading.get_ident() == thread:
+            raise ClosedError(
+                "a portal is for other threads than the loop's own", remedy="Await it directly: here, waiting would block the loop."
+            )
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the system that this portal leads to is closed")
+            if len(self._calls) >= self._limit:
+                raise MailboxFullError(f"{self._limit} calls through the portal are in flight")
+            self._calls[future] = None
+            try:
+                self._loop.call_soon_threadsafe(call)
+            except RuntimeError as error:
+                del self._calls[future]
+                raise ClosedError("the loop that this portal leads to is closed") from error
+
+    # -- on the loop
+
+    def _begin(
+        self,
+        future: concurrent.futures.Future[Any],
+        context: contextvars.Context,
+        function: Callable[..., Coroutine[Any, Any, Any]],
+        args: Any,
+    ) -> None:
+        if self._closed or future.cancelled():
+            return
+        task = self._group.create_task(self._call(future, function, args), name="accel-portal-call", context=context)
+        with self._lock:
+            if future in self._calls:
+                self._calls[future] = task
+        if future.cancelled():  # between the check and the entry
+            task.cancel()
+
+    async def _call(self, future: concurrent.futures.Future[Any], function: Callable[..., Coroutine[Any, Any, Any]], args: Any) -> None:
+        try:
+            result = await function(*args)
+        except asyncio.CancelledError:
+            if not self._closed:
+                future.cancel()
+            raise
+        except Exception as error:
+            _settle(future, error=error)
+        except BaseException as fatal:
+            _settle(future, error=fatal)
+            raise
+        else:
+            _settle(future, result=result)
+        finally:
+            del future  # it keeps an error, whose traceback keeps this frame
+
+    def _ended(self, future: concurrent.futures.Future[Any]) -> None:
+        """Leave the books; cancel the coroutine if it is the future that was cancelled. Runs on any thread."""
+        task = self._forget(future)
+        if task is not None and future.cancelled():
+            try:
+                self._loop.call_soon_threadsafe(task.cancel)
+            except RuntimeError:
+                pass  # the loop is closed, and the task with it
+
+    def _forget(self, future: concurrent.futures.Future[Any]) -> asyncio.Task[None] | None:
+        with self._lock:
+            return self._calls.pop(future, None)
+
+    def close(self) -> None:
+        """Admit nothing more, cancel what runs, and fail what waits with :class:`~accel.errors.ClosedError`. Idempotent."""
+        with self._lock:
+            self._closed = True
+            calls = dict(self._calls)
+        for future, task in calls.items():
+            _settle(future, error=ClosedError("the system closed before this call ended"))
+            if task is not None:
+                task.cancel()
+
+
+def _settle(future: concurrent.futures.Future[Any], *, result: Any = None, error: BaseException | None = None) -> None:
+    """Set an outcome, unless the other side was faster."""
+    try:
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+    except concurrent.futures.InvalidStateError:
+        pass

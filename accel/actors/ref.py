@@ -1,0 +1,333 @@
+"""The address of an actor: the only way to reach it, valid over restarts, harmless after its end."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import Future, _get_running_loop, current_task
+from contextvars import copy_context
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
+
+from accel.actors.actor import ActorState
+from accel.actors.envelope import Envelope, Stop
+from accel.actors.mailbox import MailboxStatistics
+from accel.errors import DeadlineExceededError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from accel.actors.cell import ActorCell
+    from accel.actors.mailbox import Mailbox
+
+__all__ = ["ActorRef", "ActorStatistics", "Terminated"]
+
+M_contra = TypeVar("M_contra", contravariant=True)
+R_co = TypeVar("R_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ActorStatistics:
+    """What an actor is doing, and what it has been through.
+
+    Attributes
+    ----------
+    state
+        Where it is in its life.
+    restarts
+        How often it was replaced by a fresh instance.
+    failures
+        How often it failed, whatever was decided then.
+    mailbox
+        Its mailbox's counters.
+    """
+
+    state: ActorState
+    restarts: int
+    failures: int
+    mailbox: MailboxStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class Terminated:
+    """Tells a watching actor, as a message to its ``receive``, that another one stopped.
+
+    Attributes
+    ----------
+    ref
+        The actor that stopped.
+    error
+        What it stopped with; ``None`` if it was asked to.
+    """
+
+    ref: ActorRef[Any, Any]
+    error: BaseException | None
+
+
+class ActorRef(Generic[M_contra, R_co]):
+    """The address of an actor, made by ``spawn``.
+
+    All methods are for the system's loop and its thread. Elsewhere they raise :class:`~accel.errors.ClosedError`; other threads go
+    through ``system.portal``.
+    """
+
+    __slots__ = ("__weakref__", "_cell")
+
+    def __init__(self, cell: ActorCell) -> None:
+        self._cell = cell
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self!r} is an address within one process and event loop: it does not pickle")
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __repr__(self) -> str:
+        return f"<ActorRef {self._cell.path!r} {self._cell.state.value}>"
+
+    @property
+    def name(self) -> str:
+        """Its name, unique among its siblings."""
+        return self._cell.name
+
+    @property
+    def path(self) -> str:
+        """Names from the outermost ancestor to the actor, joined by ``/``."""
+        return self._cell.path
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not stopped; one that restarts or drains is alive."""
+        return self._cell.state is not ActorState.STOPPED
+
+    @property
+    def state(self) -> ActorState:
+        """Where it is in its life."""
+        return self._cell.state
+
+    @property
+    def mailbox(self) -> Mailbox[Any]:
+        """The actor's mailbox, for layers built upon actors. It takes plain messages, which run in an empty context, and envelopes."""
+        return self._cell.mailbox
+
+    def statistics(self) -> ActorStatistics:
+        """Return the counters as they are now."""
+        cell = self._cell
+        return ActorStatistics(cell.state, cell.budget.restarts, cell.failures, cell.mailbox.statistics())
+
+    # -- messages
+
+    def tell(self, message: M_contra) -> None:
+        """Queue a message, and expect no answer.
+
+        Raises
+        ------
+        MailboxFullError
+            There is no room, or others are waiting for it.
+        ActorStoppedError
+            The actor takes no more messages.
+        ClosedError
+            Called outside the system's loop.
+        """
+        cell = self._cell
+        if _get_running_loop() is not cell.loop:
+            raise cell.system.not_at_home()
+        cell.mailbox.put_nowait(Envelope((message, None, copy_context(), None)) if cell.carries_context else message)
+
+    async def send(self, message: M_contra) -> None:
+        """Queue a message once there is room, in the order of those who wait, and expect no answer.
+
+        If this is cancelled while it waits, the message is not sent.
+
+        Raises
+        ------
+        ActorStoppedError
+            The actor takes no more messages, or stopped while this waited for room.
+        ClosedError
+            Called outside the system's loop.
+        """
+        cell = self._cell
+        if _get_running_loop() is not cell.loop:
+            raise cell.system.not_at_home()
+        await cell.mailbox.put(Envelope((message, None, copy_context(), None)) if cell.carries_context else message)
+
+    async def ask(self, message: M_contra, timeout: float | None = None) -> R_co:
+        """Queue a message once there is room, and wait for the answer.
+
+        Parameters
+        ----------
+        message
+            The message.
+        timeout
+            Seconds to wait, for room and answer together. The deadline travels with the message: once it passed, the message is not
+            delivered any more.
+
+        Returns
+        -------
+        R
+            What ``receive`` returned.
+
+        Raises
+        ------
+        Exception
+            What ``receive`` raised.
+        DeadlineExceededError
+            ``timeout`` ran out. If the message was already being handled, that goes on.
+        ActorStoppedError
+            The actor stopped, or was stopped, before it answered.
+        InvalidArgumentError
+            The actor asks itself, which could never be answered, or ``timeout`` is not a number.
+        ClosedError
+            Called outside the system's loop.
+
+        Notes
+        -----
+        Cancelling takes the message back if it is still queued; one that is already being handled is handled to its end.
+        """
+        cell = self._cell
+        loop = cell.loop
+        if _get_running_loop() is not loop:
+            raise cell.system.not_at_home()
+        if cell.interruptible and current_task() is cell.task:
+            raise InvalidArgumentError(
+                f"actor {cell.path!r} asks itself and would wait for ever", remedy="Call the method directly, or tell()."
+            )
+        if timeout is not None:
+            return await self._ask_by(message, timeout)  # type: ignore[no-any-return]
+        reply: asyncio.Future[Any] = Future(loop=loop)
+        envelope = Envelope((message, reply, copy_context() if cell.carries_context else None, None))
+        mailbox = cell.mailbox
+        try:
+            if not mailbox.offer(envelope):
+                await mailbox.put(envelope)
+            return await reply  # type: ignore[no-any-return]
+        except asyncio.CancelledError:
+            _withdraw(envelope, mailbox)
+            raise
+        finally:
+            # An error's traceback keeps this frame, and the reply keeps the error: without this, only the collector frees them.
+            del reply, envelope
+
+    async def _ask_by(self, message: Any, timeout: float) -> Any:
+        cell = self._cell
+        if timeout != timeout:
+            raise InvalidArgumentError("timeout is not a number")
+        if timeout <= 0:
+            raise _late(cell, message, timeout)
+        deadline = cell.loop.time() + timeout
+        reply: asyncio.Future[Any] = Future(loop=cell.loop)
+        envelope = Envelope((message, reply, copy_context() if cell.carries_context else None, deadline))
+        if not cell.mailbox.offer(envelope):
+            await self._put_by(deadline, envelope, timeout)
+        timer = cell.loop.call_at(deadline, _expire, envelope, cell, timeout)
+        try:
+            return await reply
+        except asyncio.CancelledError:
+            _withdraw(envelope, cell.mailbox)
+            raise
+        finally:
+            timer.cancel()
+            del reply, envelope, timer
+
+    async def _put_by(self, deadline: float, envelope: Envelope, timeout: float) -> None:
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._cell.mailbox.put(envelope)
+        except TimeoutError:
+            raise _late(self._cell, envelope[0], timeout) from None
+
+    # -- life
+
+    async def stop(self, drain: bool = True) -> None:
+        """Stop the actor, and wait until it has stopped. Idempotent; a stopped actor is left as it is.
+
+        Parameters
+        ----------
+        drain
+            ``True``: take nothing new, handle what is queued, then stop. ``False``: answer the queued with
+            :class:`~accel.errors.ActorStoppedError` at once, and cancel the ``receive`` in progress. A drain can be cut short by a second
+            call with ``False``.
+
+        Raises
+        ------
+        ClosedError
+            Called outside the system's loop.
+
+        Notes
+        -----
+        Cancelling ends the wait, not the stop. Called by the actor itself, or by one of its descendants, it asks for the stop and
+        returns without waiting for it.
+        """
+        cell = self._cell
+        if _get_running_loop() is not cell.loop:
+            raise cell.system.not_at_home()
+        cell.request_stop(Stop.DRAIN if drain else Stop.NOW)
+        if not cell.is_ancestor_of(current_task()):
+            await cell.stopped.wait()
+
+    async def wait_stopped(self) -> BaseException | None:
+        """Wait until the actor has stopped; restarts do not count.
+
+        Returns
+        -------
+        BaseException or None
+            What it stopped with; ``None`` if it was asked to. Cancelling only ends the wait.
+        """
+        await self._cell.stopped.wait()
+        return self._cell.error
+
+    def fail(self, error: Exception) -> bool:
+        """Treat the actor as if its ``receive`` had raised ``error`` now: for code on the loop that learns of a failure first.
+
+        It overtakes all messages, and cancels a ``receive`` (or ``started``) in progress; who asked for that message gets ``error``.
+
+        Parameters
+        ----------
+        error
+            What the restart strategy decides by.
+
+        Returns
+        -------
+        bool
+            Whether it was taken; an actor that is restarting, stopping or stopped has nothing left that could fail.
+
+        Raises
+        ------
+        InvalidArgumentError
+            ``error`` is not an instance of :class:`Exception`.
+        ClosedError
+            Called outside the system's loop.
+        """
+        if not isinstance(error, Exception):
+            raise InvalidArgumentError(f"an actor fails with an Exception, not with {error!r}")
+        cell = self._cell
+        if _get_running_loop() is not cell.loop:
+            raise cell.system.not_at_home()
+        return cell.fail(error)
+
+    def watch(self, watcher: ActorRef[Any, Any]) -> None:
+        """Have ``watcher`` told with a :class:`Terminated` message when this actor stops; at once if it already has."""
+        self._cell.add_watcher(watcher._cell)
+
+    def unwatch(self, watcher: ActorRef[Any, Any]) -> None:
+        """Take :meth:`watch` back. A message that is already queued is still delivered."""
+        self._cell.remove_watcher(watcher._cell)
+
+
+def _withdraw(envelope: Envelope, mailbox: Mailbox[Any]) -> None:
+    """Take back the message of an ask that was cancelled."""
+    mailbox.discard(envelope)
+    _, reply, _, _ = envelope
+    if reply is not None and not reply.cancel() and not reply.cancelled():
+        reply.exception()  # it came in the same turn as the cancellation: mark it as seen
+
+
+def _expire(envelope: Envelope, cell: ActorCell, timeout: float) -> None:
+    message, reply, _, _ = envelope
+    if reply is not None and not reply.done():
+        reply.set_exception(_late(cell, message, timeout))
+        cell.mailbox.discard(envelope)
+
+
+def _late(cell: ActorCell, message: object, timeout: float) -> DeadlineExceededError:
+    return DeadlineExceededError(f"actor {cell.path!r} did not answer {type(message).__name__} within {timeout:g} s")

@@ -1,0 +1,406 @@
+"""The root of all actors: owns their task group, their worker threads and their end.
+
+A task of its own holds the task group open, so that a system may be entered in one task and left in another, as fixtures and lifespans do,
+and so that an actor's failure cannot cancel the code inside ``async with``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import os
+import random
+import threading
+import time
+from asyncio import _get_running_loop
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+
+import anyio
+
+from accel._log import get_logger
+from accel.actors.actor import Actor
+from accel.actors.envelope import Stop
+from accel.actors.life import ActorLife
+from accel.actors.portal import Portal
+from accel.actors.supervision import RestartStrategy
+from accel.actors.tree import ActorTree
+from accel.actors.workers import WorkerPool
+from accel.errors import ClosedError, InvalidArgumentError, NotInitializedError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from types import TracebackType
+
+    from accel.actors.cell import ActorCell
+    from accel.actors.ref import ActorRef
+
+__all__ = ["ActorSystem"]
+
+M = TypeVar("M")
+R = TypeVar("R")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+logger = get_logger()
+
+_GRACE = 1.0
+"""Seconds that actors get to end after they were cancelled, before the system gives up on them."""
+
+
+class ActorSystem:
+    """A tree of actors on one event loop. Use it as ``async with ActorSystem() as system``.
+
+    Parameters
+    ----------
+    name
+        Shown in trees and logs.
+    close_timeout
+        Seconds that closing waits for actors to handle what is queued; after that they are cancelled.
+    workers
+        The most threads for work that blocks; ``None``: four more than there are processors, at most 32.
+    clock
+        Seconds, monotonic: measures restart windows and the age of messages. A test can pass its own.
+    sleep
+        ``await sleep(seconds)``: waits before restarts. A test can pass its own.
+    rng
+        Source of the restarts' jitter; ``None``: seeded by the operating system.
+
+    Raises
+    ------
+    InvalidArgumentError
+        ``close_timeout`` is negative or not a number.
+
+    Notes
+    -----
+    Everything but :attr:`portal` is for the loop, thread and process in which the system was entered; elsewhere it raises
+    :class:`~accel.errors.ClosedError`. ``KeyboardInterrupt`` and ``SystemExit`` raised by an actor leave through the loop, as asyncio has it.
+    """
+
+    def __init__(
+        self,
+        name: str = "accel",
+        *,
+        close_timeout: float = 10.0,
+        workers: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
+        rng: random.Random | None = None,
+    ) -> None:
+        if not close_timeout >= 0:
+            raise InvalidArgumentError(f"close_timeout is a number of seconds, not {close_timeout!r}")
+        self.name = name
+        self.close_timeout = close_timeout
+        self.clock = clock
+        self.sleep = sleep
+        self.random = random.Random() if rng is None else rng
+        self._children: dict[str, ActorCell] = {}
+        self._cells: dict[asyncio.Task[Any], ActorCell] = {}
+        self._numbers = itertools.count(1)
+        self._pool = WorkerPool(min(32, (os.cpu_count() or 1) + 4) if workers is None else workers)
+        self._state = "new"
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._home: tuple[int, int] | None = None
+        self._root: asyncio.Task[None] | None = None
+        self._group: asyncio.TaskGroup | None = None
+        self._portal: Portal | None = None
+        self._ready: asyncio.Event = asyncio.Event()
+        self._closing: asyncio.Event = asyncio.Event()
+        self._patience: asyncio.Timeout | None = None
+        self._deadline: float | None = None
+        self._last_call: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} {self._state} actors={len(self._cells)}>"
+
+    # -- entering and leaving
+
+    async def __aenter__(self) -> Self:
+        if self._state != "new":
+            raise ClosedError(f"system {self.name!r} is {self._state}: a system is entered once", remedy="Make a new one.")
+        self._loop = asyncio.get_running_loop()
+        self._home = (os.getpid(), threading.get_ident())
+        self._abandoned: asyncio.Future[None] = self._loop.create_future()
+        self._state = "open"
+        self._root = self._loop.create_task(self._live(), name=f"accel-system-{self.name}", context=Context())
+        try:
+            await self._ready.wait()
+            await self._open_resources()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the system: take no more work, drain, stop all actors, end all threads. Idempotent; all callers wait for the end.
+
+        Actors stop newest first, each after handling what is queued, so that they can still ask those they were built upon. When
+        ``close_timeout`` has passed, what is left is cancelled; what does not end even then is left behind, and logged.
+
+        Raises
+        ------
+        ClosedError
+            Called outside the system's loop.
+
+        Notes
+        -----
+        Failures while closing are logged, never raised, so they cannot mask the error of the body. Cancelling ends the patience, not the
+        close: actors are cancelled at once, and the cancellation goes on when they have ended.
+        """
+        if self._root is None:
+            self._state = "closed"
+            return
+        self._check_home()
+        self._closing.set()
+        cancelled: asyncio.CancelledError | None = None
+        with anyio.CancelScope(shield=True):
+            while not (self._root.done() or self._abandoned.done()):
+                try:
+                    await asyncio.wait({self._root, self._abandoned}, return_when=asyncio.FIRST_COMPLETED)
+                except asyncio.CancelledError as error:
+                    cancelled = error
+                    self._hurry()
+        if cancelled is not None:
+            raise cancelled
+
+    def _hurry(self) -> None:
+        self._deadline = self.loop.time()
+        if self._patience is not None:
+            self._patience.reschedule(self._deadline)
+
+    async def _live(self) -> None:
+        """Hold the task group open until the system closes: the body of the root task."""
+        try:
+            async with asyncio.TaskGroup() as self._group:
+                self._portal = Portal(self.loop, self._group)
+                self._ready.set()
+                try:
+                    await self._closing.wait()
+                finally:
+                    if not self._closing.is_set():  # cancelled from outside, or an actor ends the whole program
+                        self._closing.set()
+                        self._deadline = self.loop.time()
+                    await self._shut_down()
+        except BaseExceptionGroup as errors:
+            logger.error("system_failed", system=self.name, error=errors)
+        except (KeyboardInterrupt, SystemExit):
+            pass  # it left through the loop already, from the actor's own task
+        finally:
+            self._state = "closed"
+            self._ready.set()
+            self._pool.close()
+            if self._last_call is not None:
+                self._last_call.cancel()
+
+    async def _shut_down(self) -> None:
+        self._state = "closing"
+        if self._deadline is None:
+            self._deadline = self.loop.time() + self.close_timeout
+        try:
+            async with asyncio.timeout_at(self._deadline) as self._patience:
+                await self._close_gracefully(self._deadline)
+        except TimeoutError:
+            logger.warning("close_timeout", system=self.name, actors=sorted(cell.path for cell in self._cells.values()))
+        finally:
+            self._patience = None
+            if self._portal is not None:
+                self._portal.close()
+            for cell in tuple(self._children.values()):
+                cell.request_stop(Stop.KILL)
+            self._last_call = self.loop.call_later(_GRACE, self._give_up)
+        if self._cells:
+            await asyncio.wait(set(self._cells), timeout=_GRACE)
+        left = await self._pool.aclose(max(self._deadline, self.loop.time() + _GRACE))
+        if left:
+            logger.error("threads_left_behind", system=self.name, threads=left)
+
+    async def _close_gracefully(self, deadline: float) -> None:
+        try:
+            await self._close_resources(deadline)
+        except Exception as error:
+            logger.error("close_failed", system=self.name, error=error)
+        # Newest first: a later actor may have been given the ref of an earlier one.
+        for cell in reversed(tuple(self._children.values())):
+            cell.request_stop(Stop.DRAIN)
+            await cell.stopped.wait()
+
+    def _give_up(self) -> None:
+        left = sorted(cell.path for cell in self._cells.values())
+        if left:
+            logger.error("actors_left_behind", system=self.name, actors=left)
+        if not self._abandoned.done():
+            self._abandoned.set_result(None)
+
+    # -- for subclasses
+
+    async def _open_resources(self) -> None:
+        """Open what the subclass owns: called once the system can spawn, in the entering task. If it raises, the system closes."""
+
+    async def _close_resources(self, deadline: float) -> None:
+        """Close what the subclass owns: called before the actors stop, in the root task, cancelled when ``deadline`` (loop time) has passed."""
+
+    # -- what runs here
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop on which the system lives."""
+        if self._loop is None:
+            raise NotInitializedError(f"system {self.name!r} was not entered")
+        return self._loop
+
+    @property
+    def state(self) -> str:
+        """``"new"``, ``"open"``, ``"closing"`` or ``"closed"``."""
+        return self._state
+
+    @property
+    def portal(self) -> Portal:
+        """The door for other threads; the one part of a system that they may use."""
+        if self._portal is None:
+            raise NotInitializedError(f"system {self.name!r} was not entered")
+        return self._portal
+
+    async def spawn(
+        self,
+        actor: type[Actor[M, R]],
+        *args: Any,
+        name: str | None = None,
+        mailbox_size: int = 1024,
+        restart: RestartStrategy | None = None,
+        **kwargs: Any,
+    ) -> ActorRef[M, R]:
+        """Start an actor, and return its address once its ``started`` has run.
+
+        Parameters
+        ----------
+        actor, *args, **kwargs
+            The class, and what to construct it with; used again for each restart.
+        name
+            Unique among the living actors at this level, without ``/``; ``None`` makes one from the class's.
+        mailbox_size
+            The most messages that may wait.
+        restart
+            What happens when it fails; ``None``: ``RestartStrategy()``.
+
+        Raises
+        ------
+        Exception
+            What the constructor or ``started`` raised; a first start is not tried again.
+        InvalidArgumentError
+            The class is no actor, or the name or the size is not allowed.
+        ClosedError
+            The system is closing or closed, or this is not its loop.
+
+        Notes
+        -----
+        Cancelling stops the actor that was being started.
+        """
+        return await self.spawn_under(None, actor, args, kwargs, name=name, mailbox_size=mailbox_size, restart=restart)
+
+    async def run_blocking(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function that blocks on one of the system's worker threads, inside a copy of the caller's context variables.
+
+        Raises
+        ------
+        Exception
+            What the function raised.
+        ClosedError
+            The system is closed, or this is not its loop.
+
+        Notes
+        -----
+        Cancelling detaches the waiter at once; a function that has started runs to its end, and its outcome is dropped.
+        """
+        self._check_home()
+        return await self._pool.run(function, *args, **kwargs)
+
+    def tree(self) -> ActorTree:
+        """Return a picture of all living actors; print it."""
+        self._check_home()
+        return ActorTree(self.name, self._state, children=tuple(map(_picture, self._children.values())))
+
+    # -- for this package
+
+    async def spawn_under(
+        self,
+        parent: ActorCell | None,
+        actor: type[Actor[Any, Any]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        name: str | None,
+        mailbox_size: int,
+        restart: RestartStrategy | None,
+    ) -> ActorRef[Any, Any]:
+        """Start an actor at the top, or below ``parent``."""
+        self._check_home()
+        group = self._group
+        if group is None or (self._state != "open" and parent is None) or self._state == "closed":
+            raise ClosedError(f"system {self.name!r} is {self._state} and starts no more actors")
+        _check_class(actor)
+        siblings = self._children if parent is None else parent.children
+        if name is None:
+            name = f"{actor.__name__}-{next(self._numbers)}"
+        if not name or "/" in name or name in siblings:
+            raise InvalidArgumentError(f"{name!r} is no name for an actor here: it is empty, has a '/', or is taken")
+        cell = ActorLife(self, parent, (actor, args, kwargs), name, mailbox_size, RestartStrategy() if restart is None else restart)
+        # An eager task runs before create_task returns, and may look for itself.
+        siblings[name] = cell
+        group.create_task(cell.run(), name=f"accel-actor-{cell.path}", context=Context())
+        return await cell.wait_started()
+
+    def enlist(self, cell: ActorCell) -> None:
+        """Remember whose task is running."""
+        if cell.task is not None:
+            self._cells[cell.task] = cell
+
+    def dismiss(self, cell: ActorCell) -> None:
+        """Forget an actor that stopped."""
+        siblings = self._children if cell.parent is None else cell.parent.children
+        if siblings.get(cell.name) is cell:
+            del siblings[cell.name]
+        if cell.task is not None:
+            self._cells.pop(cell.task, None)
+
+    def cell_of(self, task: asyncio.Task[Any] | None) -> ActorCell | None:
+        """Return the actor that ``task`` runs."""
+        return None if task is None else self._cells.get(task)
+
+    def not_at_home(self) -> ClosedError | NotInitializedError:
+        """Return the error that says why a call was made in the wrong place."""
+        if self._home is None:
+            return NotInitializedError(f"system {self.name!r} was not entered")
+        pid, thread = self._home
+        if os.getpid() != pid:
+            where, remedy = f"the process that this one (pid {os.getpid()}) was forked from", "Make a new system after the fork."
+        elif threading.get_ident() != thread:
+            where, remedy = f"another thread than {threading.current_thread().name!r}", "Use system.portal from other threads."
+        else:
+            where, remedy = "another event loop", "Use it in the loop in which it was entered, or make a new system here."
+        return ClosedError(f"system {self.name!r} lives in {where}", remedy=remedy)
+
+    def _check_home(self) -> None:
+        if self._loop is None or _get_running_loop() is not self._loop:
+            raise self.not_at_home()
+
+
+def _check_class(actor: object) -> None:
+    if not (isinstance(actor, type) and issubclass(actor, Actor)):
+        raise InvalidArgumentError(f"spawn takes a subclass of Actor, not {actor!r}")
+    if not inspect.iscoroutinefunction(actor.receive):
+        raise InvalidArgumentError(f"{actor.__name__}.receive must be defined with 'async def'")
+
+
+def _picture(cell: ActorCell) -> ActorTree:
+    return ActorTree(
+        name=cell.name,
+        state=cell.state.value,
+        depth=len(cell.mailbox),
+        oldest_age=cell.mailbox.oldest_age(),
+        restarts=cell.budget.restarts,
+        children=tuple(map(_picture, cell.children.values())),
+    )

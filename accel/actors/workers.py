@@ -1,0 +1,170 @@
+"""Threads for work that blocks: owned by one system, named, bounded, and never able to keep the process from ending.
+
+The standard library's thread pool is joined when the interpreter exits, so that one call that never returns (a hung device) would keep
+the process alive for ever. These threads are daemons, and closing waits for them only as long as it was told to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import contextvars
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from accel.errors import ClosedError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["WorkerPool"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _Job:
+    __slots__ = ("arguments", "context", "function", "future")
+
+    def __init__(self, future: concurrent.futures.Future[Any], function: Callable[..., Any], arguments: tuple[Any, Any]) -> None:
+        self.future = future
+        self.function = function
+        self.arguments = arguments
+        self.context = contextvars.copy_context()
+
+    def run(self) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        args, kwargs = self.arguments
+        try:
+            result = self.context.run(self.function, *args, **kwargs)
+        except BaseException as error:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
+
+
+class WorkerPool:
+    """Up to ``size`` daemon threads, started as they are needed, that run functions one after the other.
+
+    Parameters
+    ----------
+    size
+        The most threads, at least 1.
+    name
+        Threads are named ``<name>-0``, ``<name>-1``, ...
+    """
+
+    def __init__(self, size: int, name: str = "accel-worker") -> None:
+        if size < 1:
+            raise InvalidArgumentError(f"a worker pool needs at least one thread, not {size}")
+        self._size = size
+        self._name = name
+        self._ready = threading.Condition()
+        self._jobs: deque[_Job] = deque()
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+        self._closed = False
+
+    def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[T]:
+        """Queue a function, to run in a copy of the caller's context variables.
+
+        Raises
+        ------
+        ClosedError
+            The pool is closed.
+        """
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        with self._ready:
+            if self._closed:
+                raise ClosedError("the worker pool is closed")
+            self._jobs.append(_Job(future, function, (args, kwargs)))
+            if self._idle >= len(self._jobs):
+                self._ready.notify()
+            elif len(self._threads) < self._size:
+                thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        return future
+
+    async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function on a worker thread and return what it returns.
+
+        Raises
+        ------
+        Exception
+            What the function raised.
+        ClosedError
+            The pool is closed, or closed before the function started.
+
+        Notes
+        -----
+        Cancelling detaches the waiter at once. A function that did not start never will; one that did runs to its end, and what it
+        returns or raises is dropped: it must own what it works on.
+        """
+        future = self.submit(function, *args, **kwargs)
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            del future  # it keeps an error, whose traceback keeps this frame
+
+    def _work(self) -> None:
+        while True:
+            with self._ready:
+                self._idle += 1
+                while not self._jobs and not self._closed:
+                    self._ready.wait()
+                self._idle -= 1
+                if not self._jobs:
+                    return
+                job = self._jobs.popleft()
+            job.run()
+            del job
+
+    def close(self) -> None:
+        """Take no more work, and fail what did not start with :class:`~accel.errors.ClosedError`. Idempotent; does not wait."""
+        with self._ready:
+            self._closed = True
+            dropped = list(self._jobs)
+            self._jobs.clear()
+            self._ready.notify_all()
+        for job in dropped:
+            if job.future.set_running_or_notify_cancel():
+                job.future.set_exception(ClosedError("the worker pool closed before this started"))
+
+    async def aclose(self, deadline: float) -> tuple[str, ...]:
+        """Close, and wait until the threads have ended.
+
+        Parameters
+        ----------
+        deadline
+            The loop's time after which waiting ends.
+
+        Returns
+        -------
+        tuple of str
+            Names of the threads that still run.
+        """
+        self.close()
+        if threads := [thread for thread in self._threads if thread.is_alive()]:
+            loop = asyncio.get_running_loop()
+            done = loop.create_future()
+            # Joining blocks, so another thread does it.
+            reaper = threading.Thread(
+                target=self._reap, args=(threads, loop, done, deadline - loop.time()), name=f"{self._name}-reaper", daemon=True
+            )
+            reaper.start()
+            await done
+            reaper.join()
+        return tuple(thread.name for thread in self._threads if thread.is_alive())
+
+    @staticmethod
+    def _reap(threads: list[threading.Thread], loop: asyncio.AbstractEventLoop, done: asyncio.Future[None], patience: float) -> None:
+        end = time.monotonic() + max(0.0, patience)
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        with contextlib.suppress(RuntimeError):  # the loop is closed: whoever waited is gone
+            loop.call_soon_threadsafe(lambda: None if done.done() else done.set_result(None))

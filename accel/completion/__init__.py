@@ -1,0 +1,51 @@
+"""Completion: how a future learns that a stream has reached an event."""
+
+from __future__ import annotations
+
+from accel.completion.adaptive import AdaptiveCompletion
+from accel.completion.host_fn import HostFnCompletion
+from accel.completion.polled import PolledCompletion
+from accel.completion.reactor import Pacing
+from accel.completion.strategy import CompletionStatistics, CompletionStrategy, Pending, Watcher
+from accel.completion.sync import SyncCompletion
+from accel.errors import InvalidArgumentError
+
+__all__ = [
+    "AdaptiveCompletion",
+    "CompletionStatistics",
+    "CompletionStrategy",
+    "HostFnCompletion",
+    "Pacing",
+    "Pending",
+    "PolledCompletion",
+    "SyncCompletion",
+    "Watcher",
+    "resolve_strategy",
+]
+
+_STRATEGIES: dict[str, type[AdaptiveCompletion | HostFnCompletion | PolledCompletion | SyncCompletion]] = {
+    strategy.name: strategy for strategy in (AdaptiveCompletion, HostFnCompletion, PolledCompletion, SyncCompletion)
+}
+
+
+def resolve_strategy(strategy: str | CompletionStrategy) -> CompletionStrategy:
+    """Return the strategy that ``open_device(completion=...)`` was given by name or as an object.
+
+    Parameters
+    ----------
+    strategy
+        ``"adaptive"``, ``"host_fn"``, ``"polled"``, ``"sync"``, or a :class:`CompletionStrategy`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is neither.
+    """
+    if isinstance(strategy, CompletionStrategy):
+        return strategy
+    found = _STRATEGIES.get(strategy)
+    if found is None:
+        raise InvalidArgumentError(
+            f"completion={strategy!r} is not a way of waiting", remedy=f"Use one of {sorted(_STRATEGIES)} or a CompletionStrategy."
+        )
+    return found()

@@ -1,0 +1,74 @@
+"""The default strategy: spin while an end is near, sleep while it is far, do nothing when there is nothing to wait for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from accel.completion.reactor import Pacing, Reactor, ReactorLane
+from accel.completion.strategy import CompletionStatistics, CompletionStrategy, LaneWatcher
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Hashable
+
+    from accel.backend import AccelDevice
+    from accel.completion.strategy import Pending
+
+__all__ = ["AdaptiveCompletion", "AdaptiveWatcher"]
+
+
+@dataclass(frozen=True)
+class AdaptiveCompletion(CompletionStrategy):
+    """One reactor for all devices of a system, paced by what ops of the same kind took before.
+
+    Parameters
+    ----------
+    pacing
+        When the reactor looks; devices with equal pacing share a reactor.
+    """
+
+    name: ClassVar[str] = "adaptive"
+    pacing: Pacing = field(default_factory=Pacing)
+
+    def open(self, device: AccelDevice, loop: asyncio.AbstractEventLoop, shared: dict[Any, Any]) -> AdaptiveWatcher:
+        """Return a watcher that uses the system's reactor, which is made here if it is the first."""
+        key = (Reactor, self.pacing, loop)
+        reactor = shared.get(key)
+        if reactor is None:
+            reactor = shared[key] = Reactor(loop, self.pacing)
+        return AdaptiveWatcher(loop, reactor, key, shared)
+
+
+class AdaptiveWatcher(LaneWatcher):
+    """Puts one device's marks before the system's reactor; the last watcher to close takes the reactor away."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, reactor: Reactor, key: Hashable, shared: dict[Any, Any]) -> None:
+        super().__init__(loop)
+        self._reactor = reactor
+        self._key = key
+        self._shared = shared
+        self._lanes: dict[Hashable, ReactorLane] = {}
+        reactor.users += 1
+
+    def watch(self, pending: Pending) -> None:
+        """Watch a mark until it ends."""
+        self._admit()
+        lane = self._lanes.get(pending.lane)
+        if lane is None:
+            lane = self._lanes[pending.lane] = ReactorLane(self._settle)
+        self._reactor.add(lane, pending)
+
+    def statistics(self) -> CompletionStatistics:
+        """Return counters; ``looks`` counts those of the reactor, for all devices together."""
+        return CompletionStatistics(self._pending, self._completed, self._failed, self._reactor.looks)
+
+    def _take_all(self) -> list[Pending]:
+        return [pending for lane in self._lanes.values() for pending in self._reactor.take(lane)]
+
+    async def _release(self, *, abandon: bool) -> None:
+        self._lanes.clear()
+        self._reactor.users -= 1
+        if not self._reactor.users:
+            self._reactor.close()
+            self._shared.pop(self._key, None)

@@ -1,0 +1,225 @@
+"""A C function in a side stream posts a semaphore, and one thread that waits for it wakes the loop.
+
+No Python runs in the callback: it is ``sem_post`` of the C library, which takes no lock that Python code can hold. It runs in a stream of its own, because a
+host function stalls the stream that it is in. And it is only a hint: after a fault it never runs, and elsewhere such callbacks were seen to run
+without saying that the work before them had failed. So every mark is queried before it ends, and the oldest marks are looked at from time to time anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from accel.completion.strategy import CompletionStrategy, Ended, LaneWatcher, take_ended, thread_end
+from accel.completion.timer import create_timer
+from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Hashable
+
+    from accel.backend import AccelDevice, AccelEvent, AccelStream, HostFunction
+    from accel.completion.strategy import Pending
+
+__all__ = ["HostFnCompletion", "HostFnWatcher", "Semaphore"]
+
+
+@dataclass(frozen=True)
+class HostFnCompletion(CompletionStrategy):
+    """Be woken by the device: uses no CPU while waiting, however long, and adds two thread switches to every op.
+
+    Parameters
+    ----------
+    watch_interval
+        Seconds between two looks at the oldest marks, which find what no host function reports: a fault.
+    """
+
+    name: ClassVar[str] = "host_fn"
+    watch_interval: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0 < self.watch_interval < float("inf"):
+            raise InvalidArgumentError(f"watch_interval={self.watch_interval!r} is not a time to wait", remedy="Use more than 0 seconds.")
+
+    def open(self, device: AccelDevice, loop: asyncio.AbstractEventLoop, shared: dict[Any, Any]) -> HostFnWatcher:
+        """Return a watcher with a thread of its own.
+
+        Raises
+        ------
+        UnsupportedError
+            If the system has no unnamed POSIX semaphores.
+        """
+        return HostFnWatcher(loop, device, self.watch_interval)
+
+
+class Semaphore:
+    """A POSIX semaphore, which is also the host function that posts it (see :class:`~accel.backend.HostFunction`).
+
+    Attributes
+    ----------
+    address : int
+        Address of the C library's ``sem_post``.
+    argument : int
+        Address of the semaphore.
+    """
+
+    def __init__(self) -> None:
+        keeping, releasing = ctypes.PyDLL(None, use_errno=True), ctypes.CDLL(None, use_errno=True)
+        # Larger than any system's sem_t, and aligned for it.
+        self._storage = (ctypes.c_uint64 * 16)()
+        self._pointer = ctypes.byref(self._storage)
+        self.argument = ctypes.addressof(self._storage)
+        self._post, self._try_wait, self._wait = keeping.sem_post, keeping.sem_trywait, releasing.sem_wait
+        self.address = ctypes.cast(self._post, ctypes.c_void_p).value or 0
+        if keeping.sem_init(self._pointer, 0, 0) != 0:
+            raise UnsupportedError("this system has no unnamed semaphores", code=ctypes.get_errno(), remedy="Use completion='adaptive'.")
+
+    def __call__(self) -> None:
+        """Post: let one waiting thread go on. Never blocks."""
+        self._post(self._pointer)
+
+    def wait(self) -> None:
+        """Block this thread, releasing the GIL, until the semaphore has been posted; several posts are taken together."""
+        while self._wait(self._pointer) != 0:  # interrupted by a signal
+            pass
+        while self.take():
+            pass
+
+    def take(self) -> bool:
+        """Take one post back, and return whether there was one. Never blocks."""
+        taken: bool = self._try_wait(self._pointer) == 0
+        return taken
+
+
+class _Waiter:
+    """The thread that turns posts into turns of the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, name: str, posted: Callable[[], None]) -> None:
+        self.semaphore = Semaphore()
+        self.stopped: asyncio.Future[None] = loop.create_future()
+        self._loop = loop
+        self._posted = posted
+        self._stopping = False
+        self._is_called = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End the thread."""
+        self._stopping = True
+        self.semaphore()
+        await self.stopped
+        await thread_end(self._thread)
+
+    def _run(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody is left to tell
+            while True:
+                self.semaphore.wait()
+                if self._stopping:
+                    self._loop.call_soon_threadsafe(self._say_stopped)
+                    return
+                if not self._is_called:  # else the loop has not looked yet, and will see this one too
+                    self._is_called = True
+                    self._loop.call_soon_threadsafe(self._look)
+
+    def _look(self) -> None:
+        self._is_called = False  # before looking: what is posted from now on needs another call
+        self._posted()
+
+    def _say_stopped(self) -> None:
+        if not self.stopped.done():
+            self.stopped.set_result(None)
+
+
+class _Lane:
+    __slots__ = ("queue", "side")
+
+    def __init__(self, device: AccelDevice) -> None:
+        self.queue: deque[Pending] = deque()
+        # One for each lane: in a common one, a mark would be reported after those of slower lanes.
+        self.side: AccelStream | None = None
+        with contextlib.suppress(AccelError):
+            self.side = device.create_stream()
+
+    def report(self, event: AccelEvent, function: HostFunction) -> bool:
+        """Have ``function`` called once ``event`` is passed, or return ``False``: a poisoned context takes no more work."""
+        if self.side is None:
+            return False
+        try:
+            self.side.wait(event)
+            self.side.launch_host_function(function)
+        except AccelError:
+            return False
+        return True
+
+
+class HostFnWatcher(LaneWatcher):
+    """Lets the device wake the loop, and looks at the oldest marks once per ``watch_interval`` besides."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, device: AccelDevice, watch_interval: float) -> None:
+        super().__init__(loop)
+        self._device = device
+        self._watch_interval = watch_interval
+        self._lanes: dict[Hashable, _Lane] = {}
+        self._waiter = _Waiter(loop, f"accel-host-fn-{device.description.spec}", self._look_at_all)
+        self._timer = create_timer(loop, self._on_timer)
+        self._is_armed = False
+
+    def watch(self, pending: Pending) -> None:
+        """Watch a mark until it ends; the lane's first mark creates its side stream."""
+        self._admit()
+        lane = self._lanes.get(pending.lane)
+        if lane is None:
+            lane = self._lanes[pending.lane] = _Lane(self._device)
+        lane.queue.append(pending)
+        self._arm()
+        if not lane.report(pending.event, self._waiter.semaphore):
+            self._waiter.semaphore()
+
+    def _arm(self) -> None:
+        if not self._is_armed:
+            self._is_armed = True
+            self._timer.arm(self._watch_interval)
+
+    def _on_timer(self) -> None:
+        self._is_armed = False
+        self._look_at_all()
+
+    def _look_at_all(self) -> None:
+        self._looks += 1
+        ended: list[Ended] = []
+        for lane in self._lanes.values():
+            take_ended(lane.queue, ended)
+        if self._pending > len(ended):
+            self._arm()
+        elif self._is_armed:
+            self._is_armed = False
+            self._timer.disarm()
+        self._settle(ended)
+
+    def _take_all(self) -> list[Pending]:
+        taken = [pending for lane in self._lanes.values() for pending in lane.queue]
+        for lane in self._lanes.values():
+            lane.queue.clear()
+        return taken
+
+    async def _release(self, *, abandon: bool) -> None:
+        self._timer.close()
+        sides = [lane.side for lane in self._lanes.values() if lane.side is not None]
+        self._lanes.clear()
+        try:
+            if abandon:
+                _close(sides, abandon=True)
+            elif sides:
+                await self._loop.run_in_executor(None, _close, sides)
+        finally:
+            await self._waiter.stop()
+
+
+def _close(sides: list[AccelStream], *, abandon: bool = False) -> None:
+    for side in sides:
+        side.close(abandon=abandon)

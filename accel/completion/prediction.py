@@ -1,0 +1,62 @@
+"""How long the next op of a kind will take, from what the last ones took."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+__all__ = ["Estimate", "Predictor"]
+
+_WEIGHT = 0.25  # of the newest observation: follows a changed duration within a few ops, and does not jump after one outlier
+
+
+class Estimate(NamedTuple):
+    """A predicted duration.
+
+    Parameters
+    ----------
+    mean
+        Seconds.
+    deviation
+        How far observations lie from the mean on average, in seconds.
+    """
+
+    mean: float
+    deviation: float
+
+
+class Predictor:
+    """Moving averages of durations by kind, of bounded size: the kind not seen for the longest time is forgotten.
+
+    Parameters
+    ----------
+    capacity
+        How many kinds are remembered.
+    """
+
+    __slots__ = ("_capacity", "_estimates")
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._estimates: dict[Hashable, Estimate] = {}
+
+    def __len__(self) -> int:
+        return len(self._estimates)
+
+    def expect(self, kind: Hashable) -> Estimate | None:
+        """Return what is known of ``kind``, or ``None``."""
+        return self._estimates.get(kind)
+
+    def observe(self, kind: Hashable, seconds: float) -> None:
+        """Learn that an op of ``kind`` took ``seconds``."""
+        estimates = self._estimates
+        known = estimates.pop(kind, None)  # put back at the end: the table is in order of last use
+        if known is None:
+            if len(estimates) >= self._capacity:
+                del estimates[next(iter(estimates))]
+            estimates[kind] = Estimate(seconds, 0.0)
+            return
+        error = seconds - known.mean
+        estimates[kind] = Estimate(known.mean + _WEIGHT * error, known.deviation + _WEIGHT * (abs(error) - known.deviation))

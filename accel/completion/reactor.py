@@ -1,0 +1,224 @@
+"""The reactor: one per system, it looks at the oldest mark of every lane as seldom as it can and as soon as it should.
+
+A look costs microseconds, a sleep costs the time by which it is too long. So the reactor looks once per turn of the loop ("spins") while the
+predicted end of an op is near, sleeps on a precise timer while it is far, and when nothing is known, or the prediction was wrong, sleeps for a
+fixed part of the time that has gone by: whatever an op takes, a bounded part of it is added. With nothing to watch there is no timer and no callback.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from accel.completion.prediction import Estimate, Predictor
+from accel.completion.strategy import Ended, look
+from accel.completion.timer import create_timer
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from accel.completion.strategy import Pending
+
+__all__ = ["Pacing", "Reactor", "ReactorLane", "pause"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pacing:
+    """When the reactor looks. Times in seconds.
+
+    Parameters
+    ----------
+    window
+        It spins from at most this long before a predicted end until this long after.
+    unknown_spin
+        It spins for this long on an op of a kind that it has not seen.
+    shortest, longest
+        Bounds of the sleeps that are not to a predicted end. A sleep shorter than ``shortest`` is not worth a timer.
+    patience
+        Such a sleep takes one part in ``patience`` of the time that has gone by.
+    kinds
+        How many kinds of op are remembered.
+    """
+
+    window: float = 150e-6
+    unknown_spin: float = 75e-6
+    shortest: float = 50e-6
+    longest: float = 2e-3
+    patience: float = 8.0
+    kinds: int = 512
+
+
+def pause(elapsed: float, estimate: Estimate | None, pacing: Pacing) -> float:
+    """Return for how long not to look at an op that has run for ``elapsed`` seconds; 0 means: look in the next turn.
+
+    Parameters
+    ----------
+    elapsed
+        Seconds since the op began.
+    estimate
+        What its kind took before, if known.
+    pacing
+        Bounds.
+    """
+    if estimate is None:
+        return 0.0 if elapsed < pacing.unknown_spin else _step(elapsed, pacing)
+    mean, deviation = estimate
+    late = elapsed - mean
+    if late > pacing.window:
+        return _step(max(late, elapsed / pacing.patience), pacing)
+    # Long ops have room for a wide margin; one of 200 us would be spun on throughout.
+    margin = min(pacing.window, max(mean / 8, pacing.shortest))
+    spread = 2 * deviation
+    ahead = -late - margin - min(spread, margin)
+    if ahead < pacing.shortest:
+        return 0.0
+    if spread <= margin:
+        return ahead
+    # Durations of this kind scatter: it can end long before the mean, so the way there is cut into steps.
+    certain = mean - 2 * spread - elapsed
+    return min(ahead, max(certain, _step(elapsed, pacing)))
+
+
+def _step(elapsed: float, pacing: Pacing) -> float:
+    return min(max(elapsed / pacing.patience, pacing.shortest), pacing.longest)
+
+
+class ReactorLane:
+    """The marks of one lane, oldest first.
+
+    Attributes
+    ----------
+    settle : callable
+        What is told about marks that have ended.
+    began, ended, looked : float
+        When the oldest mark's work began, the mark before it ended, and the oldest was last looked at.
+    """
+
+    __slots__ = ("began", "ended", "looked", "queue", "settle")
+
+    def __init__(self, settle: Callable[[list[Ended]], None]) -> None:
+        self.settle = settle
+        self.queue: deque[Pending] = deque()
+        self.began = self.ended = self.looked = 0.0
+
+
+class Reactor:
+    """Looks at the heads of all lanes of all devices of one system.
+
+    Parameters
+    ----------
+    loop
+        The loop that it runs on.
+    pacing
+        When it looks.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, pacing: Pacing) -> None:
+        self.users = 0
+        self.looks = 0
+        self._loop = loop
+        self._pacing = pacing
+        self._predictor = Predictor(pacing.kinds)
+        self._lanes: dict[ReactorLane, None] = {}  # those with marks
+        self._next_turn: asyncio.Handle | None = None
+        self._timer = create_timer(loop, self._on_timer)
+        self._alarm: float | None = None
+
+    def add(self, lane: ReactorLane, pending: Pending) -> None:
+        """Watch ``pending`` as the newest mark of ``lane``."""
+        queue = lane.queue
+        queue.append(pending)
+        if len(queue) == 1:
+            now = time.perf_counter()
+            lane.began = max(pending.enqueued_at, lane.ended)
+            lane.looked = now
+            self._lanes[lane] = None
+            self._schedule(now, self._pause(lane, now))
+
+    def take(self, lane: ReactorLane) -> list[Pending]:
+        """Stop watching a lane, and return its marks."""
+        taken = list(lane.queue)
+        lane.queue.clear()
+        self._lanes.pop(lane, None)
+        if not self._lanes:
+            self._rest()
+        return taken
+
+    def close(self) -> None:
+        """Give the timer back. Idempotent."""
+        self._rest()
+        self._timer.close()
+
+    def _pause(self, lane: ReactorLane, now: float) -> float:
+        return pause(now - lane.began, self._predictor.expect(lane.queue[0].kind), self._pacing)
+
+    def _schedule(self, now: float, delay: float) -> None:
+        if self._next_turn is not None:
+            return
+        if delay <= 0.0:
+            self._next_turn = self._loop.call_soon(self._turn)
+        elif self._alarm is None or now + delay < self._alarm:
+            self._alarm = now + delay
+            self._timer.arm(delay)
+
+    def _rest(self) -> None:
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+            self._next_turn = None
+        if self._alarm is not None:
+            self._alarm = None
+            self._timer.disarm()
+
+    def _on_timer(self) -> None:
+        self._alarm = None
+        if self._next_turn is None and self._lanes:
+            self._turn()
+
+    def _turn(self) -> None:
+        """One pass over the heads: collect what has ended, say when to look again, and only then tell the marks."""
+        self._next_turn = None
+        self.looks += 1
+        now = time.perf_counter()
+        over: list[tuple[Callable[[list[Ended]], None], list[Ended]]] = []
+        soonest = self._pacing.longest * 1e6
+        for lane in list(self._lanes):
+            ended = self._look_at(lane, now)
+            if ended:
+                over.append((lane.settle, ended))
+            if lane.queue:
+                soonest = min(soonest, self._pause(lane, now))
+            else:
+                del self._lanes[lane]
+        if self._lanes:
+            self._schedule(now, soonest)
+        elif self._alarm is not None:
+            self._rest()
+        for settle, ended in over:
+            settle(ended)
+
+    def _look_at(self, lane: ReactorLane, now: float) -> list[Ended]:
+        queue = lane.queue
+        ended: list[Ended] = []
+        while queue:
+            answer = look(queue[0])
+            if answer is None:
+                break
+            queue.popleft()
+            # Only the first of several has a duration that was seen; the others ended some time between two looks.
+            if not ended and answer[1] is None:
+                self._learn(lane, answer[0], now)
+            ended.append(answer)
+        if ended:
+            lane.ended = now
+            if queue:
+                lane.began = max(queue[0].enqueued_at, now)
+        lane.looked = now
+        return ended
+
+    def _learn(self, lane: ReactorLane, pending: Pending, now: float) -> None:
+        # It ended between two looks: after a sleep, taking the later one would teach the reactor to sleep as long again.
+        unseen = min((now - lane.looked) / 2, self._pacing.window)
+        self._predictor.observe(pending.kind, max(now - unseen - lane.began, 0.0))

@@ -1,0 +1,233 @@
+"""How a future learns that a stream has reached an event: the interfaces, and what every strategy does alike."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+
+from accel.errors import AccelError, ClosedError, DriverError, FaultScope
+
+if TYPE_CHECKING:
+    import threading
+    from collections import deque
+    from collections.abc import Hashable
+
+    from accel.backend import AccelDevice
+
+__all__ = ["CompletionStatistics", "CompletionStrategy", "Ended", "LaneWatcher", "Pending", "Watcher", "look", "take_ended", "thread_end"]
+
+
+class Pending(Protocol):
+    """A mark that is watched. Exactly one of :meth:`complete` and :meth:`fail` is called, exactly once, on the loop's thread."""
+
+    @property
+    def event(self) -> Any:
+        """The recorded event. It is not recorded again before the mark has ended."""
+
+    @property
+    def lane(self) -> Hashable:
+        """Marks of one lane complete in the order in which they were watched."""
+
+    @property
+    def stream(self) -> Any:
+        """The stream that the mark is in."""
+
+    @property
+    def kind(self) -> Hashable:
+        """What the duration is predicted by: marks of one kind take about as long as each other."""
+
+    @property
+    def enqueued_at(self) -> float:
+        """When the work before the mark was enqueued (``time.perf_counter()``, seconds)."""
+
+    def complete(self) -> None:
+        """Take note that the stream has passed the mark; called only after ``event.query()`` returned ``True``."""
+
+    def fail(self, error: AccelError) -> None:
+        """Take note that the stream will never pass the mark; ``error`` is what the query raised, an instance of the mark's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionStatistics:
+    """What a watcher has done.
+
+    Parameters
+    ----------
+    pending
+        Marks being watched now.
+    completed, failed
+        Marks that have ended.
+    looks
+        How often the loop was woken, or took a turn, to look at the marks. Does not grow while nothing is pending.
+    """
+
+    pending: int
+    completed: int
+    failed: int
+    looks: int
+
+
+class Watcher(ABC):
+    """Watches the marks of one device's context on one event loop. Used on the loop's thread only."""
+
+    @abstractmethod
+    def watch(self, pending: Pending) -> None:
+        """Watch a mark until it ends. Never blocks.
+
+        Raises
+        ------
+        ClosedError
+            After :meth:`aclose`; the mark is not watched then.
+        """
+
+    @abstractmethod
+    async def aclose(self, *, abandon: bool = False) -> None:
+        """Wait until every watched mark has ended, then stop the threads and timers of this watcher. Idempotent.
+
+        Parameters
+        ----------
+        abandon
+            Wait for nothing: marks that have not ended fail with :class:`~accel.ClosedError`, now. A later ``aclose(abandon=True)`` cuts an
+            earlier ``aclose()`` short; cancelling ``aclose()`` abandons too.
+        """
+
+    @abstractmethod
+    def statistics(self) -> CompletionStatistics:
+        """Return counters."""
+
+
+class CompletionStrategy(ABC):
+    """A way of waiting. Instances are configuration: frozen, comparable, usable for any number of devices.
+
+    Attributes
+    ----------
+    name : str
+        What ``open_device(completion=...)`` calls it.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def open(self, device: AccelDevice, loop: asyncio.AbstractEventLoop, shared: dict[Any, Any]) -> Watcher:
+        """Return a watcher for the marks of ``device`` on ``loop``.
+
+        Parameters
+        ----------
+        device
+            The context whose events are watched.
+        loop
+            The loop on which the marks' methods are called.
+        shared
+            A dictionary that lives as long as the system: what watchers of several devices have in common is found there.
+        """
+
+
+Ended: TypeAlias = "tuple[Pending, AccelError | None]"
+"""A mark that has ended, and the error if it failed."""
+
+
+def look(pending: Pending) -> Ended | None:
+    """Query a mark's event once and return how the mark has ended, or ``None`` if it has not."""
+    try:
+        return (pending, None) if pending.event.query() else None
+    except AccelError as error:
+        return pending, error
+    except Exception as error:  # a backend's bug must not lose a waiter
+        fault = DriverError(f"querying an event raised {type(error).__name__}: {error}", scope=FaultScope.CONTEXT)
+        fault.__cause__ = error
+        return pending, fault
+
+
+class LaneWatcher(Watcher):
+    """A watcher that keeps marks in one queue per lane and looks at the heads; strategies add when to look.
+
+    Parameters
+    ----------
+    loop
+        The loop on which marks end.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._pending = 0
+        self._completed = 0
+        self._failed = 0
+        self._looks = 0
+        self._closing = False
+        self._released = False
+        self._drained: asyncio.Future[None] | None = None
+
+    def statistics(self) -> CompletionStatistics:
+        """Return counters."""
+        return CompletionStatistics(self._pending, self._completed, self._failed, self._looks)
+
+    async def aclose(self, *, abandon: bool = False) -> None:
+        """Wait until every watched mark has ended; see :meth:`Watcher.aclose`."""
+        self._closing = True
+        if not abandon and self._pending:
+            if self._drained is None:
+                self._drained = self._loop.create_future()
+            try:
+                await asyncio.shield(self._drained)
+            except BaseException:
+                self._abandon()
+                raise
+        if self._pending:
+            self._abandon()
+        await self._release_once(abandon=abandon)
+
+    async def _release_once(self, *, abandon: bool) -> None:
+        if not self._released:
+            self._released = True
+            await self._release(abandon=abandon)
+
+    def _admit(self) -> None:
+        if self._closing:
+            raise ClosedError("this device's completion watcher is closed")
+        self._pending += 1
+
+    def _settle(self, ended: list[Ended]) -> None:
+        """Tell marks, which were already taken out of their queues, how they ended."""
+        for pending, error in ended:
+            self._pending -= 1
+            try:
+                if error is None:
+                    self._completed += 1
+                    pending.complete()
+                else:
+                    self._failed += 1
+                    pending.fail(error)
+            except Exception as raised:  # one mark's trouble is not the next one's
+                self._loop.call_exception_handler({"message": f"{pending!r} raised when told that it ended", "exception": raised})
+        if not self._pending and self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    def _abandon(self) -> None:
+        # A last look: what has passed is not failed.
+        self._settle([look(pending) or (pending, ClosedError("the device was closed before this ended")) for pending in self._take_all()])
+
+    @abstractmethod
+    def _take_all(self) -> list[Pending]:
+        """Take every watched mark out of the queues, in order."""
+
+    @abstractmethod
+    async def _release(self, *, abandon: bool) -> None:
+        """Give threads and timers back; called once, when nothing is pending."""
+
+
+def take_ended(queue: deque[Pending], ended: list[Ended]) -> None:
+    """Move the marks at the head of ``queue`` that have ended to ``ended``."""
+    while queue:
+        answer = look(queue[0])
+        if answer is None:
+            return
+        ended.append(answer)
+        queue.popleft()
+
+
+async def thread_end(thread: threading.Thread) -> None:
+    """Wait for a thread that is about to return. ``join`` would block the loop; this takes a turn or two."""
+    while thread.is_alive():  # noqa: ASYNC110 - a thread sets no event after its last instruction
+        await asyncio.sleep(0)

@@ -1,0 +1,148 @@
+"""A thread per lane blocks until the lane's oldest mark is passed."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from accel.completion.strategy import CompletionStrategy, Ended, LaneWatcher, take_ended, thread_end
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Hashable
+
+    from accel.backend import AccelDevice, AccelEvent
+    from accel.completion.strategy import Pending
+
+__all__ = ["SyncCompletion", "SyncWatcher"]
+
+
+@dataclass(frozen=True)
+class SyncCompletion(CompletionStrategy):
+    """Block a thread in ``event.synchronize()``: the simplest way, and the slowest with many short ops."""
+
+    name: ClassVar[str] = "sync"
+
+    def open(self, device: AccelDevice, loop: asyncio.AbstractEventLoop, shared: dict[Any, Any]) -> SyncWatcher:
+        """Return a watcher that starts a thread for each lane it meets."""
+        return SyncWatcher(loop, device.description.spec)
+
+
+class _Blocker:
+    """A thread that waits for one event at a time, and says so on the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, name: str, passed: Callable[[], None], stopped: Callable[[], None]) -> None:
+        self._loop = loop
+        self._passed = passed
+        self._stopped = stopped
+        self._event: AccelEvent | None = None
+        self._stopping = False
+        self._go = threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def block_on(self, event: AccelEvent) -> None:
+        """Wait for ``event``; called only after the last one was reported."""
+        self._event = event
+        self._go.release()
+
+    def stop(self) -> None:
+        """End the thread once it waits for nothing."""
+        self._stopping = True
+        self._go.release()
+
+    async def join(self) -> None:
+        """Wait for the thread, which has said that it stops."""
+        await thread_end(self._thread)
+
+    def _run(self) -> None:
+        while True:
+            self._go.acquire()
+            event, self._event = self._event, None
+            if event is None and self._stopping:
+                self._call(self._stopped)
+                return
+            if event is not None:
+                # Whatever this raises, the loop queries the event and sees it there.
+                with contextlib.suppress(Exception):
+                    event.synchronize()
+                del event
+                self._call(self._passed)
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody is left to tell
+            self._loop.call_soon_threadsafe(callback)
+
+
+class _Lane:
+    __slots__ = ("blocker", "is_blocked", "queue", "stopped")
+
+    def __init__(self, stopped: asyncio.Future[None]) -> None:
+        self.queue: deque[Pending] = deque()
+        self.is_blocked = False
+        self.stopped = stopped
+        self.blocker: _Blocker
+
+
+class SyncWatcher(LaneWatcher):
+    """Blocks one thread per lane; what it finds ready together ends together."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, device: str) -> None:
+        super().__init__(loop)
+        self._device = device
+        self._lanes: dict[Hashable, _Lane] = {}
+
+    def watch(self, pending: Pending) -> None:
+        """Watch a mark until it ends; the lane's first mark starts its thread."""
+        self._admit()
+        lane = self._lanes.get(pending.lane)
+        if lane is None:
+            lane = self._lanes[pending.lane] = self._open_lane()
+        lane.queue.append(pending)
+        self._block(lane)
+
+    def _open_lane(self) -> _Lane:
+        lane = _Lane(self._loop.create_future())
+        name = f"accel-sync-{self._device}-lane-{len(self._lanes)}"
+        lane.blocker = _Blocker(self._loop, name, lambda: self._passed(lane), lambda: _resolve(lane.stopped))
+        return lane
+
+    def _block(self, lane: _Lane) -> None:
+        # The thread gets the next event only when the loop has dealt with the last one: until then an event that the
+        # thread has in hand cannot be recorded anew for something else.
+        if lane.queue and not lane.is_blocked:
+            lane.is_blocked = True
+            lane.blocker.block_on(lane.queue[0].event)
+
+    def _passed(self, lane: _Lane) -> None:
+        lane.is_blocked = False
+        self._looks += 1
+        ended: list[Ended] = []
+        take_ended(lane.queue, ended)
+        self._block(lane)
+        self._settle(ended)
+
+    def _take_all(self) -> list[Pending]:
+        taken = [pending for lane in self._lanes.values() for pending in lane.queue]
+        for lane in self._lanes.values():
+            lane.queue.clear()
+        return taken
+
+    async def _release(self, *, abandon: bool) -> None:
+        # A thread that is blocked when the watcher is abandoned ends when its event does; it is not waited for.
+        lanes, self._lanes = list(self._lanes.values()), {}
+        for lane in lanes:
+            lane.blocker.stop()
+        if abandon:
+            return
+        for lane in lanes:
+            await lane.stopped
+            await lane.blocker.join()
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,145 @@
+"""A one-shot timer of an event loop that keeps times below a millisecond, where the system has one."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+__all__ = ["LoopTimer", "Timer", "TimerfdTimer", "create_timer"]
+
+_SHORTEST = 1e-9  # a timerfd takes 0 for "disarm"
+
+
+class Timer(Protocol):
+    """A one-shot timer: calls its callback on the loop once the delay it was armed with is over."""
+
+    def arm(self, delay: float) -> None:
+        """Call back in ``delay`` seconds; an earlier arming is forgotten."""
+
+    def disarm(self) -> None:
+        """Forget the arming."""
+
+    def close(self) -> None:
+        """Give the timer's resources back. Idempotent."""
+
+
+class LoopTimer:
+    """The loop's own timer. asyncio's and uvloop's keep whole milliseconds only."""
+
+    __slots__ = ("_callback", "_handle", "_loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+        self._loop = loop
+        self._callback = callback
+        self._handle: asyncio.TimerHandle | None = None
+
+    def arm(self, delay: float) -> None:
+        """Call back in ``delay`` seconds."""
+        self.disarm()
+        self._handle = self._loop.call_later(delay, self._callback)
+
+    def disarm(self) -> None:
+        """Forget the arming."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def close(self) -> None:
+        """Forget the arming."""
+        self.disarm()
+
+
+class TimerfdTimer:
+    """A Linux timerfd, which the loop's selector watches like a socket.
+
+    Raises
+    ------
+    OSError
+        If the system gives none.
+    NotImplementedError
+        If the loop cannot watch descriptors.
+    """
+
+    __slots__ = ("_callback", "_fd", "_loop", "_set")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+        self._loop = loop
+        self._callback = callback
+        self._fd, self._set = _open_timerfd()
+        try:
+            loop.add_reader(self._fd, self._expired)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def arm(self, delay: float) -> None:
+        """Call back in ``delay`` seconds."""
+        self._set(max(delay, _SHORTEST))
+
+    def disarm(self) -> None:
+        """Forget the arming."""
+        self._set(0.0)
+
+    def close(self) -> None:
+        """Close the descriptor. Idempotent."""
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _expired(self) -> None:
+        try:
+            os.read(self._fd, 8)
+        except BlockingIOError:
+            return  # armed anew between the loop's look and this call
+        self._callback()
+
+
+def create_timer(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> Timer:
+    """Return the most precise timer that the system and the loop have."""
+    try:
+        return TimerfdTimer(loop, callback)
+    except (OSError, NotImplementedError, AttributeError):
+        return LoopTimer(loop, callback)
+
+
+if sys.version_info >= (3, 13):
+
+    def _open_timerfd() -> tuple[int, Callable[[float], object]]:
+        fd = os.timerfd_create(time.CLOCK_MONOTONIC, flags=os.TFD_NONBLOCK | os.TFD_CLOEXEC)
+        return fd, lambda delay: os.timerfd_settime(fd, initial=delay)
+
+else:
+
+    class _Timespec(ctypes.Structure):
+        _fields_ = (("tv_sec", ctypes.c_long), ("tv_nsec", ctypes.c_long))
+
+    class _Itimerspec(ctypes.Structure):
+        _fields_ = (("it_interval", _Timespec), ("it_value", _Timespec))
+
+    def _open_timerfd() -> tuple[int, Callable[[float], object]]:
+        # Neither call blocks, so they keep the GIL: giving it up could cost 5 ms.
+        libc = ctypes.PyDLL(None, use_errno=True)
+        fd = libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if fd < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create failed")
+        settime = libc.timerfd_settime
+        settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+        specification = _Itimerspec()
+        address = ctypes.addressof(specification)
+        value = specification.it_value
+
+        def set_delay(delay: float) -> object:
+            seconds = int(delay)
+            value.tv_sec = seconds
+            value.tv_nsec = int((delay - seconds) * 1e9)
+            return settime(fd, 0, address, None)
+
+        return fd, set_delay

@@ -1,0 +1,196 @@
+"""The CPU as a device: what ``open_device("cpu")`` finds, and the context that owns its streams."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import threading
+from typing import TYPE_CHECKING
+
+from accel.backend import DeviceDescription
+from accel.cpu.compute import CpuCompute
+from accel.cpu.context import Context
+from accel.cpu.stream import CpuEvent, CpuStream
+from accel.errors import BackendUnavailableError, ClosedError, InvalidArgumentError
+from accel.memory.slab import MemfdSlab
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from accel.backend import Injection, Kernel
+
+__all__ = ["CpuBackend", "CpuDevice", "CpuSlab"]
+
+
+class CpuBackend:
+    """The processor of this machine, as one device.
+
+    Attributes
+    ----------
+    name : str
+        ``"cpu"``.
+    preference : int
+        The lowest: ``open_device("auto")`` takes the CPU only where there is nothing better.
+    """
+
+    name: str = "cpu"
+    preference: int = 0
+
+    def devices(self) -> Sequence[DeviceDescription]:
+        """List the one device."""
+        return (DeviceDescription(backend=self.name, index=0, name=_processor_name(), uuid=_machine_uuid(), memory=_memory_size()),)
+
+    def open(self, index: int) -> CpuDevice:
+        """Create a context. Any number of them can be open; each has streams and a fault of its own.
+
+        Raises
+        ------
+        BackendUnavailableError
+            If ``index`` is not 0.
+        """
+        devices = self.devices()
+        if not 0 <= index < len(devices):
+            raise BackendUnavailableError(f"cpu:{index} is not there: the backend has {len(devices)} device(s)", remedy="Use 'cpu'.")
+        return CpuDevice(devices[index])
+
+
+class CpuDevice:
+    """One generation of the CPU device; see :class:`~accel.backend.AccelDevice`.
+
+    Parameters
+    ----------
+    description
+        The device.
+
+    Attributes
+    ----------
+    description : DeviceDescription
+    """
+
+    def __init__(self, description: DeviceDescription) -> None:
+        self.description = description
+        self._context = Context(description.spec)
+        self._lock = threading.Lock()
+        self._streams = 0
+        self._is_closed = False
+
+    def create_stream(self, *, priority: int = 0) -> CpuStream:
+        """Create a stream. Its thread starts with the first work that is too large for the caller's.
+
+        Parameters
+        ----------
+        priority
+            A wish, as in CUDA; the system's scheduler treats all streams of a CPU alike.
+
+        Raises
+        ------
+        ClosedError
+            After :meth:`close`.
+        AccelError
+            The context's fault.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError("the context is closed", device=self.description.spec)
+            self._streams += 1
+            stream = CpuStream(self._context, f"accel-cpu-{self.description.index}-stream-{self._streams}")
+            self._context.add(stream)
+        return stream
+
+    def create_event(self) -> CpuEvent:
+        """Create an event. Never blocks."""
+        return CpuEvent(self._context)
+
+    def create_compute(self, stream: CpuStream) -> CpuCompute:
+        """Create the compute interface whose calls go into ``stream``, initialized."""
+        compute = CpuCompute(stream, device=self.description.spec)
+        compute.init()
+        return compute
+
+    def kernels(self, library: str) -> Mapping[str, Kernel]:
+        """Return native kernels of ``library``: none, its ops go through the compute interface."""
+        return {}
+
+    def create_slab(self, nbytes: int) -> CpuSlab:
+        """Take a slab of at least ``nbytes``; it belongs to the caller, and outlives the context.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If the system has no such piece.
+        """
+        return CpuSlab(self._context, nbytes)
+
+    def inject(self, injection: Injection, stream: CpuStream) -> None:
+        """Bring a fault about in ``stream``, once it gets there. It always surfaces later, never in this call.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If ``stream`` belongs to another context.
+        """
+        if stream.context is not self._context:
+            raise InvalidArgumentError("the stream belongs to another context", device=self.description.spec)
+        stream.inject(injection)
+
+    def close(self, *, abandon: bool = False) -> None:
+        """Close every stream. Idempotent.
+
+        Parameters
+        ----------
+        abandon
+            Return at once. Work that is running ends on its daemon thread, which touches no other memory than before: slabs closed
+            meanwhile are unmapped once it has ended. Do not reuse a slab of an abandoned context.
+        """
+        with self._lock:
+            self._is_closed = True
+        for stream in self._context.streams():
+            stream.close(abandon=abandon)
+
+
+class CpuSlab(MemfdSlab):
+    """A slab whose closing waits, without blocking, for work that was abandoned while it ran."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: Context, nbytes: int) -> None:
+        super().__init__(nbytes)
+        self._context = context
+
+    def close(self) -> None:
+        """Give the memory back, as soon as no abandoned work can touch it. Idempotent."""
+        if self._map is None:
+            super().close()
+        else:
+            self._context.release(super().close)
+
+
+def _processor_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                key, _, value = line.partition(":")
+                if key.strip() == "model name":
+                    return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine() or "CPU"
+
+
+def _machine_uuid() -> str:
+    """Return what tells this machine from others. Hashed: a machine's id is not for publishing."""
+    identity = platform.node()
+    try:
+        with open("/etc/machine-id", encoding="ascii") as file:
+            identity = file.read().strip() or identity
+    except OSError:
+        pass
+    return f"CPU-{hashlib.sha256(f'accel:{identity}'.encode()).hexdigest()[:32]}"
+
+
+def _memory_size() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return 0

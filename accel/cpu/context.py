@@ -1,0 +1,108 @@
+"""What the streams of one CPU device share: the fault, and the memory that abandoned work may still touch."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from accel.errors import AccelError, DriverError, FaultScope, LibraryError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accel.cpu.stream import CpuStream
+
+__all__ = ["Context"]
+
+
+class Context:
+    """One generation of a CPU device, as its streams see it.
+
+    Parameters
+    ----------
+    device_name
+        Name that errors carry, such as ``"cpu:0"``.
+
+    Attributes
+    ----------
+    fault : AccelError or None
+        What poisoned the context. Whoever raises it raises a clone.
+    leftovers : list of callables
+        Memory to give back once no abandoned work runs any more.
+    """
+
+    __slots__ = ("_lock", "_streams", "device_name", "fault", "leftovers")
+
+    def __init__(self, device_name: str) -> None:
+        self.device_name = device_name
+        self.fault: AccelError | None = None
+        self.leftovers: list[Callable[[], None]] = []
+        self._streams: list[CpuStream] = []
+        self._lock = threading.Lock()
+
+    def add(self, stream: CpuStream) -> None:
+        """Let ``stream`` be stopped by the context's fault; raises the fault if there is one already."""
+        with self._lock:
+            if self.fault is not None:
+                raise self.fault.clone()
+            self._streams.append(stream)
+
+    def remove(self, stream: CpuStream) -> None:
+        """Forget a stream that was closed and runs nothing any more."""
+        with self._lock:
+            if stream in self._streams:
+                self._streams.remove(stream)
+
+    def streams(self) -> list[CpuStream]:
+        """Return all streams that were created."""
+        with self._lock:
+            return list(self._streams)
+
+    def poison(self, error: AccelError) -> None:
+        """Stop every stream for good; the first fault stands. May be called from any thread."""
+        with self._lock:
+            if self.fault is not None:
+                return
+            self.fault = error
+            streams = list(self._streams)
+        for stream in streams:
+            stream.stop(error)
+
+    def failure(self, error: BaseException) -> AccelError:
+        """Return the fault that an exception raised by enqueued work stands for."""
+        if isinstance(error, AccelError) and error.is_fault:
+            return error
+        fault = LibraryError(
+            f"work on a stream raised {type(error).__name__}: {error}", library="cpu", device=self.device_name, scope=FaultScope.CONTEXT
+        )
+        fault.__cause__ = error
+        return fault
+
+    def injected(self, error: AccelError | None) -> AccelError:
+        """Return the fault for an injection: ``error``, if any, of scope CONTEXT at least."""
+        if error is None:
+            error = DriverError("the context was poisoned by a fault plan", code="INJECTED_FAULT", library="driver")
+        return error.clone(scope=max(error.scope, FaultScope.CONTEXT), device=error.device or self.device_name)
+
+    def release(self, close: Callable[[], None]) -> None:
+        """Give memory back now, or, if work that was abandoned still runs, once it has ended.
+
+        An abandoned thread cannot be stopped in the middle of a numpy call: unmapping what it reads would end the process.
+        """
+        with self._lock:
+            if self._is_touched():
+                self.leftovers.append(close)
+                return
+        close()
+
+    def settle(self) -> None:
+        """Give back what had to wait; called by a stream that ended an item."""
+        with self._lock:
+            if self._is_touched():
+                return
+            ready, self.leftovers = self.leftovers, []
+        for close in ready:
+            close()
+
+    def _is_touched(self) -> bool:
+        return any(stream.fault is not None and stream.is_touching for stream in self._streams)

@@ -1,0 +1,140 @@
+"""Matrix products, on column-major matrices as BLAS has them.
+
+A column-major matrix is the transpose of a row-major one, so ``C = op(A) @ op(B)`` is computed as ``C.T = op(B).T @ op(A).T`` on row-major views; no element
+moves for a transpose. numpy hands such views, with their leading dimensions, to its BLAS.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from accel.compute import Transpose
+from accel.cpu.kernels.precision import WORKSPACE, blocks, wider
+from accel.cpu.views import Array, array
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["batched_gemm", "finish", "gemm", "scale"]
+
+# Enum members are slow to look up on their class, and gemm is called for matrices that take less time than that.
+_NONE = Transpose.NONE
+_CONJUGATE = Transpose.CONJUGATE
+_matmul: Callable[[Array, Array, Array], Any] = np.matmul
+
+
+@np.errstate(all="ignore")
+def gemm(
+    transpose_a: Transpose,
+    transpose_b: Transpose,
+    m: int,
+    n: int,
+    k: int,
+    alpha: complex,
+    a: int,
+    lda: int,
+    b: int,
+    ldb: int,
+    beta: complex,
+    c: int,
+    ldc: int,
+    dtype: np.dtype[Any],
+) -> None:
+    """Compute ``C = alpha * op(A) @ op(B) + beta * C``; ``k`` may be 0."""
+    size = dtype.itemsize
+    out = array(c, (n, m), dtype, (ldc * size, size))
+    if k == 0 or alpha == 0:
+        scale(out, beta)
+        return
+    left = array(b, (n, k), dtype, _strides(transpose_b, ldb, size))
+    right = array(a, (k, m), dtype, _strides(transpose_a, lda, size))
+    if dtype.kind == "c":
+        left, right = _conjugated(left, transpose_b), _conjugated(right, transpose_a)
+    if alpha == 1 and beta == 0 and wider(dtype) is dtype:
+        _matmul(left, right, out)
+    else:
+        _multiply(left, right, out, alpha, beta)
+
+
+@np.errstate(all="ignore")
+def batched_gemm(
+    transpose_a: Transpose,
+    transpose_b: Transpose,
+    m: int,
+    n: int,
+    k: int,
+    alpha: complex,
+    a: int,
+    lda: int,
+    stride_a: int,
+    b: int,
+    ldb: int,
+    stride_b: int,
+    beta: complex,
+    c: int,
+    ldc: int,
+    stride_c: int,
+    batch_count: int,
+    dtype: np.dtype[Any],
+) -> None:
+    """Compute ``batch_count`` products whose matrices lie ``stride_*`` elements apart; ``k`` may be 0."""
+    size = dtype.itemsize
+    out = array(c, (batch_count, n, m), dtype, (stride_c * size, ldc * size, size))
+    if k == 0 or alpha == 0:
+        scale(out, beta)
+        return
+    # A matrix that all products share is a stack of one, so that it is converted once.
+    left = array(b, (batch_count if stride_b else 1, n, k), dtype, (stride_b * size, *_strides(transpose_b, ldb, size)))
+    right = array(a, (batch_count if stride_a else 1, k, m), dtype, (stride_a * size, *_strides(transpose_a, lda, size)))
+    if dtype.kind == "c":
+        left, right = _conjugated(left, transpose_b), _conjugated(right, transpose_a)
+    if alpha == 1 and beta == 0 and wider(dtype) is dtype:
+        _matmul(left, right, out)
+        return
+    nbytes = (m * n + k * (m + n)) * wider(dtype).itemsize
+    for part in blocks(batch_count, nbytes):
+        x = left if stride_b == 0 else left[part]
+        y = right if stride_a == 0 else right[part]
+        if nbytes > WORKSPACE:
+            _multiply(x[0], y[0], out[part][0], alpha, beta)
+        else:
+            wide = wider(dtype)
+            finish(out[part], np.matmul(x.astype(wide, copy=False), y.astype(wide, copy=False)), alpha, beta)
+
+
+def scale(out: Array, beta: complex) -> None:
+    """Compute ``out = beta * out``, without reading it if ``beta`` is 0."""
+    if beta == 0:
+        out[...] = 0
+    elif beta != 1:
+        wide = wider(out.dtype)
+        np.multiply(out, wide.type(beta), out=out, dtype=wide, casting="unsafe")
+
+
+def finish(out: Array, product: Array, alpha: complex, beta: complex) -> None:
+    """Store ``alpha * product + beta * out``, rounding once; ``product`` is used up."""
+    wide = product.dtype
+    if alpha != 1:
+        np.multiply(product, wide.type(alpha), out=product)
+    if beta != 0:
+        np.add(product, np.multiply(out, wide.type(beta), dtype=wide), out=product)
+    out[...] = product
+
+
+def _strides(transpose: Transpose, ld: int, size: int) -> tuple[int, int]:
+    """Return the strides of the row-major view of ``op(M).T``."""
+    return (ld * size, size) if transpose is _NONE else (size, ld * size)
+
+
+def _conjugated(matrix: Array, transpose: Transpose) -> Array:
+    return np.conjugate(matrix) if transpose is _CONJUGATE else matrix
+
+
+def _multiply(left: Array, right: Array, out: Array, alpha: complex, beta: complex) -> None:
+    wide = wider(out.dtype)
+    right = right.astype(wide, copy=False)
+    rows, columns = out.shape
+    for part in blocks(rows, (left.shape[1] + 2 * columns) * wide.itemsize):
+        finish(out[part], np.matmul(left[part].astype(wide, copy=False), right), alpha, beta)

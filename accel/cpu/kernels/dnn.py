@@ -1,0 +1,111 @@
+"""Convolution and attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from accel.cpu.kernels.precision import WORKSPACE, blocks, wider
+from accel.cpu.views import Array, array
+
+__all__ = ["attention", "convolution"]
+
+
+@np.errstate(all="ignore")
+def convolution(
+    image: int,
+    image_shape: tuple[int, ...],
+    filters: int,
+    filter_shape: tuple[int, ...],
+    output: int,
+    output_size: tuple[int, int],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dtype: np.dtype[Any],
+) -> None:
+    """Compute a 2-d cross-correlation as matrix products with the windows of the padded images laid out as columns.
+
+    Images are done in groups, and the rows of a large one in bands, so that the columns stay within the workspace. There may be no channels.
+    """
+    count, channels, height, width = image_shape
+    kernels, _, *window = filter_shape
+    rows, columns = output_size
+    out = array(output, (count, kernels, rows, columns), dtype)
+    if channels == 0:
+        out[...] = 0
+        return
+    wide = wider(dtype)
+    x = array(image, image_shape, dtype)
+    weights = array(filters, (kernels, channels * window[0] * window[1]), dtype).astype(wide, copy=False)
+    padded_size = channels * (height + 2 * padding[0]) * (width + 2 * padding[1])
+    per_row = channels * window[0] * window[1] * columns
+    for group in blocks(count, (padded_size + per_row * rows) * wide.itemsize):
+        windows = _windows(_padded(x[group], padding, wide), window, stride)
+        for band in blocks(rows, (group.stop - group.start) * per_row * wide.itemsize):
+            part = out[group, :, band]
+            patches = windows[..., band, :].reshape(group.stop - group.start, weights.shape[1], -1)
+            if wide is dtype:
+                # A view: the rows of a band follow each other.
+                np.matmul(weights, patches, out=part.reshape(patches.shape[0], kernels, -1))
+            else:
+                part[...] = np.matmul(weights, patches).reshape(part.shape)
+
+
+def _padded(x: Array, padding: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    vertical, horizontal = padding
+    if vertical == horizontal == 0:
+        return x.astype(dtype, copy=False)
+    count, channels, height, width = x.shape
+    result = np.zeros((count, channels, height + 2 * vertical, width + 2 * horizontal), dtype)
+    result[:, :, vertical : vertical + height, horizontal : horizontal + width] = x
+    return result
+
+
+def _windows(x: Array, window: list[int], stride: tuple[int, ...]) -> Array:
+    """Return the windows of x as a view ``[count, channels, window rows, window columns, output rows, output columns]``."""
+    view = np.lib.stride_tricks.sliding_window_view(x, window, axis=(2, 3))[:, :, :: stride[0], :: stride[1]]
+    return view.transpose(0, 1, 4, 5, 2, 3)
+
+
+@np.errstate(all="ignore")
+def attention(
+    q: int, k: int, v: int, o: int, groups: int, seq_q: int, seq_kv: int, head_dim: int, scale: float, first: int, dtype: np.dtype[Any]
+) -> None:
+    """Compute ``softmax(scale * Q K^T) V`` for ``groups`` heads; query i sees the first ``first + i`` keys, as far as there are so many.
+
+    Heads are done together while their scores fit the workspace, and the queries of one head in blocks otherwise.
+    """
+    out = array(o, (groups, seq_q, head_dim), dtype)
+    blind = min(seq_q, max(0, 1 - first)) if seq_kv else seq_q
+    out[:, :blind] = 0
+    if blind == seq_q:
+        return
+    wide = wider(dtype)
+    queries = array(q, (groups, seq_q, head_dim), dtype)
+    keys, values = array(k, (groups, seq_kv, head_dim), dtype), array(v, (groups, seq_kv, head_dim), dtype)
+    row = seq_kv * wide.itemsize
+    for heads in blocks(groups, row * (seq_q + 2 * head_dim)):
+        key, value = keys[heads].astype(wide, copy=False), values[heads].astype(wide, copy=False)
+        # A weight of 0 does not hide a NaN or an infinity in the value of a key that is not seen, so no query shares a product with such a key.
+        together = first >= seq_kv or bool(np.isfinite(value).all())
+        workspace = WORKSPACE if together else 1
+        for block in blocks(seq_q - blind, (heads.stop - heads.start) * row, workspace):
+            start, stop = block.start + blind, block.stop + blind
+            query = queries[heads, start:stop].astype(wide) * wide.type(scale)
+            seen = min(seq_kv, first + stop - 1)
+            out[heads, start:stop] = _attend(query, key[:, :seen], value[:, :seen], first + start)
+
+
+def _attend(query: Array, key: Array, value: Array, first: int) -> Array:
+    scores = np.matmul(query, key.swapaxes(1, 2))
+    count, seen = scores.shape[1:]
+    if first < seen:
+        hidden = np.arange(first, seen) >= first + np.arange(count)[:, None]
+        np.copyto(scores[:, :, first:], -np.inf, where=hidden)
+    scores -= scores.max(axis=2, keepdims=True)
+    np.exp(scores, out=scores)
+    total = scores.sum(axis=2, keepdims=True)
+    result: Array = np.matmul(scores, value)
+    result /= total
+    return result

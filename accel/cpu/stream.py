@@ -1,0 +1,402 @@
+"""Streams and events of the CPU backend: ordered queues of Python callables, run inline while small and on a worker thread while large.
+
+A stream counts what was put into it and what has ended. An event is a pair (stream, count): asking whether it has passed compares two
+integers. Nothing that has ended is ever taken back: once a stream is stopped by a fault its count stands still, so that marks passed
+before the fault stay passed and every other mark raises the fault.
+
+An idle stream has no running thread of its own: its worker waits for a lock, using no CPU.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+from accel.cpu.raw import fill_memory, move, move_small
+from accel.errors import AccelError, ClosedError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accel.backend import HostFunction, Injection
+    from accel.cpu.context import Context
+
+__all__ = ["INLINE_LIMIT", "CpuEvent", "CpuStream"]
+
+INLINE_LIMIT = 50e-6
+"""Work estimated below this many seconds runs on the caller's thread when its stream is idle: handing it to a thread costs more."""
+
+_BYTES_PER_SECOND = 5e9
+_SMALL_COPY = 1 << 15
+_PATTERNS = (1, 2, 4, 8, 16)
+_ALWAYS_ON_WORKER = math.inf
+
+
+class CpuEvent:
+    """A mark in a :class:`CpuStream`; see :class:`~accel.backend.AccelEvent`. Made by ``CpuDevice.create_event``."""
+
+    __slots__ = ("_stream", "_ticket", "context")
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self._stream: CpuStream | None = None
+        self._ticket = 0
+
+    def query(self) -> bool:
+        """Return whether the stream has passed the mark. Never blocks; an event that was never recorded has passed.
+
+        Raises
+        ------
+        AccelError
+            The context's fault, if the mark was not passed before it; :class:`~accel.ClosedError` if the stream was abandoned.
+        """
+        stream = self._stream
+        if stream is None or stream.completed >= self._ticket:
+            return True
+        if stream.fault is None:
+            return False
+        return stream.passed(self._ticket)
+
+    def synchronize(self) -> None:
+        """Block this thread until the stream has passed the mark, releasing the GIL; raises as :meth:`query` does."""
+        if self._stream is not None:
+            self._stream.wait_passed(self._ticket)
+
+    def close(self) -> None:
+        """Forget the mark: a closed event has passed. Idempotent."""
+        self._stream = None
+
+    def mark(self, stream: CpuStream, ticket: int) -> None:
+        """Take the position ``ticket`` of ``stream``; called by :meth:`CpuStream.record`."""
+        self._stream, self._ticket = stream, ticket
+
+    def position(self) -> tuple[CpuStream | None, int]:
+        """Return the stream and ticket recorded last."""
+        return self._stream, self._ticket
+
+
+class CpuStream:
+    """An ordered queue of work on this process's memory; see :class:`~accel.backend.AccelStream`. Made by ``CpuDevice.create_stream``.
+
+    All methods may be called from any thread. Those that enqueue raise the context's fault once it is poisoned, as a driver does, and
+    :class:`~accel.ClosedError` after :meth:`close`; nothing was enqueued then.
+
+    Parameters
+    ----------
+    context
+        What the stream shares with the other streams of its device: the fault.
+    name
+        Name of the worker thread.
+
+    Attributes
+    ----------
+    completed : int
+        How many items have ended, in order. Stands still after a fault.
+    fault : AccelError or None
+        What stopped the stream.
+    """
+
+    __slots__ = (
+        "_active",
+        "_blocked",
+        "_ending",
+        "_lock",
+        "_park",
+        "_queue",
+        "_refusal",
+        "_submitted",
+        "_thread",
+        "_touching",
+        "_waiters",
+        "completed",
+        "context",
+        "fault",
+        "name",
+    )
+
+    def __init__(self, context: Context, name: str) -> None:
+        self.context = context
+        self.name = name
+        self.completed = 0
+        self.fault: AccelError | None = None
+        self._submitted = 0
+        self._refusal: AccelError | None = None  # what enqueuing raises: the fault, or ClosedError
+        self._lock = threading.Lock()
+        self._queue: deque[tuple[Callable[[], object], object]] = deque()
+        self._active = False  # some thread owns the right to run items: the worker, or one running inline
+        self._touching = False  # the item being run may use device memory
+        self._ending = False  # the worker shall end instead of parking
+        self._thread: threading.Thread | None = None
+        self._park = threading.Lock()  # held while the worker sleeps; released to wake it
+        self._park.acquire()
+        self._waiters: list[tuple[int, threading.Lock]] = []
+        self._blocked: tuple[CpuStream, threading.Lock] | None = None
+
+    def submit(self, work: Callable[[], object], cost: float, keep: object = None) -> None:
+        """Enqueue ``work``.
+
+        It runs on this thread, before this returns, if the stream is idle and ``cost`` is below :data:`INLINE_LIMIT`; else on the stream's
+        worker. If it raises, the context is poisoned with a :class:`~accel.LibraryError` of scope CONTEXT that it caused; ``submit`` itself
+        does not raise that.
+
+        Parameters
+        ----------
+        work
+            Called without arguments, once, after everything enqueued before has ended.
+        cost
+            Estimated seconds on one core.
+        keep
+            Object to keep alive until the work has ended or was dropped.
+        """
+        with self._lock:
+            if self._refusal is not None:
+                raise self._refusal.clone()
+            self._submitted += 1
+            if self._active or cost >= INLINE_LIMIT:
+                self._queue.append((work, keep))
+                if not self._active:
+                    self._active = True
+                    self._wake_worker()
+                return
+            self._active = self._touching = True
+        try:
+            work()
+        except BaseException as error:
+            self.context.poison(self.context.failure(error))
+            if not isinstance(error, Exception):  # Ctrl-C inside the work: it is half done, and the caller must still be told
+                raise
+        finally:
+            self._end_inline()
+
+    def record(self, event: CpuEvent) -> bool:
+        """Put a mark after everything enqueued so far; return ``True`` if that has already been passed."""
+        if self._refusal is not None:
+            raise self._refusal.clone()
+        if event.context is not self.context:
+            raise _foreign()
+        ticket = self._submitted
+        event.mark(self, ticket)
+        return self.completed >= ticket
+
+    def wait(self, event: CpuEvent) -> None:
+        """Let later work wait for the event's mark as it is recorded now."""
+        if event.context is not self.context:
+            raise _foreign()
+        source, ticket = event.position()
+        if source is None or source is self or source.completed >= ticket:
+            if self._refusal is not None:
+                raise self._refusal.clone()
+            return
+        self.submit(lambda: self._wait_for(source, ticket), _ALWAYS_ON_WORKER)
+
+    def copy(self, destination: int, source: int, nbytes: int) -> None:
+        """Copy ``nbytes`` of memory from address to address."""
+        mover = move_small if nbytes <= _SMALL_COPY else move
+        self.submit(lambda: mover(destination, source, nbytes), nbytes / _BYTES_PER_SECOND)
+
+    def fill(self, destination: int, pattern: bytes, count: int) -> None:
+        """Write ``pattern`` ``count`` times.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If ``pattern`` is not of 1, 2, 4, 8 or 16 bytes, or ``count`` is negative.
+        """
+        if len(pattern) not in _PATTERNS or count < 0:
+            raise InvalidArgumentError(
+                f"fill of {count} patterns of {len(pattern)} bytes", remedy="Use 1, 2, 4, 8 or 16 bytes, and a count of 0 or more."
+            )
+        self.submit(lambda: fill_memory(destination, pattern, count), len(pattern) * count / _BYTES_PER_SECOND)
+
+    def launch_host_function(self, function: HostFunction) -> None:
+        """Call ``function`` once everything enqueued so far has ended, on this thread or the worker. After a fault it is never called."""
+        self.submit(function, 0.0)
+
+    def synchronize(self) -> None:
+        """Block this thread until everything enqueued so far has ended, releasing the GIL; raises the context's fault."""
+        self.wait_passed(self._submitted)
+        if self.fault is not None:
+            raise self.fault.clone()
+
+    def close(self, *, abandon: bool = False) -> None:
+        """End the worker after what is enqueued; enqueuing raises :class:`~accel.ClosedError` from now on. Idempotent.
+
+        Parameters
+        ----------
+        abandon
+            Return at once: what has not begun is dropped and marks not yet passed raise :class:`~accel.ClosedError`. Work that is
+            running cannot be stopped: it ends on its daemon thread, which then ends too (a hang, once it is released).
+        """
+        closed = ClosedError("the stream is closed", device=self.context.device_name)
+        with self._lock:
+            if self._refusal is None:
+                self._refusal = closed
+        if abandon:
+            self.stop(closed)
+        else:
+            self._wait(self._submitted)
+        with self._lock:
+            self._ending = True
+            thread = self._thread
+            if thread is not None and not self._active:
+                self._active = True
+                self._park.release()
+        if not abandon:
+            if thread is not None and thread is not threading.current_thread():
+                thread.join()
+            self.context.remove(self)
+
+    # What the context, events and other streams call.
+
+    def passed(self, ticket: int) -> bool:
+        """Return whether item ``ticket`` has ended, or raise the fault that keeps it from ending."""
+        # The fault is read first: once it is set, `completed` changes no more, and the answer can never flip.
+        fault = self.fault
+        if self.completed >= ticket:
+            return True
+        if fault is None:
+            return False
+        raise fault.clone()
+
+    def wait_passed(self, ticket: int) -> None:
+        """Block this thread until item ``ticket`` has ended; raises as :meth:`passed` does."""
+        self._wait(ticket)
+        self.passed(ticket)
+
+    def inject(self, injection: Injection) -> None:
+        """Enqueue a fault or a hang. Both always run on the worker, so that they surface later, as a device's do."""
+        if injection.kind == "poison":
+            error = self.context.injected(injection.error)
+            self.submit(lambda: self.context.poison(error), _ALWAYS_ON_WORKER)
+        else:
+            release = injection.release
+            self.submit(lambda: self._hang(release), _ALWAYS_ON_WORKER)
+
+    def stop(self, fault: AccelError) -> None:
+        """Run nothing more: drop what has not begun, and wake whoever waits. The first fault stands."""
+        with self._lock:
+            if self.fault is None:
+                self.fault = fault
+            if self._refusal is None:
+                self._refusal = fault
+            dropped, self._queue = self._queue, deque()
+            waiters, self._waiters = self._waiters, []
+            blocked = self._blocked
+        for _, latch in waiters:
+            latch.release()
+        if blocked is not None:
+            blocked[0].forget(blocked[1])
+        dropped.clear()  # outside the lock: what an item kept alive may do anything when it goes
+
+    def forget(self, latch: threading.Lock) -> None:
+        """Wake the thread that waits here with ``latch``, if it still does."""
+        with self._lock:
+            for position, (_, waiting) in enumerate(self._waiters):
+                if waiting is latch:
+                    del self._waiters[position]
+                    latch.release()
+                    return
+
+    @property
+    def is_touching(self) -> bool:
+        """Whether work is being run that may use device memory."""
+        return self._touching
+
+    def _wait(self, ticket: int) -> None:
+        latch = self._add_waiter(ticket)
+        if latch is not None:
+            latch.acquire()
+
+    def _add_waiter(self, ticket: int) -> threading.Lock | None:
+        with self._lock:
+            if self.completed >= ticket or self.fault is not None:
+                return None
+            latch = threading.Lock()
+            latch.acquire()
+            self._waiters.append((ticket, latch))
+            return latch
+
+    def _wait_for(self, source: CpuStream, ticket: int) -> None:
+        """Run on the worker: block until another stream has passed ``ticket``, or this one was stopped."""
+        latch = source._add_waiter(ticket)
+        if latch is not None:
+            with self._lock:
+                self._blocked = (source, latch)
+                stopped = self.fault is not None
+            if stopped:
+                source.forget(latch)
+            latch.acquire()
+            with self._lock:
+                self._blocked = None
+        if source.fault is not None and source.completed < ticket:
+            self.stop(source.fault)
+
+    def _hang(self, release: Callable[[], None] | None) -> None:
+        self._touching = False
+        if release is not None:
+            release()
+        else:
+            self._wait(self._submitted + 1)  # no item has this number yet: only a fault or abandoning ends it
+
+    def _end_inline(self) -> None:
+        with self._lock:
+            self._finish()
+            if self._queue or self._ending:
+                self._wake_worker()
+            else:
+                self._active = False
+        if self.context.leftovers:
+            self.context.settle()
+
+    def _finish(self) -> None:
+        """Count the item that was run; the lock is held."""
+        self._touching = False
+        if self.fault is not None:
+            return
+        self.completed += 1
+        if self._waiters:
+            done = self.completed
+            for ticket, latch in self._waiters:
+                if ticket <= done:
+                    latch.release()
+            self._waiters = [waiter for waiter in self._waiters if waiter[0] > done]
+
+    def _wake_worker(self) -> None:
+        """Give the right to run items to the worker; the lock is held."""
+        if self._thread is None:
+            if not self._queue:
+                return
+            self._thread = threading.Thread(target=self._work, name=self.name, daemon=True)
+            self._thread.start()
+        else:
+            self._park.release()
+
+    def _work(self) -> None:
+        """Body of the worker thread."""
+        while True:
+            with self._lock:
+                item = self._queue.popleft() if self._queue else None
+                if item is None:
+                    self._active = False
+                    if self._ending:
+                        return
+                else:
+                    self._touching = True
+            if item is None:
+                self._park.acquire()
+                continue
+            try:
+                item[0]()
+            except BaseException as error:  # the thread has no one else to tell
+                self.context.poison(self.context.failure(error))
+            del item
+            with self._lock:
+                self._finish()
+            if self.context.leftovers:
+                self.context.settle()
+
+
+def _foreign() -> AccelError:
+    return InvalidArgumentError("the event belongs to another context", remedy="Create events on the device whose streams use them.")

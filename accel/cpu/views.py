@@ -1,0 +1,43 @@
+"""numpy views of raw pointers: how the CPU kernels see the memory that they are given addresses of."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, TypeAlias
+
+import numpy as np
+
+__all__ = ["BASE", "Array", "array", "is_null"]
+
+Array: TypeAlias = np.ndarray[Any, Any]
+"""A numpy array of any shape and element type."""
+
+BASE = 4096
+"""The lowest address that can be viewed. The first page of a process is never mapped, so that a null pointer is below it."""
+
+# numpy makes a view of memory that it does not own from an object with a buffer and an offset into it. Building such an object for each pointer
+# costs microseconds, so there is one, which spans the whole address space and owns nothing: an address is an offset into it. It starts at the
+# second page because ctypes takes address 0 for "no buffer", and ends where numpy's signed offsets end.
+_MEMORY: Any = (ctypes.c_char * (2**63 - 1 - BASE)).from_address(BASE)
+
+
+def array(pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None = None) -> Array:
+    """Return a writable view of the memory at ``pointer``. It keeps nothing alive.
+
+    Parameters
+    ----------
+    pointer
+        Address of the first element, at least :data:`BASE`.
+    shape
+        Elements along each axis.
+    dtype
+        numpy's element type.
+    strides
+        **Bytes** between neighbours along each axis, none negative; C-contiguous where left out.
+    """
+    return np.ndarray(shape, dtype, _MEMORY, pointer - BASE, strides)
+
+
+def is_null(pointer: int) -> bool:
+    """Return whether ``pointer`` cannot be the address of anything."""
+    return pointer < BASE

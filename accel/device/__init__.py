@@ -1,0 +1,26 @@
+"""The device layer: what is behind a device, from its public face to the kernel actors."""
+
+from __future__ import annotations
+
+from accel.device.batch import Batch
+from accel.device.core import FaultSource
+from accel.device.device import Device
+from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo
+from accel.device.libraries import Blas, Dnn, Elementwise, Reduce
+from accel.device.lifecycle import DeviceState
+from accel.device.system import System
+
+__all__ = [
+    "Batch",
+    "Blas",
+    "Device",
+    "DeviceHealth",
+    "DeviceInfo",
+    "DeviceState",
+    "Dnn",
+    "Elementwise",
+    "FaultSource",
+    "MemoryInfo",
+    "Reduce",
+    "System",
+]

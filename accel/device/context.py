@@ -1,0 +1,348 @@
+"""One generation of a device: its streams and its memory, and the dispatch of ops to the kernel actors that own the streams.
+
+Everything here runs on the loop's thread; what may block is handed to ``run_blocking``. A context that has faulted is never used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from accel.device.kernels import LIBRARIES
+from accel.device.lane import EventPool, Lane
+from accel.device.run import Launch, Run
+from accel.errors import (
+    AccelError,
+    ClosedError,
+    ContextPoisonedError,
+    FaultScope,
+    LibraryError,
+    OutOfMemoryError,
+    StaleRefError,
+    UnsupportedError,
+)
+from accel.memory import Allocator, Block
+from accel.ops import Free
+from accel.ref import AccelRef
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from accel.actors import Mailbox
+    from accel.backend import AccelDevice, Kernel
+    from accel.completion import Watcher
+    from accel.device.core import DeviceCore
+    from accel.device.submission import Submission
+    from accel.ops import KernelOp, Plan
+
+__all__ = ["Context", "Port"]
+
+
+class Port(NamedTuple):
+    """Where the ops of one library go.
+
+    Parameters
+    ----------
+    lane
+        The stream they are enqueued in.
+    kernels
+        Op kind -> kernel.
+    mailbox
+        The kernel actor's.
+    """
+
+    lane: Lane
+    kernels: Mapping[str, Kernel]
+    mailbox: Mailbox[Run]
+
+
+class Context:
+    """The disposable part of a device.
+
+    Parameters
+    ----------
+    core
+        What the device keeps over all generations.
+    device
+        The backend's context.
+    watcher
+        How marks are waited for.
+    open_port
+        Makes the kernel actor of a library; called once per library.
+    """
+
+    def __init__(self, core: DeviceCore, device: AccelDevice, watcher: Watcher, open_port: Callable[[str], Awaitable[Port]]) -> None:
+        self.core = core
+        self.device = device
+        self.watcher = watcher
+        self.generation = core.lifecycle.generation + 1
+        self.allocator = Allocator(device.create_slab, device=core.name, limit=core.options.memory_limit)
+        self.events = EventPool(device)
+        self.lanes: list[Lane] = []
+        self.ports: dict[str, Port] = {}
+        self.buffers: dict[int, Block] = {}
+        self.submissions: dict[Submission, None] = {}
+        self.in_flight = 0
+        self.fault: AccelError | None = None
+        self.on_fault: Callable[[AccelError], None] = lambda error: None
+        self._open_port = open_port
+        self._room: asyncio.Future[None] | None = None
+
+    # -- dispatch: called by the device's actor, one submission at a time, in order
+
+    async def dispatch(self, submission: Submission) -> None:
+        """Give memory and places in line to the ops of a submission, and send them to their kernel actors.
+
+        Returns once they are sent, which takes no waiting but for a library's first use, a new slab, or room for a large batch. What the
+        submission itself got wrong is answered through its future; an error that says the context is gone is raised, with nothing sent.
+        """
+        if self.core.dropped:
+            self.apply_frees()
+        ops = submission.ops
+        if submission.outputs is None:
+            if type(ops[0]) is Free:
+                self._free(ops[0].ref.buffer)
+                submission.succeed()
+                return
+            launch, lane, mailbox = await self._bind(submission, 0)
+            if submission.result is None:
+                submission.result = ops[0].result(submission.plans[0].writes)
+            run = Run(submission, lane, [launch])
+            self._send([(run, mailbox)], submission, 1, is_last=True)
+            return
+        chunk = max(1, self.core.options.max_in_flight // 2)
+        for start in range(0, len(ops), chunk):
+            end = min(start + chunk, len(ops))
+            await self.wait_for_room(end - start)
+            if submission.is_settled:
+                return
+            await self._dispatch_chunk(submission, start, end)
+
+    async def _dispatch_chunk(self, submission: Submission, start: int, end: int) -> None:
+        runs: list[tuple[Run, Mailbox[Run]]] = []
+        try:
+            for index in range(start, end):
+                try:
+                    launch, lane, mailbox = await self._bind(submission, index)
+                except AccelError as error:
+                    error.op_index = index
+                    raise
+                if runs and runs[-1][0].lane is lane and runs[-1][1] is mailbox:
+                    runs[-1][0].launches.append(launch)
+                else:
+                    runs.append((Run(submission, lane, [launch]), mailbox))
+        finally:
+            # Places in line that were given out must reach their lanes even if a later op could not be bound.
+            bound = sum(len(run.launches) for run, _ in runs)
+            if bound:
+                self._send(runs, submission, bound, is_last=start + bound == len(submission.ops))
+
+    def _send(self, runs: list[tuple[Run, Mailbox[Run]]], submission: Submission, count: int, *, is_last: bool) -> None:
+        last = runs[-1][0]
+        last.retires = count
+        last.is_last = is_last
+        if len(runs) > 1:
+            ends = {run.lane: run.launches[-1].seq for run, _ in runs if run.lane is not last.lane}
+            last.join = tuple(ends.items())
+        submission.outstanding += count
+        self.in_flight += count
+        self.submissions[submission] = None
+        for run, mailbox in runs:
+            mailbox.put_nowait(run)
+
+    async def _bind(self, submission: Submission, index: int) -> tuple[Launch, Lane, Mailbox[Run]]:
+        """Find the op's kernel and memory, and take its place in line. Nothing changes if it raises."""
+        op, plan = submission.ops[index], submission.plans[index]
+        port = self.ports.get(op.library) or await self._find_port(op)
+        kernel = port.kernels.get(op.kind)
+        if kernel is None:
+            raise UnsupportedError(f"{op.library} has no {op.kind} on this backend", op=op.kind, device=self.core.name)
+        faults = self.core.options.faults
+        action = None if faults is None else faults.take(op.kind)
+        reads = [self._block(ref) for ref in plan.reads]
+        writes = [self._block(ref) for ref in plan.writes]
+        made = await self._make(submission, index, plan, port.lane) if plan.creates else ()
+        lane = port.lane
+        seq = lane.issue()
+        dependencies: list[Any] = []
+        for block in reads:
+            block.usage.read(lane, seq, dependencies)
+        for block in (*writes, *made):
+            block.usage.write(lane, seq, dependencies)
+        launch = Launch(
+            op, kernel, [b.address for b in reads], [b.address for b in writes] + [b.address for b in made], seq, dependencies, action, index
+        )  # fmt: skip
+        return launch, lane, port.mailbox
+
+    async def _find_port(self, op: KernelOp) -> Port:
+        if op.library not in LIBRARIES:
+            raise UnsupportedError(f"there is no library {op.library!r}", op=op.kind, device=self.core.name)
+        return await self.port(op.library)
+
+    async def port(self, library: str) -> Port:
+        """Return the port of a library; at its first use make it, off the loop."""
+        port = self.ports.get(library)
+        if port is None:
+            port = await self._open_port(library)
+            self._check_alive()
+            self.ports[library] = port
+        return port
+
+    def _block(self, ref: AccelRef) -> Block:
+        block = self.buffers.get(ref.buffer)
+        if block is None:
+            raise StaleRefError(f"{ref!r} is not in memory any more", reason="freed", device=self.core.name, generation=self.generation)
+        return block
+
+    async def _make(self, submission: Submission, index: int, plan: Plan, lane: Lane) -> list[Block]:
+        made: list[Block] = []
+        try:
+            for spec in plan.creates:
+                made.append(self.allocator.allocate(spec.nbytes, lane) or await self._grow(spec.nbytes, lane))  # noqa: PERF401 - kept on failure
+        except BaseException:
+            for block in made:
+                self.allocator.free(block)
+            raise
+        if submission.outputs is not None:
+            refs = submission.outputs[index]
+        else:
+            core, generation = self.core, self.generation
+            refs = tuple(AccelRef(core, core.next_buffer(), spec.shape, spec.dtype, generation) for spec in plan.creates)
+            submission.result = submission.ops[index].result(plan.writes + refs)
+        for ref, block in zip(refs, made, strict=True):
+            self.buffers[ref.buffer] = block
+        return made
+
+    # -- memory
+
+    async def _grow(self, nbytes: int, lane: Lane) -> Block:
+        """Take another slab from the device, off the loop, after everything that can be had without it."""
+        allocator, run_blocking = self.allocator, self.core.system.run_blocking
+        self.apply_frees()
+        last_resort = False
+        while (block := allocator.allocate(nbytes, lane)) is None:
+            request = allocator.request_slab(nbytes, last_resort=last_resort)
+            try:
+                slab = await run_blocking(request.create)
+            except OutOfMemoryError:
+                allocator.cancel(request)
+                if last_resort:
+                    raise
+                last_resort = True
+                continue
+            except BaseException:
+                allocator.cancel(request)
+                raise
+            if self.fault is not None:
+                allocator.cancel(request)
+                await run_blocking(slab.close)
+                self._check_alive()
+            allocator.adopt(request, slab)
+        return block
+
+    def apply_frees(self) -> None:
+        """Give the memory of dropped refs back; streams that still use it are waited for by whoever uses it next."""
+        dropped = self.core.dropped
+        while dropped:
+            self._free(dropped.popleft())
+
+    def _free(self, buffer: int) -> None:
+        block = self.buffers.pop(buffer, None)
+        if block is not None:
+            self.allocator.free(block)
+
+    # -- the way back
+
+    def retire(self, submission: Submission, count: int, *, is_last: bool) -> None:
+        """Note that ``count`` ops of a submission are over; answer it if it ends here."""
+        self.in_flight -= count
+        self.core.retired += count
+        submission.outstanding -= count
+        if is_last or not submission.outstanding:
+            self.submissions.pop(submission, None)
+        if is_last:
+            submission.succeed()
+        if self.core.is_closing:
+            self.core.settled()
+        room = self._room
+        if room is not None and not room.done():
+            room.set_result(None)
+
+    async def wait_for_room(self, count: int) -> None:
+        """Wait until ``count`` more ops fit under ``max_in_flight``.
+
+        Raises
+        ------
+        ContextPoisonedError
+            If the context faults before.
+        """
+        limit = max(self.core.options.max_in_flight, count)
+        while self.in_flight + count > limit:
+            self._room = self.core.loop.create_future()
+            try:
+                await self._room
+            finally:
+                self._room = None
+            self._check_alive()
+
+    def report_fault(self, error: AccelError) -> None:
+        """Take the first fault that surfaces: fail all that is in flight at once, and tell the supervisor. Later ones change nothing."""
+        if self.fault is not None:
+            return
+        if not error.is_fault:
+            error = LibraryError(error.message, code=error.code, library=error.library, scope=FaultScope.CONTEXT, op=error.op)
+        self.fault = error
+        self.core.lost_context(error)
+        self.fail_all(error)
+        self.on_fault(error)
+
+    def fail_all(self, error: AccelError) -> None:
+        """End every submission in flight with an error of its own."""
+        submissions, self.submissions = self.submissions, {}
+        suspects = tuple(kind for sub in submissions if sub.launched for kind in sub.kinds[: sub.launched])[:64]
+        for submission in submissions:
+            lifecycle = self.core.lifecycle
+            submission.fail(lifecycle.final_error() if lifecycle.is_final else self.poisoned(error, submission, suspects))
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+
+    def poisoned(self, error: AccelError, submission: Submission | None = None, suspects: tuple[str, ...] = ()) -> ContextPoisonedError:
+        """Return a new error that tells a waiter what became of its work."""
+        name = submission.name if submission is not None else None
+        result = ContextPoisonedError(
+            f"the context of {self.core.name} faulted: {error.message}",
+            executed="unknown" if submission is not None and submission.launched else "no",
+            suspects=suspects,
+            code=error.code,
+            library=error.library,
+            device=self.core.name,
+            generation=self.generation,
+            scope=error.scope,
+            op=error.op or name,
+        )
+        result.__cause__ = error.clone()
+        return result
+
+    def _check_alive(self) -> None:
+        if self.fault is not None:
+            raise self.poisoned(self.fault)
+
+    # -- the end
+
+    async def close(self, *, abandon: bool) -> None:
+        """Give everything back, off the loop. With ``abandon`` nothing that is still in a stream is waited for."""
+        if self.fault is None:
+            # From here on nothing that surfaces in a stream is news.
+            self.fault = ClosedError(f"the context of {self.core.name} was closed", device=self.core.name)
+        self.fail_all(self.fault)
+        await self.watcher.aclose(abandon=abandon)
+        await self.core.system.run_blocking(self._close_blocking, abandon)
+
+    def _close_blocking(self, abandon: bool) -> None:
+        for lane in self.lanes:
+            lane.close(abandon=abandon)
+        self.events.close()
+        for slab in self.allocator.take_all():
+            slab.close()
+        self.device.close(abandon=abandon)

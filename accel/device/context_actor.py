@@ -1,0 +1,150 @@
+"""The actor that makes contexts: one instance per generation, replaced by its supervisor when the context faults.
+
+The supervision loop that runs this actor is what rebuilds the context: a fault fails the actor, ``restarting`` gives the dead context back, the
+fresh instance's ``started`` makes the next one, within the budget and after the delays of the device's :class:`~accel.RestartStrategy`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from accel._log import get_logger
+from accel.actors import Actor, ActorContext, Terminated
+from accel.device.context import Context, Port
+from accel.device.kernel_actor import KernelActor
+from accel.device.kernels import LIBRARIES
+from accel.device.lane import Lane
+from accel.errors import AccelError, DeviceLostError, FaultScope
+
+if TYPE_CHECKING:
+    from accel.backend import AccelDevice
+    from accel.device.core import DeviceCore
+
+__all__ = ["ContextActor", "ContextMonitor", "OpenLibrary"]
+
+logger = get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLibrary:
+    """Asks for the kernel actor of a library; answered with its :class:`~accel.device.context.Port`."""
+
+    library: str
+
+
+class ContextActor(Actor[OpenLibrary, Port]):
+    """Owns one context, its lanes, and its kernel actors (which are its children, and end with it).
+
+    Parameters
+    ----------
+    core
+        What the device keeps over all generations.
+    publish
+        Told the context once it is ready, and ``None`` when it is not any more.
+    """
+
+    carries_context: ClassVar[bool] = False
+
+    def __init__(self, core: DeviceCore, publish: Callable[[Context | None], None]) -> None:
+        self._core = core
+        self._publish = publish
+        self._context: Context | None = None
+        self._pool: list[Lane] = []
+        self._turn = itertools.count()
+
+    async def started(self, context: ActorContext) -> None:
+        """Make the context, warm the libraries that were asked for, and declare the generation ready."""
+        core = self._core
+        began = time.perf_counter()
+        device = await core.system.run_blocking(core.backend.open, core.description.index)
+        watcher = core.options.completion.open(device, core.loop, core.shared)
+        made = Context(core, device, watcher, lambda library: context.self_ref.ask(OpenLibrary(library)))
+        try:
+            # Not through the mailbox, which is not served before this returns.
+            for library in dict.fromkeys(("memory", *core.options.libraries)):
+                made.ports[library] = await self._open(made, library, context)
+            core.capabilities = made.lanes[0].compute.capabilities()
+            if made.fault is not None:
+                raise made.fault
+        except BaseException:
+            await made.close(abandon=True)
+            raise
+        self._context = made
+        made.on_fault = lambda error: None if context.self_ref.fail(error) else None
+        self._publish(made)
+        if core.lifecycle.generation:
+            core.restarts += 1
+            core.rebuild_seconds = time.perf_counter() - core.faulted_at
+        core.became_ready()
+        logger.info(
+            "context_ready", device=core.name, generation=core.lifecycle.generation, seconds=round(time.perf_counter() - began, 4), restarts=core.restarts
+        )  # fmt: skip
+
+    async def receive(self, message: OpenLibrary, context: ActorContext) -> Port:
+        """Make the kernel actor of a library."""
+        assert self._context is not None, "a context actor that runs has a context"
+        return await self._open(self._context, message.library, context)
+
+    async def _open(self, made: Context, library: str, context: ActorContext) -> Port:
+        lane = await self._lane(made, library)
+        kernels = {**LIBRARIES[library], **made.device.kernels(library)}
+        # Never full: the context sends no more than max_in_flight at once.
+        size = self._core.options.max_in_flight * 2 + 2
+        ref = await context.spawn(KernelActor, made, name=library, mailbox_size=size)
+        return Port(lane, kernels, ref.mailbox)
+
+    async def _lane(self, made: Context, library: str) -> Lane:
+        """Return the lane that the ``streams`` option gives to a library."""
+        limit = self._core.options.lanes
+        if limit is not None and len(self._pool) >= limit:
+            return self._pool[next(self._turn) % limit]
+        lane = await self._core.system.run_blocking(self._make_lane, made, library)
+        self._pool.append(lane)
+        made.lanes.append(lane)
+        return lane
+
+    @staticmethod
+    def _make_lane(made: Context, library: str) -> Lane:
+        device: AccelDevice = made.device
+        stream = device.create_stream()
+        return Lane(library, device, stream, device.create_compute(stream), made.events)
+
+    async def restarting(self, error: BaseException, context: ActorContext) -> None:
+        """Give the dead context back, waiting for nothing that runs in it."""
+        if self._context is not None and self._context.fault is None:
+            fault = error if isinstance(error, AccelError) and error.is_fault else DeviceLostError("the context's actor failed", scope=FaultScope.CONTEXT)
+            self._context.report_fault(fault)
+        logger.warning("context_rebuilding", device=self._core.name, generation=self._core.lifecycle.generation, error=error)
+        await self._close(abandon=True)
+
+    async def stopped(self, context: ActorContext) -> None:
+        """Give the context back."""
+        await self._close(abandon=True)
+
+    async def _close(self, *, abandon: bool) -> None:
+        made, self._context = self._context, None
+        if made is not None:
+            self._publish(None)
+            await made.close(abandon=abandon)
+
+
+class ContextMonitor(Actor[Terminated, None]):
+    """Watches the context's actor, and declares the device lost when its supervisor has given up."""
+
+    carries_context: ClassVar[bool] = False
+
+    def __init__(self, core: DeviceCore) -> None:
+        self._core = core
+
+    async def receive(self, message: Terminated, context: ActorContext) -> None:
+        """Take note that the context's actor is gone for good."""
+        core = self._core
+        error = message.error
+        core.live_generation = 0
+        if not core.lifecycle.is_final:
+            logger.error("device_lost", device=core.name, generation=core.lifecycle.generation, error=error)
+            core.lifecycle.lost(error if isinstance(error, AccelError) else None)

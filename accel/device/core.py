@@ -1,0 +1,231 @@
+"""What everything that belongs to one opened device shares: identity, options, state and counters."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+import uuid
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from accel._log import get_logger
+from accel.actors import RestartStrategy
+from accel.completion import CompletionStrategy
+from accel.device.lifecycle import DeviceState, Lifecycle
+from accel.errors import AccelError, ClosedError, InvalidArgumentError, StaleRefError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from accel.actors import ActorSystem
+    from accel.backend import AccelBackend, DeviceDescription, Injection
+    from accel.device.batch import Batch
+    from accel.device.info import DeviceInfo
+    from accel.dtype import DType
+    from accel.ref import AccelRef, AccelToken
+
+__all__ = ["DeviceCore", "DeviceOptions", "FaultSource"]
+
+
+logger = get_logger()
+
+
+class FaultSource(Protocol):
+    """What brings faults about on purpose; :class:`accel.testing.FaultPlan` is one."""
+
+    def take(self, kind: str) -> Injection | AccelError | None:
+        """Count one op of this kind and return what shall happen to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOptions:
+    """The options of ``open_device``, checked. See :meth:`accel.System.open_device`."""
+
+    host: Literal["inline"] = "inline"
+    completion: CompletionStrategy = field(kw_only=True)
+    lanes: int | None = None
+    """How many lanes the kernel actors share; ``None`` gives each its own."""
+    libraries: tuple[str, ...] = ()
+    memory_limit: int | None = None
+    pending_limit: int = 1024
+    max_in_flight: int = 512
+    overload: Literal["wait", "reject"] = "wait"
+    restart: RestartStrategy = field(default_factory=RestartStrategy)
+    faults: FaultSource | None = None
+    debug: bool = False
+
+
+class DeviceCore:
+    """The shared part of a device; the owner of its refs.
+
+    Attributes
+    ----------
+    name : str
+        Such as ``"cpu:0"``.
+    identity : str
+        Unique to this opened device, in every process.
+    live_generation : int
+        Generation whose ordinary refs are valid now; 0 while there is none.
+    dropped : deque of int
+        Buffers whose last ref went away.
+    pending : int
+        Callers that wait for a submission of theirs.
+    retired : int
+        Ops that are over.
+    in_hand : int
+        Submissions that have left the queue and wait for a context.
+    rebuild_seconds, faulted_at : float
+        How long the last rebuild took (or a first guess), and when the last fault surfaced.
+    recording : dict
+        Buffer -> batch, for refs of batches that have not ended.
+    """
+
+    def __init__(
+        self, system: ActorSystem, backend: AccelBackend, description: DeviceDescription, options: DeviceOptions, shared: dict[Any, Any]
+    ) -> None:
+        self.system = system
+        self.backend = backend
+        self.description = description
+        self.options = options
+        self.shared = shared
+        self.name = description.spec
+        self.identity = f"{description.spec}/{uuid.uuid4().hex}"
+        self.loop = asyncio.get_running_loop()
+        self.pid = os.getpid()
+        self.lifecycle = Lifecycle(self.name, self.loop)
+        self.live_generation = 0
+        self.dropped: deque[int] = deque()
+        self.recording: dict[int, Batch] = {}
+        self.capabilities: Mapping[str, frozenset[DType]] = {}
+        self.is_closing = False
+        self.restarts = 0
+        self.rebuild_seconds = 0.5
+        self.faulted_at = 0.0
+        self.in_hand = 0
+        self.pending = 0
+        self.retired = 0
+        self._idle: asyncio.Future[None] | None = None
+        self._paced = (time.perf_counter(), 0, 1e-4)
+        self.device: Any = None
+        self._tokens: weakref.WeakValueDictionary[int, AccelRef] = weakref.WeakValueDictionary()
+        self._buffers = itertools.count(1)
+
+    def next_buffer(self) -> int:
+        """Return a buffer number that was never used before, in any generation."""
+        return next(self._buffers)
+
+    # -- guards
+
+    def guard(self) -> None:
+        """Raise unless this is the loop, thread and process that own the device, and it is open.
+
+        Raises
+        ------
+        ClosedError, DeviceLostError
+        """
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if os.getpid() != self.pid:
+            raise ClosedError(f"device {self.name} belongs to process {self.pid}; it does not survive a fork", device=self.name)
+        if running is not self.loop:
+            raise ClosedError(
+                f"device {self.name} belongs to another event loop",
+                device=self.name,
+                remedy="Call it from its own loop; from other threads use system.portal.",
+            )
+        if self.lifecycle.is_final:
+            raise self.lifecycle.final_error()
+        if self.is_closing:
+            raise ClosedError(f"device {self.name} is closing", device=self.name)
+
+    def check_ref(self, ref: AccelRef, batch: Batch | None = None) -> None:
+        """Raise unless ``ref`` is of this device, alive, and not of another batch that is still being recorded.
+
+        Raises
+        ------
+        InvalidArgumentError, StaleRefError
+        """
+        if ref.owner is not self:
+            raise InvalidArgumentError(
+                f"{ref!r} is not on this device ({self.name})", remedy="Copy it over: await device.put(await other.get(ref)).", device=self.name
+            )
+        ref.check()
+        if self.recording:
+            recorder = self.recording.get(ref.buffer)
+            if recorder is not None and recorder is not batch:
+                raise InvalidArgumentError(f"{ref!r} belongs to a batch that has not ended", remedy="Use it after the batch's block.")
+
+    # -- tokens
+
+    def register_token(self, ref: AccelRef) -> None:
+        """See :class:`accel.ref.RefOwner`."""
+        self._tokens[ref.buffer] = ref
+
+    def resolve(self, token: AccelToken) -> AccelRef:
+        """Return the ref that ``token`` was made from.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the token is of another device.
+        StaleRefError
+            If the buffer is gone.
+        """
+        if token.device != self.identity:
+            raise InvalidArgumentError(f"{token!r} is not of device {self.identity}")
+        if token.generation != self.live_generation:
+            raise StaleRefError(f"{token!r} is of a generation that is gone", reason="generation", device=self.name)
+        ref = self._tokens.get(token.buffer)
+        if ref is None:
+            raise StaleRefError(f"the ref that {token!r} names was dropped", reason="freed", device=self.name)
+        ref.check()
+        return ref
+
+    # -- state
+
+    def became_ready(self) -> None:
+        """Enter the next generation."""
+        self.lifecycle.ready()
+        self.live_generation = self.lifecycle.generation
+
+    def lost_context(self, error: AccelError) -> None:
+        """Make ordinary refs stale at once; the supervisor decides what comes next."""
+        self.live_generation = 0
+        self.faulted_at = time.perf_counter()
+        if not self.lifecycle.is_final:
+            self.lifecycle.rebuilding(error)
+
+    async def drained(self, context: Callable[[], Any]) -> None:
+        """Wait, while closing, until nobody waits for anything and nothing is on the device; ``context()`` is the context of the day."""
+        while not self.lifecycle.is_final and (self.pending or getattr(context(), "in_flight", 0)):
+            self._idle = self.loop.create_future()
+            await self._idle
+
+    def settled(self) -> None:
+        """Tell :meth:`drained` that something has ended."""
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    def pace(self) -> float:
+        """Return the seconds that one op takes at the throughput since this was last asked."""
+        then, count, pace = self._paced
+        now = time.perf_counter()
+        if self.retired > count:
+            pace = (now - then) / (self.retired - count)
+            self._paced = (now, self.retired, pace)
+        return pace
+
+    def log_left_behind(self, info: DeviceInfo) -> None:
+        """Say what had not ended when closing would wait no longer."""
+        logger.warning("device_closed_with_work_left", device=self.name, queued=info.queued, in_flight=info.in_flight, generation=info.generation)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether ops run now."""
+        return self.lifecycle.state is DeviceState.READY

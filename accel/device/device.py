@@ -1,0 +1,302 @@
+"""The device as its users see it: a stable address, valid over every rebuild of what is behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from accel import ops
+from accel.device.batch import Batch
+from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo
+from accel.device.libraries import Blas, Dnn, Elementwise, Libraries, Reduce
+from accel.device.lifecycle import DeviceState
+from accel.device.submission import Submission
+from accel.dtype import DTypeLike, DType, native
+from accel.errors import InvalidArgumentError, UnsupportedError
+from accel.ops import KernelOp
+from accel.ops.base import as_shape, operand
+from accel.ref import AccelRef, AccelToken
+
+if TYPE_CHECKING:
+    from accel.device.core import DeviceCore
+    from accel.device.sender import Sender
+    from accel.hosts import Host
+
+__all__ = ["Device"]
+
+_CONVERT_OFF_LOOP = 1 << 18
+"""Bytes above which a host array that must be rearranged is so on a worker thread."""
+
+
+class Device:
+    """One opened device. Made by :meth:`accel.System.open_device`; several may share one piece of hardware, each with its own context and memory.
+
+    Every op is sent at the first step of its ``await``, and runs in the order of sending; buffers are kept consistent across streams. An ``await`` ends with
+    the result or with an error. Cancelling it detaches the waiter at once: work that has not reached the device is dropped, the rest runs on
+    with its memory kept. After a fault the device goes REBUILDING; ops wait for the next generation unless they use refs of the old one.
+
+    Methods raise :class:`~accel.ClosedError` after close and on a wrong loop, thread or process, and :class:`~accel.DeviceLostError` once the device is lost.
+    """
+
+    def __init__(self, core: DeviceCore, sender: Sender, host: Host, actor: Any) -> None:
+        self._core = core
+        self._sender = sender
+        self._host = host
+        self._actor = actor
+        self._libraries: Libraries[Awaitable[AccelRef]] = Libraries(sender.run)
+        self._closed: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Device {self.name} {self.state.value} generation {self.generation}>"
+
+    # -- libraries
+
+    @property
+    def blas(self) -> Blas[Awaitable[AccelRef]]:
+        """Linear algebra; see :class:`~accel.device.Blas`."""
+        return self._libraries.blas
+
+    @property
+    def elementwise(self) -> Elementwise[Awaitable[AccelRef]]:
+        """Functions of elements; see :class:`~accel.device.Elementwise`."""
+        return self._libraries.elementwise
+
+    @property
+    def reduce(self) -> Reduce[Awaitable[AccelRef]]:
+        """Reductions; see :class:`~accel.device.Reduce`."""
+        return self._libraries.reduce
+
+    @property
+    def dnn(self) -> Dnn[Awaitable[AccelRef]]:
+        """Neural network ops; see :class:`~accel.device.Dnn`."""
+        return self._libraries.dnn
+
+    async def run(self, op: KernelOp, *, timeout: float | None = None) -> Any:
+        """Run any op and return what it gives.
+
+        Parameters
+        ----------
+        op
+            What to do.
+        timeout
+            Seconds until waiting ends with :class:`~accel.DeadlineExceededError`; expired work is not launched.
+
+        Raises
+        ------
+        InvalidArgumentError, UnsupportedError, StaleRefError
+            Before anything is sent: the operands do not fit, this device does not offer it, or an operand is gone.
+        OutOfMemoryError
+            There is no room for the result.
+        ContextPoisonedError
+            The context faulted while the op was in flight; ``.executed`` says whether it may have run.
+        MailboxFullError
+            The queue is full and the device was opened with ``overload="reject"``.
+        """
+        return await self._sender.run(op, timeout)
+
+    def batch(self, *, timeout: float | None = None) -> Batch:
+        """Return a batch: ``async with device.batch() as batch`` records ops without awaiting and sends them when the block ends.
+
+        Parameters
+        ----------
+        timeout
+            Seconds from the end of the block until waiting ends with :class:`~accel.DeadlineExceededError`.
+        """
+        return Batch(self._core, self._sender, timeout)
+
+    # -- memory
+
+    async def put(self, array: Any, *, out: AccelRef | None = None, durable: bool = False, timeout: float | None = None) -> AccelRef:
+        """Copy a host array to the device.
+
+        Parameters
+        ----------
+        array
+            Anything ``np.asarray`` takes. Shape (0-d and empty too) and dtype are kept; other memory layouts and byte orders are converted.
+        out
+            Buffer to write instead of making one.
+        durable
+            Not offered by inline hosts: raises :class:`~accel.UnsupportedError`.
+        timeout
+            As in :meth:`run`.
+
+        Notes
+        -----
+        The array is read until the op has ended, even if the ``await`` was cancelled: do not change it before.
+        """
+        if durable:
+            raise UnsupportedError("durable buffers need a process host", remedy="Leave durable out.", device=self.name)
+        if isinstance(array, AccelRef):
+            raise InvalidArgumentError(f"{array!r} is on a device already", remedy="Use device.copy(source, destination).")
+        source = array if isinstance(array, np.ndarray) else np.asarray(array)
+        if source.nbytes > _CONVERT_OFF_LOOP and not (source.flags.c_contiguous and source.dtype.isnative):
+            self._core.guard()
+            source = await self._core.system.run_blocking(native, source)
+        result: AccelRef = await self._sender.run(ops.Put(native(source), out), timeout)
+        return result
+
+    async def get(self, ref: AccelRef, *, out: np.ndarray[Any, Any] | None = None, timeout: float | None = None) -> np.ndarray[Any, Any]:
+        """Copy a buffer to the host and return the array.
+
+        Parameters
+        ----------
+        ref
+            The buffer.
+        out
+            Writable C-contiguous array of the same shape and dtype to fill and return. After a cancelled or failed ``await`` its contents are not set.
+        timeout
+            As in :meth:`run`.
+        """
+        if out is None:
+            operand("ref", ref)
+            out = np.empty(ref.shape, ref.dtype.numpy)
+        elif not isinstance(out, np.ndarray):
+            raise InvalidArgumentError(f"out is a {type(out).__name__}, not a numpy array")
+        result: np.ndarray[Any, Any] = await self._sender.run(ops.Get(ref, out), timeout)
+        return result
+
+    async def empty(self, shape: Any, dtype: DTypeLike = "float32", *, durable: bool = False, timeout: float | None = None) -> AccelRef:
+        """Make a buffer whose contents are not set."""
+        return await self._make(ops.Empty(as_shape(shape), DType.of(dtype)), durable, timeout)
+
+    async def zeros(self, shape: Any, dtype: DTypeLike = "float32", *, durable: bool = False, timeout: float | None = None) -> AccelRef:
+        """Make a buffer of zeros."""
+        return await self._make(ops.Fill(as_shape(shape), DType.of(dtype)), durable, timeout)
+
+    async def full(
+        self, shape: Any, value: Any, dtype: DTypeLike = "float32", *, durable: bool = False, timeout: float | None = None
+    ) -> AccelRef:
+        """Make a buffer whose elements are all ``value``, converted to ``dtype`` as numpy does it."""
+        return await self._make(ops.Fill(as_shape(shape), DType.of(dtype), value), durable, timeout)
+
+    async def _make(self, op: KernelOp, durable: bool, timeout: float | None) -> AccelRef:  # noqa: FBT001 - internal
+        if durable:
+            raise UnsupportedError("durable buffers need a process host", remedy="Leave durable out.", device=self.name)
+        result: AccelRef = await self._sender.run(op, timeout)
+        return result
+
+    async def copy(self, source: AccelRef, destination: AccelRef, *, timeout: float | None = None) -> AccelRef:
+        """Copy one buffer into another of the same shape and dtype, and return the destination."""
+        result: AccelRef = await self._sender.run(ops.Copy(source, destination), timeout)
+        return result
+
+    async def free(self, ref: AccelRef) -> None:
+        """Give a buffer's memory back, after the ops that were sent before. Using the ref raises :class:`~accel.StaleRefError` from now on.
+
+        Dropping the last reference to a ref does the same.
+        """
+        core = self._core
+        core.guard()
+        core.check_ref(operand("ref", ref))
+        ref.is_freed = True
+        submission = Submission((ops.Free(ref),), (ops.Plan((), (), ()),), core.loop.create_future(), generation=core.live_generation)
+        try:
+            await self._sender.send(submission, None)
+        except BaseException:
+            # Not freed in its place in the queue: then like a ref that was dropped.
+            core.dropped.append(ref.buffer)
+            raise
+
+    def resolve(self, token: AccelToken) -> AccelRef:
+        """Return the ref that a token (a pickled ref) was made from.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the token is of another device.
+        StaleRefError
+            If the buffer is gone.
+        """
+        self._core.guard()
+        return self._core.resolve(token)
+
+    # -- state
+
+    @property
+    def name(self) -> str:
+        """Backend and index, such as ``"cpu:0"``."""
+        return self._core.name
+
+    @property
+    def generation(self) -> int:
+        """Number of the newest context that became ready, from 1."""
+        return self._core.lifecycle.generation
+
+    @property
+    def state(self) -> DeviceState:
+        """Where the device is in its life."""
+        return self._core.lifecycle.state
+
+    def generations(self) -> AsyncIterator[int]:
+        """Iterate over generations: the present one now, then the newest after every rebuild.
+
+        Ends when the device is closed; raises :class:`~accel.DeviceLostError` when it is lost.
+        """
+        return self._core.lifecycle.generations()
+
+    def info(self) -> DeviceInfo:
+        """Return a picture of the device. Never waits, and works in every state."""
+        core, context = self._core, self._host.context
+        statistics = self._actor.mailbox.statistics()
+        if context is not None:
+            context.apply_frees()
+            used, reserved = context.allocator.used, context.allocator.reserved
+        else:
+            used = reserved = 0
+        return DeviceInfo(
+            name=core.name,
+            backend=core.description.backend,
+            index=core.description.index,
+            host=self._host.kind,
+            pid=self._host.pid,
+            state=core.lifecycle.state,
+            generation=core.lifecycle.generation,
+            restarts=core.restarts,
+            queued=statistics.depth + statistics.waiting_putters + core.in_hand,
+            in_flight=0 if context is None else context.in_flight,
+            memory=MemoryInfo(used, 0, reserved, core.options.memory_limit),
+        )
+
+    def health(self) -> DeviceHealth:
+        """Return whether the device serves. Never waits, sends nothing to the device."""
+        lifecycle = self._core.lifecycle
+        ready = lifecycle.state is DeviceState.READY and not self._core.is_closing
+        reason = "" if ready else f"{lifecycle.state.value}: {lifecycle.cause}" if lifecycle.cause else lifecycle.state.value
+        return DeviceHealth(not lifecycle.is_final, ready, lifecycle.state, lifecycle.generation, reason)
+
+    # -- the end
+
+    async def aclose(self, *, timeout: float | None = None) -> None:
+        """Close the device: take no more work, wait for what was sent, give everything back. Idempotent; all callers wait for the end.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait for work that was sent; ``None``: the system's ``close_timeout``. What has not ended then fails with
+            :class:`~accel.ClosedError`.
+
+        Notes
+        -----
+        Cancelling ends the patience, not the close.
+        """
+        core = self._core
+        if self._closed is not None:
+            await asyncio.shield(self._closed)
+            return
+        self._closed = core.loop.create_future()
+        core.is_closing = True
+        try:
+            async with asyncio.timeout(core.system.close_timeout if timeout is None else timeout):
+                await core.drained(lambda: self._host.context)
+        except TimeoutError:
+            core.log_left_behind(self.info())
+        finally:
+            core.live_generation = 0
+            core.lifecycle.closed()
+            try:
+                await self._actor.stop(drain=True)
+            finally:
+                self._closed.set_result(None)

@@ -1,0 +1,108 @@
+"""The device's actor: its mailbox is the device's queue, and it sends one submission after the other to the context of the day."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, ClassVar
+
+from accel.actors import Actor, ActorContext
+from accel.device.context_actor import ContextMonitor
+from accel.device.submission import Submission
+from accel.errors import AccelError, LibraryError, StaleRefError
+
+if TYPE_CHECKING:
+    from accel.device.core import DeviceCore
+    from accel.hosts import Host
+
+__all__ = ["DeviceActor"]
+
+
+class DeviceActor(Actor[Submission, None]):
+    """Takes submissions in order; waits while there is no context, or no room on the device.
+
+    Parameters
+    ----------
+    core
+        What the device keeps over all generations.
+    host
+        Where its contexts live.
+    """
+
+    carries_context: ClassVar[bool] = False
+
+    def __init__(self, core: DeviceCore, host: Host) -> None:
+        self._core = core
+        self._host = host
+
+    async def started(self, context: ActorContext) -> None:
+        """Bring up the first context, and have its actor watched."""
+        keeper = await self._host.start(context)
+        monitor = await context.spawn(ContextMonitor, self._core, name="monitor")
+        keeper.watch(monitor)
+
+    async def stopped(self, context: ActorContext) -> None:
+        """See that nobody waits for a device whose actor is gone."""
+        self._core.live_generation = 0
+        self._core.lifecycle.lost(None)
+
+    async def receive(self, message: Submission, context: ActorContext) -> None:
+        """Send one submission on its way, or answer it with what keeps it from going."""
+        try:
+            await self._forward(message)
+        except AccelError as error:
+            message.void(error.op_index or 0)
+            message.fail(error)
+        except asyncio.CancelledError:
+            message.void(0)
+            message.fail(self._core.lifecycle.final_error())
+            raise
+        except Exception as error:
+            message.void(0)
+            wrapped = LibraryError(f"sending {message.name} failed: {error!r}", op=message.name, device=self._core.name)
+            wrapped.__cause__ = error
+            message.fail(wrapped)
+            raise
+
+    async def _forward(self, submission: Submission) -> None:
+        core, host = self._core, self._host
+        limit = core.options.max_in_flight
+        while not submission.future.done():
+            if not core.is_ready:
+                core.in_hand += 1
+                try:
+                    await core.lifecycle.wait_ready()
+                finally:
+                    core.in_hand -= 1
+            if submission.generation != core.live_generation:
+                self._recheck(submission)
+            context = host.context
+            try:
+                if context.in_flight >= limit:
+                    await context.wait_for_room(1)
+                await context.dispatch(submission)
+            except AccelError:
+                # A context that died with the submission unsent is no fault of the submission: the next one will do.
+                if context.fault is None:
+                    raise
+                continue
+            return
+        submission.void(0)
+
+    def _recheck(self, submission: Submission) -> None:
+        """See whether the operands outlived the rebuild that came between the sending and now.
+
+        Raises
+        ------
+        StaleRefError
+            If one did not.
+        """
+        core = self._core
+        for plan in submission.plans:
+            for ref in (*plan.reads, *plan.writes):
+                if ref.generation != core.live_generation:
+                    raise ref.stale_error()
+        if submission.outputs is not None:
+            raise StaleRefError(
+                "the context was rebuilt while the batch was recorded", reason="generation", device=core.name, generation=core.live_generation
+            )
+        submission.generation = core.live_generation

@@ -1,0 +1,129 @@
+"""The kernel actor: owns one library's kernels and one lane, and enqueues that library's ops in the device's order."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, ClassVar
+
+from accel._log import get_logger
+from accel.actors import Actor, ActorContext
+from accel.backend import Injection
+from accel.device.lane import Mark, prediction_key
+from accel.errors import AccelError, LibraryError
+
+if TYPE_CHECKING:
+    from accel.device.context import Context
+    from accel.device.lane import Lane
+    from accel.device.run import Launch, Run
+
+__all__ = ["KernelActor"]
+
+logger = get_logger()
+
+
+class KernelActor(Actor["Run", None]):
+    """Enqueues runs into a lane, and marks their ends.
+
+    What goes wrong with an op is its caller's business and is answered there; the actor goes on with the next run. A fault is the context's
+    business and is reported there.
+
+    Parameters
+    ----------
+    context
+        The context that it belongs to; it ends with it.
+    """
+
+    carries_context: ClassVar[bool] = False
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def receive(self, message: Run, context: ActorContext) -> None:
+        """Enqueue one run."""
+        lane, submission = message.lane, message.submission
+        for launch in message.launches:
+            if lane.enqueued != launch.seq - 1:
+                await lane.reached(launch.seq - 1)
+            try:
+                await self._enqueue(launch, message)
+            finally:
+                lane.advance(launch.seq)
+        if message.retires and self._context.fault is None:
+            if submission.launched:
+                await self._mark(message)
+            else:
+                self._context.retire(submission, message.retires, is_last=message.is_last)
+
+    async def _enqueue(self, launch: Launch, run: Run) -> None:
+        """Bring one op to the stream, unless nobody waits for it any more."""
+        submission, lane = run.submission, run.lane
+        for other, seq in launch.dependencies:
+            # Also for an op that is dropped below: whoever comes after it on this lane relies on its place in line.
+            await self._depend(lane, other, seq)  # type: ignore[arg-type]
+        if submission.future.done() or self._context.fault is not None:
+            submission.void(launch.index)
+            return
+        try:
+            if launch.action is not None:
+                self._act(launch.action, lane)
+            launch.kernel(lane, launch.op, launch.inputs, launch.outputs)
+            submission.launched += 1
+            if self._context.core.options.debug:
+                await self._context.core.system.run_blocking(lane.stream.synchronize)
+        except AccelError as error:
+            self._failed(error, launch, run)
+        except Exception as error:  # a kernel's bug ends its op, not the device
+            wrapped = LibraryError(f"the {launch.op.kind} kernel raised {type(error).__name__}: {error}", library=launch.op.library)
+            wrapped.__cause__ = error
+            self._failed(wrapped, launch, run)
+
+    def _failed(self, error: AccelError, launch: Launch, run: Run) -> None:
+        submission, core = run.submission, self._context.core
+        if error.is_fault:
+            submission.launched += 1  # it may have reached the device
+            self._context.report_fault(error.clone(op=error.op or launch.op.kind))
+            return
+        own = error.clone(
+            op=error.op or launch.op.kind,
+            device=core.name,
+            generation=self._context.generation,
+            op_index=launch.index if submission.is_batch else None,
+        )
+        submission.void(launch.index)
+        submission.fail(own)
+
+    @staticmethod
+    def _act(action: Injection | AccelError, lane: Lane) -> None:
+        """Bring about what a fault plan asks for."""
+        if isinstance(action, Injection):
+            lane.device.inject(action, lane.stream)
+        else:
+            raise action.clone()
+
+    @staticmethod
+    async def _depend(lane: Lane, other: Lane, seq: int) -> None:
+        if other.enqueued < seq:
+            await other.reached(seq)
+        lane.wait_for(other, seq)
+
+    async def _mark(self, run: Run) -> None:
+        """Record the end of a run, and have it watched; an end that is already there is taken at once."""
+        submission, lane, context = run.submission, run.lane, self._context
+        for other, seq in run.join:
+            await self._depend(lane, other, seq)
+        event = lane.events.take()
+        mark = Mark(context, lane, event, submission, None, run.retires, is_last=run.is_last)
+        try:
+            passed = lane.stream.record(event)
+            if not passed:
+                mark.kind = prediction_key(submission)
+        except AccelError as error:
+            context.report_fault(error)
+            return
+        if run.is_last:
+            submission.release_operands()
+        if passed:
+            mark.complete()
+        else:
+            mark.enqueued_at = time.perf_counter()
+            context.watcher.watch(mark)

@@ -1,0 +1,205 @@
+"""What ``device.blas`` and its siblings are: one method per op, the same for a device (awaitables) and for a batch (refs)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from accel import ops
+from accel.compute import BinaryOp, Causal, ReduceOp, Transpose, UnaryOp
+from accel.errors import InvalidArgumentError
+from accel.ops import KernelOp
+from accel.ref import AccelRef
+
+__all__ = ["Blas", "Dnn", "Elementwise", "Libraries", "Reduce"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+_TRANSPOSE = {False: Transpose.NONE, True: Transpose.TRANSPOSE} | {member: member for member in Transpose} | {m.value: m for m in Transpose}
+
+
+def _transpose(value: bool | str | Transpose) -> Transpose:  # noqa: FBT001 - as numpy's users write it
+    try:
+        return _TRANSPOSE[value]  # type: ignore[index]
+    except (KeyError, TypeError):
+        raise InvalidArgumentError(f"{value!r} is not a transpose", remedy="Use False, True, or accel.Transpose.CONJUGATE.") from None
+
+
+def _member(enumeration: Any, table: dict[Any, Any], value: object) -> Any:
+    try:
+        return table[value]
+    except (KeyError, TypeError):
+        names = ", ".join(repr(member.value) for member in enumeration)
+        raise InvalidArgumentError(f"{value!r} is not a {enumeration.__name__}", remedy=f"Use one of {names}.") from None
+
+
+_UNARY = {key: member for member in UnaryOp for key in (member, member.value)}
+_BINARY = {key: member for member in BinaryOp for key in (member, member.value)}
+_REDUCE = {key: member for member in ReduceOp for key in (member, member.value)}
+
+
+class _Face(Generic[T_co]):
+    """One library, bound to what takes its ops."""
+
+    __slots__ = ("_submit",)
+
+    def __init__(self, submit: Callable[[KernelOp, float | None], T_co]) -> None:
+        self._submit = submit
+
+
+class Blas(_Face[T_co]):
+    """Linear algebra. Matrices are C-order: ``gemm(a, b)`` is numpy's ``a @ b``.
+
+    All operands of a call have one dtype: float16, bfloat16, float32, float64, complex64 or complex128. ``out=`` names a buffer to write instead of making
+    one; ``timeout=`` (seconds) is when waiting ends with :class:`~accel.DeadlineExceededError`.
+    """
+
+    __slots__ = ()
+
+    def gemm(
+        self,
+        a: AccelRef,
+        b: AccelRef,
+        *,
+        out: AccelRef | None = None,
+        alpha: complex = 1.0,
+        beta: complex = 0.0,
+        transpose_a: bool | str | Transpose = False,
+        transpose_b: bool | str | Transpose = False,
+        timeout: float | None = None,
+    ) -> T_co:
+        """Compute ``alpha * op(a) @ op(b) + beta * out``; see :class:`accel.ops.Gemm`."""
+        op = ops.Gemm(a, b, out, alpha, beta, _transpose(transpose_a), _transpose(transpose_b))
+        return self._submit(op, timeout)
+
+    def gemm_batched(
+        self,
+        a: AccelRef,
+        b: AccelRef,
+        *,
+        out: AccelRef | None = None,
+        alpha: complex = 1.0,
+        beta: complex = 0.0,
+        transpose_a: bool | str | Transpose = False,
+        transpose_b: bool | str | Transpose = False,
+        timeout: float | None = None,
+    ) -> T_co:
+        """Compute :meth:`gemm` for every matrix of a (batch, rows, columns) array; see :class:`accel.ops.GemmBatched`."""
+        op = ops.GemmBatched(a, b, out, alpha, beta, _transpose(transpose_a), _transpose(transpose_b))
+        return self._submit(op, timeout)
+
+    def gemv(
+        self,
+        a: AccelRef,
+        x: AccelRef,
+        *,
+        out: AccelRef | None = None,
+        alpha: complex = 1.0,
+        beta: complex = 0.0,
+        transpose_a: bool | str | Transpose = False,
+        timeout: float | None = None,
+    ) -> T_co:
+        """Compute ``alpha * op(a) @ x + beta * out``; see :class:`accel.ops.Gemv`."""
+        return self._submit(ops.Gemv(a, x, out, alpha, beta, _transpose(transpose_a)), timeout)
+
+    def axpy(self, x: AccelRef, y: AccelRef, *, alpha: complex = 1.0, timeout: float | None = None) -> T_co:
+        """Add ``alpha * x`` to ``y`` in place, and give ``y``."""
+        return self._submit(ops.Axpy(x, y, alpha), timeout)
+
+    def dot(self, x: AccelRef, y: AccelRef, *, out: AccelRef | None = None, timeout: float | None = None) -> T_co:
+        """Sum ``x * y`` into a 0-d buffer; nothing is conjugated."""
+        return self._submit(ops.Dot(x, y, out), timeout)
+
+    def nrm2(self, x: AccelRef, *, out: AccelRef | None = None, timeout: float | None = None) -> T_co:
+        """Compute the Euclidean norm of real ``x`` into a 0-d buffer."""
+        return self._submit(ops.Nrm2(x, out), timeout)
+
+    def scal(self, x: AccelRef, alpha: complex, *, timeout: float | None = None) -> T_co:
+        """Multiply ``x`` by ``alpha`` in place, and give ``x``."""
+        return self._submit(ops.Scal(x, alpha), timeout)
+
+
+class Elementwise(_Face[T_co]):
+    """Functions of one or two arrays, element by element, in the operands' dtype."""
+
+    __slots__ = ()
+
+    def unary(self, op: str | UnaryOp, x: AccelRef, *, out: AccelRef | None = None, timeout: float | None = None) -> T_co:
+        """Compute ``op(x)``: relu, sigmoid, tanh, exp, log, sqrt, abs or neg. ``out`` may be ``x``."""
+        return self._submit(ops.Unary(_member(UnaryOp, _UNARY, op), x, out), timeout)
+
+    def binary(self, op: str | BinaryOp, x: AccelRef, y: AccelRef, *, out: AccelRef | None = None, timeout: float | None = None) -> T_co:
+        """Compute ``op(x, y)``: add, sub, mul, div, max or min. One shape; ``out`` may be an operand."""
+        return self._submit(ops.Binary(_member(BinaryOp, _BINARY, op), x, y, out), timeout)
+
+
+class Reduce(_Face[T_co]):
+    """Reductions; the object itself is called: ``device.reduce("sum", x, axis=1)``."""
+
+    __slots__ = ()
+
+    def __call__(
+        self,
+        op: str | ReduceOp,
+        x: AccelRef,
+        *,
+        axis: int | None = None,
+        keepdims: bool = False,
+        out: AccelRef | None = None,
+        timeout: float | None = None,
+    ) -> T_co:
+        """Compute ``op`` (sum, mean, max or min) along ``axis``, or over everything; see :class:`accel.ops.Reduce`."""
+        return self._submit(ops.Reduce(_member(ReduceOp, _REDUCE, op), x, axis, keepdims, out), timeout)
+
+
+class Dnn(_Face[T_co]):
+    """Neural network ops: float16, bfloat16, float32, float64."""
+
+    __slots__ = ()
+
+    def conv2d(
+        self,
+        input: AccelRef,
+        filter: AccelRef,
+        *,
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, int] = 0,
+        out: AccelRef | None = None,
+        timeout: float | None = None,
+    ) -> T_co:
+        """Correlate (N, C, H, W) with (K, C, R, S); one number means both directions. See :class:`accel.ops.Conv2d`."""
+        return self._submit(ops.Conv2d(input, filter, _pair(stride), _pair(padding), out), timeout)
+
+    def attention(
+        self,
+        q: AccelRef,
+        k: AccelRef,
+        v: AccelRef,
+        *,
+        scale: float | None = None,
+        causal: Causal = False,
+        out: AccelRef | None = None,
+        timeout: float | None = None,
+    ) -> T_co:
+        """Compute ``softmax(scale * q @ k^T) @ v`` on (batch, heads, sequence, head_dim); see :class:`accel.ops.Attention`."""
+        return self._submit(ops.Attention(q, k, v, scale, causal, out), timeout)
+
+
+def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
+    if isinstance(value, int):
+        return value, value
+    if len(value) != 2 or not all(isinstance(n, int) for n in value):
+        raise InvalidArgumentError(f"{value!r} is not one or two ints")
+    return value[0], value[1]
+
+
+class Libraries(Generic[T_co]):
+    """All libraries, bound to one taker of ops."""
+
+    __slots__ = ("blas", "dnn", "elementwise", "reduce")
+
+    def __init__(self, submit: Callable[[KernelOp, float | None], T_co]) -> None:
+        self.blas = Blas(submit)
+        self.elementwise = Elementwise(submit)
+        self.reduce = Reduce(submit)
+        self.dnn = Dnn(submit)

@@ -1,0 +1,84 @@
+"""What a kernel actor is sent: ops of one submission that go into one lane, bound to addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from accel.backend import Injection, Kernel
+    from accel.device.lane import Lane
+    from accel.device.submission import Submission
+    from accel.errors import AccelError
+    from accel.memory.usage import Dependency
+    from accel.ops import KernelOp
+
+__all__ = ["Launch", "Run"]
+
+
+class Launch:
+    """One op, ready to be enqueued.
+
+    Attributes
+    ----------
+    op, kernel
+        What to do, and how.
+    inputs, outputs : sequence of int
+        Addresses.
+    seq : int
+        Its number on the lane's clock.
+    dependencies : list
+        What must be over on other lanes before it starts.
+    action : Injection or AccelError or None
+        What a fault plan does to it.
+    index : int
+        Its place in the submission.
+    """
+
+    __slots__ = ("action", "dependencies", "index", "inputs", "kernel", "op", "outputs", "seq")
+
+    def __init__(
+        self,
+        op: KernelOp,
+        kernel: Kernel,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        seq: int,
+        dependencies: list[Dependency],
+        action: Injection | AccelError | None,
+        index: int,
+    ) -> None:
+        self.op = op
+        self.kernel = kernel
+        self.inputs = inputs
+        self.outputs = outputs
+        self.seq = seq
+        self.dependencies = dependencies
+        self.action = action
+        self.index = index
+
+
+class Run:
+    """Consecutive launches of one submission into one lane.
+
+    Attributes
+    ----------
+    submission, lane, launches
+        What goes where.
+    retires : int
+        How many ops are over once this run's mark is passed; 0 where a later run's mark stands for this one too.
+    is_last : bool
+        Whether the submission ends with it.
+    join : tuple of (Lane, int)
+        Points of other lanes that the mark must wait for, because it stands for them too.
+    """
+
+    __slots__ = ("is_last", "join", "lane", "launches", "retires", "submission")
+
+    def __init__(self, submission: Submission, lane: Lane, launches: list[Launch]) -> None:
+        self.submission = submission
+        self.lane = lane
+        self.launches = launches
+        self.retires = 0
+        self.is_last = False
+        self.join: tuple[tuple[Lane, int], ...] = ()

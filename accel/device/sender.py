@@ -1,0 +1,168 @@
+"""The way of an op from the caller to the device's queue: checked, given a place, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Any
+
+from accel.device.lifecycle import DeviceState
+from accel.device.submission import Submission
+from accel.errors import DeadlineExceededError, InvalidArgumentError, MailboxFullError, UnsupportedError
+
+if TYPE_CHECKING:
+    from accel.actors import Mailbox
+    from accel.device.batch import Batch
+    from accel.device.core import DeviceCore
+    from accel.ops import KernelOp, Plan
+
+__all__ = ["Sender"]
+
+_WAITERS = 16
+"""How many times the queue's length may wait for room in it: the queue of waiters has a bound too."""
+
+
+class Sender:
+    """Sends submissions to the device's actor and waits for their ends.
+
+    Parameters
+    ----------
+    core
+        The device.
+    mailbox
+        The device's actor's.
+    """
+
+    __slots__ = ("_core", "_mailbox", "_waits", "guard")
+
+    def __init__(self, core: DeviceCore, mailbox: Mailbox[Submission]) -> None:
+        self._core = core
+        self._mailbox = mailbox
+        self._waits = core.options.overload == "wait"
+        self.guard = core.guard
+
+    def check(self, op: KernelOp, batch: Batch | None = None) -> Plan:
+        """Return the op's plan if this device can run it with these operands; nothing has been sent otherwise.
+
+        Raises
+        ------
+        InvalidArgumentError, StaleRefError, UnsupportedError
+        """
+        plan = op.plan()
+        core = self._core
+        live = core.live_generation
+        for ref in plan.reads + plan.writes:
+            if ref.owner is not core or ref.generation != live or ref.is_freed or core.recording:
+                core.check_ref(ref, batch)
+        if plan.capability and plan.dtype not in core.capabilities.get(plan.capability, ()):
+            known = ", ".join(sorted(dtype.value for dtype in core.capabilities.get(plan.capability, ()))) or "no dtype"
+            raise UnsupportedError(
+                f"{plan.capability} is not offered for {plan.dtype.value} on {core.name}", remedy=f"It takes {known}.", op=op.kind, device=core.name
+            )
+        return plan
+
+    async def run(self, op: KernelOp, timeout: float | None) -> Any:
+        """Check, send and await one op."""
+        core = self._core
+        core.guard()
+        plan = self.check(op)
+        return await self.send(Submission((op,), (plan,), core.loop.create_future(), generation=core.live_generation), timeout)
+
+    async def send(self, submission: Submission, timeout: float | None) -> Any:
+        """Queue a submission and wait for its end.
+
+        If this is cancelled, or its deadline passes, the submission is dropped unless it has reached the device already.
+        """
+        future, core = submission.future, self._core
+        if timeout is not None:
+            self._arm(submission, timeout)
+        core.pending += 1
+        try:
+            if self._mailbox.has_room:
+                self._mailbox.put_nowait(submission)
+            else:
+                await self._queue(submission)
+            return await future
+        except asyncio.CancelledError:
+            self._withdraw(submission)
+            raise
+        finally:
+            core.pending -= 1
+            if core.is_closing:
+                core.settled()
+            if submission.timer is not None:
+                submission.timer.cancel()
+            # The error's traceback holds this frame, and the future holds the error: a cycle that would keep operands alive.
+            del future, submission
+
+    def _arm(self, submission: Submission, timeout: float) -> None:
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or math.isnan(timeout):
+            raise InvalidArgumentError(f"timeout is {timeout!r}", remedy="Give seconds, or None to wait as long as it takes.")
+        core = self._core
+        if timeout <= 0:
+            raise DeadlineExceededError(f"{submission.name} had no time to run", op=submission.name, device=core.name)
+        submission.timer = core.loop.call_later(timeout, self._expire, submission, timeout)
+
+    def _expire(self, submission: Submission, timeout: float) -> None:
+        submission.expire(timeout, self._core.name)
+        self._mailbox.discard(submission)
+
+    def _withdraw(self, submission: Submission) -> None:
+        self._mailbox.discard(submission)
+        future = submission.future
+        if not future.cancel() and not future.cancelled():
+            future.exception()  # it came in the same turn as the cancellation: mark it as seen
+        if not submission.launched:
+            submission.void(0)
+
+    async def _queue(self, submission: Submission) -> None:
+        if not self._waits:
+            try:
+                self._mailbox.put_nowait(submission)
+            except MailboxFullError as error:
+                raise MailboxFullError(
+                    f"device {self._core.name} has {self._mailbox.capacity} submissions pending",
+                    device=self._core.name,
+                    op=submission.name,
+                    retry_after=self.retry_after(),
+                ) from error
+            return
+        if self._mailbox.statistics().waiting_putters >= _WAITERS * self._mailbox.capacity:
+            raise MailboxFullError(
+                f"more than {_WAITERS * self._mailbox.capacity} submissions wait for room on device {self._core.name}",
+                device=self._core.name,
+                op=submission.name,
+                retry_after=self.retry_after(),
+            )
+        if submission.timer is None:
+            await self._mailbox.put(submission)
+            return
+        try:
+            async with asyncio.timeout_at(submission.timer.when()):
+                await self._mailbox.put(submission)
+        except TimeoutError:
+            # The timer and this one are due together; whichever came first, the answer is in the future.
+            if not submission.future.done():
+                submission.expire(submission.timer.when() - self._core.loop.time(), self._core.name)
+
+    def retry_after(self) -> float:
+        """Return the seconds after which room can be expected: at half the pace of late, or after a rebuild."""
+        core = self._core
+        if core.lifecycle.state is DeviceState.READY:
+            return max(0.001, core.pace() * self._mailbox.capacity / 2)
+        return max(0.05, core.rebuild_seconds)
+
+    async def until_ready(self, timeout: float | None) -> None:
+        """Wait for a context.
+
+        Raises
+        ------
+        DeadlineExceededError, DeviceLostError, ClosedError
+        """
+        if self._core.is_ready:
+            return
+        try:
+            async with asyncio.timeout(timeout):
+                await self._core.lifecycle.wait_ready()
+        except TimeoutError:
+            raise DeadlineExceededError(f"device {self._core.name} was not ready within {timeout:g} s", device=self._core.name) from None

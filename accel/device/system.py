@@ -1,0 +1,171 @@
+"""The system: the actors' root, with devices."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from accel.actors import ActorSystem, RestartStrategy
+from accel.backend import find_device
+from accel.completion import CompletionStrategy, resolve_strategy
+from accel.device.context_actor import ContextActor
+from accel.device.core import DeviceCore, DeviceOptions, FaultSource
+from accel.device.device import Device
+from accel.device.device_actor import DeviceActor
+from accel.device.kernels import LIBRARIES
+from accel.device.sender import Sender
+from accel.errors import InvalidArgumentError, UnsupportedError
+from accel.hosts import InlineHost
+
+__all__ = ["System"]
+
+
+class System(ActorSystem):
+    """Root of supervision: ``async with accel.System() as system``. Devices opened here are closed when it ends, and nothing is left behind.
+
+    Parameters are those of :class:`accel.actors.ActorSystem`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._devices: list[Device] = []
+        self._opened = 0
+        # What the devices of this system have in common, such as the completion reactor.
+        self._shared: dict[Any, Any] = {}
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices opened so far and not closed, in that order."""
+        return tuple(device for device in self._devices if device.state.value != "closed")
+
+    async def open_device(
+        self,
+        spec: str = "auto",
+        *,
+        host: Literal["auto", "inline", "process"] = "auto",
+        completion: str | CompletionStrategy = "adaptive",
+        streams: str = "per_actor",
+        libraries: Iterable[str] = (),
+        memory_limit: int | None = None,
+        pending_limit: int = 1024,
+        max_in_flight: int = 512,
+        overload: Literal["wait", "reject"] = "wait",
+        restart: RestartStrategy | None = None,
+        standby: Literal["none", "imports", "context"] = "none",
+        faults: FaultSource | None = None,
+        debug: bool = False,
+    ) -> Device:
+        """Open a device and return once its first context is ready. Each call makes a device of its own.
+
+        Parameters
+        ----------
+        spec
+            ``"auto"`` (the best there is), ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or a device's UUID.
+        host
+            Where the context lives: ``"inline"`` is this process; ``"auto"`` means inline.
+        completion
+            How ends are waited for: ``"adaptive"``, ``"polled"``, ``"sync"``, ``"host_fn"``, or a strategy with options of its own.
+        streams
+            ``"per_actor"``: each library has a stream of its own. ``"single"``: all share one. ``"pooled(n)"``: they share n.
+        libraries
+            Libraries to make ready before this returns, and in every generation: ``"blas"``, ``"elementwise"``, ``"reduce"``, ``"dnn"``.
+        memory_limit
+            Bytes that may be taken from the device.
+        pending_limit
+            Submissions that may wait in the device's queue.
+        max_in_flight
+            Ops that may be on the device at once.
+        overload
+            With the queue full, ``"wait"`` for room in order, or ``"reject"`` with :class:`~accel.MailboxFullError` and its ``retry_after``.
+        restart
+            How often contexts are rebuilt, and how fast; ``None`` is ``RestartStrategy()``.
+        standby
+            Only ``"none"`` is offered by inline hosts.
+        faults
+            A :class:`accel.testing.FaultPlan` that brings faults about on purpose.
+        debug
+            Synchronize after each op, off the loop, so that an error names the op that caused it. Slow.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If an option is wrong.
+        UnsupportedError
+            If an option asks for what inline hosts cannot do.
+        BackendUnavailableError
+            If there is no such device.
+        ClosedError
+            If the system is closed, or this is not its loop.
+        """
+        if host == "process" or standby != "none":
+            what = "host='process'" if host == "process" else f"standby={standby!r}"
+            raise UnsupportedError(f"{what} is not offered in this release", remedy="Use host='inline' and standby='none'.")
+        if host not in ("auto", "inline"):
+            raise InvalidArgumentError(f"host is {host!r}", remedy="Use 'auto' or 'inline'.")
+        options = DeviceOptions(
+            completion=resolve_strategy(completion),
+            lanes=_lanes(streams),
+            libraries=_libraries(libraries),
+            memory_limit=_positive("memory_limit", memory_limit, optional=True),
+            pending_limit=_positive("pending_limit", pending_limit) or 1,
+            max_in_flight=_positive("max_in_flight", max_in_flight) or 1,
+            overload=_overload(overload),
+            restart=restart if restart is not None else RestartStrategy(),
+            faults=faults,
+            debug=bool(debug),
+        )
+        backend, description = await self.run_blocking(find_device, spec)
+        core = DeviceCore(self, backend, description, options, self._shared)
+        inline = InlineHost(ContextActor, core, options.restart)
+        self._opened += 1
+        name = f"{core.name}" if self._opened == 1 else f"{core.name}#{self._opened}"
+        actor = await self.spawn(DeviceActor, core, inline, name=name, mailbox_size=options.pending_limit)
+        device = Device(core, Sender(core, actor.mailbox), inline, actor)
+        core.device = device
+        self._devices = [*self.devices, device]
+        return device
+
+    async def _close_resources(self, deadline: float) -> None:
+        timeout = max(0.0, deadline - self.loop.time())
+        # A little less than the whole: what is left behind is to be given back within the deadline too.
+        closing = [asyncio.ensure_future(device.aclose(timeout=timeout * 0.9)) for device in self.devices]
+        try:
+            await asyncio.gather(*closing)
+        finally:
+            for task in closing:
+                task.cancel()
+
+
+def _lanes(streams: str) -> int | None:
+    if streams == "per_actor":
+        return None
+    if streams == "single":
+        return 1
+    match = re.fullmatch(r"pooled\(([1-9]\d*)\)", streams) if isinstance(streams, str) else None
+    if match is None:
+        raise InvalidArgumentError(f"streams is {streams!r}", remedy="Use 'per_actor', 'single' or 'pooled(n)'.")
+    return int(match[1])
+
+
+def _libraries(names: Iterable[str]) -> tuple[str, ...]:
+    wanted = (names,) if isinstance(names, str) else tuple(names)
+    for name in wanted:
+        if name not in LIBRARIES:
+            raise InvalidArgumentError(f"there is no library {name!r}", remedy=f"Use some of {', '.join(LIBRARIES)}.")
+    return wanted
+
+
+def _positive(name: str, value: int | None, *, optional: bool = False) -> int | None:
+    if value is None and optional:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidArgumentError(f"{name} is {value!r}", remedy="Give a positive int.")
+    return value
+
+
+def _overload(value: Literal["wait", "reject"]) -> Literal["wait", "reject"]:
+    if value not in ("wait", "reject"):
+        raise InvalidArgumentError(f"overload is {value!r}", remedy="Use 'wait' or 'reject'.")
+    return value

@@ -1,0 +1,8 @@
+"""Where a context lives: in this process, or in one of our own."""
+
+from __future__ import annotations
+
+from accel.hosts.host import Host
+from accel.hosts.inline import InlineHost
+
+__all__ = ["Host", "InlineHost"]

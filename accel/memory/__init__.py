@@ -1,0 +1,14 @@
+"""Device memory without devices: slabs, the allocator that cuts buffers from them, and who uses which buffer until when.
+
+Nothing here knows asyncio, streams or a vendor. The device layer subclasses :class:`Timeline`, gives the allocator a backend's slab source, and
+turns the dependencies that :class:`Usage` reports into waits between streams.
+"""
+
+from __future__ import annotations
+
+from accel.memory.allocator import Allocator, SlabRequest
+from accel.memory.block import AllocatorStatistics, Block
+from accel.memory.slab import MemfdSlab
+from accel.memory.usage import Dependency, Timeline, Usage
+
+__all__ = ["Allocator", "AllocatorStatistics", "Block", "Dependency", "MemfdSlab", "SlabRequest", "Timeline", "Usage"]

@@ -1,0 +1,341 @@
+"""The allocator of device memory: blocks of bounded waste cut from slabs, reused in stream order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from accel.errors import ClosedError, InvalidArgumentError, OutOfMemoryError
+from accel.memory.block import FREED, AllocatorStatistics, Block
+from accel.memory.growth import SlabRequest
+from accel.memory.reuse import FreeMemory
+from accel.memory.space import ALIGNMENT, LIVE, Slab
+from accel.memory.usage import Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accel.backend import SlabMemory
+    from accel.memory.space import Chunk
+    from accel.memory.usage import Dependency, Timeline
+
+__all__ = ["Allocator", "SlabRequest"]
+
+
+class Allocator:
+    """Cuts blocks from slabs. Single-threaded and never blocking: creating and closing slabs is left to the caller, off the loop.
+
+    ::
+
+        while (block := allocator.allocate(nbytes, timeline)) is None:
+            request = allocator.request_slab(nbytes)            # OutOfMemoryError if the limit forbids it
+            try:
+                slab = await run_blocking(request.create)       # only this part runs on another thread
+            except BaseException:
+                allocator.cancel(request)
+                raise
+            allocator.adopt(request, slab)
+
+    Parameters
+    ----------
+    create_slab
+        Takes a slab of at least so many bytes from the device, such as ``AccelDevice.create_slab``. Called by :meth:`SlabRequest.create` only.
+    device
+        Name of the device, for errors.
+    limit
+        What the sum of the slabs must not exceed, in bytes; ``None`` leaves it to the device.
+    slab_bytes
+        Size of an ordinary slab. A larger block gets a slab of its own.
+    granularity
+        Slabs are multiples of it.
+
+    Notes
+    -----
+    **Stream-ordered reuse.** Blocks are freed while the device may still work on them. A freed block rests as it is, with its pending uses, and is
+    given out again at once to a new block of the same size if those uses are over, or are all on the timeline that asks (its stream does
+    the later work later anyway). Otherwise fresh memory is preferred. When there is no other room, memory with uses pending elsewhere is reused
+    all the same: the new block's :class:`Usage` *inherits* the pending uses, so that its first writer is told to wait for them like for any
+    other dependency. So no buffer is overwritten under a running kernel, and the host never waits for that.
+
+    **Waste.** A block reserves less than 12.5 % more than asked for, rounded up to 256 bytes. Resting blocks are few per size, go back into the
+    merged free memory when that runs out, and do so before the allocator asks for another slab.
+    """
+
+    def __init__(
+        self,
+        create_slab: Callable[[int], SlabMemory],
+        *,
+        device: str | None = None,
+        limit: int | None = None,
+        slab_bytes: int = 64 << 20,
+        granularity: int = 2 << 20,
+    ) -> None:
+        if slab_bytes <= 0 or granularity <= 0 or granularity % ALIGNMENT or (limit is not None and limit < 0):
+            raise InvalidArgumentError(
+                f"slab_bytes={slab_bytes}, granularity={granularity} and limit={limit} do not go together",
+                remedy=f"Sizes are positive, and the granularity is a multiple of {ALIGNMENT}.",
+            )
+        self.device = device
+        self.limit = limit
+        self.slab_bytes = -(-slab_bytes // granularity) * granularity
+        self.granularity = granularity
+        self.used = 0
+        """Bytes reserved for live blocks."""
+        self.reserved = 0
+        """Sum of the slabs."""
+        self._create_slab = create_slab
+        self._requests: set[SlabRequest] = set()
+        self._memory = FreeMemory(self.slab_bytes)
+        self._live = self._high_water = self._allocations = 0
+        self._closed = False
+
+    # -- blocks
+
+    def allocate(self, nbytes: int, timeline: Timeline | None = None) -> Block | None:
+        """Return a block from the slabs there are, or ``None`` if that takes another slab.
+
+        Parameters
+        ----------
+        nbytes
+            Size; 0 is a block of its own too.
+        timeline
+            Where the block will be used first, if that is known: memory freed there is reused without waiting.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If ``nbytes`` is negative.
+        ClosedError
+            After :meth:`take_all`.
+        """
+        if self._closed:
+            raise ClosedError("the allocator is closed", device=self.device)
+        memory = self._memory
+        wanted = memory.size_class(nbytes)
+        chunk = memory.take(wanted, timeline)
+        if chunk is None:
+            return None
+        chunk.state = LIVE
+        chunk.home = wanted
+        usage = chunk.usage
+        if usage is None:
+            usage = Usage()
+        else:
+            chunk.usage = None
+        self.used = used = self.used + chunk.size
+        if used > self._high_water:
+            self._high_water = used
+        self._live += 1
+        self._allocations += 1
+        return Block(chunk, nbytes, usage)
+
+    def free(self, block: Block) -> None:
+        """Give a block back. Its recorded uses may be pending; record all of them before.
+
+        After :meth:`take_all` it only marks the block.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the block was freed before, or belongs to another allocator.
+        """
+        chunk = block._chunk  # noqa: SLF001 - a block is the allocator's own half
+        if chunk is None:
+            raise InvalidArgumentError(f"{block!r} was freed twice", device=self.device, remedy="A block has one owner, who frees it once.")
+        if chunk.slab.owner is not self:
+            raise InvalidArgumentError(f"{block!r} belongs to another allocator", device=self.device)
+        chunk.usage = block.usage
+        block._chunk = None  # noqa: SLF001
+        block.usage = FREED
+        block.address = 0
+        self.used -= chunk.size
+        self._live -= 1
+        if not self._closed:
+            self._memory.put(chunk)
+
+    # -- growing and shrinking
+
+    def request_slab(self, nbytes: int, *, last_resort: bool = False) -> SlabRequest:
+        """Plan the slab that :meth:`allocate` needs for ``nbytes``. It counts against the limit until it is adopted or cancelled.
+
+        Parameters
+        ----------
+        nbytes
+            Size of the block.
+        last_resort
+            Let the request give back every idle slab before, for a device that had no room without a limit saying so.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If the limit does not allow it, even if all idle slabs are given back.
+        ClosedError
+            After :meth:`take_all`.
+        """
+        if self._closed:
+            raise ClosedError("the allocator is closed", device=self.device)
+        least = -(-self._memory.size_class(nbytes).size // self.granularity) * self.granularity
+        release: list[Slab] = []
+        room = self._room()
+        if last_resort or (room is not None and room < least):
+            release = self._empty_slabs()
+            if room is not None:
+                if not last_resort:
+                    release = _fewest(release, least - room)
+                room += sum(slab.memory.nbytes for slab in release)
+                if room < least:
+                    raise self.out_of_memory(nbytes)
+        size = max(self.slab_bytes, least)
+        if room is not None:
+            size = min(size, room // self.granularity * self.granularity)
+        request = SlabRequest(self._create_slab, size, least, [self._remove(slab) for slab in release])
+        self._requests.add(request)
+        return request
+
+    def adopt(self, request: SlabRequest, slab: SlabMemory) -> None:
+        """Add the slab that ``request`` created.
+
+        Raises
+        ------
+        ClosedError
+            After :meth:`take_all`; close the slab.
+        InvalidArgumentError
+            If the slab's address is not aligned, or the request is not open; close the slab.
+        """
+        if self._closed:
+            raise ClosedError("the allocator is closed", device=self.device)
+        if request not in self._requests:
+            raise InvalidArgumentError("this request for a slab was adopted or cancelled before", device=self.device)
+        self._requests.discard(request)
+        if slab.address % ALIGNMENT or slab.nbytes < request.least:
+            raise InvalidArgumentError(f"{slab!r} is not aligned to {ALIGNMENT} bytes, or too small", device=self.device)
+        self.reserved += slab.nbytes
+        self._memory.space.add_slab(Slab(slab, self))
+
+    def cancel(self, request: SlabRequest) -> list[SlabMemory]:
+        """Withdraw a request that is not adopted. Idempotent.
+
+        Returns
+        -------
+        list of SlabMemory
+            What :meth:`SlabRequest.create` should have closed and did not, because it never ran: for the caller to close.
+        """
+        self._requests.discard(request)
+        left, request.release = request.release, []
+        return left
+
+    def trim(self, *, everything: bool = False) -> list[SlabMemory]:
+        """Take the slabs out that are wholly free and idle, for the caller to close off the loop.
+
+        Parameters
+        ----------
+        everything
+            Take all of them. Otherwise one slab of the ordinary size stays, if there is one, for the next block.
+        """
+        empty = self._empty_slabs()
+        if not everything:
+            stays = next((slab for slab in empty if slab.memory.nbytes <= self.slab_bytes), None)
+            empty = [slab for slab in empty if slab is not stays]
+        return [self._remove(slab) for slab in empty]
+
+    def take_all(self) -> list[SlabMemory]:
+        """Take all slabs out, whatever lives in them, for the caller to close: the context ends. The allocator is closed. Idempotent."""
+        self._closed = True
+        slabs = self.slabs()
+        self._memory = FreeMemory(self.slab_bytes)
+        self._requests.clear()
+        self.reserved = 0
+        return slabs
+
+    def allocate_blocking(self, nbytes: int, timeline: Timeline | None = None) -> Block:
+        """Allocate, creating a slab if it takes one. Blocks: for tests and tools.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If the limit or the device does not allow it.
+        """
+        last_resort = False
+        while (block := self.allocate(nbytes, timeline)) is None:
+            request = self.request_slab(nbytes, last_resort=last_resort)
+            try:
+                slab = request.create()
+            except OutOfMemoryError as error:
+                if last_resort:
+                    raise self.out_of_memory(nbytes) from error
+                last_resort = True
+                self.cancel(request)
+            else:
+                self.adopt(request, slab)
+        return block
+
+    # -- state
+
+    def slabs(self) -> list[SlabMemory]:
+        """Return the slabs, oldest first."""
+        return [slab.memory for slab in self._memory.space.slabs]
+
+    def pending(self) -> list[Dependency]:
+        """Return what freed memory still waits for. When that is over, more can be merged, trimmed or given out: wait before giving up."""
+        return self._memory.pending()
+
+    def out_of_memory(self, nbytes: int) -> OutOfMemoryError:
+        """Return the error that says that there is no room for ``nbytes``."""
+        limit = "" if self.limit is None else f" of at most {self.limit}"
+        return OutOfMemoryError(
+            f"no room for {nbytes} bytes: {self.used} bytes are in use, {self.reserved} are reserved{limit}",
+            requested=nbytes,
+            used=self.used,
+            reserved=self.reserved,
+            limit=self.limit,
+            device=self.device,
+        )
+
+    def statistics(self) -> AllocatorStatistics:
+        """Return the state in numbers. Looks at every block; ``used``, ``reserved`` and ``limit`` alone are attributes."""
+        largest = 0
+        for slab in self._memory.space.slabs:
+            run = 0
+            chunk: Chunk | None = slab.first
+            while chunk is not None:
+                run = 0 if chunk.state == LIVE else run + chunk.size
+                largest = max(largest, run)
+                chunk = chunk.next
+        free = self.reserved - self.used
+        return AllocatorStatistics(
+            used=self.used,
+            reserved=self.reserved,
+            limit=self.limit,
+            live_blocks=self._live,
+            free_bytes=free,
+            largest_free=largest,
+            slabs=len(self._memory.space.slabs),
+            fragmentation=1 - largest / free if free else 0.0,
+            high_water=self._high_water,
+            allocations=self._allocations,
+            reuses=self._memory.reuses,
+        )
+
+    def _room(self) -> int | None:
+        if self.limit is None:
+            return None
+        return self.limit - self.reserved - sum(request.nbytes for request in self._requests)
+
+    def _empty_slabs(self) -> list[Slab]:
+        self._memory.settle()
+        return [slab for slab in self._memory.space.slabs if slab.is_empty()]
+
+    def _remove(self, slab: Slab) -> SlabMemory:
+        self._memory.space.remove_slab(slab)
+        self.reserved -= slab.memory.nbytes
+        return slab.memory
+
+
+def _fewest(slabs: list[Slab], nbytes: int) -> list[Slab]:
+    """Return as few of ``slabs`` as have ``nbytes`` together, or all."""
+    chosen: list[Slab] = []
+    for slab in sorted(slabs, key=lambda slab: slab.memory.nbytes, reverse=True):
+        if nbytes <= 0:
+            break
+        chosen.append(slab)
+        nbytes -= slab.memory.nbytes
+    return chosen

@@ -1,0 +1,124 @@
+"""What the allocator hands out: blocks, and what is known about all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from accel.errors import StaleRefError
+from accel.memory.usage import Dependency, Timeline, Usage
+
+if TYPE_CHECKING:
+    from accel.backend import SlabMemory
+    from accel.memory.space import Chunk
+
+__all__ = ["FREED", "AllocatorStatistics", "Block"]
+
+
+class _FreedUsage(Usage):
+    """Stands in for the usage of a freed block, so that its use is detected without a check on the way of every op."""
+
+    __slots__ = ()
+
+    def read(self, timeline: Timeline, seq: int, dependencies: list[Dependency]) -> NoReturn:
+        raise StaleRefError(f"a freed block was read by {timeline!r}", reason="freed")
+
+    def write(self, timeline: Timeline, seq: int, dependencies: list[Dependency]) -> NoReturn:
+        raise StaleRefError(f"a freed block was written by {timeline!r}", reason="freed")
+
+
+FREED: Final = _FreedUsage()
+
+
+class Block:
+    """A piece of a slab, owned by whoever allocated it until it is freed. Made by an :class:`~accel.memory.Allocator` only.
+
+    Attributes
+    ----------
+    address : int
+        Where it starts; aligned to 256 bytes. 0 once the block is freed.
+    nbytes : int
+        Bytes asked for.
+    size : int
+        Bytes reserved, from ``address``.
+    usage : Usage
+        Its uses. A reused block starts with the pending uses of those who had the memory before. Once the block is freed, recording a use
+        raises :class:`~accel.StaleRefError` with the reason ``"freed"``; so take it from the block each time.
+    """
+
+    __slots__ = ("_chunk", "address", "nbytes", "size", "usage")
+
+    def __init__(self, chunk: Chunk, nbytes: int, usage: Usage) -> None:
+        self._chunk: Chunk | None = chunk
+        self.address = chunk.address
+        self.nbytes = nbytes
+        self.size = chunk.size
+        self.usage = usage
+
+    def __repr__(self) -> str:
+        where = "freed" if self._chunk is None else f"at {self.address:#x}"
+        return f"<Block {self.nbytes} bytes (of {self.size}) {where}>"
+
+    @property
+    def is_freed(self) -> bool:
+        """Whether the block was freed."""
+        return self._chunk is None
+
+    @property
+    def slab(self) -> SlabMemory:
+        """The slab that holds the block."""
+        return self._held().slab.memory
+
+    @property
+    def offset(self) -> int:
+        """Bytes from the start of the slab."""
+        chunk = self._held()
+        return chunk.address - chunk.slab.memory.address
+
+    def _held(self) -> Chunk:
+        if self._chunk is None:
+            raise StaleRefError("a freed block has no place in a slab", reason="freed")
+        return self._chunk
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorStatistics:
+    """The state of an allocator at one moment; sizes in bytes.
+
+    Parameters
+    ----------
+    used
+        Reserved for live blocks.
+    reserved
+        Sum of the slabs.
+    limit
+        What ``reserved`` must not exceed, or ``None``.
+    live_blocks
+        Blocks that are not freed.
+    free_bytes
+        ``reserved - used``.
+    largest_free
+        The longest run of free memory: the largest block that fits without another slab.
+    slabs
+        Number of slabs.
+    fragmentation
+        Share of the free memory that is outside the longest run, 0 to 1.
+    high_water
+        The most that ``used`` ever was.
+    allocations
+        Blocks handed out so far.
+    reuses
+        How many of them got the memory of one freed block as it was.
+    """
+
+    used: int
+    reserved: int
+    limit: int | None
+    live_blocks: int
+    free_bytes: int
+    largest_free: int
+    slabs: int
+    fragmentation: float
+    high_water: int
+    allocations: int
+    reuses: int

@@ -1,0 +1,120 @@
+"""Slabs of ordinary memory, held by a descriptor where the system has such a thing."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import warnings
+from typing import Final
+
+from accel.errors import DriverError, InvalidArgumentError, OutOfMemoryError
+
+__all__ = ["MemfdSlab"]
+
+_NO_ROOM: Final = frozenset({errno.ENOMEM, errno.ENOSPC, errno.EFBIG, errno.EOVERFLOW, errno.EINVAL, errno.EDQUOT})
+
+
+class MemfdSlab:
+    """A slab of anonymous shared memory: a memfd that is sealed against shrinking and growing, mapped into this process.
+
+    Where there are no memfds it is an anonymous mapping without a descriptor. The pages are zero, and are only taken from the system when
+    they are first touched.
+
+    Parameters
+    ----------
+    nbytes
+        Size; rounded up to whole pages.
+    name
+        Shows in ``/proc/self/maps``.
+
+    Attributes
+    ----------
+    address : int
+        Where it starts; page-aligned, so to at least 4096 bytes.
+    nbytes : int
+        Its size after rounding.
+    fd : int
+        The descriptor (close-on-exec), or -1 if there is none or the slab is closed. Whoever maps a duplicate of it keeps the memory alive.
+
+    Raises
+    ------
+    OutOfMemoryError
+        If the system has no such piece.
+    DriverError
+        If it refused for another reason, such as too many open files; ``.code`` is the errno.
+    """
+
+    __slots__ = ("_map", "address", "fd", "nbytes")
+
+    def __init__(self, nbytes: int, *, name: str = "accel-slab") -> None:
+        self.fd = -1
+        self._map: mmap.mmap | None = None
+        if nbytes <= 0:
+            raise InvalidArgumentError(f"a slab has at least one byte, not {nbytes}")
+        self.nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        try:
+            self.fd = _sealed_memfd(self.nbytes, name)
+            self._map = mmap.mmap(self.fd, self.nbytes)
+        except (OSError, OverflowError, ValueError) as error:
+            self.close()
+            code = error.errno if isinstance(error, OSError) else errno.EOVERFLOW
+            if code in _NO_ROOM:
+                raise OutOfMemoryError(f"the system has no {self.nbytes} bytes for a slab", requested=self.nbytes, code=code) from error
+            raise DriverError(f"a slab of {self.nbytes} bytes cannot be made: {error}", code=code, library="system") from error
+        # The exported buffer ends with this expression, so that it does not keep `close` from unmapping.
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+
+    def __repr__(self) -> str:
+        return f"<MemfdSlab {self.nbytes} bytes{' closed' if self._map is None else ''}>"
+
+    def view(self) -> memoryview:
+        """Return the memory as writable bytes. The mapping lives as long as any view of it, even if the slab is closed before.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the slab is closed.
+        """
+        if self._map is None:
+            raise InvalidArgumentError("a closed slab cannot be viewed")
+        return memoryview(self._map)
+
+    def close(self) -> None:
+        """Close the descriptor and unmap the memory; with views of it alive, the mapping goes with the last of them. Idempotent.
+
+        Addresses taken from the slab are invalid from then on.
+        """
+        mapping, self._map = self._map, None
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+        if mapping is not None:
+            try:
+                mapping.close()
+            except BufferError:
+                # Views hold the mapping object; it unmaps itself when they are gone.
+                del mapping
+
+    def __del__(self) -> None:
+        if getattr(self, "_map", None) is not None:
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=1, source=self)
+            self.close()
+
+
+def _sealed_memfd(nbytes: int, name: str) -> int:
+    """Return a memfd of ``nbytes`` that keeps its size, or -1 (an anonymous mapping for `mmap`) where there is no such thing."""
+    if not hasattr(os, "memfd_create"):
+        return -1
+    import fcntl  # it exists wherever memfd_create does
+
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, nbytes)
+        # A process that got the descriptor could otherwise shrink the file, and touching the memory here would be SIGBUS.
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd

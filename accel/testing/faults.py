@@ -1,0 +1,98 @@
+"""Faults on purpose: which op of a device shall fail, and how."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Self
+
+from accel.backend import Injection
+from accel.errors import AccelError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
+
+__all__ = ["FaultPlan"]
+
+
+@dataclass(slots=True)
+class _Planned:
+    n: int
+    op: str | None
+    action: Injection | AccelError
+    is_fired: bool = False
+
+
+class FaultPlan:
+    """A plan of faults for one device: ``await system.open_device("cpu", faults=FaultPlan().poison_at(3))``.
+
+    ``n`` counts the device's ops from 1 in the order in which they are dispatched, over all rebuilds; puts and gets count, frees do not. With
+    ``op="gemm"`` only ops of that kind are counted. Each entry fires once. Methods return the plan, so that they chain.
+    """
+
+    def __init__(self) -> None:
+        self._planned: list[_Planned] = []
+        self._counts: dict[str | None, int] = {}
+        self._released = threading.Event()
+
+    def __repr__(self) -> str:
+        left = sum(not planned.is_fired for planned in self._planned)
+        return f"<FaultPlan {left} of {len(self._planned)} to come, {self.count} ops counted>"
+
+    @property
+    def count(self) -> int:
+        """Ops counted so far."""
+        return self._counts.get(None, 0)
+
+    @property
+    def fired(self) -> int:
+        """Entries that have fired."""
+        return sum(planned.is_fired for planned in self._planned)
+
+    def fail_at(self, n: int, error: AccelError, *, op: str | None = None) -> Self:
+        """Let op ``n`` fail with ``error`` when it is launched; the error's scope decides what else happens."""
+        if not isinstance(error, AccelError):
+            raise InvalidArgumentError(f"{error!r} is not an AccelError", remedy="Use one, such as accel.LibraryError('...').")
+        return self._plan(n, op, error)
+
+    def poison_at(self, n: int, error: AccelError | None = None, *, op: str | None = None) -> Self:
+        """Let the context fault at op ``n``, on the device: every op in flight ends with :class:`~accel.ContextPoisonedError`."""
+        return self._plan(n, op, Injection("poison", error))
+
+    def hang_at(self, n: int, *, op: str | None = None) -> Self:
+        """Let the stream stop before op ``n`` until :meth:`release`."""
+        return self._plan(n, op, Injection("hang", release=self._wait_released))
+
+    def out_of_memory_at(self, n: int, *, op: str | None = None) -> Self:
+        """Let op ``n`` find no memory."""
+        return self._plan(n, op, OutOfMemoryError("out of memory, as the fault plan asks"))
+
+    def kill_host_at(self, n: int, *, op: str | None = None) -> Self:
+        """Let the process that holds the context be killed at op ``n``; for process hosts only.
+
+        Raises
+        ------
+        UnsupportedError
+            Always, in this release: there are inline hosts only, and the process to kill would be this one.
+        """
+        raise UnsupportedError(f"kill_host_at({n}, op={op!r}) needs a process host", remedy="Use poison_at, which an inline host survives.")
+
+    def release(self) -> None:
+        """End all hangs, those to come too. Callable from any thread."""
+        self._released.set()
+
+    def take(self, kind: str) -> Injection | AccelError | None:
+        """Count an op of this kind, and return what shall happen to it; called by the device."""
+        total = self._counts[None] = self._counts.get(None, 0) + 1
+        own = self._counts[kind] = self._counts.get(kind, 0) + 1
+        for planned in self._planned:
+            if not planned.is_fired and (planned.n == total if planned.op is None else planned.op == kind and planned.n == own):
+                planned.is_fired = True
+                return planned.action
+        return None
+
+    def _wait_released(self) -> None:
+        self._released.wait()
+
+    def _plan(self, n: int, op: str | None, action: Injection | AccelError) -> Self:
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise InvalidArgumentError(f"n is {n!r}", remedy="Ops are counted from 1.")
+        self._planned.append(_Planned(n, op, action))
+        return self

@@ -1,0 +1,326 @@
+"""The allocator on real slabs: alignment, waste, misuse, stream-ordered reuse, statistics."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import secrets
+from typing import TYPE_CHECKING
+
+import pytest
+
+from accel.errors import InvalidArgumentError, OutOfMemoryError, StaleRefError
+from accel.memory import Allocator, Block, Dependency, MemfdSlab, Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+KIB = 1 << 10
+MIB = 1 << 20
+
+
+class Source:
+    """A device's memory: creates slabs, up to a capacity, and knows which are open."""
+
+    def __init__(self, capacity: int = 1 << 40) -> None:
+        self.capacity = capacity
+        self.asked: list[int] = []
+        self.open: list[MemfdSlab] = []
+
+    def __call__(self, nbytes: int) -> MemfdSlab:
+        self.asked.append(nbytes)
+        self.open = [slab for slab in self.open if slab.fd >= 0]
+        if sum(slab.nbytes for slab in self.open) + nbytes > self.capacity:
+            raise OutOfMemoryError("the device is full", requested=nbytes)
+        slab = MemfdSlab(nbytes)
+        self.open.append(slab)
+        return slab
+
+
+@pytest.fixture
+def source() -> Iterator[Source]:
+    source = Source()
+    yield source
+    for slab in source.open:
+        slab.close()
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    seed = secrets.randbits(64)
+    print(f"seed {seed}")
+    return random.Random(seed)
+
+
+def make(source: Source, *, limit: int | None = None, slab_bytes: int = MIB) -> Allocator:
+    return Allocator(source, device="cpu:0", limit=limit, slab_bytes=slab_bytes, granularity=64 * KIB)
+
+
+def write(block: Block, timeline: Timeline) -> list[Dependency]:
+    dependencies: list[Dependency] = []
+    block.usage.write(timeline, timeline.issue(), dependencies)
+    return dependencies
+
+
+def fill_up(allocator: Allocator, nbytes: int, timeline: Timeline | None = None) -> list[Block]:
+    """Allocate until the slabs there are have no room."""
+    blocks = []
+    while (block := allocator.allocate(nbytes, timeline)) is not None:
+        blocks.append(block)
+    return blocks
+
+
+# -- blocks
+
+
+def test_without_a_slab_there_is_no_block_until_one_is_adopted(source: Source) -> None:
+    allocator = make(source)
+    assert allocator.allocate(100) is None
+    request = allocator.request_slab(100)
+    assert (request.nbytes, request.release) == (MIB, [])
+    allocator.adopt(request, request.create())
+    block = allocator.allocate(100)
+    assert block is not None
+    assert (block.nbytes, block.size, block.offset, block.slab) == (100, 256, 0, source.open[0])
+    assert block.address == source.open[0].address
+    assert "100 bytes" in repr(block)
+
+
+def test_blocks_keep_their_bytes_while_others_come_and_go(source: Source, rng: random.Random) -> None:
+    allocator = make(source)
+    held: list[tuple[Block, bytes]] = []
+    for step in range(600):
+        if step % 3 == 2:
+            block, data = held.pop(rng.randrange(len(held)))
+            assert ctypes.string_at(block.address, block.nbytes) == data
+            allocator.free(block)
+        else:
+            block = allocator.allocate_blocking(rng.randrange(20_000))
+            data = rng.randbytes(block.nbytes)
+            ctypes.memmove(block.address, data, len(data))
+            held.append((block, data))
+    for block, data in held:
+        assert ctypes.string_at(block.address, block.nbytes) == data
+
+
+def test_blocks_of_no_bytes_are_valid_and_distinct(source: Source) -> None:
+    allocator = make(source)
+    one, other = allocator.allocate_blocking(0), allocator.allocate_blocking(0)
+    assert one.address != other.address
+    assert (one.nbytes, one.size) == (0, 256)
+
+
+def test_reserved_bytes_are_aligned_and_waste_is_bounded(source: Source, rng: random.Random) -> None:
+    allocator = make(source, slab_bytes=256 * MIB)
+    sizes = [*range(600), *(rng.randint(1, 1 << bits) for bits in range(1, 27) for _ in range(20))]
+    for nbytes in sizes:
+        block = allocator.allocate_blocking(nbytes)
+        assert block.address % 256 == 0
+        assert block.size % 256 == 0
+        assert 0 <= block.size - nbytes < max(0.125 * nbytes, 256) or nbytes == 0, nbytes
+        allocator.free(block)
+
+
+def test_negative_sizes_are_refused(source: Source) -> None:
+    with pytest.raises(InvalidArgumentError):
+        make(source).allocate(-1)
+
+
+@pytest.mark.parametrize(("slab_bytes", "granularity", "limit"), [(0, 256, None), (256, 0, None), (256, 100, None), (256, 256, -1)])
+def test_sizes_that_do_not_go_together_are_refused(source: Source, slab_bytes: int, granularity: int, limit: int | None) -> None:
+    with pytest.raises(InvalidArgumentError):
+        Allocator(source, slab_bytes=slab_bytes, granularity=granularity, limit=limit)
+
+
+# -- misuse
+
+
+def test_double_free_is_detected(source: Source) -> None:
+    allocator = make(source)
+    block = allocator.allocate_blocking(1000)
+    allocator.free(block)
+    again = allocator.allocate_blocking(1000)
+    with pytest.raises(InvalidArgumentError, match="freed twice"):
+        allocator.free(block)
+    assert not again.is_freed
+    assert allocator.statistics().live_blocks == 1
+
+
+def test_use_after_free_is_detected(source: Source) -> None:
+    allocator = make(source)
+    timeline = Timeline("t")
+    block = allocator.allocate_blocking(1000)
+    allocator.free(block)
+    assert block.is_freed
+    assert block.address == 0
+    for use in (block.usage.read, block.usage.write):
+        with pytest.raises(StaleRefError) as error:
+            use(timeline, 1, [])
+        assert error.value.reason == "freed"
+    for place in ("slab", "offset"):
+        with pytest.raises(StaleRefError):
+            getattr(block, place)
+    assert "freed" in repr(block)
+
+
+def test_a_block_of_another_allocator_is_refused(source: Source) -> None:
+    one, other = make(source), make(source)
+    block = one.allocate_blocking(10)
+    with pytest.raises(InvalidArgumentError, match="another allocator"):
+        other.free(block)
+    one.free(block)
+
+
+# -- stream-ordered reuse
+
+
+def test_idle_memory_is_reused_at_once(source: Source) -> None:
+    allocator = make(source)
+    a, b = Timeline("a"), Timeline("b")
+    block = allocator.allocate_blocking(5000, a)
+    address = block.address
+    write(block, a)
+    allocator.free(block)
+    a.complete(1)
+    again = allocator.allocate(5000, b)
+    assert again is not None
+    assert again.address == address
+    assert write(again, b) == []
+    assert allocator.statistics().reuses == 1
+
+
+def test_memory_with_uses_on_the_same_timeline_is_reused_at_once(source: Source) -> None:
+    allocator = make(source)
+    a = Timeline("a")
+    block = allocator.allocate_blocking(5000, a)
+    address = block.address
+    write(block, a)
+    allocator.free(block)
+    again = allocator.allocate(4900, a)
+    assert again is not None
+    assert again.address == address
+    assert write(again, a) == []
+
+
+@pytest.mark.parametrize("asks", ["another timeline", "nobody"])
+def test_fresh_memory_is_preferred_to_waiting(source: Source, asks: str) -> None:
+    allocator = make(source)
+    a, b = Timeline("a"), Timeline("b")
+    block = allocator.allocate_blocking(5000, a)
+    address = block.address
+    write(block, a)
+    allocator.free(block)
+    again = allocator.allocate(5000, b if asks == "another timeline" else None)
+    assert again is not None
+    assert again.address != address
+    assert again.usage.is_idle()
+
+
+def test_without_other_room_memory_is_reused_with_the_uses_it_has(source: Source) -> None:
+    allocator = make(source)
+    a, b = Timeline("a"), Timeline("b")
+    blocks = [allocator.allocate_blocking(64 * KIB, a), *fill_up(allocator, 64 * KIB, a)]
+    for block in blocks:
+        write(block, a)
+    address, seq = blocks[5].address, a.issued - len(blocks) + 6
+    allocator.free(blocks[5])
+    again = allocator.allocate(64 * KIB, b)
+    assert again is not None
+    assert again.address == address
+    assert write(again, b) == [(a, seq)]
+    assert len(source.asked) == 1
+
+
+def test_own_memory_is_preferred_when_there_is_no_fresh_room(source: Source) -> None:
+    allocator = make(source)
+    a, b = Timeline("a"), Timeline("b")
+    blocks = [allocator.allocate_blocking(64 * KIB), *fill_up(allocator, 64 * KIB)]
+    for block in blocks:
+        write(block, b if block is blocks[3] else a)
+    address = blocks[3].address
+    for block in blocks:
+        allocator.free(block)
+    again = allocator.allocate(64 * KIB, b)
+    assert again is not None
+    assert again.address == address
+    assert write(again, b) == []
+
+
+def test_joined_neighbours_pass_all_their_uses_on(source: Source) -> None:
+    allocator = make(source)
+    a, b, c = Timeline("a"), Timeline("b"), Timeline("c")
+    blocks = [allocator.allocate_blocking(64 * KIB), *fill_up(allocator, 64 * KIB)]
+    assert [block.offset for block in blocks] == [64 * KIB * number for number in range(16)]
+    for number, timeline in ((3, a), (4, b), (5, a), (6, b), (9, c)):
+        write(blocks[number], timeline)
+        allocator.free(blocks[number])
+    joined = allocator.allocate(3 * 64 * KIB, c)
+    assert joined is not None
+    assert joined.offset == 3 * 64 * KIB
+    assert dict(write(joined, c)) == {a: 2, b: 1}
+    tail = allocator.allocate(64 * KIB, b)
+    assert tail is not None
+    assert tail.offset == 6 * 64 * KIB, "what was not joined kept its own uses"
+    assert write(tail, b) == []
+
+
+def test_the_tail_of_a_cut_block_keeps_its_uses(source: Source) -> None:
+    allocator = make(source)
+    a, b = Timeline("a"), Timeline("b")
+    whole = allocator.allocate_blocking(MIB, a)
+    write(whole, a)
+    allocator.free(whole)
+    parts = [allocator.allocate(256 * KIB, b) for _ in range(4)]
+    assert allocator.allocate(0, b) is None
+    for part in parts:
+        assert part is not None
+        assert write(part, b) == [(a, 1)]
+    assert allocator.pending() == []
+
+
+def test_memory_joined_with_pending_uses_is_whole_again_once_they_are_over(source: Source) -> None:
+    allocator = make(source)
+    a = Timeline("a")
+    blocks = [allocator.allocate_blocking(3000), *fill_up(allocator, 3000)]
+    for block in blocks:
+        write(block, a)
+        allocator.free(block)
+    assert dict(allocator.pending()) == {a: len(blocks)}
+    a.complete(a.issued)
+    assert allocator.pending() == []
+    whole = allocator.allocate(MIB)
+    assert whole is not None
+    assert whole.usage.is_idle()
+
+
+def test_large_blocks_are_reused_by_size(source: Source) -> None:
+    allocator = make(source, slab_bytes=128 * MIB)
+    a, b = Timeline("a"), Timeline("b")
+    small, large = allocator.allocate_blocking(20 * MIB, a), allocator.allocate_blocking(33 * MIB, a)
+    address = large.address
+    for block in (large, small):
+        write(block, a)
+        allocator.free(block)
+    again = allocator.allocate(33 * MIB, a)
+    assert again is not None
+    assert again.address == address
+    other = allocator.allocate(40 * MIB, b)
+    assert other is not None
+    assert write(other, b) == []
+
+
+# -- statistics
+
+
+def test_statistics_tell_the_state(source: Source) -> None:
+    allocator = make(source, limit=4 * MIB)
+    empty = allocator.statistics()
+    assert (empty.used, empty.reserved, empty.fragmentation, empty.largest_free) == (0, 0, 0.0, 0)
+    blocks = [allocator.allocate_blocking(256 * KIB) for _ in range(4)]
+    allocator.free(blocks[0])
+    allocator.free(blocks[2])
+    state = allocator.statistics()
+    assert (state.used, state.reserved, state.limit, state.live_blocks) == (512 * KIB, MIB, 4 * MIB, 2)
+    assert (state.free_bytes, state.largest_free, state.slabs, state.fragmentation) == (512 * KIB, 256 * KIB, 1, 0.5)
+    assert (state.high_water, state.allocations, state.reuses) == (MIB, 4, 0)

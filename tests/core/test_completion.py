@@ -1,0 +1,432 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import uvloop
+
+from accel.backend import DeviceDescription, Injection
+from accel.completion import (
+    AdaptiveCompletion,
+    CompletionStrategy,
+    HostFnCompletion,
+    Pacing,
+    PolledCompletion,
+    SyncCompletion,
+    Watcher,
+    resolve_strategy,
+)
+from accel.cpu.backend import CpuBackend
+from accel.errors import AccelError, ClosedError, DriverError, FaultScope, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine
+
+STRATEGIES = [
+    AdaptiveCompletion(),
+    PolledCompletion(),
+    PolledCompletion(interval=0),
+    SyncCompletion(),
+    HostFnCompletion(),
+    HostFnCompletion(watch_interval=1e-4),
+]
+PATIENCE = 10.0
+
+
+class Event:
+    """An event that ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.queries = 0
+        self.outcome: BaseException | bool = False
+        self._ended = threading.Event()
+        self._listeners: list[Callable[[], None]] = []
+
+    def end(self, outcome: BaseException | bool = True) -> None:
+        self.outcome = outcome
+        self._ended.set()
+        if outcome is True:
+            for listener in self._listeners:
+                listener()
+
+    def query(self) -> bool:
+        self.queries += 1
+        if isinstance(self.outcome, AccelError):
+            raise self.outcome.clone()
+        if isinstance(self.outcome, BaseException):
+            raise self.outcome
+        return self.outcome
+
+    def synchronize(self) -> None:
+        assert self._ended.wait(PATIENCE)
+        self.query()
+
+    def notify(self, listener: Callable[[], None]) -> None:
+        self._listeners.append(listener)
+        if self.outcome is True:
+            listener()
+
+    def close(self) -> None:
+        pass
+
+
+class Stream:
+    """A stream that is only ever waited in."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._event = Event()
+        self.closed: list[bool] = []
+
+    def wait(self, event: Event) -> None:
+        if self._device.fault is not None:
+            raise self._device.fault.clone()
+        self._event = event
+
+    def launch_host_function(self, function: Callable[[], None]) -> None:
+        self._event.notify(function)
+
+    def close(self, *, abandon: bool = False) -> None:
+        self.closed.append(abandon)
+
+
+class Device:
+    """As much of a device as completion uses."""
+
+    description = DeviceDescription("fake", 0, "fake", "FAKE-0")
+
+    def __init__(self) -> None:
+        self.fault: AccelError | None = None
+        self.streams: list[Stream] = []
+
+    def create_stream(self, *, priority: int = 0) -> Stream:
+        if self.fault is not None:
+            raise self.fault.clone()
+        self.streams.append(Stream(self))
+        return self.streams[-1]
+
+
+class Mark:
+    """A watched mark that writes down how it ended."""
+
+    stream = None
+
+    def __init__(self, event: Any, lane: object = "lane", kind: object = "kind", enqueued_at: float = 0.0) -> None:
+        self.event = event
+        self.lane = lane
+        self.kind = kind
+        self.enqueued_at = enqueued_at
+        self.ends: list[AccelError | None] = []
+        self.ended = asyncio.get_running_loop().create_future()
+        self._thread = threading.current_thread()
+
+    def complete(self) -> None:
+        assert self.event.query() is True
+        self._end(None)
+
+    def fail(self, error: AccelError) -> None:
+        self._end(error)
+
+    def _end(self, error: AccelError | None) -> None:
+        assert threading.current_thread() is self._thread
+        self.ends.append(error)
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
+def completion_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(("accel-sync", "accel-host-fn"))]
+
+
+@pytest.fixture(params=STRATEGIES, ids=repr)
+def strategy(request: pytest.FixtureRequest) -> CompletionStrategy:
+    chosen: CompletionStrategy = request.param
+    return chosen
+
+
+@pytest.fixture
+async def watcher(strategy: CompletionStrategy) -> AsyncIterator[Watcher]:
+    shared: dict[Any, Any] = {}
+    opened = open_watcher(strategy, shared=shared)
+    yield opened
+    await opened.aclose(abandon=True)
+    assert shared == {}
+
+
+def open_watcher(strategy: CompletionStrategy, device: Device | None = None, *, shared: dict[Any, Any] | None = None) -> Watcher:
+    return strategy.open(device or Device(), asyncio.get_running_loop(), {} if shared is None else shared)  # type: ignore[arg-type]
+
+
+def watched(watcher: Watcher, lane: object = "lane") -> tuple[Event, Mark]:
+    mark = Mark(Event(), lane)
+    watcher.watch(mark)
+    return mark.event, mark
+
+
+async def turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_strategies_are_found_by_name_or_taken_as_they_are() -> None:
+    for kind in (AdaptiveCompletion, PolledCompletion, SyncCompletion, HostFnCompletion):
+        assert resolve_strategy(kind.name) == kind()
+    own = PolledCompletion(interval=0.25)
+    assert resolve_strategy(own) is own
+    for wrong in ("fastest", None, 3):
+        with pytest.raises(InvalidArgumentError):
+            resolve_strategy(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("interval", [-1.0, float("inf"), float("nan")])
+def test_intervals_that_are_no_times_are_refused(interval: float) -> None:
+    with pytest.raises(InvalidArgumentError):
+        PolledCompletion(interval=interval)
+    with pytest.raises(InvalidArgumentError):
+        HostFnCompletion(watch_interval=interval)
+
+
+async def test_mark_completes_once_its_event_has_passed_and_not_before(watcher: Watcher) -> None:
+    event, mark = watched(watcher)
+    await turns()
+    assert mark.ends == []
+    event.end()
+    await mark.ended
+    await turns()
+    assert mark.ends == [None]
+    assert (watcher.statistics().pending, watcher.statistics().completed) == (0, 1)
+
+
+async def test_event_that_passed_before_it_is_watched_completes(watcher: Watcher) -> None:
+    mark = Mark(Event())
+    mark.event.end()
+    watcher.watch(mark)
+    await mark.ended
+    assert mark.ends == [None]
+
+
+async def test_marks_of_a_lane_that_have_passed_complete_together_and_in_order(watcher: Watcher) -> None:
+    pairs = [watched(watcher) for _ in range(6)]
+    order: list[int] = []
+    for number, (_, mark) in enumerate(pairs):
+        mark.ended.add_done_callback(lambda _, number=number: order.append(number))  # type: ignore[misc]
+    for event, _ in reversed(pairs[:4]):
+        event.end()
+    await pairs[0][1].ended
+    assert [len(mark.ends) for _, mark in pairs] == [1, 1, 1, 1, 0, 0]
+    pairs[5][0].end()
+    pairs[4][0].end()
+    await pairs[5][1].ended
+    assert order == list(range(6))
+
+
+async def test_lanes_do_not_wait_for_each_other(watcher: Watcher) -> None:
+    _, slow = watched(watcher, "slow")
+    for _ in range(3):
+        event, mark = watched(watcher, "fast")
+        event.end()
+        await mark.ended
+    assert slow.ends == []
+
+
+async def test_each_mark_gets_the_fault_that_its_own_query_raised(watcher: Watcher) -> None:
+    passed, first, second = (watched(watcher) for _ in range(3))
+    fault = DriverError("dead", code=700, scope=FaultScope.CONTEXT)
+    passed[0].end()
+    for event, _ in (first, second):
+        event.end(fault)
+    await second[1].ended
+    assert passed[1].ends == [None]
+    errors = [first[1].ends[0], second[1].ends[0]]
+    assert [type(error) for error in errors] == [DriverError, DriverError]
+    assert errors[0] is not errors[1]
+    assert watcher.statistics().failed == 2
+
+
+async def test_backend_that_raises_something_else_fails_the_mark_with_it_as_the_cause(watcher: Watcher) -> None:
+    event, mark = watched(watcher)
+    event.end(ZeroDivisionError("bug"))
+    await mark.ended
+    assert isinstance(mark.ends[0], DriverError)
+    assert mark.ends[0].is_fault
+    assert isinstance(mark.ends[0].__cause__, ZeroDivisionError)
+
+
+async def test_mark_that_raises_is_reported_and_holds_no_other_up(watcher: Watcher) -> None:
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    bad = Mark(Event())
+    bad.complete = lambda: 1 // 0  # type: ignore[method-assign, assignment, return-value]
+    watcher.watch(bad)
+    event, good = watched(watcher)
+    bad.event.end()
+    event.end()
+    await good.ended
+    assert isinstance(reported[0]["exception"], ZeroDivisionError)
+    await watcher.aclose()
+
+
+async def test_mark_may_watch_another_when_it_ends(watcher: Watcher) -> None:
+    left = 50
+    done = asyncio.get_running_loop().create_future()
+
+    def follow(mark: Mark) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            done.set_result(None)
+            return
+        event, following = watched(watcher, left % 3)
+        following.complete = lambda: follow(following)  # type: ignore[method-assign]
+        event.end()
+
+    first = Mark(Event())
+    follow(first)
+    await done
+    assert watcher.statistics().pending == 0
+
+
+async def test_nothing_pending_means_no_looks(watcher: Watcher) -> None:
+    event, mark = watched(watcher)
+    event.end()
+    await mark.ended
+    await turns()
+    looks, queries = watcher.statistics().looks, event.queries
+    await turns(200)
+    assert watcher.statistics().looks == looks
+    assert event.queries == queries
+
+
+async def test_close_waits_for_what_is_watched(strategy: CompletionStrategy) -> None:
+    watcher = open_watcher(strategy)
+    event, mark = watched(watcher)
+    closing = asyncio.ensure_future(watcher.aclose())
+    second = asyncio.ensure_future(watcher.aclose())
+    await turns()
+    assert not closing.done()
+    with pytest.raises(ClosedError):
+        watched(watcher)
+    event.end()
+    await closing
+    await second
+    assert mark.ends == [None]
+    await watcher.aclose()
+    assert completion_threads() == []
+
+
+async def test_abandoning_fails_what_has_not_passed_and_completes_what_has(strategy: CompletionStrategy) -> None:
+    device = Device()
+    watcher = open_watcher(strategy, device)
+    event, passed = watched(watcher)
+    running_event, running = watched(watcher)
+    closing = asyncio.ensure_future(watcher.aclose())
+    await turns(1)
+    event.end()
+    await watcher.aclose(abandon=True)
+    await closing
+    assert passed.ends == [None]
+    assert [type(error) for error in running.ends] == [ClosedError]
+    running_event.end()  # lets the blocked thread of "sync" go
+    await turns()
+    assert len(running.ends) == 1
+    while completion_threads():  # a thread of "sync" may still be on its way out
+        await asyncio.sleep(0)
+
+
+async def test_cancelling_close_abandons(strategy: CompletionStrategy) -> None:
+    watcher = open_watcher(strategy)
+    event, mark = watched(watcher)
+    closing = asyncio.ensure_future(watcher.aclose())
+    await turns(2)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert [type(error) for error in mark.ends] == [ClosedError]
+    event.end()
+    await watcher.aclose()
+
+
+async def test_host_function_is_not_needed_to_see_a_fault() -> None:
+    device = Device()
+    watcher = open_watcher(HostFnCompletion(watch_interval=1e-3), device)
+    event, mark = watched(watcher)
+    event.end(DriverError("dead", scope=FaultScope.CONTEXT))  # no host function runs
+    await mark.ended
+    assert isinstance(mark.ends[0], DriverError)
+    await watcher.aclose()
+    assert device.streams[0].closed == [False]
+
+
+async def test_poisoned_device_that_takes_no_more_waits_is_looked_at_once() -> None:
+    device = Device()
+    watcher = open_watcher(HostFnCompletion(watch_interval=3600.0), device)
+    event, mark = watched(watcher)
+    device.fault = DriverError("dead", scope=FaultScope.CONTEXT)
+    event.end(device.fault)
+    for lane in ("lane", "new lane"):  # one with a side stream, one without
+        refused = Mark(Event(), lane)
+        refused.event.end(device.fault)
+        watcher.watch(refused)
+        await refused.ended
+        assert isinstance(refused.ends[0], DriverError)
+    assert len(mark.ends) == 1
+    await watcher.aclose()
+
+
+async def test_devices_of_a_system_share_one_reactor_until_the_last_is_closed() -> None:
+    shared: dict[Any, Any] = {}
+    first, second = (open_watcher(AdaptiveCompletion(), shared=shared) for _ in range(2))
+    other = open_watcher(AdaptiveCompletion(Pacing(window=1e-3)), shared=shared)
+    assert len(shared) == 2
+    await other.aclose()
+    await first.aclose()
+    assert len(shared) == 1
+    event, mark = watched(second)
+    event.end()
+    await mark.ended
+    await second.aclose()
+    assert shared == {}
+
+
+async def on_a_cpu_stream(strategy: CompletionStrategy) -> None:
+    device = CpuBackend().open(0)
+    watcher = strategy.open(device, asyncio.get_running_loop(), {})
+    streams = [device.create_stream(), device.create_stream()]
+    gates = [threading.Event() for _ in range(8)]
+    marks: list[Mark] = []
+    for number, gate in enumerate(gates):
+        stream = streams[number % 2]
+        stream.submit(lambda gate=gate: gate.wait(PATIENCE), 1.0)  # type: ignore[misc]
+        marks.append(Mark(device.create_event(), stream))
+        stream.record(marks[-1].event)
+        watcher.watch(marks[-1])
+    for gate, mark in list(zip(gates, marks, strict=True))[:6]:
+        gate.set()
+        await mark.ended
+    device.inject(Injection("poison"), device.create_stream())
+    await marks[6].ended
+    await marks[7].ended
+    assert [mark.ends for mark in marks[:6]] == [[None]] * 6
+    assert [error.scope for mark in marks[6:] for error in mark.ends if error] == [FaultScope.CONTEXT] * 2
+    for gate in gates:
+        gate.set()
+    await watcher.aclose()
+    await asyncio.to_thread(device.close)
+    assert completion_threads() == []
+
+
+def on_asyncio_debug(main: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(debug=True) as runner:
+        runner.run(main)
+
+
+def on_uvloop(main: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main)
+
+
+@pytest.mark.parametrize("run", [on_asyncio_debug, on_uvloop])
+def test_real_streams_on_other_loops(run: Callable[[Coroutine[Any, Any, None]], None], strategy: CompletionStrategy) -> None:
+    run(on_a_cpu_stream(strategy))
