@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 
+from accel.errors import AccelError
+
 if TYPE_CHECKING:
     from structlog.typing import EventDict, WrappedLogger
 
@@ -19,13 +21,15 @@ __all__ = ["get_logger"]
 
 def _render(_logger: WrappedLogger, _method: str, event: EventDict) -> tuple[tuple[str], dict[str, Any]]:
     error = event.pop("error", None)
+    # A fault of the tree says all in its text; where it was raised (the query of an event) tells nobody anything.
+    exc_info = event.pop("exc_info", None) if error is None or isinstance(error, AccelError) else error
     name = str(event.pop("event"))
     pairs = dict(event)
     if error is not None:
         pairs["error"] = f"{type(error).__name__}: {error}"
     text = " ".join([name, *(f"{key}={value!r}" for key, value in pairs.items())])
     # A percent sign in a value is not a format: with no arguments, logging leaves the text alone.
-    return (text,), {"exc_info": error, "extra": {"accel": {"event": name, **pairs}}}
+    return (text,), {"exc_info": exc_info, "extra": {"accel": {"event": name, **pairs}}}
 
 
 def get_logger() -> structlog.stdlib.BoundLogger:
@@ -34,8 +38,8 @@ def get_logger() -> structlog.stdlib.BoundLogger:
     Returns
     -------
     structlog.stdlib.BoundLogger
-        ``logger.warning("actor_failed", actor="a/b", error=error)``: ``error`` takes an exception and becomes the record's ``exc_info``;
-        every other keyword becomes a pair.
+        ``logger.warning("actor_failed", actor="a/b", error=error)``: ``error`` takes an exception, which
+        becomes the record's ``exc_info`` too unless it is an :class:`~accel.AccelError`; every other keyword becomes a pair.
 
     Notes
     -----

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import enum
 import types
-from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from accel.errors import AccelError
@@ -83,6 +82,7 @@ def relay(context: Context | None, handler: Generator[Any, Any, None], waits_for
         :data:`HANDLED` or :data:`FAILED`. Cancellation (and closing) is thrown into the handler like any other exception.
     """
     step: Callable[[Any], Any]
+    argument: Any
     while True:
         try:
             sent = yield waits_for
@@ -99,6 +99,9 @@ def relay(context: Context | None, handler: Generator[Any, Any, None], waits_for
             return waits_for
 
 
+_MARK: Final = "_accel_handed_out"
+
+
 def own_instance(error: BaseException) -> BaseException:
     """Return the error to hand to one waiter, such that no other waiter has the same instance.
 
@@ -110,9 +113,9 @@ def own_instance(error: BaseException) -> BaseException:
     """
     if isinstance(error, AccelError):
         own: BaseException = error.clone()
-    elif not hasattr(error, "_accel_handed_out"):
-        with contextlib.suppress(AttributeError):  # a class with __slots__
-            error._accel_handed_out = True  # type: ignore[attr-defined]
+    elif not hasattr(error, _MARK):
+        with contextlib.suppress(TypeError):  # a class with __slots__
+            vars(error)[_MARK] = True
         return error
     else:
         try:

@@ -152,7 +152,7 @@ class ActorLife(ActorCell):
                 else:
                     self.deadline = None
                 self.interruptible = _NOW
-                result = yield from self._actor.receive(item, self._context)
+                result = yield from self._actor.receive(item, self._context)  # type: ignore[misc, union-attr]
                 if reply is not None and not reply.done():
                     reply.set_result(result)
                 if self._interrupts and self._failed(asyncio.CancelledError(), None):
@@ -189,6 +189,10 @@ class ActorLife(ActorCell):
             raise caught
         if self._interrupts:
             return self._absorb()
+        if isinstance(caught, StopIteration):  # a future cannot carry it
+            error: BaseException = RuntimeError(f"actor {self.path!r} raised StopIteration")
+            error.__cause__ = caught
+            return error
         if not isinstance(caught, asyncio.CancelledError):
             return caught
         if self.task is None or self.task.cancelling():
@@ -215,7 +219,7 @@ class ActorLife(ActorCell):
             try:
                 directive = Directive(decide(error))
             except Exception as broken:
-                logger.error("actor_decision_failed", actor=self.path, directive=directive.value, error=broken)
+                logger.exception("actor_decision_failed", actor=self.path, directive=directive.value, error=broken)
         log = logger.debug if directive is Directive.RESUME else logger.warning
         log("actor_failed", actor=self.path, directive=directive.value, error=error)
         self._escalates = directive is Directive.ESCALATE
@@ -241,7 +245,6 @@ class ActorLife(ActorCell):
     async def _tear_down(self, error: BaseException) -> None:
         self.state = ActorState.RESTARTING
         await self._hook("restarting", error)
-        self._actor = None
         await self._stop_children(Stop.NOW)
 
     async def _come_back(self, delay: float) -> BaseException | None:
@@ -275,11 +278,14 @@ class ActorLife(ActorCell):
             self._absorb()
 
     async def _hook(self, name: str, *args: Any) -> None:
-        """Run a hook whose failure changes nothing."""
+        """Run an instance's last hook, whose failure changes nothing, and let go of the instance."""
+        actor, self._actor = self._actor, None
+        if actor is None:
+            return
         self.interruptible = Stop.KILL
         error: BaseException | None = None
         try:
-            await getattr(self._actor, name)(*args, self._context)
+            await getattr(actor, name)(*args, self._context)
         except BaseException as caught:
             error = self._sort(caught)
         finally:
@@ -302,5 +308,4 @@ class ActorLife(ActorCell):
         self.mailbox.close(outcome)
         self._refuse_queued(outcome)
         await self._stop_children(Stop.DRAIN if outcome is None and self._stop <= Stop.DRAIN else max(self._stop, Stop.NOW))
-        if self._actor is not None:
-            await self._hook("stopped")
+        await self._hook("stopped")

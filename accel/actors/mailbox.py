@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from accel.errors import ActorStoppedError, InvalidArgumentError, MailboxFullError
 
@@ -34,10 +34,8 @@ class MailboxStatistics:
 
     Attributes
     ----------
-    depth
-        Messages that wait now; a message that was taken does not count, nor do system messages.
-    capacity
-        The most messages that may wait.
+    depth, capacity
+        Messages that wait now, and the most that may. One that was taken does not count, nor do system messages.
     waiting_putters
         Tasks that wait for room in :meth:`Mailbox.put`.
     accepted, rejected, discarded
@@ -75,7 +73,7 @@ class Mailbox(Generic[M]):
     Raises
     ------
     InvalidArgumentError
-        ``capacity`` is not an integer of at least 1.
+        ``capacity`` is no integer of at least 1.
     """
 
     __slots__ = (
@@ -163,10 +161,10 @@ class Mailbox(Generic[M]):
             if self._closed:
                 raise self._stopped()
             self._rejected += 1
-            raise MailboxFullError(f"mailbox of {self._name!r} is full ({self._capacity} messages, {self._ahead} waiting for room)")
+            raise MailboxFullError(f"the mailbox of {self._name!r} is full ({self._capacity} messages, {self._ahead} waiting for room)")
 
     def offer(self, message: M) -> bool:
-        """Append a message if that is possible at once; return whether it was. For those who would rather wait than be refused."""
+        """Append a message if that is possible at once, and return whether it was; no refusal is counted."""
         items = self._items
         depth = len(items)
         if depth >= self._limit or self._ahead:
@@ -203,16 +201,13 @@ class Mailbox(Generic[M]):
         A closed mailbox takes them too: its owner may still be working off what was left.
         """
         self._system.append(message)
-        if self._getters:
-            self._wake_getter()
+        self._wake_getter()
 
     def _append(self, message: M) -> None:
         self._items.append(message)
         self._times.append(self._clock())
-        if len(self._items) > self._high_water:
-            self._high_water = len(self._items)
-        if self._getters:
-            self._wake_getter()
+        self._high_water = max(self._high_water, len(self._items))
+        self._wake_getter()
 
     async def _wait_for_room(self) -> None:
         if self._closed:
@@ -364,10 +359,10 @@ class Mailbox(Generic[M]):
         cause
             Becomes the ``__cause__`` of each :class:`~accel.errors.ActorStoppedError`.
         """
+        self._cause = self._cause or cause
         if self._closed:
             return
         self._closed = True
-        self._cause = cause
         self._limit = 0
         for place in self._putters:
             if not place.done():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import contextvars
 import os
 import threading
@@ -124,7 +125,7 @@ class Portal:
             try:
                 context.run(function, *args, **kwargs)
             except Exception as error:
-                logger.error("portal_call_failed", error=error)
+                logger.exception("portal_call_failed", error=error)
 
         self._admit(future, call)
 
@@ -187,10 +188,8 @@ class Portal:
         """Leave the books; cancel the coroutine if it is the future that was cancelled. Runs on any thread."""
         task = self._forget(future)
         if task is not None and future.cancelled():
-            try:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and the task with it
                 self._loop.call_soon_threadsafe(task.cancel)
-            except RuntimeError:
-                pass  # the loop is closed, and the task with it
 
     def _forget(self, future: concurrent.futures.Future[Any]) -> asyncio.Task[None] | None:
         with self._lock:

@@ -11,7 +11,6 @@ import inspect
 import itertools
 import os
 import random
-import threading
 import time
 from asyncio import _get_running_loop
 from contextvars import Context
@@ -22,6 +21,7 @@ import anyio
 from accel._log import get_logger
 from accel.actors.actor import Actor
 from accel.actors.envelope import Stop
+from accel.actors.home import Home
 from accel.actors.life import ActorLife
 from accel.actors.portal import Portal
 from accel.actors.supervision import RestartStrategy
@@ -100,8 +100,7 @@ class ActorSystem:
         self._numbers = itertools.count(1)
         self._pool = WorkerPool(min(32, (os.cpu_count() or 1) + 4) if workers is None else workers)
         self._state = "new"
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._home: tuple[int, int] | None = None
+        self._home: Home | None = None
         self._root: asyncio.Task[None] | None = None
         self._group: asyncio.TaskGroup | None = None
         self._portal: Portal | None = None
@@ -119,11 +118,10 @@ class ActorSystem:
     async def __aenter__(self) -> Self:
         if self._state != "new":
             raise ClosedError(f"system {self.name!r} is {self._state}: a system is entered once", remedy="Make a new one.")
-        self._loop = asyncio.get_running_loop()
-        self._home = (os.getpid(), threading.get_ident())
-        self._abandoned: asyncio.Future[None] = self._loop.create_future()
+        self._home = Home(f"system {self.name!r}")
+        self._abandoned: asyncio.Future[None] = self.loop.create_future()
         self._state = "open"
-        self._root = self._loop.create_task(self._live(), name=f"accel-system-{self.name}", context=Context())
+        self._root = self.loop.create_task(self._live(), name=f"accel-system-{self.name}", context=Context())
         try:
             await self._ready.wait()
             await self._open_resources()
@@ -186,7 +184,7 @@ class ActorSystem:
                         self._deadline = self.loop.time()
                     await self._shut_down()
         except BaseExceptionGroup as errors:
-            logger.error("system_failed", system=self.name, error=errors)
+            logger.exception("system_failed", system=self.name, error=errors)
         except (KeyboardInterrupt, SystemExit):
             pass  # it left through the loop already, from the actor's own task
         finally:
@@ -222,7 +220,7 @@ class ActorSystem:
         try:
             await self._close_resources(deadline)
         except Exception as error:
-            logger.error("close_failed", system=self.name, error=error)
+            logger.exception("close_failed", system=self.name, error=error)
         # Newest first: a later actor may have been given the ref of an earlier one.
         for cell in reversed(tuple(self._children.values())):
             cell.request_stop(Stop.DRAIN)
@@ -248,9 +246,9 @@ class ActorSystem:
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop on which the system lives."""
-        if self._loop is None:
-            raise NotInitializedError(f"system {self.name!r} was not entered")
-        return self._loop
+        if self._home is None:
+            raise self.not_at_home()
+        return self._home.loop
 
     @property
     def state(self) -> str:
@@ -261,7 +259,7 @@ class ActorSystem:
     def portal(self) -> Portal:
         """The door for other threads; the one part of a system that they may use."""
         if self._portal is None:
-            raise NotInitializedError(f"system {self.name!r} was not entered")
+            raise self.not_at_home()
         return self._portal
 
     async def spawn(
@@ -372,19 +370,10 @@ class ActorSystem:
 
     def not_at_home(self) -> ClosedError | NotInitializedError:
         """Return the error that says why a call was made in the wrong place."""
-        if self._home is None:
-            return NotInitializedError(f"system {self.name!r} was not entered")
-        pid, thread = self._home
-        if os.getpid() != pid:
-            where, remedy = f"the process that this one (pid {os.getpid()}) was forked from", "Make a new system after the fork."
-        elif threading.get_ident() != thread:
-            where, remedy = f"another thread than {threading.current_thread().name!r}", "Use system.portal from other threads."
-        else:
-            where, remedy = "another event loop", "Use it in the loop in which it was entered, or make a new system here."
-        return ClosedError(f"system {self.name!r} lives in {where}", remedy=remedy)
+        return NotInitializedError(f"system {self.name!r} was not entered") if self._home is None else self._home.not_here()
 
     def _check_home(self) -> None:
-        if self._loop is None or _get_running_loop() is not self._loop:
+        if self._home is None or _get_running_loop() is not self._home.loop:
             raise self.not_at_home()
 
 

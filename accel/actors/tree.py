@@ -45,10 +45,11 @@ class ActorTree:
             yield from child
 
     def __str__(self) -> str:
-        return "\n".join(self._lines("", ""))
+        return "\n".join(_draw(self, "", ""))
 
-    def _lines(self, first: str, rest: str) -> Iterator[str]:
-        yield f"{first}{self.name} [{self.state}] mailbox={self.depth} oldest={self.oldest_age:.3f}s restarts={self.restarts}"
-        for index, child in enumerate(self.children):
-            last = index == len(self.children) - 1
-            yield from child._lines(rest + ("`- " if last else "|- "), rest + ("   " if last else "|  "))
+
+def _draw(tree: ActorTree, first: str, rest: str) -> Iterator[str]:
+    yield f"{first}{tree.name} [{tree.state}] mailbox={tree.depth} oldest={tree.oldest_age:.3f}s restarts={tree.restarts}"
+    for index, child in enumerate(tree.children):
+        last = index == len(tree.children) - 1
+        yield from _draw(child, rest + ("`- " if last else "|- "), rest + ("   " if last else "|  "))

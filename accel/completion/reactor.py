@@ -37,6 +37,9 @@ class Pacing:
         It spins for this long on an op of a kind that it has not seen.
     shortest, longest
         Bounds of the sleeps that are not to a predicted end. A sleep shorter than ``shortest`` is not worth a timer.
+    trust
+        The first sleep to a predicted end is at most this long, later ones at most as long as the op has run: what has become
+        much faster than it was is seen to be.
     patience
         Such a sleep takes one part in ``patience`` of the time that has gone by.
     kinds
@@ -47,6 +50,7 @@ class Pacing:
     unknown_spin: float = 75e-6
     shortest: float = 50e-6
     longest: float = 2e-3
+    trust: float = 10e-3
     patience: float = 8.0
     kinds: int = 512
 
@@ -75,6 +79,7 @@ def pause(elapsed: float, estimate: Estimate | None, pacing: Pacing) -> float:
     ahead = -late - margin - min(spread, margin)
     if ahead < pacing.shortest:
         return 0.0
+    ahead = min(ahead, max(pacing.trust, elapsed))
     if spread <= margin:
         return ahead
     # Durations of this kind scatter: it can end long before the mean, so the way there is cut into steps.

@@ -32,15 +32,14 @@ _MULTIPLY_ADD: dict[np.dtype[Any], float] = {
     DType.COMPLEX64.numpy: 0.1e-9,
     DType.COMPLEX128.numpy: 0.2e-9,
 }
+_PRODUCTS = {dtype: (seconds, _CONVERT.get(dtype, 0.0)) for dtype, seconds in _MULTIPLY_ADD.items()}
 _ARITHMETIC = frozenset({UnaryOp.RELU, UnaryOp.ABS, UnaryOp.NEG})
 
 
 def matmul(m: int, n: int, k: int, dtype: np.dtype[Any], count: int = 1) -> float:
     """Return the cost of ``count`` (m x k) @ (k x n) products."""
-    seconds = m * n * k * _MULTIPLY_ADD[dtype] + _PRODUCT
-    if dtype in _CONVERT:
-        seconds += (m * k + k * n + m * n) * _CONVERT[dtype]
-    return _CALL + seconds * count
+    multiply_add, convert = _PRODUCTS[dtype]
+    return _CALL + count * (_PRODUCT + m * n * k * multiply_add + (m * k + k * n + m * n) * convert)
 
 
 def elements(n: int, dtype: np.dtype[Any]) -> float:

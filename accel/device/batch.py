@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from accel import ops
@@ -10,13 +9,15 @@ from accel.device.libraries import Blas, Dnn, Elementwise, Libraries, Reduce
 from accel.device.submission import Submission
 from accel.dtype import DType, DTypeLike, native
 from accel.errors import AccelError, ClosedError, InvalidArgumentError, NotInitializedError
-from accel.ops import KernelOp, Plan
 from accel.ops.base import as_shape
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from accel.device.core import DeviceCore
     from accel.device.sender import Sender
+    from accel.ops import KernelOp, Plan
 
 __all__ = ["Batch"]
 

@@ -5,13 +5,11 @@ Everything here runs on the loop's thread; what may block is handed to ``run_blo
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from accel.device.kernels import LIBRARIES
 from accel.device.lane import EventPool, Lane
-from accel.device.run import Launch, Run
+from accel.device.run import Launch, Port, Run
 from accel.errors import (
     AccelError,
     ClosedError,
@@ -27,34 +25,17 @@ from accel.ops import Free
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import asyncio
+    from collections.abc import Awaitable, Callable
 
-    from accel.actors import Mailbox
-    from accel.backend import AccelDevice, Kernel
+    from accel.backend import AccelDevice
     from accel.completion import Watcher
     from accel.device.core import DeviceCore
     from accel.device.submission import Submission
-    from accel.ops import KernelOp, Plan
+    from accel.memory import Dependency
+    from accel.ops import Plan
 
-__all__ = ["Context", "Port"]
-
-
-class Port(NamedTuple):
-    """Where the ops of one library go.
-
-    Parameters
-    ----------
-    lane
-        The stream they are enqueued in.
-    kernels
-        Op kind -> kernel.
-    mailbox
-        The kernel actor's.
-    """
-
-    lane: Lane
-    kernels: Mapping[str, Kernel]
-    mailbox: Mailbox[Run]
+__all__ = ["Context"]
 
 
 class Context:
@@ -85,107 +66,134 @@ class Context:
         self.submissions: dict[Submission, None] = {}
         self.in_flight = 0
         self.fault: AccelError | None = None
-        self.on_fault: Callable[[AccelError], None] = lambda error: None
+        self.on_fault: Callable[[AccelError], object] = lambda _: None
         self._open_port = open_port
         self._room: asyncio.Future[None] | None = None
 
     # -- dispatch: called by the device's actor, one submission at a time, in order
 
+    def dispatch_now(self, submission: Submission) -> bool:
+        """Dispatch one op if nothing has to be waited for; else change nothing and return ``False``. What :meth:`dispatch` does, without a step of the loop."""
+        if submission.outputs is not None:
+            return False
+        if self.core.dropped:
+            self.apply_frees()
+        op = submission.ops[0]
+        if type(op) is Free:
+            self._free(op.ref.buffer)
+            submission.succeed()
+            return True
+        run = self._bind(submission, 0)
+        if run is None:
+            return False
+        if submission.result is None:
+            submission.result = op.result(submission.plans[0].writes)
+        self._send([run], submission, 1, is_last=True)
+        return True
+
     async def dispatch(self, submission: Submission) -> None:
         """Give memory and places in line to the ops of a submission, and send them to their kernel actors.
 
         Returns once they are sent, which takes no waiting but for a library's first use, a new slab, or room for a large batch. What the
-        submission itself got wrong is answered through its future; an error that says the context is gone is raised, with nothing sent.
+        submission itself got wrong is raised; so is, with nothing sent, that the context is gone.
         """
-        if self.core.dropped:
-            self.apply_frees()
-        ops = submission.ops
         if submission.outputs is None:
-            if type(ops[0]) is Free:
-                self._free(ops[0].ref.buffer)
-                submission.succeed()
-                return
-            launch, lane, mailbox = await self._bind(submission, 0)
-            if submission.result is None:
-                submission.result = ops[0].result(submission.plans[0].writes)
-            run = Run(submission, lane, [launch])
-            self._send([(run, mailbox)], submission, 1, is_last=True)
+            while not self.dispatch_now(submission):
+                await self._provide(submission, 0)
             return
+        ops = submission.ops
         chunk = max(1, self.core.options.max_in_flight // 2)
         for start in range(0, len(ops), chunk):
             end = min(start + chunk, len(ops))
             await self.wait_for_room(end - start)
             if submission.is_settled:
                 return
+            if self.core.dropped:
+                self.apply_frees()
             await self._dispatch_chunk(submission, start, end)
 
     async def _dispatch_chunk(self, submission: Submission, start: int, end: int) -> None:
-        runs: list[tuple[Run, Mailbox[Run]]] = []
+        runs: list[Run] = []
         try:
             for index in range(start, end):
                 try:
-                    launch, lane, mailbox = await self._bind(submission, index)
+                    while (run := self._bind(submission, index)) is None:
+                        await self._provide(submission, index)
                 except AccelError as error:
                     error.op_index = index
                     raise
-                if runs and runs[-1][0].lane is lane and runs[-1][1] is mailbox:
-                    runs[-1][0].launches.append(launch)
+                if runs and runs[-1].port is run.port:
+                    runs[-1].launches.append(run.launches[0])
                 else:
-                    runs.append((Run(submission, lane, [launch]), mailbox))
+                    runs.append(run)
         finally:
             # Places in line that were given out must reach their lanes even if a later op could not be bound.
-            bound = sum(len(run.launches) for run, _ in runs)
+            bound = sum(len(run.launches) for run in runs)
             if bound:
                 self._send(runs, submission, bound, is_last=start + bound == len(submission.ops))
 
-    def _send(self, runs: list[tuple[Run, Mailbox[Run]]], submission: Submission, count: int, *, is_last: bool) -> None:
-        last = runs[-1][0]
+    def _send(self, runs: list[Run], submission: Submission, count: int, *, is_last: bool) -> None:
+        last = runs[-1]
         last.retires = count
         last.is_last = is_last
         if len(runs) > 1:
-            ends = {run.lane: run.launches[-1].seq for run, _ in runs if run.lane is not last.lane}
+            ends = {run.lane: run.launches[-1].seq for run in runs if run.lane is not last.lane}
             last.join = tuple(ends.items())
         submission.outstanding += count
         self.in_flight += count
         self.submissions[submission] = None
-        for run, mailbox in runs:
-            mailbox.put_nowait(run)
+        for run in runs:
+            run.port.mailbox.put_nowait(run)
 
-    async def _bind(self, submission: Submission, index: int) -> tuple[Launch, Lane, Mailbox[Run]]:
-        """Find the op's kernel and memory, and take its place in line. Nothing changes if it raises."""
+    def _bind(self, submission: Submission, index: int) -> Run | None:
+        """Find an op's kernel and memory and take its place in line; ``None``, with nothing changed, if :meth:`_provide` must be awaited first."""
         op, plan = submission.ops[index], submission.plans[index]
-        port = self.ports.get(op.library) or await self._find_port(op)
+        port = self.ports.get(op.library)
+        if port is None:
+            return None
         kernel = port.kernels.get(op.kind)
         if kernel is None:
             raise UnsupportedError(f"{op.library} has no {op.kind} on this backend", op=op.kind, device=self.core.name)
-        faults = self.core.options.faults
-        action = None if faults is None else faults.take(op.kind)
+        lane = port.lane
         reads = [self._block(ref) for ref in plan.reads]
         writes = [self._block(ref) for ref in plan.writes]
-        made = await self._make(submission, index, plan, port.lane) if plan.creates else ()
-        lane = port.lane
+        if plan.creates:
+            made = self._make(submission, index, plan, lane)
+            if made is None:
+                return None
+            writes += made
+        faults = self.core.options.faults
+        action = None if faults is None else faults.take(op.kind)
         seq = lane.issue()
-        dependencies: list[Any] = []
+        dependencies: list[Dependency] = []
         for block in reads:
             block.usage.read(lane, seq, dependencies)
-        for block in (*writes, *made):
+        for block in writes:
             block.usage.write(lane, seq, dependencies)
-        launch = Launch(
-            op, kernel, [b.address for b in reads], [b.address for b in writes] + [b.address for b in made], seq, dependencies, action, index
-        )  # fmt: skip
-        return launch, lane, port.mailbox
+        launch = Launch(op, kernel, [b.address for b in reads], [b.address for b in writes], seq, dependencies, action, index)
+        return Run(submission, port, [launch])
 
-    async def _find_port(self, op: KernelOp) -> Port:
+    async def _provide(self, submission: Submission, index: int) -> None:
+        """Make what an op needs and is not there yet: the kernel actor of its library, and room for its results."""
+        op, plan = submission.ops[index], submission.plans[index]
         if op.library not in LIBRARIES:
             raise UnsupportedError(f"there is no library {op.library!r}", op=op.kind, device=self.core.name)
-        return await self.port(op.library)
+        port = await self.port(op.library)
+        held: list[Block] = []
+        try:
+            for spec in plan.creates:
+                held.append(await self._grow(spec.nbytes, port.lane))  # noqa: PERF401 - kept when a later one fails
+        finally:
+            # Nobody else allocates before the op is bound, so what was free once is free then.
+            for block in held:
+                self.allocator.free(block)
 
     async def port(self, library: str) -> Port:
         """Return the port of a library; at its first use make it, off the loop."""
         port = self.ports.get(library)
         if port is None:
             port = await self._open_port(library)
-            self._check_alive()
+            self.check_alive()
             self.ports[library] = port
         return port
 
@@ -195,20 +203,22 @@ class Context:
             raise StaleRefError(f"{ref!r} is not in memory any more", reason="freed", device=self.core.name, generation=self.generation)
         return block
 
-    async def _make(self, submission: Submission, index: int, plan: Plan, lane: Lane) -> list[Block]:
+    def _make(self, submission: Submission, index: int, plan: Plan, lane: Lane) -> list[Block] | None:
+        """Cut the op's results from the slabs there are, and name them; ``None`` if there is no room."""
+        core, allocate = self.core, self.allocator.allocate
         made: list[Block] = []
-        try:
-            for spec in plan.creates:
-                made.append(self.allocator.allocate(spec.nbytes, lane) or await self._grow(spec.nbytes, lane))  # noqa: PERF401 - kept on failure
-        except BaseException:
-            for block in made:
-                self.allocator.free(block)
-            raise
+        for spec in plan.creates:
+            block = allocate(spec.nbytes, lane)
+            if block is None:
+                for other in made:
+                    self.allocator.free(other)
+                return None
+            made.append(block)
         if submission.outputs is not None:
             refs = submission.outputs[index]
         else:
-            core, generation = self.core, self.generation
-            refs = tuple(AccelRef(core, core.next_buffer(), spec.shape, spec.dtype, generation) for spec in plan.creates)
+            generation = self.generation
+            refs = tuple([AccelRef(core, core.next_buffer(), spec.shape, spec.dtype, generation) for spec in plan.creates])
             submission.result = submission.ops[index].result(plan.writes + refs)
         for ref, block in zip(refs, made, strict=True):
             self.buffers[ref.buffer] = block
@@ -237,7 +247,7 @@ class Context:
             if self.fault is not None:
                 allocator.cancel(request)
                 await run_blocking(slab.close)
-                self._check_alive()
+                self.check_alive()
             allocator.adopt(request, slab)
         return block
 
@@ -284,7 +294,7 @@ class Context:
                 await self._room
             finally:
                 self._room = None
-            self._check_alive()
+            self.check_alive()
 
     def report_fault(self, error: AccelError) -> None:
         """Take the first fault that surfaces: fail all that is in flight at once, and tell the supervisor. Later ones change nothing."""
@@ -324,7 +334,8 @@ class Context:
         result.__cause__ = error.clone()
         return result
 
-    def _check_alive(self) -> None:
+    def check_alive(self) -> None:
+        """Raise what tells that the context has faulted, if it has."""
         if self.fault is not None:
             raise self.poisoned(self.fault)
 

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from accel._log import get_logger
 from accel.actors import Actor, ActorContext, Terminated
-from accel.device.context import Context, Port
+from accel.device.context import Context
 from accel.device.kernel_actor import KernelActor
 from accel.device.kernels import LIBRARIES
 from accel.device.lane import Lane
+from accel.device.run import Port
 from accel.errors import AccelError, DeviceLostError, FaultScope
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from accel.backend import AccelDevice
     from accel.device.core import DeviceCore
 
@@ -31,7 +33,7 @@ logger = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class OpenLibrary:
-    """Asks for the kernel actor of a library; answered with its :class:`~accel.device.context.Port`."""
+    """Asks for the kernel actor of a library; answered with its :class:`~accel.device.run.Port`."""
 
     library: str
 
@@ -68,13 +70,12 @@ class ContextActor(Actor[OpenLibrary, Port]):
             for library in dict.fromkeys(("memory", *core.options.libraries)):
                 made.ports[library] = await self._open(made, library, context)
             core.capabilities = made.lanes[0].compute.capabilities()
-            if made.fault is not None:
-                raise made.fault
+            made.check_alive()
         except BaseException:
             await made.close(abandon=True)
             raise
         self._context = made
-        made.on_fault = lambda error: None if context.self_ref.fail(error) else None
+        made.on_fault = context.self_ref.fail
         self._publish(made)
         if core.lifecycle.generation:
             core.restarts += 1
@@ -116,9 +117,13 @@ class ContextActor(Actor[OpenLibrary, Port]):
     async def restarting(self, error: BaseException, context: ActorContext) -> None:
         """Give the dead context back, waiting for nothing that runs in it."""
         if self._context is not None and self._context.fault is None:
-            fault = error if isinstance(error, AccelError) and error.is_fault else DeviceLostError("the context's actor failed", scope=FaultScope.CONTEXT)
+            fault = (
+                error
+                if isinstance(error, AccelError) and error.is_fault
+                else DeviceLostError("the context's actor failed", scope=FaultScope.CONTEXT)
+            )
             self._context.report_fault(fault)
-        logger.warning("context_rebuilding", device=self._core.name, generation=self._core.lifecycle.generation, error=error)
+        logger.info("context_rebuilding", device=self._core.name, generation=self._core.lifecycle.generation)
         await self._close(abandon=True)
 
     async def stopped(self, context: ActorContext) -> None:

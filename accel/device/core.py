@@ -8,6 +8,7 @@ import os
 import time
 import uuid
 import weakref
+from asyncio import _get_running_loop  # it knows of threads and forks, and does not raise
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -127,13 +128,11 @@ class DeviceCore:
         ------
         ClosedError, DeviceLostError
         """
-        try:
-            running = asyncio.get_running_loop()
-        except RuntimeError:
-            running = None
+        if _get_running_loop() is self.loop and self.live_generation and not self.is_closing:
+            return
         if os.getpid() != self.pid:
             raise ClosedError(f"device {self.name} belongs to process {self.pid}; it does not survive a fork", device=self.name)
-        if running is not self.loop:
+        if _get_running_loop() is not self.loop:
             raise ClosedError(
                 f"device {self.name} belongs to another event loop",
                 device=self.name,
@@ -153,7 +152,9 @@ class DeviceCore:
         """
         if ref.owner is not self:
             raise InvalidArgumentError(
-                f"{ref!r} is not on this device ({self.name})", remedy="Copy it over: await device.put(await other.get(ref)).", device=self.name
+                f"{ref!r} is not on this device ({self.name})",
+                remedy="Copy it over: await device.put(await other.get(ref)).",
+                device=self.name,
             )
         ref.check()
         if self.recording:
@@ -223,7 +224,9 @@ class DeviceCore:
 
     def log_left_behind(self, info: DeviceInfo) -> None:
         """Say what had not ended when closing would wait no longer."""
-        logger.warning("device_closed_with_work_left", device=self.name, queued=info.queued, in_flight=info.in_flight, generation=info.generation)
+        logger.warning(
+            "device_closed_with_work_left", device=self.name, queued=info.queued, in_flight=info.in_flight, generation=info.generation
+        )
 
     @property
     def is_ready(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,16 +13,18 @@ from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo
 from accel.device.libraries import Blas, Dnn, Elementwise, Libraries, Reduce
 from accel.device.lifecycle import DeviceState
 from accel.device.submission import Submission
-from accel.dtype import DTypeLike, DType, native
+from accel.dtype import DType, DTypeLike, native
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops import KernelOp
 from accel.ops.base import as_shape, operand
 from accel.ref import AccelRef, AccelToken
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable
+
     from accel.device.core import DeviceCore
     from accel.device.sender import Sender
     from accel.hosts import Host
+    from accel.ops import KernelOp
 
 __all__ = ["Device"]
 
@@ -172,7 +173,7 @@ class Device:
         """Make a buffer whose elements are all ``value``, converted to ``dtype`` as numpy does it."""
         return await self._make(ops.Fill(as_shape(shape), DType.of(dtype), value), durable, timeout)
 
-    async def _make(self, op: KernelOp, durable: bool, timeout: float | None) -> AccelRef:  # noqa: FBT001 - internal
+    async def _make(self, op: KernelOp, durable: bool, timeout: float | None) -> AccelRef:
         if durable:
             raise UnsupportedError("durable buffers need a process host", remedy="Leave durable out.", device=self.name)
         result: AccelRef = await self._sender.run(op, timeout)

@@ -47,8 +47,16 @@ class DeviceActor(Actor[Submission, None]):
 
     async def receive(self, message: Submission, context: ActorContext) -> None:
         """Send one submission on its way, or answer it with what keeps it from going."""
+        core, context_of_day = self._core, self._host.context
         try:
-            await self._forward(message)
+            if (
+                message.generation != core.live_generation
+                or context_of_day is None
+                or context_of_day.in_flight >= core.options.max_in_flight
+                or message.future.done()
+                or not context_of_day.dispatch_now(message)
+            ):
+                await self._forward(message)
         except AccelError as error:
             message.void(error.op_index or 0)
             message.fail(error)
@@ -103,6 +111,9 @@ class DeviceActor(Actor[Submission, None]):
                     raise ref.stale_error()
         if submission.outputs is not None:
             raise StaleRefError(
-                "the context was rebuilt while the batch was recorded", reason="generation", device=core.name, generation=core.live_generation
+                "the context was rebuilt while the batch was recorded",
+                reason="generation",
+                device=core.name,
+                generation=core.live_generation,
             )
         submission.generation = core.live_generation

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, ClassVar
 
 from accel._log import get_logger
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from accel.device.context import Context
     from accel.device.lane import Lane
     from accel.device.run import Launch, Run
+    from accel.memory import Timeline
 
 __all__ = ["KernelActor"]
 
@@ -37,29 +37,31 @@ class KernelActor(Actor["Run", None]):
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._debug = context.core.options.debug
 
     async def receive(self, message: Run, context: ActorContext) -> None:
         """Enqueue one run."""
-        lane, submission = message.lane, message.submission
+        lane = message.lane
         for launch in message.launches:
             if lane.enqueued != launch.seq - 1:
                 await lane.reached(launch.seq - 1)
             try:
-                await self._enqueue(launch, message)
+                # Also for an op that is dropped below: whoever comes after it on this lane relies on its place in line.
+                for other, seq in launch.dependencies:
+                    await self._depend(lane, other, seq)
+                self._launch(launch, message)
+                if self._debug:
+                    await self._synchronize(launch, message)
             finally:
                 lane.advance(launch.seq)
         if message.retires and self._context.fault is None:
-            if submission.launched:
-                await self._mark(message)
-            else:
-                self._context.retire(submission, message.retires, is_last=message.is_last)
+            for other, seq in message.join:
+                await self._depend(lane, other, seq)
+            self._mark(message)
 
-    async def _enqueue(self, launch: Launch, run: Run) -> None:
+    def _launch(self, launch: Launch, run: Run) -> None:
         """Bring one op to the stream, unless nobody waits for it any more."""
         submission, lane = run.submission, run.lane
-        for other, seq in launch.dependencies:
-            # Also for an op that is dropped below: whoever comes after it on this lane relies on its place in line.
-            await self._depend(lane, other, seq)  # type: ignore[arg-type]
         if submission.future.done() or self._context.fault is not None:
             submission.void(launch.index)
             return
@@ -68,14 +70,19 @@ class KernelActor(Actor["Run", None]):
                 self._act(launch.action, lane)
             launch.kernel(lane, launch.op, launch.inputs, launch.outputs)
             submission.launched += 1
-            if self._context.core.options.debug:
-                await self._context.core.system.run_blocking(lane.stream.synchronize)
         except AccelError as error:
             self._failed(error, launch, run)
         except Exception as error:  # a kernel's bug ends its op, not the device
             wrapped = LibraryError(f"the {launch.op.kind} kernel raised {type(error).__name__}: {error}", library=launch.op.library)
             wrapped.__cause__ = error
             self._failed(wrapped, launch, run)
+
+    async def _synchronize(self, launch: Launch, run: Run) -> None:
+        """Wait until an op has ended, so that its error bears its name."""
+        try:
+            await self._context.core.system.run_blocking(run.lane.stream.synchronize)
+        except AccelError as error:
+            self._failed(error, launch, run)
 
     def _failed(self, error: AccelError, launch: Launch, run: Run) -> None:
         submission, core = run.submission, self._context.core
@@ -101,29 +108,29 @@ class KernelActor(Actor["Run", None]):
             raise action.clone()
 
     @staticmethod
-    async def _depend(lane: Lane, other: Lane, seq: int) -> None:
+    async def _depend(lane: Lane, other: Timeline, seq: int) -> None:
         if other.enqueued < seq:
-            await other.reached(seq)
+            await other.reached(seq)  # type: ignore[attr-defined]  # the timelines of a context are its lanes
         lane.wait_for(other, seq)
 
-    async def _mark(self, run: Run) -> None:
-        """Record the end of a run, and have it watched; an end that is already there is taken at once."""
+    def _mark(self, run: Run) -> None:
+        """Record the end of a run and have it watched; an end that is already there is taken at once."""
         submission, lane, context = run.submission, run.lane, self._context
-        for other, seq in run.join:
-            await self._depend(lane, other, seq)
+        if not submission.launched:
+            context.retire(submission, run.retires, is_last=run.is_last)
+            return
         event = lane.events.take()
-        mark = Mark(context, lane, event, submission, None, run.retires, is_last=run.is_last)
         try:
             passed = lane.stream.record(event)
-            if not passed:
-                mark.kind = prediction_key(submission)
         except AccelError as error:
             context.report_fault(error)
             return
+        if passed:
+            lane.complete(lane.enqueued)
+            lane.events.give(event)
+            context.retire(submission, run.retires, is_last=run.is_last)
+            return
+        mark = Mark(context, lane, event, submission, prediction_key(submission), run.retires, is_last=run.is_last)
         if run.is_last:
             submission.release_operands()
-        if passed:
-            mark.complete()
-        else:
-            mark.enqueued_at = time.perf_counter()
-            context.watcher.watch(mark)
+        context.watcher.watch(mark)

@@ -6,7 +6,6 @@ Each kernel is ``kernel(lane, op, inputs, outputs)``; see :data:`accel.backend.K
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +13,8 @@ import numpy as np
 from accel.compute import Transpose, UnaryOp
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from accel import ops
     from accel.backend import Kernel
     from accel.device.lane import Lane
@@ -95,7 +96,9 @@ def gemv(lane: Lane, op: ops.Gemv, inputs: Sequence[int], outputs: Sequence[int]
     """Multiply a matrix by a matrix of one column."""
     rows, columns = op.a.shape
     m, k = (rows, columns) if op.transpose_a is _NONE else (columns, rows)
-    lane.compute.gemm(_NONE, op.transpose_a, 1, m, k, op.alpha, inputs[1], 1, inputs[0], columns or 1, op.beta, outputs[0], 1, dtype=op.a.dtype)
+    lane.compute.gemm(
+        _NONE, op.transpose_a, 1, m, k, op.alpha, inputs[1], 1, inputs[0], columns or 1, op.beta, outputs[0], 1, dtype=op.a.dtype
+    )
 
 
 def axpy(lane: Lane, op: ops.Axpy, inputs: Sequence[int], outputs: Sequence[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -70,7 +71,9 @@ class Mark:
 
     __slots__ = ("_context", "enqueued_at", "event", "is_last", "kind", "lane", "retires", "seq", "stream", "submission")
 
-    def __init__(self, context: Context, lane: Lane, event: AccelEvent, submission: Submission, kind: Hashable, retires: int, *, is_last: bool) -> None:
+    def __init__(
+        self, context: Context, lane: Lane, event: AccelEvent, submission: Submission, kind: Hashable, retires: int, *, is_last: bool
+    ) -> None:
         self._context = context
         self.lane = lane
         self.stream = lane.stream
@@ -80,7 +83,7 @@ class Mark:
         self.seq = lane.enqueued
         self.retires = retires
         self.is_last = is_last
-        self.enqueued_at = 0.0
+        self.enqueued_at = time.perf_counter()
 
     def complete(self) -> None:
         """Retire what the mark stands for; called by the watcher, once."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from accel import ops
 from accel.compute import BinaryOp, Causal, ReduceOp, Transpose, UnaryOp
 from accel.errors import InvalidArgumentError
-from accel.ops import KernelOp
-from accel.ref import AccelRef
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accel.ops import KernelOp
+    from accel.ref import AccelRef
 
 __all__ = ["Blas", "Dnn", "Elementwise", "Libraries", "Reduce"]
 
@@ -18,9 +21,9 @@ T_co = TypeVar("T_co", covariant=True)
 _TRANSPOSE = {False: Transpose.NONE, True: Transpose.TRANSPOSE} | {member: member for member in Transpose} | {m.value: m for m in Transpose}
 
 
-def _transpose(value: bool | str | Transpose) -> Transpose:  # noqa: FBT001 - as numpy's users write it
+def _transpose(value: bool | str | Transpose) -> Transpose:
     try:
-        return _TRANSPOSE[value]  # type: ignore[index]
+        return _TRANSPOSE[value]
     except (KeyError, TypeError):
         raise InvalidArgumentError(f"{value!r} is not a transpose", remedy="Use False, True, or accel.Transpose.CONJUGATE.") from None
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
 from accel.errors import AccelError, ClosedError, DeviceLostError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 __all__ = ["DeviceState", "Lifecycle"]
 

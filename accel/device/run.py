@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from accel.actors import Mailbox
     from accel.backend import Injection, Kernel
     from accel.device.lane import Lane
     from accel.device.submission import Submission
@@ -13,7 +15,28 @@ if TYPE_CHECKING:
     from accel.memory.usage import Dependency
     from accel.ops import KernelOp
 
-__all__ = ["Launch", "Run"]
+__all__ = ["Launch", "Port", "Run"]
+
+
+class Port:
+    """Where the ops of one library go.
+
+    Attributes
+    ----------
+    lane : Lane
+        The stream they are enqueued in.
+    kernels : mapping
+        Op kind -> kernel.
+    mailbox : Mailbox
+        The kernel actor's.
+    """
+
+    __slots__ = ("kernels", "lane", "mailbox")
+
+    def __init__(self, lane: Lane, kernels: Mapping[str, Kernel], mailbox: Mailbox[Run]) -> None:
+        self.lane = lane
+        self.kernels = kernels
+        self.mailbox = mailbox
 
 
 class Launch:
@@ -63,8 +86,10 @@ class Run:
 
     Attributes
     ----------
-    submission, lane, launches
+    submission, port, launches
         What goes where.
+    lane : Lane
+        The port's.
     retires : int
         How many ops are over once this run's mark is passed; 0 where a later run's mark stands for this one too.
     is_last : bool
@@ -73,11 +98,12 @@ class Run:
         Points of other lanes that the mark must wait for, because it stands for them too.
     """
 
-    __slots__ = ("is_last", "join", "lane", "launches", "retires", "submission")
+    __slots__ = ("is_last", "join", "lane", "launches", "port", "retires", "submission")
 
-    def __init__(self, submission: Submission, lane: Lane, launches: list[Launch]) -> None:
+    def __init__(self, submission: Submission, port: Port, launches: list[Launch]) -> None:
         self.submission = submission
-        self.lane = lane
+        self.port = port
+        self.lane = port.lane
         self.launches = launches
         self.retires = 0
         self.is_last = False

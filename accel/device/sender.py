@@ -57,7 +57,10 @@ class Sender:
         if plan.capability and plan.dtype not in core.capabilities.get(plan.capability, ()):
             known = ", ".join(sorted(dtype.value for dtype in core.capabilities.get(plan.capability, ()))) or "no dtype"
             raise UnsupportedError(
-                f"{plan.capability} is not offered for {plan.dtype.value} on {core.name}", remedy=f"It takes {known}.", op=op.kind, device=core.name
+                f"{plan.capability} is not offered for {plan.dtype.value} on {core.name}",
+                remedy=f"It takes {known}.",
+                op=op.kind,
+                device=core.name,
             )
         return plan
 
@@ -78,9 +81,7 @@ class Sender:
             self._arm(submission, timeout)
         core.pending += 1
         try:
-            if self._mailbox.has_room:
-                self._mailbox.put_nowait(submission)
-            else:
+            if not self._mailbox.offer(submission):
                 await self._queue(submission)
             return await future
         except asyncio.CancelledError:
@@ -116,6 +117,8 @@ class Sender:
             submission.void(0)
 
     async def _queue(self, submission: Submission) -> None:
+        if self._mailbox.is_closed:
+            raise self._core.lifecycle.final_error()
         if not self._waits:
             try:
                 self._mailbox.put_nowait(submission)

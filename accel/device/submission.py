@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from accel.errors import AccelError, DeadlineExceededError
 
 if TYPE_CHECKING:
+    import asyncio
+
     from accel.ops import KernelOp, Plan
     from accel.ref import AccelRef
 
@@ -76,7 +77,7 @@ class Submission:
         future = self.future
         if not future.done():
             future.set_result(self.result)
-        self.result = None
+        self.release()
 
     def fail(self, error: AccelError) -> None:
         """Answer with an error, which must be this submission's own instance, unless nobody waits any more."""

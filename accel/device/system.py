@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from accel.actors import ActorSystem, RestartStrategy
 from accel.backend import find_device
@@ -18,6 +17,9 @@ from accel.device.kernels import LIBRARIES
 from accel.device.sender import Sender
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.hosts import InlineHost
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = ["System"]
 

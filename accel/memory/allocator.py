@@ -30,10 +30,10 @@ class Allocator:
             request = allocator.request_slab(nbytes)            # OutOfMemoryError if the limit forbids it
             try:
                 slab = await run_blocking(request.create)       # only this part runs on another thread
+                allocator.adopt(request, slab)
             except BaseException:
-                allocator.cancel(request)
+                close_off_the_loop(allocator.cancel(request))
                 raise
-            allocator.adopt(request, slab)
 
     Parameters
     ----------
@@ -192,36 +192,36 @@ class Allocator:
         return request
 
     def adopt(self, request: SlabRequest, slab: SlabMemory) -> None:
-        """Add the slab that ``request`` created.
+        """Add the slab that ``request`` created. If that raises, the slab is among what :meth:`cancel` returns.
 
         Raises
         ------
         ClosedError
-            After :meth:`take_all`; close the slab.
+            After :meth:`take_all`.
         InvalidArgumentError
-            If the slab's address is not aligned, or the request is not open; close the slab.
+            If the slab is too small or its address is not aligned, or the request is not open.
         """
         if self._closed:
             raise ClosedError("the allocator is closed", device=self.device)
         if request not in self._requests:
             raise InvalidArgumentError("this request for a slab was adopted or cancelled before", device=self.device)
-        self._requests.discard(request)
         if slab.address % ALIGNMENT or slab.nbytes < request.least:
             raise InvalidArgumentError(f"{slab!r} is not aligned to {ALIGNMENT} bytes, or too small", device=self.device)
+        self._requests.discard(request)
+        request.settle()
         self.reserved += slab.nbytes
         self._memory.space.add_slab(Slab(slab, self))
 
     def cancel(self, request: SlabRequest) -> list[SlabMemory]:
-        """Withdraw a request that is not adopted. Idempotent.
+        """Withdraw a request that is not adopted, at any moment: a slab that is just being created is closed by who creates it. Idempotent.
 
         Returns
         -------
         list of SlabMemory
-            What :meth:`SlabRequest.create` should have closed and did not, because it never ran: for the caller to close.
+            For the caller to close, off the loop: the slab if it is there already, and what should have been closed before it and was not.
         """
         self._requests.discard(request)
-        left, request.release = request.release, []
-        return left
+        return request.withdraw()
 
     def trim(self, *, everything: bool = False) -> list[SlabMemory]:
         """Take the slabs out that are wholly free and idle, for the caller to close off the loop.

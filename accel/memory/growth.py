@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
-from accel.errors import OutOfMemoryError
+from accel.errors import ClosedError, OutOfMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,10 +28,13 @@ class SlabRequest:
         Idle slabs, already taken out of the allocator, that make room by being closed first.
     """
 
-    __slots__ = ("_create_slab", "least", "nbytes", "release")
+    __slots__ = ("_create_slab", "_lock", "_made", "_withdrawn", "least", "nbytes", "release")
 
     def __init__(self, create_slab: Callable[[int], SlabMemory], nbytes: int, least: int, release: list[SlabMemory]) -> None:
         self._create_slab = create_slab
+        self._lock = threading.Lock()
+        self._made: SlabMemory | None = None
+        self._withdrawn = False
         self.nbytes = nbytes
         self.least = least
         self.release = release
@@ -41,15 +45,47 @@ class SlabRequest:
     def create(self) -> SlabMemory:
         """Close what is to be released and create the slab; with too little room on the device, a smaller one. Blocks; runs on any thread.
 
-        It touches nothing of the allocator's. An await of it that is cancelled must let it end before the request is adopted or cancelled.
+        It touches nothing of the allocator's. The request may be cancelled at any moment, also while this runs: then it closes what it made.
 
         Raises
         ------
         OutOfMemoryError
             If the device has no piece of ``least`` bytes; from the backend.
+        ClosedError
+            If the request was cancelled.
         """
-        while self.release:
-            self.release.pop().close()
+        while (idle := self._next_release()) is not None:
+            idle.close()
+        slab = None if self._withdrawn else self._create()
+        with self._lock:
+            withdrawn = self._withdrawn
+            if not withdrawn:
+                self._made = slab
+        if slab is not None and not withdrawn:
+            return slab
+        if slab is not None:
+            slab.close()
+        raise ClosedError("the request for a slab was cancelled", remedy="Nobody waits for it: ignore this.")
+
+    def settle(self) -> None:
+        """Note that the slab has an owner. For the allocator."""
+        self._made = None
+
+    def withdraw(self) -> list[SlabMemory]:
+        """End the request and return the slabs that are left to close. For the allocator."""
+        with self._lock:
+            self._withdrawn = True
+            left, self.release = self.release, []
+            if self._made is not None:
+                left.append(self._made)
+                self._made = None
+        return left
+
+    def _next_release(self) -> SlabMemory | None:
+        with self._lock:
+            return self.release.pop() if self.release else None
+
+    def _create(self) -> SlabMemory:
         size = self.nbytes
         while True:
             try:
@@ -57,5 +93,5 @@ class SlabRequest:
             except OutOfMemoryError:
                 if size <= self.least:
                     raise
-                # `least` divides neither evenly: the last try is exactly that.
+                # Halving seldom hits `least`: the last try is exactly that.
                 size = max(size // 2 // 4096 * 4096, self.least)

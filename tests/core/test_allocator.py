@@ -247,6 +247,33 @@ def test_own_memory_is_preferred_when_there_is_no_fresh_room(source: Source) -> 
     assert write(again, b) == []
 
 
+def test_idle_memory_is_merged_before_anything_has_to_wait(source: Source) -> None:
+    allocator = make(source)
+    a, b = Timeline("a"), Timeline("b")
+    busy = allocator.allocate_blocking(20 * KIB)
+    small = fill_up(allocator, 10 * KIB)
+    write(busy, a)
+    for block in (busy, *small[4:7]):
+        allocator.free(block)
+    again = allocator.allocate(20 * KIB, b)
+    assert again is not None
+    assert write(again, b) == []
+
+
+def test_no_more_is_joined_than_needed(source: Source) -> None:
+    allocator = make(source)
+    a, b, c = Timeline("a"), Timeline("b"), Timeline("c")
+    first, second, *_ = (allocator.allocate_blocking(nbytes) for nbytes in (64 * KIB, 256 * KIB, 704 * KIB))
+    write(first, a)
+    write(second, b)
+    allocator.free(first)
+    allocator.free(second)
+    again = allocator.allocate(192 * KIB, c)
+    assert again is not None
+    assert again.offset == 64 * KIB
+    assert write(again, c) == [(b, 1)]
+
+
 def test_joined_neighbours_pass_all_their_uses_on(source: Source) -> None:
     allocator = make(source)
     a, b, c = Timeline("a"), Timeline("b"), Timeline("c")
@@ -292,6 +319,20 @@ def test_memory_joined_with_pending_uses_is_whole_again_once_they_are_over(sourc
     whole = allocator.allocate(MIB)
     assert whole is not None
     assert whole.usage.is_idle()
+
+
+def test_large_blocks_never_get_a_piece_that_is_too_small(source: Source) -> None:
+    allocator = make(source, slab_bytes=128 * MIB)
+    blocks = [allocator.allocate_blocking(nbytes * MIB) for nbytes in (32, 20, 34, 36)]
+    allocator.free(blocks[0])
+    allocator.free(blocks[2])
+    fitting = allocator.allocate(33 * MIB)
+    assert fitting is not None
+    assert (fitting.offset, fitting.size) == (52 * MIB, 34 * MIB)
+    assert allocator.allocate(33 * MIB) is None
+    exact = allocator.allocate(31 * MIB)
+    assert exact is not None
+    assert (exact.offset, exact.size) == (0, 32 * MIB)
 
 
 def test_large_blocks_are_reused_by_size(source: Source) -> None:

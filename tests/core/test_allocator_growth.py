@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import secrets
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -124,6 +126,47 @@ def test_a_cancelled_request_hands_over_what_it_did_not_close(source: Source) ->
     assert "least" in repr(request)
 
 
+def test_a_request_cancelled_before_its_slab_is_created_creates_none(source: Source) -> None:
+    allocator = make(source)
+    request = allocator.request_slab(KIB)
+    assert allocator.cancel(request) == []
+    with pytest.raises(ClosedError):
+        request.create()
+    assert source.asked == []
+
+
+def test_a_slab_is_closed_if_its_request_is_cancelled_while_it_is_created() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    made: list[MemfdSlab] = []
+
+    def create(nbytes: int) -> MemfdSlab:
+        begun.set()
+        assert go_on.wait(10)
+        made.append(MemfdSlab(nbytes))
+        return made[-1]
+
+    allocator = Allocator(create, slab_bytes=MIB, granularity=64 * KIB)
+    request = allocator.request_slab(KIB)
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(request.create)
+        assert begun.wait(10)
+        assert allocator.cancel(request) == []
+        go_on.set()
+        assert isinstance(result.exception(), ClosedError)
+    assert "closed" in repr(made[0])
+
+
+def test_a_slab_that_nobody_adopted_comes_back_on_cancel(source: Source) -> None:
+    allocator = make(source)
+    request = allocator.request_slab(KIB)
+    slab = request.create()
+    assert allocator.cancel(request) == [slab]
+    assert allocator.cancel(request) == []
+    adopted = allocator.request_slab(KIB)
+    allocator.adopt(adopted, adopted.create())
+    assert allocator.cancel(adopted) == []
+
+
 def test_a_device_with_little_room_gives_a_smaller_slab(source: Source) -> None:
     source.capacity = MIB + 128 * KIB
     allocator = make(source)
@@ -156,6 +199,7 @@ def test_unaligned_and_small_slabs_are_refused(source: Source) -> None:
         with pytest.raises(InvalidArgumentError):
             allocator.adopt(request, slab)
         setattr(slab, change, value)
+        assert allocator.cancel(request) == []
     assert allocator.reserved == 0
 
 

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvloop
+from completion_fakes import PATIENCE, Device, Event, Mark
 
-from accel.backend import DeviceDescription, Injection
+from accel.backend import Injection
 from accel.completion import (
     AdaptiveCompletion,
     CompletionStrategy,
@@ -19,7 +21,7 @@ from accel.completion import (
     resolve_strategy,
 )
 from accel.cpu.backend import CpuBackend
-from accel.errors import AccelError, ClosedError, DriverError, FaultScope, InvalidArgumentError
+from accel.errors import ClosedError, DriverError, FaultScope, InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
@@ -32,108 +34,6 @@ STRATEGIES = [
     HostFnCompletion(),
     HostFnCompletion(watch_interval=1e-4),
 ]
-PATIENCE = 10.0
-
-
-class Event:
-    """An event that ends when the test says so."""
-
-    def __init__(self) -> None:
-        self.queries = 0
-        self.outcome: BaseException | bool = False
-        self._ended = threading.Event()
-        self._listeners: list[Callable[[], None]] = []
-
-    def end(self, outcome: BaseException | bool = True) -> None:
-        self.outcome = outcome
-        self._ended.set()
-        if outcome is True:
-            for listener in self._listeners:
-                listener()
-
-    def query(self) -> bool:
-        self.queries += 1
-        if isinstance(self.outcome, AccelError):
-            raise self.outcome.clone()
-        if isinstance(self.outcome, BaseException):
-            raise self.outcome
-        return self.outcome
-
-    def synchronize(self) -> None:
-        assert self._ended.wait(PATIENCE)
-        self.query()
-
-    def notify(self, listener: Callable[[], None]) -> None:
-        self._listeners.append(listener)
-        if self.outcome is True:
-            listener()
-
-    def close(self) -> None:
-        pass
-
-
-class Stream:
-    """A stream that is only ever waited in."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._event = Event()
-        self.closed: list[bool] = []
-
-    def wait(self, event: Event) -> None:
-        if self._device.fault is not None:
-            raise self._device.fault.clone()
-        self._event = event
-
-    def launch_host_function(self, function: Callable[[], None]) -> None:
-        self._event.notify(function)
-
-    def close(self, *, abandon: bool = False) -> None:
-        self.closed.append(abandon)
-
-
-class Device:
-    """As much of a device as completion uses."""
-
-    description = DeviceDescription("fake", 0, "fake", "FAKE-0")
-
-    def __init__(self) -> None:
-        self.fault: AccelError | None = None
-        self.streams: list[Stream] = []
-
-    def create_stream(self, *, priority: int = 0) -> Stream:
-        if self.fault is not None:
-            raise self.fault.clone()
-        self.streams.append(Stream(self))
-        return self.streams[-1]
-
-
-class Mark:
-    """A watched mark that writes down how it ended."""
-
-    stream = None
-
-    def __init__(self, event: Any, lane: object = "lane", kind: object = "kind", enqueued_at: float = 0.0) -> None:
-        self.event = event
-        self.lane = lane
-        self.kind = kind
-        self.enqueued_at = enqueued_at
-        self.ends: list[AccelError | None] = []
-        self.ended = asyncio.get_running_loop().create_future()
-        self._thread = threading.current_thread()
-
-    def complete(self) -> None:
-        assert self.event.query() is True
-        self._end(None)
-
-    def fail(self, error: AccelError) -> None:
-        self._end(error)
-
-    def _end(self, error: AccelError | None) -> None:
-        assert threading.current_thread() is self._thread
-        self.ends.append(error)
-        if not self.ended.done():
-            self.ended.set_result(None)
 
 
 def completion_threads() -> list[str]:
@@ -153,6 +53,7 @@ async def watcher(strategy: CompletionStrategy) -> AsyncIterator[Watcher]:
     yield opened
     await opened.aclose(abandon=True)
     assert shared == {}
+    await threads_gone()
 
 
 def open_watcher(strategy: CompletionStrategy, device: Device | None = None, *, shared: dict[Any, Any] | None = None) -> Watcher:
@@ -163,6 +64,14 @@ def watched(watcher: Watcher, lane: object = "lane") -> tuple[Event, Mark]:
     mark = Mark(Event(), lane)
     watcher.watch(mark)
     return mark.event, mark
+
+
+async def threads_gone() -> None:
+    """An abandoned watcher does not wait for its threads."""
+    deadline = time.monotonic() + PATIENCE
+    while completion_threads():
+        assert time.monotonic() < deadline, completion_threads()
+        await asyncio.sleep(0)
 
 
 async def turns(count: int = 20) -> None:
@@ -223,12 +132,14 @@ async def test_marks_of_a_lane_that_have_passed_complete_together_and_in_order(w
 
 
 async def test_lanes_do_not_wait_for_each_other(watcher: Watcher) -> None:
-    _, slow = watched(watcher, "slow")
+    slow_event, slow = watched(watcher, "slow")
     for _ in range(3):
         event, mark = watched(watcher, "fast")
         event.end()
         await mark.ended
     assert slow.ends == []
+    slow_event.end()
+    await slow.ended
 
 
 async def test_each_mark_gets_the_fault_that_its_own_query_raised(watcher: Watcher) -> None:
@@ -258,7 +169,7 @@ async def test_mark_that_raises_is_reported_and_holds_no_other_up(watcher: Watch
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     bad = Mark(Event())
-    bad.complete = lambda: 1 // 0  # type: ignore[method-assign, assignment, return-value]
+    bad.complete = lambda: 1 // 0  # type: ignore[method-assign, assignment]
     watcher.watch(bad)
     event, good = watched(watcher)
     bad.event.end()
@@ -331,8 +242,7 @@ async def test_abandoning_fails_what_has_not_passed_and_completes_what_has(strat
     running_event.end()  # lets the blocked thread of "sync" go
     await turns()
     assert len(running.ends) == 1
-    while completion_threads():  # a thread of "sync" may still be on its way out
-        await asyncio.sleep(0)
+    await threads_gone()
 
 
 async def test_cancelling_close_abandons(strategy: CompletionStrategy) -> None:
@@ -346,6 +256,7 @@ async def test_cancelling_close_abandons(strategy: CompletionStrategy) -> None:
     assert [type(error) for error in mark.ends] == [ClosedError]
     event.end()
     await watcher.aclose()
+    await threads_gone()
 
 
 async def test_host_function_is_not_needed_to_see_a_fault() -> None:

@@ -50,7 +50,7 @@ def test_long_op_that_is_known_costs_little_and_is_seen_at_once() -> None:
 def test_unknown_op_is_seen_after_a_bounded_part_of_its_time(duration: float) -> None:
     added, spent = wait_through(duration, None)
     assert added <= duration / PACING.patience + PACING.shortest + LATE
-    assert spent <= max(PACING.unknown_spin + WAKE, 0.6 * duration)
+    assert spent <= max(PACING.unknown_spin + 2 * WAKE, 0.6 * duration)
 
 
 def test_op_that_does_not_keep_to_the_prediction_still_adds_little() -> None:
@@ -61,6 +61,14 @@ def test_op_that_does_not_keep_to_the_prediction_still_adds_little() -> None:
         added, spent = wait_through(usual * factor, Estimate(usual, usual / 50))
         assert added <= usual * factor / PACING.patience + PACING.shortest + LATE, f"{seed=}"
         assert spent <= 4 * PACING.window + usual * factor, f"{seed=}"
+
+
+def test_kind_that_has_become_fast_is_not_slept_through() -> None:
+    added, _ = wait_through(1e-3, Estimate(3600.0, 0.0))
+    assert added <= PACING.trust + LATE
+    added, spent = wait_through(2.0, Estimate(2.0, 0.0))
+    assert added <= 20e-6
+    assert spent <= 2e-3
 
 
 def test_kind_whose_durations_scatter_is_looked_at_on_the_way() -> None:
@@ -188,7 +196,7 @@ def on(loop: asyncio.AbstractEventLoop, main: Callable[[], Any]) -> None:
         runner.run(main())
 
 
-async def check_timer(kind: type[LoopTimer] | type[TimerfdTimer]) -> None:
+async def check_timer(kind: type[LoopTimer | TimerfdTimer]) -> None:
     fired = asyncio.Event()
     calls: list[float] = []
 
@@ -217,7 +225,7 @@ async def check_timer(kind: type[LoopTimer] | type[TimerfdTimer]) -> None:
 
 @pytest.mark.parametrize("kind", [LoopTimer, TimerfdTimer])
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_timer_fires_once_when_armed(kind: type[LoopTimer] | type[TimerfdTimer], new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+def test_timer_fires_once_when_armed(kind: type[LoopTimer | TimerfdTimer], new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     on(new_loop(), lambda: check_timer(kind))
 
 

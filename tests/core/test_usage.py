@@ -94,6 +94,14 @@ def test_a_write_waits_for_the_reads_since_and_for_the_write_before(lanes: tuple
     assert read(usage, a) == [(c, 2)], "the write took the place of what was before it"
 
 
+def test_a_write_of_the_first_reader_still_waits_for_the_others(lanes: tuple[Lane, Lane, Lane]) -> None:
+    a, b, _ = lanes
+    usage = Usage()
+    read(usage, a)
+    read(usage, b)
+    assert write(usage, a) == [(b, 1)]
+
+
 def test_a_write_after_a_write_waits_unless_that_is_over(lanes: tuple[Lane, Lane, Lane]) -> None:
     a, b, _ = lanes
     usage = Usage()
@@ -183,6 +191,39 @@ def test_merging_leaves_out_what_is_over_and_keeps_the_largest_number(lanes: tup
     right.read(b, 1, [])
     left.merge(right)
     assert left.pending() == [(b, 2)]
+
+
+def test_merging_keeps_the_larger_number_whichever_side_has_it(lanes: tuple[Lane, Lane, Lane]) -> None:
+    a, b, _ = lanes
+    parts = []
+    for seq in (3, 5, 4):
+        usage = Usage()
+        usage.read(a, seq, [])
+        usage.read(b, seq, [])
+        parts.append(usage)
+    parts[0].merge(parts[1])
+    parts[0].merge(parts[2])
+    assert dict(parts[0].pending()) == {a: 5, b: 5}
+
+
+def test_a_write_takes_the_place_of_all_reads_before_it(lanes: tuple[Lane, Lane, Lane]) -> None:
+    usage = Usage()
+    for lane in lanes:
+        read(usage, lane)
+    write(usage, lanes[0])
+    assert usage.pending() == [(lanes[0], 2)]
+    assert write(usage, lanes[1]) == [(lanes[0], 2)]
+
+
+def test_memory_is_idle_only_when_the_last_of_many_readers_is_done(lanes: tuple[Lane, Lane, Lane]) -> None:
+    usage = Usage()
+    for lane in lanes:
+        read(usage, lane)
+    for lane in lanes:
+        assert not usage.is_idle()
+        assert usage.is_idle_for(lane) == (lane is lanes[-1])
+        lane.complete(1)
+    assert usage.is_idle()
 
 
 def test_reads_of_many_timelines_are_all_kept(lanes: tuple[Lane, Lane, Lane]) -> None:

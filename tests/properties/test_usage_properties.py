@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accel.memory import Dependency, Timeline, Usage
@@ -92,6 +92,7 @@ def check_idle(timelines: list[Timeline], usages: list[Usage], ops: dict[tuple[T
     assert all(usage.is_idle() and usage.pending() == [] for usage in usages)
 
 
+@settings(max_examples=300)
 @given(programs)
 def test_conflicting_uses_are_always_ordered_and_nothing_else_waits(program: list[tuple[str, int, frozenset[int], frozenset[int]]]) -> None:
     play(program)

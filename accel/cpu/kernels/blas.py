@@ -48,8 +48,8 @@ def gemm(
     if k == 0 or alpha == 0:
         scale(out, beta)
         return
-    left = array(b, (n, k), dtype, _strides(transpose_b, ldb, size))
-    right = array(a, (k, m), dtype, _strides(transpose_a, lda, size))
+    left = array(b, (n, k), dtype, (ldb * size, size) if transpose_b is _NONE else (size, ldb * size))
+    right = array(a, (k, m), dtype, (lda * size, size) if transpose_a is _NONE else (size, lda * size))
     if dtype.kind == "c":
         left, right = _conjugated(left, transpose_b), _conjugated(right, transpose_a)
     if alpha == 1 and beta == 0 and wider(dtype) is dtype:
@@ -92,16 +92,8 @@ def batched_gemm(
         left, right = _conjugated(left, transpose_b), _conjugated(right, transpose_a)
     if alpha == 1 and beta == 0 and wider(dtype) is dtype:
         _matmul(left, right, out)
-        return
-    nbytes = (m * n + k * (m + n)) * wider(dtype).itemsize
-    for part in blocks(batch_count, nbytes):
-        x = left if stride_b == 0 else left[part]
-        y = right if stride_a == 0 else right[part]
-        if nbytes > WORKSPACE:
-            _multiply(x[0], y[0], out[part][0], alpha, beta)
-        else:
-            wide = wider(dtype)
-            finish(out[part], np.matmul(x.astype(wide, copy=False), y.astype(wide, copy=False)), alpha, beta)
+    else:
+        _multiply_each(left, right, out, alpha, beta)
 
 
 def scale(out: Array, beta: complex) -> None:
@@ -138,3 +130,14 @@ def _multiply(left: Array, right: Array, out: Array, alpha: complex, beta: compl
     rows, columns = out.shape
     for part in blocks(rows, (left.shape[1] + 2 * columns) * wide.itemsize):
         finish(out[part], np.matmul(left[part].astype(wide, copy=False), right), alpha, beta)
+
+
+def _multiply_each(left: Array, right: Array, out: Array, alpha: complex, beta: complex) -> None:
+    wide = wider(out.dtype)
+    nbytes = (left[0].size + right[0].size + out[0].size) * wide.itemsize
+    for part in blocks(len(out), nbytes):
+        x, y = (stack if len(stack) == 1 else stack[part] for stack in (left, right))
+        if nbytes > WORKSPACE:
+            _multiply(x[0], y[0], out[part][0], alpha, beta)
+        else:
+            finish(out[part], np.matmul(x.astype(wide, copy=False), y.astype(wide, copy=False)), alpha, beta)

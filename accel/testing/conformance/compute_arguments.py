@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from accel.compute import ComputeBackend
     from accel.testing.conformance.harness import Harness
 
+__all__ = [
+    "check_capabilities_name_every_call",
+    "check_invalid_sizes_are_refused",
+    "check_unsupported_dtypes_are_refused",
+]
+
 _NONE, _TURNED = Transpose.NONE, Transpose.TRANSPOSE
 _F32 = DType.FLOAT32
 # Room for 64 elements of the largest type.

@@ -15,6 +15,16 @@ if TYPE_CHECKING:
     from accel.dtype import DType
     from accel.testing.conformance.harness import Array, Case, Harness
 
+__all__ = [
+    "check_attention_is_stable",
+    "check_attention_of_nothing",
+    "check_attention_propagates_nan",
+    "check_attention_values",
+    "check_conv2d_of_nothing",
+    "check_conv2d_propagates_nan",
+    "check_conv2d_values",
+]
+
 # N, C, H, W; K, R, S; stride; padding
 _CONVOLUTIONS = (
     ((1, 1, 1, 1), (1, 1, 1), (1, 1), (0, 0)),

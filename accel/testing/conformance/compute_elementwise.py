@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from accel.compute import ComputeBackend
     from accel.testing.conformance.harness import Array, Case, Harness
 
+__all__ = [
+    "check_binary_in_place",
+    "check_binary_of_one_operand",
+    "check_binary_special_values",
+    "check_binary_values",
+    "check_unary_in_place",
+    "check_unary_special_values",
+    "check_unary_values",
+]
+
 _SIZES = (0, 1, 7, 1000, 70_001)
 _LOGARITHMS = (UnaryOp.LOG, UnaryOp.SQRT)
 

@@ -18,6 +18,20 @@ if TYPE_CHECKING:
     from accel.dtype import DType
     from accel.testing.conformance.harness import Array, Case, Harness
 
+__all__ = [
+    "check_batched_gemm_of_shared_matrices",
+    "check_batched_gemm_sizes",
+    "check_batched_gemm_transposes",
+    "check_gemm_accumulates_in_float32",
+    "check_gemm_of_larger_matrices",
+    "check_gemm_of_nothing",
+    "check_gemm_of_one_matrix_with_itself",
+    "check_gemm_propagates_nan_and_infinity",
+    "check_gemm_reads_only_what_counts",
+    "check_gemm_scaling",
+    "check_gemm_transposes",
+]
+
 _NONE = Transpose.NONE
 _SMALL = ((1, 1, 1), (3, 5, 7), (8, 8, 8), (1, 19, 6), (17, 1, 33), (64, 48, 80))
 

@@ -17,6 +17,16 @@ if TYPE_CHECKING:
 
     from accel.testing.conformance.harness import Harness
 
+__all__ = [
+    "check_allocations_are_aligned_and_apart",
+    "check_calls_run_in_order",
+    "check_copies_keep_their_memory_alive",
+    "check_copies_refuse_other_memory",
+    "check_copies_round_trip",
+    "check_memory_freed_with_work_in_flight_is_used_to_its_end",
+    "check_starts_initialized",
+]
+
 _F32 = DType.FLOAT32
 
 

@@ -18,6 +18,15 @@ if TYPE_CHECKING:
     from accel.compute import ComputeBackend
     from accel.testing.conformance.harness import Array, Case, Harness
 
+__all__ = [
+    "check_integer_sums_wrap",
+    "check_reduce_accumulates_in_float32",
+    "check_reduce_of_an_empty_axis",
+    "check_reduce_propagates_nan_and_infinity",
+    "check_reduce_to_nothing",
+    "check_reduce_values",
+]
+
 _SHAPES = ((1,), (7,), (5, 3), (1, 9, 1), (2, 3, 4, 5), (3, 1000), (1000, 3), (40, 50, 60), (70_001,))
 _SUMS = (ReduceOp.SUM, ReduceOp.MEAN)
 
