@@ -180,9 +180,12 @@ class AccelDevice(Protocol):
     Attributes
     ----------
     description : DeviceDescription
+    granularity : int
+        Slabs are multiples of so many bytes; itself a multiple of 256.
     """
 
     description: DeviceDescription
+    granularity: int
 
     def create_stream(self, *, priority: int = 0) -> AccelStream:
         """Create a stream. Lower ``priority`` numbers run first, as in CUDA. May block."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from accel.backend import DeviceDescription
 from accel.cpu.compute import CpuCompute
 from accel.cpu.context import Context
+from accel.cpu.natives import NATIVE
 from accel.cpu.stream import CpuEvent, CpuStream
 from accel.errors import BackendUnavailableError, ClosedError, InvalidArgumentError
 from accel.memory.slab import MemfdSlab
@@ -66,7 +67,11 @@ class CpuDevice:
     Attributes
     ----------
     description : DeviceDescription
+    granularity : int
+        Slabs are multiples of so many bytes.
     """
+
+    granularity: int = 1 << 16
 
     def __init__(self, description: DeviceDescription) -> None:
         self.description = description
@@ -109,8 +114,8 @@ class CpuDevice:
         return compute
 
     def kernels(self, library: str) -> Mapping[str, Kernel]:
-        """Return native kernels of ``library``: none, its ops go through the compute interface."""
-        return {}
+        """Return native kernels of ``library``; its other ops go through the compute interface."""
+        return NATIVE.get(library, {})
 
     def create_slab(self, nbytes: int) -> CpuSlab:
         """Take a slab of at least ``nbytes``; it belongs to the caller, and outlives the context.

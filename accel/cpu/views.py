@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-__all__ = ["BASE", "Array", "array", "is_null"]
+__all__ = ["BASE", "Array", "array"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 """A numpy array of any shape and element type."""
@@ -36,8 +36,3 @@ def array(pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any], strides: t
         **Bytes** between neighbours along each axis, none negative; C-contiguous where left out.
     """
     return np.ndarray(shape, dtype, _MEMORY, pointer - BASE, strides)
-
-
-def is_null(pointer: int) -> bool:
-    """Return whether ``pointer`` cannot be the address of anything."""
-    return pointer < BASE

@@ -26,9 +26,9 @@ from accel.ref import AccelRef
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
-    from accel.backend import AccelDevice
+    from accel.backend import AccelDevice, SlabMemory
     from accel.completion import Watcher
     from accel.device.core import DeviceCore
     from accel.device.submission import Submission
@@ -58,7 +58,7 @@ class Context:
         self.device = device
         self.watcher = watcher
         self.generation = core.lifecycle.generation + 1
-        self.allocator = Allocator(device.create_slab, device=core.name, limit=core.options.memory_limit)
+        self.allocator = Allocator(device.create_slab, device=core.name, limit=core.options.memory_limit, granularity=device.granularity)
         self.events = EventPool(device)
         self.lanes: list[Lane] = []
         self.ports: dict[str, Port] = {}
@@ -235,20 +235,17 @@ class Context:
             request = allocator.request_slab(nbytes, last_resort=last_resort)
             try:
                 slab = await run_blocking(request.create)
-            except OutOfMemoryError:
-                allocator.cancel(request)
-                if last_resort:
-                    raise
-                last_resort = True
-                continue
-            except BaseException:
-                allocator.cancel(request)
-                raise
-            if self.fault is not None:
-                allocator.cancel(request)
-                await run_blocking(slab.close)
                 self.check_alive()
-            allocator.adopt(request, slab)
+                allocator.adopt(request, slab)
+            except BaseException as error:
+                # What was given back or made meanwhile is the request's; an unmapping may block.
+                left = allocator.cancel(request)
+                await run_blocking(_close_all, left)
+                if not isinstance(error, OutOfMemoryError):
+                    raise
+                if last_resort:
+                    raise allocator.out_of_memory(nbytes) from error
+                last_resort = True
         return block
 
     def apply_frees(self) -> None:
@@ -354,6 +351,10 @@ class Context:
         for lane in self.lanes:
             lane.close(abandon=abandon)
         self.events.close()
-        for slab in self.allocator.take_all():
-            slab.close()
+        _close_all(self.allocator.take_all())
         self.device.close(abandon=abandon)
+
+
+def _close_all(slabs: Iterable[SlabMemory]) -> None:
+    for slab in slabs:
+        slab.close()

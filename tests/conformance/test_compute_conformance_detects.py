@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +16,12 @@ from accel.cpu.kernels import blas, dnn, elementwise, reduce
 from accel.cpu.views import array
 from accel.testing.conformance import LEVELS, Harness, checks, compute_gemm
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-Kernel = Any
-_gemm, _batched, _unary, _binary, _reduce = blas.gemm, blas.batched_gemm, elementwise.unary, elementwise.binary, reduce.reduce
-_convolution, _attention = dnn.convolution, dnn.attention
+# The right kernels; typed loosely, because the wrong ones pass most arguments on unread.
+_gemm: Any = blas.gemm
+_batched: Any = blas.batched_gemm
+_unary, _binary, _reduce = elementwise.unary, elementwise.binary, reduce.reduce
+_convolution: Any = dnn.convolution
+_attention: Any = dnn.attention
 
 
 def gemm_without_conjugation(ta: Transpose, tb: Transpose, *rest: Any) -> None:

@@ -6,10 +6,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import uvloop
-from completion_fakes import PATIENCE, Device, Event, Mark
 
-from accel.backend import Injection
+from accel.backend import DeviceDescription
 from accel.completion import (
     AdaptiveCompletion,
     CompletionStrategy,
@@ -20,12 +18,12 @@ from accel.completion import (
     Watcher,
     resolve_strategy,
 )
-from accel.cpu.backend import CpuBackend
-from accel.errors import ClosedError, DriverError, FaultScope, InvalidArgumentError
+from accel.errors import AccelError, ClosedError, DriverError, FaultScope, InvalidArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable
 
+PATIENCE = 10.0
 STRATEGIES = [
     AdaptiveCompletion(),
     PolledCompletion(),
@@ -34,6 +32,107 @@ STRATEGIES = [
     HostFnCompletion(),
     HostFnCompletion(watch_interval=1e-4),
 ]
+
+
+class Event:
+    """An event that ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.queries = 0
+        self.outcome: BaseException | bool = False
+        self._ended = threading.Event()
+        self._listeners: list[Callable[[], None]] = []
+
+    def end(self, outcome: BaseException | bool = True) -> None:
+        self.outcome = outcome
+        self._ended.set()
+        if outcome is True:
+            for listener in self._listeners:
+                listener()
+
+    def query(self) -> bool:
+        self.queries += 1
+        if isinstance(self.outcome, AccelError):
+            raise self.outcome.clone()
+        if isinstance(self.outcome, BaseException):
+            raise self.outcome
+        return self.outcome
+
+    def synchronize(self) -> None:
+        assert self._ended.wait(PATIENCE)
+        self.query()
+
+    def notify(self, listener: Callable[[], None]) -> None:
+        self._listeners.append(listener)
+        if self.outcome is True:
+            listener()
+
+    def close(self) -> None:
+        pass
+
+
+class Stream:
+    """A stream that is only ever waited in."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._event = Event()
+        self.closed: list[bool] = []
+
+    def wait(self, event: Event) -> None:
+        if self._device.fault is not None:
+            raise self._device.fault.clone()
+        self._event = event
+
+    def launch_host_function(self, function: Callable[[], None]) -> None:
+        self._event.notify(function)
+
+    def close(self, *, abandon: bool = False) -> None:
+        self.closed.append(abandon)
+
+
+class Device:
+    """As much of a device as completion uses."""
+
+    description = DeviceDescription("fake", 0, "fake", "FAKE-0")
+
+    def __init__(self) -> None:
+        self.fault: AccelError | None = None
+        self.streams: list[Stream] = []
+
+    def create_stream(self, *, priority: int = 0) -> Stream:
+        if self.fault is not None:
+            raise self.fault.clone()
+        self.streams.append(Stream(self))
+        return self.streams[-1]
+
+
+class Mark:
+    """A watched mark that writes down how it ended."""
+
+    stream = None
+
+    def __init__(self, event: Any, lane: object = "lane", kind: object = "kind") -> None:
+        self.event = event
+        self.lane = lane
+        self.kind = kind
+        self.enqueued_at = time.perf_counter()
+        self.ends: list[AccelError | None] = []
+        self.ended = asyncio.get_running_loop().create_future()
+        self._thread = threading.current_thread()
+
+    def complete(self) -> None:
+        assert self.event.query() is True
+        self._end(None)
+
+    def fail(self, error: AccelError) -> None:
+        self._end(error)
+
+    def _end(self, error: AccelError | None) -> None:
+        assert threading.current_thread() is self._thread
+        self.ends.append(error)
+        if not self.ended.done():
+            self.ended.set_result(None)
 
 
 def completion_threads() -> list[str]:
@@ -299,45 +398,3 @@ async def test_devices_of_a_system_share_one_reactor_until_the_last_is_closed() 
     await mark.ended
     await second.aclose()
     assert shared == {}
-
-
-async def on_a_cpu_stream(strategy: CompletionStrategy) -> None:
-    device = CpuBackend().open(0)
-    watcher = strategy.open(device, asyncio.get_running_loop(), {})
-    streams = [device.create_stream(), device.create_stream()]
-    gates = [threading.Event() for _ in range(8)]
-    marks: list[Mark] = []
-    for number, gate in enumerate(gates):
-        stream = streams[number % 2]
-        stream.submit(lambda gate=gate: gate.wait(PATIENCE), 1.0)  # type: ignore[misc]
-        marks.append(Mark(device.create_event(), stream))
-        stream.record(marks[-1].event)
-        watcher.watch(marks[-1])
-    for gate, mark in list(zip(gates, marks, strict=True))[:6]:
-        gate.set()
-        await mark.ended
-    device.inject(Injection("poison"), device.create_stream())
-    await marks[6].ended
-    await marks[7].ended
-    assert [mark.ends for mark in marks[:6]] == [[None]] * 6
-    assert [error.scope for mark in marks[6:] for error in mark.ends if error] == [FaultScope.CONTEXT] * 2
-    for gate in gates:
-        gate.set()
-    await watcher.aclose()
-    await asyncio.to_thread(device.close)
-    assert completion_threads() == []
-
-
-def on_asyncio_debug(main: Coroutine[Any, Any, None]) -> None:
-    with asyncio.Runner(debug=True) as runner:
-        runner.run(main)
-
-
-def on_uvloop(main: Coroutine[Any, Any, None]) -> None:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main)
-
-
-@pytest.mark.parametrize("run", [on_asyncio_debug, on_uvloop])
-def test_real_streams_on_other_loops(run: Callable[[Coroutine[Any, Any, None]], None], strategy: CompletionStrategy) -> None:
-    run(on_a_cpu_stream(strategy))

@@ -73,6 +73,8 @@ async def check_unsupported_dtypes_are_refused(harness: Harness) -> None:
                 except UnsupportedError as error:
                     case.require(error.op is not None, f"the error of {name} does not name the op")
                     case.require(dtype.value in str(error), f"the error of {name} does not name {dtype.value}: {error}")
+                except Exception as error:
+                    raise AssertionError(f"{case.what}: {name} of {dtype.value} raised {error!r}") from error
                 else:
                     case.require(False, f"{name} took {dtype.value}")
         case.same(case.get(y, _ROOM, DType.UINT8), poison(_ROOM, DType.UINT8), "the output")

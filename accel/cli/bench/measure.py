@@ -1,0 +1,131 @@
+"""How things are measured: samples, percentiles, and rounds of subject and twin in turn."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from array import array
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeAlias
+
+__all__ = ["CpuMeter", "Meter", "Samples", "compare", "live_objects", "resident_bytes"]
+
+
+class Samples:
+    """Seconds per op. Kept in one growing array of doubles: a list of floats would be garbage of its own.
+
+    Attributes
+    ----------
+    times : array of float
+        One entry per op, or per group of ops.
+    ops : int
+        Ops that were run.
+    seconds : float
+        Wall time of the rounds, which is less than the sum of ``times`` where ops overlapped.
+    """
+
+    __slots__ = ("ops", "seconds", "times")
+
+    def __init__(self) -> None:
+        self.times: array[float] = array("d")
+        self.ops = 0
+        self.seconds = 0.0
+
+    def add(self, seconds: float, ops: int = 1) -> None:
+        """Add the time of one op, or the mean of several that were timed as one."""
+        self.times.append(seconds / ops)
+        self.ops += ops
+
+    def percentile(self, q: float) -> float:
+        """Return the value below which ``q`` percent of the samples are (nearest rank); 0.0 without samples."""
+        if not self.times:
+            return 0.0
+        ordered = sorted(self.times)
+        return ordered[min(len(ordered) - 1, max(0, -int(-len(ordered) * q // 100) - 1))]
+
+    @property
+    def median(self) -> float:
+        """The 50th percentile, in seconds."""
+        return self.percentile(50)
+
+    @property
+    def rate(self) -> float:
+        """Ops per second of wall time."""
+        return self.ops / self.seconds if self.seconds > 0 else 0.0
+
+
+Meter: TypeAlias = Callable[[Samples], Awaitable[None]]
+"""Runs one round and adds what each op took."""
+
+
+async def compare(subjects: Mapping[str, Meter], rounds: int, *, warm_up: int = 1) -> dict[str, Samples]:
+    """Run the subjects in turn, A B A B, so that what disturbs the machine disturbs them alike.
+
+    Parameters
+    ----------
+    subjects
+        Name -> one round.
+    rounds
+        Rounds of each that count.
+    warm_up
+        Rounds of each before, that do not count.
+
+    Returns
+    -------
+    dict of str to Samples
+    """
+    results = {name: Samples() for name in subjects}
+    for turn in range(-warm_up, rounds):
+        for name, meter in subjects.items():
+            samples = results[name] if turn >= 0 else Samples()
+            gc.collect()
+            began = time.perf_counter()
+            await meter(samples)
+            samples.seconds += time.perf_counter() - began
+    return results
+
+
+class CpuMeter:
+    """Measures how much of one core this process used.
+
+    ``with CpuMeter() as meter: ...``, then ``meter.percent``. All threads count.
+    """
+
+    __slots__ = ("cpu", "wall")
+
+    def __init__(self) -> None:
+        self.cpu = 0.0
+        self.wall = 0.0
+
+    def __enter__(self) -> CpuMeter:
+        self.wall, self.cpu = -time.perf_counter(), -time.process_time()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.cpu += time.process_time()
+        self.wall += time.perf_counter()
+
+    @property
+    def percent(self) -> float:
+        """CPU time per wall time, in percent of one core."""
+        return 100.0 * self.cpu / self.wall if self.wall > 0 else 0.0
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def live_objects(package: str = "accel") -> tuple[int, int]:
+    """Collect garbage, and return how many objects the collector tracks: all, and those of classes of ``package``."""
+    for _ in range(3):
+        gc.collect()
+    objects = gc.get_objects()
+    prefix = f"{package}."
+    own = sum(1 for thing in objects if (type(thing).__module__ or "").startswith(prefix))
+    return len(objects), own

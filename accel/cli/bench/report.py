@@ -1,0 +1,144 @@
+"""What a run found: rows and ratios, as a table and as JSON."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+import platform
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, TextIO
+
+import numpy as np
+
+from accel import __version__
+from accel.cli.bench.budgets import BUDGETS, holds
+from accel.cli.console import print_table
+from accel.cli.extras import version_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from accel.cli.bench.measure import Samples
+
+__all__ = ["Ratio", "Report", "Row", "describe_machine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One subject of one case. Times in microseconds of one op."""
+
+    case: str
+    subject: str
+    p50_us: float
+    p99_us: float
+    ops_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A value held against its budget. ``ok`` is about ``must``, ``details`` is what else was found on the way."""
+
+    value: float
+    must: float | None
+    goal: float | None
+    unit: str
+    better: str
+    ok: bool
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the contract's keys first, the details beside them."""
+        fields = {name: value for name, value in asdict(self).items() if name != "details"}
+        return {**fields, **self.details}
+
+
+@dataclass(slots=True)
+class Report:
+    """All rows and ratios of a run."""
+
+    machine: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+    ratios: dict[str, Ratio] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def add(self, case: str, subject: str, samples: Samples) -> Row:
+        """Add a row for what was sampled."""
+        row = Row(case, subject, _round(samples.percentile(50) * 1e6), _round(samples.percentile(99) * 1e6), _round(samples.rate))
+        self.rows.append(row)
+        return row
+
+    def hold(self, name: str, value: float, *, also: bool = True, **details: Any) -> Ratio:
+        """Hold a value against the budget ``name``.
+
+        Parameters
+        ----------
+        name
+            Key of :data:`~accel.cli.bench.budgets.BUDGETS`.
+        value
+            In the budget's unit.
+        also
+            Whether what the budget demands besides the value is kept.
+        **details
+            Found on the way, for the JSON.
+        """
+        budget = BUDGETS[name]
+        # Held as shown, so that nobody sees a limit kept and called broken.
+        value = _round(value)
+        ok = also and holds(value, budget.must, budget.better)
+        self.ratios[name] = Ratio(value, budget.must, budget.goal, budget.unit, budget.better, ok, details)
+        return self.ratios[name]
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether every ``must`` is kept."""
+        return all(ratio.ok for ratio in self.ratios.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report in the form that the design fixes."""
+        return {
+            "machine": self.machine,
+            "rows": [asdict(row) for row in self.rows],
+            "ratios": {name: ratio.as_json() for name, ratio in self.ratios.items()},
+        }
+
+    def print(self, stream: TextIO) -> None:
+        """Print the tables."""
+        rows = [(row.case, row.subject, f"{row.p50_us:,.1f}", f"{row.p99_us:,.1f}", f"{row.ops_per_s:,.0f}") for row in self.rows]
+        if rows:
+            print_table("", ("case", "subject", "p50 us", "p99 us", "op/s"), rows, stream=stream)
+        verdicts = [_verdict_line(name, ratio) for name, ratio in self.ratios.items()]
+        if verdicts:
+            print_table("", ("budget", "what", "value", "must", "goal", "verdict"), verdicts, stream=stream)
+        for name, reason in self.skipped.items():
+            print(f"not run: {name}: {reason}", file=stream)
+
+
+def _verdict_line(name: str, ratio: Ratio) -> Sequence[str]:
+    sign = "<=" if ratio.better == "lower" else ">="
+    limits = ["" if limit is None else f"{sign} {limit:g}" for limit in (ratio.must, ratio.goal)]
+    reached = ratio.ok and ratio.goal is not None and holds(ratio.value, ratio.goal, "lower" if ratio.better == "lower" else "higher")
+    verdict = "goal" if reached else "ok" if ratio.ok else "FAILED"
+    return (name, BUDGETS[name].title, f"{ratio.value:g} {ratio.unit}", *limits, verdict)
+
+
+def _round(value: float) -> float:
+    # Three places of a microsecond are more than any clock here gives, and JSON has no infinity.
+    return round(value, 3) if math.isfinite(value) else 0.0
+
+
+def describe_machine(**more: Any) -> dict[str, Any]:
+    """Return what the numbers depend on."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "implementation": platform.python_implementation(),
+        "system": f"{platform.system()} {platform.release()}",
+        "architecture": platform.machine(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "accel": __version__,
+        "numpy": np.__version__,
+        "ml_dtypes": version_of("ml_dtypes"),
+        **more,
+    }

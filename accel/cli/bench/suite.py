@@ -1,0 +1,99 @@
+"""What a case is, what it is given, and the choice of cases."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from accel import InvalidArgumentError
+from accel.cli.bench.budgets import BUDGETS
+from accel.cli.bench.measure import Meter, Samples, compare
+
+if TYPE_CHECKING:
+    from accel.cli.bench.report import Report
+
+__all__ = ["Bench", "Case", "choose"]
+
+
+@dataclass(slots=True)
+class Bench:
+    """What cases measure with.
+
+    Parameters
+    ----------
+    report
+        Where rows and ratios go.
+    spec
+        The device to measure.
+    quick
+        Whether to do with fewer ops.
+    seed
+        Of the data.
+    """
+
+    report: Report
+    spec: str = "cpu"
+    quick: bool = False
+    seed: int = field(default_factory=lambda: time.time_ns() % 2**32)
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """A new source of data, the same for each case of the run."""
+        return np.random.default_rng(self.seed)
+
+    def scale(self, full: int, quick: int) -> int:
+        """Return the number that the run's thoroughness asks for."""
+        return quick if self.quick else full
+
+    async def compare(self, case: str, subjects: Mapping[str, Meter], *, rounds: int = 0) -> dict[str, Samples]:
+        """Measure subjects in turn and add a row for each."""
+        results = await compare(subjects, rounds or self.scale(9, 3))
+        for subject, samples in results.items():
+            self.report.add(case, subject, samples)
+        return results
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Something that is measured.
+
+    Parameters
+    ----------
+    name
+        How ``--only`` calls it; budgets are called by their names too.
+    title
+        What it is.
+    run
+        Measures it.
+    budgets
+        The budgets that it answers.
+    """
+
+    name: str
+    title: str
+    run: Callable[[Bench], Awaitable[None]]
+    budgets: tuple[str, ...] = ()
+
+
+def choose(cases: Sequence[Case], only: Iterable[str]) -> tuple[Case, ...]:
+    """Return the cases that are named, by name or budget, in their order; all if none is.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a name is not known, or is of a budget that this machine cannot be asked about.
+    """
+    wanted = {name.strip().lower() for name in only if name.strip()}
+    if not wanted:
+        return tuple(cases)
+    known = {name.lower(): case for case in cases for name in (case.name, *case.budgets)}
+    for name in sorted(wanted - known.keys()):
+        budget = next((budget for key, budget in BUDGETS.items() if key.lower() == name), None)
+        if budget is not None and budget.needs:
+            raise InvalidArgumentError(f"{name.upper()} {budget.needs}", remedy="Choose others: see `accel bench --list`.")
+        raise InvalidArgumentError(f"there is no case {name!r}", remedy=f"Use some of {', '.join(known)}.")
+    return tuple(case for case in cases if any(known[name] is case for name in wanted))

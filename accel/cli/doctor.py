@@ -1,0 +1,154 @@
+"""``accel doctor``: what is there, what is missing, and the command that fixes it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import sys
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from accel import BackendUnavailableError, __version__
+from accel.cli.console import print_table, quiet_log
+from accel.cli.devices import list_devices, memory_text
+from accel.cli.extras import CORE, EXTRAS, install_command, version_of
+from accel.cli.selftest import SelfTest, self_test
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+__all__ = ["Check", "add_arguments", "checks", "run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at.
+
+    Parameters
+    ----------
+    name
+        What it is.
+    state
+        ``"ok"``; ``"missing"``: something optional is not there; ``"failed"``: what should work does not.
+    detail
+        Version, size, or what is wrong.
+    remedy
+        The command, or what else fixes it; empty if nothing is to be done.
+    """
+
+    name: str
+    state: Literal["ok", "missing", "failed"]
+    detail: str
+    remedy: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Look at everything and print it; 0 if at least one backend works."""
+    found = [*checks()]
+    with quiet_log():
+        test = asyncio.run(self_test("cpu"))
+    found.append(_of_self_test(test))
+    backends = [check for check in found if check.name.startswith("backend ")]
+    usable = any(check.state == "ok" for check in backends) and test.is_ok
+    if arguments.json:
+        document: dict[str, Any] = {"ok": usable, "checks": [asdict(check) for check in found], "self_test_ms": test.steps}
+        print(json.dumps(document, indent=2))
+    else:
+        print_table("", ("what", "state", "detail"), [(check.name, check.state, check.detail) for check in found])
+        for check in found:
+            if check.remedy:
+                print(f"{check.name}: {check.remedy}")
+        print("This machine can run accel." if usable else "This machine cannot run accel yet.")
+    return 0 if usable else 1
+
+
+def checks() -> Iterator[Check]:
+    """Look at everything but the running of a device. May block: it imports backends."""
+    yield Check("accel", "ok", __version__)
+    yield _python()
+    yield Check("system", "ok", f"{platform.system()} {platform.release()} {platform.machine()}, {_cores()}")
+    for distribution in CORE:
+        version = version_of(distribution)
+        yield Check(distribution, "ok", version) if version else Check(distribution, "failed", "not installed", f"pip install {distribution}")
+    yield from _kernel_features()
+    for extra, modules in EXTRAS.items():
+        yield _extra(extra, tuple(modules.values()))
+    version = version_of("uvloop")
+    yield Check("uvloop", "ok", version) if version else Check("uvloop", "missing", "optional: a faster event loop", install_command("uvloop"))
+    yield from _backends()
+
+
+def _python() -> Check:
+    text = f"{platform.python_version()} ({platform.python_implementation()}) at {sys.executable}"
+    if sys.version_info < (3, 11):
+        return Check("python", "failed", text, "Use Python 3.11 or later.")
+    return Check("python", "ok", text)
+
+
+def _cores() -> str:
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return f"{allowed} of {os.cpu_count()} cores"
+
+
+def _extra(extra: str, distributions: tuple[str, ...]) -> Check:
+    versions = {name: version_of(name) for name in distributions}
+    detail = ", ".join(f"{name} {version or '(missing)'}" for name, version in versions.items())
+    if all(versions.values()):
+        return Check(f"extra {extra}", "ok", detail)
+    return Check(f"extra {extra}", "missing", detail, install_command(extra))
+
+
+def _kernel_features() -> Iterator[Check]:
+    def memfd() -> None:
+        os.close(os.memfd_create("accel-doctor"))
+
+    def timerfd() -> None:
+        from accel.completion.timer import TimerfdTimer
+
+        loop = asyncio.new_event_loop()
+        try:
+            TimerfdTimer(loop, lambda: None).close()
+        finally:
+            loop.close()
+
+    def pidfd() -> None:
+        os.close(os.pidfd_open(os.getpid()))
+
+    uses = {
+        "memfd": (memfd, "device memory on the CPU backend and shared memory need it"),
+        "timerfd": (timerfd, "without it, completion sleeps at the loop's resolution of 1 ms"),
+        "pidfd": (pidfd, "process hosts need it"),
+    }
+    for name, (probe, use) in uses.items():
+        try:
+            probe()
+        except Exception as error:
+            yield Check(name, "missing", f"{type(error).__name__}: {error}; {use}", "Use Linux 5.4 or later, and allow the call in the sandbox's seccomp filter.")
+        else:
+            yield Check(name, "ok", "works")
+
+
+def _backends() -> Iterator[Check]:
+    for name, found in list_devices().items():
+        if isinstance(found, BackendUnavailableError):
+            yield Check(f"backend {name}", "missing", found.message, found.remedy)
+        elif not found:
+            yield Check(f"backend {name}", "missing", "no device")
+        else:
+            text = "; ".join(f"{device.spec} {device.name} {memory_text(device.memory)}".strip() for device in found)
+            yield Check(f"backend {name}", "ok", text)
+
+
+def _of_self_test(test: SelfTest) -> Check:
+    times = ", ".join(f"{step} {milliseconds:.1f} ms" for step, milliseconds in test.steps.items())
+    if test.is_ok:
+        return Check("self-test cpu", "ok", times)
+    return Check("self-test cpu", "failed", test.failure, "This is a bug, or a broken numpy: report it with the output of `accel doctor --json`.")

@@ -1,0 +1,41 @@
+"""What is optional: which module comes with which extra, and the command that installs it."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+__all__ = ["CORE", "EXTRAS", "extra_of", "install_command", "version_of"]
+
+CORE = ("numpy", "ml_dtypes", "anyio", "structlog")
+"""Distributions that accel cannot be without."""
+
+EXTRAS: dict[str, dict[str, str]] = {
+    "cpu": {"scipy": "scipy"},
+    "web": {"fastapi": "fastapi", "uvicorn": "uvicorn", "aiohttp": "aiohttp"},
+    "cli": {"rich": "rich", "sklearn": "scikit-learn"},
+    "cuda": {"cuda": "cuda-python", "nvmath": "nvmath-python"},
+}
+"""Extra -> module -> distribution."""
+
+_ALONE = {"uvloop": "uvloop"}
+
+
+def extra_of(module: str | None) -> str | None:
+    """Return what to install for ``module`` (or a module below it): an extra or a distribution; ``None`` if it is not optional."""
+    top = (module or "").partition(".")[0]
+    # starlette comes with fastapi, and is what an import of fastapi's parts may name.
+    top = "fastapi" if top == "starlette" else top
+    return next((extra for extra, modules in EXTRAS.items() if top in modules), _ALONE.get(top))
+
+
+def install_command(extra: str) -> str:
+    """Return the shell command that installs an extra of this distribution, or a distribution that stands alone."""
+    return f"pip install {extra}" if extra in _ALONE.values() else f"pip install 'accel-actors[{extra}]'"
+
+
+def version_of(distribution: str) -> str | None:
+    """Return the installed version, or ``None``. Imports nothing."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None

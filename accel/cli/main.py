@@ -1,0 +1,113 @@
+"""The entry point: finds the command, runs it on an event loop of its own, and turns how it ended into an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import inspect
+import os
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from accel import AccelError, __version__
+from accel.cli.extras import extra_of, install_command
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["COMMANDS", "Command", "main"]
+
+OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
+
+
+class Command(NamedTuple):
+    """A subcommand.
+
+    Parameters
+    ----------
+    module
+        Where its ``add_arguments`` and ``run`` are.
+    summary
+        What it does, in a line.
+    """
+
+    module: str
+    summary: str
+
+
+COMMANDS = {
+    "doctor": Command("accel.cli.doctor", "say what is there, what is missing, and the command that fixes it"),
+    "devices": Command("accel.cli.devices", "list the devices that can be opened"),
+    "demo": Command("accel.cli.demo", "serve real digits with supervised actors, through a fault"),
+    "bench": Command("accel.cli.bench", "measure this machine beside raw twins, and hold the numbers against the budgets"),
+    "serve": Command("accel.cli.serve", "start the example service"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return the exit code.
+
+    Parameters
+    ----------
+    argv
+        The arguments after the program's name; ``None``: those of this process.
+
+    Returns
+    -------
+    int
+        0: done. 1: it failed. 2: wrong arguments, or an optional dependency is missing. 130: interrupted by Ctrl-C. A command may return
+        codes of its own.
+    """
+    words = sys.argv[1:] if argv is None else list(argv)
+    try:
+        return _run(words)
+    except KeyboardInterrupt:
+        return _say("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has gone, as `head` does: not worth a word, and the interpreter's last flush must not complain either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except AccelError as error:
+        return _say(str(error), FAILED)
+    except ImportError as error:
+        extra = extra_of(error.name)
+        if extra is None:
+            raise
+        return _say(f"`accel {words[0]}` needs {error.name}, which is not installed. Run: {install_command(extra)}", MISUSED)
+
+
+def _say(text: str, code: int) -> int:
+    print(f"accel: {text}", file=sys.stderr)
+    return code
+
+
+def _run(words: list[str]) -> int:
+    try:
+        # The command's own arguments need its module, so they are parsed in a second step.
+        name = _parser().parse_args(words[:1]).command
+        module = importlib.import_module(COMMANDS[name].module)
+        parser = argparse.ArgumentParser(prog=f"accel {name}", description=COMMANDS[name].summary.capitalize() + ".")
+        module.add_arguments(parser)
+        arguments = parser.parse_args(words[1:])
+    except SystemExit as left:
+        # argparse has said what it had to say; a main() that returns is easier to call than one that exits.
+        return left.code if isinstance(left.code, int) else OK
+    outcome: Any = module.run(arguments)
+    if inspect.iscoroutine(outcome):
+        outcome = asyncio.run(outcome)
+    return int(outcome)
+
+
+def _parser() -> argparse.ArgumentParser:
+    width = max(map(len, COMMANDS))
+    lines = "\n".join(f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="accel",
+        description="Supervised actors for accelerators.",
+        epilog=f"commands:\n{lines}\n\n`accel COMMAND --help` tells more of each.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"accel {__version__}")
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of those below")
+    return parser

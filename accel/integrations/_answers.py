@@ -1,0 +1,140 @@
+"""The one place that decides what an HTTP client is told: about an error, and about the device's health.
+
+An answer depends on the error's class and scope and on the device's state, never on text. What the client reads is a sentence of this page,
+not the error's message, which may name drivers, libraries and addresses; only an error about the client's own input is told in its own words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from accel._log import get_logger
+from accel.device import DeviceState
+from accel.errors import (
+    AccelError,
+    ActorStoppedError,
+    ClosedError,
+    ContextPoisonedError,
+    DeadlineExceededError,
+    DeviceLostError,
+    HostDiedError,
+    InvalidArgumentError,
+    MailboxFullError,
+    OutOfMemoryError,
+    PoisonedInputError,
+    StaleRefError,
+    UnsupportedError,
+)
+
+if TYPE_CHECKING:
+    from accel.device import Device
+
+__all__ = ["Answer", "error_answer", "health_answer", "ready_answer"]
+
+_LONGEST_WAIT = 60
+"""Seconds. An estimate made from few ops may be wild, and a client would believe it."""
+
+_NO_STORE = {"Cache-Control": "no-store"}
+
+logger = get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What to send: a status, a JSON body, and headers."""
+
+    status: int
+    body: Mapping[str, Any]
+    headers: Mapping[str, str] = field(default_factory=lambda: dict(_NO_STORE))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    status: int
+    detail: str | None  # None: the error's own message
+    retryable: bool
+
+
+_FULL = _Rule(429, "The service has as much work as it takes. Send the request again later.", True)
+_FULL_WHILE_DOWN = _Rule(503, "The accelerator is not ready, and no more requests can wait for it. Send the request again later.", True)
+_REBUILT = _Rule(503, "The accelerator was restarted while it worked on the request. Send the request again.", True)
+_GONE = _Rule(503, "The service cannot do this work any more.", False)
+_NO_MEMORY = _Rule(503, "The accelerator has no memory for the request now. Send it again later.", True)
+_LATE = _Rule(504, "The work did not end in time.", True)
+_WRONG = _Rule(422, None, False)
+_FAILED = _Rule(500, "The service failed on the request.", False)
+
+# The most specific class of an error that is listed decides, so a service's own subclasses are answered like their parents.
+_RULES: Mapping[type[BaseException], _Rule] = {
+    ContextPoisonedError: _REBUILT,
+    StaleRefError: _REBUILT,
+    HostDiedError: _REBUILT,
+    DeviceLostError: _GONE,
+    ClosedError: _GONE,
+    ActorStoppedError: _GONE,
+    OutOfMemoryError: _NO_MEMORY,
+    DeadlineExceededError: _LATE,
+    InvalidArgumentError: _WRONG,
+    UnsupportedError: _WRONG,
+    PoisonedInputError: _WRONG,
+}
+
+
+def _rule(error: AccelError, device: Device | None) -> _Rule:
+    if isinstance(error, MailboxFullError):
+        return _FULL if device is None or device.state is DeviceState.READY else _FULL_WHILE_DOWN
+    for kind in type(error).__mro__:
+        if kind in _RULES:
+            return _RULES[kind]
+    return _REBUILT if error.is_fault else _FAILED
+
+
+def _retry_after(error: AccelError) -> str:
+    seconds = error.retry_after if isinstance(error, MailboxFullError) else None
+    return str(max(1, min(_LONGEST_WAIT, math.ceil(seconds or 0))))
+
+
+def error_answer(error: AccelError, device: Device | None) -> Answer:
+    """Return what the client is told about ``error``.
+
+    Parameters
+    ----------
+    error
+        What the handler raised. One that is nobody's but the service's own fault (500) is logged.
+    device
+        The device that serves, whose state tells "too much work" from "not able to work"; ``None`` where there is none.
+    """
+    rule = _rule(error, device)
+    if rule.status == 500:
+        logger.error("request_failed", error=error)
+    generation = error.generation
+    if generation is None and device is not None:
+        generation = device.generation
+    headers = dict(_NO_STORE)
+    if rule.retryable and rule.status in (429, 503):
+        headers["Retry-After"] = _retry_after(error)
+    body = {
+        "error": type(error).__name__,
+        "detail": error.message or type(error).__name__ if rule.detail is None else rule.detail,
+        "retryable": rule.retryable,
+        "generation": generation,
+    }
+    return Answer(rule.status, body, headers)
+
+
+def _state(device: Device, ok: bool) -> Answer:
+    health = device.health()
+    return Answer(200 if ok else 503, {"ok": ok, "state": health.state.value, "generation": health.generation})
+
+
+def health_answer(device: Device) -> Answer:
+    """Return the answer of ``/healthz``: 200 while the device serves or will by itself, 503 once it is lost or closed."""
+    return _state(device, device.health().is_live)
+
+
+def ready_answer(device: Device) -> Answer:
+    """Return the answer of ``/readyz``: 200 while the device serves, 503 from the moment a fault surfaces until the rebuild is done."""
+    return _state(device, device.health().is_ready)

@@ -1,0 +1,226 @@
+"""A device in a FastAPI application.
+
+::
+
+    app = FastAPI(lifespan=lifespan(open_classifier))
+    install(app)
+
+    @app.post("/digits")
+    async def classify(image: Image, request: Request, classifier: Annotated[Classifier, Depends(get_state)]) -> int:
+        async with cancel_on_disconnect(request):
+            return await classifier.submit(image)
+
+Needs FastAPI: ``pip install 'accel-actors[web]'``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import anyio
+
+from accel.device import Device, System
+from accel.errors import AccelError, NotInitializedError
+from accel.integrations._answers import Answer, error_answer, health_answer, ready_answer
+from accel.integrations._opening import open_system
+
+try:
+    from fastapi import Depends, FastAPI, Request, Response
+    from fastapi.responses import JSONResponse
+    from starlette.requests import ClientDisconnect, HTTPConnection
+except ImportError as missing:
+    message = "accel.integrations.fastapi needs FastAPI. Install it with: pip install 'accel-actors[web]'"
+    raise ImportError(message, name=missing.name) from missing
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
+
+__all__ = [
+    "AccelState",
+    "DeviceDependency",
+    "SystemDependency",
+    "cancel_on_disconnect",
+    "get_device",
+    "get_state",
+    "get_system",
+    "install",
+    "lifespan",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class AccelState:
+    """What :func:`lifespan` keeps on ``app.state.accel``.
+
+    Parameters
+    ----------
+    system, device
+        What is open.
+    state
+        What ``setup`` gave.
+    """
+
+    system: System
+    device: Device
+    state: Any
+
+
+def lifespan(
+    setup: Callable[[Device], AbstractAsyncContextManager[Any]] | None = None,
+    *,
+    device: str = "auto",
+    close_timeout: float = 10.0,
+    **options: Any,
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """Return a lifespan that opens a system and a device with the application, and closes them with it: ``FastAPI(lifespan=lifespan())``.
+
+    Parameters
+    ----------
+    setup
+        Called with the device; gives an async context manager, entered before the first request and left after the last one. Handlers get what it
+        yields through :func:`get_state`. Weights, batchers and actors live here.
+    device
+        Which one: ``"auto"``, ``"cpu"``, ``"cuda:1"``, or a UUID.
+    close_timeout
+        Seconds that the end waits for work that was sent.
+    **options
+        Of :meth:`accel.System.open_device`, with ``overload="reject"`` unless given.
+
+    Raises
+    ------
+    AccelError
+        When the application starts: the device cannot be opened, or an option is wrong.
+    """
+
+    @contextlib.asynccontextmanager
+    async def opened(app: FastAPI) -> AsyncIterator[None]:
+        async with open_system(device, close_timeout, options) as (system, opened_device), contextlib.AsyncExitStack() as stack:
+            state = None if setup is None else await stack.enter_async_context(setup(opened_device))
+            app.state.accel = AccelState(system, opened_device, state)
+            yield
+
+    return opened
+
+
+def _accel(connection: HTTPConnection) -> AccelState:
+    found = getattr(connection.app.state, "accel", None)
+    if not isinstance(found, AccelState):
+        raise NotInitializedError(
+            "this application has opened no device", remedy="Give it FastAPI(lifespan=accel.integrations.fastapi.lifespan())."
+        )
+    return found
+
+
+def get_system(connection: HTTPConnection) -> System:
+    """Return the system: for handlers with ``system: SystemDependency``. Handlers that are not ``async`` use its ``portal``."""
+    return _accel(connection).system
+
+
+def get_device(connection: HTTPConnection) -> Device:
+    """Return the device: for handlers with ``device: DeviceDependency``."""
+    return _accel(connection).device
+
+
+def get_state(connection: HTTPConnection) -> Any:
+    """Return what ``setup`` yielded: for handlers with ``batcher: Annotated[Batcher, Depends(get_state)]``."""
+    return _accel(connection).state
+
+
+SystemDependency = Annotated[System, Depends(get_system)]
+"""A handler's parameter of this type is the system."""
+
+DeviceDependency = Annotated[Device, Depends(get_device)]
+"""A handler's parameter of this type is the device."""
+
+
+def install(app: FastAPI, *, live: str | None = "/healthz", ready: str | None = "/readyz") -> None:
+    """Answer errors of accel with HTTP statuses, and add the health routes.
+
+    Parameters
+    ----------
+    app
+        The application, whose lifespan is, or contains, :func:`lifespan`'s.
+    live, ready
+        Paths of the two routes; ``None`` leaves one out. *live* is 503 once the device is lost, *ready* whenever it does not serve.
+
+    Notes
+    -----
+    A handler that :func:`cancel_on_disconnect` ended is logged as 499; nobody receives it.
+    """
+    app.add_exception_handler(AccelError, _on_error)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
+    for path, answer in ((live, health_answer), (ready, ready_answer)):
+        if path is not None:
+            app.add_api_route(path, _health_route(answer), methods=["GET", "HEAD"], include_in_schema=False)
+
+
+def _health_route(answer: Callable[[Device], Answer]) -> Callable[[HTTPConnection], Any]:
+    async def route(connection: HTTPConnection) -> Response:
+        return _response(answer(get_device(connection)))
+
+    return route
+
+
+def _response(answer: Answer) -> Response:
+    return JSONResponse(dict(answer.body), answer.status, headers=answer.headers)
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    if not isinstance(error, AccelError):
+        raise error
+    found = getattr(request.app.state, "accel", None)
+    return _response(error_answer(error, found.device if isinstance(found, AccelState) else None))
+
+
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)
+
+
+@contextlib.asynccontextmanager
+async def cancel_on_disconnect(request: Request) -> AsyncIterator[None]:
+    """Cancel the block when the client goes away: ``async with cancel_on_disconnect(request): ...``.
+
+    Starlette lets a handler run on when nobody waits for its answer any more. Within the block it ends as if its task had been cancelled:
+    work that has not reached the device is dropped.
+
+    Parameters
+    ----------
+    request
+        The handler's request. Its body is read (and kept) before the block begins.
+
+    Raises
+    ------
+    starlette.requests.ClientDisconnect
+        The client went away; :func:`install` answers it.
+    """
+    with contextlib.suppress(
+        RuntimeError
+    ):  # a form, or the handler's own reading, has used the stream up: then there is nothing left to read
+        await request.body()
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        group.cancel_scope.cancel()
+
+    failed: Exception | None = None
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch, name="accel-disconnect-watch")
+        try:
+            yield
+        except Exception as error:  # raised again below, outside the group, which would wrap it
+            failed = error
+        group.cancel_scope.cancel()
+    if gone:
+        raise ClientDisconnect from failed
+    if failed is not None:
+        try:
+            raise failed
+        finally:
+            del failed  # its traceback holds this frame

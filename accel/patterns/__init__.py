@@ -1,0 +1,8 @@
+"""Patterns that services are built from: many small requests served as few large batches."""
+
+from __future__ import annotations
+
+from accel.patterns.batcher import DynamicBatcher, Recovering
+from accel.patterns.requests import BatcherStatistics
+
+__all__ = ["BatcherStatistics", "DynamicBatcher", "Recovering"]

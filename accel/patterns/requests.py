@@ -1,0 +1,198 @@
+"""The requests of a batcher: each on its way from its caller to a batch, all of them in one bounded queue in the order in which they came.
+
+Nothing here awaits: the queue decides, the batcher waits and calls.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = ["BatcherStatistics", "Counters", "Request", "RequestQueue"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatcherStatistics:
+    """What a batcher has done, and what it has in hand. Requests are counted once, whatever their size, unless a field says items.
+
+    ``submitted`` is the sum of ``answered``, ``failed``, ``dropped``, ``abandoned``, and the requests that wait or run now.
+
+    Parameters
+    ----------
+    submitted
+        Requests taken.
+    answered
+        Requests that got a result.
+    failed
+        Requests that got an error from the handler, from the device, or from closing.
+    dropped
+        Requests cancelled or expired before they were launched; the handler never saw them.
+    abandoned
+        Requests cancelled or expired while the handler had them; what it gave was thrown away.
+    rejected
+        Requests refused because there was no room; not part of ``submitted``.
+    retried
+        Requests that were handed to the handler a second time, after a rebuild.
+    batches
+        Calls of the handler, those for retries included.
+    mean_batch
+        Mean size of those calls, in items; 0 before the first.
+    queued
+        Items in the queue now.
+    waiting
+        Items that wait for room in the queue now.
+    in_flight
+        Batches that the handler has now.
+    """
+
+    submitted: int
+    answered: int
+    failed: int
+    dropped: int
+    abandoned: int
+    rejected: int
+    retried: int
+    batches: int
+    mean_batch: float
+    queued: int
+    waiting: int
+    in_flight: int
+
+
+class Counters:
+    """The running totals behind :class:`BatcherStatistics`."""
+
+    __slots__ = ("abandoned", "answered", "batches", "dropped", "failed", "items", "rejected", "retried", "submitted")
+
+    def __init__(self) -> None:
+        self.submitted = 0
+        self.answered = 0
+        self.failed = 0
+        self.dropped = 0
+        self.abandoned = 0
+        self.rejected = 0
+        self.retried = 0
+        self.batches = 0
+        self.items = 0
+
+
+class Request:
+    """One item with the future of its caller.
+
+    Attributes
+    ----------
+    item, size, future
+        What is asked, how many items it counts for, and who is told.
+    since : float
+        Loop time at which it was submitted.
+    is_idempotent, is_retried : bool
+        Whether it may be sent again after a rebuild, and whether it was.
+    is_launched : bool
+        Whether the handler has seen it.
+    timer : asyncio.TimerHandle or None
+        What ends the caller's wait at the deadline.
+    """
+
+    __slots__ = ("future", "is_idempotent", "is_launched", "is_retried", "item", "since", "size", "timer")
+
+    def __init__(self, item: Any, size: int, future: asyncio.Future[Any], since: float, is_idempotent: bool) -> None:  # noqa: FBT001 - hot path
+        self.item = item
+        self.size = size
+        self.future = future
+        self.since = since
+        self.is_idempotent = is_idempotent
+        self.is_launched = False
+        self.is_retried = False
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class RequestQueue:
+    """A queue bounded in items, and those who wait for room in it, in order. A request can leave from anywhere at the same small cost.
+
+    Parameters
+    ----------
+    limit
+        Items that fit.
+    waiting_limit
+        Items that may wait for room; 0 refuses at once.
+
+    Attributes
+    ----------
+    queued, waiting : int
+        Items inside, and items that wait for room.
+    """
+
+    __slots__ = ("_limit", "_queue", "_waiters", "_waiting_limit", "queued", "waiting")
+
+    def __init__(self, limit: int, waiting_limit: int) -> None:
+        self._limit = limit
+        self._waiting_limit = waiting_limit
+        # Ordered dictionaries: taking from the middle (a cancelled request) costs as little as taking from the front.
+        self._queue: OrderedDict[Request, None] = OrderedDict()
+        self._waiters: OrderedDict[Request, None] = OrderedDict()
+        self.queued = 0
+        self.waiting = 0
+
+    def offer(self, request: Request) -> bool:
+        """Take a request, into the queue or behind those who wait for room; return whether there was any."""
+        size = request.size
+        if self.queued + size <= self._limit and not self._waiters:
+            self._queue[request] = None
+            self.queued += size
+            return True
+        if self.waiting + size <= self._waiting_limit:
+            self._waiters[request] = None
+            self.waiting += size
+            return True
+        return False
+
+    def discard(self, request: Request) -> None:
+        """Let a request go that is no longer wanted; does nothing if it left before."""
+        if request in self._queue:
+            del self._queue[request]
+            self.queued -= request.size
+        elif request in self._waiters:
+            del self._waiters[request]
+            self.waiting -= request.size
+        else:
+            return
+        self._admit()
+
+    def take(self, limit: int) -> list[Request]:
+        """Take requests from the front, as many as fit into ``limit`` items."""
+        queue, taken = self._queue, []
+        left = limit
+        while queue:
+            request, _ = queue.popitem(last=False)
+            left -= request.size
+            if left < 0:
+                queue[request] = None
+                queue.move_to_end(request, last=False)
+                left += request.size
+                break
+            taken.append(request)
+        self.queued -= limit - left
+        if self._waiters:
+            self._admit()
+        return taken
+
+    def oldest(self) -> float | None:
+        """Return since when the first in the queue waits; ``None`` if there is none."""
+        for request in self._queue:
+            return request.since
+        return None
+
+    def _admit(self) -> None:
+        waiters = self._waiters
+        while waiters:
+            request = next(iter(waiters))
+            if self.queued + request.size > self._limit:
+                return
+            del waiters[request]
+            self.waiting -= request.size
+            self._queue[request] = None
+            self.queued += request.size
