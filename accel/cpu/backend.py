@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from accel.backend import DeviceDescription
 from accel.cpu.compute import CpuCompute
 from accel.cpu.context import Context
+from accel.cpu.event import CpuEvent
 from accel.cpu.natives import NATIVE
-from accel.cpu.stream import CpuEvent, CpuStream
+from accel.cpu.stream import CpuStream
 from accel.errors import BackendUnavailableError, ClosedError, InvalidArgumentError
 from accel.memory.slab import MemfdSlab
 

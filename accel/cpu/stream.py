@@ -1,7 +1,6 @@
-"""Streams and events of the CPU backend: ordered queues of Python callables, run inline while small and on a worker thread while large.
+"""Streams of the CPU backend: ordered queues of Python callables, run inline while small and on a worker thread while large.
 
-A stream counts what was put into it and what has ended. An event is a pair (stream, count): asking whether it has passed compares two
-integers. Nothing that has ended is ever taken back: once a stream is stopped by a fault its count stands still, so that marks passed
+A stream counts what was put into it and what has ended. Nothing that has ended is ever taken back: once a stream is stopped by a fault its count stands still, so that marks passed
 before the fault stay passed and every other mark raises the fault.
 
 An idle stream has no running thread of its own: its worker waits for a lock, using no CPU.
@@ -22,8 +21,9 @@ if TYPE_CHECKING:
 
     from accel.backend import HostFunction, Injection
     from accel.cpu.context import Context
+    from accel.cpu.event import CpuEvent
 
-__all__ = ["INLINE_LIMIT", "CpuEvent", "CpuStream"]
+__all__ = ["INLINE_LIMIT", "CpuStream"]
 
 INLINE_LIMIT = 50e-6
 """Work estimated below this many seconds runs on the caller's thread when its stream is idle: handing it to a thread costs more."""
@@ -32,49 +32,6 @@ _BYTES_PER_SECOND = 5e9
 _SMALL_COPY = 1 << 15
 _PATTERNS = (1, 2, 4, 8, 16)
 _ALWAYS_ON_WORKER = math.inf
-
-
-class CpuEvent:
-    """A mark in a :class:`CpuStream`; see :class:`~accel.backend.AccelEvent`. Made by ``CpuDevice.create_event``."""
-
-    __slots__ = ("_stream", "_ticket", "context")
-
-    def __init__(self, context: Context) -> None:
-        self.context = context
-        self._stream: CpuStream | None = None
-        self._ticket = 0
-
-    def query(self) -> bool:
-        """Return whether the stream has passed the mark. Never blocks; an event that was never recorded has passed.
-
-        Raises
-        ------
-        AccelError
-            The context's fault, if the mark was not passed before it; :class:`~accel.ClosedError` if the stream was abandoned.
-        """
-        stream = self._stream
-        if stream is None or stream.completed >= self._ticket:
-            return True
-        if stream.fault is None:
-            return False
-        return stream.passed(self._ticket)
-
-    def synchronize(self) -> None:
-        """Block this thread until the stream has passed the mark, releasing the GIL; raises as :meth:`query` does."""
-        if self._stream is not None:
-            self._stream.wait_passed(self._ticket)
-
-    def close(self) -> None:
-        """Forget the mark: a closed event has passed. Idempotent."""
-        self._stream = None
-
-    def mark(self, stream: CpuStream, ticket: int) -> None:
-        """Take the position ``ticket`` of ``stream``; called by :meth:`CpuStream.record`."""
-        self._stream, self._ticket = stream, ticket
-
-    def position(self) -> tuple[CpuStream | None, int]:
-        """Return the stream and ticket recorded last."""
-        return self._stream, self._ticket
 
 
 class CpuStream:
@@ -288,7 +245,7 @@ class CpuStream:
             latch.release()
         if blocked is not None:
             blocked[0].forget(blocked[1])
-        dropped.clear()  # outside the lock: what an item kept alive may do anything when it goes
+        dropped.clear()  # outside the lock, as every item
 
     def forget(self, latch: threading.Lock) -> None:
         """Wake the thread that waits here with ``latch``, if it still does."""
@@ -391,7 +348,7 @@ class CpuStream:
                 item[0]()
             except BaseException as error:  # the thread has no one else to tell
                 self.context.poison(self.context.failure(error))
-            del item
+            del item  # here and not under the lock: what it kept alive may do anything when it goes
             with self._lock:
                 self._finish()
             if self.context.leftovers:

@@ -163,19 +163,23 @@ class RequestQueue:
         self._admit()
 
     def take(self, limit: int) -> list[Request]:
-        """Take requests from the front, as many as fit into ``limit`` items."""
-        queue, taken = self._queue, []
-        left = limit
+        """Take requests from the front, as many as fit into ``limit`` items; those that nobody waits for any more are thrown away."""
+        queue = self._queue
+        taken: list[Request] = []
         while queue:
             request, _ = queue.popitem(last=False)
-            left -= request.size
-            if left < 0:
+            size = request.size
+            # A cancelled caller's future ends a turn before the caller can take its request back.
+            if request.future.done():
+                self.queued -= size
+            elif size > limit:
                 queue[request] = None
                 queue.move_to_end(request, last=False)
-                left += request.size
                 break
-            taken.append(request)
-        self.queued -= limit - left
+            else:
+                self.queued -= size
+                limit -= size
+                taken.append(request)
         if self._waiters:
             self._admit()
         return taken

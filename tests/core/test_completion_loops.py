@@ -16,7 +16,8 @@ from accel.errors import FaultScope
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from accel.cpu.stream import CpuEvent, CpuStream
+    from accel.cpu.event import CpuEvent
+    from accel.cpu.stream import CpuStream
     from accel.errors import AccelError
 
 PATIENCE = 10.0

@@ -21,7 +21,8 @@ from accel.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from accel.cpu.stream import CpuEvent, CpuStream
+    from accel.cpu.event import CpuEvent
+    from accel.cpu.stream import CpuStream
 
 LARGE = 1.0
 SMALL = 0.0
@@ -273,6 +274,7 @@ def test_abandoning_a_waiting_stream_wakes_its_thread(device: CpuDevice, gate: G
     first, second = device.create_stream(), device.create_stream()
     first.submit(gate, LARGE)
     second.wait(marked(device, first))
+    until(lambda: second._blocked is not None)
     second.close(abandon=True)
     until(lambda: ends(second.name))
     gate.opened.set()

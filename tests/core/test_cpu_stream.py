@@ -23,7 +23,8 @@ from accel.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from accel.cpu.stream import CpuEvent, CpuStream
+    from accel.cpu.event import CpuEvent
+    from accel.cpu.stream import CpuStream
 
 LARGE = 1.0
 SMALL = 0.0

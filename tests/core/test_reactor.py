@@ -162,6 +162,26 @@ async def test_sleeping_reactor_is_woken_by_its_timer_and_by_a_shorter_op() -> N
     reactor.close()
 
 
+async def test_timer_set_for_a_long_op_is_off_when_everything_has_ended_before() -> None:
+    loop = asyncio.get_running_loop()
+    reactor = Reactor(loop, Pacing(unknown_spin=3600.0))
+    reactor._predictor.observe("long", 3600.0)
+    ends: list[Ended] = []
+    over = asyncio.Event()
+
+    def settle(marks: list[Ended]) -> None:
+        ends.extend(marks)
+        if len(ends) == 2:
+            over.set()
+
+    reactor.add(ReactorLane(settle), Mark(Event(1), "long"))
+    assert reactor._alarm is not None
+    reactor.add(ReactorLane(settle), Mark(Event(2), "unknown"))
+    await over.wait()
+    assert (reactor._alarm, reactor._next_turn) == (None, None)
+    reactor.close()
+
+
 async def test_lane_that_is_taken_from_the_reactor_is_not_looked_at() -> None:
     reactor = Reactor(asyncio.get_running_loop(), Pacing())
     event = Event(0)

@@ -20,6 +20,25 @@ if TYPE_CHECKING:
     from accel.backend import AccelDevice, AccelEvent, AccelStream
     from accel.testing.conformance.harness import Harness
 
+__all__ = [
+    "check_abandon_returns_while_a_stream_hangs",
+    "check_close_is_idempotent",
+    "check_copy_moves_bytes",
+    "check_event_never_recorded_has_passed",
+    "check_event_recorded_again_marks_the_new_place",
+    "check_events_pass_with_their_stream",
+    "check_fill_writes_patterns",
+    "check_host_function_never_runs_after_a_fault",
+    "check_host_function_runs_after_the_work_before_it",
+    "check_marks_seen_before_a_fault_stay_passed",
+    "check_nothing_succeeds_after_a_fault",
+    "check_poison_reaches_every_wait",
+    "check_stream_keeps_its_order",
+    "check_streams_overlap",
+    "check_wait_orders_streams",
+    "check_wait_takes_the_mark_as_it_is_now",
+]
+
 _PATIENCE = 20.0  # seconds; a fault of real hardware takes up to half a second to surface
 
 

@@ -1,0 +1,374 @@
+"""Many small requests, few large batches: callers await one item each, a handler gets lists."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from asyncio import _get_running_loop
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextvars import Context
+from itertools import repeat
+from types import TracebackType
+from typing import Any, Generic, Literal, NoReturn, Protocol, Self, TypeVar
+
+import anyio
+
+from accel._log import get_logger
+from accel.errors import AccelError, ActorStoppedError, ClosedError, DeadlineExceededError, InvalidArgumentError, MailboxFullError, NotInitializedError
+from accel.patterns.outcome import is_worth_a_retry, own_instance
+from accel.patterns.requests import BatcherStatistics, Counters, Request, RequestQueue
+
+__all__ = ["DynamicBatcher", "Recovering"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+logger = get_logger()
+
+_WAITERS = 16
+"""How many times the queue's length may wait for room in it: the queue of waiters has a bound too."""
+
+_GRACE = 1.0
+"""Seconds that handlers get to end after they were cancelled, before closing gives up on them."""
+
+
+class Recovering(Protocol):
+    """What a batcher needs of a device: to learn when its next context is ready. :class:`accel.Device` is one."""
+
+    def generations(self) -> AsyncIterator[int]:
+        """Yield the generation as soon as the device is ready, then every new one."""
+
+
+class DynamicBatcher(Generic[T, R]):
+    """Gathers items from many tasks and hands them to a handler in batches: ``async with DynamicBatcher(handler) as batcher``.
+
+    While no batch runs, an item starts one at once, together with all that arrive in the same turn of the loop. While batches run, later items
+    gather until ``max_items`` have come or the first of them has waited ``max_delay``.
+
+    Parameters
+    ----------
+    handler
+        ``await handler(items)`` returns one result per item, in order. An exception in the place of a result fails that item alone; one that is
+        raised fails the batch. It runs in a task of the batcher's own, with empty context variables, up to ``max_in_flight`` times at once.
+    max_items
+        Items in a batch; 1 turns batching off, and nothing else changes.
+    max_delay
+        Seconds that an item may wait for others while batches run; with none running it never does.
+    max_pending
+        Items that may be queued; ``None``: enough for eight times all batches in flight.
+    overload
+        With the queue full, ``"wait"`` for room in order, or ``"reject"`` with :class:`~accel.MailboxFullError` and its ``retry_after``. Of those
+        who wait there may be 16 times ``max_pending``.
+    max_in_flight
+        Batches that the handler may have at once.
+    size
+        ``size(item)`` says how many items a request counts for, from 1 to ``max_items``; ``None``: one each. A batch's sizes sum up to ``max_items``
+        at most.
+    idempotent
+        Whether items may be handed to the handler a second time when a rebuild came between: after an error of scope CONTEXT or PROCESS that is
+        retryable, or a ref of an earlier generation. Each is retried once.
+    device
+        Awaited before a retry, until it is ready again; ``None`` retries at once.
+    close_timeout
+        Seconds that closing waits for what was submitted.
+
+    Raises
+    ------
+    InvalidArgumentError
+        An option is out of its range.
+
+    Notes
+    -----
+    All methods are for the loop on which it was entered; enter and exit may happen in different tasks.
+    """
+
+    def __init__(
+        self,
+        handler: Callable[[list[T]], Awaitable[Sequence[R | Exception]]],
+        *,
+        max_items: int = 64,
+        max_delay: float = 0.002,
+        max_pending: int | None = None,
+        overload: Literal["wait", "reject"] = "wait",
+        max_in_flight: int = 2,
+        size: Callable[[T], int] | None = None,
+        idempotent: bool = False,
+        device: Recovering | None = None,
+        close_timeout: float = 10.0,
+    ) -> None:
+        _check_count("max_items", max_items)
+        _check_count("max_in_flight", max_in_flight)
+        if max_pending is None:
+            max_pending = 8 * max_items * max_in_flight
+        _check_count("max_pending", max_pending, least=max_items)
+        _check_seconds("max_delay", max_delay)
+        _check_seconds("close_timeout", close_timeout)
+        if overload not in ("wait", "reject"):
+            raise InvalidArgumentError(f"overload is {overload!r}", remedy="Use 'wait' or 'reject'.")
+        self._handler = handler
+        self._max_items = max_items
+        self._max_delay = max_delay
+        self._max_pending = max_pending
+        self._max_in_flight = max_in_flight
+        self._size = size
+        self._idempotent = idempotent
+        self._device = device
+        self._close_timeout = close_timeout
+        self._queue = RequestQueue(max_pending, _WAITERS * max_pending if overload == "wait" else 0)
+        self._counters = Counters()
+        self._in_flight = 0
+        self._seconds_per_item = 1e-3
+        self._state: Literal["new", "open", "closing", "closed"] = "new"
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._root: asyncio.Task[None] | None = None
+        self._group: asyncio.TaskGroup
+        self._drained: asyncio.Future[None]
+        self._turn: asyncio.Handle | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<DynamicBatcher {self._state} queued={self._queue.queued} in_flight={self._in_flight}>"
+
+    # -- requests
+
+    async def submit(self, item: T, *, timeout: float | None = None, idempotent: bool | None = None) -> R:
+        """Have one item handled in some batch, and return its result.
+
+        Parameters
+        ----------
+        item
+            What the handler gets.
+        timeout
+            Seconds until waiting ends with :class:`~accel.DeadlineExceededError`, from now, for room, queue, handler and retry together. An item
+            that has expired is not launched.
+        idempotent
+            Whether this item may be retried after a rebuild; ``None``: as the batcher was told.
+
+        Raises
+        ------
+        Exception
+            What the handler raised, or put in this item's place: an instance of this caller's own where it can be copied.
+        DeadlineExceededError
+            ``timeout`` ran out.
+        MailboxFullError
+            There is no room, and the batcher rejects, or too many wait already.
+        InvalidArgumentError
+            The item is larger than a batch, or the handler did not return one result per item.
+        ClosedError
+            The batcher is closing or closed, or belongs to another loop; or it was closed before the item was answered.
+
+        Notes
+        -----
+        Cancelling detaches the caller at once. An item that was not launched yet never is; what the handler gives for a launched one is dropped.
+        """
+        loop = self._loop
+        if loop is None or self._state != "open" or _get_running_loop() is not loop:
+            raise self._not_open()
+        size = 1 if self._size is None else self._measure(self._size(item))
+        now = loop.time()
+        request = Request(item, size, loop.create_future(), now, self._idempotent if idempotent is None else idempotent)
+        if timeout is not None and not timeout > 0:
+            raise self._no_time(timeout)
+        if not self._queue.offer(request):
+            raise self._full()
+        self._counters.submitted += 1
+        if timeout is not None:
+            request.timer = loop.call_at(now + timeout, self._expire, request, timeout)
+        if self._turn is None and self._in_flight < self._max_in_flight:
+            # Not now but at the end of the turn, so that all who submit in this turn come along.
+            self._turn = loop.call_soon(self._launch, context=Context())
+        try:
+            return await request.future  # type: ignore[no-any-return]
+        except asyncio.CancelledError:
+            self._withdraw(request)
+            raise
+        finally:
+            if request.timer is not None:
+                request.timer.cancel()
+            # An error's traceback holds this frame, and the future holds the error: a cycle that would keep the item alive.
+            del request
+
+    __call__ = submit
+
+    def statistics(self) -> BatcherStatistics:
+        """Return the counters as they are now."""
+        counters, queue = self._counters, self._queue
+        return BatcherStatistics(
+            submitted=counters.submitted,
+            answered=counters.answered,
+            failed=counters.failed,
+            dropped=counters.dropped,
+            abandoned=counters.abandoned,
+            rejected=counters.rejected,
+            retried=counters.retried,
+            batches=counters.batches,
+            mean_batch=counters.items / counters.batches if counters.batches else 0.0,
+            queued=queue.queued,
+            waiting=queue.waiting,
+            in_flight=self._in_flight,
+        )
+
+    def _measure(self, size: int) -> int:
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= self._max_items:
+            raise InvalidArgumentError(f"the request counts for {size!r} items, and a batch takes 1 to {self._max_items}", remedy="Split it.")
+        return size
+
+    def _no_time(self, timeout: float) -> AccelError:
+        if math.isnan(timeout):
+            return InvalidArgumentError("timeout is not a number")
+        return DeadlineExceededError(f"an item that may take {timeout:g} s has no time to run")
+
+    def _full(self) -> MailboxFullError:
+        self._counters.rejected += 1
+        return MailboxFullError(
+            f"the batcher has {self._queue.queued} items queued and {self._queue.waiting} waiting for room",
+            retry_after=max(0.001, self._seconds_per_item * self._max_pending / 2),
+        )
+
+    def _not_open(self) -> AccelError:
+        if self._state == "new":
+            return NotInitializedError("the batcher was not entered", remedy="Use `async with DynamicBatcher(...) as batcher:`.")
+        if _get_running_loop() is not self._loop:
+            return ClosedError("the batcher belongs to another event loop", remedy="Call it from its own loop; from other threads use system.portal.")
+        return ClosedError(f"the batcher is {self._state}", remedy="Make a new one.")
+
+    def _gone(self, request: Request) -> None:
+        if request.is_launched:
+            self._counters.abandoned += 1
+        else:
+            self._counters.dropped += 1
+            self._queue.discard(request)
+
+    def _withdraw(self, request: Request) -> None:
+        future = request.future
+        if future.cancel() or future.cancelled():
+            self._gone(request)
+        else:
+            future.exception()  # the answer came in the same turn as the cancellation: mark it as seen
+
+    def _expire(self, request: Request, timeout: float) -> None:
+        if not request.future.done():
+            what = "it was launched" if request.is_launched else "it was not launched and will not be"
+            request.future.set_exception(DeadlineExceededError(f"the item was not answered within {timeout:g} s; {what}"))
+            self._gone(request)
+
+    # -- batches
+
+    def _launch(self) -> None:
+        """Start as many batches as may start now; runs at the end of a turn, and when the oldest item has waited long enough."""
+        self._turn = None
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        queue = self._queue
+        while queue.queued and self._in_flight < self._max_in_flight:
+            if self._in_flight and queue.queued < self._max_items and self._state == "open" and self._waits():
+                return
+            batch = queue.take(self._max_items)
+            if batch:
+                # Counted first: an eager task runs before create_task returns.
+                self._in_flight += 1
+                self._group.create_task(self._serve(batch), name="accel-batch", context=Context())
+        if self._state == "closing" and not queue.queued and not self._in_flight and not self._drained.done():
+            self._drained.set_result(None)
+
+    def _waits(self) -> bool:
+        assert self._loop is not None, "a batch needs a loop"
+        oldest = self._queue.oldest()
+        if oldest is None or self._loop.time() >= oldest + self._max_delay:
+            return False
+        self._alarm = self._loop.call_at(oldest + self._max_delay, self._launch, context=Context())
+        return True
+
+    async def _serve(self, batch: list[Request]) -> None:
+        """Carry one batch to its end: the body of its task."""
+        try:
+            while batch:
+                again = await self._attempt(batch)
+                if again and self._device is not None:
+                    await self._recovered(again)
+                batch = again
+        except BaseException:  # cancelled, by closing or by the handler itself; or the program ends
+            self._fail(batch, self._cut_short())
+            raise
+        finally:
+            self._in_flight -= 1
+            if self._turn is None and self._loop is not None:
+                # After the callers of this batch, who are to run now and may have their next items ready.
+                self._turn = self._loop.call_soon(self._launch, context=Context())
+
+    async def _attempt(self, batch: list[Request]) -> list[Request]:
+        """Call the handler, answer, and return what is to be tried again."""
+        wanted = [request for request in batch if not request.future.done()]
+        if not wanted:
+            return []
+        counters, items = self._counters, 0
+        for request in wanted:
+            items += request.size
+            request.is_launched = True
+        counters.batches += 1
+        counters.items += items
+        began = time.perf_counter()
+        try:
+            results = await self._handler([request.item for request in wanted])
+        except Exception as error:
+            return self._settle(wanted, repeat(error, len(wanted)))
+        self._seconds_per_item += 0.2 * ((time.perf_counter() - began) / items / self._max_in_flight - self._seconds_per_item)
+        try:
+            given = len(results)
+        except TypeError:
+            given = -1
+        if given != len(wanted):
+            what = f"{given} results" if given >= 0 else f"a {type(results).__name__}"
+            wrong = InvalidArgumentError(
+                f"the handler returned {what} for {len(wanted)} items", remedy="Return one result, or exception, per item, in order."
+            )
+            return self._settle(wanted, repeat(wrong, len(wanted)))
+        return self._settle(wanted, results)
+
+    def _settle(self, batch: list[Request], results: Any) -> list[Request]:
+        """Tell the callers, and return the requests that are to be tried again."""
+        again: list[Request] = []
+        given: set[int] = set()
+        answered = 0
+        for request, result in zip(batch, results, strict=True):
+            future = request.future
+            if future.done():
+                continue
+            if not isinstance(result, Exception):
+                answered += 1
+                future.set_result(result)
+            elif request.is_idempotent and not request.is_retried and is_worth_a_retry(result):
+                request.is_retried = True
+                again.append(request)
+            else:
+                self._counters.failed += 1
+                future.set_exception(own_instance(result, given))
+        self._counters.answered += answered
+        self._counters.retried += len(again)
+        return again
+
+    async def _recovered(self, batch: list[Request]) -> None:
+        """Wait until the device is ready; if that will not happen any more, fail the batch."""
+        assert self._device is not None, "there is a device to wait for"
+        generations = self._device.generations()
+        try:
+            await anext(generations)
+        except StopAsyncIteration:
+            self._fail(batch, ClosedError("the device was closed before the item could be tried again"))
+        except Exception as error:
+            self._fail(batch, error)
+        finally:
+            # An iterator that is dropped in the middle would be closed by a task that nobody waits for.
+            close = getattr(generations, "aclose", None)
+            if close is not None:
+                await close()
+
+    def _fail(self, batch: list[Request], error: Exception) -> None:
+        self._settle([request for request in batch if not request.future.done()], repeat(error))
+
+    def _cut_short(self) -> AccelError:
+        if self._state == "open":
+            return ActorStoppedError("the batch's handler was cancelled before it answered", remedy="Send the item again.")
+        return ClosedError("the batcher was closed before the item was answered", remedy="Allow more close_timeout.")
