@@ -85,7 +85,8 @@ class ComputeBackend(ABC):
     UnsupportedError
         From any computing method whose (call, dtype) pair is not in :meth:`capabilities`.
     InvalidArgumentError
-        If a size is negative or a leading dimension too small.
+        If a size or stride is negative, a leading dimension too small, a pointer null where something is read or written, a scaling factor complex
+        for real elements, or host memory not C-contiguous (for ``copy_dtoh``: or read-only).
     NotInitializedError
         If :meth:`init` was not called.
     """
@@ -187,7 +188,7 @@ class ComputeBackend(ABC):
     ) -> None:
         """Enqueue ``batch_count`` independent :meth:`gemm` calls whose matrices lie ``stride_*`` **elements** apart.
 
-        A stride of 0 for A or B uses the same matrix for the whole batch.
+        A stride of 0 for A or B uses the same matrix for the whole batch; for C it is refused, since results would overwrite each other.
         """
 
     @abstractmethod
@@ -255,7 +256,7 @@ class ComputeBackend(ABC):
 
     @abstractmethod
     def reduce(self, op: ReduceOp, input: int, output: int, shape: Sequence[int], axis: int, *, dtype: DType = DType.FLOAT32) -> None:
-        """Enqueue a reduction of a C-contiguous array along one axis; the output has the input's dtype and its shape without that axis.
+        """Enqueue a reduction of a C-contiguous array along ``axis`` (0 <= axis < ndim); the output has the input's dtype and its shape without it.
 
         Integer sums wrap around. An empty axis gives 0 for SUM, NaN for MEAN, and raises :class:`~accel.InvalidArgumentError` for MAX and MIN.
         """
@@ -281,7 +282,13 @@ class ComputeBackend(ABC):
 
     @abstractmethod
     def free(self, pointer: int) -> None:
-        """Give memory from :meth:`alloc` back once the work enqueued so far has ended. 0 is allowed and ignored."""
+        """Give memory from :meth:`alloc` back once the work enqueued so far has ended. 0 is allowed and ignored.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the pointer is not from :meth:`alloc`, or was freed before.
+        """
 
     @abstractmethod
     def copy_htod(self, destination: int, source: memoryview) -> None:

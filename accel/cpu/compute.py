@@ -30,7 +30,7 @@ _CAUSAL: tuple[Causal, ...] = (False, True, "bottom_right")
 
 
 class CpuCompute(CpuVectors):
-    """:class:`accel.ComputeBackend` on the CPU, one instance a stream; it adds ``gemv axpy dot nrm2 scal``.
+    """:class:`accel.ComputeBackend` on the CPU, one instance a stream; it adds ``axpy dot nrm2 scal``.
 
     Parameters
     ----------

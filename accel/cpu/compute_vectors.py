@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from accel.compute import ComputeBackend, Transpose
+from accel.compute import ComputeBackend
 from accel.cpu import checks, costs
 from accel.cpu.compute_memory import CpuMemory
 from accel.cpu.kernels import vectors
@@ -28,41 +28,8 @@ class CpuVectors(CpuMemory):
 
     CAPABILITIES: ClassVar[Mapping[str, frozenset[DType]]] = {
         **ComputeBackend.CAPABILITIES,
-        **dict.fromkeys(("gemv", "axpy", "dot", "nrm2", "scal"), _PRODUCTS),
+        **dict.fromkeys(("axpy", "dot", "nrm2", "scal"), _PRODUCTS),
     }
-
-    def gemv(
-        self,
-        transpose: Transpose,
-        m: int,
-        n: int,
-        alpha: complex,
-        a: int,
-        lda: int,
-        x: int,
-        incx: int,
-        beta: complex,
-        y: int,
-        incy: int,
-        *,
-        dtype: DType = DType.FLOAT32,
-    ) -> None:
-        """Enqueue ``y = alpha * op(A) @ x + beta * y`` for a column-major m x n matrix A.
-
-        With ``beta == 0`` y is not read, with ``alpha == 0`` neither A nor x; ``op(A)`` may have no columns.
-        """
-        self._require("gemv", dtype)
-        checks.not_negative("gemv", m=m, n=n)
-        checks.leading_dimensions("gemv", lda=(lda, m))
-        checks.increments("gemv", incx=incx, incy=incy)
-        alpha, beta = checks.real_scalars("gemv", alpha, beta, dtype)
-        if (m if transpose is Transpose.NONE else n) == 0:
-            return
-        checks.pointers("gemv", y=y)
-        if m and n and alpha:
-            checks.pointers("gemv", a=a, x=x)
-        work = partial(vectors.gemv, transpose, m, n, alpha, a, lda, x, incx, beta, y, incy, dtype.numpy)
-        self._submit(work, costs.elements(m * n, dtype.numpy))
 
     def axpy(self, n: int, alpha: complex, x: int, incx: int, y: int, incy: int, *, dtype: DType = DType.FLOAT32) -> None:
         """Enqueue ``y = alpha * x + y`` for n elements; with ``alpha == 0`` nothing is read or written."""

@@ -1,7 +1,7 @@
 """Streams of the CPU backend: ordered queues of Python callables, run inline while small and on a worker thread while large.
 
-A stream counts what was put into it and what has ended. Nothing that has ended is ever taken back: once a stream is stopped by a fault its count stands still, so that marks passed
-before the fault stay passed and every other mark raises the fault.
+A stream counts what was put into it and what has ended. Nothing that has ended is ever taken back: once a stream is stopped by a fault
+its count stands still, so that marks passed before the fault stay passed and every other mark raises the fault.
 
 An idle stream has no running thread of its own: its worker waits for a lock, using no CPU.
 """

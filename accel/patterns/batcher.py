@@ -10,27 +10,28 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import Context
 from itertools import repeat
 from types import TracebackType
-from typing import Any, Generic, Literal, NoReturn, Protocol, Self, TypeVar
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 
-import anyio
-
-from accel._log import get_logger
-from accel.errors import AccelError, ActorStoppedError, ClosedError, DeadlineExceededError, InvalidArgumentError, MailboxFullError, NotInitializedError
+from accel.errors import (
+    AccelError,
+    ActorStoppedError,
+    ClosedError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    MailboxFullError,
+    NotInitializedError,
+)
 from accel.patterns.outcome import is_worth_a_retry, own_instance
 from accel.patterns.requests import BatcherStatistics, Counters, Request, RequestQueue
+from accel.patterns.root import RootTask
 
 __all__ = ["DynamicBatcher", "Recovering"]
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-logger = get_logger()
-
 _WAITERS = 16
 """How many times the queue's length may wait for room in it: the queue of waiters has a bound too."""
-
-_GRACE = 1.0
-"""Seconds that handlers get to end after they were cancelled, before closing gives up on them."""
 
 
 class Recovering(Protocol):
@@ -121,14 +122,60 @@ class DynamicBatcher(Generic[T, R]):
         self._seconds_per_item = 1e-3
         self._state: Literal["new", "open", "closing", "closed"] = "new"
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._root: asyncio.Task[None] | None = None
-        self._group: asyncio.TaskGroup
-        self._drained: asyncio.Future[None]
+        self._root: RootTask | None = None
         self._turn: asyncio.Handle | None = None
         self._alarm: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<DynamicBatcher {self._state} queued={self._queue.queued} in_flight={self._in_flight}>"
+
+    # -- entering and leaving
+
+    async def __aenter__(self) -> Self:
+        if self._state != "new":
+            raise ClosedError(f"the batcher is {self._state}: a batcher is entered once", remedy="Make a new one.")
+        self._root = RootTask("accel-batcher", self._ended)
+        self._loop = self._root.loop
+        self._state = "open"
+        await self._root.open()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close: take nothing new, answer all that was submitted, end all tasks. Idempotent; all callers wait for the end.
+
+        After ``close_timeout`` handlers are cancelled, and who still waits gets :class:`~accel.ClosedError`.
+
+        Raises
+        ------
+        ClosedError
+            Called on another loop.
+
+        Notes
+        -----
+        Cancelling ends the patience, not the close: handlers are cancelled at once, and the cancellation goes on when they have ended.
+        """
+        if self._root is None:
+            self._state = "closed"
+            return
+        if _get_running_loop() is not self._loop:
+            raise self._not_open()
+        if self._state == "open":
+            self._state = "closing"
+            self._launch()
+        await self._root.join(self._close_timeout)
+
+    def _ended(self) -> None:
+        """See that nobody waits for a batcher whose tasks are gone."""
+        self._state = "closed"
+        for handle in (self._turn, self._alarm):
+            if handle is not None:
+                handle.cancel()
+        self._fail(
+            self._queue.clear(), ClosedError("the batcher was closed before the item was launched", remedy="Allow more close_timeout.")
+        )
 
     # -- requests
 
@@ -211,7 +258,9 @@ class DynamicBatcher(Generic[T, R]):
 
     def _measure(self, size: int) -> int:
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= self._max_items:
-            raise InvalidArgumentError(f"the request counts for {size!r} items, and a batch takes 1 to {self._max_items}", remedy="Split it.")
+            raise InvalidArgumentError(
+                f"the request counts for {size!r} items, and a batch takes 1 to {self._max_items}", remedy="Split it."
+            )
         return size
 
     def _no_time(self, timeout: float) -> AccelError:
@@ -230,7 +279,9 @@ class DynamicBatcher(Generic[T, R]):
         if self._state == "new":
             return NotInitializedError("the batcher was not entered", remedy="Use `async with DynamicBatcher(...) as batcher:`.")
         if _get_running_loop() is not self._loop:
-            return ClosedError("the batcher belongs to another event loop", remedy="Call it from its own loop; from other threads use system.portal.")
+            return ClosedError(
+                "the batcher belongs to another event loop", remedy="Call it from its own loop; from other threads use system.portal."
+            )
         return ClosedError(f"the batcher is {self._state}", remedy="Make a new one.")
 
     def _gone(self, request: Request) -> None:
@@ -262,6 +313,8 @@ class DynamicBatcher(Generic[T, R]):
             self._alarm.cancel()
             self._alarm = None
         queue = self._queue
+        root = self._root
+        assert root is not None, "a batcher that takes items has a root"
         while queue.queued and self._in_flight < self._max_in_flight:
             if self._in_flight and queue.queued < self._max_items and self._state == "open" and self._waits():
                 return
@@ -269,9 +322,9 @@ class DynamicBatcher(Generic[T, R]):
             if batch:
                 # Counted first: an eager task runs before create_task returns.
                 self._in_flight += 1
-                self._group.create_task(self._serve(batch), name="accel-batch", context=Context())
-        if self._state == "closing" and not queue.queued and not self._in_flight and not self._drained.done():
-            self._drained.set_result(None)
+                root.start(self._serve(batch), "accel-batch")
+        if self._state == "closing" and not queue.queued and not self._in_flight:
+            root.finish()
 
     def _waits(self) -> bool:
         assert self._loop is not None, "a batch needs a loop"
@@ -294,7 +347,7 @@ class DynamicBatcher(Generic[T, R]):
             raise
         finally:
             self._in_flight -= 1
-            if self._turn is None and self._loop is not None:
+            if self._turn is None and self._loop is not None and self._state != "closed":
                 # After the callers of this batch, who are to run now and may have their next items ready.
                 self._turn = self._loop.call_soon(self._launch, context=Context())
 
@@ -307,6 +360,8 @@ class DynamicBatcher(Generic[T, R]):
         for request in wanted:
             items += request.size
             request.is_launched = True
+            if request.is_retried:
+                counters.retried += 1
         counters.batches += 1
         counters.items += items
         began = time.perf_counter()
@@ -346,7 +401,6 @@ class DynamicBatcher(Generic[T, R]):
                 self._counters.failed += 1
                 future.set_exception(own_instance(result, given))
         self._counters.answered += answered
-        self._counters.retried += len(again)
         return again
 
     async def _recovered(self, batch: list[Request]) -> None:
@@ -366,9 +420,23 @@ class DynamicBatcher(Generic[T, R]):
                 await close()
 
     def _fail(self, batch: list[Request], error: Exception) -> None:
-        self._settle([request for request in batch if not request.future.done()], repeat(error))
+        given: set[int] = set()
+        for request in batch:
+            if not request.future.done():
+                self._counters.failed += 1
+                request.future.set_exception(own_instance(error, given))
 
     def _cut_short(self) -> AccelError:
         if self._state == "open":
             return ActorStoppedError("the batch's handler was cancelled before it answered", remedy="Send the item again.")
         return ClosedError("the batcher was closed before the item was answered", remedy="Allow more close_timeout.")
+
+
+def _check_count(name: str, value: int, *, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidArgumentError(f"{name} is {value!r}", remedy=f"Give an int of at least {least}.")
+
+
+def _check_seconds(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise InvalidArgumentError(f"{name} is {value!r}", remedy="Give seconds, at least 0.")

@@ -184,6 +184,14 @@ class RequestQueue:
             self._admit()
         return taken
 
+    def clear(self) -> list[Request]:
+        """Take all, those who wait for room too."""
+        left = [*self._queue, *self._waiters]
+        self._queue.clear()
+        self._waiters.clear()
+        self.queued = self.waiting = 0
+        return left
+
     def oldest(self) -> float | None:
         """Return since when the first in the queue waits; ``None`` if there is none."""
         for request in self._queue:

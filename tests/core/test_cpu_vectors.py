@@ -72,38 +72,6 @@ def assert_near(got: Array, expected: Array, scale: float = 1.0) -> None:
 
 
 @pytest.mark.parametrize("dtype", PRODUCTS, ids=lambda dtype: dtype.value)
-@pytest.mark.parametrize("transpose", Transpose)
-def test_gemv(compute: CpuCompute, rng: np.random.Generator, dtype: DType, transpose: Transpose) -> None:
-    m, n, lda = 7, 5, 9
-    rows, columns = (m, n) if transpose is NONE else (n, m)
-    a, x, y = random(rng, (n, lda), dtype), random(rng, 2 * columns, dtype), random(rng, 3 * rows, dtype)
-    matrix = high(a)[:, :m].T
-    matrix = matrix if transpose is NONE else matrix.conj().T if transpose is CONJUGATE else matrix.T
-    alpha, beta = (1.5 - 1j, 0.5j) if dtype.is_complex else (1.5, 0.5)
-    expected = high(y)
-    # Increments of -2 and 3: the last element of x comes first.
-    expected[::3] = alpha * matrix @ high(x)[::2][::-1] + beta * expected[::3]
-    compute.gemv(transpose, m, n, alpha, at(a), lda, at(x), -2, beta, at(y), 3, dtype=dtype)
-    compute.synchronize()
-    assert_near(y, expected, scale=5)
-
-
-def test_gemv_reads_only_what_counts(compute: CpuCompute) -> None:
-    nan, y = np.full(4, np.nan, np.float32), np.array([1.0, 2.0], np.float32)
-    compute.gemv(NONE, 2, 2, 0, at(nan), 2, at(nan), 1, 3, at(y), 1)
-    compute.synchronize()
-    assert y.tolist() == [3.0, 6.0]
-    ones, y = np.ones(4, np.float32), np.full(2, np.nan, np.float32)
-    compute.gemv(NONE, 2, 2, 1, at(ones), 2, at(ones), 1, 0, at(y), 1)
-    compute.gemv(NONE, 0, 2, 1, at(ones), 2, at(ones), 1, 0, 0, 1)
-    compute.synchronize()
-    assert y.tolist() == [2.0, 2.0]
-    compute.gemv(NONE, 2, 0, 1, 0, 2, 0, 1, 0.5, at(y), 1)
-    compute.synchronize()
-    assert y.tolist() == [1.0, 1.0]
-
-
-@pytest.mark.parametrize("dtype", PRODUCTS, ids=lambda dtype: dtype.value)
 def test_axpy_and_scal(compute: CpuCompute, rng: np.random.Generator, dtype: DType) -> None:
     n = 40_000
     alpha = 0.75 + 0.5j if dtype.is_complex else 0.75
@@ -165,8 +133,6 @@ def test_increments_of_zero_and_negative_lengths_are_refused() -> None:
         lambda: compute.nrm2(2, x, 0, x),
         lambda: compute.scal(2, 1, x, 0),
         lambda: compute.scal(-2, 1, x, 1),
-        lambda: compute.gemv(NONE, 2, 2, 1, x, 2, x, 0, 0, x, 1),
-        lambda: compute.gemv(NONE, 3, 2, 1, x, 2, x, 1, 0, x, 1),
         lambda: compute.scal(2, 1j, x, 1),
     ]
     for call in calls:

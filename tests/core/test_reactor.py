@@ -175,7 +175,8 @@ async def test_timer_set_for_a_long_op_is_off_when_everything_has_ended_before()
             over.set()
 
     reactor.add(ReactorLane(settle), Mark(Event(1), "long"))
-    assert reactor._alarm is not None
+    armed = reactor._alarm
+    assert armed is not None
     reactor.add(ReactorLane(settle), Mark(Event(2), "unknown"))
     await over.wait()
     assert (reactor._alarm, reactor._next_turn) == (None, None)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import time
 from array import array
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-__all__ = ["CpuMeter", "Meter", "Samples", "compare", "live_objects", "resident_bytes"]
+__all__ = ["CpuMeter", "Meter", "Samples", "awaited", "called", "compare", "live_objects", "resident_bytes", "together"]
 
 
 class Samples:
@@ -22,7 +23,7 @@ class Samples:
     ops : int
         Ops that were run.
     seconds : float
-        Wall time of the rounds, which is less than the sum of ``times`` where ops overlapped.
+        Wall time, which is less than the sum of ``times`` where ops overlapped.
     """
 
     __slots__ = ("ops", "seconds", "times")
@@ -36,6 +37,13 @@ class Samples:
         """Add the time of one op, or the mean of several that were timed as one."""
         self.times.append(seconds / ops)
         self.ops += ops
+        self.seconds += seconds
+
+    def add_overlapped(self, times: array[float], wall: float) -> None:
+        """Add the times of ops that ran at once, and the time that all together took."""
+        self.times.extend(times)
+        self.ops += len(times)
+        self.seconds += wall
 
     def percentile(self, q: float) -> float:
         """Return the value below which ``q`` percent of the samples are (nearest rank); 0.0 without samples."""
@@ -59,6 +67,53 @@ Meter: TypeAlias = Callable[[Samples], Awaitable[None]]
 """Runs one round and adds what each op took."""
 
 
+def awaited(function: Callable[[], Awaitable[Any]], count: int, ops: int = 1) -> Meter:
+    """Return a round that awaits ``function()`` ``count`` times, one after the other; each call does ``ops`` ops."""
+
+    async def meter(samples: Samples) -> None:
+        clock = time.perf_counter
+        for _ in range(count):
+            began = clock()
+            await function()
+            samples.add(clock() - began, ops)
+
+    return meter
+
+
+def called(function: Callable[[], object], count: int, ops: int = 1) -> Meter:
+    """Return a round that calls ``function()`` ``count`` times: the twin of :func:`awaited` for what does not wait."""
+
+    async def meter(samples: Samples) -> None:
+        clock = time.perf_counter
+        for _ in range(count):
+            began = clock()
+            function()
+            samples.add(clock() - began, ops)
+
+    return meter
+
+
+def together(function: Callable[[], Awaitable[Any]], tasks: int, count: int) -> Meter:
+    """Return a round in which ``tasks`` tasks at once await ``function()`` ``count`` times each."""
+
+    async def client(times: array[float]) -> None:
+        clock = time.perf_counter
+        for _ in range(count):
+            began = clock()
+            await function()
+            times.append(clock() - began)
+
+    async def meter(samples: Samples) -> None:
+        times: array[float] = array("d")
+        began = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(tasks):
+                group.create_task(client(times))
+        samples.add_overlapped(times, time.perf_counter() - began)
+
+    return meter
+
+
 async def compare(subjects: Mapping[str, Meter], rounds: int, *, warm_up: int = 1) -> dict[str, Samples]:
     """Run the subjects in turn, A B A B, so that what disturbs the machine disturbs them alike.
 
@@ -79,10 +134,9 @@ async def compare(subjects: Mapping[str, Meter], rounds: int, *, warm_up: int = 
     for turn in range(-warm_up, rounds):
         for name, meter in subjects.items():
             samples = results[name] if turn >= 0 else Samples()
+            # Garbage of one subject is not to be collected at the cost of another.
             gc.collect()
-            began = time.perf_counter()
             await meter(samples)
-            samples.seconds += time.perf_counter() - began
     return results
 
 

@@ -6,54 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.compute import Transpose
-from accel.cpu.kernels.blas import finish, scale
-from accel.cpu.kernels.precision import WORKSPACE, blocks, wider
+from accel.cpu.kernels.precision import blocks, wider
 from accel.cpu.views import Array, array
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["axpy", "dot", "gemv", "nrm2", "scal"]
+__all__ = ["axpy", "dot", "nrm2", "scal"]
 
 # Temporaries of this size stay in the second-level cache.
 _CACHE = 1 << 18
 _TINY, _HUGE = 1e-280, 1e300
-
-
-@np.errstate(all="ignore")
-def gemv(
-    transpose: Transpose,
-    m: int,
-    n: int,
-    alpha: complex,
-    a: int,
-    lda: int,
-    x: int,
-    incx: int,
-    beta: complex,
-    y: int,
-    incy: int,
-    dtype: np.dtype[Any],
-) -> None:
-    """Compute ``y = alpha * op(A) @ x + beta * y`` for a column-major m x n matrix A. The summed side may be 0."""
-    size = dtype.itemsize
-    plain = transpose is Transpose.NONE
-    rows, columns = (m, n) if plain else (n, m)
-    out = _vector(y, rows, incy, dtype)
-    if columns == 0 or alpha == 0:
-        scale(out, beta)
-        return
-    matrix = array(a, (rows, columns), dtype, (size, lda * size) if plain else (lda * size, size))
-    wide = wider(dtype)
-    vector = _vector(x, columns, incx, dtype).astype(wide)
-    conjugated = transpose is Transpose.CONJUGATE and dtype.kind == "c"
-    if conjugated:
-        # conj(M) @ x == conj(M @ conj(x)): the vector is conjugated, not the matrix.
-        np.conjugate(vector, out=vector)
-    for part in blocks(rows, columns * wide.itemsize, WORKSPACE if wide is not dtype else 1 << 62):
-        product = np.matmul(matrix[part].astype(wide, copy=False), vector)
-        finish(out[part], np.conjugate(product) if conjugated else product, alpha, beta)
 
 
 @np.errstate(all="ignore")

@@ -1,0 +1,108 @@
+"""Actors alone: ask, tell, spawn."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from accel import Actor, ActorContext, System
+from accel.cli.bench.measure import awaited
+from accel.cli.bench.suite import Bench, Case
+
+if TYPE_CHECKING:
+    from accel.cli.bench.measure import Samples
+
+__all__ = ["CASES"]
+
+
+class Echo(Actor[int, int]):
+    """Answers with the message."""
+
+    async def receive(self, message: int, context: ActorContext) -> int:
+        """Answer."""
+        return message
+
+
+class Counter(Actor[int, None]):
+    """Counts messages down, and says when the last has come."""
+
+    def __init__(self, finished: asyncio.Event) -> None:
+        self._finished = finished
+
+    async def receive(self, message: int, context: ActorContext) -> None:
+        """Note the last one, which is 0."""
+        if not message:
+            self._finished.set()
+
+
+async def _bare_future() -> None:
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+    loop.call_soon(future.set_result, None)
+    await future
+
+
+async def _ask(bench: Bench) -> None:
+    count = bench.scale(2000, 500)
+    async with System("bench") as system:
+        echo = await system.spawn(Echo)
+        subjects = {"accel": awaited(lambda: echo.ask(1), count), "bare future": awaited(_bare_future, count)}
+        results = await bench.compare("ask round trip", subjects)
+    bench.report.hold("P12", results["accel"].median / results["bare future"].median)
+
+
+async def _tell(bench: Bench) -> None:
+    messages, count = 1000, bench.scale(20, 5)
+    async with System("bench") as system:
+        finished = asyncio.Event()
+        counter = await system.spawn(Counter, finished)
+
+        async def tell(samples: Samples) -> None:
+            for _ in range(count):
+                finished.clear()
+                began = time.perf_counter()
+                for message in range(messages - 1, -1, -1):
+                    counter.tell(message)
+                await finished.wait()
+                samples.add(time.perf_counter() - began, messages)
+
+        queue: asyncio.Queue[int] = asyncio.Queue(messages)
+
+        async def reader() -> None:
+            while await queue.get():
+                pass
+
+        async def plain(samples: Samples) -> None:
+            for _ in range(count):
+                task = asyncio.create_task(reader())
+                await asyncio.sleep(0)
+                began = time.perf_counter()
+                for message in range(messages - 1, -1, -1):
+                    queue.put_nowait(message)
+                await task
+                samples.add(time.perf_counter() - began, messages)
+
+        await bench.compare("mailbox hop, 1000 tells", {"accel": tell, "asyncio.Queue": plain})
+
+
+async def _spawn(bench: Bench) -> None:
+    count = bench.scale(200, 50)
+    async with System("bench") as system:
+
+        async def actor() -> None:
+            await (await system.spawn(Echo)).stop()
+
+        async def nothing() -> None: ...
+
+        async def task() -> Any:
+            return await asyncio.create_task(nothing())
+
+        await bench.compare("spawn and stop", {"accel": awaited(actor, count), "create_task": awaited(task, count)})
+
+
+CASES = (
+    Case("ask", "actor ask round trip against a bare future", _ask, ("P12",)),
+    Case("tell", "mailbox hop by tell", _tell),
+    Case("spawn", "spawn and stop an actor", _spawn),
+)

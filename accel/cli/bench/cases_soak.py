@@ -1,0 +1,89 @@
+"""A million ops: does anything grow?"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from accel import AccelRef, Device, System
+from accel.cli.bench.measure import Samples, live_objects, resident_bytes
+from accel.cli.bench.suite import Bench, Case
+
+__all__ = ["CASES"]
+
+_TASKS = 8
+_OPS = 10
+
+
+@dataclass(slots=True)
+class _Load:
+    """One client's data; nothing of it changes size."""
+
+    device: Device
+    host: np.ndarray[Any, Any]
+    sums: np.ndarray[Any, Any]
+    weights: AccelRef
+
+    async def run(self, times: int) -> None:
+        """Run ``_OPS`` ops of most kinds, ``times`` times."""
+        device, weights = self.device, self.weights
+        for _ in range(times):
+            x = await device.put(self.host)
+            h = await device.blas.gemm(x, weights)
+            h = await device.elementwise.unary("relu", h)
+            h = await device.elementwise.binary("add", h, x)
+            total = await device.reduce("sum", h, axis=1)
+            await device.get(total, out=self.sums)
+            await device.blas.gemm(x, weights, out=h, timeout=60.0)
+            async with device.batch() as batch:
+                y = batch.blas.gemm(h, weights)
+                y = batch.elementwise.unary("relu", y)
+                batch.reduce("sum", y, axis=0)
+
+
+async def _run(loads: list[_Load], ops: int, samples: Samples) -> None:
+    """Run ``ops`` ops in groups, from all clients at once; one sample for each group."""
+    times = 25
+    group_ops = times * _OPS * len(loads)
+    for _ in range(max(1, ops // group_ops)):
+        began = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for load in loads:
+                group.create_task(load.run(times))
+        samples.add(time.perf_counter() - began, group_ops)
+
+
+async def _soak(bench: Bench) -> None:
+    ops = bench.scale(1_000_000, 100_000)
+    samples = Samples()
+    async with System("bench") as system:
+        device = await system.open_device(bench.spec)
+        loads = []
+        for _ in range(_TASKS):
+            host, weights = bench.rng.standard_normal((2, 8, 8), dtype=np.float32)
+            loads.append(_Load(device, host, np.empty(8, np.float32), await device.put(weights)))
+        # Caches fill and pools reach their size.
+        await _run(loads, ops // 20, Samples())
+        objects, own = live_objects()
+        resident = resident_bytes()
+        used = device.info().memory.used
+        await _run(loads, ops, samples)
+        after = live_objects()
+        grown = (resident_bytes() - resident) / 2**20
+        device_bytes = device.info().memory.used - used
+    bench.report.add(f"{samples.ops} mixed ops from {_TASKS} tasks", "accel", samples)
+    details = {"ops": samples.ops, "objects": after[0] - objects, "accel_objects": after[1] - own, "device_bytes": device_bytes}
+    if bench.quick:
+        details["note"] = "quick: fewer ops than the budget's 1e6"
+    bench.report.hold("P13", max(0.0, grown), also=after[1] <= own and device_bytes <= 0 and after[0] - objects <= _NOISE, **details)
+
+
+_NOISE = 100
+"""Objects that the interpreter, the loop and numpy may keep more than before, over any number of ops: caches, not leaks."""
+
+
+CASES = (Case("soak", "growth of memory and of live objects", _soak, ("P13",)),)

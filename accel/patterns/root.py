@@ -1,0 +1,99 @@
+"""A task group that may be opened in one task and closed in another, as fixtures and lifespans do: a task of its own holds it open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any
+
+import anyio
+
+from accel._log import get_logger
+
+__all__ = ["RootTask"]
+
+logger = get_logger()
+
+_GRACE = 1.0
+"""Seconds that tasks get to end after they were cancelled, before closing gives up on them."""
+
+
+class RootTask:
+    """Owns the tasks of one object, and their end. Tasks start with empty context variables.
+
+    Parameters
+    ----------
+    name
+        Of the task that holds the group, for logs and debuggers.
+    ended
+        Called when no task runs any more, however that came about.
+
+    Attributes
+    ----------
+    loop : asyncio.AbstractEventLoop
+        The loop it was made on.
+    """
+
+    def __init__(self, name: str, ended: Callable[[], None]) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._name = name
+        self._ended = ended
+        self._ready: asyncio.Future[None] = self.loop.create_future()
+        self._finished: asyncio.Future[None] = self.loop.create_future()
+        self._group = asyncio.TaskGroup()
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Start the task, and return once it can take others."""
+        self._task = self.loop.create_task(self._live(), name=self._name, context=Context())
+        await asyncio.shield(self._ready)
+
+    def start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run ``work`` in a task of the group."""
+        self._group.create_task(work, name=name, context=Context())
+
+    def finish(self) -> None:
+        """Say that nothing more will be started: the root ends once all tasks have. Idempotent."""
+        if not self._finished.done():
+            self._finished.set_result(None)
+
+    async def join(self, timeout: float) -> None:
+        """Wait until the root has ended; after ``timeout`` seconds cancel what runs, and a second later leave it behind, with a logged error.
+
+        Cancelling ends the patience, not the wait: tasks are cancelled at once, and the cancellation goes on when they have ended.
+        """
+        if self._task is None:
+            return
+        deadline = self.loop.time() + timeout
+        hurried = False
+        cancelled: asyncio.CancelledError | None = None
+        with anyio.CancelScope(shield=True):
+            while not self._task.done():
+                try:
+                    done, _ = await asyncio.wait({self._task}, timeout=max(0.0, deadline - self.loop.time()))
+                except asyncio.CancelledError as error:
+                    cancelled, done = error, set()
+                if done:
+                    break
+                if hurried and cancelled is None:
+                    logger.error("tasks_left_behind", root=self._name)
+                    break
+                if not hurried:
+                    hurried = True
+                    deadline = self.loop.time() + _GRACE
+                    self._task.cancel()
+        if cancelled is not None:
+            raise cancelled
+
+    async def _live(self) -> None:
+        try:
+            async with self._group:
+                self._ready.set_result(None)
+                await self._finished
+        except BaseExceptionGroup as errors:
+            logger.exception("root_failed", root=self._name, error=errors)
+        except (KeyboardInterrupt, SystemExit):
+            pass  # it left through the loop already, from the task that raised it
+        finally:
+            self._ended()
