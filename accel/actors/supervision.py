@@ -109,7 +109,8 @@ class RestartStrategy:
         if earlier == 0:
             return 0.0
         shortest, longest = self.backoff
-        low = min(longest, math.ldexp(shortest, min(earlier - 1, 64)))
+        first = shortest or longest / 64  # nothing, doubled, would stay nothing
+        low = min(longest, math.ldexp(first, min(earlier - 1, 64)))
         return rng.uniform(low, min(longest, 2 * low))
 
 

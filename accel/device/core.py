@@ -81,6 +81,8 @@ class DeviceCore:
         Submissions that have left the queue and wait for a context.
     rebuild_seconds, faulted_at : float
         How long the last rebuild took (or a first guess), and when the last fault surfaced.
+    next_buffer : callable
+        Returns a buffer number that was never used before, in any generation.
     recording : dict
         Buffer -> batch, for refs of batches that have not ended.
     """
@@ -113,11 +115,7 @@ class DeviceCore:
         self._paced = (time.perf_counter(), 0, 1e-4)
         self.device: Any = None
         self._tokens: weakref.WeakValueDictionary[int, AccelRef] = weakref.WeakValueDictionary()
-        self._buffers = itertools.count(1)
-
-    def next_buffer(self) -> int:
-        """Return a buffer number that was never used before, in any generation."""
-        return next(self._buffers)
+        self.next_buffer: Callable[[], int] = itertools.count(1).__next__
 
     # -- guards
 

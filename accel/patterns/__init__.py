@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from accel.patterns.batcher import DynamicBatcher, Recovering
+from accel.patterns.batcher import DynamicBatcher
 from accel.patterns.requests import BatcherStatistics
+from accel.patterns.runner import Recovering
 
 __all__ = ["BatcherStatistics", "DynamicBatcher", "Recovering"]

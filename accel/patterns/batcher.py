@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from asyncio import _get_running_loop
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import Context
-from itertools import repeat
-from types import TracebackType
-from typing import Any, Generic, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar
 
 from accel.errors import (
     AccelError,
@@ -21,24 +17,21 @@ from accel.errors import (
     MailboxFullError,
     NotInitializedError,
 )
-from accel.patterns.outcome import is_worth_a_retry, own_instance
 from accel.patterns.requests import BatcherStatistics, Counters, Request, RequestQueue
 from accel.patterns.root import RootTask
+from accel.patterns.runner import BatchRunner, Recovering
 
-__all__ = ["DynamicBatcher", "Recovering"]
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from types import TracebackType
+
+__all__ = ["DynamicBatcher"]
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _WAITERS = 16
 """How many times the queue's length may wait for room in it: the queue of waiters has a bound too."""
-
-
-class Recovering(Protocol):
-    """What a batcher needs of a device: to learn when its next context is ready. :class:`accel.Device` is one."""
-
-    def generations(self) -> AsyncIterator[int]:
-        """Yield the generation as soon as the device is ready, then every new one."""
 
 
 class DynamicBatcher(Generic[T, R]):
@@ -107,19 +100,17 @@ class DynamicBatcher(Generic[T, R]):
         _check_seconds("close_timeout", close_timeout)
         if overload not in ("wait", "reject"):
             raise InvalidArgumentError(f"overload is {overload!r}", remedy="Use 'wait' or 'reject'.")
-        self._handler = handler
         self._max_items = max_items
         self._max_delay = max_delay
         self._max_pending = max_pending
         self._max_in_flight = max_in_flight
         self._size = size
         self._idempotent = idempotent
-        self._device = device
         self._close_timeout = close_timeout
         self._queue = RequestQueue(max_pending, _WAITERS * max_pending if overload == "wait" else 0)
         self._counters = Counters()
+        self._runner = BatchRunner(handler, device, self._counters)
         self._in_flight = 0
-        self._seconds_per_item = 1e-3
         self._state: Literal["new", "open", "closing", "closed"] = "new"
         self._loop: asyncio.AbstractEventLoop | None = None
         self._root: RootTask | None = None
@@ -173,7 +164,7 @@ class DynamicBatcher(Generic[T, R]):
         for handle in (self._turn, self._alarm):
             if handle is not None:
                 handle.cancel()
-        self._fail(
+        self._runner.fail(
             self._queue.clear(), ClosedError("the batcher was closed before the item was launched", remedy="Allow more close_timeout.")
         )
 
@@ -272,7 +263,7 @@ class DynamicBatcher(Generic[T, R]):
         self._counters.rejected += 1
         return MailboxFullError(
             f"the batcher has {self._queue.queued} items queued and {self._queue.waiting} waiting for room",
-            retry_after=max(0.001, self._seconds_per_item * self._max_pending / 2),
+            retry_after=max(0.001, self._runner.seconds_per_item / self._max_in_flight * self._max_pending / 2),
         )
 
     def _not_open(self) -> AccelError:
@@ -337,94 +328,15 @@ class DynamicBatcher(Generic[T, R]):
     async def _serve(self, batch: list[Request]) -> None:
         """Carry one batch to its end: the body of its task."""
         try:
-            while batch:
-                again = await self._attempt(batch)
-                if again and self._device is not None:
-                    await self._recovered(again)
-                batch = again
+            await self._runner.run(batch)
         except BaseException:  # cancelled, by closing or by the handler itself; or the program ends
-            self._fail(batch, self._cut_short())
+            self._runner.fail(batch, self._cut_short())
             raise
         finally:
             self._in_flight -= 1
             if self._turn is None and self._loop is not None and self._state != "closed":
                 # After the callers of this batch, who are to run now and may have their next items ready.
                 self._turn = self._loop.call_soon(self._launch, context=Context())
-
-    async def _attempt(self, batch: list[Request]) -> list[Request]:
-        """Call the handler, answer, and return what is to be tried again."""
-        wanted = [request for request in batch if not request.future.done()]
-        if not wanted:
-            return []
-        counters, items = self._counters, 0
-        for request in wanted:
-            items += request.size
-            request.is_launched = True
-            if request.is_retried:
-                counters.retried += 1
-        counters.batches += 1
-        counters.items += items
-        began = time.perf_counter()
-        try:
-            results = await self._handler([request.item for request in wanted])
-        except Exception as error:
-            return self._settle(wanted, repeat(error, len(wanted)))
-        self._seconds_per_item += 0.2 * ((time.perf_counter() - began) / items / self._max_in_flight - self._seconds_per_item)
-        try:
-            given = len(results)
-        except TypeError:
-            given = -1
-        if given != len(wanted):
-            what = f"{given} results" if given >= 0 else f"a {type(results).__name__}"
-            wrong = InvalidArgumentError(
-                f"the handler returned {what} for {len(wanted)} items", remedy="Return one result, or exception, per item, in order."
-            )
-            return self._settle(wanted, repeat(wrong, len(wanted)))
-        return self._settle(wanted, results)
-
-    def _settle(self, batch: list[Request], results: Any) -> list[Request]:
-        """Tell the callers, and return the requests that are to be tried again."""
-        again: list[Request] = []
-        given: set[int] = set()
-        answered = 0
-        for request, result in zip(batch, results, strict=True):
-            future = request.future
-            if future.done():
-                continue
-            if not isinstance(result, Exception):
-                answered += 1
-                future.set_result(result)
-            elif request.is_idempotent and not request.is_retried and is_worth_a_retry(result):
-                request.is_retried = True
-                again.append(request)
-            else:
-                self._counters.failed += 1
-                future.set_exception(own_instance(result, given))
-        self._counters.answered += answered
-        return again
-
-    async def _recovered(self, batch: list[Request]) -> None:
-        """Wait until the device is ready; if that will not happen any more, fail the batch."""
-        assert self._device is not None, "there is a device to wait for"
-        generations = self._device.generations()
-        try:
-            await anext(generations)
-        except StopAsyncIteration:
-            self._fail(batch, ClosedError("the device was closed before the item could be tried again"))
-        except Exception as error:
-            self._fail(batch, error)
-        finally:
-            # An iterator that is dropped in the middle would be closed by a task that nobody waits for.
-            close = getattr(generations, "aclose", None)
-            if close is not None:
-                await close()
-
-    def _fail(self, batch: list[Request], error: Exception) -> None:
-        given: set[int] = set()
-        for request in batch:
-            if not request.future.done():
-                self._counters.failed += 1
-                request.future.set_exception(own_instance(error, given))
 
     def _cut_short(self) -> AccelError:
         if self._state == "open":

@@ -99,7 +99,7 @@ class Request:
 
     __slots__ = ("future", "is_idempotent", "is_launched", "is_retried", "item", "since", "size", "timer")
 
-    def __init__(self, item: Any, size: int, future: asyncio.Future[Any], since: float, is_idempotent: bool) -> None:  # noqa: FBT001 - hot path
+    def __init__(self, item: Any, size: int, future: asyncio.Future[Any], since: float, is_idempotent: bool) -> None:
         self.item = item
         self.size = size
         self.future = future

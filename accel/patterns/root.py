@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from contextvars import Context
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from accel._log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
 
 __all__ = ["RootTask"]
 

@@ -684,9 +684,15 @@ async def test_a_thread_that_hangs_is_left_behind_and_named(caplog: pytest.LogCa
     monkeypatch.setattr("accel.actors.system._GRACE", 0.01)
     gate = threading.Event()
     async with ActorSystem(close_timeout=0, workers=1) as system:
-        running = asyncio.create_task(system.run_blocking(gate.wait, 10))
+        started = asyncio.Event()
+
+        def hang() -> bool:
+            system.loop.call_soon_threadsafe(started.set)
+            return gate.wait(10)
+
+        running = asyncio.create_task(system.run_blocking(hang))
         queued = asyncio.create_task(system.run_blocking(int))
-        await turns()
+        await started.wait()
 
     assert "threads_left_behind" in caplog.text
     assert "accel-worker-0" in caplog.text

@@ -181,5 +181,5 @@ def live_objects(package: str = "accel") -> tuple[int, int]:
         gc.collect()
     objects = gc.get_objects()
     prefix = f"{package}."
-    own = sum(1 for thing in objects if (type(thing).__module__ or "").startswith(prefix))
+    own = sum(1 for thing in objects if str(type(thing).__module__).startswith(prefix))
     return len(objects), own

@@ -1,0 +1,90 @@
+"""Fixtures for all tests: reproducible randomness, what a test must not leave behind, and the event loops that are supported."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import uvloop
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine
+
+_PATIENCE = 10.0
+_OURS = ("/memfd:", "anon_inode:", "socket:", "pipe:")
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """Fresh random numbers; the seed is shown when the test fails."""
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")
+    return np.random.default_rng(seed)
+
+
+def _descriptors() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:  # the descriptor that listed the directory
+            continue
+        if target.startswith(_OURS):
+            found[fd] = target
+    return found
+
+
+def _threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("accel-")}
+
+
+@pytest.fixture
+async def nothing_left() -> AsyncIterator[None]:
+    """Fail a test that leaves threads of ours, tasks or descriptors behind."""
+    threads, descriptors, tasks = _threads(), _descriptors(), asyncio.all_tasks()
+    yield
+    left_tasks = {task.get_name() for task in asyncio.all_tasks() - tasks - {asyncio.current_task()}}
+    assert not left_tasks, f"tasks left behind: {sorted(left_tasks)}"
+    deadline = time.monotonic() + _PATIENCE
+    for thread in _threads() - threads:
+        # Abandoned threads end by themselves, once what they ran has ended.
+        thread.join(max(0.0, deadline - time.monotonic()))
+    left = sorted(thread.name for thread in _threads() - threads)
+    assert not left, f"threads left behind: {left}"
+    opened = {fd: target for fd, target in _descriptors().items() if descriptors.get(fd) != target}
+    assert not opened, f"descriptors left open: {opened}"
+
+
+def _debug_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    loop.set_debug(True)
+    return loop
+
+
+def _eager_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    loop.set_task_factory(getattr(asyncio, "eager_task_factory"))  # noqa: B009 - Python 3.12 has it
+    return loop
+
+
+_LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio-debug": _debug_loop, "uvloop": uvloop.new_event_loop}
+if sys.version_info >= (3, 12):
+    _LOOPS["eager"] = _eager_loop
+
+
+@pytest.fixture(params=list(_LOOPS))
+def run_on_loop(request: pytest.FixtureRequest) -> Callable[[Callable[[], Coroutine[Any, Any, None]]], None]:
+    """Run a coroutine function on each kind of event loop."""
+
+    def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        with asyncio.Runner(loop_factory=_LOOPS[request.param]) as runner:
+            runner.run(main())
+
+    return run

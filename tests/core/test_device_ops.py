@@ -1,0 +1,215 @@
+"""Every op of every library computes what numpy computes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import sliding_window_view
+
+import accel
+from accel import ops
+from accel.compute import BinaryOp, ReduceOp, Transpose, UnaryOp
+from tests.device_support import Array, failure, opened
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+UNARY: dict[UnaryOp, Callable[[Array], Array]] = {
+    UnaryOp.RELU: lambda x: np.maximum(x, 0),
+    UnaryOp.SIGMOID: lambda x: 1 / (1 + np.exp(-x)),
+    UnaryOp.TANH: np.tanh,
+    UnaryOp.EXP: np.exp,
+    UnaryOp.LOG: np.log,
+    UnaryOp.SQRT: np.sqrt,
+    UnaryOp.ABS: np.abs,
+    UnaryOp.NEG: np.negative,
+}
+BINARY: dict[BinaryOp, Callable[[Array, Array], Array]] = {
+    BinaryOp.ADD: np.add,
+    BinaryOp.SUB: np.subtract,
+    BinaryOp.MUL: np.multiply,
+    BinaryOp.DIV: np.divide,
+    BinaryOp.MAX: np.maximum,
+    BinaryOp.MIN: np.minimum,
+}
+
+
+@pytest.fixture
+async def device() -> AsyncIterator[accel.Device]:
+    async with opened() as device:
+        yield device
+
+
+def applied(array: Array, how: Transpose) -> Array:
+    return {Transpose.NONE: array, Transpose.TRANSPOSE: array.T, Transpose.CONJUGATE: array.conj().T}[how]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
+@pytest.mark.parametrize("transpose_a", list(Transpose))
+@pytest.mark.parametrize("transpose_b", list(Transpose))
+async def test_gemm(device: accel.Device, rng: np.random.Generator, dtype: str, transpose_a: Transpose, transpose_b: Transpose) -> None:
+    def random(*shape: int) -> Array:
+        values = rng.standard_normal(shape) + (1j * rng.standard_normal(shape) if dtype.startswith("c") else 0)
+        return values.astype(dtype)
+
+    m, n, k = 5, 3, 4
+    a = random(*((m, k) if transpose_a is Transpose.NONE else (k, m)))
+    b = random(*((k, n) if transpose_b is Transpose.NONE else (n, k)))
+    old = random(m, n)
+    refs = await device.put(a), await device.put(b), await device.put(old)
+    product = applied(a, transpose_a) @ applied(b, transpose_b)
+    result = await device.blas.gemm(*refs[:2], transpose_a=transpose_a, transpose_b=transpose_b, alpha=0.5)
+    np.testing.assert_allclose(await device.get(result), 0.5 * product, rtol=1e-4, atol=1e-5)
+    same = await device.blas.gemm(*refs[:2], out=refs[2], beta=2.0, transpose_a=transpose_a, transpose_b=transpose_b)
+    assert same is refs[2]
+    np.testing.assert_allclose(await device.get(same), product + 2 * old, rtol=1e-4, atol=1e-5)
+
+
+async def test_gemm_of_half_precision_rounds_once(device: accel.Device, rng: np.random.Generator) -> None:
+    for dtype in (np.float16, ml_dtypes.bfloat16):
+        a, b = rng.standard_normal((8, 16)).astype(dtype), rng.standard_normal((16, 8)).astype(dtype)
+        got = await device.get(await device.blas.gemm(await device.put(a), await device.put(b)))
+        assert got.dtype == dtype
+        np.testing.assert_allclose(got.astype(np.float64), a.astype(np.float64) @ b.astype(np.float64), rtol=0.02, atol=0.02)
+
+
+async def test_gemm_with_empty_dimensions(device: accel.Device) -> None:
+    for m, k, n in ((0, 3, 2), (2, 0, 3), (3, 2, 0), (0, 0, 0)):
+        a, b = await device.zeros((m, k)), await device.zeros((k, n))
+        got = await device.get(await device.blas.gemm(a, b))
+        np.testing.assert_array_equal(got, np.zeros((m, n), np.float32))
+
+
+async def test_vectors_and_batches_of_matrices(device: accel.Device, rng: np.random.Generator) -> None:
+    a, x = rng.standard_normal((4, 6)), rng.standard_normal(6)
+    y, stack = rng.standard_normal(6), rng.standard_normal((3, 6, 5))
+    ra, rx, ry, rs = [await device.put(v) for v in (a, x, y, stack)]
+    close = np.testing.assert_allclose
+    close(await device.get(await device.blas.gemv(ra, rx)), a @ x)
+    close(await device.get(await device.blas.gemv(ra, await device.blas.gemv(ra, rx), transpose_a=True)), a.T @ (a @ x))
+    close(await device.get(await device.blas.dot(rx, ry)), x @ y)
+    close(await device.get(await device.blas.nrm2(rx)), np.linalg.norm(x))
+    close(await device.get(await device.blas.gemm_batched(ra, rs)), a @ stack)
+    close(await device.get(await device.blas.gemm_batched(rs, rs, transpose_a=True)), stack.transpose(0, 2, 1) @ stack)
+    assert await device.blas.axpy(rx, ry, alpha=3.0) is ry
+    close(await device.get(ry), y + 3 * x)
+    assert await device.blas.scal(rx, -2.0) is rx
+    close(await device.get(rx), -2 * x)
+
+
+@pytest.mark.parametrize("op", list(UnaryOp), ids=lambda op: op.value)
+async def test_unary(device: accel.Device, rng: np.random.Generator, op: UnaryOp) -> None:
+    x = rng.uniform(0.1, 3, (7, 3)).astype(np.float32)
+    ref = await device.put(x)
+    np.testing.assert_allclose(await device.get(await device.elementwise.unary(op.value, ref)), UNARY[op](x), rtol=1e-5)
+    assert await device.elementwise.unary(op, ref, out=ref) is ref
+    np.testing.assert_allclose(await device.get(ref), UNARY[op](x), rtol=1e-5)
+
+
+@pytest.mark.parametrize("op", list(BinaryOp), ids=lambda op: op.value)
+async def test_binary(device: accel.Device, rng: np.random.Generator, op: BinaryOp) -> None:
+    x, y = rng.standard_normal((2, 5, 4))
+    rx, ry = await device.put(x), await device.put(y)
+    np.testing.assert_allclose(await device.get(await device.elementwise.binary(op.value, rx, ry)), BINARY[op](x, y))
+    await device.elementwise.binary(op, rx, ry, out=rx)
+    np.testing.assert_allclose(await device.get(rx), BINARY[op](x, y))
+
+
+@pytest.mark.parametrize("op", list(ReduceOp), ids=lambda op: op.value)
+@pytest.mark.parametrize("axis", [None, 0, 1, -1])
+@pytest.mark.parametrize("keepdims", [False, True])
+async def test_reduce(device: accel.Device, rng: np.random.Generator, op: ReduceOp, axis: int | None, keepdims: bool) -> None:
+    x = rng.standard_normal((3, 4, 5))
+    got = await device.get(await device.reduce(op.value, await device.put(x), axis=axis, keepdims=keepdims))
+    np.testing.assert_allclose(got, getattr(np, op.value)(x, axis=axis, keepdims=keepdims))
+
+
+async def test_conv2d(device: accel.Device, rng: np.random.Generator) -> None:
+    x, w = rng.standard_normal((2, 3, 9, 8)), rng.standard_normal((4, 3, 3, 2))
+    padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (2, 2)))
+    windows = sliding_window_view(padded, (3, 2), axis=(2, 3))[:, :, ::2, ::3]
+    expected = np.einsum("ncpqrs,kcrs->nkpq", windows, w)
+    got = await device.get(await device.dnn.conv2d(await device.put(x), await device.put(w), stride=(2, 3), padding=(1, 2)))
+    np.testing.assert_allclose(got, expected)
+
+
+@pytest.mark.parametrize("causal", [False, True, "bottom_right"])
+async def test_attention(device: accel.Device, rng: np.random.Generator, causal: Any) -> None:
+    q, k, v = rng.standard_normal((2, 2, 3, 4)), rng.standard_normal((2, 2, 5, 4)), rng.standard_normal((2, 2, 5, 4))
+    scores = 0.7 * q @ k.swapaxes(2, 3)
+    if causal:
+        scores[:, :, np.arange(5)[None, :] > np.arange(3)[:, None] + (2 if causal == "bottom_right" else 0)] = -np.inf
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    expected = weights / weights.sum(axis=-1, keepdims=True) @ v
+    refs = [await device.put(each) for each in (q, k, v)]
+    np.testing.assert_allclose(await device.get(await device.dnn.attention(*refs, scale=0.7, causal=causal)), expected)
+
+
+async def test_run_takes_any_op(device: accel.Device, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((3, 3))
+    ref = await device.run(ops.Put(x))
+    out = await device.run(ops.Gemm(ref, ref), timeout=10)
+    np.testing.assert_allclose(await device.get(out), x @ x)
+    target = np.empty_like(x)
+    assert await device.run(ops.Get(out, target)) is target
+    np.testing.assert_allclose(target, x @ x)
+
+
+async def test_operands_that_do_not_fit_are_refused_before_anything_is_sent() -> None:
+    plan = accel.testing.FaultPlan()
+    async with opened(plan) as device:
+        a, b, v = await device.zeros((2, 3)), await device.zeros((2, 3)), await device.zeros(4)
+        wide, count = await device.zeros((2, 3), "float64"), plan.count
+        for wrong in (
+            lambda: device.blas.gemm(a, b),
+            lambda: device.blas.gemm(a, wide, transpose_b=True),
+            lambda: device.blas.gemm(a, b, transpose_b=True, beta=1.0),
+            lambda: device.blas.gemm(a, b, transpose_b=True, out=a),
+            lambda: device.blas.gemm(a, b, transpose_b=True, alpha=1j),
+            lambda: device.elementwise.binary("add", a, v),
+            lambda: device.reduce("sum", a, axis=2),
+            lambda: device.reduce("sum", a, axis=0, out=v),
+            lambda: device.copy(a, v),
+            lambda: device.copy(a, a),
+            lambda: device.full((2,), "many", "float32"),
+            lambda: device.zeros((-1, 2)),
+            lambda: device.zeros((2, 2), "object"),
+        ):
+            await failure(wrong(), accel.InvalidArgumentError)
+        for wrong_now in (
+            lambda: device.elementwise.unary("cube", a),
+            lambda: device.reduce("median", a),
+            lambda: device.blas.gemm(a, b, transpose_b="maybe"),
+        ):
+            with pytest.raises(accel.InvalidArgumentError):
+                await wrong_now()
+        error = await failure(device.blas.gemm(np.zeros((2, 2)), a), accel.InvalidArgumentError)  # type: ignore[arg-type]
+        assert "device.put" in str(error)
+        assert plan.count == count
+
+
+async def test_dtype_that_an_op_does_not_take_is_unsupported(device: accel.Device) -> None:
+    x = await device.zeros((2, 2), "int32")
+    error = await failure(device.blas.gemm(x, x), accel.UnsupportedError)
+    assert error.op == "gemm"
+    assert "float32" in str(error)
+
+
+async def test_library_or_kernel_that_is_not_there_is_unsupported(device: accel.Device) -> None:
+    class Strange(ops.Empty):
+        library = "astrology"
+        kind = "horoscope"
+
+    class Odd(ops.Empty):
+        kind = "odd"
+
+    for op in (Strange((2,), accel.DType.FLOAT32), Odd((2,), accel.DType.FLOAT32)):
+        error = await failure(device.run(op), accel.UnsupportedError)
+        assert error.op == op.kind
+    assert device.info().in_flight == 0
+    np.testing.assert_array_equal(await device.get(await device.zeros(2)), np.zeros(2, np.float32))

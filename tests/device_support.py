@@ -1,0 +1,91 @@
+"""What the tests of devices share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import pytest
+
+import accel
+from accel.testing import FaultPlan
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+PATIENCE = 20.0
+"""Seconds until a wait that should end has failed."""
+
+Array = np.ndarray[Any, Any]
+E = TypeVar("E", bound=BaseException)
+T = TypeVar("T")
+
+
+async def until(condition: Callable[[], object], what: str = "the condition") -> None:
+    """Let the loop turn until ``condition`` holds."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} never came true"
+        await asyncio.sleep(0)
+
+
+async def turns(count: int = 40) -> None:
+    """Let everything run that needs nothing but turns of the loop."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def bounded(awaitable: Awaitable[T]) -> T:
+    """Await what must end."""
+    async with asyncio.timeout(PATIENCE):
+        return await awaitable
+
+
+async def failure(awaitable: Awaitable[Any], kind: type[E]) -> E:
+    """Return the error of exactly ``kind`` that ``awaitable`` ends with."""
+    with pytest.raises(kind) as caught:
+        await bounded(awaitable)
+    assert type(caught.value) is kind, repr(caught.value)
+    return caught.value
+
+
+def task(awaitable: Awaitable[T]) -> asyncio.Future[T]:
+    """Start awaiting in a task."""
+    return asyncio.ensure_future(awaitable)
+
+
+async def cancelled(future: asyncio.Future[Any]) -> None:
+    """Cancel a task and see it end so, at once."""
+    future.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await bounded(future)
+
+
+@contextlib.asynccontextmanager
+async def opened(faults: FaultPlan | None = None, *, close_timeout: float = PATIENCE, **options: Any) -> AsyncIterator[accel.Device]:
+    """Open a CPU device in a system of its own; hangs end before it closes."""
+    async with accel.System(close_timeout=close_timeout) as system:
+        try:
+            yield await system.open_device("cpu", faults=faults, **options)
+        finally:
+            if faults is not None:
+                faults.release()
+
+
+async def in_flight(device: accel.Device, count: int) -> None:
+    """Wait until so many ops are on the device."""
+    await until(lambda: device.info().in_flight == count, f"{count} in flight")
+    await turns()
+
+
+async def generation(device: accel.Device, number: int) -> None:
+    """Wait until a generation is ready."""
+    await until(lambda: device.generation >= number and device.state is accel.DeviceState.READY, f"generation {number}")
+
+
+def used(device: accel.Device) -> int:
+    """Return the bytes held by live buffers."""
+    return device.info().memory.used
