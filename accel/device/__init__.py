@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from accel.device.batch import Batch
-from accel.device.core import FaultSource
 from accel.device.device import Device
 from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo
 from accel.device.libraries import Blas, Dnn, Elementwise, Reduce
 from accel.device.lifecycle import DeviceState
+from accel.device.options import FaultSource
 from accel.device.system import System
 
 __all__ = [

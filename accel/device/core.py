@@ -10,12 +10,9 @@ import uuid
 import weakref
 from asyncio import _get_running_loop  # it knows of threads and forks, and does not raise
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any
 
 from accel._log import get_logger
-from accel.actors import RestartStrategy
-from accel.completion import CompletionStrategy
 from accel.device.lifecycle import DeviceState, Lifecycle
 from accel.errors import AccelError, ClosedError, InvalidArgumentError, StaleRefError
 
@@ -23,41 +20,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from accel.actors import ActorSystem
-    from accel.backend import AccelBackend, DeviceDescription, Injection
+    from accel.backend import AccelBackend, DeviceDescription
     from accel.device.batch import Batch
     from accel.device.info import DeviceInfo
+    from accel.device.options import DeviceOptions
     from accel.dtype import DType
     from accel.ref import AccelRef, AccelToken
 
-__all__ = ["DeviceCore", "DeviceOptions", "FaultSource"]
+__all__ = ["DeviceCore"]
 
 
 logger = get_logger()
-
-
-class FaultSource(Protocol):
-    """What brings faults about on purpose; :class:`accel.testing.FaultPlan` is one."""
-
-    def take(self, kind: str) -> Injection | AccelError | None:
-        """Count one op of this kind and return what shall happen to it."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceOptions:
-    """The options of ``open_device``, checked. See :meth:`accel.System.open_device`."""
-
-    host: Literal["inline"] = "inline"
-    completion: CompletionStrategy = field(kw_only=True)
-    lanes: int | None = None
-    """How many lanes the kernel actors share; ``None`` gives each its own."""
-    libraries: tuple[str, ...] = ()
-    memory_limit: int | None = None
-    pending_limit: int = 1024
-    max_in_flight: int = 512
-    overload: Literal["wait", "reject"] = "wait"
-    restart: RestartStrategy = field(default_factory=RestartStrategy)
-    faults: FaultSource | None = None
-    debug: bool = False
 
 
 class DeviceCore:

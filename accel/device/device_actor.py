@@ -52,6 +52,7 @@ class DeviceActor(Actor[Submission, None]):
             if (
                 message.generation != core.live_generation
                 or context_of_day is None
+                or context_of_day.fault is not None
                 or context_of_day.in_flight >= core.options.max_in_flight
                 or message.future.done()
                 or not context_of_day.dispatch_now(message)

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import TYPE_CHECKING, Any, Literal
 
 from accel.actors import ActorSystem, RestartStrategy
 from accel.backend import find_device
-from accel.completion import CompletionStrategy, resolve_strategy
 from accel.device.context_actor import ContextActor
-from accel.device.core import DeviceCore, DeviceOptions, FaultSource
+from accel.device.core import DeviceCore
 from accel.device.device import Device
 from accel.device.device_actor import DeviceActor
-from accel.device.kernels import LIBRARIES
+from accel.device.options import FaultSource, check_options
 from accel.device.sender import Sender
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.hosts import InlineHost
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from accel.completion import CompletionStrategy
 
 __all__ = ["System"]
 
@@ -101,29 +101,15 @@ class System(ActorSystem):
         ClosedError
             If the system is closed, or this is not its loop.
         """
-        if host == "process" or standby != "none":
-            what = "host='process'" if host == "process" else f"standby={standby!r}"
-            raise UnsupportedError(f"{what} is not offered in this release", remedy="Use host='inline' and standby='none'.")
-        if host not in ("auto", "inline"):
-            raise InvalidArgumentError(f"host is {host!r}", remedy="Use 'auto' or 'inline'.")
-        options = DeviceOptions(
-            completion=resolve_strategy(completion),
-            lanes=_lanes(streams),
-            libraries=_libraries(libraries),
-            memory_limit=_positive("memory_limit", memory_limit, optional=True),
-            pending_limit=_positive("pending_limit", pending_limit) or 1,
-            max_in_flight=_positive("max_in_flight", max_in_flight) or 1,
-            overload=_overload(overload),
-            restart=restart if restart is not None else RestartStrategy(),
-            faults=faults,
-            debug=bool(debug),
+        _check_host(host, standby)
+        options = check_options(
+            completion, streams, libraries, memory_limit, pending_limit, max_in_flight, overload, restart, faults, debug=debug
         )
         backend, description = await self.run_blocking(find_device, spec)
         core = DeviceCore(self, backend, description, options, self._shared)
         inline = InlineHost(ContextActor, core, options.restart)
         self._opened += 1
-        name = f"{core.name}" if self._opened == 1 else f"{core.name}#{self._opened}"
-        actor = await self.spawn(DeviceActor, core, inline, name=name, mailbox_size=options.pending_limit)
+        actor = await self.spawn(DeviceActor, core, inline, name=f"{core.name}#{self._opened}", mailbox_size=options.pending_limit)
         device = Device(core, Sender(core, actor.mailbox), inline, actor)
         core.device = device
         self._devices = [*self.devices, device]
@@ -140,34 +126,11 @@ class System(ActorSystem):
                 task.cancel()
 
 
-def _lanes(streams: str) -> int | None:
-    if streams == "per_actor":
-        return None
-    if streams == "single":
-        return 1
-    match = re.fullmatch(r"pooled\(([1-9]\d*)\)", streams) if isinstance(streams, str) else None
-    if match is None:
-        raise InvalidArgumentError(f"streams is {streams!r}", remedy="Use 'per_actor', 'single' or 'pooled(n)'.")
-    return int(match[1])
-
-
-def _libraries(names: Iterable[str]) -> tuple[str, ...]:
-    wanted = (names,) if isinstance(names, str) else tuple(names)
-    for name in wanted:
-        if name not in LIBRARIES:
-            raise InvalidArgumentError(f"there is no library {name!r}", remedy=f"Use some of {', '.join(LIBRARIES)}.")
-    return wanted
-
-
-def _positive(name: str, value: int | None, *, optional: bool = False) -> int | None:
-    if value is None and optional:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidArgumentError(f"{name} is {value!r}", remedy="Give a positive int.")
-    return value
-
-
-def _overload(value: Literal["wait", "reject"]) -> Literal["wait", "reject"]:
-    if value not in ("wait", "reject"):
-        raise InvalidArgumentError(f"overload is {value!r}", remedy="Use 'wait' or 'reject'.")
-    return value
+def _check_host(host: str, standby: str) -> None:
+    if host == "process" or standby in ("imports", "context"):
+        what = "host='process'" if host == "process" else f"standby={standby!r}"
+        raise UnsupportedError(f"{what} is not offered in this release", remedy="Use host='inline' and standby='none'.")
+    if host not in ("auto", "inline"):
+        raise InvalidArgumentError(f"host is {host!r}", remedy="Use 'auto' or 'inline'.")
+    if standby != "none":
+        raise InvalidArgumentError(f"standby is {standby!r}", remedy="Use 'none'.")

@@ -89,6 +89,18 @@ def test_backend_is_found_and_describes_this_machine() -> None:
         backend.open(1)
 
 
+def test_backend_describes_machines_that_tell_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr("builtins.open", refuse)
+    monkeypatch.setattr("os.sysconf", refuse)
+    (description,) = CpuBackend().devices()
+    assert description.name
+    assert description.uuid.startswith("CPU-")
+    assert description.memory == 0
+
+
 def test_small_work_runs_at_once_on_the_callers_thread(device: CpuDevice) -> None:
     stream = device.create_stream()
     threads: list[threading.Thread] = []

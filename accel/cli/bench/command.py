@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from accel import InvalidArgumentError
 from accel.backend import find_device
-from accel.cli.bench import cases_actors, cases_data, cases_device, cases_recovery, cases_soak, cases_waiting
+from accel.cli.bench import cases_actors, cases_batcher, cases_data, cases_device, cases_recovery, cases_soak, cases_waiting
 from accel.cli.bench.budgets import BUDGETS
 from accel.cli.bench.report import Report, describe_machine
 from accel.cli.bench.suite import Bench, Case, choose
@@ -28,6 +28,7 @@ CASES: tuple[Case, ...] = (
     *cases_data.CASES,
     *cases_waiting.CASES,
     *cases_recovery.CASES,
+    *cases_batcher.CASES,
     *cases_soak.CASES,
 )
 """All cases, in the order in which they run."""

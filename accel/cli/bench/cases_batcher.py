@@ -1,0 +1,96 @@
+"""Many clients, few batches: the dynamic batcher against the same batches called in a bare loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from accel import System
+from accel.cli.bench.measure import called
+from accel.cli.bench.suite import Bench, Case
+from accel.patterns import DynamicBatcher
+
+if TYPE_CHECKING:
+    from accel import AccelRef, Device
+    from accel.cli.bench.measure import Samples
+
+__all__ = ["CASES"]
+
+_CLIENTS = 256
+_FEATURES, _HIDDEN, _CLASSES = 784, 512, 10
+
+Array = np.ndarray[Any, Any]
+
+
+class _Model:
+    """A classifier of small images with one hidden layer, on the device and in numpy."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.first = (rng.standard_normal((_FEATURES, _HIDDEN)) / _FEATURES**0.5).astype(np.float32)
+        self.last = (rng.standard_normal((_HIDDEN, _CLASSES)) / _HIDDEN**0.5).astype(np.float32)
+        self.device: Device
+        self.weights: tuple[AccelRef, AccelRef]
+
+    async def load(self, device: Device) -> None:
+        self.device = device
+        self.weights = await device.put(self.first), await device.put(self.last)
+
+    async def on_device(self, items: list[Array]) -> list[int]:
+        """Classify a batch as a service does."""
+        first, last = self.weights
+        async with self.device.batch() as batch:
+            h = batch.elementwise.unary("relu", batch.blas.gemm(batch.put(np.stack(items)), first))
+            scores = batch.blas.gemm(h, last)
+        return (await self.device.get(scores)).argmax(axis=1).tolist()  # type: ignore[no-any-return]
+
+    def bare(self, items: list[Array]) -> list[int]:
+        """Classify a batch without actors, devices or awaits."""
+        h = np.stack(items) @ self.first
+        np.maximum(h, 0, out=h)
+        return (h @ self.last).argmax(axis=1).tolist()  # type: ignore[no-any-return]
+
+
+async def _batcher(bench: Bench) -> None:
+    per_client = bench.scale(20, 5)
+    model = _Model(bench.rng)
+    images = list(bench.rng.random((_CLIENTS, _FEATURES), dtype=np.float32))
+    async with System("bench") as system:
+        await model.load(await system.open_device(bench.spec))
+        if await model.on_device(images) != model.bare(images):
+            raise AssertionError("the device and numpy classify differently")
+        async with DynamicBatcher(model.on_device, max_items=_CLIENTS, max_pending=2 * _CLIENTS) as batcher:
+
+            async def client(image: Array, times: array[float]) -> None:
+                for _ in range(per_client):
+                    began = time.perf_counter()
+                    await batcher.submit(image)
+                    times.append(time.perf_counter() - began)
+
+            async def serve(samples: Samples) -> None:
+                times: array[float] = array("d")
+                began = time.perf_counter()
+                async with asyncio.TaskGroup() as group:
+                    for image in images:
+                        group.create_task(client(image, times))
+                samples.add_overlapped(times, time.perf_counter() - began)
+
+            async def loop(samples: Samples) -> None:
+                for _ in range(per_client):
+                    began = time.perf_counter()
+                    await model.on_device(images)
+                    samples.add(time.perf_counter() - began, _CLIENTS)
+
+            subjects = {"batcher": serve, "bare loop, device": loop, "bare loop, numpy": called(lambda: model.bare(images), per_client, _CLIENTS)}
+            results = await bench.compare(f"classify one image, {_CLIENTS} clients", subjects)
+            mean = batcher.statistics().mean_batch
+    rates = {name: samples.rate for name, samples in results.items()}
+    bench.report.hold(
+        "batcher", rates["batcher"] / rates["bare loop, numpy"], against_device_loop=round(rates["batcher"] / rates["bare loop, device"], 3), mean_batch=round(mean, 1)
+    )
+
+
+CASES = (Case("batcher", "DynamicBatcher at 256 clients against a bare loop", _batcher, ("batcher",)),)

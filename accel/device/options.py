@@ -1,0 +1,129 @@
+"""The options of ``open_device``, checked once: honoured or rejected, never ignored."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from accel.actors import RestartStrategy
+from accel.completion import CompletionStrategy, resolve_strategy
+from accel.device.kernels import LIBRARIES
+from accel.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from accel.backend import Injection
+    from accel.errors import AccelError
+
+__all__ = ["DeviceOptions", "FaultSource", "check_options"]
+
+
+class FaultSource(Protocol):
+    """What brings faults about on purpose; :class:`accel.testing.FaultPlan` is one."""
+
+    def take(self, kind: str) -> Injection | AccelError | None:
+        """Count one op of this kind and return what shall happen to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOptions:
+    """The options of ``open_device``, checked. See :meth:`accel.System.open_device`."""
+
+    completion: CompletionStrategy
+    lanes: int | None
+    """How many lanes the kernel actors share; ``None`` gives each its own."""
+    libraries: tuple[str, ...]
+    memory_limit: int | None
+    pending_limit: int
+    max_in_flight: int
+    overload: Literal["wait", "reject"]
+    restart: RestartStrategy
+    faults: FaultSource | None
+    debug: bool
+
+
+def check_options(
+    completion: str | CompletionStrategy,
+    streams: str,
+    libraries: Iterable[str],
+    memory_limit: int | None,
+    pending_limit: int,
+    max_in_flight: int,
+    overload: Literal["wait", "reject"],
+    restart: RestartStrategy | None,
+    faults: FaultSource | None,
+    *,
+    debug: bool,
+) -> DeviceOptions:
+    """Return the options if each is what :meth:`accel.System.open_device` says.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If one is not; it says which, and what would do.
+    """
+    return DeviceOptions(
+        completion=resolve_strategy(completion),
+        lanes=_lanes(streams),
+        libraries=_libraries(libraries),
+        memory_limit=None if memory_limit is None else _positive("memory_limit", memory_limit),
+        pending_limit=_positive("pending_limit", pending_limit),
+        max_in_flight=_positive("max_in_flight", max_in_flight),
+        overload=_overload(overload),
+        restart=_restart(restart),
+        faults=_faults(faults),
+        debug=_flag("debug", debug),
+    )
+
+
+def _lanes(streams: str) -> int | None:
+    if streams == "per_actor":
+        return None
+    if streams == "single":
+        return 1
+    match = re.fullmatch(r"pooled\(([1-9]\d*)\)", streams) if isinstance(streams, str) else None
+    if match is None:
+        raise InvalidArgumentError(f"streams is {streams!r}", remedy="Use 'per_actor', 'single' or 'pooled(n)'.")
+    return int(match[1])
+
+
+def _libraries(names: Iterable[str]) -> tuple[str, ...]:
+    wanted = (names,) if isinstance(names, str) else tuple(names)
+    for name in wanted:
+        if name not in LIBRARIES:
+            raise InvalidArgumentError(f"there is no library {name!r}", remedy=f"Use some of {', '.join(LIBRARIES)}.")
+    return wanted
+
+
+def _positive(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidArgumentError(f"{name} is {value!r}", remedy="Give a positive int.")
+    return value
+
+
+def _overload(value: Literal["wait", "reject"]) -> Literal["wait", "reject"]:
+    if value not in ("wait", "reject"):
+        raise InvalidArgumentError(f"overload is {value!r}", remedy="Use 'wait' or 'reject'.")
+    return value
+
+
+def _restart(value: RestartStrategy | None) -> RestartStrategy:
+    if value is None:
+        return RestartStrategy()
+    if not isinstance(value, RestartStrategy):
+        raise InvalidArgumentError(f"restart is {value!r}", remedy="Give an accel.RestartStrategy.")
+    return value
+
+
+def _faults(value: FaultSource | None) -> FaultSource | None:
+    if value is not None and not callable(getattr(value, "take", None)):
+        raise InvalidArgumentError(f"faults is {value!r}", remedy="Give an accel.testing.FaultPlan.")
+    return value
+
+
+def _flag(name: str, value: bool) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidArgumentError(f"{name} is {value!r}", remedy="Give True or False.")
+    return value
