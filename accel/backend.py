@@ -123,7 +123,10 @@ class AccelStream(Protocol):
         """Write ``pattern`` (1, 2, 4, 8 or 16 bytes) ``count`` times."""
 
     def launch_host_function(self, function: HostFunction) -> None:
-        """Call ``function`` once everything enqueued so far has ended. After a fault it is never called."""
+        """Call ``function`` once everything enqueued so far has ended; after a fault it is never called.
+
+        The stream keeps the function alive until it was called or the stream is closed.
+        """
 
     def synchronize(self) -> None:
         """Block this thread until everything enqueued so far has ended, releasing the GIL; raises the context's fault."""

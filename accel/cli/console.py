@@ -46,7 +46,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 
 def _is_number(text: str) -> bool:
-    return not text or text[0].isdigit() or text[0] in "-+<>" and text[1:2].isdigit() or text in ("-", "n/a")
+    return not text or text[0].isdigit() or (text[0] in "-+<>" and text[1:2].isdigit()) or text in ("-", "n/a")
 
 
 def _rich_table(title: str, columns: Sequence[str], right: Sequence[bool]) -> tuple[Any, Any] | None:

@@ -77,20 +77,23 @@ def checks() -> Iterator[Check]:
     yield Check("system", "ok", f"{platform.system()} {platform.release()} {platform.machine()}, {_cores()}")
     for distribution in CORE:
         version = version_of(distribution)
-        yield Check(distribution, "ok", version) if version else Check(distribution, "failed", "not installed", f"pip install {distribution}")
+        yield (
+            Check(distribution, "ok", version) if version else Check(distribution, "failed", "not installed", f"pip install {distribution}")
+        )
     yield from _kernel_features()
     for extra, modules in EXTRAS.items():
         yield _extra(extra, tuple(modules.values()))
     version = version_of("uvloop")
-    yield Check("uvloop", "ok", version) if version else Check("uvloop", "missing", "optional: a faster event loop", install_command("uvloop"))
+    yield (
+        Check("uvloop", "ok", version)
+        if version
+        else Check("uvloop", "missing", "optional: a faster event loop", install_command("uvloop"))
+    )
     yield from _backends()
 
 
 def _python() -> Check:
-    text = f"{platform.python_version()} ({platform.python_implementation()}) at {sys.executable}"
-    if sys.version_info < (3, 11):
-        return Check("python", "failed", text, "Use Python 3.11 or later.")
-    return Check("python", "ok", text)
+    return Check("python", "ok", f"{platform.python_version()} ({platform.python_implementation()}) at {sys.executable}")
 
 
 def _cores() -> str:
@@ -131,7 +134,12 @@ def _kernel_features() -> Iterator[Check]:
         try:
             probe()
         except Exception as error:
-            yield Check(name, "missing", f"{type(error).__name__}: {error}; {use}", "Use Linux 5.4 or later, and allow the call in the sandbox's seccomp filter.")
+            yield Check(
+                name,
+                "missing",
+                f"{type(error).__name__}: {error}; {use}",
+                "Use Linux 5.4 or later, and allow the call in the sandbox's seccomp filter.",
+            )
         else:
             yield Check(name, "ok", "works")
 
@@ -151,4 +159,6 @@ def _of_self_test(test: SelfTest) -> Check:
     times = ", ".join(f"{step} {milliseconds:.1f} ms" for step, milliseconds in test.steps.items())
     if test.is_ok:
         return Check("self-test cpu", "ok", times)
-    return Check("self-test cpu", "failed", test.failure, "This is a bug, or a broken numpy: report it with the output of `accel doctor --json`.")
+    return Check(
+        "self-test cpu", "failed", test.failure, "This is a bug, or a broken numpy: report it with the output of `accel doctor --json`."
+    )

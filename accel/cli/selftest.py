@@ -87,7 +87,11 @@ async def _trip(spec: str, steps: dict[str, float]) -> None:
     done("close")
 
 
-def _compare(result: np.ndarray[tuple[int, ...], np.dtype[np.float32]], a: np.ndarray[tuple[int, ...], np.dtype[np.float32]], b: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> None:
+def _compare(
+    result: np.ndarray[tuple[int, ...], np.dtype[np.float32]],
+    a: np.ndarray[tuple[int, ...], np.dtype[np.float32]],
+    b: np.ndarray[tuple[int, ...], np.dtype[np.float32]],
+) -> None:
     expected = a.astype(np.float64) @ b.astype(np.float64)
     if not np.allclose(result, expected, rtol=1e-4, atol=1e-3):
         raise AssertionError("the device computed a wrong product")

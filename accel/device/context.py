@@ -98,7 +98,7 @@ class Context:
         submission itself got wrong is raised; so is, with nothing sent, that the context is gone.
         """
         if submission.outputs is None:
-            while not self.dispatch_now(submission):
+            while not submission.is_settled and not self.dispatch_now(submission):
                 await self._provide(submission, 0)
             return
         ops = submission.ops

@@ -88,6 +88,7 @@ class DeviceActor(Actor[Submission, None]):
             try:
                 if context.in_flight >= limit:
                     await context.wait_for_room(1)
+                    continue  # its caller may have gone in the meantime
                 await context.dispatch(submission)
             except AccelError:
                 # A context that died with the submission unsent is no fault of the submission: the next one will do.

@@ -94,7 +94,7 @@ def _rule(error: AccelError, device: Device | None) -> _Rule:
 
 def _retry_after(error: AccelError) -> str:
     seconds = error.retry_after if isinstance(error, MailboxFullError) else None
-    return str(max(1, math.ceil(min(seconds or 0, _LONGEST_WAIT)))))
+    return str(max(1, math.ceil(min(seconds or 0, _LONGEST_WAIT))))
 
 
 def error_answer(error: AccelError, device: Device | None) -> Answer:

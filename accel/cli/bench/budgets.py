@@ -45,7 +45,9 @@ def holds(value: float, limit: float | None, better: Literal["lower", "higher"])
 
 BUDGETS: dict[str, Budget] = {
     "P1": Budget("await an empty kernel, against raw launch + synchronize", 3.0, 1.8, needs=NEEDS_CUDA),
-    "P2": Budget("empty kernels from 64 tasks, op/s against CuPy RawKernel + launch_host_func", 2.5, 4.0, better="higher", needs=NEEDS_CUDA),
+    "P2": Budget(
+        "empty kernels from 64 tasks, op/s against CuPy RawKernel + launch_host_func", 2.5, 4.0, better="higher", needs=NEEDS_CUDA
+    ),
     "P3": Budget("64 tiny kernels in a batch, launches/s against the raw rate", 0.4, 0.7, better="higher", needs=NEEDS_CUDA),
     "P3-graph": Budget("await a graph replay, over raw graph launch + synchronize", 25.0, 12.0, "us", needs=NEEDS_CUDA),
     "P4": Budget("1 ms and 5 ms kernels, time added", 80.0, 25.0, "us", needs=NEEDS_CUDA),

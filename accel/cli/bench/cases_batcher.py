@@ -84,12 +84,19 @@ async def _batcher(bench: Bench) -> None:
                     await model.on_device(images)
                     samples.add(time.perf_counter() - began, _CLIENTS)
 
-            subjects = {"batcher": serve, "bare loop, device": loop, "bare loop, numpy": called(lambda: model.bare(images), per_client, _CLIENTS)}
+            subjects = {
+                "batcher": serve,
+                "bare loop, device": loop,
+                "bare loop, numpy": called(lambda: model.bare(images), per_client, _CLIENTS),
+            }
             results = await bench.compare(f"classify one image, {_CLIENTS} clients", subjects)
             mean = batcher.statistics().mean_batch
     rates = {name: samples.rate for name, samples in results.items()}
     bench.report.hold(
-        "batcher", rates["batcher"] / rates["bare loop, numpy"], against_device_loop=round(rates["batcher"] / rates["bare loop, device"], 3), mean_batch=round(mean, 1)
+        "batcher",
+        rates["batcher"] / rates["bare loop, numpy"],
+        against_device_loop=round(rates["batcher"] / rates["bare loop, device"], 3),
+        mean_batch=round(mean, 1),
     )
 
 

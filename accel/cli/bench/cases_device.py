@@ -107,7 +107,9 @@ async def _tasks(bench: Bench) -> None:
         async def gemm() -> AccelRef:
             return await device.blas.gemm(x, y)
 
-        await bench.compare("gemm 8x8 from 64 tasks", {"accel": together(gemm, tasks, count), "numpy + future": together(bare, tasks, count)})
+        await bench.compare(
+            "gemm 8x8 from 64 tasks", {"accel": together(gemm, tasks, count), "numpy + future": together(bare, tasks, count)}
+        )
 
 
 CASES = (

@@ -1,4 +1,4 @@
-"""A million ops: does anything grow?"""
+"""A million ops, and whether anything grows."""
 
 from __future__ import annotations
 
@@ -76,7 +76,12 @@ async def _soak(bench: Bench) -> None:
         grown = (resident_bytes() - resident) / 2**20
         device_bytes = device.info().memory.used - used
     bench.report.add(f"{samples.ops} mixed ops from {_TASKS} tasks", "accel", samples)
-    details = {"ops": samples.ops, "objects": after[0] - objects, "accel_objects": after[1] - own, "device_bytes": device_bytes}
+    details: dict[str, Any] = {
+        "ops": samples.ops,
+        "objects": after[0] - objects,
+        "accel_objects": after[1] - own,
+        "device_bytes": device_bytes,
+    }
     if bench.quick:
         details["note"] = "quick: fewer ops than the budget's 1e6"
     bench.report.hold("P13", max(0.0, grown), also=after[1] <= own and device_bytes <= 0 and after[0] - objects <= _NOISE, **details)

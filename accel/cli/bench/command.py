@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accel import InvalidArgumentError
+from accel import InvalidArgumentError, UnsupportedError
 from accel.backend import find_device
 from accel.cli.bench import cases_actors, cases_batcher, cases_data, cases_device, cases_recovery, cases_soak, cases_waiting
 from accel.cli.bench.budgets import BUDGETS
@@ -18,6 +17,7 @@ from accel.cli.bench.suite import Bench, Case, choose
 from accel.cli.console import print_table, progress, quiet_log
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
 
 __all__ = ["CASES", "add_arguments", "measure", "run"]
@@ -36,7 +36,9 @@ CASES: tuple[Case, ...] = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("--json", metavar="FILE", help="write the report as JSON; - is standard output (the tables then go to standard error)")
+    parser.add_argument(
+        "--json", metavar="FILE", help="write the report as JSON; - is standard output (the tables then go to standard error)"
+    )
     parser.add_argument("--backend", default="cpu", metavar="SPEC", help="device to measure (default: %(default)s)")
     parser.add_argument("--only", default="", metavar="NAMES", help="cases or budgets, separated by commas: P5,P12")
     parser.add_argument("--quick", action="store_true", help="fewer ops and rounds; numbers are rougher, and P13 runs 1e5 ops")
@@ -52,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     Returns
     -------
     int
-        0; with ``--check``, 1 if a budget is broken. 2 if a case is not known.
+        0. 1 if a case could not be measured; with ``--check``, also if a budget is broken. 2 if a case is not known.
     """
     if arguments.list:
         return _list()
@@ -71,15 +73,23 @@ def run(arguments: argparse.Namespace) -> int:
     with quiet_log(), asyncio.Runner(loop_factory=factory) as runner:
         runner.run(measure(bench, cases))
     _write(bench.report, arguments.json)
+    if bench.report.failures:
+        return 1
     return 1 if arguments.check and not bench.report.is_ok else 0
 
 
 async def measure(bench: Bench, cases: Sequence[Case]) -> None:
-    """Run cases one after the other, with progress on standard error."""
+    """Run cases one after the other, with progress on standard error. A case that fails is noted in the report, and the rest goes on."""
     with progress(len(cases)) as shown:
         for case in cases:
             shown.begin(case.title)
-            await case.run(bench)
+            try:
+                await case.run(bench)
+            except UnsupportedError as error:
+                bench.report.skipped[case.name] = str(error)
+            except Exception as error:
+                # The other cases' numbers are worth having all the same.
+                bench.report.failures[case.name] = f"{type(error).__name__}: {error}"
             shown.end()
 
 

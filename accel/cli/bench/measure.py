@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import statistics
 import time
 from array import array
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 __all__ = ["CpuMeter", "Meter", "Samples", "awaited", "called", "compare", "live_objects", "resident_bytes", "together"]
 
@@ -24,14 +25,17 @@ class Samples:
         Ops that were run.
     seconds : float
         Wall time, which is less than the sum of ``times`` where ops overlapped.
+    rates : list of float
+        Ops per second of each round.
     """
 
-    __slots__ = ("ops", "seconds", "times")
+    __slots__ = ("ops", "rates", "seconds", "times")
 
     def __init__(self) -> None:
         self.times: array[float] = array("d")
         self.ops = 0
         self.seconds = 0.0
+        self.rates: list[float] = []
 
     def add(self, seconds: float, ops: int = 1) -> None:
         """Add the time of one op, or the mean of several that were timed as one."""
@@ -59,8 +63,15 @@ class Samples:
 
     @property
     def rate(self) -> float:
-        """Ops per second of wall time."""
+        """Ops per second of wall time: of the median round, which a disturbed one does not move; overall where there were no rounds."""
+        if self.rates:
+            return statistics.median(self.rates)
         return self.ops / self.seconds if self.seconds > 0 else 0.0
+
+    def end_round(self, ops: int, seconds: float) -> None:
+        """Note the rate of the round that began when there were ``ops`` ops and ``seconds`` seconds."""
+        if self.seconds > seconds:
+            self.rates.append((self.ops - ops) / (self.seconds - seconds))
 
 
 Meter: TypeAlias = Callable[[Samples], Awaitable[None]]
@@ -136,7 +147,9 @@ async def compare(subjects: Mapping[str, Meter], rounds: int, *, warm_up: int = 
             samples = results[name] if turn >= 0 else Samples()
             # Garbage of one subject is not to be collected at the cost of another.
             gc.collect()
+            ops, seconds = samples.ops, samples.seconds
             await meter(samples)
+            samples.end_round(ops, seconds)
     return results
 
 
@@ -152,7 +165,7 @@ class CpuMeter:
         self.cpu = 0.0
         self.wall = 0.0
 
-    def __enter__(self) -> CpuMeter:
+    def __enter__(self) -> Self:
         self.wall, self.cpu = -time.perf_counter(), -time.process_time()
         return self
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import math
 import os
 import platform
@@ -55,12 +55,13 @@ class Ratio:
 
 @dataclass(slots=True)
 class Report:
-    """All rows and ratios of a run."""
+    """All rows and ratios of a run; which cases this device cannot run, and which went wrong."""
 
     machine: dict[str, Any]
     rows: list[Row] = field(default_factory=list)
     ratios: dict[str, Ratio] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
 
     def add(self, case: str, subject: str, samples: Samples) -> Row:
         """Add a row for what was sampled."""
@@ -112,6 +113,8 @@ class Report:
             print_table("", ("budget", "what", "value", "must", "goal", "verdict"), verdicts, stream=stream)
         for name, reason in self.skipped.items():
             print(f"not run: {name}: {reason}", file=stream)
+        for name, reason in self.failures.items():
+            print(f"FAILED: {name}: {reason}", file=stream)
 
 
 def _verdict_line(name: str, ratio: Ratio) -> Sequence[str]:
@@ -130,7 +133,7 @@ def _round(value: float) -> float:
 def describe_machine(**more: Any) -> dict[str, Any]:
     """Return what the numbers depend on."""
     return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "implementation": platform.python_implementation(),
         "system": f"{platform.system()} {platform.release()}",

@@ -5,16 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from accel import InvalidArgumentError
 from accel.cli.bench.budgets import BUDGETS
 from accel.cli.bench.measure import Meter, Samples, compare
-
-if TYPE_CHECKING:
-    from accel.cli.bench.report import Report
+from accel.cli.bench.report import Report
 
 __all__ = ["Bench", "Case", "choose"]
 

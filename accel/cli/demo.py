@@ -1,0 +1,245 @@
+"""``python -m accel demo``: real digits served by supervised actors, through a fault in front of your eyes, and every answer checked."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+import numpy as np
+
+import accel
+from accel.cli.console import quiet_log
+from accel.cli.digits import Digits, Model, load_digits
+from accel.cli.progress import ServingProgress
+from accel.cli.traffic import Traffic, Witness
+from accel.patterns import DynamicBatcher
+from accel.testing import FaultPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from accel.patterns import BatcherStatistics
+
+__all__ = ["DemoReport", "add_arguments", "run"]
+
+_ACCURACY = 0.93
+"""Fraction of held-out digits that must be told right."""
+
+_TIE = 1e-4
+"""How far below the best a score may be for its label to count as the same answer: the device rounds to float32, the reference does not."""
+
+_LOST_SHOWN = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the demo's options to a parser."""
+    parser.add_argument(
+        "--device", default="auto", help="what to open: auto, cpu, cuda, cuda:1 or a UUID (default: %(default)s, the best there is)"
+    )
+    parser.add_argument(
+        "--host", choices=("auto", "inline", "process"), default="auto", help="where the context lives (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--requests", type=_positive, default=20_000, metavar="N", help="single-image requests to serve (default: %(default)s)"
+    )
+    parser.add_argument("--clients", type=_positive, default=256, metavar="N", help="tasks that send them (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the split, the model and the order of requests (default: %(default)s)")
+    parser.add_argument("--no-fault", action="store_true", help="leave out the fault in the middle")
+    parser.add_argument(
+        "--json", metavar="FILE", help="write the numbers to FILE, or with - to standard output (the text goes to standard error)"
+    )
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class DemoReport:
+    """What a run of the demo found; ``--json`` writes it.
+
+    Parameters
+    ----------
+    device, backend, host
+        What served.
+    requests, answered, lost, wrong
+        How many were sent, got a label, got none, and got another label than numpy computes with the same model.
+    accuracy
+        Fraction of the answers that are the true digit; the digits were held out from fitting.
+    p50_ms, p99_ms
+        Milliseconds from sending a request to its answer.
+    requests_per_s, seconds
+        Throughput, and the time that serving took.
+    batches, mean_batch
+        Calls of the handler, and their mean size.
+    retried
+        Requests that the fault cut short and that were sent again.
+    fault_at_request, fault_to_answer_ms
+        How many requests had been launched when the fault surfaced, and the time from then to the first good answer; ``None`` without.
+    generation_before, generation_after
+        The device's.
+    ok
+        Whether nothing was lost or wrong, the accuracy is as it must be, and the fault, if there was to be one, came and was survived.
+    """
+
+    device: str
+    backend: str
+    host: str
+    requests: int
+    answered: int
+    lost: int
+    wrong: int
+    accuracy: float
+    p50_ms: float | None
+    p99_ms: float | None
+    requests_per_s: float
+    seconds: float
+    batches: int
+    mean_batch: float
+    retried: int
+    fault_at_request: int | None
+    fault_to_answer_ms: float | None
+    generation_before: int
+    generation_after: int
+    ok: bool
+
+
+async def run(arguments: argparse.Namespace) -> int:
+    """Run the demo.
+
+    Parameters
+    ----------
+    arguments
+        As :func:`add_arguments` defines them.
+
+    Returns
+    -------
+    int
+        0: every request was answered and right. 1: not so. 2: an option or an installation that cannot be served; it was said which.
+
+    Notes
+    -----
+    Cancelling closes the batcher and the device, and raises.
+    """
+    target = arguments.json
+    out = sys.stderr if target == "-" else sys.stdout
+    if target not in (None, "-") and not Path(target).resolve().parent.is_dir():
+        print(f"accel demo: there is no folder for {target}", file=sys.stderr)
+        return 2
+    try:
+        with quiet_log():
+            report, errors = await _demonstrate(arguments, out)
+    except (accel.UnsupportedError, accel.BackendUnavailableError) as error:
+        print(f"accel demo: {error}", file=sys.stderr)
+        return 2
+    _print(report, errors, out)
+    if target == "-":
+        print(json.dumps(asdict(report), indent=2), flush=True)
+    elif target is not None:
+        Path(target).write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
+    return 0 if report.ok else 1
+
+
+async def _demonstrate(arguments: argparse.Namespace, out: TextIO) -> tuple[DemoReport, list[Exception]]:
+    _say(out, "importing scikit-learn for its handwritten digits")
+    # On the loop's thread, where nothing else runs yet: an interrupt in the middle of an import would break the module, here it waits for its end.
+    digits = load_digits(arguments.seed)
+    plan = None if arguments.no_fault else FaultPlan()
+    async with accel.System() as system:
+        device = await system.open_device(arguments.device, host=arguments.host, libraries=("blas", "elementwise"), faults=plan)
+        info = device.info()
+        _say(out, f"opened {info.name} ({info.host} host, generation {info.generation})")
+        began = time.perf_counter()
+        model = await Model.load(device, digits, seed=arguments.seed)
+        fitted = time.perf_counter() - began
+        _say(
+            out, f"fitted {len(digits.train_labels):,} digits on the device in {fitted:.2f} s; {len(digits.held_out_labels)} were held out"
+        )
+        return await _serve(arguments, device, model, digits, plan, out)
+
+
+async def _serve(
+    arguments: argparse.Namespace, device: accel.Device, model: Model, digits: Digits, plan: FaultPlan | None, out: TextIO
+) -> tuple[DemoReport, list[Exception]]:
+    generation = device.generation
+    traffic = Traffic(digits, arguments.requests, arguments.seed)
+    _say(out, f"serving {arguments.requests:,} requests from {arguments.clients:,} clients")
+    with contextlib.ExitStack() as stack:
+        progress = stack.enter_context(ServingProgress(arguments.requests, out))
+        witness = Witness(model, plan, (arguments.requests + 1) // 2, progress.note)
+        batcher = DynamicBatcher(witness.classify, max_items=64, max_in_flight=4, idempotent=True, device=device)
+        async with batcher:
+            await traffic.run(batcher, arguments.clients, progress.advance)
+        statistics = batcher.statistics()
+    return _report(device, model, digits, traffic, witness, statistics, generation), traffic.errors
+
+
+def _report(
+    device: accel.Device, model: Model, digits: Digits, traffic: Traffic, witness: Witness, statistics: BatcherStatistics, generation: int
+) -> DemoReport:
+    info = device.info()
+    got = traffic.answers >= 0
+    answers, chosen = traffic.answers[got], traffic.chosen[got]
+    scores = model.reference(digits.held_out_images)
+    wrong = int(np.sum(scores[chosen, answers] < scores.max(axis=1)[chosen] - _TIE))
+    accuracy = float(np.mean(answers == digits.held_out_labels[chosen])) if len(answers) else 0.0
+    latencies = traffic.latencies[got]
+    lost = len(got) - len(answers)
+    return DemoReport(
+        device=info.name,
+        backend=info.backend,
+        host=info.host,
+        requests=len(got),
+        answered=len(answers),
+        lost=lost,
+        wrong=wrong,
+        accuracy=accuracy,
+        p50_ms=_percentile(latencies, 50),
+        p99_ms=_percentile(latencies, 99),
+        requests_per_s=len(answers) / traffic.seconds,
+        seconds=traffic.seconds,
+        batches=statistics.batches,
+        mean_batch=statistics.mean_batch,
+        retried=statistics.retried,
+        fault_at_request=witness.fault_at,
+        fault_to_answer_ms=None if witness.seconds_to_answer is None else witness.seconds_to_answer * 1e3,
+        generation_before=generation,
+        generation_after=info.generation,
+        ok=not lost and not wrong and accuracy >= _ACCURACY and witness.is_over,
+    )
+
+
+def _percentile(seconds: np.ndarray[tuple[int], np.dtype[np.float64]], which: float) -> float | None:
+    return float(np.percentile(seconds, which)) * 1e3 if len(seconds) else None
+
+
+def _print(report: DemoReport, errors: Sequence[Exception], out: TextIO) -> None:
+    rows = [
+        ("device", f"{report.device} ({report.backend}, {report.host} host)"),
+        ("requests answered", f"{report.answered:,} of {report.requests:,}; {report.lost} lost, {report.wrong} wrong"),
+        ("accuracy, held-out digits", f"{report.accuracy:.4f} (must be at least {_ACCURACY})"),
+        ("latency p50 / p99", "-" if report.p50_ms is None else f"{report.p50_ms:.2f} ms / {report.p99_ms:.2f} ms"),
+        ("throughput", f"{report.requests_per_s:,.0f} requests/s"),
+        ("mean batch", f"{report.mean_batch:.1f} images ({report.batches:,} batches)"),
+        ("fault to first good answer", "-" if report.fault_to_answer_ms is None else f"{report.fault_to_answer_ms:.1f} ms"),
+        ("requests retried", f"{report.retried:,}"),
+        ("generation before / after", f"{report.generation_before} / {report.generation_after}"),
+    ]
+    width = max(len(name) for name, _ in rows)
+    _say(out, "\n" + "\n".join(f"  {name:<{width}}  {value}" for name, value in rows) + "\n")
+    for error in errors[:_LOST_SHOWN]:
+        _say(out, f"lost: {type(error).__name__}: {error}")
+    _say(out, "every request was answered, and right" if report.ok else "FAILED: see above")
+
+
+def _say(out: TextIO, text: str) -> None:
+    print(text, file=out, flush=True)

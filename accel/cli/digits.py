@@ -1,0 +1,198 @@
+"""The model that the demo and the example services serve: scikit-learn's handwritten digits, told apart by a classifier fitted on the device."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from accel.errors import InvalidArgumentError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from accel import AccelRef, Device
+
+__all__ = ["PIXELS", "Digits", "Model", "load_digits"]
+
+PIXELS = 64
+"""Pixels of an image: 8 rows of 8, flattened."""
+
+_CLASSES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Digits:
+    """The 1,797 handwritten digits that scikit-learn ships, split in two.
+
+    Parameters
+    ----------
+    train_images, held_out_images
+        float32 of shape (n, 64), brightness from 0 to 1.
+    train_labels, held_out_labels
+        int64 of shape (n,), the digits 0 to 9.
+    """
+
+    train_images: NDArray[np.float32]
+    train_labels: NDArray[np.int64]
+    held_out_images: NDArray[np.float32]
+    held_out_labels: NDArray[np.int64]
+
+
+def load_digits(seed: int = 0, *, held_out: float = 0.2) -> Digits:
+    """Load the digits. Takes a second, most of it for importing scikit-learn, which is done here and nowhere else.
+
+    Parameters
+    ----------
+    seed
+        Decides which digits are held out; the same seed, the same split.
+    held_out
+        Fraction that is not for fitting.
+
+    Raises
+    ------
+    UnsupportedError
+        scikit-learn is not installed.
+    """
+    try:
+        from sklearn import datasets
+    except ModuleNotFoundError as error:
+        if error.name != "sklearn":
+            raise
+        raise UnsupportedError(
+            "the digits come with scikit-learn, which is not installed", remedy="Run: pip install 'accel-actors[cli]'"
+        ) from None
+    loaded = datasets.load_digits()
+    images = np.ascontiguousarray(loaded.data, np.float32) / np.float32(16)
+    labels = np.asarray(loaded.target, np.int64)
+    order = np.random.default_rng(seed).permutation(len(labels))
+    kept = round(len(labels) * (1 - held_out))
+    first, last = order[:kept], order[kept:]
+    return Digits(images[first], labels[first], images[last], labels[last])
+
+
+class Model:
+    """Ridge regression onto the ten classes, over random features: ``relu(image @ projection) @ weights``. Made by :meth:`load`.
+
+    The numbers live on the host too, so that they can be put on the device again after a rebuild; :meth:`predict` sees to that.
+
+    Parameters
+    ----------
+    device
+        Where it runs.
+    projection
+        float32 of shape (65, features): from pixels, and a one for the bias, to features.
+    weights
+        float32 of shape (features, 10).
+    """
+
+    def __init__(self, device: Device, projection: NDArray[np.float32], weights: NDArray[np.float32]) -> None:
+        self.device = device
+        self.projection = projection
+        self.weights = weights
+        self._refs: tuple[AccelRef, AccelRef] | None = None
+        self._putting = asyncio.Lock()
+
+    @classmethod
+    async def load(cls, device: Device, digits: Digits | None = None, *, seed: int = 0, features: int = 256, ridge: float = 0.1) -> Model:
+        """Fit the model on a device, and leave its weights there.
+
+        The features, their Gram matrix and the right-hand side are computed on the device; the small system of equations is solved on the host.
+
+        Parameters
+        ----------
+        device
+            Where to fit and to serve.
+        digits
+            What to fit; ``None`` loads them, in a thread.
+        seed
+            Of the split and of the random projection.
+        features
+            Number of random features.
+        ridge
+            How much large weights are punished.
+
+        Raises
+        ------
+        UnsupportedError
+            scikit-learn is not installed.
+        """
+        if digits is None:
+            digits = await asyncio.to_thread(load_digits, seed)
+        rng = np.random.default_rng(seed)
+        projection = rng.standard_normal((PIXELS + 1, features), np.float32) / np.float32(4)
+        # The first feature is the bias itself.
+        projection[:, 0] = 0
+        projection[PIXELS, 0] = 1
+        targets = np.where(digits.train_labels[:, None] == np.arange(_CLASSES), 1, -1).astype(np.float32)
+        async with device.batch() as batch:
+            images = batch.put(_with_bias(digits.train_images))
+            hidden = batch.blas.gemm(images, batch.put(projection))
+            batch.elementwise.unary("relu", hidden, out=hidden)
+            gram = batch.blas.gemm(hidden, hidden, transpose_a=True)
+            right = batch.blas.gemm(hidden, batch.put(targets), transpose_a=True)
+        system = (await device.get(gram)).astype(np.float64) + ridge * np.eye(features)
+        weights = np.linalg.solve(system, (await device.get(right)).astype(np.float64)).astype(np.float32)
+        model = cls(device, projection, weights)
+        await model._on_device()
+        return model
+
+    async def predict(self, images: NDArray[Any]) -> NDArray[np.int64]:
+        """Tell which digits the images show.
+
+        Parameters
+        ----------
+        images
+            Shape (n, 64), brightness from 0 to 1.
+
+        Returns
+        -------
+        numpy.ndarray
+            int64 of shape (n,).
+
+        Raises
+        ------
+        InvalidArgumentError
+            The shape is another.
+        AccelError
+            What the device raised; after a rebuild the weights are put there again by the next call.
+        """
+        rows = _with_bias(images)
+        projection, weights = await self._on_device()
+        async with self.device.batch() as batch:
+            hidden = batch.blas.gemm(batch.put(rows), projection)
+            batch.elementwise.unary("relu", hidden, out=hidden)
+            scores = batch.blas.gemm(hidden, weights)
+        return np.argmax(await self.device.get(scores), axis=1)
+
+    async def classify(self, images: list[NDArray[Any]]) -> Sequence[int]:
+        """Tell which digits single images of shape (64,) show: the handler for a :class:`~accel.patterns.DynamicBatcher`."""
+        labels: list[int] = (await self.predict(np.stack(images))).tolist()
+        return labels
+
+    def reference(self, images: NDArray[Any]) -> NDArray[np.float64]:
+        """Compute with numpy, in float64, the scores of shape (n, 10) whose largest :meth:`predict` goes by."""
+        hidden = np.maximum(_with_bias(images).astype(np.float64) @ self.projection.astype(np.float64), 0)
+        scores: NDArray[np.float64] = hidden @ self.weights.astype(np.float64)
+        return scores
+
+    async def _on_device(self) -> tuple[AccelRef, AccelRef]:
+        """Return projection and weights on the device, after putting them there if a rebuild took them away."""
+        while (refs := self._refs) is None or refs[0].is_stale or refs[1].is_stale:
+            async with self._putting:
+                if self._refs is refs:
+                    self._refs = await self.device.put(self.projection), await self.device.put(self.weights)
+        return refs
+
+
+def _with_bias(images: NDArray[Any]) -> NDArray[np.float32]:
+    """Return the images as float32 with a column of ones behind."""
+    if images.ndim != 2 or images.shape[1] != PIXELS:
+        raise InvalidArgumentError(f"the images have shape {images.shape}", remedy=f"Give shape (n, {PIXELS}).")
+    rows = np.ones((len(images), PIXELS + 1), np.float32)
+    rows[:, :PIXELS] = images
+    return rows

@@ -1,0 +1,150 @@
+"""What the demo does to the model: many clients with one image each at a time, a fault in the middle, and a witness who notes when it happened."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from accel.errors import AccelError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from accel.cli.digits import Digits, Model
+    from accel.patterns import DynamicBatcher
+    from accel.testing import FaultPlan
+
+__all__ = ["Traffic", "Witness"]
+
+
+class Witness:
+    """The batcher's handler: the model's own, with a fault planned for the batch that holds a certain request, and the times noted.
+
+    Parameters
+    ----------
+    model
+        Who classifies.
+    plan
+        Where to plan the fault; ``None`` for none.
+    at
+        Number of the request whose batch is to meet the fault, from 1.
+    note
+        Told in a line what happens.
+
+    Attributes
+    ----------
+    launched : int
+        Requests handed over so far, retries included.
+    fault_at : int or None
+        What ``launched`` was when the fault surfaced.
+    failed_batches : int
+        Batches that the fault cut short.
+    seconds_to_answer : float or None
+        From when the fault surfaced to the first good answer of the next generation.
+    """
+
+    def __init__(self, model: Model, plan: FaultPlan | None, at: int, note: Callable[[str], None]) -> None:
+        self._model = model
+        self._plan = plan
+        self._planned = plan is not None
+        self._at = at
+        self._note = note
+        self._surfaced = 0.0
+        self.launched = 0
+        self.fault_at: int | None = None
+        self.failed_batches = 0
+        self.seconds_to_answer: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is to come: no fault was planned, or it surfaced and was survived."""
+        return self._plan is None and (not self._planned or self.seconds_to_answer is not None)
+
+    async def classify(self, images: list[NDArray[np.float32]]) -> Sequence[int]:
+        """Classify a batch of single images."""
+        self.launched += len(images)
+        if self._plan is not None and self.launched >= self._at:
+            # The second op from now on: the batch has begun, and others are under way.
+            self._plan.poison_at(self._plan.count + 2)
+            self._plan = None
+        generation = self._model.device.generation
+        try:
+            labels = await self._model.classify(images)
+        except AccelError as error:
+            self._failed(error, generation)
+            raise
+        if self.fault_at is not None and self.seconds_to_answer is None and generation < self._model.device.generation:
+            self._answered()
+        return labels
+
+    def _failed(self, error: AccelError, generation: int) -> None:
+        self.failed_batches += 1
+        if self.fault_at is None and error.is_fault:
+            self._surfaced = time.perf_counter()
+            self.fault_at = self.launched
+            self._note(
+                f"fault at request {self.launched:,}: {type(error).__name__} in generation {generation}, the context is being rebuilt"
+            )
+
+    def _answered(self) -> None:
+        self.seconds_to_answer = time.perf_counter() - self._surfaced
+        self._note(f"generation {self._model.device.generation} answers, {self.seconds_to_answer * 1e3:.1f} ms after the fault")
+
+
+class Traffic:
+    """Requests for held-out digits, every digit about equally often, in random order.
+
+    Parameters
+    ----------
+    digits
+        Where the images come from.
+    requests
+        How many to send.
+    seed
+        Of the order.
+
+    Attributes
+    ----------
+    chosen, answers, latencies : numpy.ndarray
+        Per request: which held-out image; the label that came, or -1; seconds that it took, or NaN.
+    errors : list of Exception
+        What requests ended with that got no label.
+    seconds : float
+        From the first request to the last answer.
+    """
+
+    def __init__(self, digits: Digits, requests: int, seed: int) -> None:
+        self._images = list(digits.held_out_images)
+        self.chosen = np.random.default_rng(seed).permutation(np.arange(requests) % len(self._images))
+        self.answers = np.full(requests, -1, np.int64)
+        self.latencies = np.full(requests, np.nan)
+        self.errors: list[Exception] = []
+        self.seconds = 0.0
+
+    async def run(self, batcher: DynamicBatcher[NDArray[np.float32], int], clients: int, answered: Callable[[int], None]) -> None:
+        """Send all requests from ``clients`` tasks, each with one request at a time; ``answered(1)`` is called for every end."""
+        numbers = iter(range(len(self.chosen)))
+        began = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for client in range(clients):
+                group.create_task(self._client(batcher, numbers, answered), name=f"accel-demo-client-{client}")
+        self.seconds = time.perf_counter() - began
+
+    async def _client(
+        self, batcher: DynamicBatcher[NDArray[np.float32], int], numbers: Iterator[int], answered: Callable[[int], None]
+    ) -> None:
+        images, chosen = self._images, self.chosen
+        for number in numbers:
+            began = time.perf_counter()
+            try:
+                self.answers[number] = await batcher.submit(images[chosen[number]])
+            except Exception as error:
+                self.errors.append(error)
+            else:
+                self.latencies[number] = time.perf_counter() - began
+            answered(1)

@@ -1,0 +1,249 @@
+"""Ops take effect in the order in which they were sent, whatever streams they run in."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import accel
+from accel.testing import FaultPlan
+from tests.device_support import in_flight, opened, task, turns, until, used
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+STREAMS = ("per_actor", "single", "pooled(2)")
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("streams", STREAMS)
+async def test_read_after_write_across_libraries(rng: np.random.Generator, streams: str) -> None:
+    x = rng.standard_normal((6, 6))
+    plan = FaultPlan().hang_at(1, op="gemm")
+    async with opened(plan, streams=streams, libraries=("blas", "elementwise", "reduce")) as device:
+        a = await device.put(x)
+        product = await device.zeros((6, 6), "float64")
+        writing = task(device.blas.gemm(a, a, out=product))
+        await asyncio.sleep(0)
+        reading = [task(device.elementwise.unary("neg", product)), task(device.reduce("sum", product)), task(device.get(product))]
+        await in_flight(device, 4)
+        assert not any(each.done() for each in reading)
+        plan.release()
+        await writing
+        negative, total, got = [await each for each in reading]
+        np.testing.assert_allclose(got, x @ x)
+        np.testing.assert_allclose(await device.get(negative), -(x @ x))
+        np.testing.assert_allclose(await device.get(total), (x @ x).sum())
+
+
+@pytest.mark.parametrize("streams", STREAMS)
+async def test_write_after_read_across_libraries(rng: np.random.Generator, streams: str) -> None:
+    x = rng.standard_normal((6, 6))
+    plan = FaultPlan().hang_at(1, op="gemm")
+    async with opened(plan, streams=streams) as device:
+        a = await device.put(x)
+        reading = task(device.blas.gemm(a, a))
+        await asyncio.sleep(0)
+        writing = [task(device.elementwise.unary("neg", a, out=a)), task(device.put(np.zeros((6, 6)), out=a))]
+        await in_flight(device, 3)
+        assert not any(each.done() for each in writing)
+        plan.release()
+        np.testing.assert_allclose(await device.get(await reading), x @ x)
+        for each in writing:
+            await each
+        np.testing.assert_array_equal(await device.get(a), np.zeros((6, 6)))
+
+
+@pytest.mark.parametrize("streams", STREAMS)
+async def test_write_after_write_across_libraries(rng: np.random.Generator, streams: str) -> None:
+    x, y = rng.standard_normal((2, 6, 6))
+    plan = FaultPlan().hang_at(1, op="gemm")
+    async with opened(plan, streams=streams) as device:
+        a, b, out = await device.put(x), await device.put(y), await device.zeros((6, 6), "float64")
+        first = task(device.blas.gemm(a, b, out=out))
+        await asyncio.sleep(0)
+        second = task(device.elementwise.binary("add", a, b, out=out))
+        await in_flight(device, 2)
+        assert not second.done()
+        plan.release()
+        await first
+        await second
+        np.testing.assert_array_equal(await device.get(out), x + y)
+
+
+async def test_every_read_since_the_last_write_is_waited_for(rng: np.random.Generator) -> None:
+    x = rng.standard_normal((5, 5))
+    plan = FaultPlan().hang_at(1, op="gemm").hang_at(1, op="reduce")
+    async with opened(plan) as device:
+        a = await device.put(x)
+        readers = [task(device.blas.gemm(a, a)), task(device.reduce("sum", a)), task(device.elementwise.unary("abs", a))]
+        await until(readers[2].done)
+        writer = task(device.put(np.zeros((5, 5)), out=a))
+        await in_flight(device, 3)
+        plan.release()
+        await writer
+        np.testing.assert_allclose(await device.get(await readers[0]), x @ x)
+        np.testing.assert_allclose(await device.get(await readers[1]), x.sum())
+        np.testing.assert_array_equal(await device.get(await readers[2]), abs(x))
+
+
+async def test_work_that_shares_nothing_overtakes_a_stream_that_hangs(rng: np.random.Generator) -> None:
+    x = rng.standard_normal((4, 4))
+    plan = FaultPlan().hang_at(1, op="gemm")
+    async with opened(plan) as device:
+        a, b = await device.put(x), await device.put(x)
+        hanging = task(device.blas.gemm(a, a))
+        await in_flight(device, 1)
+        np.testing.assert_array_equal(await device.get(await device.elementwise.unary("neg", b)), -x)
+        np.testing.assert_array_equal(await device.get(a), x)
+        assert not hanging.done()
+        plan.release()
+        await hanging
+
+
+async def test_memory_of_a_dropped_ref_is_not_reused_under_a_running_kernel(rng: np.random.Generator) -> None:
+    n = 400
+    x = rng.standard_normal((n, n))
+    plan = FaultPlan().hang_at(1, op="reduce")
+    async with opened(plan, memory_limit=2 * MIB, libraries=("reduce",)) as device:
+        a = await device.put(x)
+        reading = task(device.reduce("sum", a, axis=0))
+        await in_flight(device, 1)
+        del a
+        # There is room for one such buffer only: the new one takes the memory of the old.
+        writing = task(device.put(np.zeros((n, n))))
+        await in_flight(device, 2)
+        assert not writing.done()
+        plan.release()
+        await writing
+        np.testing.assert_allclose(await device.get(await reading), x.sum(axis=0))
+
+
+async def test_free_takes_effect_after_ops_sent_before_it(rng: np.random.Generator) -> None:
+    x = rng.standard_normal((4, 4))
+    plan = FaultPlan().hang_at(2)
+    async with opened(plan, max_in_flight=1) as device:
+        a = await device.put(x)
+        hanging = task(device.zeros(1))
+        await in_flight(device, 1)
+        using = task(device.elementwise.unary("neg", a))
+        await asyncio.sleep(0)
+        freeing = task(device.free(a))
+        await turns()
+        assert a.is_stale
+        plan.release()
+        await hanging
+        await freeing
+        np.testing.assert_array_equal(await device.get(await using), -x)
+        del hanging, using
+        await until(lambda: used(device) == 0)
+
+
+async def test_free_that_was_cancelled_does_not_disturb_ops_sent_before_it(rng: np.random.Generator) -> None:
+    x = rng.standard_normal((4, 4))
+    plan = FaultPlan().hang_at(2)
+    async with opened(plan, max_in_flight=1) as device:
+        a = await device.put(x)
+        hanging = task(device.zeros(1))
+        await in_flight(device, 1)
+        using = [task(device.elementwise.unary("neg", a)) for _ in range(2)]
+        await asyncio.sleep(0)
+        freeing = task(device.free(a))
+        await turns()
+        freeing.cancel()
+        await turns()
+        plan.release()
+        await hanging
+        for each in using:
+            np.testing.assert_array_equal(await device.get(await each), -x)
+        del a, using, each, hanging
+        await until(lambda: used(device) == 0)
+
+
+@pytest.mark.parametrize("streams", STREAMS)
+async def test_ops_of_many_tasks_run_in_the_order_of_their_first_steps(streams: str) -> None:
+    # x -> 3x and x -> x + 1 do not commute: only the order of sending gives this result.
+    async with opened(streams=streams, max_in_flight=4, pending_limit=3) as device:
+        x, one = await device.full((), 1.0, "float64"), await device.full((), 1.0, "float64")
+        calls: list[Any] = []
+        expected = 1.0
+        for step in range(60):
+            if step % 3:
+                calls.append(task(device.elementwise.binary("add", x, one, out=x)))
+                expected += 1.0
+            else:
+                calls.append(task(device.blas.scal(x, 3.0 if step % 2 else 0.5)))
+                expected *= 3.0 if step % 2 else 0.5
+        await asyncio.gather(*calls)
+        assert float(await device.get(x)) == pytest.approx(expected, rel=1e-12)
+
+
+async def test_op_is_sent_at_the_first_step_of_its_await_and_not_before() -> None:
+    plan = FaultPlan()
+    async with opened(plan) as device:
+        x = await device.full((), 1.0)
+        later = device.blas.scal(x, 10.0)
+        await turns()
+        assert plan.count == 1
+        await device.elementwise.unary("neg", x, out=x)
+        await later
+        assert float(await device.get(x)) == -10.0
+        never = device.blas.scal(x, 10.0)
+        never.close()  # type: ignore[attr-defined]
+        assert float(await device.get(x)) == -10.0
+
+
+async def test_batch_and_single_ops_share_one_queue(rng: np.random.Generator) -> None:
+    x = rng.standard_normal((3, 3))
+    plan = FaultPlan().hang_at(2)
+    async with opened(plan, max_in_flight=3) as device:
+        a = await device.put(x)
+
+        async def double_and_negate() -> None:
+            async with device.batch() as batch:
+                batch.blas.scal(a, 2.0)
+                batch.elementwise.unary("neg", a, out=a)
+
+        hanging = task(device.zeros(1))
+        await in_flight(device, 1)
+        calls = [task(device.elementwise.unary("abs", a, out=a)), task(double_and_negate()), task(device.blas.scal(a, 0.5))]
+        await turns()
+        plan.release()
+        await asyncio.gather(hanging, *calls)
+        np.testing.assert_allclose(await device.get(a), -abs(x))
+
+
+async def test_loop_goes_on_while_large_work_runs() -> None:
+    async with opened() as device:
+        a = await device.zeros((700, 700))
+        await device.blas.gemm(a, a)
+        count = 0
+        work = task(device.blas.gemm(a, a))
+        while not work.done():
+            await asyncio.sleep(0)
+            count += 1
+        assert count > 20, "the loop stood still"
+
+
+def test_results_are_the_same_on_every_loop(run_on_loop: Callable[[Callable[[], Coroutine[Any, Any, None]]], None]) -> None:
+    async def main() -> None:
+        plan = FaultPlan().poison_at(40)
+        async with opened(plan) as device:
+            x = np.arange(9.0).reshape(3, 3)
+            a = await device.put(x)
+            outs = await asyncio.gather(*(device.blas.gemm(a, a) for _ in range(20)))
+            for out in outs[:10]:
+                np.testing.assert_array_equal(await device.get(out), x @ x)
+            results = await asyncio.gather(*(device.elementwise.unary("neg", a) for _ in range(20)), return_exceptions=True)
+            kinds = {type(result) for result in results}
+            assert accel.ContextPoisonedError in kinds, kinds
+            del results, outs, a
+            np.testing.assert_array_equal(await device.get(await device.put(x)), x)
+            assert device.generation == 2
+
+    run_on_loop(main)
