@@ -13,9 +13,8 @@ import pstats
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -23,6 +22,9 @@ import numpy as np
 
 import accel
 from accel import ops
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 
 class Echo(accel.Actor[int, int]):

@@ -113,7 +113,6 @@ class ActorLife(ActorCell):
             if item is not NOTHING:
                 context = item[2] if type(item) is Envelope else Context() if carries_context else None
                 outcome = handle(item) if context is None else context.run(handle, item)
-                item = None
                 if outcome is not HANDLED and (outcome is FAILED or await relay(context, handler, outcome) is FAILED):
                     return True
                 context = None

@@ -202,7 +202,8 @@ class ActorRef(Generic[M_contra, R_co]):
                 await mailbox.put(envelope)
             return await reply  # type: ignore[no-any-return]
         except asyncio.CancelledError:
-            _withdraw(envelope, mailbox)
+            mailbox.discard(envelope)
+            reply.cancel()
             raise
         finally:
             # An error's traceback keeps this frame, and the reply keeps the error: without this, only the collector frees them.
@@ -223,7 +224,8 @@ class ActorRef(Generic[M_contra, R_co]):
         try:
             return await reply
         except asyncio.CancelledError:
-            _withdraw(envelope, cell.mailbox)
+            cell.mailbox.discard(envelope)
+            reply.cancel()
             raise
         finally:
             timer.cancel()
@@ -312,14 +314,6 @@ class ActorRef(Generic[M_contra, R_co]):
     def unwatch(self, watcher: ActorRef[Any, Any]) -> None:
         """Take :meth:`watch` back. A message that is already queued is still delivered."""
         self._cell.remove_watcher(watcher._cell)
-
-
-def _withdraw(envelope: Envelope, mailbox: Mailbox[Any]) -> None:
-    """Take back the message of an ask that was cancelled."""
-    mailbox.discard(envelope)
-    _, reply, _, _ = envelope
-    if reply is not None and not reply.cancel() and not reply.cancelled():
-        reply.exception()  # it came in the same turn as the cancellation: mark it as seen
 
 
 def _expire(envelope: Envelope, cell: ActorCell, timeout: float) -> None:

@@ -132,7 +132,7 @@ async def run(arguments: argparse.Namespace) -> int:
     """
     target = arguments.json
     out = sys.stderr if target == "-" else sys.stdout
-    if target not in (None, "-") and not Path(target).resolve().parent.is_dir():
+    if target not in (None, "-") and not _has_folder(target):
         print(f"accel demo: there is no folder for {target}", file=sys.stderr)
         return 2
     try:
@@ -142,11 +142,22 @@ async def run(arguments: argparse.Namespace) -> int:
         print(f"accel demo: {error}", file=sys.stderr)
         return 2
     _print(report, errors, out)
-    if target == "-":
-        print(json.dumps(asdict(report), indent=2), flush=True)
-    elif target is not None:
-        Path(target).write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
+    if target is not None:
+        _write(report, target)
     return 0 if report.ok else 1
+
+
+def _has_folder(target: str) -> bool:
+    return Path(target).resolve().parent.is_dir()
+
+
+def _write(report: DemoReport, target: str) -> None:
+    text = json.dumps(asdict(report), indent=2) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    else:
+        Path(target).write_text(text, encoding="utf-8")
 
 
 async def _demonstrate(arguments: argparse.Namespace, out: TextIO) -> tuple[DemoReport, list[Exception]]:

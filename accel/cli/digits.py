@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from accel.errors import InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
     from accel import AccelRef, Device
 
@@ -167,7 +166,8 @@ class Model:
             hidden = batch.blas.gemm(batch.put(rows), projection)
             batch.elementwise.unary("relu", hidden, out=hidden)
             scores = batch.blas.gemm(hidden, weights)
-        return np.argmax(await self.device.get(scores), axis=1)
+        labels: NDArray[np.int64] = np.argmax(await self.device.get(scores), axis=1)
+        return labels
 
     async def classify(self, images: list[NDArray[Any]]) -> Sequence[int]:
         """Tell which digits single images of shape (64,) show: the handler for a :class:`~accel.patterns.DynamicBatcher`."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 __all__ = ["ServingProgress"]
 

@@ -55,6 +55,7 @@ class Witness:
         self._at = at
         self._note = note
         self._surfaced = 0.0
+        self._lost = 0
         self.launched = 0
         self.fault_at: int | None = None
         self.failed_batches = 0
@@ -78,7 +79,7 @@ class Witness:
         except AccelError as error:
             self._failed(error, generation)
             raise
-        if self.fault_at is not None and self.seconds_to_answer is None and generation < self._model.device.generation:
+        if self.fault_at is not None and self.seconds_to_answer is None and self._model.device.generation > self._lost:
             self._answered()
         return labels
 
@@ -87,6 +88,7 @@ class Witness:
         if self.fault_at is None and error.is_fault:
             self._surfaced = time.perf_counter()
             self.fault_at = self.launched
+            self._lost = generation
             self._note(
                 f"fault at request {self.launched:,}: {type(error).__name__} in generation {generation}, the context is being rebuilt"
             )

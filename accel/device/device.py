@@ -15,7 +15,7 @@ from accel.device.lifecycle import DeviceState
 from accel.device.submission import Submission
 from accel.dtype import DType, DTypeLike, native
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import as_shape, operand
+from accel.ops.base import as_shape, operand, with_refs
 from accel.ref import AccelRef, AccelToken
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Device:
         Parameters
         ----------
         op
-            What to do.
+            What to do. Tokens among its operands (it was pickled) are turned back into refs.
         timeout
             Seconds until waiting ends with :class:`~accel.DeadlineExceededError`; expired work is not launched.
 
@@ -96,7 +96,7 @@ class Device:
         MailboxFullError
             The queue is full and the device was opened with ``overload="reject"``.
         """
-        return await self._sender.run(op, timeout)
+        return await self._sender.run(with_refs(op, self._core.resolve), timeout)
 
     def batch(self, *, timeout: float | None = None) -> Batch:
         """Return a batch: ``async with device.batch() as batch`` records ops without awaiting and sends them when the block ends.
@@ -297,7 +297,9 @@ class Device:
         finally:
             core.live_generation = 0
             core.lifecycle.closed()
+            for submission in self._actor.mailbox.drain():
+                submission.fail(core.lifecycle.final_error())
             try:
-                await self._actor.stop(drain=True)
+                await self._actor.stop(drain=False)
             finally:
                 self._closed.set_result(None)

@@ -94,6 +94,8 @@ class DeviceActor(Actor[Submission, None]):
                 # A context that died with the submission unsent is no fault of the submission: the next one will do.
                 if context.fault is None:
                     raise
+                if submission.launched:
+                    raise context.poisoned(context.fault, submission) from None
                 continue
             return
         submission.void(0)

@@ -107,11 +107,14 @@ class KernelActor(Actor["Run", None]):
         else:
             raise action.clone()
 
-    @staticmethod
-    async def _depend(lane: Lane, other: Timeline, seq: int) -> None:
+    async def _depend(self, lane: Lane, other: Timeline, seq: int) -> None:
+        """Let the lane wait for what another one has to do first, once that is in its stream."""
         if other.enqueued < seq:
             await other.reached(seq)  # type: ignore[attr-defined]  # the timelines of a context are its lanes
-        lane.wait_for(other, seq)
+        try:
+            lane.wait_for(other, seq)
+        except AccelError as error:
+            self._context.report_fault(error)
 
     def _mark(self, run: Run) -> None:
         """Record the end of a run and have it watched; an end that is already there is taken at once."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NamedTuple
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.ref import AccelRef, AccelToken
 
-__all__ = ["KernelOp", "Plan", "Shape", "Spec", "as_shape", "operand", "result_in"]
+__all__ = ["KernelOp", "Plan", "Shape", "Spec", "as_shape", "operand", "result_in", "with_refs"]
 
 Shape = tuple[int, ...]
 
@@ -84,6 +85,14 @@ class KernelOp(ABC):
     def result(self, refs: tuple[AccelRef, ...]) -> Any:
         """Return what the awaiting caller gets, given the refs written and made."""
         return refs[0] if refs else None
+
+
+def with_refs(op: KernelOp, resolve: Callable[[AccelToken], AccelRef]) -> KernelOp:
+    """Return the op with every token among its operands turned back into a ref; the op itself where there is none."""
+    if not dataclasses.is_dataclass(op):
+        return op
+    refs = {field.name: resolve(value) for field in dataclasses.fields(op) if isinstance(value := getattr(op, field.name), AccelToken)}
+    return dataclasses.replace(op, **refs) if refs else op
 
 
 def operand(name: str, value: object, *, ndim: int | None = None) -> AccelRef:

@@ -115,16 +115,16 @@ async def test_an_error_that_is_raised_again_is_another_instance_for_each_caller
 
 
 async def test_an_error_whose_class_cannot_be_copied_still_reaches_every_caller() -> None:
-    class Picky(Exception):  # noqa: N818
+    class PickyError(Exception):
         def __init__(self, one: str, two: str) -> None:
             super().__init__(one + two)
 
     async with ActorSystem() as system:
         ref = await system.spawn(Echo, restart=RestartStrategy(max_restarts=9, backoff=(0, 0)))
-        error = Picky("a", "b")
+        error = PickyError("a", "b")
 
         for _ in range(2):
-            with pytest.raises(Picky, match="ab"):
+            with pytest.raises(PickyError, match="ab"):
                 await ref.ask(error)
 
 

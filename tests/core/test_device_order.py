@@ -168,7 +168,7 @@ async def test_free_that_was_cancelled_does_not_disturb_ops_sent_before_it(rng: 
 @pytest.mark.parametrize("streams", STREAMS)
 async def test_ops_of_many_tasks_run_in_the_order_of_their_first_steps(streams: str) -> None:
     # x -> 3x and x -> x + 1 do not commute: only the order of sending gives this result.
-    async with opened(streams=streams, max_in_flight=4, pending_limit=3) as device:
+    async with opened(streams=streams, max_in_flight=4, pending_limit=5) as device:
         x, one = await device.full((), 1.0, "float64"), await device.full((), 1.0, "float64")
         calls: list[Any] = []
         expected = 1.0

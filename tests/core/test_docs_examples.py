@@ -1,7 +1,8 @@
 """README.md and the pages under docs/ say only what is true: their Python runs, their output comes out, their names and files exist.
 
 How a page is run: all its ``python`` blocks, in order, in one namespace, on one event loop. A block is complete or continues the ones before it; it may
-``await`` at its top level. Comments in the Markdown, right before a block, say what else there is to know:
+``await`` at its top level. One that calls ``asyncio.run`` is a script, and runs outside that loop. Comments in the Markdown, right before a block, say what
+else there is to know:
 
 - ``<!-- given: system, device -->``: the block, and those after it, find an open system and a CPU device under these names.
 - ``<!-- not executed: reason -->``: the block is compiled only.
@@ -128,13 +129,19 @@ class PageRunner:
             self._runner.run(self._give(block.given))
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
-            outcome: Any = eval(block.compiled(), vars(self.module))
-            if inspect.iscoroutine(outcome):
-                self._runner.run(outcome)
+            if "asyncio.run(" in block.text:  # a script, which brings a loop of its own
+                eval(block.compiled(), vars(self.module))
+            else:
+                self._runner.run(self._evaluate(block))
         self.printed = out.getvalue()
         if block.title is not None:
             sys.modules[block.title] = self.module
             self.aliases.append(block.title)
+
+    async def _evaluate(self, block: Block) -> None:
+        outcome: Any = eval(block.compiled(), vars(self.module))
+        if inspect.iscoroutine(outcome):
+            await outcome
 
     async def _give(self, names: tuple[str, ...]) -> None:
         if self._system is None:

@@ -219,10 +219,10 @@ async def test_a_putter_that_finds_others_waiting_gets_the_room_behind_them() ->
         mailbox.put_nowait(number)
     early = asyncio.create_task(mailbox.put(4))
     await turns()
+    late = asyncio.create_task(mailbox.put(5))  # runs after the early one was woken, and before it has run
     for _ in range(4):
         mailbox.get_nowait()
 
-    late = asyncio.create_task(mailbox.put(5))
     await asyncio.wait_for(asyncio.gather(early, late), 5)
 
     assert [mailbox.get_nowait(), mailbox.get_nowait()] == [4, 5]

@@ -11,7 +11,15 @@ import pytest
 
 from accel.actors import Actor, ActorContext, ActorRef, ActorState, ActorSystem, Directive, RestartStrategy, default_decision
 from accel.actors.supervision import RestartBudget
-from accel.errors import AccelError, ActorStoppedError, ContextPoisonedError, DeviceLostError, FaultScope, HostDiedError, InvalidArgumentError
+from accel.errors import (
+    AccelError,
+    ActorStoppedError,
+    ContextPoisonedError,
+    DeviceLostError,
+    FaultScope,
+    HostDiedError,
+    InvalidArgumentError,
+)
 
 
 class Time:

@@ -183,6 +183,28 @@ async def test_exit_also_cancels_hooks_that_hang() -> None:
     assert accel_tasks() == []
 
 
+async def test_exit_also_cancels_the_hooks_of_children(caplog: pytest.LogCaptureFixture) -> None:
+    class Lingers(Echo):
+        async def stopped(self, context: ActorContext) -> None:
+            stopping.set()
+            await asyncio.Event().wait()
+
+    class Parent(Echo):
+        async def started(self, context: ActorContext) -> None:
+            await context.spawn(Lingers, name="child")
+
+    stopping = asyncio.Event()
+    async with ActorSystem(close_timeout=1000) as system:
+        parent = await system.spawn(Parent)
+        halting = asyncio.create_task(parent.stop())
+        await stopping.wait()
+        system.close_timeout = 0.0
+
+    await halting
+    assert "left_behind" not in caplog.text
+    assert accel_tasks() == []
+
+
 async def test_exit_is_bounded_even_if_an_actor_will_not_end(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accel.actors.system._GRACE", 0.01)
     gate = asyncio.Event()
@@ -478,7 +500,9 @@ async def uses(system: ActorSystem, ref: ActorRef[Any, Any]) -> list[BaseExcepti
             return error
         return None
 
-    outcomes = [await of(use) for use in (ref.ask(1), ref.send(1), ref.stop(), system.spawn(Echo), system.aclose(), system.run_blocking(int))]
+    outcomes = [
+        await of(use) for use in (ref.ask(1), ref.send(1), ref.stop(), system.spawn(Echo), system.aclose(), system.run_blocking(int))
+    ]
     for plain in (lambda: ref.tell(1), lambda: ref.fail(ValueError()), system.tree):
         try:
             plain()

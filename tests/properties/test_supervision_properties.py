@@ -16,7 +16,7 @@ from accel.errors import ActorStoppedError
 WITHIN = 60.0
 
 
-class Told(Exception):  # noqa: N818 - it is no error of its own
+class ToldError(Exception):
     """Raised on request; carries the directive that its policy shall give."""
 
     def __init__(self, directive: Directive) -> None:
@@ -76,7 +76,7 @@ class SupervisionMachine(RuleBasedStateMachine):
     @initialize(max_restarts=st.integers(0, 3), low=st.floats(0, 1), span=st.floats(0, 3), seed=st.integers(0, 2**32))
     def start(self, max_restarts: int, low: float, span: float, seed: int) -> None:
         self.strategy = RestartStrategy(
-            max_restarts, WITHIN, (low, low + span), decide=lambda error: error.directive if isinstance(error, Told) else Directive.RESTART
+            max_restarts, WITHIN, (low, low + span), decide=lambda error: error.directive if isinstance(error, ToldError) else Directive.RESTART
         )
         self.system = ActorSystem(clock=lambda: self.now, sleep=self.sleep, rng=random.Random(seed))
         self.do(self.system.__aenter__())
@@ -123,7 +123,7 @@ class SupervisionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.alive)
     @rule(broken=st.integers(0, 2))
     def fail(self, broken: int) -> None:
-        error: Exception = Told(Directive.RESTART)
+        error: Exception = ToldError(Directive.RESTART)
         later = [ValueError(f"start {number}") for number in range(broken)]
         self.broken[:] = list(reversed(later))
         self.fail_with(error)
@@ -137,12 +137,12 @@ class SupervisionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.alive)
     @rule()
     def resume(self) -> None:
-        self.fail_with(Told(Directive.RESUME))
+        self.fail_with(ToldError(Directive.RESUME))
 
     @precondition(lambda self: self.alive)
     @rule(directive=st.sampled_from([Directive.STOP, Directive.ESCALATE]))
     def end(self, directive: Directive) -> None:
-        error = Told(directive)
+        error = ToldError(directive)
         self.fail_with(error)
         self.alive, self.ended = False, error
 
@@ -154,7 +154,7 @@ class SupervisionMachine(RuleBasedStateMachine):
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             tasks.extend(asyncio.ensure_future(self.ref.ask("count")) for _ in range(queued))
-            assert self.ref.fail(Told(Directive.RESTART))
+            assert self.ref.fail(ToldError(Directive.RESTART))
             await asyncio.sleep(0)
             return await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -163,9 +163,9 @@ class SupervisionMachine(RuleBasedStateMachine):
         answers = self.do(scene())
         self.settle()
         in_hand = answers[: 0 if idle else 1]
-        assert all(isinstance(answer, Told) for answer in in_hand)
+        assert all(isinstance(answer, ToldError) for answer in in_hand)
         rest = answers[len(in_hand) :]
-        if self.expect_restart(Told(Directive.RESTART), list(self.delays)):
+        if self.expect_restart(ToldError(Directive.RESTART), list(self.delays)):
             assert rest == list(range(1, queued + 1))
             self.count = queued
         else:
@@ -204,5 +204,3 @@ class SupervisionMachine(RuleBasedStateMachine):
 
 TestSupervision = SupervisionMachine.TestCase
 TestSupervision.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
-
-
