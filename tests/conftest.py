@@ -45,8 +45,16 @@ def _threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("accel-")}
 
 
+@pytest.fixture(scope="session")
+def used_loops() -> None:
+    """Use every kind of loop once: what it keeps open for the whole process is open from here on."""
+    for factory in _LOOPS.values():
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(asyncio.sleep(0))
+
+
 @pytest.fixture
-async def nothing_left() -> AsyncIterator[None]:
+async def nothing_left(used_loops: None) -> AsyncIterator[None]:
     """Fail a test that leaves threads of ours, tasks or descriptors behind."""
     threads, descriptors, tasks = _threads(), _descriptors(), asyncio.all_tasks()
     yield

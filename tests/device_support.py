@@ -16,7 +16,7 @@ from accel.testing import FaultPlan
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-PATIENCE = 20.0
+PATIENCE = 10.0
 """Seconds until a wait that should end has failed."""
 
 Array = np.ndarray[Any, Any]

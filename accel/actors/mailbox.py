@@ -194,6 +194,7 @@ class Mailbox(Generic[M]):
         if not self.offer(message):
             await self._wait_for_room()
             self._append(message)
+            self._grant()  # only now: a newcomer woken sooner would run first
 
     def put_system(self, message: M) -> None:
         """Queue a message that overtakes all ordinary ones and needs no room; those among them stay in order.
@@ -215,7 +216,6 @@ class Mailbox(Generic[M]):
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._putters[place] = None
         self._ahead += 1
-        self._grant()
         try:
             await place
         except BaseException:

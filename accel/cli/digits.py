@@ -97,7 +97,7 @@ class Model:
         self._putting = asyncio.Lock()
 
     @classmethod
-    async def load(cls, device: Device, digits: Digits | None = None, *, seed: int = 0, features: int = 256, ridge: float = 0.1) -> Model:
+    async def load(cls, device: Device, digits: Digits | None = None, *, seed: int = 0, features: int = 512, ridge: float = 0.1) -> Model:
         """Fit the model on a device, and leave its weights there.
 
         The features, their Gram matrix and the right-hand side are computed on the device; the small system of equations is solved on the host.
@@ -135,7 +135,7 @@ class Model:
             gram = batch.blas.gemm(hidden, hidden, transpose_a=True)
             right = batch.blas.gemm(hidden, batch.put(targets), transpose_a=True)
         system = (await device.get(gram)).astype(np.float64) + ridge * np.eye(features)
-        weights = np.linalg.solve(system, (await device.get(right)).astype(np.float64)).astype(np.float32)
+        weights = (await asyncio.to_thread(np.linalg.solve, system, await device.get(right))).astype(np.float32)
         model = cls(device, projection, weights)
         await model._on_device()
         return model

@@ -61,7 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if argv is None else list(argv)
     try:
-        return _run(words)
+        code = _run(words)
+        # Here and not at the interpreter's end, where a reader that has gone could not be handled.
+        sys.stdout.flush()
     except KeyboardInterrupt:
         return _say("interrupted", INTERRUPTED)
     except BrokenPipeError:
@@ -75,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if extra is None:
             raise
         return _say(f"`accel {words[0]}` needs {error.name}, which is not installed. Run: {install_command(extra)}", MISUSED)
+    return code
 
 
 def _say(text: str, code: int) -> int:

@@ -149,7 +149,9 @@ class Batch:
             await self._sender.send(submission, self._timeout)
         except AccelError:
             if not submission.launched:
-                submission.void(0)
+                submission.void(submission.sound)
             raise
         finally:
             self._ops, self._plans, self._outputs = [], [], []
+            # An error's traceback holds this frame, and the submission's future holds the error.
+            del submission

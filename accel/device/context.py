@@ -5,6 +5,7 @@ Everything here runs on the loop's thread; what may block is handed to ``run_blo
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from accel.device.kernels import LIBRARIES
@@ -107,6 +108,7 @@ class Context:
             end = min(start + chunk, len(ops))
             await self.wait_for_room(end - start)
             if submission.is_settled:
+                submission.void(max(start, submission.sound))
                 return
             if self.core.dropped:
                 self.apply_frees()
@@ -139,6 +141,8 @@ class Context:
         if len(runs) > 1:
             ends = {run.lane: run.launches[-1].seq for run in runs if run.lane is not last.lane}
             last.join = tuple(ends.items())
+            for before, run in pairwise(runs):
+                run.after = before.lane, before.launches[-1].seq
         submission.outstanding += count
         self.in_flight += count
         self.submissions[submission] = None

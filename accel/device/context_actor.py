@@ -87,8 +87,13 @@ class ContextActor(Actor[OpenLibrary, Port]):
 
     async def receive(self, message: OpenLibrary, context: ActorContext) -> Port:
         """Make the kernel actor of a library."""
-        assert self._context is not None, "a context actor that runs has a context"
-        return await self._open(self._context, message.library, context)
+        made = self._context
+        assert made is not None, "a context actor that runs has a context"
+        # Whoever asked may not take the answer: the context before this one faulted meanwhile. So what was made is kept here.
+        port = made.ports.get(message.library)
+        if port is None:
+            port = made.ports[message.library] = await self._open(made, message.library, context)
+        return port
 
     async def _open(self, made: Context, library: str, context: ActorContext) -> Port:
         lane = await self._lane(made, library)

@@ -51,7 +51,7 @@ class DeviceCore:
     retired : int
         Ops that are over.
     in_hand : int
-        Submissions that have left the queue and wait for a context.
+        Submissions that have left the queue and wait for a context, or for room on the device.
     rebuild_seconds, faulted_at : float
         How long the last rebuild took (or a first guess), and when the last fault surfaced.
     next_buffer : callable
@@ -85,7 +85,6 @@ class DeviceCore:
         self.pending = 0
         self.retired = 0
         self._idle: asyncio.Future[None] | None = None
-        self._paced = (time.perf_counter(), 0, 1e-4)
         self.device: Any = None
         self._tokens: weakref.WeakValueDictionary[int, AccelRef] = weakref.WeakValueDictionary()
         self.next_buffer: Callable[[], int] = itertools.count(1).__next__
@@ -101,6 +100,19 @@ class DeviceCore:
         """
         if _get_running_loop() is self.loop and self.live_generation and not self.is_closing:
             return
+        self.check_home()
+        if self.lifecycle.is_final:
+            raise self.lifecycle.final_error()
+        if self.is_closing:
+            raise ClosedError(f"device {self.name} is closing", device=self.name)
+
+    def check_home(self) -> None:
+        """Raise unless this is the loop, thread and process that own the device, whatever its state.
+
+        Raises
+        ------
+        ClosedError
+        """
         if os.getpid() != self.pid:
             raise ClosedError(f"device {self.name} belongs to process {self.pid}; it does not survive a fork", device=self.name)
         if _get_running_loop() is not self.loop:
@@ -109,10 +121,6 @@ class DeviceCore:
                 device=self.name,
                 remedy="Call it from its own loop; from other threads use system.portal.",
             )
-        if self.lifecycle.is_final:
-            raise self.lifecycle.final_error()
-        if self.is_closing:
-            raise ClosedError(f"device {self.name} is closing", device=self.name)
 
     def check_ref(self, ref: AccelRef, batch: Batch | None = None) -> None:
         """Raise unless ``ref`` is of this device, alive, and not of another batch that is still being recorded.
@@ -183,15 +191,6 @@ class DeviceCore:
         """Tell :meth:`drained` that something has ended."""
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
-
-    def pace(self) -> float:
-        """Return the seconds that one op takes at the throughput since this was last asked."""
-        then, count, pace = self._paced
-        now = time.perf_counter()
-        if self.retired > count:
-            pace = (now - then) / (self.retired - count)
-            self._paced = (now, self.retired, pace)
-        return pace
 
     def log_left_behind(self, info: DeviceInfo) -> None:
         """Say what had not ended when closing would wait no longer."""

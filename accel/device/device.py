@@ -106,6 +106,7 @@ class Device:
         timeout
             Seconds from the end of the block until waiting ends with :class:`~accel.DeadlineExceededError`.
         """
+        self._sender.check_timeout(timeout)
         return Batch(self._core, self._sender, timeout)
 
     # -- memory
@@ -132,7 +133,7 @@ class Device:
             raise UnsupportedError("durable buffers need a process host", remedy="Leave durable out.", device=self.name)
         if isinstance(array, AccelRef):
             raise InvalidArgumentError(f"{array!r} is on a device already", remedy="Use device.copy(source, destination).")
-        source = array if isinstance(array, np.ndarray) else np.asarray(array)
+        source = array if isinstance(array, np.ndarray) else native(array)
         if source.nbytes > _CONVERT_OFF_LOOP and not (source.flags.c_contiguous and source.dtype.isnative):
             self._core.guard()
             source = await self._core.system.run_blocking(native, source)
@@ -197,9 +198,12 @@ class Device:
         try:
             await self._sender.send(submission, None)
         except BaseException:
-            # Not freed in its place in the queue: then like a ref that was dropped.
-            core.dropped.append(ref.buffer)
+            # It never took its place in the queue, and earlier ops may still need the memory: so it is freed when the ref is dropped.
+            if not submission.future.done() or submission.future.cancelled():
+                ref.is_freed = False
             raise
+        finally:
+            del submission
 
     def resolve(self, token: AccelToken) -> AccelRef:
         """Return the ref that a token (a pickled ref) was made from.
@@ -236,6 +240,7 @@ class Device:
 
         Ends when the device is closed; raises :class:`~accel.DeviceLostError` when it is lost.
         """
+        self._core.check_home()
         return self._core.lifecycle.generations()
 
     def info(self) -> DeviceInfo:
@@ -284,6 +289,7 @@ class Device:
         Cancelling ends the patience, not the close.
         """
         core = self._core
+        core.check_home()
         if self._closed is not None:
             await asyncio.shield(self._closed)
             return

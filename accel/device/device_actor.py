@@ -11,6 +11,8 @@ from accel.device.submission import Submission
 from accel.errors import AccelError, LibraryError, StaleRefError
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from accel.device.core import DeviceCore
     from accel.hosts import Host
 
@@ -59,8 +61,8 @@ class DeviceActor(Actor[Submission, None]):
             ):
                 await self._forward(message)
         except AccelError as error:
-            message.void(error.op_index or 0)
-            message.fail(error)
+            # A clone: the traceback of this one holds frames that hold the submission, whose future would hold the error.
+            message.fail_from(error.op_index or 0, error.clone())
         except asyncio.CancelledError:
             message.void(0)
             message.fail(self._core.lifecycle.final_error())
@@ -77,17 +79,13 @@ class DeviceActor(Actor[Submission, None]):
         limit = core.options.max_in_flight
         while not submission.future.done():
             if not core.is_ready:
-                core.in_hand += 1
-                try:
-                    await core.lifecycle.wait_ready()
-                finally:
-                    core.in_hand -= 1
+                await self._waiting(core.lifecycle.wait_ready())
             if submission.generation != core.live_generation:
                 self._recheck(submission)
             context = host.context
             try:
                 if context.in_flight >= limit:
-                    await context.wait_for_room(1)
+                    await self._waiting(context.wait_for_room(1))
                     continue  # its caller may have gone in the meantime
                 await context.dispatch(submission)
             except AccelError:
@@ -99,6 +97,14 @@ class DeviceActor(Actor[Submission, None]):
                 continue
             return
         submission.void(0)
+
+    async def _waiting(self, what: Awaitable[None]) -> None:
+        """Wait with a submission in hand, which is counted as queued."""
+        self._core.in_hand += 1
+        try:
+            await what
+        finally:
+            self._core.in_hand -= 1
 
     def _recheck(self, submission: Submission) -> None:
         """See whether the operands outlived the rebuild that came between the sending and now.

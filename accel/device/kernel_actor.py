@@ -42,6 +42,8 @@ class KernelActor(Actor["Run", None]):
     async def receive(self, message: Run, context: ActorContext) -> None:
         """Enqueue one run."""
         lane = message.lane
+        if message.after is not None:
+            await self._after(*message.after)
         for launch in message.launches:
             if lane.enqueued != launch.seq - 1:
                 await lane.reached(launch.seq - 1)
@@ -62,7 +64,7 @@ class KernelActor(Actor["Run", None]):
     def _launch(self, launch: Launch, run: Run) -> None:
         """Bring one op to the stream, unless nobody waits for it any more."""
         submission, lane = run.submission, run.lane
-        if submission.future.done() or self._context.fault is not None:
+        if submission.is_dropped(launch.index) or self._context.fault is not None:
             submission.void(launch.index)
             return
         try:
@@ -96,8 +98,7 @@ class KernelActor(Actor["Run", None]):
             generation=self._context.generation,
             op_index=launch.index if submission.is_batch else None,
         )
-        submission.void(launch.index)
-        submission.fail(own)
+        submission.fail_from(launch.index, own)
 
     @staticmethod
     def _act(action: Injection | AccelError, lane: Lane) -> None:
@@ -106,6 +107,12 @@ class KernelActor(Actor["Run", None]):
             lane.device.inject(action, lane.stream)
         else:
             raise action.clone()
+
+    @staticmethod
+    async def _after(lane: Lane, seq: int) -> None:
+        """Wait until a batch's earlier ops have been launched: only then is it known whether this one is to be."""
+        if lane.enqueued < seq:
+            await lane.reached(seq)
 
     async def _depend(self, lane: Lane, other: Timeline, seq: int) -> None:
         """Let the lane wait for what another one has to do first, once that is in its stream."""

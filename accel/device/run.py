@@ -96,9 +96,11 @@ class Run:
         Whether the submission ends with it.
     join : tuple of (Lane, int)
         Points of other lanes that the mark must wait for, because it stands for them too.
+    after : (Lane, int) or None
+        Where the run before it in the same batch ends. The host launches a batch in its order; the device need not run it so.
     """
 
-    __slots__ = ("is_last", "join", "lane", "launches", "port", "retires", "submission")
+    __slots__ = ("after", "is_last", "join", "lane", "launches", "port", "retires", "submission")
 
     def __init__(self, submission: Submission, port: Port, launches: list[Launch]) -> None:
         self.submission = submission
@@ -108,3 +110,4 @@ class Run:
         self.retires = 0
         self.is_last = False
         self.join: tuple[tuple[Lane, int], ...] = ()
+        self.after: tuple[Lane, int] | None = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from accel.device.lifecycle import DeviceState
 from accel.device.submission import Submission
-from accel.errors import DeadlineExceededError, InvalidArgumentError, MailboxFullError, UnsupportedError
+from accel.errors import ActorStoppedError, DeadlineExceededError, InvalidArgumentError, MailboxFullError, UnsupportedError
 
 if TYPE_CHECKING:
     from accel.actors import Mailbox
@@ -68,8 +68,10 @@ class Sender:
         """Check, send and await one op."""
         core = self._core
         core.guard()
-        plan = self.check(op)
-        return await self.send(Submission((op,), (plan,), core.loop.create_future(), generation=core.live_generation), timeout)
+        submission = Submission((op,), (self.check(op),), core.loop.create_future(), generation=core.live_generation)
+        # The caller may drop its refs while it waits: this frame must not keep them.
+        del op
+        return await self.send(submission, timeout)
 
     async def send(self, submission: Submission, timeout: float | None) -> Any:
         """Queue a submission and wait for its end.
@@ -82,7 +84,7 @@ class Sender:
         core.pending += 1
         try:
             if not self._mailbox.offer(submission):
-                await self._queue(submission)
+                await self._queue(submission, timeout)
             return await future
         except asyncio.CancelledError:
             self._withdraw(submission)
@@ -96,9 +98,14 @@ class Sender:
             # The error's traceback holds this frame, and the future holds the error: a cycle that would keep operands alive.
             del future, submission
 
-    def _arm(self, submission: Submission, timeout: float) -> None:
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or math.isnan(timeout):
+    @staticmethod
+    def check_timeout(timeout: float | None) -> None:
+        """Raise :class:`InvalidArgumentError` unless it is seconds, or ``None``."""
+        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or math.isnan(timeout)):
             raise InvalidArgumentError(f"timeout is {timeout!r}", remedy="Give seconds, or None to wait as long as it takes.")
+
+    def _arm(self, submission: Submission, timeout: float) -> None:
+        self.check_timeout(timeout)
         core = self._core
         if timeout <= 0:
             raise DeadlineExceededError(f"{submission.name} had no time to run", op=submission.name, device=core.name)
@@ -114,9 +121,9 @@ class Sender:
         if not future.cancel() and not future.cancelled():
             future.exception()  # it came in the same turn as the cancellation: mark it as seen
         if not submission.launched:
-            submission.void(0)
+            submission.void(submission.sound)
 
-    async def _queue(self, submission: Submission) -> None:
+    async def _queue(self, submission: Submission, timeout: float | None) -> None:
         if self._mailbox.is_closed:
             raise self._core.lifecycle.final_error()
         if not self._waits:
@@ -137,22 +144,21 @@ class Sender:
                 op=submission.name,
                 retry_after=self.retry_after(),
             )
-        if submission.timer is None:
-            await self._mailbox.put(submission)
-            return
         try:
-            async with asyncio.timeout_at(submission.timer.when()):
+            async with asyncio.timeout_at(None if submission.timer is None else submission.timer.when()):
                 await self._mailbox.put(submission)
         except TimeoutError:
             # The timer and this one are due together; whichever came first, the answer is in the future.
-            if not submission.future.done():
-                submission.expire(submission.timer.when() - self._core.loop.time(), self._core.name)
+            submission.expire(timeout or 0.0, self._core.name)
+        except ActorStoppedError:
+            raise self._core.lifecycle.final_error() from None
 
     def retry_after(self) -> float:
-        """Return the seconds after which room can be expected: at half the pace of late, or after a rebuild."""
+        """Return the seconds after which room can be expected: at the pace of late, or after a rebuild."""
         core = self._core
         if core.lifecycle.state is DeviceState.READY:
-            return max(0.001, core.pace() * self._mailbox.capacity / 2)
+            # What comes in now would wait about as long as the oldest has: half of that makes room for half the queue.
+            return max(0.001, self._mailbox.oldest_age() / 2)
         return max(0.05, core.rebuild_seconds)
 
     async def until_ready(self, timeout: float | None) -> None:

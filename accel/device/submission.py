@@ -33,9 +33,11 @@ class Submission:
         How many of the ops have reached the device.
     outstanding : int
         How many ops have been dispatched and not yet retired.
+    sound : int
+        How many ops, from the first, are launched although the future has ended: those before the op that failed.
     """
 
-    __slots__ = ("future", "generation", "kinds", "launched", "ops", "outputs", "outstanding", "plans", "result", "timer")
+    __slots__ = ("future", "generation", "kinds", "launched", "ops", "outputs", "outstanding", "plans", "result", "sound", "timer")
 
     def __init__(
         self,
@@ -54,6 +56,7 @@ class Submission:
         self.kinds = (ops[0].kind,) if len(ops) == 1 else tuple(op.kind for op in ops)
         self.launched = 0
         self.outstanding = 0
+        self.sound = 0
         self.result: Any = None
         self.timer: asyncio.TimerHandle | None = None
 
@@ -84,6 +87,17 @@ class Submission:
         if not self.future.done():
             self.future.set_exception(error)
         self.release()
+
+    def fail_from(self, index: int, error: AccelError) -> None:
+        """Answer with the error of op ``index``: later ops are not launched and their refs are void, earlier ones are as good as ever."""
+        self.void(index)
+        if not self.future.done():
+            self.sound = index
+        self.fail(error)
+
+    def is_dropped(self, index: int) -> bool:
+        """Whether op ``index`` is not to be launched any more."""
+        return index >= self.sound and self.future.done()
 
     def release_operands(self) -> None:
         """Let go of the operands: all ops have reached the device, whose memory is kept by its use and not by refs."""

@@ -7,7 +7,7 @@ import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
@@ -89,10 +89,10 @@ class KernelOp(ABC):
 
 def with_refs(op: KernelOp, resolve: Callable[[AccelToken], AccelRef]) -> KernelOp:
     """Return the op with every token among its operands turned back into a ref; the op itself where there is none."""
-    if not dataclasses.is_dataclass(op):
-        return op
-    refs = {field.name: resolve(value) for field in dataclasses.fields(op) if isinstance(value := getattr(op, field.name), AccelToken)}
-    return dataclasses.replace(op, **refs) if refs else op
+    # By name, not with dataclasses.fields: a user's op need not be a dataclass if it has no refs.
+    names = getattr(type(op), "__dataclass_fields__", {})
+    refs = {name: resolve(value) for name in names if isinstance(value := getattr(op, name), AccelToken)}
+    return dataclasses.replace(cast("Any", op), **refs) if refs else op
 
 
 def operand(name: str, value: object, *, ndim: int | None = None) -> AccelRef:

@@ -313,7 +313,9 @@ class DynamicBatcher(Generic[T, R]):
             if batch:
                 # Counted first: an eager task runs before create_task returns.
                 self._in_flight += 1
-                root.start(self._serve(batch), "accel-batch")
+                if not root.start(self._serve(batch), "accel-batch"):
+                    self._in_flight -= 1
+                    self._runner.fail(batch, self._cut_short())
         if self._state == "closing" and not queue.queued and not self._in_flight:
             root.finish()
 

@@ -51,9 +51,14 @@ class RootTask:
         self._task = self.loop.create_task(self._live(), name=self._name, context=Context())
         await asyncio.shield(self._ready)
 
-    def start(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run ``work`` in a task of the group."""
-        self._group.create_task(work, name=name, context=Context())
+    def start(self, work: Coroutine[Any, Any, None], name: str) -> bool:
+        """Run ``work`` in a task of the group; return whether that was possible, which it is not once the group is being cancelled."""
+        try:
+            self._group.create_task(work, name=name, context=Context())
+        except RuntimeError:
+            work.close()
+            return False
+        return True
 
     def finish(self) -> None:
         """Say that nothing more will be started: the root ends once all tasks have. Idempotent."""

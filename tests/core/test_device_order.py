@@ -161,7 +161,7 @@ async def test_free_that_was_cancelled_does_not_disturb_ops_sent_before_it(rng: 
         await hanging
         for each in using:
             np.testing.assert_array_equal(await device.get(await each), -x)
-        del a, using, each, hanging
+        del a, using, each, hanging, freeing
         await until(lambda: used(device) == 0)
 
 

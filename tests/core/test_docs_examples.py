@@ -8,7 +8,8 @@ else there is to know:
 - ``<!-- not executed: reason -->``: the block is compiled only.
 - ``<!-- output -->``, before a ``text`` block: the last Python block that was run printed this. Numbers may differ.
 
-A block with ``title="name.py"`` can be imported as ``name`` by later ones. Entry points in a ``toml`` block are found as if that project were installed.
+Blocks with ``title="name.py"`` are written to that file, in order, and not run: later blocks import it, and pytest runs it where it is called ``test_*.py``.
+Entry points in a ``toml`` block are found as if that project were installed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import contextlib
 import importlib
 import inspect
 import io
+import os
 import re
+import subprocess
 import sys
 import textwrap
 import tomllib
@@ -42,7 +45,7 @@ WITH_REFERENCE = [*PAGES, *sorted((ROOT / "docs" / "reference").glob("*.md"))]
 
 COMMENT = re.compile(r"^ *<!-- *(given|not executed|output)(?:: *(.*?))? *-->$")
 FENCE = re.compile(r"^( *)```(\w+)?(.*)$")
-TITLE = re.compile(r'title="(\w+)\.py"')
+TITLE = re.compile(r'title="(\w+\.py)"')
 NAME = re.compile(r"(?<![\w./-])accel(?:\.[A-Za-z_]\w*)+")
 NUMBER = re.compile(r"\d+(?:[.,:]\d+)*(?:e[-+]?\d+)?")
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
@@ -105,7 +108,7 @@ class PageRunner:
     def __init__(self, page: Path) -> None:
         name = f"page_{page.stem.replace('-', '_').lower()}"
         self.module = types.ModuleType(name)
-        self.aliases = [name]
+        self.files: dict[str, Path] = {}
         self.printed = ""
         self._runner = asyncio.Runner()
         self._system: accel.System | None = None
@@ -121,7 +124,7 @@ class PageRunner:
                 self._runner.run(self._system.aclose())
         finally:
             self._runner.close()
-            for name in self.aliases:
+            for name in (self.module.__name__, *(file.stem for file in self.files.values())):
                 sys.modules.pop(name, None)
 
     def run(self, block: Block) -> None:
@@ -134,9 +137,12 @@ class PageRunner:
             else:
                 self._runner.run(self._evaluate(block))
         self.printed = out.getvalue()
-        if block.title is not None:
-            sys.modules[block.title] = self.module
-            self.aliases.append(block.title)
+
+    def write(self, block: Block, folder: Path) -> None:
+        block.compiled()
+        file = self.files.setdefault(str(block.title), folder / str(block.title))
+        with file.open("a", encoding="utf-8") as end:
+            end.write(f"\n\n{block.text}" if end.tell() else block.text)
 
     async def _evaluate(self, block: Block) -> None:
         outcome: Any = eval(block.compiled(), vars(self.module))
@@ -174,6 +180,8 @@ def run_page(page: Path, folder: Path, text: str | None = None) -> int:
             if block.language == "python" and block.skip is not None:
                 assert block.skip, f"{block.where}: say why it is not executed"
                 block.compiled()
+            elif block.language == "python" and block.title is not None:
+                runner.write(block, folder)
             elif block.language == "python":
                 runner.run(block)
                 executed += 1
@@ -181,7 +189,20 @@ def run_page(page: Path, folder: Path, text: str | None = None) -> int:
                 install_entry_points(block.text, folder)
             elif block.is_output:
                 assert comparable(runner.printed) == comparable(block.text), f"{block.where}: it printed\n{runner.printed}"
+        run_pytest([file for name, file in runner.files.items() if name.startswith("test_")], folder)
     return executed
+
+
+def run_pytest(files: list[Path], folder: Path) -> None:
+    """Run the test files of a page in a pytest of their own, configured as the pages say."""
+    if files:
+        (folder / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
+        paths = os.pathsep.join([str(ROOT), str(folder)])
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, files)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}, cwd=folder, timeout=50, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def resolves(name: str) -> bool:

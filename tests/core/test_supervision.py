@@ -190,7 +190,7 @@ async def test_the_second_restart_in_a_window_waits_and_the_mailbox_takes_messag
         await time.advance(0.5)
 
         assert await asking == 3
-        assert ref.state is ActorState.RUNNING
+        assert ref.is_alive
 
 
 async def test_over_budget_the_circuit_opens_and_every_waiter_is_told(caplog: pytest.LogCaptureFixture) -> None:

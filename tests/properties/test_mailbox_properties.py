@@ -25,7 +25,7 @@ class MailboxMachine(RuleBasedStateMachine):
         self.system: list[int] = []
         self.received: list[int] = []
         self.gone: set[int] = set()  # discarded, refused, or cancelled before they were in
-        self.putters: list[tuple[int, asyncio.Task[None]]] = []
+        self.putters: list[tuple[list[int], asyncio.Task[None]]] = []  # the number comes with the first step
         self.getters: list[asyncio.Task[int]] = []
 
     @initialize(capacity=st.integers(1, 4))
@@ -33,21 +33,19 @@ class MailboxMachine(RuleBasedStateMachine):
         self.mailbox: Mailbox[Any] = Mailbox(capacity, loop=self.loop)
 
     def spin(self, turns: int) -> None:
-        async def some() -> None:
-            for _ in range(turns):
-                await asyncio.sleep(0)
-
-        self.loop.run_until_complete(some())
+        for _ in range(turns):
+            self.loop.call_soon(self.loop.stop)
+            self.loop.run_forever()  # exactly one turn
         self.collect()
 
     def collect(self) -> None:
-        for number, task in [pair for pair in self.putters if pair[1].done()]:
+        for numbers, task in [pair for pair in self.putters if pair[1].done()]:
             if task.cancelled():
-                self.gone.add(number)
+                self.gone.update(numbers)
             elif error := task.exception():
                 assert isinstance(error, ActorStoppedError)
                 assert self.mailbox.is_closed
-                self.gone.add(number)
+                self.gone.update(numbers)
         for getter in [task for task in self.getters if task.done()]:
             if not getter.cancelled() and (error := getter.exception()):
                 assert isinstance(error, ActorStoppedError)
@@ -77,30 +75,36 @@ class MailboxMachine(RuleBasedStateMachine):
         self.mailbox.put_system(number)
         self.system.append(number)
 
-    @rule()
-    def put(self) -> None:
-        number = next(self.numbers)
-        self.offered.append(number)
-        self.putters.append((number, self.loop.create_task(self.mailbox.put(number))))
-        self.spin(1)
+    @rule(turns=st.integers(0, 1))
+    def put(self, turns: int) -> None:
+        numbers: list[int] = []
 
-    @rule()
-    def get(self) -> None:
+        async def putting() -> None:
+            numbers.append(next(self.numbers))
+            self.offered.extend(numbers)
+            await self.mailbox.put(numbers[0])
+
+        self.putters.append((numbers, self.loop.create_task(putting())))
+        self.spin(turns)
+
+    @rule(turns=st.integers(0, 2))
+    def get(self, turns: int) -> None:
         async def getting() -> int:
             number: int = await self.mailbox.get()
             self.received.append(number)
             return number
 
         self.getters.append(self.loop.create_task(getting()))
-        self.spin(1)
+        self.spin(turns)
 
-    @rule()
-    def take(self) -> None:
-        item = self.mailbox.take()
-        if item is ENDED:
-            assert self.mailbox.is_closed
-        elif item is not NOTHING:
-            self.received.append(item)
+    @rule(count=st.integers(1, 4))
+    def take(self, count: int) -> None:
+        for _ in range(count):
+            item = self.mailbox.take()
+            if item is ENDED:
+                assert self.mailbox.is_closed
+            elif item is not NOTHING:
+                self.received.append(item)
 
     @precondition(lambda self: self.putters)
     @rule(data=st.data())
@@ -121,9 +125,17 @@ class MailboxMachine(RuleBasedStateMachine):
             assert number not in self.gone
             self.gone.add(number)
 
-    @rule(turns=st.integers(1, 3))
-    def run(self, turns: int) -> None:
-        self.spin(turns)
+    @rule()
+    def run(self) -> None:
+        self.spin(1)
+
+    @rule()
+    def settle(self) -> None:
+        self.spin(2 * len(self.putters) + 2 * len(self.getters) + 4)
+        statistics = self.mailbox.statistics()
+        assert not statistics.waiting_putters or statistics.depth == statistics.capacity, "a putter waits beside free room"
+        assert len(self.putters) == statistics.waiting_putters
+        assert not self.getters or self.mailbox.take() is NOTHING, "a getter waits beside a message"
 
     @precondition(lambda self: len(self.offered) > 8)
     @rule()
@@ -150,8 +162,8 @@ class MailboxMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            for _ in range(len(self.offered) + len(self.system) + 2):
-                self.take()
+            for _ in range(len(self.offered) + len(self.system) + len(self.putters) + 2):
+                self.take(1)
                 self.spin(3)
             assert not self.putters, "a putter was left waiting with room in the mailbox"
             assert sorted([*self.received, *self.gone]) == sorted([*self.offered, *self.system])
@@ -163,4 +175,4 @@ class MailboxMachine(RuleBasedStateMachine):
 
 
 TestMailbox = MailboxMachine.TestCase
-TestMailbox.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestMailbox.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)

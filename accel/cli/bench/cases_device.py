@@ -25,7 +25,7 @@ def _tiny(bench: Bench) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 
 
 async def _idle(bench: Bench) -> None:
-    seconds = 2.0
+    seconds = bench.scale(20, 10) / 10
     with CpuMeter() as alone:
         await asyncio.sleep(seconds)
     async with System("bench") as system:

@@ -77,13 +77,15 @@ class Report:
         name
             Key of :data:`~accel.cli.bench.budgets.BUDGETS`.
         value
-            In the budget's unit.
+            In the budget's unit; infinities and NaN raise :class:`ValueError`.
         also
             Whether what the budget demands besides the value is kept.
         **details
             Found on the way, for the JSON.
         """
         budget = BUDGETS[name]
+        if not math.isfinite(value):
+            raise ValueError(f"{name} gave {value}, which is no measurement")
         # Held as shown, so that nobody sees a limit kept and called broken.
         value = _round(value)
         ok = also and holds(value, budget.must, budget.better)
@@ -126,8 +128,8 @@ def _verdict_line(name: str, ratio: Ratio) -> Sequence[str]:
 
 
 def _round(value: float) -> float:
-    # Three places of a microsecond are more than any clock here gives, and JSON has no infinity.
-    return round(value, 3) if math.isfinite(value) else 0.0
+    # Three places of a microsecond are more than any clock here gives.
+    return round(value, 3)
 
 
 def describe_machine(**more: Any) -> dict[str, Any]:

@@ -1,0 +1,106 @@
+"""``python -m accel serve``: the example service, digits over HTTP, until Ctrl-C or SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Any
+
+from accel.backend import find_device
+from accel.cli.digits import load_digits
+from accel.testing import FaultPlan
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+__all__ = ["add_arguments", "run"]
+
+FRAMEWORKS = ("fastapi", "aiohttp")
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("--framework", choices=FRAMEWORKS, default="fastapi", help="what serves (default: %(default)s)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=_port, default=8000, help="port to listen on; 0 takes a free one (default: %(default)s)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, or a UUID (default: %(default)s)")
+    parser.add_argument("--fault-at", type=_count, metavar="N", help="poison the context at the N-th op, to watch the service survive it")
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port < 1 << 16:
+        raise ValueError(text)
+    return port
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise ValueError(text)
+    return count
+
+
+async def run(arguments: argparse.Namespace) -> int:
+    """Serve until SIGINT or SIGTERM; requests in flight are then answered.
+
+    Returns
+    -------
+    int
+        0: it was asked to end. 1: it could not listen.
+
+    Raises
+    ------
+    AccelError
+        The device is not there, or cannot be opened.
+    ImportError
+        The framework, or its server, is not installed.
+    """
+    service = importlib.import_module(f"accel.cli.digits_service_{arguments.framework}")
+    options: dict[str, Any] = {} if arguments.fault_at is None else {"faults": FaultPlan().poison_at(arguments.fault_at)}
+    # What may be missing is looked for first: inside a server's start its absence would be a traceback in that server's log.
+    _, description = await asyncio.to_thread(find_device, arguments.device)
+    digits = await asyncio.to_thread(load_digits)
+    try:
+        family = socket.AF_INET6 if ":" in arguments.host else socket.AF_INET
+        bound = socket.create_server((arguments.host, arguments.port), family=family, backlog=512)
+    except OSError as error:
+        print(f"accel: cannot listen on {arguments.host}:{arguments.port}: {error.strerror}", file=sys.stderr)
+        return 1
+    port = bound.getsockname()[1]
+    host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+
+    def started() -> None:
+        print(f"Serving digits with {arguments.framework} on {description.spec} at http://{host}:{port} (Ctrl-C ends it)", flush=True)
+
+    app = service.make_app(digits, arguments.device, **options)
+    with bound, _stop_on_signals() as stop:
+        await service.serve(app, bound, stop, started)
+    return 0
+
+
+@contextlib.contextmanager
+def _stop_on_signals() -> Iterator[asyncio.Event]:
+    """Turn the first signal into an event; a second one ends the program the hard way."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+    def heard() -> None:
+        stop.set()
+        restore()
+
+    def restore() -> None:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, heard)
+    try:
+        yield stop
+    finally:
+        restore()

@@ -1,0 +1,68 @@
+"""Handwritten digits over HTTP with aiohttp: batched, supervised, alive through faults.
+
+pip install 'accel-actors[web,cli]'
+python aiohttp_digits.py                     # PORT=8000 and ACCEL_DEVICE=auto, unless set
+curl -s localhost:8000/samples/7 | curl -s -H 'content-type: application/json' -d @- localhost:8000/digits
+FAULT_AT=100 python aiohttp_digits.py        # the context faults at the 100th op, and nobody notices
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+
+import numpy as np
+from aiohttp import web
+
+import accel
+from accel.cli.digits import Digits, Model, load_digits
+from accel.integrations.aiohttp import DEVICE, install
+from accel.patterns import DynamicBatcher
+
+DIGITS = web.AppKey("digits", Digits)
+BATCHER = web.AppKey("batcher", DynamicBatcher)
+
+
+async def open_classifier(app: web.Application) -> AsyncIterator[None]:
+    """Fit the model on the device before the first request; answer what was submitted after the last one."""
+    app[DIGITS] = await asyncio.to_thread(load_digits)
+    model = await Model.load(app[DEVICE], app[DIGITS])
+    # Classifying twice does no harm, so what a rebuild cuts short is tried again: idempotent.
+    batcher = DynamicBatcher(model.classify, device=app[DEVICE], idempotent=True, overload="reject", max_pending=1024)
+    async with batcher as app[BATCHER]:
+        yield
+
+
+async def classify(request: web.Request) -> web.Response:
+    """Tell which digit an image shows: ``{"pixels": [64 numbers from 0 to 1]}``."""
+    try:
+        pixels = np.array((await request.json())["pixels"], np.float64)
+    except (KeyError, TypeError, ValueError):
+        pixels = np.empty(0)
+    # Checked here, not in the batch, where one wrong image would be everybody's error.
+    if pixels.shape != (64,) or not (pixels.min() >= 0 and pixels.max() <= 1):
+        raise accel.InvalidArgumentError("pixels is a list of 64 numbers from 0 to 1")
+    return web.json_response({"digit": await request.app[BATCHER].submit(pixels.astype(np.float32), timeout=5.0)})
+
+
+async def sample(request: web.Request) -> web.Response:
+    """Give an image that the model has not seen, and what it shows."""
+    digits = request.app[DIGITS]
+    number = int(request.match_info["number"]) % len(digits.held_out_labels)
+    return web.json_response({"pixels": digits.held_out_images[number].tolist(), "label": int(digits.held_out_labels[number])})
+
+
+def make_app() -> web.Application:
+    """Return the application."""
+    fault_at = os.environ.get("FAULT_AT")
+    faults = accel.testing.FaultPlan().poison_at(int(fault_at)) if fault_at else None
+    app = web.Application()
+    install(app, os.environ.get("ACCEL_DEVICE", "auto"), faults=faults)  # the device, errors as statuses, /healthz and /readyz
+    app.cleanup_ctx.append(open_classifier)
+    app.router.add_post("/digits", classify)
+    app.router.add_get(r"/samples/{number:\d+}", sample)
+    return app
+
+
+if __name__ == "__main__":
+    # handler_cancellation: a client that goes away takes its work along.
+    web.run_app(make_app(), host="127.0.0.1", port=int(os.environ.get("PORT", "8000")), handler_cancellation=True, shutdown_timeout=10)

@@ -1,0 +1,77 @@
+"""Handwritten digits over HTTP with FastAPI: batched, supervised, alive through faults.
+
+pip install 'accel-actors[web,cli]'
+python fastapi_digits.py                     # PORT=8000 and ACCEL_DEVICE=auto, unless set
+curl -s localhost:8000/samples/7 | curl -s -H 'content-type: application/json' -d @- localhost:8000/digits
+FAULT_AT=100 python fastapi_digits.py        # the context faults at the 100th op, and nobody notices
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+import uvicorn
+from fastapi import Depends, FastAPI, Request
+from pydantic import BaseModel, Field
+
+import accel
+from accel.cli.digits import Digits, Model, load_digits
+from accel.integrations.fastapi import cancel_on_disconnect, get_state, install, lifespan
+from accel.patterns import DynamicBatcher
+
+
+class Image(BaseModel):
+    """8 x 8 pixels, row by row."""
+
+    pixels: list[Annotated[float, Field(ge=0, le=1)]] = Field(min_length=64, max_length=64)
+
+
+@dataclass
+class Classifier:
+    """What handlers work with."""
+
+    digits: Digits
+    batcher: DynamicBatcher[np.ndarray[Any, Any], int]
+
+
+@contextlib.asynccontextmanager
+async def open_classifier(device: accel.Device) -> AsyncIterator[Classifier]:
+    """Fit the model on the device before the first request; answer what was submitted after the last one."""
+    digits = await asyncio.to_thread(load_digits)
+    model = await Model.load(device, digits)
+    # Classifying twice does no harm, so what a rebuild cuts short is tried again: idempotent.
+    async with DynamicBatcher(model.classify, device=device, idempotent=True, overload="reject", max_pending=1024) as batcher:
+        yield Classifier(digits, batcher)
+
+
+FAULT_AT = os.environ.get("FAULT_AT")
+faults = accel.testing.FaultPlan().poison_at(int(FAULT_AT)) if FAULT_AT else None
+
+app = FastAPI(lifespan=lifespan(open_classifier, device=os.environ.get("ACCEL_DEVICE", "auto"), faults=faults))
+install(app)  # errors become statuses; /healthz and /readyz
+
+
+@app.post("/digits")
+async def classify(image: Image, request: Request, classifier: Annotated[Classifier, Depends(get_state)]) -> dict[str, int]:
+    """Tell which digit an image shows."""
+    async with cancel_on_disconnect(request):
+        return {"digit": await classifier.batcher.submit(np.array(image.pixels, np.float32), timeout=5.0)}
+
+
+@app.get("/samples/{number}")
+async def sample(number: int, classifier: Annotated[Classifier, Depends(get_state)]) -> dict[str, Any]:
+    """Give an image that the model has not seen, and what it shows."""
+    number %= len(classifier.digits.held_out_labels)
+    return {"pixels": classifier.digits.held_out_images[number].tolist(), "label": int(classifier.digits.held_out_labels[number])}
+
+
+if __name__ == "__main__":
+    # On SIGTERM uvicorn answers what is in flight, closes the lifespan, and then raises the signal once more: that is the end, and a good one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    uvicorn.run(app, host="127.0.0.1", port=int(os.environ.get("PORT", "8000")), timeout_graceful_shutdown=10)

@@ -1,0 +1,173 @@
+"""The batcher: what forms a batch and when, how much may wait, and which options are refused."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import pytest
+
+import accel
+from accel.patterns import DynamicBatcher
+from tests.batcher_support import Handler, settled, turns
+
+
+async def test_an_idle_batcher_starts_at_once_with_all_that_came_in_the_same_turn() -> None:
+    handler = Handler()
+    async with DynamicBatcher(handler, max_items=8, max_delay=1000) as batcher:
+        assert await batcher.submit(1) == 2
+        assert await asyncio.gather(*(batcher(n) for n in range(5))) == [0, 2, 4, 6, 8]
+    assert handler.batches == [[1], [0, 1, 2, 3, 4]]
+    statistics = batcher.statistics()
+    assert statistics.batches == 2
+    assert statistics.mean_batch == 3.0
+    assert statistics.answered == 6
+    assert settled(statistics)
+
+
+async def test_a_batch_has_no_more_than_max_items_in_the_order_of_submission() -> None:
+    handler = Handler()
+    async with DynamicBatcher(handler, max_items=4) as batcher:
+        await asyncio.gather(*(batcher.submit(n) for n in range(10)))
+    assert [item for batch in handler.batches for item in batch] == list(range(10))
+    assert max(map(len, handler.batches)) == 4
+
+
+async def test_a_batch_of_one_is_batching_off() -> None:
+    handler = Handler()
+    async with DynamicBatcher(handler, max_items=1) as batcher:
+        assert await asyncio.gather(*(batcher.submit(n) for n in range(3))) == [0, 2, 4]
+    assert handler.batches == [[0], [1], [2]]
+
+
+async def test_items_gather_while_a_batch_runs_until_the_delay_has_passed() -> None:
+    handler = Handler(is_open=False)
+    async with DynamicBatcher(handler, max_items=8, max_delay=0.01, max_in_flight=2) as batcher, asyncio.TaskGroup() as group:
+        group.create_task(batcher.submit(0))
+        await handler.until_called(1)
+        for n in (1, 2):
+            group.create_task(batcher.submit(n))
+            await turns()
+        assert batcher.statistics().queued == 2
+        assert handler.batches == [[0]]
+        await handler.until_called(2)  # by the clock: nothing else can start it
+        assert handler.batches == [[0], [1, 2]]
+        handler.release()
+
+
+async def test_a_full_batch_does_not_wait_and_more_than_one_is_in_flight() -> None:
+    handler = Handler(is_open=False)
+    async with DynamicBatcher(handler, max_items=2, max_delay=1000, max_in_flight=2) as batcher, asyncio.TaskGroup() as group:
+        group.create_task(batcher.submit(0))
+        await handler.until_called(1)
+        for n in (1, 2, 3, 4):
+            group.create_task(batcher.submit(n))
+        await turns()
+        assert handler.batches == [[0], [1, 2]]
+        assert batcher.statistics().in_flight == 2
+        assert batcher.statistics().queued == 2
+        handler.release()
+
+
+async def test_the_rest_starts_when_the_device_falls_idle_without_waiting_for_the_delay() -> None:
+    handler = Handler(is_open=False)
+    async with DynamicBatcher(handler, max_items=8, max_delay=1000, max_in_flight=2) as batcher, asyncio.TaskGroup() as group:
+        group.create_task(batcher.submit(0))
+        await handler.until_called(1)
+        group.create_task(batcher.submit(1))
+        await turns()
+        handler.release()
+        await handler.until_called(2)
+    assert handler.batches == [[0], [1]]
+
+
+async def test_sizes_are_counted_in_items() -> None:
+    handler = Handler()
+    async with DynamicBatcher(handler, max_items=10, size=lambda item: item) as batcher:
+        await asyncio.gather(*(batcher.submit(n) for n in (4, 4, 4, 10, 1)))
+        with pytest.raises(accel.InvalidArgumentError, match="11"):
+            await batcher.submit(11)
+        with pytest.raises(accel.InvalidArgumentError):
+            await batcher.submit(0)
+    assert handler.batches == [[4, 4], [4], [10], [1]]
+    assert batcher.statistics().mean_batch == 23 / 4
+
+
+async def test_a_full_queue_rejects_with_the_time_to_come_back() -> None:
+    handler = Handler(is_open=False)
+    batcher = DynamicBatcher(handler, max_items=2, max_pending=3, max_in_flight=1, overload="reject")
+    async with batcher, asyncio.TaskGroup() as group:
+        group.create_task(batcher.submit(0))
+        await handler.until_called(1)
+        for n in (1, 2, 3):
+            group.create_task(batcher.submit(n))
+        await turns()
+        with pytest.raises(accel.MailboxFullError) as caught:
+            await batcher.submit(4)
+        assert caught.value.retry_after is not None
+        assert caught.value.retry_after > 0
+        assert batcher.statistics().rejected == 1
+        handler.release()
+    assert batcher.statistics().submitted == 4
+    assert settled(batcher.statistics())
+
+
+async def test_a_full_queue_lets_wait_in_order_and_bounds_those_who_wait() -> None:
+    handler = Handler(is_open=False)
+    batcher = DynamicBatcher(handler, max_items=1, max_pending=1, max_in_flight=1)
+    async with batcher, asyncio.TaskGroup() as group:
+        group.create_task(batcher.submit(0))
+        await handler.until_called(1)
+        for n in range(1, 18):
+            group.create_task(batcher.submit(n))
+        await turns()
+        assert (batcher.statistics().queued, batcher.statistics().waiting) == (1, 16)
+        with pytest.raises(accel.MailboxFullError):
+            await batcher.submit(18)
+        handler.release()
+    assert handler.batches == [[n] for n in range(18)]
+
+
+async def test_room_left_by_a_cancelled_item_goes_to_the_first_who_waits() -> None:
+    handler = Handler(is_open=False)
+    async with DynamicBatcher(handler, max_items=1, max_pending=1, max_in_flight=1) as batcher, asyncio.TaskGroup() as group:
+        group.create_task(batcher.submit(0))
+        await handler.until_called(1)
+        queued, first, _ = [group.create_task(batcher.submit(n)) for n in (1, 2, 3)]
+        await turns()
+        queued.cancel()
+        await turns()
+        assert (batcher.statistics().queued, batcher.statistics().waiting) == (1, 1)
+        first.cancel()
+        await turns()
+        assert (batcher.statistics().queued, batcher.statistics().waiting) == (1, 0)
+        handler.release()
+    assert handler.batches == [[0], [3]]
+    assert batcher.statistics().dropped == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_items": 0},
+        {"max_items": True},
+        {"max_items": 8, "max_pending": 7},
+        {"max_in_flight": 0},
+        {"max_delay": -1},
+        {"max_delay": float("nan")},
+        {"close_timeout": float("inf")},
+        {"overload": "drop"},
+    ],
+    ids=repr,
+)
+async def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(accel.InvalidArgumentError):
+        DynamicBatcher(Handler(), **options)
+
+
+async def test_statistics_are_frozen_and_the_batcher_says_how_it_is() -> None:
+    async with DynamicBatcher(Handler()) as batcher:
+        with pytest.raises(FrozenInstanceError):
+            batcher.statistics().queued = 1  # type: ignore[misc]
+        assert "open queued=0" in repr(batcher)

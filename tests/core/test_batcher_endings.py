@@ -1,0 +1,276 @@
+"""How requests of a batcher end: with errors, cancelled, expired, or by closing; always exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+import accel
+from accel.patterns import DynamicBatcher
+from tests.batcher_support import Handler, settled, turns
+
+
+async def test_an_exception_in_the_place_of_a_result_fails_that_item_alone() -> None:
+    async def handler(items: list[int]) -> list[int | Exception]:
+        return [ValueError(str(item)) if item % 2 else item for item in items]
+
+    async with DynamicBatcher(handler) as batcher:
+        results = await asyncio.gather(*(batcher.submit(n) for n in range(4)), return_exceptions=True)
+    assert results[0] == 0
+    assert results[2] == 2
+    assert isinstance(results[1], ValueError)
+    assert str(results[3]) == "3"
+    assert (batcher.statistics().answered, batcher.statistics().failed) == (2, 2)
+
+
+class Odd(Exception):  # noqa: N818 - a user's class
+    """Cannot be copied."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"{a} {b}")
+
+
+@pytest.mark.parametrize(
+    ("error", "shared"),
+    [(accel.LibraryError("no", code=7), False), (ValueError("no"), False), (Odd(1, 2), True)],
+    ids=["accel", "plain", "uncopyable"],
+)
+async def test_what_the_handler_raises_reaches_every_caller_as_an_instance_of_its_own(error: Exception, shared: bool) -> None:
+    async def handler(items: list[int]) -> list[int]:
+        raise error
+
+    async with DynamicBatcher(handler) as batcher:
+        results = await asyncio.gather(*(batcher.submit(n) for n in range(3)), return_exceptions=True)
+        assert settled(batcher.statistics())
+    assert [type(result) for result in results] == [type(error)] * 3
+    assert [str(result) for result in results] == [str(error)] * 3
+    assert len({id(result) for result in results}) == (1 if shared else 3)
+
+
+async def test_a_stop_iteration_does_not_break_its_batch() -> None:
+    async def handler(items: list[int]) -> list[int | Exception]:
+        return [StopIteration(), 1]
+
+    async with DynamicBatcher(handler) as batcher:
+        first, second = await asyncio.gather(batcher.submit(0), batcher.submit(1), return_exceptions=True)
+    assert isinstance(first, RuntimeError)
+    assert second == 1
+
+
+@pytest.mark.parametrize("results", [[], [1, 2, 3], None, 5], ids=repr)
+async def test_a_wrong_number_of_results_is_an_error_for_all_of_the_batch(results: Any) -> None:
+    async def handler(items: list[int]) -> Any:
+        return results
+
+    async with DynamicBatcher[int, int](handler) as batcher:
+        got = await asyncio.gather(batcher.submit(0), batcher.submit(1), return_exceptions=True)
+    assert all(isinstance(error, accel.InvalidArgumentError) and "for 2 items" in str(error) for error in got)
+    assert batcher.statistics().failed == 2
+
+
+async def test_an_array_is_a_fine_list_of_results() -> None:
+    async def handler(items: list[int]) -> Any:
+        return np.array(items) * 3
+
+    async with DynamicBatcher[int, int](handler) as batcher:
+        assert await batcher.submit(2) == 6
+        assert await batcher.submit(3) == 9
+
+
+async def test_a_cancelled_item_is_dropped_before_launch() -> None:
+    handler = Handler(is_open=False)
+    async with DynamicBatcher(handler, max_items=4, max_in_flight=1) as batcher, asyncio.TaskGroup() as group:
+        group.create_task(batcher.submit(0))
+        await handler.until_called(1)
+        gone = group.create_task(batcher.submit(1))
+        group.create_task(batcher.submit(2))
+        await turns()
+        gone.cancel()
+        handler.release()
+    assert handler.batches == [[0], [2]]
+    assert gone.cancelled()
+    assert batcher.statistics().dropped == 1
+    assert settled(batcher.statistics())
+
+
+async def test_an_item_cancelled_between_forming_and_calling_is_not_in_the_call() -> None:
+    handler = Handler()
+    async with DynamicBatcher(handler) as batcher:
+        loop = asyncio.get_running_loop()
+        gone = asyncio.ensure_future(batcher.submit(1))
+        kept = asyncio.ensure_future(batcher.submit(2))
+        await asyncio.sleep(0)  # both have submitted, and the end of that turn is scheduled
+        # Runs after the batch is formed and before its task takes its first step.
+        loop.call_soon(gone.cancel)
+        assert await kept == 4
+    assert handler.batches == [[2]]
+    assert gone.cancelled()
+
+
+async def test_a_batch_of_cancelled_items_is_not_called() -> None:
+    handler = Handler()
+    async with DynamicBatcher(handler) as batcher:
+        gone = asyncio.ensure_future(batcher.submit(1))
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_soon(gone.cancel)
+        await turns()
+        assert settled(batcher.statistics())
+    assert handler.batches == []
+    assert batcher.statistics().batches == 0
+
+
+async def test_a_launched_item_that_is_cancelled_leaves_the_others_alone() -> None:
+    handler = Handler(is_open=False)
+    async with DynamicBatcher(handler) as batcher:
+        gone, kept = asyncio.ensure_future(batcher.submit(1)), asyncio.ensure_future(batcher.submit(2))
+        await handler.until_called(1)
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        handler.release()
+        assert await kept == 4
+    assert batcher.statistics().abandoned == 1
+    assert settled(batcher.statistics())
+
+
+async def test_a_deadline_passes_in_the_queue_and_the_item_is_not_launched() -> None:
+    handler = Handler(is_open=False)
+    async with DynamicBatcher(handler, max_in_flight=1) as batcher, asyncio.TaskGroup() as group:
+        group.create_task(batcher.submit(0))
+        await handler.until_called(1)
+        with pytest.raises(accel.DeadlineExceededError, match="not launched"):
+            await batcher.submit(1, timeout=0.005)
+        handler.release()
+    assert handler.batches == [[0]]
+    assert batcher.statistics().dropped == 1
+    assert settled(batcher.statistics())
+
+
+async def test_a_deadline_passes_while_the_handler_runs() -> None:
+    handler = Handler(is_open=False)
+    async with DynamicBatcher(handler) as batcher:
+        with pytest.raises(accel.DeadlineExceededError, match="was launched"):
+            await batcher.submit(1, timeout=0.005)
+        handler.release()
+    assert batcher.statistics().abandoned == 1
+    assert settled(batcher.statistics())
+
+
+async def test_a_deadline_that_is_met_leaves_no_timer() -> None:
+    async with DynamicBatcher(Handler()) as batcher:
+        assert await batcher.submit(1, timeout=1000) == 2
+
+
+@pytest.mark.parametrize("timeout", [0, -1])
+async def test_no_time_at_all_is_a_deadline_exceeded(timeout: float) -> None:
+    handler = Handler()
+    async with DynamicBatcher(handler) as batcher:
+        with pytest.raises(accel.DeadlineExceededError):
+            await batcher.submit(1, timeout=timeout)
+        with pytest.raises(accel.InvalidArgumentError):
+            await batcher.submit(1, timeout=float("nan"))
+    assert handler.batches == []
+    assert batcher.statistics().submitted == 0
+
+
+async def test_closing_answers_all_that_was_submitted_and_takes_nothing_new() -> None:
+    handler = Handler(is_open=False)
+    batcher = DynamicBatcher(handler, max_items=1, max_pending=2, max_in_flight=1, max_delay=1000)
+    await batcher.__aenter__()
+    tasks = [asyncio.ensure_future(batcher.submit(n)) for n in range(6)]
+    await handler.until_called(1)
+    closing = asyncio.ensure_future(batcher.aclose())
+    await turns()
+    with pytest.raises(accel.ClosedError, match="closing"):
+        await batcher.submit(9)
+    assert not closing.done()
+    handler.release()
+    await asyncio.gather(closing, batcher.aclose())
+    assert [task.result() for task in tasks] == [0, 2, 4, 6, 8, 10]
+    with pytest.raises(accel.ClosedError, match="closed"):
+        await batcher.submit(9)
+    with pytest.raises(accel.ClosedError):
+        await batcher.__aenter__()
+
+
+async def test_closing_ends_a_handler_that_does_not() -> None:
+    handler = Handler(is_open=False)
+    batcher = DynamicBatcher(handler, max_items=1, max_in_flight=1, close_timeout=0.005)
+    await batcher.__aenter__()
+    tasks = [asyncio.ensure_future(batcher.submit(n)) for n in range(3)]
+    await handler.until_called(1)
+    await batcher.aclose()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(error, accel.ClosedError) for error in results)
+    assert len({id(error) for error in results}) == 3
+    assert handler.batches == [[0]]
+    assert settled(batcher.statistics())
+
+
+async def test_cancelling_the_close_hurries_it_and_goes_on_after() -> None:
+    handler = Handler(is_open=False)
+    batcher = DynamicBatcher(handler, close_timeout=1000)
+    await batcher.__aenter__()
+    task = asyncio.ensure_future(batcher.submit(1))
+    await handler.until_called(1)
+    closing = asyncio.ensure_future(batcher.aclose())
+    await turns()
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    with pytest.raises(accel.ClosedError):
+        await task
+    await batcher.aclose()
+
+
+async def test_enter_and_exit_may_happen_in_different_tasks() -> None:
+    batcher = DynamicBatcher(Handler())
+    await asyncio.create_task(batcher.__aenter__())
+    assert await batcher.submit(4) == 8
+    await asyncio.create_task(batcher.aclose())
+    assert not [task for task in asyncio.all_tasks() if "accel" in task.get_name()]
+
+
+async def test_the_body_s_exception_leaves_as_it_is() -> None:
+    async def body() -> None:
+        async with DynamicBatcher(Handler()) as batcher:
+            await batcher.submit(1)
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        await body()
+
+
+async def test_a_handler_that_cancels_itself_fails_its_batch_and_nothing_else() -> None:
+    async def handler(items: list[int]) -> list[int]:
+        if 0 in items:
+            raise asyncio.CancelledError
+        return items
+
+    async with DynamicBatcher(handler) as batcher:
+        with pytest.raises(accel.ActorStoppedError):
+            await batcher.submit(0)
+        assert await batcher.submit(1) == 1
+    assert settled(batcher.statistics())
+
+
+async def test_use_before_entering_and_from_another_loop_raises() -> None:
+    batcher = DynamicBatcher(Handler())
+    with pytest.raises(accel.NotInitializedError):
+        await batcher.submit(1)
+
+    def elsewhere() -> None:
+        with pytest.raises(accel.ClosedError, match="loop"):
+            asyncio.run(batcher.submit(1))
+        with pytest.raises(accel.ClosedError, match="loop"):
+            asyncio.run(batcher.aclose())
+
+    async with batcher:
+        await asyncio.to_thread(elsewhere)
+    unused = DynamicBatcher(Handler())
+    await unused.aclose()
+    with pytest.raises(accel.ClosedError):
+        await unused.submit(1)

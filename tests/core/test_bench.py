@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import time
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from accel import InvalidArgumentError, UnsupportedError
+from accel.cli.bench import budgets, command
+from accel.cli.bench.budgets import BUDGETS, Budget, holds
+from accel.cli.bench.command import CASES
+from accel.cli.bench.measure import CpuMeter, Samples, awaited, called, compare, live_objects, resident_bytes, together
+from accel.cli.bench.report import Report, describe_machine
+from accel.cli.bench.suite import Bench, Case, choose
+from accel.cli.main import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let cases do next to nothing: what is tested is that they run and report, not what they measure."""
+    monkeypatch.setattr(Bench, "scale", lambda self, full, quick: 2)
+
+
+def sampled(*seconds: float) -> Samples:
+    samples = Samples()
+    for value in seconds:
+        samples.add(value)
+    return samples
+
+
+# -- measuring
+
+
+def test_percentiles_are_nearest_rank() -> None:
+    seed = random.randrange(2**32)
+    rng = np.random.default_rng(seed)
+    for size in (1, 2, 3, 10, 99, 100, 101):
+        values = rng.random(size)
+        samples = sampled(*values)
+        for q in (1, 50, 90, 99, 100):
+            expected = float(np.percentile(values, q, method="inverted_cdf"))
+            assert samples.percentile(q) == expected, f"size {size}, q {q}, seed {seed}"
+    assert Samples().percentile(50) == 0.0
+    assert Samples().rate == 0.0
+
+
+def test_samples_of_groups_are_times_per_op() -> None:
+    samples = Samples()
+    samples.add(1.0, ops=4)
+    samples.add(2.0, ops=4)
+    assert (samples.ops, samples.seconds, list(samples.times)) == (8, 3.0, [0.25, 0.5])
+    assert samples.rate == pytest.approx(8 / 3)
+
+
+def test_samples_that_overlap_are_rated_by_the_wall() -> None:
+    samples = Samples()
+    samples.add_overlapped(array("d", [1.0, 1.0, 1.0]), 1.5)
+    assert samples.rate == 2.0
+    assert samples.median == 1.0
+
+
+async def test_subjects_take_turns_and_warm_up_does_not_count() -> None:
+    order: list[str] = []
+
+    def subject(name: str) -> Any:
+        async def meter(samples: Samples) -> None:
+            order.append(name)
+            samples.add(1.0 + len(order))
+
+        return meter
+
+    results = await compare({"a": subject("a"), "b": subject("b")}, 2)
+    assert order == ["a", "b"] * 3
+    assert list(results["a"].times) == [4.0, 6.0]
+    assert list(results["b"].times) == [5.0, 7.0]
+
+
+async def test_the_rate_is_the_median_rounds() -> None:
+    seconds = iter([9.0, 1.0, 2.0, 100.0])
+
+    async def meter(samples: Samples) -> None:
+        samples.add(next(seconds), ops=2)
+
+    results = await compare({"a": meter}, 3)
+    assert results["a"].rate == 1.0
+
+
+async def test_rounds_call_as_often_as_they_say() -> None:
+    calls: list[int] = []
+
+    async def once() -> None:
+        calls.append(1)
+        await asyncio.sleep(0)
+
+    samples = Samples()
+    await awaited(once, 3, ops=5)(samples)
+    assert (len(calls), samples.ops, len(samples.times)) == (3, 15, 3)
+    await called(lambda: calls.append(2), 4)(samples)
+    assert (len(calls), samples.ops) == (7, 19)
+    await together(once, 5, 2)(samples)
+    assert (len(calls), samples.ops) == (17, 29)
+
+
+def test_the_cpu_meter_tells_work_from_sleep() -> None:
+    with CpuMeter() as busy:
+        end = time.process_time() + 0.05
+        while time.process_time() < end:
+            pass
+    assert busy.cpu >= 0.05
+    assert busy.percent > 0
+    assert CpuMeter().percent == 0.0
+
+
+def test_live_objects_counts_what_is_kept() -> None:
+    own = [Bench(Report({}))]
+    all_before, own_before = live_objects()
+    own += [Bench(Report({})) for _ in range(100)]
+    all_after, own_after = live_objects()
+    assert own_after - own_before == 200, "a bench and a report each"
+    assert all_after - all_before >= 200
+
+
+def test_resident_bytes_see_memory_that_is_used() -> None:
+    before = resident_bytes()
+    held = np.ones(8 << 20, np.uint8)
+    assert held[-1] == 1
+    assert resident_bytes() - before >= 7 << 20
+
+
+# -- budgets and the report
+
+
+def test_the_budgets_are_the_designs() -> None:
+    limits = {name: (budget.must, budget.goal) for name, budget in BUDGETS.items() if not budget.needs and name.startswith("P")}
+    assert limits == {"P5": (0.5, 0.0), "P11": (60.0, 25.0), "P12": (2.5, 1.6), "P13": (8.0, 0.0)}
+    for number in (1, 2, 3, 4, 6, 7, 8, 9, 10):
+        assert BUDGETS[f"P{number}"].needs == budgets.NEEDS_CUDA
+
+
+def test_every_budget_that_is_run_has_one_case() -> None:
+    answered = [name for case in CASES for name in case.budgets]
+    assert sorted(answered) == sorted(name for name, budget in BUDGETS.items() if not budget.needs)
+    assert len({case.name for case in CASES}) == len(CASES)
+
+
+def test_goals_are_not_easier_than_musts() -> None:
+    for name, budget in BUDGETS.items():
+        if budget.goal is not None and budget.must is not None:
+            assert holds(budget.goal, budget.must, budget.better), name
+
+
+@pytest.mark.parametrize(
+    ("value", "better", "kept"), [(1.0, "lower", True), (1.1, "lower", False), (1.0, "higher", True), (0.9, "higher", False)]
+)
+def test_limits(value: float, better: Any, kept: bool) -> None:
+    assert holds(value, 1.0, better) is kept
+    assert holds(value, None, better) is True
+    assert holds(float("nan"), 1.0, better) is False
+
+
+def test_the_json_has_the_contracts_form() -> None:
+    report = Report(describe_machine(loop="asyncio"))
+    report.add("a case", "accel", sampled(2e-6, 2e-6, 4e-6))
+    report.hold("P12", 2.0, more=1)
+    document = json.loads(json.dumps(report.as_json()))
+    assert list(document) == ["machine", "rows", "ratios"]
+    assert document["rows"] == [{"case": "a case", "subject": "accel", "p50_us": 2.0, "p99_us": 4.0, "ops_per_s": 375000.0}]
+    ratio = document["ratios"]["P12"]
+    assert {name: ratio[name] for name in ("value", "must", "goal", "ok", "more")} == {
+        "value": 2.0,
+        "must": 2.5,
+        "goal": 1.6,
+        "ok": True,
+        "more": 1,
+    }
+
+
+def test_what_is_not_a_number_is_not_a_measurement() -> None:
+    report = Report({})
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="no measurement"):
+            report.hold("P12", value)
+    assert report.ratios == {}
+
+
+def test_a_second_condition_breaks_a_budget_too(capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report({})
+    assert report.hold("P13", 0.0, also=True).ok
+    verdict_before = report.is_ok
+    assert not report.hold("P13", 0.0, also=False).ok
+    assert (verdict_before, report.is_ok) == (True, False)
+    report.hold("batcher", 0.7)
+    report.hold("P11", 20.0)
+    report.print(sys.stdout)
+    verdicts = {line.split()[0]: line.split()[-1] for line in capsys.readouterr().out.splitlines() if line.startswith(("P", "batcher"))}
+    assert verdicts == {"P13": "FAILED", "batcher": "ok", "P11": "goal"}
+
+
+# -- choosing
+
+
+def test_cases_are_chosen_by_name_and_by_budget() -> None:
+    assert choose(CASES, [""]) == CASES
+    chosen = choose(CASES, ["p12", " idle", "ASK"])
+    assert [case.name for case in chosen] == ["idle", "ask"]
+
+
+@pytest.mark.parametrize(("name", "message"), [("nothing", "no case 'nothing'"), ("P1", "P1 needs a CUDA device")])
+def test_what_cannot_be_run_is_refused(name: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        choose(CASES, ["P5", name])
+    assert main(["bench", "--only", name]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_list_shows_what_is_not_run_here(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--list"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in BUDGETS)
+    assert budgets.NEEDS_CUDA in out
+
+
+# -- running
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+async def test_every_case_runs_and_answers_its_budgets(case: Case) -> None:
+    bench = Bench(Report({}))
+    await case.run(bench)
+    report = bench.report
+    assert set(report.ratios) == set(case.budgets)
+    assert report.rows or case.budgets == ("P5",)
+    for row in report.rows:
+        assert 0 < row.p50_us <= row.p99_us, row
+        assert row.ops_per_s > 0, row
+    subjects = {row.subject for row in report.rows}
+    assert len(subjects) > 1 or case.budgets in (("P5",), ("P13",)), "each has its twin"
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_the_command_writes_a_file(loop: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "bench.json"
+    assert main(["bench", "--only", "P12", "--quick", "--loop", loop, "--seed", "7", "--json", str(target)]) == 0
+    document = json.loads(target.read_text(encoding="utf-8"))
+    assert document["machine"]["loop"] == loop
+    assert document["machine"]["seed"] == 7
+    assert set(document["ratios"]) == {"P12"}
+    captured = capsys.readouterr()
+    assert "ask round trip" in captured.out
+    assert captured.err == "[1/1] actor ask round trip against a bare future\n"
+
+
+@pytest.mark.usefixtures("tiny")
+def test_json_to_standard_output_is_all_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--only", "ask", "--json", "-"]) == 0
+    captured = capsys.readouterr()
+    assert set(json.loads(captured.out)) == {"machine", "rows", "ratios"}
+    assert "ask round trip" in captured.err
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_broken_budget_is_an_exit_code_only_with_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BUDGETS, "P12", Budget("impossible", 0.0, 0.0))
+    assert main(["bench", "--only", "P12"]) == 0
+    assert main(["bench", "--only", "P12", "--check"]) == 1
+
+
+def test_a_case_that_fails_is_told_and_does_not_stop_the_rest(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    async def breaks(bench: Bench) -> None:
+        raise RuntimeError("no luck")
+
+    async def works(bench: Bench) -> None:
+        bench.report.add("good", "accel", sampled(1.0))
+
+    async def lacks(bench: Bench) -> None:
+        raise UnsupportedError("this device cannot")
+
+    good = Case("good", "one that works", works)
+    monkeypatch.setattr(command, "CASES", (Case("bad", "one that fails", breaks), Case("no", "not here", lacks), good))
+    assert main(["bench"]) == 1
+    out = capsys.readouterr().out
+    assert "FAILED: bad: RuntimeError: no luck" in out
+    assert "not run: no: this device cannot" in out
+    assert "good" in out
+    assert main(["bench", "--only", "no,good"]) == 0

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+ROOT = Path(__file__).resolve().parents[2]
+CLIENTS = 200
+FAULT_AT = 150
+
+PROGRAMS = {
+    "fastapi example": ["examples/fastapi_digits.py"],
+    "aiohttp example": ["examples/aiohttp_digits.py"],
+    "serve fastapi": ["-m", "accel", "serve", "--framework", "fastapi", "--device", "cpu", "--port", "0", "--fault-at", str(FAULT_AT)],
+    "serve aiohttp": ["-m", "accel", "serve", "--framework", "aiohttp", "--device", "cpu", "--port", "0", "--fault-at", str(FAULT_AT)],
+}
+
+
+class Program:
+    """A service in a process of its own."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.output = ""
+        self.port = 0
+
+    async def listening(self) -> None:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            self.output += line.decode()
+            if found := re.search(r"http://127\.0\.0\.1:(\d+)", line.decode()):
+                self.port = int(found[1])
+                return
+        raise AssertionError(self.output)
+
+    async def ended(self) -> int:
+        assert self.process.stdout is not None
+        self.output += (await self.process.stdout.read()).decode()
+        return await self.process.wait()
+
+
+@contextlib.asynccontextmanager
+async def started(command: list[str]) -> AsyncIterator[Program]:
+    environment = os.environ | {
+        "PORT": "0",
+        "ACCEL_DEVICE": "cpu",
+        "FAULT_AT": str(FAULT_AT),
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONWARNINGS": "default",
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *command, cwd=ROOT, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    try:
+        program = Program(process)
+        await program.listening()
+        yield program
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+async def ask(session: aiohttp.ClientSession, path: str, **options: Any) -> Any:
+    async with session.request("POST" if "json" in options else "GET", path, **options) as answer:
+        assert answer.status == 200, await answer.text()
+        return await answer.json()
+
+
+async def is_refused(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except ConnectionError:
+        return True
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+    return False
+
+
+class RawClient:
+    """A connection that is kept between its requests, with its bytes in our hands."""
+
+    def __init__(self, image: Any) -> None:
+        body = json.dumps(image).encode()
+        head = f"POST /digits HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        self.request = head.encode() + body
+
+    async def connect(self, port: int) -> None:
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", port)
+        self.writer.write(self.request)
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200"), head
+        length = re.search(rb"content-length: (\d+)", head.lower())
+        assert length is not None
+        await self.reader.readexactly(int(length[1]))
+
+    async def send(self) -> None:
+        self.writer.write(self.request)
+        await self.writer.drain()
+
+    async def last_answer(self) -> tuple[bytes, Any]:
+        answer = await self.reader.read()
+        self.writer.close()
+        await self.writer.wait_closed()
+        head, _, body = answer.partition(b"\r\n\r\n")
+        return head.partition(b"\r\n")[0], json.loads(body or b"null")
+
+
+async def classify_all(session: aiohttp.ClientSession, images: list[Any]) -> list[int]:
+    return [found["digit"] for found in await asyncio.gather(*(ask(session, "/digits", json=image) for image in images))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", PROGRAMS.values(), ids=PROGRAMS)
+async def test_it_survives_a_fault_under_load_and_a_graceful_end(command: list[str]) -> None:
+    async with started(command) as program:
+        base = f"http://127.0.0.1:{program.port}"
+        async with aiohttp.ClientSession(base, connector=aiohttp.TCPConnector(limit=0)) as session:
+            images = await asyncio.gather(*(ask(session, f"/samples/{number}") for number in range(CLIENTS)))
+            assert (await ask(session, "/readyz"))["generation"] == 1, "the fault is to come under load"
+            answers, rounds = [await classify_all(session, images)], 1
+            while (await ask(session, "/healthz"))["generation"] == 1:
+                answers.append(await classify_all(session, images))
+                rounds += 1
+                assert rounds < 100, "the fault did not come"
+            answers.append(await classify_all(session, images))
+            assert (await ask(session, "/readyz"))["generation"] == 2
+        assert all(own == answers[-1] for own in answers), "an image is told apart the same way before, through and after the fault"
+        right = sum(digit == image["label"] for digit, image in zip(answers[-1], images, strict=True))
+        assert right >= 0.93 * CLIENTS
+
+        clients = [RawClient(image) for image in images]
+        await asyncio.gather(*(client.connect(program.port) for client in clients))
+        # Stopped, the process finds all requests and the signal at once when it goes on: it is asked to end with all of them in flight.
+        program.process.send_signal(signal.SIGSTOP)
+        await asyncio.gather(*(client.send() for client in clients))
+        program.process.send_signal(signal.SIGTERM)
+        program.process.send_signal(signal.SIGCONT)
+        ends = await asyncio.gather(*(client.last_answer() for client in clients))
+        assert ends == [(b"HTTP/1.1 200 OK", {"digit": digit}) for digit in answers[-1]]
+        while not await is_refused(program.port):
+            pass
+        assert await program.ended() == 0, program.output
+    # The fault itself is logged, with a traceback where it surfaced; none may come from the end.
+    assert "Traceback" not in program.output.rpartition("context_ready")[2], program.output
+    assert "Warning" not in program.output, program.output
