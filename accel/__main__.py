@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from accel.cli import main
+try:
+    from accel.cli import main
 
-sys.exit(main())
+    code = main()
+except KeyboardInterrupt:
+    # Before main() could take it: importing takes a moment too.
+    print("accel: interrupted", file=sys.stderr)
+    code = 130
+sys.exit(code)

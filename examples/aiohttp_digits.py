@@ -1,9 +1,11 @@
 """Handwritten digits over HTTP with aiohttp: batched, supervised, alive through faults.
 
-pip install 'accel-actors[web,cli]'
-python aiohttp_digits.py                     # PORT=8000 and ACCEL_DEVICE=auto, unless set
-curl -s localhost:8000/samples/7 | curl -s -H 'content-type: application/json' -d @- localhost:8000/digits
-FAULT_AT=100 python aiohttp_digits.py        # the context faults at the 100th op, and nobody notices
+To run it::
+
+    $ pip install 'accel-actors[web,cli]'
+    $ python aiohttp_digits.py                     # PORT=8000 and ACCEL_DEVICE=auto, unless set
+    $ curl -s localhost:8000/samples/7 | curl -s -H 'content-type: application/json' -d @- localhost:8000/digits
+    $ FAULT_AT=100 python aiohttp_digits.py        # the context faults at the 100th op, and nobody notices
 """
 
 import asyncio

@@ -46,7 +46,8 @@ LAYERS = {
 CPU_MAY_IMPORT = {*VOCABULARY, "memory", "cpu"}
 OUTSIDE_VOCABULARY = {"asyncio", "anyio"}
 CUDA = {"accel_cuda", "cuda", "cupy", "nvmath", "torch"}
-NOT_WITH_ACCEL = CUDA | {"aiohttp", "fastapi", "pytest", "rich", "scipy", "sklearn", "starlette", "uvicorn"}
+# Without rich: structlog loads it by itself where it is installed.
+NOT_WITH_ACCEL = CUDA | {"aiohttp", "fastapi", "pytest", "scipy", "sklearn", "starlette", "uvicorn"}
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from accel.cli.console import print_table, quiet_log
 from accel.cli.devices import list_devices, memory_text
 from accel.cli.extras import CORE, EXTRAS, install_command, version_of
 from accel.cli.selftest import SelfTest, self_test
+from accel.completion.timer import TimerfdTimer
 
 if TYPE_CHECKING:
     import argparse
@@ -114,8 +115,6 @@ def _kernel_features() -> Iterator[Check]:
         os.close(os.memfd_create("accel-doctor"))
 
     def timerfd() -> None:
-        from accel.completion.timer import TimerfdTimer
-
         loop = asyncio.new_event_loop()
         try:
             TimerfdTimer(loop, lambda: None).close()

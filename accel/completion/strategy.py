@@ -133,7 +133,8 @@ def look(pending: Pending) -> Ended | None:
     try:
         return (pending, None) if pending.event.query() else None
     except AccelError as error:
-        return pending, error
+        # Its traceback holds this frame and the watcher's, which hold the mark and so the waiter, whose own error comes from this one.
+        return pending, error.with_traceback(None)
     except Exception as error:  # a backend's bug must not lose a waiter
         fault = DriverError(f"querying an event raised {type(error).__name__}: {error}", scope=FaultScope.CONTEXT)
         fault.__cause__ = error

@@ -78,6 +78,9 @@ class KernelActor(Actor["Run", None]):
             wrapped = LibraryError(f"the {launch.op.kind} kernel raised {type(error).__name__}: {error}", library=launch.op.library)
             wrapped.__cause__ = error
             self._failed(wrapped, launch, run)
+        finally:
+            # The traceback of a kernel's bug holds this frame, and the submission's future would hold the bug.
+            del submission, run
 
     async def _synchronize(self, launch: Launch, run: Run) -> None:
         """Wait until an op has ended, so that its error bears its name."""

@@ -68,10 +68,11 @@ class Sender:
         """Check, send and await one op."""
         core = self._core
         core.guard()
-        submission = Submission((op,), (self.check(op),), core.loop.create_future(), generation=core.live_generation)
-        # The caller may drop its refs while it waits: this frame must not keep them.
-        del op
-        return await self.send(submission, timeout)
+        sending = self.send(
+            Submission((op,), (self.check(op),), core.loop.create_future(), generation=core.live_generation), timeout
+        )
+        del op  # the caller may drop its refs while it waits: this frame must not keep them
+        return await sending
 
     async def send(self, submission: Submission, timeout: float | None) -> Any:
         """Queue a submission and wait for its end.

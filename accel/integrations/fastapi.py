@@ -15,11 +15,10 @@ Needs FastAPI: ``pip install 'accel-actors[web]'``.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
-
-import anyio
 
 from accel.device import Device, System
 from accel.errors import AccelError, NotInitializedError
@@ -196,10 +195,12 @@ async def cancel_on_disconnect(request: Request) -> AsyncIterator[None]:
     starlette.requests.ClientDisconnect
         The client went away; :func:`install` answers it.
     """
-    with contextlib.suppress(
-        RuntimeError
-    ):  # a form, or the handler's own reading, has used the stream up: then there is nothing left to read
+    # RuntimeError: a form, or the handler's own reading, has used the stream up, and nothing is left to read.
+    with contextlib.suppress(RuntimeError):
         await request.body()
+    task = asyncio.current_task()
+    assert task is not None, "a handler runs in a task"
+    before = task.cancelling()
     gone = False
 
     async def watch() -> None:
@@ -207,16 +208,23 @@ async def cancel_on_disconnect(request: Request) -> AsyncIterator[None]:
         while (await request.receive())["type"] != "http.disconnect":
             pass
         gone = True
-        group.cancel_scope.cancel()
+        task.cancel()
 
     failed: Exception | None = None
-    async with anyio.create_task_group() as group:
-        group.start_soon(watch, name="accel-disconnect-watch")
+    async with asyncio.TaskGroup() as group:
+        watcher = group.create_task(watch(), name="accel-disconnect-watch")
         try:
             yield
         except Exception as error:  # raised again below, outside the group, which would wrap it
             failed = error
-        group.cancel_scope.cancel()
+        except asyncio.CancelledError:
+            # The watcher's own becomes an error below; one from outside goes on its way.
+            if not gone or task.cancelling() > before + 1:
+                raise
+        finally:
+            watcher.cancel()
+            if gone:
+                task.uncancel()
     if gone:
         raise ClientDisconnect from failed
     if failed is not None:

@@ -33,7 +33,7 @@ class Spec(NamedTuple):
 class Plan(NamedTuple):
     """What an op does to memory, worked out once when it is sent.
 
-    Parameters
+    Attributes
     ----------
     reads
         Refs it reads, in the order in which its kernel takes their addresses.

@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import logging
+import runpy
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from accel import BackendUnavailableError, DeviceDescription, LibraryError, System, __version__
+from accel import BackendUnavailableError, DeviceDescription, LibraryError, System, __version__, cli
 from accel.cli import console, devices, doctor, extras, selftest
 from accel.cli.main import COMMANDS, Command, main
 from accel.cli.selftest import SelfTest, self_test
@@ -145,6 +146,25 @@ def test_keyboard_interrupt_is_a_short_message_and_130(command: Callable[[Any], 
 
     command(run)
     assert main(["demo"]) == 130
+    assert capsys.readouterr() == ("", "accel: interrupted\n")
+
+
+def test_the_module_runs_main_and_exits_with_its_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["accel", "--version"])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_module("accel", run_name="__main__")
+    assert left.value.code == 0
+    assert capsys.readouterr().out == f"accel {__version__}\n"
+
+
+def test_the_module_takes_ctrl_c_while_it_is_imported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "main", interrupted)
+    with pytest.raises(SystemExit) as left:
+        runpy.run_module("accel", run_name="__main__")
+    assert left.value.code == 130
     assert capsys.readouterr() == ("", "accel: interrupted\n")
 
 

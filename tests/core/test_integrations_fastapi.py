@@ -221,6 +221,53 @@ async def test_a_cancellation_from_outside_stays_one() -> None:
     assert not [other.get_name() for other in asyncio.all_tasks() if "accel-disconnect" in other.get_name()]
 
 
+async def test_a_disconnect_and_a_cancellation_from_outside_at_once_end_as_cancelled() -> None:
+    channel, entered = Channel(), asyncio.Event()
+
+    async def handler() -> None:
+        async with cancel_on_disconnect(channel.request()):
+            entered.set()
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                task.cancel()
+                assert task.cancelling() == 2
+
+    task = asyncio.ensure_future(handler())
+    await entered.wait()
+    channel.disconnect()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_nothing_of_a_disconnect_is_left_in_the_task() -> None:
+    channel = Channel()
+
+    async def handler() -> str:
+        with contextlib.suppress(ClientDisconnect):
+            async with cancel_on_disconnect(channel.request()):
+                channel.disconnect()
+                await asyncio.get_running_loop().create_future()
+        async with asyncio.timeout(10):
+            await asyncio.get_running_loop().run_in_executor(None, int)
+        task = asyncio.current_task()
+        return f"goes on, {task.cancelling() if task else None} cancellations"
+
+    assert await asyncio.ensure_future(handler()) == "goes on, 0 cancellations"
+
+
+async def test_a_block_that_survives_its_cancellation_is_told_all_the_same() -> None:
+    channel = Channel()
+
+    async def handler() -> None:
+        async with cancel_on_disconnect(channel.request()):
+            channel.disconnect()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.get_running_loop().create_future()
+
+    assert await _raises(ClientDisconnect, handler)
+
+
 async def test_a_disconnect_takes_an_item_out_of_the_batcher() -> None:
     launched: list[int] = []
     release, running = asyncio.Event(), asyncio.Event()

@@ -28,7 +28,7 @@ class MailboxMachine(RuleBasedStateMachine):
         self.putters: list[tuple[list[int], asyncio.Task[None]]] = []  # the number comes with the first step
         self.getters: list[asyncio.Task[int]] = []
 
-    @initialize(capacity=st.integers(1, 4))
+    @initialize(capacity=st.integers(1, 3))
     def start(self, capacity: int) -> None:
         self.mailbox: Mailbox[Any] = Mailbox(capacity, loop=self.loop)
 
@@ -75,26 +75,26 @@ class MailboxMachine(RuleBasedStateMachine):
         self.mailbox.put_system(number)
         self.system.append(number)
 
-    @rule(turns=st.integers(0, 1))
-    def put(self, turns: int) -> None:
-        numbers: list[int] = []
-
-        async def putting() -> None:
+    @rule(count=st.integers(1, 3), turns=st.integers(0, 1))
+    def put(self, count: int, turns: int) -> None:
+        async def putting(numbers: list[int]) -> None:
             numbers.append(next(self.numbers))
             self.offered.extend(numbers)
             await self.mailbox.put(numbers[0])
 
-        self.putters.append((numbers, self.loop.create_task(putting())))
+        for _ in range(count):
+            numbers: list[int] = []
+            self.putters.append((numbers, self.loop.create_task(putting(numbers))))
         self.spin(turns)
 
-    @rule(turns=st.integers(0, 2))
-    def get(self, turns: int) -> None:
+    @rule(count=st.integers(1, 3), turns=st.integers(0, 1))
+    def get(self, count: int, turns: int) -> None:
         async def getting() -> int:
             number: int = await self.mailbox.get()
             self.received.append(number)
             return number
 
-        self.getters.append(self.loop.create_task(getting()))
+        self.getters.extend(self.loop.create_task(getting()) for _ in range(count))
         self.spin(turns)
 
     @rule(count=st.integers(1, 4))
@@ -107,14 +107,17 @@ class MailboxMachine(RuleBasedStateMachine):
                 self.received.append(item)
 
     @precondition(lambda self: self.putters)
-    @rule(data=st.data())
-    def cancel_a_putter(self, data: st.DataObject) -> None:
-        data.draw(st.sampled_from(self.putters))[1].cancel()
+    @rule(data=st.data(), takes=st.integers(0, 2))
+    def wake_and_cancel_a_putter(self, data: st.DataObject, takes: int) -> None:
+        self.take(takes)
+        data.draw(st.sampled_from(self.putters[:2]))[1].cancel()
 
     @precondition(lambda self: self.getters)
-    @rule(data=st.data())
-    def cancel_a_getter(self, data: st.DataObject) -> None:
-        data.draw(st.sampled_from(self.getters)).cancel()
+    @rule(data=st.data(), wakes=st.booleans())
+    def wake_and_cancel_a_getter(self, data: st.DataObject, wakes: bool) -> None:
+        if wakes:
+            self.put_nowait()
+        data.draw(st.sampled_from(self.getters[:2])).cancel()
 
     @precondition(lambda self: self.offered)
     @rule(data=st.data())
@@ -137,7 +140,7 @@ class MailboxMachine(RuleBasedStateMachine):
         assert len(self.putters) == statistics.waiting_putters
         assert not self.getters or self.mailbox.take() is NOTHING, "a getter waits beside a message"
 
-    @precondition(lambda self: len(self.offered) > 8)
+    @precondition(lambda self: len(self.offered) > 20)
     @rule()
     def close(self) -> None:
         self.mailbox.close()
@@ -175,4 +178,4 @@ class MailboxMachine(RuleBasedStateMachine):
 
 
 TestMailbox = MailboxMachine.TestCase
-TestMailbox.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestMailbox.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)

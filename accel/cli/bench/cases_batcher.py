@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel import System
-from accel.cli.bench.measure import called
+from accel.cli.bench.measure import awaited, called
 from accel.cli.bench.suite import Bench, Case
 from accel.patterns import DynamicBatcher
 
 if TYPE_CHECKING:
     from accel import AccelRef, Device
-    from accel.cli.bench.measure import Samples
+    from accel.cli.bench.measure import Meter, Samples
 
 __all__ = ["CASES"]
 
@@ -54,8 +54,28 @@ class _Model:
         return (h @ self.last).argmax(axis=1).tolist()  # type: ignore[no-any-return]
 
 
+def _clients(batcher: DynamicBatcher[Array, int], images: list[Array], requests: int) -> Meter:
+    """Return a round in which a client per image sends it ``requests`` times."""
+
+    async def client(image: Array, times: array[float]) -> None:
+        for _ in range(requests):
+            began = time.perf_counter()
+            await batcher.submit(image)
+            times.append(time.perf_counter() - began)
+
+    async def meter(samples: Samples) -> None:
+        times: array[float] = array("d")
+        began = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for image in images:
+                group.create_task(client(image, times))
+        samples.add_overlapped(times, time.perf_counter() - began)
+
+    return meter
+
+
 async def _batcher(bench: Bench) -> None:
-    per_client = bench.scale(20, 5)
+    requests = bench.scale(20, 5)
     model = _Model(bench.rng)
     images = list(bench.rng.random((_CLIENTS, _FEATURES), dtype=np.float32))
     async with System("bench") as system:
@@ -63,40 +83,17 @@ async def _batcher(bench: Bench) -> None:
         if await model.on_device(images) != model.bare(images):
             raise AssertionError("the device and numpy classify differently")
         async with DynamicBatcher(model.on_device, max_items=_CLIENTS, max_pending=2 * _CLIENTS) as batcher:
-
-            async def client(image: Array, times: array[float]) -> None:
-                for _ in range(per_client):
-                    began = time.perf_counter()
-                    await batcher.submit(image)
-                    times.append(time.perf_counter() - began)
-
-            async def serve(samples: Samples) -> None:
-                times: array[float] = array("d")
-                began = time.perf_counter()
-                async with asyncio.TaskGroup() as group:
-                    for image in images:
-                        group.create_task(client(image, times))
-                samples.add_overlapped(times, time.perf_counter() - began)
-
-            async def loop(samples: Samples) -> None:
-                for _ in range(per_client):
-                    began = time.perf_counter()
-                    await model.on_device(images)
-                    samples.add(time.perf_counter() - began, _CLIENTS)
-
             subjects = {
-                "batcher": serve,
-                "bare loop, device": loop,
-                "bare loop, numpy": called(lambda: model.bare(images), per_client, _CLIENTS),
+                "batcher": _clients(batcher, images, requests),
+                "bare loop, device": awaited(lambda: model.on_device(images), requests, _CLIENTS),
+                "bare loop, numpy": called(lambda: model.bare(images), requests, _CLIENTS),
             }
             results = await bench.compare(f"classify one image, {_CLIENTS} clients", subjects)
             mean = batcher.statistics().mean_batch
     rates = {name: samples.rate for name, samples in results.items()}
+    against_device = round(rates["batcher"] / rates["bare loop, device"], 3)
     bench.report.hold(
-        "batcher",
-        rates["batcher"] / rates["bare loop, numpy"],
-        against_device_loop=round(rates["batcher"] / rates["bare loop, device"], 3),
-        mean_batch=round(mean, 1),
+        "batcher", rates["batcher"] / rates["bare loop, numpy"], against_device_loop=against_device, mean_batch=round(mean, 1)
     )
 
 

@@ -87,7 +87,7 @@ async def _soak(bench: Bench) -> None:
     bench.report.hold("P13", max(0.0, grown), also=after[1] <= own and device_bytes <= 0 and after[0] - objects <= _NOISE, **details)
 
 
-_NOISE = 100
+_NOISE = 10
 """Objects that the interpreter, the loop and numpy may keep more than before, over any number of ops: caches, not leaks."""
 
 

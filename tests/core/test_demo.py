@@ -1,0 +1,213 @@
+"""The demo as its users run it: what it reports, how it ends when something is wrong, and that Ctrl-C leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import accel
+from accel.cli.demo import DemoReport
+from accel.cli.digits import Digits, Model, load_digits
+from accel.cli.main import main
+from accel.cli.progress import ServingProgress
+from accel.testing import FaultPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ["demo", "--requests", "1500", "--clients", "64"]
+
+
+@pytest.fixture(scope="module")
+def digits() -> Digits:
+    return load_digits()
+
+
+def test_the_same_seed_gives_the_same_split_and_no_digit_is_on_both_sides(digits: Digits) -> None:
+    again, other = load_digits(), load_digits(1)
+    assert len(digits.train_images) + len(digits.held_out_images) == 1797
+    assert len(digits.held_out_labels) == 359
+    assert digits.train_images.dtype == np.float32
+    assert (digits.train_images.min(), digits.train_images.max()) == (0, 1)
+    np.testing.assert_array_equal(digits.held_out_images, again.held_out_images)
+    np.testing.assert_array_equal(digits.train_labels, again.train_labels)
+    assert not np.array_equal(digits.held_out_images, other.held_out_images)
+    both = {image.tobytes() for image in digits.train_images} & {image.tobytes() for image in digits.held_out_images}
+    assert both == set()
+
+
+async def test_the_model_is_right_often_enough_and_agrees_with_numpy(digits: Digits) -> None:
+    seed = secrets.randbelow(1000)
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        model = await Model.load(device, digits, seed=seed)
+        labels = await model.predict(digits.held_out_images)
+        one = await model.classify([digits.held_out_images[0]])
+    assert np.mean(labels == digits.held_out_labels) >= 0.93, f"seed {seed}"
+    scores = model.reference(digits.held_out_images)
+    assert np.all(scores[np.arange(len(labels)), labels] >= scores.max(axis=1) - 1e-4), f"seed {seed}"
+    assert one == [labels[0]]
+
+
+async def test_the_model_loads_its_digits_by_itself_and_refuses_other_shapes() -> None:
+    async with accel.System() as system:
+        model = await Model.load(await system.open_device("cpu"), features=16)
+        with pytest.raises(accel.InvalidArgumentError, match="64"):
+            await model.predict(np.zeros((2, 8, 8), np.float32))
+
+
+async def test_the_model_puts_its_weights_again_after_a_rebuild(digits: Digits) -> None:
+    plan = FaultPlan()
+    async with accel.System() as system:
+        device = await system.open_device("cpu", faults=plan)
+        model = await Model.load(device, digits)
+        before = await model.predict(digits.held_out_images)
+        plan.poison_at(plan.count + 1)
+        with pytest.raises(accel.ContextPoisonedError):
+            await model.predict(digits.held_out_images)
+        after = await asyncio.gather(*(model.predict(digits.held_out_images) for _ in range(3)))
+        assert device.generation == 2
+    for labels in after:
+        np.testing.assert_array_equal(labels, before)
+
+
+def test_the_demo_reports_what_happened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "demo.json"
+    assert main([*SMALL, "--json", str(target)]) == 0
+    report = DemoReport(**json.loads(target.read_text(encoding="utf-8")))
+    assert (report.requests, report.answered, report.lost, report.wrong) == (1500, 1500, 0, 0)
+    assert report.ok
+    assert report.accuracy >= 0.93
+    assert report.fault_at_request is not None
+    assert 750 <= report.fault_at_request <= 750 + 4 * 64
+    assert report.fault_to_answer_ms is not None
+    assert report.fault_to_answer_ms > 0
+    assert 0 < report.retried <= 4 * 64
+    assert (report.generation_before, report.generation_after) == (1, 2)
+    assert report.p50_ms is not None
+    assert report.p99_ms is not None
+    assert 0 < report.p50_ms <= report.p99_ms
+    assert 1 < report.mean_batch <= 64
+    assert report.requests_per_s == pytest.approx(1500 / report.seconds)
+    printed = capsys.readouterr().out
+    assert f"fault at request {report.fault_at_request:,}: ContextPoisonedError in generation 1" in printed
+    assert "every request was answered, and right" in printed
+    assert f"{report.retried:,}" in printed
+
+
+def test_json_on_standard_output_is_alone_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--no-fault", "--seed", "3", "--json", "-"]) == 0
+    printed = capsys.readouterr()
+    report = DemoReport(**json.loads(printed.out))
+    assert (report.retried, report.fault_at_request, report.fault_to_answer_ms) == (0, None, None)
+    assert (report.generation_before, report.generation_after) == (1, 1)
+    assert "accuracy" in printed.err
+
+
+def test_a_wrong_answer_fails_the_demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    honest = Model.classify
+
+    async def lying(self: Model, images: list[Any]) -> Sequence[int]:
+        return [*(await honest(self, images))[:-1], 10 - 1 - (await honest(self, images[-1:]))[0]]
+
+    monkeypatch.setattr(Model, "classify", lying)
+    assert main([*SMALL, "--no-fault"]) == 1
+    assert "FAILED" in capsys.readouterr().out
+
+
+def test_a_lost_request_fails_the_demo_and_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    async def failing(self: Model, images: list[Any]) -> Sequence[int]:
+        raise accel.LibraryError("no luck", code=13)
+
+    monkeypatch.setattr(Model, "classify", failing)
+    assert main([*SMALL, "--no-fault"]) == 1
+    printed = capsys.readouterr().out
+    assert "1500 lost" in printed
+    assert "lost: LibraryError: no luck [code=13]" in printed
+
+
+@pytest.mark.parametrize(
+    "words", [["--host", "process"], ["--json", "/there/is/no/such/folder/x"], ["--requests", "0"], ["--clients", "x"]], ids=str
+)
+def test_what_cannot_be_served_is_said_and_exits_with_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", *words]) == 2
+    printed = capsys.readouterr()
+    assert any(word in printed.err for word in (words[0], words[0].strip("-"), "folder"))
+    assert "Traceback" not in printed.err
+
+
+def test_without_scikit_learn_the_demo_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    assert main(SMALL) == 2
+    assert "pip install 'accel-actors[cli]'" in capsys.readouterr().err
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_a_bar_on_a_terminal() -> None:
+    out = Terminal()
+    with ServingProgress(100, out) as progress:
+        progress.advance(40)
+        progress.note("something [happened]")
+        progress.advance(60)
+    drawn = out.getvalue()
+    assert "something [happened]" in drawn
+    assert "100/100" in drawn
+
+
+@pytest.mark.parametrize("out", [io.StringIO(), Terminal()], ids=["no terminal", "no rich"])
+def test_progress_is_a_line_per_tenth_elsewhere(out: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    if out.isatty():
+        monkeypatch.setitem(sys.modules, "rich.console", None)
+    with ServingProgress(20, out) as progress:
+        for _ in range(20):
+            progress.advance(1)
+        progress.note("done")
+    lines = out.getvalue().splitlines()
+    assert lines == [*(f"  {n} of 20 answered" for n in range(2, 21, 2)), "done"]
+
+
+MOMENTS = {
+    "opened": 4_000,
+    "importing": 4_000,
+    "fitted": 4_000,
+    "serving": 100_000,
+    "fault at": 20_000,
+    "generation 2": 20_000,
+    "closing": 4_000,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("moment", "requests"), MOMENTS.items())
+def test_an_interrupt_leaves_a_short_message_and_nothing_else(moment: str, requests: int) -> None:
+    command = [sys.executable, "-m", "accel", "demo", "--requests", str(requests)]
+    awaited = f"  {requests:,} of" if moment == "closing" else moment
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        assert any(line.startswith(awaited) for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    if moment == "closing" and process.returncode == 0:
+        assert "every request was answered" in out  # it came too late to interrupt anything
+    else:
+        assert (process.returncode, err) == (130, "accel: interrupted\n"), out
+    assert "Traceback" not in out
+    # The session it was started in has no process left: neither children nor what they started.
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
