@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import FrozenInstanceError
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import accel
 from accel.patterns import DynamicBatcher
 from tests.batcher_support import Handler, settled, turns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
 
 
 async def test_an_idle_batcher_starts_at_once_with_all_that_came_in_the_same_turn() -> None:
@@ -32,6 +35,17 @@ async def test_a_batch_has_no_more_than_max_items_in_the_order_of_submission() -
         await asyncio.gather(*(batcher.submit(n) for n in range(10)))
     assert [item for batch in handler.batches for item in batch] == list(range(10))
     assert max(map(len, handler.batches)) == 4
+
+
+def test_it_works_on_every_loop(run_on_loop: Callable[[Callable[[], Coroutine[Any, Any, None]]], None]) -> None:
+    async def main() -> None:
+        handler = Handler()
+        async with DynamicBatcher(handler, max_items=3, max_in_flight=2) as batcher:
+            assert await asyncio.gather(*(batcher.submit(n, timeout=60) for n in range(20))) == [2 * n for n in range(20)]
+        assert settled(batcher.statistics())
+        assert max(map(len, handler.batches)) == 3
+
+    run_on_loop(main)
 
 
 async def test_a_batch_of_one_is_batching_off() -> None:

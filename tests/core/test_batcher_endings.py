@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -274,3 +275,68 @@ async def test_use_before_entering_and_from_another_loop_raises() -> None:
     await unused.aclose()
     with pytest.raises(accel.ClosedError):
         await unused.submit(1)
+
+
+async def test_closing_leaves_behind_what_will_not_end_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("accel.patterns.root._GRACE", 0.001)
+    stop = asyncio.Event()
+
+    async def stubborn(items: list[int]) -> list[int]:
+        while not stop.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await stop.wait()
+        return items
+
+    batcher = DynamicBatcher(stubborn, close_timeout=0.001)
+    await batcher.__aenter__()
+    task = asyncio.ensure_future(batcher.submit(1))
+    await turns()
+    await batcher.aclose()
+    assert "tasks_left_behind" in caplog.text
+    stop.set()
+    assert await task == 1
+    await batcher.aclose()
+
+
+def test_a_handler_may_end_the_program_and_nobody_is_left_waiting() -> None:
+    ends: list[BaseException] = []
+
+    async def leaving(items: list[int]) -> list[int]:
+        raise SystemExit(7)
+
+    async def caller(batcher: DynamicBatcher[int, int]) -> None:
+        try:
+            await batcher.submit(1)
+        except BaseException as error:
+            ends.append(error)
+            raise
+
+    async def main() -> None:
+        async with DynamicBatcher(leaving) as batcher:
+            await asyncio.gather(caller(batcher), caller(batcher))
+
+    with pytest.raises(SystemExit):
+        asyncio.run(main())
+    assert [type(error) for error in ends] == [accel.ActorStoppedError] * 2 or all(
+        isinstance(error, asyncio.CancelledError) for error in ends
+    )
+    assert len(ends) == 2
+
+
+class Quit(BaseException):  # noqa: N818 - neither an error nor a cancellation
+    """Ends everything."""
+
+
+async def test_anything_else_that_ends_everything_closes_the_batcher_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def quitting(items: list[int]) -> list[int]:
+        raise Quit
+
+    async with DynamicBatcher(quitting, max_items=1, max_in_flight=1) as batcher:
+        results = await asyncio.gather(*(batcher.submit(n) for n in range(3)), return_exceptions=True)
+        assert all(isinstance(result, (accel.ActorStoppedError, accel.ClosedError)) for result in results)
+        with pytest.raises(accel.ClosedError):
+            await batcher.submit(4)
+    assert "root_failed" in caplog.text
+    assert settled(batcher.statistics())

@@ -152,13 +152,13 @@ async def test_a_poisoned_device_loses_no_request() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", faults=plan)
         weights = np.random.default_rng(1).standard_normal((4, 4)).astype(np.float32)
-        refs = {1: await device.put(weights)}
+        current = [await device.put(weights)]
 
         async def handler(rows: list[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
-            if device.generation not in refs:
-                refs[device.generation] = await device.put(weights)
+            if current[0].is_stale:
+                current[0] = await device.put(weights)
             async with device.batch() as batch:
-                product = batch.blas.gemm(batch.put(np.stack(rows)), refs[device.generation])
+                product = batch.blas.gemm(batch.put(np.stack(rows)), current[0])
             return list(await device.get(product))
 
         async with DynamicBatcher(handler, max_items=4, max_in_flight=3, idempotent=True, device=device) as batcher:

@@ -1,0 +1,302 @@
+"""Closing takes no more work, waits for what was sent, is bounded, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import accel
+from accel.testing import FaultPlan
+from tests.device_support import PATIENCE, bounded, failure, in_flight, opened, task, turns, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+async def test_close_drains_what_was_sent() -> None:
+    plan = FaultPlan().hang_at(1)
+    async with opened(plan, max_in_flight=2, pending_limit=2) as device:
+        calls = [task(device.full(2, float(number))) for number in range(8)]
+        await in_flight(device, 2)
+        closing = task(device.aclose())
+        await turns()
+        assert not device.health().is_ready
+        for call in (device.zeros(1), _one_batch(device), device.put([1])):
+            await failure(call, accel.ClosedError)
+        assert not closing.done()
+        plan.release()
+        await bounded(closing)
+        assert plan.count == 8
+        assert [(await each).shape for each in calls] == [(2,)] * 8
+        assert device.state is accel.DeviceState.CLOSED
+        assert (await calls[0]).is_stale
+
+
+async def _one_batch(device: accel.Device) -> None:
+    async with device.batch() as batch:
+        batch.zeros(1)
+
+
+async def test_closed_device_refuses_everything_and_still_tells_about_itself() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        ref = await device.zeros(2)
+        token = ref.token()
+        await device.aclose()
+        for call in (device.get(ref), device.put([1]), device.free(ref), _one_batch(device), device.elementwise.unary("neg", ref)):
+            await failure(call, accel.ClosedError)
+        with pytest.raises(accel.ClosedError):
+            device.resolve(token)
+        info = device.info()
+        assert (info.state, info.generation, info.queued, info.in_flight) == (accel.DeviceState.CLOSED, 1, 0, 0)
+        assert info.memory == accel.MemoryInfo(0, 0, 0, None)
+        assert not device.health().is_live
+        assert system.devices == ()
+        assert "closed" in repr(device)
+
+
+async def test_close_is_idempotent_and_all_callers_wait_for_the_end() -> None:
+    plan = FaultPlan().hang_at(1)
+    async with opened(plan) as device:
+        work = task(device.zeros(1))
+        await in_flight(device, 1)
+        closing = [task(device.aclose()) for _ in range(3)]
+        await turns()
+        assert not any(each.done() for each in closing)
+        plan.release()
+        await bounded(asyncio.gather(work, *closing))
+        await bounded(device.aclose())
+        assert device.state is accel.DeviceState.CLOSED
+    await bounded(device.aclose())
+
+
+@pytest.mark.parametrize("completion", ["adaptive", "polled", "sync", "host_fn"])
+async def test_close_with_a_hung_kernel_is_bounded_and_everybody_is_told(completion: str, caplog: pytest.LogCaptureFixture) -> None:
+    plan = FaultPlan().hang_at(2)
+    async with opened(plan, max_in_flight=2, pending_limit=2, completion=completion) as device:
+        ref = await device.zeros(3)
+        calls: list[asyncio.Future[Any]] = [task(device.elementwise.unary("neg", ref)) for _ in range(2)]
+        await in_flight(device, 2)
+        calls += [task(device.zeros(1)) for _ in range(5)]  # in hand, in the queue, waiting for room
+        await turns()
+        began = time.monotonic()
+        await bounded(device.aclose(timeout=0.05))
+        assert time.monotonic() - began < PATIENCE / 2
+        for call in calls:
+            await failure(call, accel.ClosedError)
+        assert device.state is accel.DeviceState.CLOSED
+        assert any("work_left" in record.getMessage() for record in caplog.records), caplog.text
+
+
+async def test_system_with_a_hung_kernel_closes_in_bounded_time() -> None:
+    plan = FaultPlan().hang_at(1)
+    system = accel.System(close_timeout=0.2)
+    began = time.monotonic()
+    async with system:
+        device = await system.open_device("cpu", faults=plan, max_in_flight=1, pending_limit=1)
+        calls = [task(device.zeros(1)) for _ in range(4)]
+        await in_flight(device, 1)
+    assert time.monotonic() - began < PATIENCE / 2
+    for call in calls:
+        await failure(call, accel.ClosedError)
+    plan.release()
+
+
+async def test_close_while_rebuilding_ends_what_waits() -> None:
+    plan = FaultPlan().poison_at(1).poison_at(2)
+    async with opened(plan, restart=accel.RestartStrategy(backoff=(5.0, 5.0)), pending_limit=1) as device:
+        for _ in range(2):
+            await failure(device.zeros(1), accel.ContextPoisonedError)
+        waiting = [task(device.zeros(1)) for _ in range(4)]
+        batch = task(_one_batch(device))
+        following = task(_collect(device))
+        await turns()
+        began = time.monotonic()
+        await bounded(device.aclose(timeout=0.05))
+        assert time.monotonic() - began < 3
+        for call in (*waiting, batch):
+            await failure(call, accel.ClosedError)
+        assert await bounded(following) == []
+
+
+async def _collect(device: accel.Device) -> list[int]:
+    return [number async for number in device.generations()]
+
+
+async def test_batch_that_is_recorded_while_the_device_closes_is_void() -> None:
+    async with opened() as device:
+        with pytest.raises(accel.ClosedError):
+            async with device.batch() as batch:
+                ref = batch.zeros(1)
+                await device.aclose()
+        assert ref.is_stale
+
+
+async def test_close_of_a_lost_device() -> None:
+    plan = FaultPlan().poison_at(1)
+    async with opened(plan, restart=accel.RestartStrategy(max_restarts=0)) as device:
+        await failure(device.zeros(1), accel.ContextPoisonedError)
+        await until(lambda: device.state is accel.DeviceState.LOST)
+        await bounded(device.aclose())
+        assert device.state is accel.DeviceState.CLOSED
+        await failure(device.zeros(1), accel.ClosedError)
+
+
+async def test_cancelling_a_close_ends_its_patience() -> None:
+    plan = FaultPlan().hang_at(1)
+    async with opened(plan) as device:
+        work = task(device.zeros(1))
+        await in_flight(device, 1)
+        closing = task(device.aclose())
+        await turns()
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await bounded(closing)
+        await failure(work, accel.ClosedError)
+        assert device.state is accel.DeviceState.CLOSED
+
+
+async def test_error_of_the_body_is_not_masked() -> None:
+    plan = FaultPlan().hang_at(1)
+    work: list[asyncio.Future[Any]] = []
+    with pytest.raises(ZeroDivisionError):
+        async with accel.System(close_timeout=0.1) as system:
+            device = await system.open_device("cpu", faults=plan)
+            work.append(task(device.zeros(1)))
+            await in_flight(device, 1)
+            raise ZeroDivisionError
+    await failure(work[0], accel.ClosedError)
+    plan.release()
+
+
+async def test_system_may_be_left_in_another_task() -> None:
+    system = accel.System()
+    device = await asyncio.create_task(_enter(system))
+    np.testing.assert_array_equal(await device.get(await device.full(1, 2.0)), [2])
+    await asyncio.create_task(system.__aexit__(None, None, None))
+    assert device.state is accel.DeviceState.CLOSED
+
+
+async def _enter(system: accel.System) -> accel.Device:
+    await system.__aenter__()
+    return await system.open_device("cpu")
+
+
+async def test_closing_one_device_leaves_the_others() -> None:
+    async with accel.System() as system:
+        first, second = await system.open_device("cpu"), await system.open_device("cpu")
+        ref = await second.full(1, 4.0)
+        await failure(first.get(ref), accel.InvalidArgumentError)
+        await first.aclose()
+        assert (await second.get(ref)).tolist() == [4.0]
+        assert system.devices == (second,)
+
+
+async def test_refs_dropped_after_the_end_do_no_harm() -> None:
+    async with opened() as device:
+        refs = [await device.zeros(1) for _ in range(3)]
+    assert all(ref.is_stale for ref in refs)
+    for ref in refs:
+        with pytest.raises(accel.StaleRefError):
+            ref.check()
+    del ref, refs
+
+
+async def test_other_loops_and_threads_are_refused() -> None:
+    async with opened() as device:
+        ref = await device.zeros(2)
+        outcomes: list[object] = []
+
+        async def trespass() -> None:
+            for call in (device.zeros(1), device.get(ref), device.free(ref), _one_batch(device), device.aclose()):
+                try:
+                    outcomes.append(await call)  # type: ignore[func-returns-value]
+                except accel.AccelError as error:
+                    outcomes.append(error)
+
+        thread = threading.Thread(target=lambda: asyncio.run(trespass()))
+        thread.start()
+        thread.join(PATIENCE)
+        assert [type(each) for each in outcomes] == [accel.ClosedError] * 5
+        assert all("portal" in str(each) for each in outcomes)
+        assert device.state is accel.DeviceState.READY
+        assert not ref.is_stale
+        assert (await device.get(ref)).shape == (2,)
+
+
+def test_after_a_fork_the_child_is_refused() -> None:
+    async def main() -> None:
+        async with opened() as device:
+            await device.zeros(2)
+            read, write = os.pipe()
+            child = os.fork()
+            if child == 0:  # pragma: no cover - the parent measures
+                answer = b"?"
+                try:
+                    call = device.zeros(1)
+                    call.send(None)
+                except accel.ClosedError as error:
+                    answer = b"closed" if "fork" in str(error) else b"other"
+                except BaseException as error:  # noqa: BLE001
+                    answer = repr(error).encode()
+                finally:
+                    os.write(write, answer)
+                    os._exit(0)
+            os.close(write)
+            with os.fdopen(read, "rb") as pipe:
+                assert await asyncio.to_thread(pipe.read) == b"closed"
+            os.waitpid(child, 0)
+            await device.zeros(2)
+
+    asyncio.run(main())
+
+
+async def test_two_systems_on_two_loops_in_two_threads() -> None:
+    results: list[float] = []
+
+    async def main() -> None:
+        async with opened() as device:
+            for number in range(20):
+                results.append(float(await device.get(await device.full((), float(number)))))
+
+    threads = [threading.Thread(target=lambda: asyncio.run(main())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        await asyncio.to_thread(thread.join, PATIENCE)
+    assert sorted(results) == sorted([*map(float, range(20))] * 2)
+
+
+def test_portal_runs_ops_from_another_thread() -> None:
+    async def main() -> None:
+        async with accel.System() as system:
+            device = await system.open_device("cpu")
+
+            async def double(value: float) -> float:
+                return float(await device.get(await device.blas.scal(await device.full((), value), 2.0)))
+
+            assert await asyncio.to_thread(system.portal.call, double, 4.0) == 8.0
+
+    asyncio.run(main())
+
+
+def test_close_on_every_loop(run_on_loop: Callable[[Callable[[], Coroutine[Any, Any, None]]], None]) -> None:
+    async def main() -> None:
+        plan = FaultPlan().hang_at(5)
+        async with opened(plan, max_in_flight=2, pending_limit=2) as device:
+            calls = [task(device.zeros(1)) for _ in range(12)]
+            await until(lambda: plan.fired)
+            await device.aclose(timeout=0.02)
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            assert all(isinstance(each, (accel.AccelRef, accel.ClosedError)) for each in results), results
+            assert any(isinstance(each, accel.ClosedError) for each in results)
+
+    run_on_loop(main)

@@ -1,0 +1,119 @@
+"""Options are honoured or rejected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import accel
+from accel.testing import FaultPlan
+from tests.device_support import failure, generation, opened
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+WRONG: dict[str, list[Any]] = {
+    "host": ["remote", 1, None],
+    "completion": ["often", 3, None],
+    "streams": ["many", "pooled(0)", "pooled(-1)", "pooled(2", 2, None],
+    "libraries": ["astrology", ["blas", "astrology"], 5],
+    "memory_limit": [0, -1, "1G", 1.5, True],
+    "pending_limit": [0, -1, "1", None, True],
+    "max_in_flight": [0, -1, 2.0, None],
+    "overload": ["drop", None],
+    "restart": ["always", 3],
+    "standby": ["warm", None],
+    "faults": ["all", 1],
+    "debug": ["yes", 1],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values], ids=repr)
+async def test_wrong_option_is_rejected(name: str, value: Any) -> None:
+    async with accel.System() as system:
+        error = await failure(system.open_device("cpu", **{name: value}), accel.InvalidArgumentError)
+        assert str(error.remedy)
+        assert system.devices == ()
+
+
+@pytest.mark.parametrize("option", [{"host": "process"}, {"standby": "context"}, {"standby": "imports"}])
+async def test_option_of_a_later_release_is_unsupported(option: dict[str, Any]) -> None:
+    async with accel.System() as system:
+        await failure(system.open_device("cpu", **option), accel.UnsupportedError)
+
+
+async def test_device_that_is_not_there() -> None:
+    async with accel.System() as system:
+        await failure(system.open_device("cpu:7"), accel.BackendUnavailableError)
+        for spec in ("abacus", "cpu:x", "CPU-0000", ""):
+            await failure(system.open_device(spec), accel.InvalidArgumentError)
+        await failure(system.open_device(0), accel.InvalidArgumentError)  # type: ignore[arg-type]
+
+
+async def test_ways_to_name_a_device() -> None:
+    async with accel.System() as system:
+        first = await system.open_device("cpu")
+        names = [first.name]
+        for spec in ("cpu:0", accel.cpu.backend.CpuBackend().devices()[0].uuid):
+            names.append((await system.open_device(spec)).name)
+        assert names == ["cpu:0"] * 3
+        assert len(system.devices) == 3
+        assert (await system.open_device("auto")).health().is_ready
+
+
+async def test_open_device_outside_its_system_is_refused() -> None:
+    system = accel.System()
+    await failure(system.open_device("cpu"), accel.NotInitializedError)
+    async with system:
+        pass
+    await failure(system.open_device("cpu"), accel.ClosedError)
+
+
+@pytest.mark.parametrize("libraries", [(), ("blas",), "reduce", ["blas", "elementwise", "blas", "memory"], iter(["dnn"])])
+async def test_libraries_are_warm_before_it_returns_and_in_every_generation(libraries: Any) -> None:
+    names = {libraries} if isinstance(libraries, str) else set(libraries) if not hasattr(libraries, "__next__") else {"dnn"}
+    async with opened(FaultPlan().poison_at(1), libraries=libraries if not hasattr(libraries, "__next__") else iter(["dnn"])) as device:
+        assert set(device._host.context.ports) == {"memory", *names}
+        await failure(device.zeros(1), accel.ContextPoisonedError)
+        await generation(device, 2)
+        assert set(device._host.context.ports) == {"memory", *names}
+
+
+@pytest.mark.parametrize(("streams", "count"), [("per_actor", 4), ("single", 1), ("pooled(2)", 2), ("pooled(9)", 4)])
+async def test_streams_says_how_many_there_are(streams: str, count: int) -> None:
+    async with opened(streams=streams, libraries=("blas", "elementwise", "reduce")) as device:
+        context = device._host.context
+        assert len(context.lanes) == count
+        assert len({id(port.lane) for port in context.ports.values()}) == count
+
+
+@pytest.mark.parametrize(
+    "completion",
+    ["adaptive", "polled", "sync", "host_fn", accel.PolledCompletion(interval=0.0), accel.HostFnCompletion(watch_interval=0.001)],
+    ids=repr,
+)
+async def test_every_completion_serves(completion: Any, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((40, 40))
+    plan = FaultPlan().poison_at(1, op="reduce")
+    async with opened(plan, completion=completion) as device:
+        a = await device.put(x)
+        async with device.batch() as batch:
+            h = batch.elementwise.unary("neg", batch.blas.gemm(a, a))
+        np.testing.assert_allclose(await device.get(h), -(x @ x))
+        await failure(device.reduce("sum", h), accel.ContextPoisonedError)
+        a = await device.put(x)
+        np.testing.assert_allclose(await device.get(await device.reduce("sum", a)), x.sum())
+
+
+async def test_restart_strategy_of_the_user_decides() -> None:
+    decided: list[BaseException] = []
+
+    def decide(error: BaseException) -> accel.Directive:
+        decided.append(error)
+        return accel.Directive.STOP
+
+    async with opened(FaultPlan().poison_at(1), restart=accel.RestartStrategy(decide=decide)) as device:
+        await failure(device.zeros(1), accel.ContextPoisonedError)
+        await failure(device.zeros(1), accel.DeviceLostError)
+        assert len(decided) == 1

@@ -1,0 +1,191 @@
+"""Handles: what they say, how they travel, and what happens when they go away."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import accel
+from accel import ops
+from accel.testing import FaultPlan
+from tests.device_support import failure, generation, in_flight, opened, task, turns, until, used
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@pytest.fixture
+async def device() -> AsyncIterator[accel.Device]:
+    async with opened() as device:
+        yield device
+
+
+async def test_ref_describes_its_memory(device: accel.Device) -> None:
+    ref = await device.zeros((2, 3), "float16")
+    assert (ref.shape, ref.dtype, ref.nbytes, ref.device, ref.generation) == ((2, 3), accel.DType.FLOAT16, 12, device, 1)
+    assert (ref.durable, ref.is_stale, ref.size, ref.ndim, len(ref)) == (False, False, 6, 2, 2)
+    ref.check()
+    assert "float16[2, 3]" in repr(ref)
+    with pytest.raises(TypeError):
+        len(await device.zeros(()))
+
+
+async def test_ref_is_no_array_and_says_what_to_do(device: accel.Device) -> None:
+    ref = await device.zeros(3)
+    for use in (lambda: np.asarray(ref), lambda: np.zeros(3) + ref, lambda: np.sum(ref), lambda: np.array([ref, ref])):
+        with pytest.raises(TypeError, match=r"await device\.get"):
+            use()
+
+
+async def test_copies_are_the_same_handle(device: accel.Device) -> None:
+    ref = await device.zeros(3)
+    assert copy.copy(ref) is ref
+    assert copy.deepcopy(ref) is ref
+    assert copy.deepcopy({"a": [ref]})["a"][0] is ref
+
+
+async def test_pickle_gives_a_token_that_owns_nothing(device: accel.Device) -> None:
+    ref = await device.full(2, 5.0)
+    token = pickle.loads(pickle.dumps(ref))
+    assert type(token) is accel.AccelToken
+    assert (token.generation, token) == (1, ref.token())
+    assert device.resolve(token) is ref
+    assert hash(token) == hash(ref.token())
+    del ref
+    assert used(device) == 0, "a token keeps no memory"
+    with pytest.raises(accel.StaleRefError) as caught:
+        device.resolve(token)
+    assert caught.value.reason == "freed"
+
+
+async def test_token_of_a_freed_ref_or_of_another_device_is_refused(device: accel.Device) -> None:
+    async with opened() as other:
+        ref = await device.zeros(2)
+        token = ref.token()
+        with pytest.raises(accel.InvalidArgumentError):
+            other.resolve(token)
+        await failure(other.get(ref), accel.InvalidArgumentError)
+        await device.free(ref)
+        with pytest.raises(accel.StaleRefError) as caught:
+            device.resolve(token)
+        assert caught.value.reason == "freed"
+        with pytest.raises(accel.StaleRefError):
+            pickle.dumps(ref)
+
+
+async def test_token_is_stale_after_a_rebuild() -> None:
+    async with opened(FaultPlan().poison_at(2)) as device:
+        ref = await device.zeros(2)
+        token = ref.token()
+        await failure(device.elementwise.unary("neg", ref), accel.ContextPoisonedError)
+        await generation(device, 2)
+        with pytest.raises(accel.StaleRefError) as caught:
+            device.resolve(token)
+        assert caught.value.reason == "generation"
+
+
+async def test_pickled_op_runs_on_the_device_of_its_refs(device: accel.Device) -> None:
+    x = np.arange(4.0).reshape(2, 2)
+    a, out = await device.put(x), await device.zeros((2, 2), "float64")
+    op = pickle.loads(pickle.dumps(ops.Gemm(a, a, out, alpha=2.0)))
+    assert type(op.a) is accel.AccelToken
+    assert await device.run(op) is out
+    np.testing.assert_array_equal(await device.get(out), 2 * x @ x)
+    with pytest.raises(accel.InvalidArgumentError, match="resolve"):
+        op.plan()
+    put = pickle.loads(pickle.dumps(ops.Put(x)))
+    np.testing.assert_array_equal(await device.get(await device.run(put)), x)
+
+
+async def test_pickled_op_runs_in_a_batch(device: accel.Device) -> None:
+    a = await device.full((2, 2), 3.0)
+    op = pickle.loads(pickle.dumps(ops.Unary(accel.UnaryOp.NEG, a)))
+    async with device.batch() as batch:
+        ref = batch.run(op)
+    np.testing.assert_array_equal(await device.get(ref), np.full((2, 2), -3, np.float32))
+
+
+async def test_free_makes_the_ref_unusable_at_once(device: accel.Device) -> None:
+    ref = await device.zeros(4)
+    freeing = task(device.free(ref))
+    await asyncio.sleep(0)
+    assert ref.is_stale
+    error = await failure(device.get(ref), accel.StaleRefError)
+    assert (error.reason, error.device) == ("freed", "cpu:0")
+    await freeing
+    await failure(device.free(ref), accel.StaleRefError)
+    assert used(device) == 0
+    assert "freed" in repr(ref)
+    with pytest.raises(accel.InvalidArgumentError):
+        await device.free("nothing")  # type: ignore[arg-type]
+
+
+async def test_ref_dropped_while_its_op_is_queued_or_running() -> None:
+    plan = FaultPlan().hang_at(2)
+    async with opened(plan, max_in_flight=1, libraries=["blas"]) as device:
+        a = await device.put(np.full((2, 2), 2.0))
+        running = task(device.blas.gemm(a, a))
+        await in_flight(device, 1)
+        queued = task(device.blas.gemm(a, a))
+        await turns()
+        del a
+        plan.release()
+        for call in (running, queued):
+            np.testing.assert_array_equal(await device.get(await call), np.full((2, 2), 8.0))
+        del running, queued, call
+        await until(lambda: used(device) == 0)
+
+
+async def test_ref_dropped_on_another_thread(device: accel.Device) -> None:
+    refs = [await device.zeros(8) for _ in range(50)]
+    thread = threading.Thread(target=refs.clear)
+    thread.start()
+    thread.join()
+    assert used(device) == 0
+    again = [await device.full(8, float(number)) for number in range(50)]
+    for number, ref in enumerate(again):
+        np.testing.assert_array_equal(await device.get(ref), np.full(8, number, np.float32))
+
+
+async def test_ref_dropped_inside_the_collector(device: accel.Device) -> None:
+    import gc
+
+    cycle: list[object] = [await device.zeros(8)]
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    assert used(device) == 0
+
+
+async def test_result_that_nobody_takes_is_freed(device: accel.Device) -> None:
+    for _ in range(3):
+        await device.zeros(8)
+    assert used(device) == 0
+
+
+async def test_info_and_health_tell_the_numbers() -> None:
+    import os
+
+    plan = FaultPlan().hang_at(1)
+    async with opened(plan, memory_limit=64 << 20) as device:
+        info = device.info()
+        assert (info.name, info.backend, info.index, info.host, info.pid) == ("cpu:0", "cpu", 0, "inline", os.getpid())
+        assert (info.state, info.generation, info.restarts, info.queued, info.in_flight) == (accel.DeviceState.READY, 1, 0, 0, 0)
+        assert info.memory == accel.MemoryInfo(used=0, durable=0, reserved=0, limit=64 << 20)
+        assert device.health() == accel.DeviceHealth(True, True, accel.DeviceState.READY, 1, "")
+        work = task(device.zeros(1))
+        await in_flight(device, 1)
+        assert device.health().is_ready, "health is told from the state, not from queued work"
+        with pytest.raises(AttributeError):
+            info.state = accel.DeviceState.LOST  # type: ignore[misc]
+        plan.release()
+        await work
+        assert "ready generation 1" in repr(device)
