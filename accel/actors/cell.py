@@ -120,6 +120,17 @@ class ActorCell:
                 child.request_stop(level)
             self._interrupt(level, None)
 
+    def hand_over(self, message: Any) -> bool:
+        """Have an idle actor handle a message now; see :meth:`ActorRef.hand_over`."""
+        actor = self._actor
+        if actor is None or not self.mailbox.is_awaited:
+            return False
+        try:
+            return actor.receive_now(message, self._context)
+        except Exception as error:
+            self.fail(error)
+            return True
+
     def fail(self, error: Exception) -> bool:
         """Make the actor fail with ``error``; see :meth:`ActorRef.fail`."""
         if self._stop >= Stop.NOW or self.state not in (ActorState.STARTING, ActorState.RUNNING, ActorState.DRAINING):
@@ -205,9 +216,12 @@ class ActorCell:
     def _refuse_queued(self, cause: BaseException | None) -> None:
         lost = 0
         for item in self.mailbox.drain():
-            reply = item[1] if type(item) is Envelope else None
+            message, reply = (item[0], item[1]) if type(item) is Envelope else (item, None)
             if reply is None:
-                lost += not isinstance(item, (Failure, Terminated))
+                if not isinstance(message, (Failure, Terminated)):
+                    lost += 1
+                    if self._actor is not None:
+                        self._actor.refused(message)
             elif not reply.done():
                 reply.set_exception(self._stopped_error(cause))
         if lost:

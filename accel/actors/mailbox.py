@@ -145,6 +145,11 @@ class Mailbox(Generic[M]):
         """Whether :meth:`put_nowait` would succeed now."""
         return not self._ahead and len(self._items) < self._limit
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits in :meth:`wait` and there is nothing to take, nor will be without a further put."""
+        return bool(self._getters) and not (self._items or self._system or self._ahead or self._closed)
+
     # -- putting
 
     def put_nowait(self, message: M) -> None:

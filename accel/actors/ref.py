@@ -134,6 +134,24 @@ class ActorRef(Generic[M_contra, R_co]):
             raise cell.system.not_at_home()
         cell.mailbox.put_nowait(Envelope((message, None, copy_context(), None)) if cell.carries_context else message)
 
+    def hand_over(self, message: M_contra) -> bool:
+        """Deliver a message in this turn of the loop, if the actor is idle and its :meth:`Actor.receive_now` takes it; nobody expects an answer.
+
+        Returns
+        -------
+        bool
+            Whether it was handled. If not, nothing happened, and the message is to be queued.
+
+        Raises
+        ------
+        ClosedError
+            Called outside the system's loop.
+        """
+        cell = self._cell
+        if _get_running_loop() is not cell.loop:
+            raise cell.system.not_at_home()
+        return cell.hand_over(message)
+
     async def send(self, message: M_contra) -> None:
         """Queue a message once there is room, in the order of those who wait, and expect no answer.
 

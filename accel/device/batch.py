@@ -9,7 +9,7 @@ from accel.device.libraries import Blas, Dnn, Elementwise, Libraries, Reduce
 from accel.device.submission import Submission
 from accel.dtype import DType, DTypeLike, native
 from accel.errors import AccelError, ClosedError, InvalidArgumentError, NotInitializedError
-from accel.ops.base import as_shape
+from accel.ops.base import as_shape, with_refs
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Batch:
         StaleRefError
             If an operand is not there any more.
         """
-        return self._record(op, None)
+        return self._record(with_refs(op, self._core.resolve), None)
 
     def put(self, array: Any, *, out: AccelRef | None = None) -> AccelRef:
         """Record a copy of a host array to the device. The array must not change before the block has ended."""

@@ -147,7 +147,8 @@ class Context:
         self.in_flight += count
         self.submissions[submission] = None
         for run in runs:
-            run.port.mailbox.put_nowait(run)
+            if not run.port.actor.hand_over(run):
+                run.port.actor.tell(run)
 
     def _bind(self, submission: Submission, index: int) -> Run | None:
         """Find an op's kernel and memory and take its place in line; ``None``, with nothing changed, if :meth:`_provide` must be awaited first."""

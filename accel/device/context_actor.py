@@ -101,7 +101,7 @@ class ContextActor(Actor[OpenLibrary, Port]):
         # Never full: the context sends no more than max_in_flight at once.
         size = self._core.options.max_in_flight * 2 + 2
         ref = await context.spawn(KernelActor, made, name=library, mailbox_size=size)
-        return Port(lane, kernels, ref.mailbox)
+        return Port(lane, kernels, ref)
 
     async def _lane(self, made: Context, library: str) -> Lane:
         """Return the lane that the ``streams`` option gives to a library."""

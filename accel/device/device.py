@@ -303,8 +303,6 @@ class Device:
         finally:
             core.live_generation = 0
             core.lifecycle.closed()
-            for submission in self._actor.mailbox.drain():
-                submission.fail(core.lifecycle.final_error())
             try:
                 await self._actor.stop(drain=False)
             finally:

@@ -47,32 +47,53 @@ class DeviceActor(Actor[Submission, None]):
         self._core.live_generation = 0
         self._core.lifecycle.lost(None)
 
-    async def receive(self, message: Submission, context: ActorContext) -> None:
-        """Send one submission on its way, or answer it with what keeps it from going."""
-        core, context_of_day = self._core, self._host.context
+    def receive_now(self, message: Submission, context: ActorContext) -> bool:
+        """Send one op on its way in its caller's turn, if it need not wait for a context, for room, or for something to be made."""
+        core, day = self._core, self._host.context
+        if (
+            message.generation != core.live_generation
+            or day is None
+            or day.fault is not None
+            or day.in_flight >= core.options.max_in_flight
+            or message.future.done()
+        ):
+            return False
         try:
-            if (
-                message.generation != core.live_generation
-                or context_of_day is None
-                or context_of_day.fault is not None
-                or context_of_day.in_flight >= core.options.max_in_flight
-                or message.future.done()
-                or not context_of_day.dispatch_now(message)
-            ):
-                await self._forward(message)
+            sent: bool = day.dispatch_now(message)
         except AccelError as error:
             # A clone: the traceback of this one holds frames that hold the submission, whose future would hold the error.
             message.fail_from(error.op_index or 0, error.clone())
+            return True
+        except Exception as error:
+            self._broken(message, error)
+            raise
+        return sent
+
+    def refused(self, message: Submission) -> None:
+        """Answer what was queued when the actor stopped."""
+        message.void(0)
+        message.fail(self._core.lifecycle.final_error())
+
+    async def receive(self, message: Submission, context: ActorContext) -> None:
+        """Send one submission on its way, or answer it with what keeps it from going."""
+        if self.receive_now(message, context):
+            return
+        try:
+            await self._forward(message)
+        except AccelError as error:
+            message.fail_from(error.op_index or 0, error.clone())
         except asyncio.CancelledError:
-            message.void(0)
-            message.fail(self._core.lifecycle.final_error())
+            self.refused(message)
             raise
         except Exception as error:
-            message.void(0)
-            wrapped = LibraryError(f"sending {message.name} failed: {error!r}", op=message.name, device=self._core.name)
-            wrapped.__cause__ = error
-            message.fail(wrapped)
+            self._broken(message, error)
             raise
+
+    def _broken(self, submission: Submission, error: Exception) -> None:
+        submission.void(0)
+        wrapped = LibraryError(f"sending {submission.name} failed: {error!r}", op=submission.name, device=self._core.name)
+        wrapped.__cause__ = error
+        submission.fail(wrapped)
 
     async def _forward(self, submission: Submission) -> None:
         core, host = self._core, self._host

@@ -11,10 +11,12 @@ from accel.device.lane import Mark, prediction_key
 from accel.errors import AccelError, LibraryError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from accel.device.context import Context
     from accel.device.lane import Lane
     from accel.device.run import Launch, Run
-    from accel.memory import Timeline
+    from accel.memory import Dependency, Timeline
 
 __all__ = ["KernelActor"]
 
@@ -39,27 +41,41 @@ class KernelActor(Actor["Run", None]):
         self._context = context
         self._debug = context.core.options.debug
 
+    def receive_now(self, message: Run, context: ActorContext) -> bool:
+        """Enqueue a run in the turn of who sends it, if all that comes before it is in the streams already."""
+        if self._debug or not _is_due(message):
+            return False
+        for launch in message.launches:
+            self._enqueue(launch, message)
+        self._finish(message)
+        return True
+
     async def receive(self, message: Run, context: ActorContext) -> None:
         """Enqueue one run."""
-        lane = message.lane
-        if message.after is not None:
-            await self._after(*message.after)
+        await _until_due(message)
         for launch in message.launches:
-            if lane.enqueued != launch.seq - 1:
-                await lane.reached(launch.seq - 1)
-            try:
-                # Also for an op that is dropped below: whoever comes after it on this lane relies on its place in line.
-                for other, seq in launch.dependencies:
-                    await self._depend(lane, other, seq)
-                self._launch(launch, message)
-                if self._debug:
-                    await self._synchronize(launch, message)
-            finally:
-                lane.advance(launch.seq)
-        if message.retires and self._context.fault is None:
-            for other, seq in message.join:
-                await self._depend(lane, other, seq)
-            self._mark(message)
+            self._enqueue(launch, message)
+            if self._debug:
+                await self._synchronize(launch, message)
+        self._finish(message)
+
+    def _enqueue(self, launch: Launch, run: Run) -> None:
+        """Bring one op to the lane, or drop it: in both cases its place in line is taken."""
+        lane = run.lane
+        try:
+            # Also for an op that is dropped: whoever comes after it on this lane relies on what its place in line has waited for.
+            for other, seq in launch.dependencies:
+                self._depend(lane, other, seq)
+            self._launch(launch, run)
+        finally:
+            lane.advance(launch.seq)
+
+    def _finish(self, run: Run) -> None:
+        """Mark the end of a run that ends something."""
+        if run.retires and self._context.fault is None:
+            for other, seq in run.join:
+                self._depend(run.lane, other, seq)
+            self._mark(run)
 
     def _launch(self, launch: Launch, run: Run) -> None:
         """Bring one op to the stream, unless nobody waits for it any more."""
@@ -111,16 +127,8 @@ class KernelActor(Actor["Run", None]):
         else:
             raise action.clone()
 
-    @staticmethod
-    async def _after(lane: Lane, seq: int) -> None:
-        """Wait until a batch's earlier ops have been launched: only then is it known whether this one is to be."""
-        if lane.enqueued < seq:
-            await lane.reached(seq)
-
-    async def _depend(self, lane: Lane, other: Timeline, seq: int) -> None:
-        """Let the lane wait for what another one has to do first, once that is in its stream."""
-        if other.enqueued < seq:
-            await other.reached(seq)  # type: ignore[attr-defined]  # the timelines of a context are its lanes
+    def _depend(self, lane: Lane, other: Timeline, seq: int) -> None:
+        """Let the lane wait for what another one, which has it in its stream already, has to do first."""
         try:
             lane.wait_for(other, seq)
         except AccelError as error:
@@ -147,3 +155,30 @@ class KernelActor(Actor["Run", None]):
         if run.is_last:
             submission.release_operands()
         context.watcher.watch(mark)
+
+
+def _before(run: Run) -> Iterator[Dependency]:
+    """Yield what must be in the streams before a run is: its lane's earlier work, its batch's earlier ops, and what its ops depend on."""
+    yield run.lane, run.launches[0].seq - 1
+    if run.after is not None:
+        # Only then is it known whether an earlier op has failed, and this one is not to be launched.
+        yield run.after
+    for launch in run.launches:
+        yield from launch.dependencies
+    yield from run.join
+
+
+def _is_due(run: Run) -> bool:
+    """Return whether all of :func:`_before` is in the streams; most runs are one op that depends on nothing, and this is on its way."""
+    first = run.launches[0]
+    if run.lane.enqueued < first.seq - 1:
+        return False
+    if len(run.launches) == 1 and not (first.dependencies or run.join or run.after):
+        return True
+    return all(timeline.enqueued >= seq for timeline, seq in _before(run))
+
+
+async def _until_due(run: Run) -> None:
+    for timeline, seq in _before(run):
+        if timeline.enqueued < seq:
+            await timeline.reached(seq)  # type: ignore[attr-defined]  # the timelines of a context are its lanes

@@ -90,7 +90,10 @@ def _lanes(streams: str) -> int | None:
 
 
 def _libraries(names: Iterable[str]) -> tuple[str, ...]:
-    wanted = (names,) if isinstance(names, str) else tuple(names)
+    try:
+        wanted = (names,) if isinstance(names, str) else tuple(names)
+    except TypeError:
+        raise InvalidArgumentError(f"libraries is {names!r}", remedy="Give names of libraries.") from None
     for name in wanted:
         if name not in LIBRARIES:
             raise InvalidArgumentError(f"there is no library {name!r}", remedy=f"Use some of {', '.join(LIBRARIES)}.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from accel.actors import Mailbox
+    from accel.actors import ActorRef
     from accel.backend import Injection, Kernel
     from accel.device.lane import Lane
     from accel.device.submission import Submission
@@ -27,16 +27,16 @@ class Port:
         The stream they are enqueued in.
     kernels : mapping
         Op kind -> kernel.
-    mailbox : Mailbox
-        The kernel actor's.
+    actor : ActorRef
+        The kernel actor.
     """
 
-    __slots__ = ("kernels", "lane", "mailbox")
+    __slots__ = ("actor", "kernels", "lane")
 
-    def __init__(self, lane: Lane, kernels: Mapping[str, Kernel], mailbox: Mailbox[Run]) -> None:
+    def __init__(self, lane: Lane, kernels: Mapping[str, Kernel], actor: ActorRef[Run, None]) -> None:
         self.lane = lane
         self.kernels = kernels
-        self.mailbox = mailbox
+        self.actor = actor
 
 
 class Launch:

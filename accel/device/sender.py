@@ -11,7 +11,7 @@ from accel.device.submission import Submission
 from accel.errors import ActorStoppedError, DeadlineExceededError, InvalidArgumentError, MailboxFullError, UnsupportedError
 
 if TYPE_CHECKING:
-    from accel.actors import Mailbox
+    from accel.actors import ActorRef
     from accel.device.batch import Batch
     from accel.device.core import DeviceCore
     from accel.ops import KernelOp, Plan
@@ -29,15 +29,16 @@ class Sender:
     ----------
     core
         The device.
-    mailbox
-        The device's actor's.
+    actor
+        The device's actor.
     """
 
-    __slots__ = ("_core", "_mailbox", "_waits", "guard")
+    __slots__ = ("_actor", "_core", "_mailbox", "_waits", "guard")
 
-    def __init__(self, core: DeviceCore, mailbox: Mailbox[Submission]) -> None:
+    def __init__(self, core: DeviceCore, actor: ActorRef[Submission, None]) -> None:
         self._core = core
-        self._mailbox = mailbox
+        self._actor = actor
+        self._mailbox = actor.mailbox
         self._waits = core.options.overload == "wait"
         self.guard = core.guard
 
@@ -68,9 +69,7 @@ class Sender:
         """Check, send and await one op."""
         core = self._core
         core.guard()
-        sending = self.send(
-            Submission((op,), (self.check(op),), core.loop.create_future(), generation=core.live_generation), timeout
-        )
+        sending = self.send(Submission((op,), (self.check(op),), core.loop.create_future(), generation=core.live_generation), timeout)
         del op  # the caller may drop its refs while it waits: this frame must not keep them
         return await sending
 
@@ -84,8 +83,11 @@ class Sender:
             self._arm(submission, timeout)
         core.pending += 1
         try:
-            if not self._mailbox.offer(submission):
+            if not self._actor.hand_over(submission) and not self._mailbox.offer(submission):
                 await self._queue(submission, timeout)
+            if future.done():
+                # Small work is over before this line is reached; a caller in a loop of such awaits must still let others run.
+                await asyncio.sleep(0)
             return await future
         except asyncio.CancelledError:
             self._withdraw(submission)

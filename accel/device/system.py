@@ -101,6 +101,8 @@ class System(ActorSystem):
         ClosedError
             If the system is closed, or this is not its loop.
         """
+        if not isinstance(spec, str):
+            raise InvalidArgumentError(f"spec is {spec!r}", remedy="Use 'auto', a backend's name, 'cuda:1', or a UUID.")
         _check_host(host, standby)
         options = check_options(
             completion, streams, libraries, memory_limit, pending_limit, max_in_flight, overload, restart, faults, debug=debug
@@ -110,7 +112,7 @@ class System(ActorSystem):
         inline = InlineHost(ContextActor, core, options.restart)
         self._opened += 1
         actor = await self.spawn(DeviceActor, core, inline, name=f"{core.name}#{self._opened}", mailbox_size=options.pending_limit)
-        device = Device(core, Sender(core, actor.mailbox), inline, actor)
+        device = Device(core, Sender(core, actor), inline, actor)
         core.device = device
         self._devices = [*self.devices, device]
         return device

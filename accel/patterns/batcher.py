@@ -6,6 +6,7 @@ import asyncio
 import math
 from asyncio import _get_running_loop
 from contextvars import Context
+from functools import partial
 from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar
 
 from accel.errors import (
@@ -299,7 +300,9 @@ class DynamicBatcher(Generic[T, R]):
 
     def _launch(self) -> None:
         """Start as many batches as may start now; runs at the end of a turn, and when the oldest item has waited long enough."""
-        self._turn = None
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
@@ -313,7 +316,7 @@ class DynamicBatcher(Generic[T, R]):
             if batch:
                 # Counted first: an eager task runs before create_task returns.
                 self._in_flight += 1
-                if not root.start(self._serve(batch), "accel-batch"):
+                if not root.start(self._runner.run(batch), "accel-batch", partial(self._served, batch)):
                     self._in_flight -= 1
                     self._runner.fail(batch, self._cut_short())
         if self._state == "closing" and not queue.queued and not self._in_flight:
@@ -327,18 +330,13 @@ class DynamicBatcher(Generic[T, R]):
         self._alarm = self._loop.call_at(oldest + self._max_delay, self._launch, context=Context())
         return True
 
-    async def _serve(self, batch: list[Request]) -> None:
-        """Carry one batch to its end: the body of its task."""
-        try:
-            await self._runner.run(batch)
-        except BaseException:  # cancelled, by closing or by the handler itself; or the program ends
+    def _served(self, batch: list[Request], task: asyncio.Task[None]) -> None:
+        """Take note that a batch is over; runs after its callers have, who may have their next items ready."""
+        self._in_flight -= 1
+        if task.cancelled() or task.exception() is not None:
+            # By closing, or by the handler itself, or the program ends.
             self._runner.fail(batch, self._cut_short())
-            raise
-        finally:
-            self._in_flight -= 1
-            if self._turn is None and self._loop is not None and self._state != "closed":
-                # After the callers of this batch, who are to run now and may have their next items ready.
-                self._turn = self._loop.call_soon(self._launch, context=Context())
+        self._launch()
 
     def _cut_short(self) -> AccelError:
         if self._state == "open":

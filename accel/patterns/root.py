@@ -51,13 +51,17 @@ class RootTask:
         self._task = self.loop.create_task(self._live(), name=self._name, context=Context())
         await asyncio.shield(self._ready)
 
-    def start(self, work: Coroutine[Any, Any, None], name: str) -> bool:
-        """Run ``work`` in a task of the group; return whether that was possible, which it is not once the group is being cancelled."""
+    def start(self, work: Coroutine[Any, Any, None], name: str, done: Callable[[asyncio.Task[None]], None]) -> bool:
+        """Run ``work`` in a task of the group; return whether that was possible, which it is not once the group is being cancelled.
+
+        ``done(task)`` is called when the task has ended, also if it was cancelled before its first step and ``work`` never ran.
+        """
         try:
-            self._group.create_task(work, name=name, context=Context())
+            task = self._group.create_task(work, name=name, context=Context())
         except RuntimeError:
             work.close()
             return False
+        task.add_done_callback(done)
         return True
 
     def finish(self) -> None:

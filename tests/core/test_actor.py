@@ -285,6 +285,34 @@ async def test_a_cancelled_ask_is_taken_back_from_the_queue() -> None:
         assert seen == ["waiting", "kept"]
 
 
+async def test_an_ask_cancelled_before_the_actor_looked_is_not_delivered() -> None:
+    async with ActorSystem() as system:
+        seen: list[Any] = []
+        ref = await system.spawn(Gate, seen)
+        asking = asyncio.create_task(ref.ask("dropped"))
+        await asyncio.sleep(0)
+        assert ref.statistics().mailbox.depth == 1
+
+        asking.cancel()
+        await ref.ask("end")
+
+        assert seen == ["end"]
+
+
+async def test_a_cancelled_ask_with_a_timeout_is_taken_back_too() -> None:
+    async with ActorSystem() as system:
+        ref, gate, seen, asking = await blocked(system)
+        dropped = asyncio.create_task(ref.ask("dropped", timeout=1000))
+        await turns()
+        dropped.cancel()
+        await asyncio.wait({dropped})
+
+        assert ref.statistics().mailbox.depth == 0
+        gate.set()
+        await asking
+        assert seen == ["waiting"]
+
+
 async def test_cancelling_the_one_who_asked_does_not_cancel_the_work_in_hand() -> None:
     async with ActorSystem() as system:
         ref, gate, seen, asking = await blocked(system)
@@ -552,23 +580,126 @@ async def test_messages_lost_at_a_stop_are_counted_in_the_log(caplog: pytest.Log
     assert "count=2" in caplog.text
 
 
-async def test_a_receive_that_will_not_be_cancelled_still_ends_the_actor() -> None:
-    class Stubborn(Actor[asyncio.Event, str]):
-        async def receive(self, message: asyncio.Event, context: ActorContext) -> str:
-            try:
-                await message.wait()
-            except asyncio.CancelledError:
-                return "finished all the same"
-            return "opened"
+class Stubborn(Actor[Any, str]):
+    """Finishes its work although it is cancelled, also its start if it has to wait for that, and its end."""
 
+    def __init__(self, log: list[str], *waits: str) -> None:
+        self.log = log
+        self.waits = waits
+
+    async def persist(self, what: str) -> None:
+        if what in self.waits:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.log.append(what)
+
+    async def started(self, context: ActorContext) -> None:
+        await self.persist("started")
+
+    async def stopped(self, context: ActorContext) -> None:
+        await self.persist("stopped")
+        self.log.append("ended")
+
+    async def receive(self, message: Any, context: ActorContext) -> str:
+        await self.persist("receive")
+        return "finished all the same"
+
+
+async def test_a_receive_that_will_not_be_cancelled_still_ends_the_actor() -> None:
     async with ActorSystem() as system:
-        ref = await system.spawn(Stubborn)
-        asking = asyncio.create_task(ref.ask(asyncio.Event()))
+        ref = await system.spawn(Stubborn, [], "receive")
+        asking = asyncio.create_task(ref.ask("x"))
         await turns()
 
         await ref.stop(drain=False)
 
         assert await asking == "finished all the same"
+
+
+async def test_a_receive_that_will_not_be_cancelled_still_fails_when_told_to() -> None:
+    async with ActorSystem() as system:
+        ref = await system.spawn(Stubborn, [], "receive")
+        asking = asyncio.create_task(ref.ask("x"))
+        await turns()
+        ref.fail(ValueError("outside"))
+
+        assert await asking == "finished all the same"
+        await turns()
+        assert ref.statistics().restarts == 1
+        await ref.stop(drain=False)
+
+
+async def test_a_start_that_will_not_be_cancelled_ends_with_its_spawner() -> None:
+    log: list[str] = []
+    async with ActorSystem() as system:
+        spawning = asyncio.create_task(system.spawn(Stubborn, log, "started"))
+        await turns()
+        spawning.cancel()
+        await asyncio.wait({spawning})
+        await turns()
+
+        assert system.tree().children == ()
+    assert log == ["started", "ended"]
+
+
+async def test_a_start_that_will_not_be_cancelled_still_fails_when_told_to() -> None:
+    log: list[str] = []
+    async with ActorSystem() as system:
+        spawning = asyncio.create_task(system.spawn(Stubborn, log, "started"))
+        await turns()
+        (cell,) = system._children.values()
+        cell.ref.fail(ValueError("outside"))
+
+        with pytest.raises(ValueError, match="outside"):
+            await spawning
+    assert log == ["started"]
+
+
+async def test_an_end_that_will_not_be_cancelled_is_let_finish() -> None:
+    log: list[str] = []
+    async with ActorSystem(close_timeout=0) as system:
+        await system.spawn(Stubborn, log, "stopped")
+
+    assert log == ["stopped", "ended"]
+
+
+async def test_an_error_raised_after_asking_for_ones_own_stop_does_not_restart() -> None:
+    class Quits(Actor[str, None]):
+        async def receive(self, message: str, context: ActorContext) -> None:
+            await context.self_ref.stop(drain=False)
+            raise ValueError(message)
+
+    async with ActorSystem() as system:
+        ref = await system.spawn(Quits)
+        with pytest.raises(ValueError, match="last words"):
+            await ref.ask("last words")
+
+        assert await ref.wait_stopped() is None
+        assert ref.statistics().restarts == 0
+
+
+@pytest.mark.parametrize("also_fails", [True, False])
+@pytest.mark.parametrize("idle", [True, False])
+async def test_cancelling_the_task_of_an_actor_stops_it_and_answers_everybody(idle: bool, also_fails: bool) -> None:
+    async with ActorSystem() as system:
+        if idle:
+            ref, askings = await system.spawn(Echo), []
+        else:
+            ref, _, _, asking = await blocked(system)
+            askings = [asking, asyncio.create_task(ref.ask("queued"))]
+            await turns()
+        task = ref._cell.task
+        assert task is not None
+        if also_fails:
+            ref.fail(ValueError("at the same time"))
+        task.cancel()
+
+        assert await ref.wait_stopped() is None
+        errors = await asyncio.gather(*askings, return_exceptions=True)
+        assert [type(error) for error in errors] == [ActorStoppedError] * len(askings)
+        assert task.cancelled()
+        assert await (await system.spawn(Echo)).ask("the system goes on") == "the system goes on"
 
 
 # -- watching

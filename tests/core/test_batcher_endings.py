@@ -325,7 +325,7 @@ def test_a_handler_may_end_the_program_and_nobody_is_left_waiting() -> None:
     assert len(ends) == 2
 
 
-class Quit(BaseException):  # noqa: N818 - neither an error nor a cancellation
+class Quit(BaseException):
     """Ends everything."""
 
 

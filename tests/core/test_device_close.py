@@ -283,7 +283,7 @@ def test_portal_runs_ops_from_another_thread() -> None:
             async def double(value: float) -> float:
                 return float(await device.get(await device.blas.scal(await device.full((), value), 2.0)))
 
-            assert await asyncio.to_thread(system.portal.call, double, 4.0) == 8.0
+            assert await asyncio.to_thread(system.portal.run, double, 4.0) == 8.0
 
     asyncio.run(main())
 

@@ -15,7 +15,7 @@ import anyio
 import pytest
 import uvloop
 
-from accel.actors import Actor, ActorContext, ActorRef, ActorSystem, ActorTree, RestartStrategy
+from accel.actors import Actor, ActorContext, ActorRef, ActorSystem, ActorTree, Portal, RestartStrategy
 from accel.errors import ActorStoppedError, ClosedError, InvalidArgumentError, MailboxFullError, NotInitializedError
 
 if TYPE_CHECKING:
@@ -663,6 +663,67 @@ async def test_a_coroutine_cancelled_on_the_loop_ends_the_call() -> None:
         await turns()
 
         assert future.cancelled()
+
+
+async def test_a_call_through_the_portal_cancelled_before_it_began_never_does() -> None:
+    ran: list[bool] = []
+
+    async def runs() -> None:
+        ran.append(True)
+
+    async with ActorSystem() as system:
+        # The loop cannot take a turn while this waits for the thread.
+        assert in_thread(lambda: system.portal.start(runs).cancel()) is True
+        await turns()
+
+        assert ran == []
+        assert system.portal.in_flight == 0
+
+
+def test_a_portal_to_a_loop_that_was_closed_says_so() -> None:
+    async def make() -> Portal:
+        return Portal(asyncio.get_running_loop(), asyncio.TaskGroup())
+
+    portal = asyncio.run(make())
+
+    error = in_thread(lambda: portal.call_soon(int))
+    assert isinstance(error, ClosedError)
+    assert "loop" in str(error)
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+async def test_a_portal_admits_at_least_one_call(limit: int) -> None:
+    with pytest.raises(InvalidArgumentError):
+        Portal(asyncio.get_running_loop(), asyncio.TaskGroup(), limit)
+
+
+def test_a_call_through_the_portal_that_ends_the_program_ends_it() -> None:
+    async def exits() -> None:
+        raise SystemExit(3)
+
+    async def main() -> None:
+        async with ActorSystem() as system:
+            await system.run_blocking(lambda: futures.append(system.portal.start(exits)))
+            await asyncio.Event().wait()
+
+    futures: list[concurrent.futures.Future[None]] = []
+    with pytest.raises(SystemExit):
+        asyncio.run(main())
+    assert isinstance(futures[0].exception(0), SystemExit)
+
+
+async def test_a_bug_in_the_package_itself_closes_the_system_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def bug() -> None:
+        raise ZeroDivisionError
+
+    async with ActorSystem() as system:
+        ref = await system.spawn(Echo)
+        assert system._group is not None
+        system._group.create_task(bug())
+        assert await ref.wait_stopped() is None
+
+    assert system.state == "closed"
+    assert "system_failed" in caplog.text
 
 
 # -- threads

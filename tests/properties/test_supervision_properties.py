@@ -76,7 +76,10 @@ class SupervisionMachine(RuleBasedStateMachine):
     @initialize(max_restarts=st.integers(0, 3), low=st.floats(0, 1), span=st.floats(0, 3), seed=st.integers(0, 2**32))
     def start(self, max_restarts: int, low: float, span: float, seed: int) -> None:
         self.strategy = RestartStrategy(
-            max_restarts, WITHIN, (low, low + span), decide=lambda error: error.directive if isinstance(error, ToldError) else Directive.RESTART
+            max_restarts,
+            WITHIN,
+            (low, low + span),
+            decide=lambda error: error.directive if isinstance(error, ToldError) else Directive.RESTART,
         )
         self.system = ActorSystem(clock=lambda: self.now, sleep=self.sleep, rng=random.Random(seed))
         self.do(self.system.__aenter__())

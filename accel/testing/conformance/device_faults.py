@@ -1,0 +1,120 @@
+"""A fault ends what is in flight, the context is rebuilt, and the device goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from accel.actors import RestartStrategy
+from accel.device import DeviceState
+from accel.dtype import DType
+from accel.errors import ContextPoisonedError, DeviceLostError, StaleRefError
+from accel.testing.conformance.device_harness import bounded, close_to, failure, next_generation, opened, task, until
+from accel.testing.faults import FaultPlan
+
+if TYPE_CHECKING:
+    from accel.device import Device
+    from accel.testing.conformance.harness import Harness
+
+
+async def check_fault_is_survived(harness: Harness) -> None:
+    """Check that the op's caller is told, old refs are stale, and the next generation computes."""
+    x = harness.random((8, 8), DType.FLOAT32)
+    async with opened(harness, FaultPlan().poison_at(2)) as device:
+        a = await device.put(x)
+        error = await failure(device.blas.gemm(a, a), ContextPoisonedError)
+        assert error.is_fault, f"{error!r} is no fault"
+        assert error.code is not None, "the driver's code is missing"
+        assert "gemm" in error.suspects, f"gemm is not among the suspects {error.suspects}"
+        assert a.is_stale, "an ordinary ref outlived its context"
+        assert (await failure(device.blas.gemm(a, a), StaleRefError)).reason == "generation"
+        a = await bounded(device.put(x))
+        close_to(harness, await device.get(await device.blas.gemm(a, a)), x.astype(np.float64) @ x, "gemm after the rebuild")
+        assert (device.generation, device.info().restarts, device.state) == (2, 1, DeviceState.READY)
+
+
+async def check_everyone_in_flight_is_told(harness: Harness) -> None:
+    """Check that ops on several streams each end with an error of their own, and queued ones run in the next generation."""
+    plan = FaultPlan().hang_at(1, op="gemm").poison_at(1, op="unary")
+    async with opened(harness, plan, max_in_flight=2, libraries=("blas", "elementwise")) as device:
+        a = await device.zeros((4, 4))
+        calls = [task(device.blas.gemm(a, a)), task(device.elementwise.unary("neg", a))]
+        await asyncio.sleep(0)
+        queued, stale = task(device.full(3, 2.0)), task(device.elementwise.unary("abs", a))
+        errors = [await failure(call, ContextPoisonedError) for call in calls]
+        assert errors[0] is not errors[1], "two waiters were given one error"
+        assert np.array_equal(await device.get(await bounded(queued)), np.full(3, 2.0)), "a queued op was lost in the fault"
+        await failure(stale, StaleRefError)
+        assert device.info().in_flight == 0
+
+
+async def check_load_goes_on_through_faults(harness: Harness) -> None:
+    """Check that tasks which try again lose nothing through two faults under load."""
+    plan = FaultPlan().poison_at(60).poison_at(200)
+    async with opened(harness, plan, max_in_flight=16) as device:
+
+        async def client(number: int) -> None:
+            for step in range(5):
+                while True:
+                    try:
+                        ref = await device.elementwise.unary("neg", await device.full(4, float(number * 5 + step)))
+                        got = await device.get(ref)
+                        break
+                    except (ContextPoisonedError, StaleRefError):
+                        continue
+                assert np.array_equal(got, np.full(4, -float(number * 5 + step))), f"task {number} was given another one's result"
+
+        await bounded(asyncio.gather(*(client(number) for number in range(24))))
+        assert device.generation == 3, f"two faults made generation {device.generation}"
+        await until("all memory is given back", lambda: device.info().memory.used == 0)
+
+
+async def check_batch_meets_a_fault(harness: Harness) -> None:
+    """Check a fault inside a batch, and one while a batch is recorded."""
+    async with opened(harness, FaultPlan().poison_at(3).poison_at(5)) as device:
+        await failure(_batch(device), ContextPoisonedError)
+        await next_generation(device)
+        poison = await bounded(device.zeros(2))
+        try:
+            async with device.batch() as batch:
+                ref = batch.zeros(2)
+                await failure(device.elementwise.unary("neg", poison), ContextPoisonedError)
+        except StaleRefError as error:
+            assert error.reason == "generation"
+        else:
+            raise AssertionError("a batch that was recorded through a rebuild was run")
+        await failure(device.get(ref), StaleRefError)
+
+
+async def _batch(device: Device) -> None:
+    async with device.batch() as batch:
+        for _ in range(4):
+            batch.zeros(4)
+
+
+async def check_generations_are_told(harness: Harness) -> None:
+    """Check that listeners are given the present generation, the next after a rebuild, and the end."""
+    async with opened(harness, FaultPlan().poison_at(1)) as device:
+        seen: list[int] = []
+
+        async def listen() -> None:
+            async for generation in device.generations():
+                seen.append(generation)  # noqa: PERF401 - seen as they come
+
+        listening = task(listen())
+        await until("the first generation is told", lambda: seen == [1])
+        await failure(device.zeros(1), ContextPoisonedError)
+        await until("the second generation is told", lambda: seen == [1, 2])
+        await device.aclose()
+        await bounded(listening)
+
+
+async def check_spent_budget_loses_the_device(harness: Harness) -> None:
+    """Check that a device without restarts left is lost, and says so to everybody."""
+    async with opened(harness, FaultPlan().poison_at(1), restart=RestartStrategy(max_restarts=0)) as device:
+        await failure(device.zeros(1), ContextPoisonedError)
+        await failure(device.zeros(1), DeviceLostError)
+        assert device.state is DeviceState.LOST
+        assert not device.health().is_live
