@@ -13,51 +13,43 @@
 
 from __future__ import annotations
 
-import sys
-
-try:
-    from accel import testing
-    from accel.actors import Actor, ActorContext, ActorRef, ActorState, Directive, RestartStrategy, Terminated
-    from accel.backend import AccelBackend, AccelDevice, AccelEvent, AccelStream, DeviceDescription
-    from accel.completion import (
-        AdaptiveCompletion,
-        CompletionStrategy,
-        HostFnCompletion,
-        PolledCompletion,
-        SyncCompletion,
-    )
-    from accel.compute import BinaryOp, ComputeBackend, ReduceOp, Transpose, UnaryOp
-    from accel.device import Batch, Device, DeviceHealth, DeviceInfo, DeviceState, MemoryInfo, System
-    from accel.dtype import DType
-    from accel.errors import (
-        AccelError,
-        ActorStoppedError,
-        BackendUnavailableError,
-        ClosedError,
-        CompileError,
-        ContextPoisonedError,
-        DeadlineExceededError,
-        DeviceLostError,
-        DriverError,
-        FaultScope,
-        HostDiedError,
-        InvalidArgumentError,
-        LibraryError,
-        MailboxFullError,
-        NotInitializedError,
-        OutOfMemoryError,
-        PoisonedInputError,
-        StaleRefError,
-        UnsupportedError,
-    )
-    from accel.ops import KernelOp
-    from accel.ref import AccelRef, AccelToken
-except KeyboardInterrupt:
-    # `python -m accel` imports this package before any code of its own runs; whoever stops it then expects no traceback either.
-    if sys.argv[:1] == ["-m"]:
-        sys.stderr.write("interrupted\n")
-        raise SystemExit(130) from None
-    raise
+from accel import _startup as _startup  # first: it minds Ctrl-C while the rest is imported
+from accel import testing
+from accel.actors import Actor, ActorContext, ActorRef, ActorState, Directive, RestartStrategy, Terminated
+from accel.backend import AccelBackend, AccelDevice, AccelEvent, AccelStream, DeviceDescription
+from accel.completion import (
+    AdaptiveCompletion,
+    CompletionStrategy,
+    HostFnCompletion,
+    PolledCompletion,
+    SyncCompletion,
+)
+from accel.compute import BinaryOp, ComputeBackend, ReduceOp, Transpose, UnaryOp
+from accel.device import Batch, Device, DeviceHealth, DeviceInfo, DeviceState, MemoryInfo, System
+from accel.dtype import DType
+from accel.errors import (
+    AccelError,
+    ActorStoppedError,
+    BackendUnavailableError,
+    ClosedError,
+    CompileError,
+    ContextPoisonedError,
+    DeadlineExceededError,
+    DeviceLostError,
+    DriverError,
+    FaultScope,
+    HostDiedError,
+    InvalidArgumentError,
+    LibraryError,
+    MailboxFullError,
+    NotInitializedError,
+    OutOfMemoryError,
+    PoisonedInputError,
+    StaleRefError,
+    UnsupportedError,
+)
+from accel.ops import KernelOp
+from accel.ref import AccelRef, AccelToken
 
 __version__ = "0.1.0"
 

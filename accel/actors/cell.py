@@ -20,6 +20,8 @@ from accel.actors.supervision import RestartBudget, RestartStrategy
 from accel.errors import ActorStoppedError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from accel.actors.system import ActorSystem
 
 __all__ = ["ActorCell"]
@@ -56,6 +58,7 @@ class ActorCell:
         "parent",
         "path",
         "ref",
+        "refuse",
         "started",
         "state",
         "stopped",
@@ -95,6 +98,8 @@ class ActorCell:
         self.carries_context = self._class.carries_context
         self._actor: Actor[Any, Any] | None = None
         self._context = ActorContext(self)
+        # The newest instance's, also after it failed: between two instances messages can be refused too.
+        self.refuse: Callable[[Any], None] | None = None
         self._incarnation = 0
         self._stop = Stop.NO
         self._interrupts = 0  # cancellations of the task that come from here and were not delivered yet
@@ -197,7 +202,7 @@ class ActorCell:
         self._refuse_queued(outcome)
         if not self.started.done():
             self.started.set_exception(outcome if isinstance(outcome, Exception) else self._stopped_error(outcome))
-        self._actor, self._args, self._kwargs = None, (), {}
+        self._actor, self._args, self._kwargs, self.refuse = None, (), {}, None
         self.system.dismiss(self)
         for watched in self.watched:
             watched.watchers.pop(self, None)
@@ -220,8 +225,8 @@ class ActorCell:
             if reply is None:
                 if not isinstance(message, (Failure, Terminated)):
                     lost += 1
-                    if self._actor is not None:
-                        self._actor.refused(message)
+                    if self.refuse is not None:
+                        self.refuse(message)
             elif not reply.done():
                 reply.set_exception(self._stopped_error(cause))
         if lost:

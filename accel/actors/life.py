@@ -82,6 +82,7 @@ class ActorLife(ActorCell):
         error: BaseException | None = None
         try:
             self._actor = self._class(*self._args, **self._kwargs)
+            self.refuse = self._actor.refused
             self.interruptible = _NOW
             await self._actor.started(self._context)
         except BaseException as caught:

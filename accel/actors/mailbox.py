@@ -38,10 +38,8 @@ class MailboxStatistics:
         Messages that wait now, and the most that may. One that was taken does not count, nor do system messages.
     waiting_putters
         Tasks that wait for room in :meth:`Mailbox.put`.
-    accepted, rejected, discarded
-        Messages let in, refused because there was no room, and taken back with :meth:`Mailbox.discard`, since the start.
-    high_water
-        The largest depth there ever was.
+    accepted, rejected, discarded, high_water
+        Messages let in, refused for want of room, and taken back with :meth:`Mailbox.discard`, and the largest depth, since the start.
     oldest_age
         Seconds for which the message at the head has been waiting; 0 when there is none.
     """
@@ -309,10 +307,7 @@ class Mailbox(Generic[M]):
             raise
 
     def waiter(self) -> asyncio.Future[None]:
-        """Return a future that is done once something was put, or the mailbox closed: :meth:`wait` without its coroutine, for loops.
-
-        Whoever stops awaiting it early must :meth:`abandon` it.
-        """
+        """Return a future for the next put or the close, to be awaited or given to :meth:`abandon`: :meth:`wait` for loops."""
         getter: asyncio.Future[None] = asyncio.Future(loop=self._loop)
         self._getters.append(getter)
         return getter

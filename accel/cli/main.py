@@ -10,7 +10,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from accel import AccelError, __version__
+from accel import AccelError, __version__, _startup
 from accel.cli.extras import extra_of, install_command
 
 if TYPE_CHECKING:
@@ -59,7 +59,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         0: done. 1: it failed. 2: wrong arguments, or an optional dependency is missing. 130: interrupted by Ctrl-C. A command may return
         codes of its own.
     """
-    words = sys.argv[1:] if argv is None else list(argv)
+    guarded = _startup.release()
+    try:
+        return _main(sys.argv[1:] if argv is None else list(argv))
+    finally:
+        if guarded:
+            _startup.guard_again()
+
+
+def _main(words: list[str]) -> int:
     try:
         code = _run(words)
         # Here and not at the interpreter's end, where a reader that has gone could not be handled.

@@ -123,3 +123,22 @@ async def test_messages_that_were_only_told_are_refused_when_the_actor_stops() -
             await asked
     assert "refused a" in seen
     assert "refused b" not in seen, "who asks is answered, and needs nobody else to be told"
+
+
+async def test_messages_are_refused_between_two_instances_too() -> None:
+    seen: list[str] = []
+    asleep = asyncio.Event()
+
+    async def sleep(_: float) -> None:
+        asleep.set()
+        await asyncio.Event().wait()
+
+    async with ActorSystem(sleep=sleep) as system:
+        ref = await system.spawn(Recorder, seen, asyncio.Event())
+        for _ in range(2):  # the second restart of a window is delayed
+            await until_idle(ref)
+            ref.hand_over("boom")
+        await asleep.wait()
+        ref.tell("a")
+        await ref.stop(drain=False)
+    assert seen == ["refused a"]

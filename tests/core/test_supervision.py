@@ -1,4 +1,4 @@
-"""Supervision: what is decided from an error, budgets and delays, restarts, escalation, children."""
+"""Supervision: what is decided from an error, budgets and delays, restarts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from accel.actors import Actor, ActorContext, ActorRef, ActorState, ActorSystem, Directive, RestartStrategy, default_decision
+from accel.actors import ActorContext, ActorState, Directive, RestartStrategy, default_decision
 from accel.actors.supervision import RestartBudget
 from accel.errors import (
     AccelError,
@@ -20,72 +20,7 @@ from accel.errors import (
     HostDiedError,
     InvalidArgumentError,
 )
-
-
-class Time:
-    """A clock and a sleep under the test's hand: a sleep lasts until ``advance`` passes its end, or ends at once with ``auto``."""
-
-    def __init__(self, *, auto: bool = True) -> None:
-        self.now = 1000.0
-        self.auto = auto
-        self.delays: list[float] = []
-        self._sleeping: list[tuple[float, asyncio.Event]] = []
-
-    def __call__(self) -> float:
-        return self.now
-
-    async def sleep(self, seconds: float) -> None:
-        self.delays.append(seconds)
-        if self.auto:
-            self.now += seconds
-            await asyncio.sleep(0)
-            return
-        event = asyncio.Event()
-        self._sleeping.append((self.now + seconds, event))
-        await event.wait()
-
-    async def advance(self, seconds: float) -> None:
-        self.now += seconds
-        for end, event in self._sleeping:
-            if end <= self.now:
-                event.set()
-        await turns()
-
-
-class Counter(Actor[Any, int]):
-    """Counts what it is told to add; raises exceptions; fails to start while ``broken`` says so."""
-
-    def __init__(self, broken: list[BaseException] | None = None) -> None:
-        self.total = 0
-        self.broken = [] if broken is None else broken
-
-    async def started(self, context: ActorContext) -> None:
-        if self.broken:
-            raise self.broken.pop(0)
-
-    async def receive(self, message: Any, context: ActorContext) -> int:
-        if isinstance(message, BaseException):
-            raise message
-        self.total += message
-        return self.total
-
-
-async def turns(count: int = 10) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
-def system_on(time: Time, **options: Any) -> ActorSystem:
-    return ActorSystem(clock=time, sleep=time.sleep, rng=random.Random(7), **options)
-
-
-async def fail(ref: ActorRef[Any, Any], error: Exception | None = None) -> None:
-    error = ValueError("boom") if error is None else error
-    with pytest.raises(type(error)):
-        await ref.ask(error)
-
-
-# -- deciding
+from tests.supervision_support import Counter, Time, fail, system_on, turns
 
 
 @pytest.mark.parametrize(
@@ -144,9 +79,6 @@ def test_a_budget_refills_when_its_window_has_passed() -> None:
     assert (budget.request(), budget.request(), budget.request()) == (0.0, 1.0, None)
     time.now += 10.0
     assert (budget.request(), budget.restarts) == (0.0, 3)
-
-
-# -- restarting
 
 
 async def test_a_restart_gives_a_fresh_state_and_keeps_the_mailbox() -> None:
@@ -364,168 +296,3 @@ async def test_a_failure_reported_during_a_start_fails_the_start() -> None:
         gate.clear()
         assert await ref.ask(1) == 1
         assert ref.statistics().restarts == 2
-
-
-# -- directives
-
-
-async def test_a_policy_of_ones_own_decides() -> None:
-    def decide(error: BaseException) -> Directive:
-        return Directive.RESUME if isinstance(error, ValueError) else Directive.STOP
-
-    async with system_on(Time()) as system:
-        ref = await system.spawn(Counter, restart=RestartStrategy(decide=decide))
-        await ref.ask(1)
-        await fail(ref, ValueError("harmless"))
-        assert await ref.ask(1) == 2
-        error = KeyError("fatal")
-        await fail(ref, error)
-
-        assert await ref.wait_stopped() is error
-
-
-async def test_a_policy_that_breaks_is_replaced_by_the_default(caplog: pytest.LogCaptureFixture) -> None:
-    def decide(error: BaseException) -> Directive:
-        raise RuntimeError("no idea")
-
-    async with system_on(Time()) as system:
-        ref = await system.spawn(Counter, restart=RestartStrategy(decide=decide))
-        await fail(ref)
-
-        assert await ref.ask(1) == 1
-    assert "actor_decision_failed" in caplog.text
-
-
-class Parent(Actor[Any, Any]):
-    """Spawns a Counter for each strategy it gets; keeps count of its own instances."""
-
-    def __init__(self, log: list[str]) -> None:
-        self.log = log
-        log.append("made")
-
-    async def receive(self, message: Any, context: ActorContext) -> Any:
-        if isinstance(message, RestartStrategy):
-            return await context.spawn(Counter, restart=message)
-        if isinstance(message, Exception):
-            raise message
-        return message
-
-
-ESCALATES = RestartStrategy(decide=lambda error: Directive.ESCALATE)
-
-
-async def test_escalation_fails_the_parent_with_the_same_error() -> None:
-    log: list[str] = []
-    seen: list[BaseException] = []
-
-    def decide(error: BaseException) -> Directive:
-        seen.append(error)
-        return Directive.RESTART
-
-    async with system_on(Time()) as system:
-        parent = await system.spawn(Parent, log, restart=RestartStrategy(decide=decide))
-        child, sibling = await parent.ask(ESCALATES), await parent.ask(RestartStrategy())
-        error = ValueError("too much for me")
-        await fail(child, error)
-
-        assert await child.wait_stopped() is error
-        assert await sibling.wait_stopped() is None
-        assert await parent.ask("alive") == "alive"
-        assert seen == [error]
-        assert log == ["made", "made"]
-
-
-async def test_escalation_past_the_top_stops_the_actor_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async with system_on(Time()) as system:
-        ref = await system.spawn(Counter, restart=ESCALATES)
-        other = await system.spawn(Counter)
-        error = ValueError("nobody above")
-        await fail(ref, error)
-
-        assert await ref.wait_stopped() is error
-        assert await other.ask(1) == 1
-    assert "actor_escalated_to_system" in caplog.text
-
-
-async def test_a_parent_that_resumes_goes_on_without_the_child_that_escalated() -> None:
-    log: list[str] = []
-    async with system_on(Time()) as system:
-        parent = await system.spawn(Parent, log, restart=RestartStrategy(decide=lambda error: Directive.RESUME))
-        child, sibling = await parent.ask(ESCALATES), await parent.ask(RestartStrategy())
-        await fail(child)
-        await child.wait_stopped()
-
-        assert await parent.ask("alive") == "alive"
-        assert await sibling.ask(1) == 1
-        assert log == ["made"]
-
-
-async def test_a_restart_stops_the_children_before_the_new_instance_starts() -> None:
-    log: list[str] = []
-
-    class Child(Actor[None, None]):
-        async def receive(self, message: None, context: ActorContext) -> None:
-            pass
-
-        async def stopped(self, context: ActorContext) -> None:
-            log.append("child stopped")
-
-    class Owner(Actor[Exception, None]):
-        async def started(self, context: ActorContext) -> None:
-            log.append(f"started over {len(context.children)}")
-            await context.spawn(Child, name="child")
-
-        async def restarting(self, error: BaseException, context: ActorContext) -> None:
-            log.append(f"restarting over {len(context.children)}")
-
-        async def receive(self, message: Exception, context: ActorContext) -> None:
-            raise message
-
-    async with system_on(Time()) as system:
-        ref = await system.spawn(Owner)
-        await fail(ref)
-        await ref.stop()
-
-    assert log == ["started over 0", "restarting over 1", "child stopped", "started over 0", "child stopped"]
-
-
-async def test_children_of_a_start_that_failed_are_stopped() -> None:
-    children: list[ActorRef[Any, Any]] = []
-
-    class Owner(Counter):
-        async def started(self, context: ActorContext) -> None:
-            children.append(await context.spawn(Counter))
-            raise ValueError("after the child")
-
-    async with system_on(Time()) as system:
-        with pytest.raises(ValueError, match="after the child"):
-            await system.spawn(Owner)
-
-        assert not children[0].is_alive
-
-
-async def test_a_stopping_actor_starts_no_more_children() -> None:
-    class Late(Counter):
-        async def stopped(self, context: ActorContext) -> None:
-            with pytest.raises(ActorStoppedError, match="stopping"):
-                await context.spawn(Counter)
-            tried.append(True)
-
-    tried: list[bool] = []
-    async with system_on(Time()) as system:
-        ref = await system.spawn(Late)
-        await ref.stop()
-
-    assert tried == [True]
-
-
-async def test_a_failure_does_not_touch_the_body_of_the_system() -> None:
-    async with system_on(Time()) as system:
-        ref = await system.spawn(Counter, restart=RestartStrategy(max_restarts=0))
-        ref.tell(ValueError("fatal"))
-        await ref.wait_stopped()
-        await turns()
-
-        task = asyncio.current_task()
-        assert task is not None
-        assert task.cancelling() == 0

@@ -11,7 +11,7 @@ from accel.actors import RestartStrategy
 from accel.device import DeviceState
 from accel.dtype import DType
 from accel.errors import ContextPoisonedError, DeviceLostError, StaleRefError
-from accel.testing.conformance.device_harness import bounded, close_to, failure, next_generation, opened, task, until
+from accel.testing.conformance.device_harness import bounded, close_to, failure, in_flight, next_generation, opened, task, until
 from accel.testing.faults import FaultPlan
 
 if TYPE_CHECKING:
@@ -36,13 +36,18 @@ async def check_fault_is_survived(harness: Harness) -> None:
 
 
 async def check_everyone_in_flight_is_told(harness: Harness) -> None:
-    """Check that ops on several streams each end with an error of their own, and queued ones run in the next generation."""
-    plan = FaultPlan().hang_at(1, op="gemm").poison_at(1, op="unary")
-    async with opened(harness, plan, max_in_flight=2, libraries=("blas", "elementwise")) as device:
-        a = await device.zeros((4, 4))
-        calls = [task(device.blas.gemm(a, a)), task(device.elementwise.unary("neg", a))]
-        await asyncio.sleep(0)
+    """Check that ops of several libraries each end with an error of their own, and queued ones run in the next generation."""
+    plan = FaultPlan().hang_at(3).poison_at(1, op="gemm")
+    async with opened(harness, plan, max_in_flight=3, libraries=("blas", "elementwise")) as device:
+        a, b = await device.zeros((4, 4)), await device.zeros((4, 4))
+        # All of them wait for the first, so that all are on the device when the second faults.
+        first = task(device.put(np.ones((4, 4), np.float32), out=a))
+        calls = [task(device.blas.gemm(a, a, out=b)), task(device.elementwise.unary("neg", b))]
+        await in_flight(device, 3)
         queued, stale = task(device.full(3, 2.0)), task(device.elementwise.unary("abs", a))
+        await asyncio.sleep(0)
+        plan.release()
+        await bounded(asyncio.gather(first, return_exceptions=True))
         errors = [await failure(call, ContextPoisonedError) for call in calls]
         assert errors[0] is not errors[1], "two waiters were given one error"
         assert np.array_equal(await device.get(await bounded(queued)), np.full(3, 2.0)), "a queued op was lost in the fault"
@@ -73,7 +78,7 @@ async def check_load_goes_on_through_faults(harness: Harness) -> None:
 
 async def check_batch_meets_a_fault(harness: Harness) -> None:
     """Check a fault inside a batch, and one while a batch is recorded."""
-    async with opened(harness, FaultPlan().poison_at(3).poison_at(5)) as device:
+    async with opened(harness, FaultPlan().poison_at(3).poison_at(6)) as device:
         await failure(_batch(device), ContextPoisonedError)
         await next_generation(device)
         poison = await bounded(device.zeros(2))

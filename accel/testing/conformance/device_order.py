@@ -129,8 +129,10 @@ async def check_running_op_meets_its_deadline(harness: Harness) -> None:
         x = await device.full(64, 1.0)
         await failure(device.blas.scal(x, 2.0, timeout=0.05), DeadlineExceededError)
         del x
-        other = await device.full(64, 9.0)
+        filling = task(device.full(64, 9.0))
+        await asyncio.sleep(0)
         plan.release()
+        other = await bounded(filling)
         await in_flight(device, 0)
         assert np.array_equal(await device.get(other), np.full(64, 9.0)), "memory was used again under a running op"
 
