@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
-from accel.errors import BackendUnavailableError, InvalidArgumentError
+from accel.errors import AccelError, BackendUnavailableError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from accel.compute import ComputeBackend
-    from accel.errors import AccelError
 
 __all__ = [
     "ENTRY_POINT_GROUP",

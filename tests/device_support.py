@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import accel
-from accel.testing import FaultPlan
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from accel.testing import FaultPlan
 
 PATIENCE = 10.0
 """Seconds until a wait that should end has failed."""

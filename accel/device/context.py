@@ -119,11 +119,15 @@ class Context:
         try:
             for index in range(start, end):
                 try:
-                    while (run := self._bind(submission, index)) is None:
+                    while not submission.is_settled and (run := self._bind(submission, index)) is None:
                         await self._provide(submission, index)
                 except AccelError as error:
                     error.op_index = index
                     raise
+                if submission.is_settled:
+                    # Its refs are void: memory that they were given now would never come back.
+                    submission.void(max(index, submission.sound))
+                    return
                 if runs and runs[-1].port is run.port:
                     runs[-1].launches.append(run.launches[0])
                 else:

@@ -14,7 +14,9 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 CHECKS = checks("device")
 # What waiting and streams have a part in; that memory is kept and computed with right is the same for all.
-MOVING = [check for check in CHECKS if not check.name.startswith(("device.put", "device.large", "device.wrong", "device.refs", "device.memory"))]
+MOVING = [
+    check for check in CHECKS if not check.name.startswith(("device.put", "device.large", "device.wrong", "device.refs", "device.memory"))
+]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)

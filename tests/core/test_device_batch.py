@@ -148,12 +148,13 @@ async def test_invalid_op_is_refused_while_recording() -> None:
                 batch.blas.gemm(a, a)
         assert plan.count == 1
         async with device.batch() as batch:
-            for wrong in (
+            refused: tuple[Callable[[], object], ...] = (
                 lambda: batch.blas.gemm(a, a),
                 lambda: batch.run(ops.Get(a, np.zeros((2, 3), np.float32))),
                 lambda: batch.run(ops.Free(a)),
                 lambda: batch.elementwise.unary("neg", a, timeout=1.0),
-            ):
+            )
+            for wrong in refused:
                 with pytest.raises(accel.InvalidArgumentError):
                     wrong()
             kept = batch.elementwise.unary("neg", a)

@@ -13,7 +13,7 @@ from accel.testing import FaultPlan
 from tests.device_support import cancelled, in_flight, opened, task, turns, until, used
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -134,7 +134,8 @@ async def _raise() -> None:
 async def test_waiting_for_a_library_or_a_slab_can_be_cancelled() -> None:
     async with opened() as device:
         a = await device.zeros((4, 4))
-        for call in (lambda: device.blas.gemm(a, a), lambda: device.zeros(100 << 20, "uint8")):
+        calls: tuple[Callable[[], Awaitable[Any]], ...] = (lambda: device.blas.gemm(a, a), lambda: device.zeros(100 << 20, "uint8"))
+        for call in calls:
             work = task(call())
             await turns(2)
             await cancelled(work)

@@ -115,8 +115,8 @@ async def test_close_while_rebuilding_ends_what_waits() -> None:
     async with opened(plan, restart=accel.RestartStrategy(backoff=(5.0, 5.0)), pending_limit=1) as device:
         for _ in range(2):
             await failure(device.zeros(1), accel.ContextPoisonedError)
-        waiting = [task(device.zeros(1)) for _ in range(4)]
-        batch = task(_one_batch(device))
+        waiting: list[asyncio.Future[Any]] = [task(device.zeros(1)) for _ in range(4)]
+        batch: asyncio.Future[Any] = task(_one_batch(device))
         following = task(_collect(device))
         await turns()
         began = time.monotonic()
@@ -218,7 +218,7 @@ async def test_other_loops_and_threads_are_refused() -> None:
         async def trespass() -> None:
             for call in (device.zeros(1), device.get(ref), device.free(ref), _one_batch(device), device.aclose()):
                 try:
-                    outcomes.append(await call)  # type: ignore[func-returns-value]
+                    outcomes.append(await call)
                 except accel.AccelError as error:
                     outcomes.append(error)
 
@@ -245,7 +245,7 @@ def test_after_a_fork_the_child_is_refused() -> None:
                     call.send(None)
                 except accel.ClosedError as error:
                     answer = b"closed" if "fork" in str(error) else b"other"
-                except BaseException as error:  # noqa: BLE001
+                except BaseException as error:
                     answer = repr(error).encode()
                 finally:
                     os.write(write, answer)
@@ -264,8 +264,8 @@ async def test_two_systems_on_two_loops_in_two_threads() -> None:
 
     async def main() -> None:
         async with opened() as device:
-            for number in range(20):
-                results.append(float(await device.get(await device.full((), float(number)))))
+            refs = [await device.full((), float(number)) for number in range(20)]
+            results.extend([float(await device.get(ref)) for ref in refs])
 
     threads = [threading.Thread(target=lambda: asyncio.run(main())) for _ in range(2)]
     for thread in threads:

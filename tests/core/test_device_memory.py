@@ -161,7 +161,12 @@ async def test_copy_is_independent_of_its_source(device: accel.Device, rng: np.r
 
 
 async def test_durable_is_refused_in_this_release(device: accel.Device) -> None:
-    for call in (device.put([1], durable=True), device.empty(1, durable=True), device.zeros(1, durable=True), device.full(1, 1, durable=True)):
+    for call in (
+        device.put([1], durable=True),
+        device.empty(1, durable=True),
+        device.zeros(1, durable=True),
+        device.full(1, 1, durable=True),
+    ):
         await failure(call, accel.UnsupportedError)
 
 

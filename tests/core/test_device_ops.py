@@ -15,7 +15,7 @@ from accel.compute import BinaryOp, ReduceOp, Transpose, UnaryOp
 from tests.device_support import Array, failure, opened
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -165,7 +165,7 @@ async def test_operands_that_do_not_fit_are_refused_before_anything_is_sent() ->
     async with opened(plan) as device:
         a, b, v = await device.zeros((2, 3)), await device.zeros((2, 3)), await device.zeros(4)
         wide, count = await device.zeros((2, 3), "float64"), plan.count
-        for wrong in (
+        refused: tuple[Callable[[], Awaitable[Any]], ...] = (
             lambda: device.blas.gemm(a, b),
             lambda: device.blas.gemm(a, wide, transpose_b=True),
             lambda: device.blas.gemm(a, b, transpose_b=True, beta=1.0),
@@ -179,15 +179,17 @@ async def test_operands_that_do_not_fit_are_refused_before_anything_is_sent() ->
             lambda: device.full((2,), "many", "float32"),
             lambda: device.zeros((-1, 2)),
             lambda: device.zeros((2, 2), "object"),
-        ):
+        )
+        for wrong in refused:
             await failure(wrong(), accel.InvalidArgumentError)
-        for wrong_now in (
+        refused_names: tuple[Callable[[], Awaitable[Any]], ...] = (
             lambda: device.elementwise.unary("cube", a),
             lambda: device.reduce("median", a),
             lambda: device.blas.gemm(a, b, transpose_b="maybe"),
-        ):
+        )
+        for wrong in refused_names:
             with pytest.raises(accel.InvalidArgumentError):
-                await wrong_now()
+                await wrong()
         error = await failure(device.blas.gemm(np.zeros((2, 2)), a), accel.InvalidArgumentError)  # type: ignore[arg-type]
         assert "device.put" in str(error)
         assert plan.count == count

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import accel
+from accel.cpu.backend import CpuBackend
 from accel.testing import FaultPlan
 from tests.device_support import failure, generation, opened
 
@@ -55,8 +56,9 @@ async def test_ways_to_name_a_device() -> None:
     async with accel.System() as system:
         first = await system.open_device("cpu")
         names = [first.name]
-        for spec in ("cpu:0", accel.cpu.backend.CpuBackend().devices()[0].uuid):
-            names.append((await system.open_device(spec)).name)
+        for spec in ("cpu:0", CpuBackend().devices()[0].uuid):
+            device = await system.open_device(spec)
+            names.append(device.name)
         assert names == ["cpu:0"] * 3
         assert len(system.devices) == 3
         assert (await system.open_device("auto")).health().is_ready

@@ -30,7 +30,11 @@ async def test_read_after_write_across_libraries(rng: np.random.Generator, strea
         product = await device.zeros((6, 6), "float64")
         writing = task(device.blas.gemm(a, a, out=product))
         await asyncio.sleep(0)
-        reading = [task(device.elementwise.unary("neg", product)), task(device.reduce("sum", product)), task(device.get(product))]
+        reading: list[asyncio.Future[Any]] = [
+            task(device.elementwise.unary("neg", product)),
+            task(device.reduce("sum", product)),
+            task(device.get(product)),
+        ]
         await in_flight(device, 4)
         assert not any(each.done() for each in reading)
         plan.release()

@@ -135,7 +135,9 @@ class TestDTypes:
         assert pickle.loads(pickle.dumps(member)) is member
 
 
-@pytest.mark.parametrize(("like", "member"), [("f4", DType.FLOAT32), ("single", DType.FLOAT32), (float, DType.FLOAT64), ("d", DType.FLOAT64)])
+@pytest.mark.parametrize(
+    ("like", "member"), [("f4", DType.FLOAT32), ("single", DType.FLOAT32), (float, DType.FLOAT64), ("d", DType.FLOAT64)]
+)
 def test_strings_mean_what_numpy_says(like: Any, member: DType) -> None:
     assert DType.of(like) is member
 
@@ -235,7 +237,10 @@ def test_registered_backend_takes_part_in_auto(monkeypatch: pytest.MonkeyPatch) 
     module = types.ModuleType("better_backend")
     module.Better = Better  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "better_backend", module)
-    monkeypatch.setattr("accel.backend.metadata.entry_points", lambda group, name="better": [Point()] if (group, name) == ("accel.backends", "better") else [])
+    monkeypatch.setattr(
+        "accel.backend.metadata.entry_points",
+        lambda group, name="better": [Point()] if (group, name) == ("accel.backends", "better") else [],
+    )
     assert find_device("auto")[1].spec == "better:0"
     assert find_device("uuid-1")[0].name == "better"
 

@@ -14,7 +14,7 @@ from accel.testing import FaultPlan
 from tests.device_support import Array, bounded, in_flight, opened, task, turns, until, used
 
 COUNT = 4
-SETTINGS = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SETTINGS = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 buffers = st.integers(0, COUNT - 1)
 steps = st.one_of(
@@ -89,9 +89,7 @@ def send(target: accel.Device | accel.Batch, refs: list[accel.AccelRef], step: S
     return None
 
 
-async def run_program(
-    device: accel.Device, refs: list[accel.AccelRef], program: list[Step], cuts: set[int]
-) -> list[Array]:
+async def run_program(device: accel.Device, refs: list[accel.AccelRef], program: list[Step], cuts: set[int]) -> list[Array]:
     """Send every step from a task of its own; steps between two cuts go as one batch every other time."""
     calls: list[asyncio.Future[Any]] = []
     reads: list[asyncio.Future[Array]] = []
@@ -221,7 +219,9 @@ ALLOWED = (asyncio.CancelledError, accel.AccelError)
 
 @SETTINGS
 @given(events, faults, options)
-def test_every_await_ends_and_nothing_leaks(script: list[tuple[str, int]], entries: list[tuple[str, int]], given_options: dict[str, Any]) -> None:
+def test_every_await_ends_and_nothing_leaks(
+    script: list[tuple[str, int]], entries: list[tuple[str, int]], given_options: dict[str, Any]
+) -> None:
     async def main() -> None:
         plan = planned(entries)
         restart = accel.RestartStrategy(max_restarts=10, backoff=(0.0, 0.0))

@@ -17,6 +17,17 @@ if TYPE_CHECKING:
     from accel.device import Device
     from accel.testing.conformance.harness import Array, Harness
 
+__all__ = [
+    "check_batch_computes",
+    "check_large_copies",
+    "check_libraries_compute",
+    "check_memory_runs_out_and_comes_back",
+    "check_put_and_get_keep_everything",
+    "check_refs_own_their_memory",
+    "check_results_go_where_they_are_sent",
+    "check_wrong_operands_are_refused",
+]
+
 _MIB = 1 << 20
 
 
@@ -27,7 +38,9 @@ async def check_put_and_get_keep_everything(harness: Harness) -> None:
             for shape in ((), (0,), (3, 0), (5,), (2, 3, 4)):
                 array = harness.random(shape, dtype)
                 got = await device.get(await device.put(array))
-                assert (got.dtype, got.shape) == (array.dtype, array.shape), f"{dtype.value}{list(shape)} came back as {got.dtype}{got.shape}"
+                assert (got.dtype, got.shape) == (array.dtype, array.shape), (
+                    f"{dtype.value}{list(shape)} came back as {got.dtype}{got.shape}"
+                )
                 assert got.tobytes() == array.tobytes(), f"{dtype.value}{list(shape)} came back changed (seed {harness.seed})"
         large = harness.random((700, 600), DType.FLOAT32)
         for view in (large.T, large[::2, ::-3], large.astype(">f4")):
@@ -53,7 +66,9 @@ async def check_libraries_compute(harness: Harness) -> None:
         a, b = await device.put(x), await device.put(y)
         wide = x.astype(np.float64)
         close_to(harness, await device.get(await device.blas.gemm(a, b)), wide @ y, "gemm")
-        close_to(harness, await device.get(await device.blas.gemm(a, b, transpose_a=True, alpha=0.5)), 0.5 * wide.T @ y, "gemm of a transpose")
+        close_to(
+            harness, await device.get(await device.blas.gemm(a, b, transpose_a=True, alpha=0.5)), 0.5 * wide.T @ y, "gemm of a transpose"
+        )
         close_to(harness, await device.get(await device.elementwise.unary("tanh", a)), np.tanh(wide), "tanh")
         close_to(harness, await device.get(await device.elementwise.binary("max", a, b)), np.maximum(wide, y), "max")
         close_to(harness, await device.get(await device.reduce("sum", a, axis=1)), wide.sum(axis=1), "sum")

@@ -16,6 +16,17 @@ from accel.testing.faults import FaultPlan
 if TYPE_CHECKING:
     from accel.testing.conformance.harness import Harness
 
+__all__ = [
+    "check_batch_is_nothing_until_it_ends",
+    "check_batch_that_fails_in_the_middle",
+    "check_cancelled_and_late_ops_are_not_launched",
+    "check_close_is_bounded",
+    "check_dependencies_across_libraries",
+    "check_full_queue_rejects",
+    "check_running_op_meets_its_deadline",
+    "check_tasks_share_one_queue",
+]
+
 _LIBRARIES = ("blas", "elementwise", "reduce")
 
 
@@ -48,7 +59,8 @@ async def check_tasks_share_one_queue(harness: Harness) -> None:
     """Check that ops of many tasks, some in batches, run in the order of sending through queues that are too short."""
     async with opened(harness, max_in_flight=4, pending_limit=8) as device:
         x, one = await device.full((), 1.0, "float64"), await device.full((), 1.0, "float64")
-        expected, calls = 1.0, []
+        expected = 1.0
+        calls: list[asyncio.Future[Any]] = []
 
         async def add_twice() -> None:
             async with device.batch() as batch:

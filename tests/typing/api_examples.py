@@ -1,0 +1,68 @@
+"""Typed examples of the public interface: read by mypy, never run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any, assert_type
+
+import numpy as np
+
+import accel
+
+
+class Adder(accel.Actor[int, str]):
+    """An actor of ints that answers with text."""
+
+    def __init__(self, start: int) -> None:
+        self.total = start
+
+    async def receive(self, message: int, context: accel.ActorContext) -> str:
+        """Add."""
+        self.total += message
+        return str(self.total)
+
+
+async def use_a_device(system: accel.System) -> None:
+    """What a device's methods give."""
+    device = await system.open_device("cpu", libraries=["blas"], streams="pooled(2)", overload="reject", faults=accel.testing.FaultPlan())
+    assert_type(device, accel.Device)
+    a = await device.put([1.0, 2.0], timeout=1.0)
+    assert_type(a, accel.AccelRef)
+    assert_type(device.blas.gemm(a, a), Awaitable[accel.AccelRef])
+    assert_type(await device.blas.gemm(a, a, alpha=2.0, transpose_a=True), accel.AccelRef)
+    assert_type(await device.elementwise.unary(accel.UnaryOp.RELU, a), accel.AccelRef)
+    assert_type(await device.reduce("sum", a, axis=0, keepdims=True), accel.AccelRef)
+    assert_type(await device.dnn.conv2d(a, a, stride=(1, 2)), accel.AccelRef)
+    assert_type(await device.get(a), np.ndarray[Any, Any])
+    assert_type(await device.zeros((2, 3), "float16"), accel.AccelRef)
+    assert_type(await device.free(a), None)
+    assert_type(device.generations(), AsyncIterator[int])
+    async for generation in device.generations():
+        assert_type(generation, int)
+    assert_type(device.info().memory.limit, int | None)
+    assert_type(device.health().is_ready, bool)
+    assert_type(device.state, accel.DeviceState)
+    assert_type(a.dtype, accel.DType)
+    assert_type(a.shape, tuple[int, ...])
+    assert_type(device.resolve(a.token()), accel.AccelRef)
+
+
+async def use_a_batch(device: accel.Device, a: accel.AccelRef) -> None:
+    """In a batch the same methods give refs at once."""
+    async with device.batch(timeout=1.0) as batch:
+        assert_type(batch, accel.Batch)
+        h = batch.blas.gemm(a, a)
+        assert_type(h, accel.AccelRef)
+        assert_type(batch.elementwise.binary("add", h, h), accel.AccelRef)
+        assert_type(batch.reduce("max", h), accel.AccelRef)
+        assert_type(batch.put(np.zeros(3)), accel.AccelRef)
+        assert_type(len(batch), int)
+
+
+async def use_actors(system: accel.System) -> None:
+    """A ref knows what its actor takes and gives."""
+    ref = await system.spawn(Adder, 3, name="adder", mailbox_size=8)
+    assert_type(ref, accel.ActorRef[int, str])
+    assert_type(await ref.ask(4, timeout=1.0), str)
+    assert_type(await ref.send(4), None)
+    assert_type(ref.tell(4), None)

@@ -1,0 +1,29 @@
+"""Mistakes that a type checker must find: every line with an ignore is wrong, and mypy reports an ignore that is not needed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import accel
+    from tests.typing.api_examples import Adder
+
+
+async def mistakes(system: accel.System, device: accel.Device, adder: type[Adder], a: accel.AccelRef) -> None:
+    """What does not fit."""
+    await system.open_device("cpu", overload="drop")  # type: ignore[arg-type]
+    await system.open_device("cpu", host="moon")  # type: ignore[arg-type]
+    await system.open_device("cpu", pending_limits=3)  # type: ignore[call-arg]
+    await device.blas.gemm(a)  # type: ignore[call-arg]
+    await device.blas.gemm(a, [1.0])  # type: ignore[arg-type]
+    await device.elementwise.unary(3, a)  # type: ignore[arg-type]
+    await device.zeros(3, timeout="1")  # type: ignore[arg-type]
+    await device.get([1.0])  # type: ignore[arg-type]
+    async with device.batch() as batch:
+        await batch.blas.gemm(a, a)  # type: ignore[misc]
+        batch.get(a)  # type: ignore[attr-defined]
+    ref = await system.spawn(adder, 3)
+    ref.tell("text")  # type: ignore[arg-type]
+    number: int = await ref.ask(4)  # type: ignore[assignment]
+    a.shape = (3,)
+    del number
