@@ -11,7 +11,7 @@ import pytest
 import accel
 from accel import ops
 from accel.testing import FaultPlan
-from tests.device_support import failure, generation, in_flight, opened, task, turns, until, used
+from tests.device_support import bounded, failure, generation, in_flight, opened, task, turns, until, used
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -249,6 +249,27 @@ async def test_large_batch_that_is_cancelled_midway_leaves_no_memory() -> None:
         await in_flight(device, 0)
         await until(lambda: used(device) == 0)
         assert plan.count < 60
+
+
+@pytest.mark.parametrize("turn", range(0, 10, 2))
+async def test_batch_that_is_cancelled_while_a_library_is_opened_leaves_no_memory(turn: int) -> None:
+    async with opened() as device:
+
+        async def change() -> None:
+            async with device.batch() as batch:
+                h = batch.full((4, 4), 2.0)
+                h = batch.blas.gemm(h, h)
+                batch.reduce("sum", h)
+
+        changing = task(change())
+        await turns(turn)
+        changing.cancel()
+        await asyncio.gather(changing, return_exceptions=True)
+        assert used(device) >= 0
+        del changing
+        await bounded(device.zeros(1))
+        await in_flight(device, 0)
+        await until(lambda: used(device) == 0)
 
 
 async def test_rebuild_while_recording_is_told_at_the_end() -> None:
