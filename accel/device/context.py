@@ -118,13 +118,16 @@ class Context:
         runs: list[Run] = []
         try:
             for index in range(start, end):
+                run: Run | None = None
                 try:
-                    while not submission.is_settled and (run := self._bind(submission, index)) is None:
-                        await self._provide(submission, index)
+                    while run is None and not submission.is_settled:
+                        run = self._bind(submission, index)
+                        if run is None:
+                            await self._provide(submission, index)
                 except AccelError as error:
                     error.op_index = index
                     raise
-                if submission.is_settled:
+                if run is None:
                     # Its refs are void: memory that they were given now would never come back.
                     submission.void(max(index, submission.sound))
                     return
