@@ -238,8 +238,8 @@ async def test_loop_goes_on_while_large_work_runs() -> None:
 @pytest.mark.parametrize("completion", ["adaptive", "polled", "sync", "host_fn"])
 async def test_nothing_blocks_the_loop(completion: str, rng: np.random.Generator) -> None:
     x = rng.standard_normal((200, 200))
-    with blockbuster_ctx("accel"):
-        async with opened(FaultPlan().poison_at(30), completion=completion) as device:
+    async with opened(FaultPlan().poison_at(30), completion=completion) as device:
+        with blockbuster_ctx("accel"):
             a = await device.put(x)
             async with device.batch() as batch:
                 h = batch.reduce("sum", batch.elementwise.unary("neg", batch.blas.gemm(a, a)))
@@ -247,6 +247,7 @@ async def test_nothing_blocks_the_loop(completion: str, rng: np.random.Generator
             await asyncio.gather(*(device.elementwise.unary("neg", a) for _ in range(40)), return_exceptions=True)
             await device.zeros(100 * MIB, "uint8")
             assert device.generation == 2
+            await device.aclose()
 
 
 def test_results_are_the_same_on_every_loop(run_on_loop: Callable[[Callable[[], Coroutine[Any, Any, None]]], None]) -> None:

@@ -226,12 +226,14 @@ def test_every_await_ends_and_nothing_leaks(
         plan = planned(entries)
         restart = accel.RestartStrategy(max_restarts=10, backoff=(0.0, 0.0))
         async with opened(plan, restart=restart, **given_options) as device:
+            playing = task(play(device, script))
+            await turns(60)
+            plan.release()
             try:
-                calls = await play(device, script)
+                calls = await bounded(playing)
             except accel.AccelError:
                 calls = []
-            await turns()
-            plan.release()
+            del playing
             results = await bounded(asyncio.gather(*calls, return_exceptions=True))
             wrong = [result for result in results if result is not None and not isinstance(result, ALLOWED)]
             assert not wrong, wrong
