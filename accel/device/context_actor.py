@@ -9,10 +9,12 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from accel._log import get_logger
 from accel.actors import Actor, ActorContext, Terminated
+from accel.device.acquire import acquire
 from accel.device.context import Context
 from accel.device.kernel_actor import KernelActor
 from accel.device.kernels import LIBRARIES
@@ -62,8 +64,12 @@ class ContextActor(Actor[OpenLibrary, Port]):
         """Make the context, warm the libraries that were asked for, and declare the generation ready."""
         core = self._core
         began = time.perf_counter()
-        device = await core.system.run_blocking(core.backend.open, core.description.index)
-        watcher = core.options.completion.open(device, core.loop, core.shared)
+        device = await acquire(core.system, partial(core.backend.open, core.description.index), _abandon)
+        try:
+            watcher = core.options.completion.open(device, core.loop, core.shared)
+        except BaseException:
+            await core.system.run_blocking(_abandon, device)
+            raise
         made = Context(core, device, watcher, lambda library: context.self_ref.ask(OpenLibrary(library)))
         try:
             # Not through the mailbox, which is not served before this returns.
@@ -140,6 +146,10 @@ class ContextActor(Actor[OpenLibrary, Port]):
         if made is not None:
             self._publish(None)
             await made.close(abandon=abandon)
+
+
+def _abandon(device: AccelDevice) -> None:
+    device.close(abandon=True)
 
 
 class ContextMonitor(Actor[Terminated, None]):

@@ -106,6 +106,11 @@ class DeviceCore:
         if self.is_closing:
             raise ClosedError(f"device {self.name} is closing", device=self.name)
 
+    @property
+    def is_home(self) -> bool:
+        """Whether this is the loop, thread and process that own the device."""
+        return _get_running_loop() is self.loop
+
     def check_home(self) -> None:
         """Raise unless this is the loop, thread and process that own the device, whatever its state.
 

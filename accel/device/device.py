@@ -14,7 +14,7 @@ from accel.device.libraries import Blas, Dnn, Elementwise, Libraries, Reduce
 from accel.device.lifecycle import DeviceState
 from accel.device.submission import Submission
 from accel.dtype import DType, DTypeLike, native
-from accel.errors import InvalidArgumentError, UnsupportedError
+from accel.errors import DeadlineExceededError, InvalidArgumentError, UnsupportedError
 from accel.ops.base import as_shape, operand, with_refs
 from accel.ref import AccelRef, AccelToken
 
@@ -127,7 +127,8 @@ class Device:
 
         Notes
         -----
-        The array is read until the op has ended, even if the ``await`` was cancelled: do not change it before.
+        The array is read until the op has ended, even if the ``await`` was cancelled: do not change it before. A large one that must be rearranged
+        is so on a worker thread first; the op takes its place in the device's order after that.
         """
         if durable:
             raise UnsupportedError("durable buffers need a process host", remedy="Leave durable out.", device=self.name)
@@ -135,10 +136,22 @@ class Device:
             raise InvalidArgumentError(f"{array!r} is on a device already", remedy="Use device.copy(source, destination).")
         source = array if isinstance(array, np.ndarray) else native(array)
         if source.nbytes > _CONVERT_OFF_LOOP and not (source.flags.c_contiguous and source.dtype.isnative):
-            self._core.guard()
-            source = await self._core.system.run_blocking(native, source)
+            source, timeout = await self._converted(source, timeout)
         result: AccelRef = await self._sender.run(ops.Put(native(source), out), timeout)
         return result
+
+    async def _converted(self, source: np.ndarray[Any, Any], timeout: float | None) -> tuple[np.ndarray[Any, Any], float | None]:
+        """Rearrange a large host array off the loop, and return it with what is left of the timeout."""
+        core = self._core
+        core.guard()
+        self._sender.check_timeout(timeout)
+        deadline = None if timeout is None else core.loop.time() + timeout
+        try:
+            async with asyncio.timeout_at(deadline):
+                source = await core.system.run_blocking(native, source)
+        except TimeoutError:
+            raise DeadlineExceededError(f"the array was not rearranged within {timeout:g} s", op="put", device=self.name) from None
+        return source, None if deadline is None else max(deadline - core.loop.time(), 1e-9)
 
     async def get(self, ref: AccelRef, *, out: np.ndarray[Any, Any] | None = None, timeout: float | None = None) -> np.ndarray[Any, Any]:
         """Copy a buffer to the host and return the array.
@@ -244,11 +257,12 @@ class Device:
         return self._core.lifecycle.generations()
 
     def info(self) -> DeviceInfo:
-        """Return a picture of the device. Never waits, and works in every state."""
+        """Return a picture of the device. Never waits, and works in every state; on the device's own loop dropped refs are accounted for first."""
         core, context = self._core, self._host.context
         statistics = self._actor.mailbox.statistics()
         if context is not None:
-            context.apply_frees()
+            if core.is_home:
+                context.apply_frees()
             used, reserved = context.allocator.used, context.allocator.reserved
         else:
             used = reserved = 0

@@ -170,11 +170,24 @@ class Sender:
         Raises
         ------
         DeadlineExceededError, DeviceLostError, ClosedError
+        MailboxFullError
+            If as many wait already as may be queued.
         """
-        if self._core.is_ready:
+        core = self._core
+        if core.is_ready:
             return
+        if core.in_hand >= self._mailbox.capacity:
+            raise MailboxFullError(
+                f"{core.in_hand} callers wait for device {core.name} to be ready",
+                device=core.name,
+                op="batch",
+                retry_after=self.retry_after(),
+            )
+        core.in_hand += 1
         try:
             async with asyncio.timeout(timeout):
-                await self._core.lifecycle.wait_ready()
+                await core.lifecycle.wait_ready()
         except TimeoutError:
-            raise DeadlineExceededError(f"device {self._core.name} was not ready within {timeout:g} s", device=self._core.name) from None
+            raise DeadlineExceededError(f"device {core.name} was not ready within {timeout:g} s", device=core.name) from None
+        finally:
+            core.in_hand -= 1

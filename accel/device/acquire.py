@@ -1,0 +1,56 @@
+"""Making something off the loop that must be given back even if nobody waits for it any more."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from accel.errors import ClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accel.actors import ActorSystem
+
+__all__ = ["acquire"]
+
+T = TypeVar("T")
+
+
+class _Handover(Generic[T]):
+    """Between the thread that makes a thing and the task that waits for it: exactly one of them has it."""
+
+    def __init__(self, make: Callable[[], T], dispose: Callable[[T], object]) -> None:
+        self._make = make
+        self._dispose = dispose
+        self._lock = threading.Lock()
+        self._made: list[T] = []
+        self._is_unwanted = False
+
+    def make(self) -> T:
+        made = self._make()
+        with self._lock:
+            if not self._is_unwanted:
+                self._made.append(made)
+                return made
+        self._dispose(made)
+        raise ClosedError("nobody waits for this any more")
+
+    def give_up(self) -> list[T]:
+        with self._lock:
+            self._is_unwanted = True
+            return self._made
+
+
+async def acquire(system: ActorSystem, make: Callable[[], T], dispose: Callable[[T], object]) -> T:
+    """Run ``make`` on a worker thread and return what it made.
+
+    If this is cancelled, what was made or will be is given to ``dispose``, on a worker thread too.
+    """
+    handover = _Handover(make, dispose)
+    try:
+        return await system.run_blocking(handover.make)
+    except BaseException:
+        for made in handover.give_up():
+            await system.run_blocking(dispose, made)
+        raise
