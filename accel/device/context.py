@@ -5,12 +5,11 @@ Everything here runs on the loop's thread; what may block is handed to ``run_blo
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from accel.device.kernels import LIBRARIES
 from accel.device.lane import EventPool, Lane
-from accel.device.run import Launch, Port, Run
+from accel.device.run import BATCH, Launch, Run
 from accel.errors import (
     AccelError,
     ClosedError,
@@ -27,14 +26,15 @@ from accel.ref import AccelRef
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-    from accel.backend import AccelDevice, SlabMemory
+    from accel.backend import AccelDevice, Kernel, SlabMemory
     from accel.completion import Watcher
     from accel.device.core import DeviceCore
+    from accel.device.run import Port
     from accel.device.submission import Submission
     from accel.memory import Dependency
-    from accel.ops import Plan
+    from accel.ops import KernelOp, Plan
 
 __all__ = ["Context"]
 
@@ -63,6 +63,7 @@ class Context:
         self.events = EventPool(device)
         self.lanes: list[Lane] = []
         self.ports: dict[str, Port] = {}
+        self._kernels: dict[str, Mapping[str, Kernel]] = {}
         self.buffers: dict[int, Block] = {}
         self.submissions: dict[Submission, None] = {}
         self.in_flight = 0
@@ -84,12 +85,13 @@ class Context:
             self._free(op.ref.buffer)
             submission.succeed()
             return True
-        run = self._bind(submission, 0)
-        if run is None:
+        port = self.ports.get(op.library)
+        launch = None if port is None else self._bind(submission, 0, port.lane)
+        if port is None or launch is None:
             return False
         if submission.result is None:
             submission.result = op.result(submission.plans[0].writes)
-        self._send([run], submission, 1, is_last=True)
+        self._send(Run(submission, port, [launch], is_last=True))
         return True
 
     async def dispatch(self, submission: Submission) -> None:
@@ -99,8 +101,10 @@ class Context:
         submission itself got wrong is raised; so is, with nothing sent, that the context is gone.
         """
         if submission.outputs is None:
+            op = submission.ops[0]
             while not submission.is_settled and not self.dispatch_now(submission):
-                await self._provide(submission, 0)
+                self._kernel(op)
+                await self._provide(submission, 0, (await self.port(op.library)).lane)
             return
         ops = submission.ops
         chunk = max(1, self.core.options.max_in_flight // 2)
@@ -115,58 +119,42 @@ class Context:
             await self._dispatch_chunk(submission, start, end)
 
     async def _dispatch_chunk(self, submission: Submission, start: int, end: int) -> None:
-        runs: list[Run] = []
+        """Send ops of a batch, all into one lane: a chain of ops needs no stream to wait for another's."""
+        port = await self.port(BATCH)
+        launches: list[Launch] = []
         try:
             for index in range(start, end):
-                run: Run | None = None
+                launch: Launch | None = None
                 try:
-                    while run is None and not submission.is_settled:
-                        run = self._bind(submission, index)
-                        if run is None:
-                            await self._provide(submission, index)
+                    while launch is None and not submission.is_settled:
+                        launch = self._bind(submission, index, port.lane)
+                        if launch is None:
+                            await self._provide(submission, index, port.lane)
                 except AccelError as error:
                     error.op_index = index
                     raise
-                if run is None:
+                if launch is None:
                     # Its refs are void: memory that they were given now would never come back.
                     submission.void(max(index, submission.sound))
                     return
-                if runs and runs[-1].port is run.port:
-                    runs[-1].launches.append(run.launches[0])
-                else:
-                    runs.append(run)
+                launches.append(launch)
         finally:
-            # Places in line that were given out must reach their lanes even if a later op could not be bound.
-            bound = sum(len(run.launches) for run in runs)
-            if bound:
-                self._send(runs, submission, bound, is_last=start + bound == len(submission.ops))
+            # Places in line that were given out must reach the lane even if a later op could not be bound.
+            if launches:
+                self._send(Run(submission, port, launches, is_last=start + len(launches) == len(submission.ops)))
 
-    def _send(self, runs: list[Run], submission: Submission, count: int, *, is_last: bool) -> None:
-        last = runs[-1]
-        last.retires = count
-        last.is_last = is_last
-        if len(runs) > 1:
-            ends = {run.lane: run.launches[-1].seq for run in runs if run.lane is not last.lane}
-            last.join = tuple(ends.items())
-            for before, run in pairwise(runs):
-                run.after = before.lane, before.launches[-1].seq
-        submission.outstanding += count
+    def _send(self, run: Run) -> None:
+        count = len(run.launches)
+        run.submission.outstanding += count
         self.in_flight += count
-        self.submissions[submission] = None
-        for run in runs:
-            if not run.port.actor.hand_over(run):
-                run.port.actor.tell(run)
+        self.submissions[run.submission] = None
+        if not run.actor.hand_over(run):
+            run.actor.tell(run)
 
-    def _bind(self, submission: Submission, index: int) -> Run | None:
+    def _bind(self, submission: Submission, index: int, lane: Lane) -> Launch | None:
         """Find an op's kernel and memory and take its place in line; ``None``, with nothing changed, if :meth:`_provide` must be awaited first."""
         op, plan = submission.ops[index], submission.plans[index]
-        port = self.ports.get(op.library)
-        if port is None:
-            return None
-        kernel = port.kernels.get(op.kind)
-        if kernel is None:
-            raise UnsupportedError(f"{op.library} has no {op.kind} on this backend", op=op.kind, device=self.core.name)
-        lane = port.lane
+        kernel = self._kernel(op)
         reads = [self._block(ref) for ref in plan.reads]
         writes = [self._block(ref) for ref in plan.writes]
         if plan.creates:
@@ -182,19 +170,26 @@ class Context:
             block.usage.read(lane, seq, dependencies)
         for block in writes:
             block.usage.write(lane, seq, dependencies)
-        launch = Launch(op, kernel, [b.address for b in reads], [b.address for b in writes], seq, dependencies, action, index)
-        return Run(submission, port, [launch])
+        return Launch(op, kernel, [b.address for b in reads], [b.address for b in writes], seq, dependencies, action, index)
 
-    async def _provide(self, submission: Submission, index: int) -> None:
-        """Make what an op needs and is not there yet: the kernel actor of its library, and room for its results."""
-        op, plan = submission.ops[index], submission.plans[index]
-        if op.library not in LIBRARIES:
-            raise UnsupportedError(f"there is no library {op.library!r}", op=op.kind, device=self.core.name)
-        port = await self.port(op.library)
+    def _kernel(self, op: KernelOp) -> Kernel:
+        """Return how the op is enqueued: by a kernel of the backend's own, else by the one derived from its compute interface."""
+        kernels = self._kernels.get(op.library)
+        if kernels is None:
+            if op.library not in LIBRARIES:
+                raise UnsupportedError(f"there is no library {op.library!r}", op=op.kind, device=self.core.name)
+            kernels = self._kernels[op.library] = {**LIBRARIES[op.library], **self.device.kernels(op.library)}
+        kernel = kernels.get(op.kind)
+        if kernel is None:
+            raise UnsupportedError(f"{op.library} has no {op.kind} on this backend", op=op.kind, device=self.core.name)
+        return kernel
+
+    async def _provide(self, submission: Submission, index: int, lane: Lane) -> None:
+        """Make room for an op's results."""
         held: list[Block] = []
         try:
-            for spec in plan.creates:
-                held.append(await self._grow(spec.nbytes, port.lane))  # noqa: PERF401 - kept when a later one fails
+            for spec in submission.plans[index].creates:
+                held.append(await self._grow(spec.nbytes, lane))  # noqa: PERF401 - kept when a later one fails
         finally:
             # Nobody else allocates before the op is bound, so what was free once is free then.
             for block in held:

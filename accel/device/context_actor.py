@@ -17,9 +17,8 @@ from accel.actors import Actor, ActorContext, Terminated
 from accel.device.acquire import acquire
 from accel.device.context import Context
 from accel.device.kernel_actor import KernelActor
-from accel.device.kernels import LIBRARIES
 from accel.device.lane import Lane
-from accel.device.run import Port
+from accel.device.run import BATCH, Port
 from accel.errors import AccelError, DeviceLostError, FaultScope
 
 if TYPE_CHECKING:
@@ -73,7 +72,8 @@ class ContextActor(Actor[OpenLibrary, Port]):
         made = Context(core, device, watcher, lambda library: context.self_ref.ask(OpenLibrary(library)))
         try:
             # Not through the mailbox, which is not served before this returns.
-            for library in dict.fromkeys(("memory", *core.options.libraries)):
+            libraries = core.options.libraries
+            for library in dict.fromkeys(("memory", *libraries, *((BATCH,) if libraries else ()))):
                 made.ports[library] = await self._open(made, library, context)
             core.capabilities = made.lanes[0].compute.capabilities()
             made.check_alive()
@@ -103,11 +103,10 @@ class ContextActor(Actor[OpenLibrary, Port]):
 
     async def _open(self, made: Context, library: str, context: ActorContext) -> Port:
         lane = await self._lane(made, library)
-        kernels = {**LIBRARIES[library], **made.device.kernels(library)}
         # Never full: the context sends no more than max_in_flight at once.
         size = self._core.options.max_in_flight * 2 + 2
         ref = await context.spawn(KernelActor, made, name=library, mailbox_size=size)
-        return Port(lane, kernels, ref)
+        return Port(lane, ref)
 
     async def _lane(self, made: Context, library: str) -> Lane:
         """Return the lane that the ``streams`` option gives to a library."""

@@ -71,10 +71,8 @@ class KernelActor(Actor["Run", None]):
             lane.advance(launch.seq)
 
     def _finish(self, run: Run) -> None:
-        """Mark the end of a run that ends something."""
-        if run.retires and self._context.fault is None:
-            for other, seq in run.join:
-                self._depend(run.lane, other, seq)
+        """Mark the end of a run."""
+        if self._context.fault is None:
             self._mark(run)
 
     def _launch(self, launch: Launch, run: Run) -> None:
@@ -138,7 +136,7 @@ class KernelActor(Actor["Run", None]):
         """Record the end of a run and have it watched; an end that is already there is taken at once."""
         submission, lane, context = run.submission, run.lane, self._context
         if not submission.launched:
-            context.retire(submission, run.retires, is_last=run.is_last)
+            context.retire(submission, len(run.launches), is_last=run.is_last)
             return
         event = lane.events.take()
         try:
@@ -149,23 +147,19 @@ class KernelActor(Actor["Run", None]):
         if passed:
             lane.complete(lane.enqueued)
             lane.events.give(event)
-            context.retire(submission, run.retires, is_last=run.is_last)
+            context.retire(submission, len(run.launches), is_last=run.is_last)
             return
-        mark = Mark(context, lane, event, submission, prediction_key(submission), run.retires, is_last=run.is_last)
+        mark = Mark(context, lane, event, submission, prediction_key(submission), len(run.launches), is_last=run.is_last)
         if run.is_last:
             submission.release_operands()
         context.watcher.watch(mark)
 
 
 def _before(run: Run) -> Iterator[Dependency]:
-    """Yield what must be in the streams before a run is: its lane's earlier work, its batch's earlier ops, and what its ops depend on."""
+    """Yield what must be in the streams before a run is: its lane's earlier work, and what its ops depend on."""
     yield run.lane, run.launches[0].seq - 1
-    if run.after is not None:
-        # Only then is it known whether an earlier op has failed, and this one is not to be launched.
-        yield run.after
     for launch in run.launches:
         yield from launch.dependencies
-    yield from run.join
 
 
 def _is_due(run: Run) -> bool:
@@ -173,7 +167,7 @@ def _is_due(run: Run) -> bool:
     first = run.launches[0]
     if run.lane.enqueued < first.seq - 1:
         return False
-    if len(run.launches) == 1 and not (first.dependencies or run.join or run.after):
+    if len(run.launches) == 1 and not first.dependencies:
         return True
     return all(timeline.enqueued >= seq for timeline, seq in _before(run))
 

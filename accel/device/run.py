@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from accel.actors import ActorRef
     from accel.backend import Injection, Kernel
@@ -15,27 +15,28 @@ if TYPE_CHECKING:
     from accel.memory.usage import Dependency
     from accel.ops import KernelOp
 
-__all__ = ["Launch", "Port", "Run"]
+__all__ = ["BATCH", "Launch", "Port", "Run"]
+
+
+BATCH = "batch"
+"""Name of the kernel actor that enqueues the ops of batches, whatever their libraries."""
 
 
 class Port:
-    """Where the ops of one library go.
+    """Where ops go: a lane, and the kernel actor that enqueues into it.
 
     Attributes
     ----------
     lane : Lane
         The stream they are enqueued in.
-    kernels : mapping
-        Op kind -> kernel.
     actor : ActorRef
         The kernel actor.
     """
 
-    __slots__ = ("actor", "kernels", "lane")
+    __slots__ = ("actor", "lane")
 
-    def __init__(self, lane: Lane, kernels: Mapping[str, Kernel], actor: ActorRef[Run, None]) -> None:
+    def __init__(self, lane: Lane, actor: ActorRef[Run, None]) -> None:
         self.lane = lane
-        self.kernels = kernels
         self.actor = actor
 
 
@@ -82,32 +83,23 @@ class Launch:
 
 
 class Run:
-    """Consecutive launches of one submission into one lane.
+    """Consecutive launches of one submission into one lane, and the mark that ends them.
 
     Attributes
     ----------
-    submission, port, launches
-        What goes where.
-    lane : Lane
-        The port's.
-    retires : int
-        How many ops are over once this run's mark is passed; 0 where a later run's mark stands for this one too.
+    submission, launches
+        What goes there.
+    lane, actor
+        Where, and by whom.
     is_last : bool
         Whether the submission ends with it.
-    join : tuple of (Lane, int)
-        Points of other lanes that the mark must wait for, because it stands for them too.
-    after : (Lane, int) or None
-        Where the run before it in the same batch ends. The host launches a batch in its order; the device need not run it so.
     """
 
-    __slots__ = ("after", "is_last", "join", "lane", "launches", "port", "retires", "submission")
+    __slots__ = ("actor", "is_last", "lane", "launches", "submission")
 
-    def __init__(self, submission: Submission, port: Port, launches: list[Launch]) -> None:
+    def __init__(self, submission: Submission, port: Port, launches: list[Launch], *, is_last: bool) -> None:
         self.submission = submission
-        self.port = port
         self.lane = port.lane
+        self.actor = port.actor
         self.launches = launches
-        self.retires = 0
-        self.is_last = False
-        self.join: tuple[tuple[Lane, int], ...] = ()
-        self.after: tuple[Lane, int] | None = None
+        self.is_last = is_last
