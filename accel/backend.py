@@ -184,10 +184,13 @@ class AccelDevice(Protocol):
     description : DeviceDescription
     granularity : int
         Slabs are multiples of so many bytes; itself a multiple of 256.
+    shares_processor : bool
+        Whether its work runs on threads of this process. Its streams then call host functions as Python objects, and waiting for it must not spin.
     """
 
     description: DeviceDescription
     granularity: int
+    shares_processor: bool
 
     def create_stream(self, *, priority: int = 0) -> AccelStream:
         """Create a stream. Lower ``priority`` numbers run first, as in CUDA. May block."""

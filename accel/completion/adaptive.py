@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel.completion.reactor import Pacing, Reactor, ReactorLane
+from accel.completion.signalled import NotifiedWatcher
 from accel.completion.strategy import CompletionStatistics, CompletionStrategy, LaneWatcher
 
 if TYPE_CHECKING:
@@ -31,8 +32,14 @@ class AdaptiveCompletion(CompletionStrategy):
     name: ClassVar[str] = "adaptive"
     pacing: Pacing = field(default_factory=Pacing)
 
-    def open(self, device: AccelDevice, loop: asyncio.AbstractEventLoop, shared: dict[Any, Any]) -> AdaptiveWatcher:
-        """Return a watcher that uses the system's reactor, which is made here if it is the first."""
+    def open(self, device: AccelDevice, loop: asyncio.AbstractEventLoop, shared: dict[Any, Any]) -> LaneWatcher:
+        """Return a watcher that uses the system's reactor, which is made here if it is the first.
+
+        Where the device's work runs on this machine's own processor, it is the work's thread that wakes the loop: see
+        :class:`~accel.completion.signalled.NotifiedWatcher`.
+        """
+        if device.shares_processor:
+            return NotifiedWatcher(loop)
         key = (Reactor, self.pacing, loop)
         reactor = shared.get(key)
         if reactor is None:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from accel.completion.strategy import CompletionStrategy, Ended, LaneWatcher, take_ended, thread_end
-from accel.completion.timer import create_timer
+from accel.completion.signalled import SignalledWatcher
+from accel.completion.strategy import CompletionStrategy, thread_end
 from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -135,82 +134,48 @@ class _Waiter:
             self.stopped.set_result(None)
 
 
-class _Lane:
-    __slots__ = ("queue", "side")
+class _Side:
+    """A lane's side stream. One for each lane: in a common one, a mark would be reported after those of slower lanes."""
+
+    __slots__ = ("stream",)
 
     def __init__(self, device: AccelDevice) -> None:
-        self.queue: deque[Pending] = deque()
-        # One for each lane: in a common one, a mark would be reported after those of slower lanes.
-        self.side: AccelStream | None = None
+        self.stream: AccelStream | None = None
         with contextlib.suppress(AccelError):
-            self.side = device.create_stream()
+            self.stream = device.create_stream()
 
     def report(self, event: AccelEvent, function: HostFunction) -> bool:
         """Have ``function`` called once ``event`` is passed, or return ``False``: a poisoned context takes no more work."""
-        if self.side is None:
+        if self.stream is None:
             return False
         try:
-            self.side.wait(event)
-            self.side.launch_host_function(function)
+            self.stream.wait(event)
+            self.stream.launch_host_function(function)
         except AccelError:
             return False
         return True
 
 
-class HostFnWatcher(LaneWatcher):
+class HostFnWatcher(SignalledWatcher):
     """Lets the device wake the loop, and looks at the oldest marks once per ``watch_interval`` besides."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, device: AccelDevice, watch_interval: float) -> None:
-        super().__init__(loop)
+        super().__init__(loop, watch_interval)
         self._device = device
-        self._watch_interval = watch_interval
-        self._lanes: dict[Hashable, _Lane] = {}
+        self._sides: dict[Hashable, _Side] = {}
         self._waiter = _Waiter(loop, f"accel-host-fn-{device.description.spec}", self._look_at_all)
-        self._timer = create_timer(loop, self._on_timer)
-        self._is_armed = False
 
-    def watch(self, pending: Pending) -> None:
-        """Watch a mark until it ends; the lane's first mark creates its side stream."""
-        self._admit()
-        lane = self._lanes.get(pending.lane)
-        if lane is None:
-            lane = self._lanes[pending.lane] = _Lane(self._device)
-        lane.queue.append(pending)
-        self._arm()
-        if not lane.report(pending.event, self._waiter.semaphore):
+    def _ask_for_signal(self, pending: Pending) -> None:
+        side = self._sides.get(pending.lane)
+        if side is None:
+            side = self._sides[pending.lane] = _Side(self._device)
+        if not side.report(pending.event, self._waiter.semaphore):
             self._waiter.semaphore()
 
-    def _arm(self) -> None:
-        if not self._is_armed:
-            self._is_armed = True
-            self._timer.arm(self._watch_interval)
-
-    def _on_timer(self) -> None:
-        self._is_armed = False
-        self._look_at_all()
-
-    def _look_at_all(self) -> None:
-        self._looks += 1
-        ended: list[Ended] = []
-        for lane in self._lanes.values():
-            take_ended(lane.queue, ended)
-        if self._pending > len(ended):
-            self._arm()
-        elif self._is_armed:
-            self._is_armed = False
-            self._timer.disarm()
-        self._settle(ended)
-
-    def _take_all(self) -> list[Pending]:
-        taken = [pending for lane in self._lanes.values() for pending in lane.queue]
-        for lane in self._lanes.values():
-            lane.queue.clear()
-        return taken
-
     async def _release(self, *, abandon: bool) -> None:
-        self._timer.close()
-        sides = [lane.side for lane in self._lanes.values() if lane.side is not None]
-        self._lanes.clear()
+        await super()._release(abandon=abandon)
+        sides = [side.stream for side in self._sides.values() if side.stream is not None]
+        self._sides.clear()
         try:
             if abandon:
                 _close(sides, abandon=True)

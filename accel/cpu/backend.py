@@ -70,9 +70,12 @@ class CpuDevice:
     description : DeviceDescription
     granularity : int
         Slabs are multiples of so many bytes.
+    shares_processor : bool
+        ``True``.
     """
 
     granularity: int = 1 << 16
+    shares_processor: bool = True
 
     def __init__(self, description: DeviceDescription) -> None:
         self.description = description
