@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import platform
 import threading
@@ -79,7 +80,7 @@ class CpuDevice:
 
     def __init__(self, description: DeviceDescription) -> None:
         self.description = description
-        self._context = Context(description.spec)
+        self._context = Context(description.spec, description.memory)
         self._lock = threading.Lock()
         self._streams = 0
         self._is_closed = False
@@ -127,7 +128,7 @@ class CpuDevice:
         Raises
         ------
         OutOfMemoryError
-            If the system has no such piece.
+            If the system has no such piece, or this context would hold more than the machine has.
         """
         return CpuSlab(self._context, nbytes)
 
@@ -164,7 +165,13 @@ class CpuSlab(MemfdSlab):
     __slots__ = ("_context",)
 
     def __init__(self, context: Context, nbytes: int) -> None:
-        super().__init__(nbytes)
+        size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE  # what it will be: other threads must find it counted while it is made
+        context.reserve(size)
+        try:
+            super().__init__(nbytes)
+        except BaseException:
+            context.unreserve(size)
+            raise
         self._context = context
 
     def close(self) -> None:
@@ -172,7 +179,12 @@ class CpuSlab(MemfdSlab):
         if self._map is None:
             super().close()
         else:
-            self._context.release(super().close)
+            self._context.release(self._unmap)
+
+    def _unmap(self) -> None:
+        if self._map is not None:  # closed twice while it had to wait
+            super().close()
+            self._context.unreserve(self.nbytes)
 
 
 def _processor_name() -> str:

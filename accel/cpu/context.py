@@ -1,11 +1,11 @@
-"""What the streams of one CPU device share: the fault, and the memory that abandoned work may still touch."""
+"""What the streams of one CPU device share: the fault, and the memory, whose size is bounded and which abandoned work may still touch."""
 
 from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING
 
-from accel.errors import AccelError, DriverError, FaultScope, LibraryError
+from accel.errors import AccelError, DriverError, FaultScope, LibraryError, OutOfMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +22,8 @@ class Context:
     ----------
     device_name
         Name that errors carry, such as ``"cpu:0"``.
+    memory
+        Bytes that the slabs may have together; 0 for no bound.
 
     Attributes
     ----------
@@ -29,12 +31,16 @@ class Context:
         What poisoned the context. Whoever raises it raises a clone.
     leftovers : list of callables
         Memory to give back once no abandoned work runs any more.
+    held : int
+        Bytes of the slabs that exist.
     """
 
-    __slots__ = ("_lock", "_streams", "device_name", "fault", "leftovers")
+    __slots__ = ("_lock", "_streams", "device_name", "fault", "held", "leftovers", "memory")
 
-    def __init__(self, device_name: str) -> None:
+    def __init__(self, device_name: str, memory: int = 0) -> None:
         self.device_name = device_name
+        self.memory = memory
+        self.held = 0
         self.fault: AccelError | None = None
         self.leftovers: list[Callable[[], None]] = []
         self._streams: list[CpuStream] = []
@@ -83,6 +89,32 @@ class Context:
         if error is None:
             error = DriverError("the context was poisoned by a fault plan", code="INJECTED_FAULT", library="driver")
         return error.clone(scope=max(error.scope, FaultScope.CONTEXT), device=error.device or self.device_name)
+
+    def reserve(self, nbytes: int) -> None:
+        """Count ``nbytes`` more as held.
+
+        The system maps more than there is, and ends processes when they touch it: so somebody has to say no before.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If that would be more than the machine has.
+        """
+        with self._lock:
+            if self.memory and self.held + nbytes > self.memory:
+                raise OutOfMemoryError(
+                    f"the machine has {self.memory} bytes of memory, this context holds {self.held}, and {nbytes} more were asked for",
+                    requested=nbytes,
+                    reserved=self.held,
+                    limit=self.memory,
+                    device=self.device_name,
+                )
+            self.held += nbytes
+
+    def unreserve(self, nbytes: int) -> None:
+        """Count ``nbytes`` as given back. May be called from any thread."""
+        with self._lock:
+            self.held -= nbytes
 
     def release(self, close: Callable[[], None]) -> None:
         """Give memory back now, or, if work that was abandoned still runs, once it has ended.

@@ -115,6 +115,7 @@ class DynamicBatcher(Generic[T, R]):
         self._state: Literal["new", "open", "closing", "closed"] = "new"
         self._loop: asyncio.AbstractEventLoop | None = None
         self._root: RootTask | None = None
+        self._now = 0.0
         self._turn: asyncio.Handle | None = None
         self._alarm: asyncio.TimerHandle | None = None
 
@@ -205,15 +206,16 @@ class DynamicBatcher(Generic[T, R]):
         if loop is None or self._state != "open" or _get_running_loop() is not loop:
             raise self._not_open()
         size = 1 if self._size is None else self._measure(self._size(item))
-        now = loop.time()
-        request = Request(item, size, loop.create_future(), now, self._idempotent if idempotent is None else idempotent)
+        if self._turn is None:
+            self._now = loop.time()  # once for all who submit in this turn
+        request = Request(item, size, loop.create_future(), self._now, self._idempotent if idempotent is None else idempotent)
         if timeout is not None and not timeout > 0:
             raise self._no_time(timeout)
         if not self._queue.offer(request):
             raise self._full()
         self._counters.submitted += 1
         if timeout is not None:
-            request.timer = loop.call_at(now + timeout, self._expire, request, timeout)
+            request.timer = loop.call_later(timeout, self._expire, request, timeout)
         if self._turn is None and self._in_flight < self._max_in_flight:
             # Not now but at the end of the turn, so that all who submit in this turn come along.
             self._turn = loop.call_soon(self._launch, context=Context())

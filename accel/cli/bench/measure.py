@@ -43,10 +43,10 @@ class Samples:
         self.ops += ops
         self.seconds += seconds
 
-    def add_overlapped(self, times: array[float], wall: float) -> None:
-        """Add the times of ops that ran at once, and the time that all together took."""
+    def add_overlapped(self, times: array[float], wall: float, ops: int | None = None) -> None:
+        """Add the times of ops that ran at once, and the time that all together took; ``ops`` of them, if ``times`` is a sample."""
         self.times.extend(times)
-        self.ops += len(times)
+        self.ops += len(times) if ops is None else ops
         self.seconds += wall
 
     def percentile(self, q: float) -> float:
