@@ -6,6 +6,7 @@ accel converts nothing itself: the narrow floats are those of the `ml_dtypes <ht
 from __future__ import annotations
 
 import enum
+import sys
 from typing import Any, Literal, TypeAlias
 
 import ml_dtypes
@@ -141,6 +142,16 @@ def _parse(like: DTypeLike) -> DType:
     return member
 
 
+def _check_converted(array: object, result: np.ndarray[Any, Any]) -> None:
+    """Refuse what numpy makes an array of that is not what was given."""
+    masked = sys.modules.get("numpy.ma")  # numpy imports it at first use, which takes a moment
+    if masked is not None and isinstance(array, masked.MaskedArray):
+        raise InvalidArgumentError("array is masked, and a device's buffers have no masks", remedy="Give array.filled(value), or array.data.")
+    if result.dtype.hasobject:
+        what = "None" if array is None else f"a {type(array).__name__} of objects" if result.ndim else f"a {type(array).__name__}"
+        raise InvalidArgumentError(f"array is {what}, not numbers", remedy="Give an array, or anything that numpy makes a numeric array of.")
+
+
 def native(array: Any) -> np.ndarray[Any, Any]:
     """Return ``array`` as a C-contiguous numpy array in this machine's byte order, without a copy where it already is one.
 
@@ -152,12 +163,16 @@ def native(array: Any) -> np.ndarray[Any, Any]:
     Raises
     ------
     InvalidArgumentError
-        If it cannot be read as an array, or its elements have no :class:`DType`.
+        If it cannot be read as an array, is masked, or its elements have no :class:`DType`.
     """
     try:
         result = np.asarray(array)
     except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(f"{type(array).__name__} cannot be read as an array: {error}", remedy="Pass an array-like.") from error
+        raise InvalidArgumentError(
+            f"array is a {type(array).__name__} that cannot be read as an array: {error}", remedy="Pass an array-like."
+        ) from error
+    if result is not array:
+        _check_converted(array, result)
     if not result.dtype.isnative:
         result = result.astype(result.dtype.newbyteorder("="))
     DType.of(result.dtype)

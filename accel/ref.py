@@ -33,6 +33,9 @@ class RefOwner(Protocol):
     device: Any
     """The public face of the device."""
 
+    def check_process(self) -> None:
+        """Raise :class:`~accel.ClosedError` in a process forked from the owner's."""
+
     def register_token(self, ref: AccelRef) -> None:
         """Remember ``ref`` (weakly), so that its token can be resolved to it."""
 
@@ -126,7 +129,10 @@ class AccelRef:
         ------
         StaleRefError
             With ``reason`` ``"freed"`` or ``"generation"``.
+        ClosedError
+            In a process forked from the device's.
         """
+        self.owner.check_process()
         if self.is_freed or self.owner.live_generation != self.generation:
             raise self.stale_error()
 

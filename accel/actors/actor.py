@@ -160,6 +160,10 @@ class ActorContext:
         """The loop's time by which the one who asked wants the answer to the message in hand; ``None`` if there is no limit."""
         return self._cell.deadline
 
+    def restarts_left(self) -> int:
+        """Return how often the actor could fail now and be restarted, were it for the budget alone."""
+        return self._cell.budget.left()
+
     async def spawn(
         self,
         actor: type[Actor[M, R]],

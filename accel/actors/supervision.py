@@ -141,6 +141,11 @@ class RestartBudget:
         self._rng = rng
         self._recent: deque[float] = deque()
 
+    def left(self) -> int:
+        """Return how many restarts would be granted now."""
+        now = self._clock()
+        return self.strategy.max_restarts - sum(now - at < self.strategy.within for at in self._recent)
+
     def request(self) -> float | None:
         """Ask for one more restart.
 

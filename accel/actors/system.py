@@ -14,7 +14,7 @@ import random
 import time
 from asyncio import _get_running_loop
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar
 
 import anyio
 
@@ -25,12 +25,12 @@ from accel.actors.home import Home
 from accel.actors.life import ActorLife
 from accel.actors.portal import Portal
 from accel.actors.supervision import RestartStrategy
-from accel.actors.tree import ActorTree
+from accel.actors.tree import ActorTree, picture
 from accel.actors.workers import WorkerPool
 from accel.errors import ClosedError, InvalidArgumentError, NotInitializedError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection
     from types import TracebackType
 
     from accel.actors.cell import ActorCell
@@ -107,11 +107,15 @@ class ActorSystem:
         self._ready: asyncio.Event = asyncio.Event()
         self._closing: asyncio.Event = asyncio.Event()
         self._patience: asyncio.Timeout | None = None
+        self._is_cut_short = False
         self._deadline: float | None = None
         self._last_call: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} {self._state} actors={len(self._cells)}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self!r} cannot be pickled: it lives in one process; make another there, and send data")
 
     # -- entering and leaving
 
@@ -166,6 +170,7 @@ class ActorSystem:
             raise cancelled
 
     def _hurry(self) -> None:
+        self._is_cut_short = True
         self._deadline = self.loop.time()
         if self._patience is not None:
             self._patience.reschedule(self._deadline)
@@ -179,9 +184,10 @@ class ActorSystem:
                 try:
                     await self._closing.wait()
                 finally:
-                    if not self._closing.is_set():  # cancelled from outside, or an actor ends the whole program
+                    if not self._closing.is_set():  # its loop ends without a close, or an actor ends the whole program
+                        logger.warning("system_not_closed", system=self.name, actors=self._living())
                         self._closing.set()
-                        self._deadline = self.loop.time()
+                        self._hurry()
                     await self._shut_down()
         except BaseExceptionGroup as errors:
             logger.exception("system_failed", system=self.name, error=errors)
@@ -202,7 +208,8 @@ class ActorSystem:
             async with asyncio.timeout_at(self._deadline) as self._patience:
                 await self._close_gracefully(self._deadline)
         except TimeoutError:
-            logger.warning("close_timeout", system=self.name, actors=sorted(cell.path for cell in self._cells.values()))
+            if not self._is_cut_short:
+                logger.warning("close_timeout", system=self.name, actors=self._living())
         finally:
             self._patience = None
             if self._portal is not None:
@@ -227,11 +234,14 @@ class ActorSystem:
             await cell.stopped.wait()
 
     def _give_up(self) -> None:
-        left = sorted(cell.path for cell in self._cells.values())
+        left = self._living()
         if left:
             logger.error("actors_left_behind", system=self.name, actors=left)
         if not self._abandoned.done():
             self._abandoned.set_result(None)
+
+    def _living(self) -> list[str]:
+        return sorted(cell.path for cell in self._cells.values())
 
     # -- for subclasses
 
@@ -319,7 +329,7 @@ class ActorSystem:
     def tree(self) -> ActorTree:
         """Return a picture of all living actors; print it."""
         self._check_home()
-        return ActorTree(self.name, self._state, children=tuple(map(_picture, self._children.values())))
+        return ActorTree(self.name, self._state, children=tuple(map(picture, self._children.values())))
 
     # -- for this package
 
@@ -343,8 +353,7 @@ class ActorSystem:
         siblings = self._children if parent is None else parent.children
         if name is None:
             name = f"{actor.__name__}-{next(self._numbers)}"
-        if not name or "/" in name or name in siblings:
-            raise InvalidArgumentError(f"{name!r} is no name for an actor here: it is empty, has a '/', or is taken")
+        _check_name(name, siblings)
         cell = ActorLife(self, parent, (actor, args, kwargs), name, mailbox_size, RestartStrategy() if restart is None else restart)
         # An eager task runs before create_task returns, and may look for itself.
         siblings[name] = cell
@@ -384,12 +393,10 @@ def _check_class(actor: object) -> None:
         raise InvalidArgumentError(f"{actor.__name__}.receive must be defined with 'async def'")
 
 
-def _picture(cell: ActorCell) -> ActorTree:
-    return ActorTree(
-        name=cell.name,
-        state=cell.state.value,
-        depth=len(cell.mailbox),
-        oldest_age=cell.mailbox.oldest_age(),
-        restarts=cell.budget.restarts,
-        children=tuple(map(_picture, cell.children.values())),
-    )
+def _check_name(name: object, siblings: Collection[str]) -> None:
+    if not isinstance(name, str) or not name:
+        raise InvalidArgumentError(f"an actor's name is a string that is not empty, not {name!r}", remedy="Leave name out to have one made.")
+    if "/" in name:
+        raise InvalidArgumentError(f"{name!r} has a '/', which separates the names in an actor's path", remedy="Use another character.")
+    if name in siblings:
+        raise InvalidArgumentError(f"an actor named {name!r} is alive here", remedy="Stop it first, or use another name.")

@@ -14,6 +14,7 @@ from accel.errors import (
     AccelError,
     ClosedError,
     ContextPoisonedError,
+    DeviceLostError,
     FaultScope,
     LibraryError,
     OutOfMemoryError,
@@ -300,14 +301,17 @@ class Context:
                 self._room = None
             self.check_alive()
 
-    def report_fault(self, error: AccelError) -> None:
-        """Take the first fault that surfaces: fail all that is in flight at once, and tell the supervisor. Later ones change nothing."""
+    def report_fault(self, error: AccelError, *, is_survived: bool = False) -> None:
+        """Take the first fault that surfaces: fail all that is in flight at once, and tell the supervisor. Later ones change nothing.
+
+        With ``is_survived`` the supervisor knows already, and has decided for another context.
+        """
         if self.fault is not None:
             return
         if not error.is_fault:
             error = LibraryError(error.message, code=error.code, library=error.library, scope=FaultScope.CONTEXT, op=error.op)
         self.fault = error
-        self.core.lost_context(error)
+        self.core.lost_context(error, is_survived=is_survived)
         self.fail_all(error)
         self.on_fault(error)
 
@@ -315,15 +319,18 @@ class Context:
         """End every submission in flight with an error of its own."""
         submissions, self.submissions = self.submissions, {}
         suspects = tuple(kind for sub in submissions if sub.launched for kind in sub.kinds[: sub.launched])[:64]
+        lifecycle = self.core.lifecycle
+        # Of the fault that lost the device, those in flight are told like of any other: what was running, and whether it may have run.
+        is_over = lifecycle.is_final and lifecycle.cause is not error
         for submission in submissions:
-            lifecycle = self.core.lifecycle
-            submission.fail(lifecycle.final_error() if lifecycle.is_final else self.poisoned(error, submission, suspects))
+            submission.fail(lifecycle.final_error() if is_over else self.poisoned(error, submission, suspects))
         if self._room is not None and not self._room.done():
             self._room.set_result(None)
 
     def poisoned(self, error: AccelError, submission: Submission | None = None, suspects: tuple[str, ...] = ()) -> ContextPoisonedError:
         """Return a new error that tells a waiter what became of its work."""
         name = submission.name if submission is not None else None
+        is_lost = self.core.lifecycle.is_final
         result = ContextPoisonedError(
             f"the context of {self.core.name} faulted: {error.message}",
             executed="unknown" if submission is not None and submission.launched else "no",
@@ -334,6 +341,8 @@ class Context:
             generation=self.generation,
             scope=error.scope,
             op=error.op or name,
+            retryable=not is_lost,
+            remedy=DeviceLostError.default_remedy if is_lost else None,
         )
         result.__cause__ = error.clone()
         return result

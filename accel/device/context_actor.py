@@ -62,6 +62,7 @@ class ContextActor(Actor[OpenLibrary, Port]):
     async def started(self, context: ActorContext) -> None:
         """Make the context, warm the libraries that were asked for, and declare the generation ready."""
         core = self._core
+        core.restarts_left = context.restarts_left
         began = time.perf_counter()
         device = await acquire(core.system, partial(core.backend.open, core.description.index), _abandon)
         try:
@@ -132,7 +133,7 @@ class ContextActor(Actor[OpenLibrary, Port]):
                 if isinstance(error, AccelError) and error.is_fault
                 else DeviceLostError("the context's actor failed", scope=FaultScope.CONTEXT)
             )
-            self._context.report_fault(fault)
+            self._context.report_fault(fault, is_survived=True)
         logger.info("context_rebuilding", device=self._core.name, generation=self._core.lifecycle.generation)
         await self._close(abandon=True)
 
@@ -161,9 +162,4 @@ class ContextMonitor(Actor[Terminated, None]):
 
     async def receive(self, message: Terminated, context: ActorContext) -> None:
         """Take note that the context's actor is gone for good."""
-        core = self._core
-        error = message.error
-        core.live_generation = 0
-        if not core.lifecycle.is_final:
-            logger.error("device_lost", device=core.name, generation=core.lifecycle.generation, error=error)
-            core.lifecycle.lost(error if isinstance(error, AccelError) else None)
+        self._core.lost(message.error)

@@ -54,6 +54,10 @@ class DeviceCore:
         Submissions that have left the queue and wait for a context, or for room on the device.
     rebuild_seconds, faulted_at : float
         How long the last rebuild took (or a first guess), and when the last fault surfaced.
+    survives : callable
+        Whether a new context can follow a fault; the host knows. Where that is not known, it returns ``True``.
+    restarts_left : callable
+        How many rebuilds the budget has left.
     next_buffer : callable
         Returns a buffer number that was never used before, in any generation.
     recording : dict
@@ -87,6 +91,8 @@ class DeviceCore:
         self._idle: asyncio.Future[None] | None = None
         self.device: Any = None
         self._tokens: weakref.WeakValueDictionary[int, AccelRef] = weakref.WeakValueDictionary()
+        self.survives: Callable[[AccelError], bool] = lambda _: True
+        self.restarts_left: Callable[[], int] = lambda: 1
         self.next_buffer: Callable[[], int] = itertools.count(1).__next__
 
     # -- guards
@@ -118,13 +124,26 @@ class DeviceCore:
         ------
         ClosedError
         """
-        if os.getpid() != self.pid:
-            raise ClosedError(f"device {self.name} belongs to process {self.pid}; it does not survive a fork", device=self.name)
+        self.check_process()
         if _get_running_loop() is not self.loop:
             raise ClosedError(
                 f"device {self.name} belongs to another event loop",
                 device=self.name,
                 remedy="Call it from its own loop; from other threads use system.portal.",
+            )
+
+    def check_process(self) -> None:
+        """Raise unless this is the process that owns the device, in whatever thread.
+
+        Raises
+        ------
+        ClosedError
+        """
+        if os.getpid() != self.pid:
+            raise ClosedError(
+                f"device {self.name} belongs to process {self.pid}; it does not survive a fork",
+                device=self.name,
+                remedy="Open a device in the child.",
             )
 
     def check_ref(self, ref: AccelRef, batch: Batch | None = None) -> None:
@@ -179,12 +198,33 @@ class DeviceCore:
         self.lifecycle.ready()
         self.live_generation = self.lifecycle.generation
 
-    def lost_context(self, error: AccelError) -> None:
-        """Make ordinary refs stale at once; the supervisor decides what comes next."""
+    def lost_context(self, error: AccelError, *, is_survived: bool = False) -> None:
+        """Make ordinary refs stale at once; the supervisor decides what comes next.
+
+        A fault that nothing will follow loses the device here and now, so that nobody is told to try again. With ``is_survived`` the supervisor has
+        decided already.
+        """
         self.live_generation = 0
         self.faulted_at = time.perf_counter()
-        if not self.lifecycle.is_final:
+        if self.lifecycle.is_final:
+            return
+        if is_survived or (self.survives(error) and self.restarts_left() > 0):
             self.lifecycle.rebuilding(error)
+        else:
+            self.lost(error)
+
+    def lost(self, error: BaseException | None) -> None:
+        """Give the device up."""
+        self.live_generation = 0
+        if not self.lifecycle.is_final:
+            logger.error("device_lost", device=self.name, generation=self.lifecycle.generation, error=error)
+            self.lifecycle.lost(error if isinstance(error, AccelError) else None)
+
+    def closed(self) -> None:
+        """End the device's life, whatever is left of it."""
+        self.is_closing = True
+        self.live_generation = 0
+        self.lifecycle.closed()
 
     async def drained(self, context: Callable[[], Any]) -> None:
         """Wait, while closing, until nobody waits for anything and nothing is on the device; ``context()`` is the context of the day."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -52,6 +52,9 @@ class Device:
 
     def __repr__(self) -> str:
         return f"<Device {self.name} {self.state.value} generation {self.generation}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self!r} cannot be pickled: it lives in one process; send refs, whose tokens device.resolve turns back, or data")
 
     # -- libraries
 
@@ -257,8 +260,17 @@ class Device:
         return self._core.lifecycle.generations()
 
     def info(self) -> DeviceInfo:
-        """Return a picture of the device. Never waits, and works in every state; on the device's own loop dropped refs are accounted for first."""
+        """Return a picture of the device. Never waits, and works in every state; on the device's own loop dropped refs are accounted for first.
+
+        Other threads of the process may ask too: it changes nothing there.
+
+        Raises
+        ------
+        ClosedError
+            In a process forked from this one.
+        """
         core, context = self._core, self._host.context
+        core.check_process()
         statistics = self._actor.mailbox.statistics()
         if context is not None:
             if core.is_home:
@@ -281,7 +293,14 @@ class Device:
         )
 
     def health(self) -> DeviceHealth:
-        """Return whether the device serves. Never waits, sends nothing to the device."""
+        """Return whether the device serves. Never waits, sends nothing to the device; other threads of the process may ask too.
+
+        Raises
+        ------
+        ClosedError
+            In a process forked from this one.
+        """
+        self._core.check_process()
         lifecycle = self._core.lifecycle
         ready = lifecycle.state is DeviceState.READY and not self._core.is_closing
         reason = "" if ready else f"{lifecycle.state.value}: {lifecycle.cause}" if lifecycle.cause else lifecycle.state.value
@@ -315,8 +334,7 @@ class Device:
         except TimeoutError:
             core.log_left_behind(self.info())
         finally:
-            core.live_generation = 0
-            core.lifecycle.closed()
+            core.closed()
             try:
                 await self._actor.stop(drain=False)
             finally:

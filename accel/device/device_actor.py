@@ -44,8 +44,11 @@ class DeviceActor(Actor[Submission, None]):
 
     async def stopped(self, context: ActorContext) -> None:
         """See that nobody waits for a device whose actor is gone."""
-        self._core.live_generation = 0
-        self._core.lifecycle.lost(None)
+        core = self._core
+        if core.is_closing or context.system.state != "open":
+            core.closed()
+        else:
+            core.lost(None)
 
     def receive_now(self, message: Submission, context: ActorContext) -> bool:
         """Send one op on its way in its caller's turn, if it need not wait for a context, for room, or for something to be made."""

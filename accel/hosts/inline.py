@@ -39,18 +39,25 @@ class InlineHost:
         self.context: Any = None
         self._context_actor = context_actor
         self._core = core
-        self._restart = restart if restart.decide is not None else dataclasses.replace(restart, decide=decide)
+        self._decide_otherwise = restart.decide
+        self._restart = dataclasses.replace(restart, decide=self._decide)
+        core.survives = self.survives
 
     async def start(self, owner: ActorContext) -> ActorRef[Any, Any]:
         """See :meth:`accel.hosts.Host.start`."""
         return await owner.spawn(self._context_actor, self._core, self._publish, name="context", restart=self._restart)
 
+    def survives(self, error: BaseException) -> bool:
+        """Return whether a new context can follow ``error``, as far as it can be known: a ``decide`` of the user's own is not asked twice."""
+        return self._decide_otherwise is not None or not (isinstance(error, AccelError) and error.scope >= FaultScope.PROCESS)
+
     def _publish(self, context: Any) -> None:
         self.context = context
 
-
-def decide(error: BaseException) -> Directive:
-    """Decide as everywhere, but that this process cannot outlive a fault of scope PROCESS."""
-    if isinstance(error, AccelError) and error.scope >= FaultScope.PROCESS:
-        return Directive.STOP
-    return default_decision(error)
+    def _decide(self, error: BaseException) -> Directive:
+        """Decide as everywhere, but that this process cannot outlive a fault of scope PROCESS."""
+        if self._core.lifecycle.is_final:
+            return Directive.STOP  # who waited has been told so
+        if self._decide_otherwise is not None:
+            return self._decide_otherwise(error)
+        return default_decision(error) if self.survives(error) else Directive.STOP

@@ -86,6 +86,8 @@ _RULES: Mapping[type[BaseException], _Rule] = {
 def _rule(error: AccelError, device: Device | None) -> _Rule:
     if isinstance(error, MailboxFullError):
         return _FULL if device is None or device.state is DeviceState.READY else _FULL_WHILE_DOWN
+    if isinstance(error, ContextPoisonedError) and not error.retryable:
+        return _GONE  # the fault that lost the device
     for kind in type(error).__mro__:
         if kind in _RULES:
             return _RULES[kind]

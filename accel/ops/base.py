@@ -9,11 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NamedTuple, cast
 
+import numpy as np
+
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.ref import AccelRef, AccelToken
 
-__all__ = ["KernelOp", "Plan", "Shape", "Spec", "as_shape", "operand", "result_in", "with_refs"]
+__all__ = ["KernelOp", "Plan", "Shape", "Spec", "as_shape", "factor", "number", "operand", "result_in", "with_refs"]
 
 Shape = tuple[int, ...]
 
@@ -88,7 +90,15 @@ class KernelOp(ABC):
 
 
 def with_refs(op: KernelOp, resolve: Callable[[AccelToken], AccelRef]) -> KernelOp:
-    """Return the op with every token among its operands turned back into a ref; the op itself where there is none."""
+    """Return the op with every token among its operands turned back into a ref; the op itself where there is none.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is no op.
+    """
+    if not isinstance(op, KernelOp):
+        raise InvalidArgumentError(f"{op!r} is not a KernelOp", remedy="Make an op, such as accel.ops.Gemm(a, b).")
     # By name, not with dataclasses.fields: a user's op need not be a dataclass if it has no refs.
     names = getattr(type(op), "__dataclass_fields__", {})
     refs = {name: resolve(value) for name in names if isinstance(value := getattr(op, name), AccelToken)}
@@ -104,7 +114,9 @@ def operand(name: str, value: object, *, ndim: int | None = None) -> AccelRef:
             f"{name} is a {type(value).__name__}, not an AccelRef", remedy="Put it on the device first: ref = await device.put(array)."
         )
     if ndim is not None and len(value.shape) != ndim:
-        raise InvalidArgumentError(f"{name} has shape {value.shape}; {ndim} dimension(s) are needed")
+        raise InvalidArgumentError(
+            f"{name} has shape {value.shape}; {ndim} dimension(s) are needed", remedy="Put it on the device with as many dimensions."
+        )
     return value
 
 
@@ -114,7 +126,10 @@ def result_in(out: AccelRef | None, shape: Shape, dtype: DType) -> tuple[tuple[A
         return (), (Spec(shape, dtype),)
     operand("out", out)
     if out.shape != shape or out.dtype is not dtype:
-        raise InvalidArgumentError(f"out is {out.dtype.value}{list(out.shape)}, the result is {dtype.value}{list(shape)}")
+        raise InvalidArgumentError(
+            f"out is {out.dtype.value}{list(out.shape)}, the result is {dtype.value}{list(shape)}",
+            remedy="Give a buffer of the result's shape and dtype, or leave out= out.",
+        )
     return (out,), ()
 
 
@@ -132,6 +147,49 @@ def not_aliased(out: AccelRef | None, **refs: AccelRef) -> None:
     for name, ref in refs.items():
         if out is ref:
             raise InvalidArgumentError(f"out is {name} itself", remedy="Give another buffer as out=, or leave it out.")
+
+
+def number(name: str, value: object) -> complex:
+    """Return ``value`` as an int, a float or a complex, whichever it is; numpy's and ml_dtypes' scalars and 0-d arrays are numbers too.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is no number, or a real one beyond the range of a float64.
+    """
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
+    kind = type(value)
+    try:
+        # In this order: a complex of numpy's has a __float__, which drops the imaginary part.
+        if isinstance(value, (complex, np.complexfloating)):
+            return complex(value)
+        if isinstance(value, np.bool_) or (hasattr(kind, "__index__") and not isinstance(value, np.ndarray)):
+            return int(cast("int", value))
+        if hasattr(kind, "__float__") and not isinstance(value, np.ndarray):
+            return float(cast("float", value))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidArgumentError(f"{name} is {value!r}: {error}", remedy="Give a finite number.") from error
+    raise InvalidArgumentError(f"{name} is {value!r}, which is not a number", remedy="Give an int, a float or a complex.")
+
+
+def factor(name: str, value: object, dtype: DType) -> complex:
+    """Return what elements of ``dtype`` are multiplied by, as a float or, for complex elements, a complex.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is no such number, or beyond the range of a float64. Beyond the range of ``dtype`` it is infinite.
+    """
+    result = number(name, value)
+    if isinstance(result, complex):
+        if dtype.is_complex:
+            return result
+        raise InvalidArgumentError(f"{name} is {result}, and {dtype.value} elements are real", remedy="Give a real number.")
+    try:
+        return float(result)
+    except OverflowError as error:
+        raise InvalidArgumentError(f"{name} is beyond the range of a float64", remedy="Give a number of at most 1.7e308.") from error
 
 
 def as_shape(shape: int | Iterable[int]) -> Shape:

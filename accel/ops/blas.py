@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from accel.compute import Transpose
-from accel.errors import InvalidArgumentError
-from accel.ops.base import KernelOp, Plan, Shape, Spec, not_aliased, operand, result_in, same_dtype
+from accel.dtype import DType
+from accel.errors import InvalidArgumentError, UnsupportedError
+from accel.ops.base import KernelOp, Plan, Shape, Spec, factor, not_aliased, operand, result_in, same_dtype
 from accel.ref import AccelRef
 
 __all__ = ["Axpy", "Dot", "Gemm", "GemmBatched", "Gemv", "Nrm2", "Scal"]
@@ -25,13 +26,18 @@ def _product(a: Shape, b: Shape, transpose_a: Transpose, transpose_b: Transpose)
     m, k = _applied(a, transpose_a)
     k_b, n = _applied(b, transpose_b)
     if k != k_b:
-        raise InvalidArgumentError(f"op(a) has {k} columns and op(b) has {k_b} rows (shapes {a} and {b})")
+        raise InvalidArgumentError(
+            f"op(a) has {k} columns and op(b) has {k_b} rows (shapes {a} and {b})",
+            remedy="Give matrices that can be multiplied, with transpose_a= or transpose_b= where they lie the other way round.",
+        )
     return m, n
 
 
-def _scalable(alpha: complex, beta: complex, a: AccelRef) -> None:
-    if not a.dtype.is_complex and complex in (type(alpha), type(beta)):
-        raise InvalidArgumentError(f"alpha and beta must be real for {a.dtype.value}")
+def _set_factors(op: Any, dtype: DType, *names: str) -> None:
+    """Turn scaling factors into plain floats or complexes, which every kernel can take."""
+    for name in names:
+        # The op is frozen for its users; this changes how a number is written, and not which it is.
+        object.__setattr__(op, name, factor(name, getattr(op, name), dtype))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -68,7 +74,8 @@ class Gemm(KernelOp):
         if b.dtype is not dtype:
             same_dtype(a=a, b=b)
         shape = _product(a.shape, b.shape, self.transpose_a, self.transpose_b)
-        _scalable(self.alpha, self.beta, a)
+        if type(self.alpha) is not float or type(self.beta) is not float:
+            _set_factors(self, dtype, "alpha", "beta")
         if out is None:
             if self.beta:
                 raise InvalidArgumentError("beta scales out, which is not given", remedy="Pass out=, or leave beta at 0.")
@@ -116,8 +123,8 @@ class GemmBatched(KernelOp):
                 f"a has shape {a.shape} and b {b.shape}", remedy="Give (batch, rows, columns); one of them may be (rows, columns)."
             )
         if dimensions == (3, 3) and a.shape[0] != b.shape[0]:
-            raise InvalidArgumentError(f"a has {a.shape[0]} matrices and b has {b.shape[0]}")
-        _scalable(self.alpha, self.beta, a)
+            raise InvalidArgumentError(f"a has {a.shape[0]} matrices and b has {b.shape[0]}", remedy="Give both as many.")
+        _set_factors(self, dtype, "alpha", "beta")
         if self.beta and self.out is None:
             raise InvalidArgumentError("beta scales out, which is not given", remedy="Pass out=, or leave beta at 0.")
         not_aliased(self.out, a=a, b=b)
@@ -146,8 +153,8 @@ class Gemv(KernelOp):
         dtype = same_dtype(a=a, x=x)
         m, n = _applied(a.shape, self.transpose_a)
         if n != x.shape[0]:
-            raise InvalidArgumentError(f"op(a) has {n} columns and x has {x.shape[0]} elements")
-        _scalable(self.alpha, self.beta, a)
+            raise InvalidArgumentError(f"op(a) has {n} columns and x has {x.shape[0]} elements", remedy="Give as many elements as columns.")
+        _set_factors(self, dtype, "alpha", "beta")
         if self.beta and self.out is None:
             raise InvalidArgumentError("beta scales out, which is not given", remedy="Pass out=, or leave beta at 0.")
         not_aliased(self.out, a=a, x=x)
@@ -157,7 +164,7 @@ class Gemv(KernelOp):
 
 def _vectors(x: AccelRef, y: AccelRef) -> None:
     if x.shape != y.shape:
-        raise InvalidArgumentError(f"x has shape {x.shape} and y has {y.shape}")
+        raise InvalidArgumentError(f"x has shape {x.shape} and y has {y.shape}", remedy="Give both the same shape.")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -176,7 +183,7 @@ class Axpy(KernelOp):
         x, y = operand("x", self.x), operand("y", self.y)
         dtype = same_dtype(x=x, y=y)
         _vectors(x, y)
-        _scalable(self.alpha, 0.0, x)
+        _set_factors(self, dtype, "alpha")
         if x is y:
             raise InvalidArgumentError("x and y are the same buffer", remedy="Use blas.scal(x, 1 + alpha).")
         return Plan((x,), (y,), (), "gemm", dtype)
@@ -216,6 +223,11 @@ class Nrm2(KernelOp):
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
         x = operand("x", self.x)
+        if x.dtype.is_complex:
+            raise UnsupportedError(
+                f"nrm2 is for real buffers, and x is {x.dtype.value}",
+                remedy="Put the array as real numbers: array.view('float32') of complex64, or 'float64' of complex128, has the same norm.",
+            )
         not_aliased(self.out, x=x)
         writes, creates = result_in(self.out, (), x.dtype)
         return Plan((x,), writes, creates, "unary.sqrt", x.dtype)
@@ -234,5 +246,5 @@ class Scal(KernelOp):
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
         x = operand("x", self.x)
-        _scalable(self.alpha, 0.0, x)
+        _set_factors(self, x.dtype, "alpha")
         return Plan((), (x,), (), "gemm", x.dtype)

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from accel.compute import Causal
 from accel.errors import InvalidArgumentError
-from accel.ops.base import KernelOp, Plan, Shape, not_aliased, operand, result_in, same_dtype
+from accel.ops.base import KernelOp, Plan, Shape, factor, not_aliased, operand, result_in, same_dtype
 from accel.ref import AccelRef
 
-__all__ = ["Attention", "Conv2d"]
+__all__ = ["Attention", "Conv2d", "pair"]
+
+
+def pair(name: str, value: object) -> tuple[int, int]:
+    """Return (vertical, horizontal) given both, or one number that means both.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is neither.
+    """
+    try:
+        if isinstance(value, (tuple, list)):
+            vertical, horizontal = map(operator.index, value)
+        else:
+            vertical = horizontal = operator.index(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(f"{name} is {value!r}", remedy="Give an int, or (vertical, horizontal).") from None
+    return vertical, horizontal
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -43,21 +62,30 @@ class Conv2d(KernelOp):
         n, channels, *size = self.input.shape
         k, filter_channels, *window = self.filter.shape
         if channels != filter_channels:
-            raise InvalidArgumentError(f"input has {channels} channels and filter has {filter_channels}")
+            raise InvalidArgumentError(
+                f"input has {channels} channels and filter has {filter_channels}", remedy="Give (N, C, H, W) and (K, C, R, S) with one C."
+            )
         if min(self.stride) < 1 or min(self.padding) < 0:
-            raise InvalidArgumentError(f"stride {self.stride} must be positive and padding {self.padding} not negative")
+            raise InvalidArgumentError(
+                f"stride is {self.stride} and padding {self.padding}", remedy="Give a stride of at least 1 and a padding of at least 0."
+            )
         p, q = (
             (extent + 2 * padding - reach) // stride + 1
             for extent, padding, reach, stride in zip(size, self.padding, window, self.stride, strict=True)
         )
         if p < 1 or q < 1 or min(window) < 1:
-            raise InvalidArgumentError(f"a filter of {window} does not fit into {size} padded by {self.padding}")
+            raise InvalidArgumentError(
+                f"a filter of {window} does not fit into {size} padded by {self.padding}", remedy="Give a smaller filter or more padding."
+            )
         return n, k, p, q
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
         x, w = operand("input", self.input, ndim=4), operand("filter", self.filter, ndim=4)
         dtype = same_dtype(input=x, filter=w)
+        # The op is frozen for its users; this changes how the numbers are written, and not which they are.
+        object.__setattr__(self, "stride", pair("stride", self.stride))
+        object.__setattr__(self, "padding", pair("padding", self.padding))
         not_aliased(self.out, input=x, filter=w)
         writes, creates = result_in(self.out, self.output_shape(), dtype)
         return Plan((x, w), writes, creates, "conv2d_forward", dtype)
@@ -96,7 +124,12 @@ class Attention(KernelOp):
         q, k, v = operand("q", self.q, ndim=4), operand("k", self.k, ndim=4), operand("v", self.v, ndim=4)
         dtype = same_dtype(q=q, k=k, v=v)
         if k.shape != v.shape or q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
-            raise InvalidArgumentError(f"q {q.shape}, k {k.shape} and v {v.shape} do not fit together")
+            raise InvalidArgumentError(
+                f"q {q.shape}, k {k.shape} and v {v.shape} do not fit together",
+                remedy="Give q as (batch, heads, seq_q, head_dim), and k and v as (batch, heads, seq_kv, head_dim).",
+            )
+        if self.scale is not None:
+            object.__setattr__(self, "scale", factor("scale", self.scale, dtype))
         if self.causal not in (False, True, "bottom_right"):
             raise InvalidArgumentError(f"causal is {self.causal!r}", remedy="Use False, True or 'bottom_right'.")
         not_aliased(self.out, q=q, k=k, v=v)

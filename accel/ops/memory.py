@@ -9,7 +9,7 @@ import numpy as np
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import KernelOp, Plan, Shape, Spec, operand, result_in
+from accel.ops.base import KernelOp, Plan, Shape, Spec, factor, number, operand, result_in
 from accel.ref import AccelRef
 
 __all__ = ["Copy", "Empty", "Fill", "Free", "Get", "Put"]
@@ -64,7 +64,8 @@ class Get(KernelOp):
         source, destination = operand("source", self.source), self.destination
         if destination.shape != source.shape or destination.dtype != source.dtype.numpy:
             raise InvalidArgumentError(
-                f"out is {destination.dtype}{list(destination.shape)}, the buffer is {source.dtype.value}{list(source.shape)}"
+                f"out is {destination.dtype}{list(destination.shape)}, the buffer is {source.dtype.value}{list(source.shape)}",
+                remedy="Give an array of the buffer's shape and dtype, or leave out= out.",
             )
         if not (destination.flags.c_contiguous and destination.flags.writeable):
             raise InvalidArgumentError("out is not a writable C-contiguous array", remedy="Get into a new array and copy from there.")
@@ -99,7 +100,7 @@ class Fill(KernelOp):
     shape, dtype
         Of the buffer.
     value
-        Converted to ``dtype`` as numpy does it.
+        A number, converted to ``dtype`` as numpy does it: cut to an integer, rounded, or, beyond the largest float, infinite.
     out
         Buffer to overwrite; a new one is made where it is ``None``.
     """
@@ -124,12 +125,27 @@ class Fill(KernelOp):
         Raises
         ------
         InvalidArgumentError
-            If ``value`` is no number that the dtype can hold.
+            If ``value`` is no number, an integer type cannot hold it, or it is complex and the type is not.
         """
-        try:
-            return np.asarray(self.value).astype(self.dtype.numpy).reshape(()).tobytes()
-        except (TypeError, ValueError, OverflowError) as error:
-            raise InvalidArgumentError(f"{self.value!r} is not one element of {self.dtype.value}: {error}") from error
+        value, dtype = number("value", self.value), self.dtype
+        if dtype.is_integer:
+            whole, limits = _cut(value, dtype), np.iinfo(dtype.numpy)
+            if not limits.min <= whole <= limits.max:
+                raise InvalidArgumentError(f"value is {value!r}", remedy=f"{dtype.value} takes {limits.min} to {limits.max}.")
+            return np.asarray(whole, dtype.numpy).tobytes()
+        if dtype is DType.BOOL:
+            return np.asarray(value != 0).tobytes()
+        with np.errstate(all="ignore"):
+            return np.asarray(factor("value", value, dtype)).astype(dtype.numpy).tobytes()
+
+
+def _cut(value: complex, dtype: DType) -> int:
+    if isinstance(value, complex):
+        raise InvalidArgumentError(f"value is {value}, and {dtype.value} elements are real", remedy="Give a real number.")
+    try:
+        return int(value)
+    except (ValueError, OverflowError):
+        raise InvalidArgumentError(f"value is {value}, which {dtype.value} cannot hold", remedy="Give a finite number.") from None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -146,9 +162,14 @@ class Copy(KernelOp):
         """See :meth:`KernelOp.plan`."""
         source = operand("source", self.source)
         if self.destination is source:
-            raise InvalidArgumentError("source and destination are the same buffer")
-        writes, _ = result_in(operand("destination", self.destination), source.shape, source.dtype)
-        return Plan((source,), writes, ())
+            raise InvalidArgumentError("source and destination are the same buffer", remedy="Give two buffers.")
+        destination = operand("destination", self.destination)
+        if destination.shape != source.shape or destination.dtype is not source.dtype:
+            raise InvalidArgumentError(
+                f"source is {source.dtype.value}{list(source.shape)}, destination is {destination.dtype.value}{list(destination.shape)}",
+                remedy="Give two buffers of one shape and dtype.",
+            )
+        return Plan((source,), (destination,), ())
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,6 +14,14 @@ from accel.ref import AccelRef
 __all__ = ["Reduce"]
 
 _CAPABILITY = {op: f"reduce.{op.value}" for op in ReduceOp}
+_AXIS = "Give the number of one dimension, from 0 or, counted from the end, from -1; or None for all of them."
+
+
+def _index(axis: object) -> int:
+    try:
+        return operator.index(axis)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidArgumentError(f"axis is {axis!r}", remedy=_AXIS) from None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -49,11 +58,15 @@ class Reduce(KernelOp):
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
         x, axis = operand("x", self.x), self.axis
-        if axis is not None and not -len(x.shape) <= axis < len(x.shape):
-            raise InvalidArgumentError(f"axis {axis} is not one of the {len(x.shape)} dimension(s) of x")
+        if axis is not None:
+            if type(axis) is not int:
+                # The op is frozen for its users; this changes how the number is written, and not which it is.
+                object.__setattr__(self, "axis", axis := _index(axis))
+            if not -len(x.shape) <= axis < len(x.shape):
+                raise InvalidArgumentError(f"axis {axis} is not one of the {len(x.shape)} dimension(s) of x", remedy=_AXIS)
         shape, reduced = self.flattened()
         if self.op in (ReduceOp.MAX, ReduceOp.MIN) and shape[reduced] == 0:
-            raise InvalidArgumentError(f"{self.op.value} over no elements has no value")
+            raise InvalidArgumentError(f"{self.op.value} over no elements has no value", remedy="Leave empty buffers out.")
         not_aliased(self.out, x=x)
         if self.keepdims:
             result = (1,) * len(x.shape) if axis is None else (*x.shape[:reduced], 1, *x.shape[reduced + 1 :])

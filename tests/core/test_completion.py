@@ -95,6 +95,7 @@ class Device:
     """As much of a device as completion uses."""
 
     description = DeviceDescription("fake", 0, "fake", "FAKE-0")
+    shares_processor = False
 
     def __init__(self) -> None:
         self.fault: AccelError | None = None

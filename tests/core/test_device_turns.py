@@ -17,29 +17,30 @@ async def test_a_batch_keeps_its_order_behind_an_actor_that_is_busy(streams: str
     a = np.random.default_rng(seed).standard_normal((16, 16))
     plan = FaultPlan().hang_at(1, op="gemm")
     async with accel.System() as system:
-        # With debug=True the blas actor waits for each of its ops, so that the batch's first op stays in its mailbox.
+        # With debug=True the blas actor waits for each of its ops, so that the next one, on which the batch depends, stays in its mailbox.
         device = await system.open_device("cpu", streams=streams, debug=True, faults=plan, libraries=["blas", "elementwise", "reduce"])
-        x = await device.put(a)
+        x, y = await device.put(a), await device.zeros(a.shape, "float64")
         first = asyncio.ensure_future(device.blas.gemm(x, x))
         while not plan.fired:
             await asyncio.sleep(0)
+        second = asyncio.ensure_future(device.blas.gemm(x, x, out=y))
         refs = []
 
         async def batch() -> None:
             async with device.batch() as recorder:
-                product = recorder.blas.gemm(x, x)
-                positive = recorder.elementwise.unary("relu", product)
+                positive = recorder.elementwise.unary("relu", y)
                 again = recorder.blas.gemm(positive, x)
                 refs.append(recorder.reduce("sum", again, axis=0))
 
-        second = asyncio.ensure_future(batch())
-        while not device.info().in_flight > 1:
+        third = asyncio.ensure_future(batch())
+        while device.info().in_flight < 5:
             await asyncio.sleep(0)
-        for _ in range(20):  # the actors of the later ops have had their turns
+        for _ in range(20):  # the batch's actor has had its turns
             await asyncio.sleep(0)
         assert not second.done()
+        assert not third.done()
         plan.release()
-        await asyncio.gather(first, second)
+        await asyncio.gather(first, second, third)
         expected = (np.maximum(a @ a, 0) @ a).sum(axis=0)
         np.testing.assert_allclose(await device.get(refs[0]), expected, err_msg=f"seed {seed}")
         assert device.info().in_flight == 0

@@ -44,6 +44,7 @@ class Device:
     """A device of manual lanes: work ends when a step says so."""
 
     description = DeviceDescription("fake", 0, "fake", "FAKE-0")
+    shares_processor = False
 
     def __init__(self) -> None:
         self.fault: AccelError | None = None
@@ -108,11 +109,11 @@ class SideStream:
 class Mark:
     """A mark with a waiter that may be gone before it ends."""
 
-    stream = None
     enqueued_at = 0.0
 
-    def __init__(self, event: Any, lane: object, order: list[Mark]) -> None:
+    def __init__(self, event: Any, lane: object, order: list[Mark], stream: Any = None) -> None:
         self.event = event
+        self.stream = stream
         self.lane = lane
         self.kind = lane
         self.ends: list[AccelError | None] = []
@@ -213,9 +214,11 @@ def test_every_mark_ends_once_and_rightly(strategy: CompletionStrategy, plan: li
         runner.run(play(strategy, plan, how))
 
 
-async def play_on_cpu(strategy: CompletionStrategy, plan: list[tuple[int, bool]], fault_at: int | None) -> None:
+async def play_on_cpu(strategy: CompletionStrategy, plan: list[tuple[int, bool]], fault_at: int | None, *, shares: bool) -> None:
     """Run work on two real streams, in lockstep with latches; poison the context while item ``fault_at`` runs."""
     device = CpuBackend().open(0)
+    # Also watched as if it were a device of its own, by the reactor.
+    device.shares_processor = shares
     watcher = strategy.open(device, asyncio.get_running_loop(), {})
     streams = [device.create_stream(), device.create_stream()]
     marks: list[Mark] = []
@@ -223,7 +226,7 @@ async def play_on_cpu(strategy: CompletionStrategy, plan: list[tuple[int, bool]]
     for number, _ in plan:
         latch = threading.Event()
         streams[number].submit(lambda latch=latch: latch.wait(PATIENCE), 1.0)  # type: ignore[misc]
-        mark = Mark(device.create_event(), number, [])
+        mark = Mark(device.create_event(), number, [], streams[number])
         streams[number].record(mark.event)
         watcher.watch(mark)
         marks.append(mark)
@@ -249,8 +252,10 @@ async def play_on_cpu(strategy: CompletionStrategy, plan: list[tuple[int, bool]]
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 @settings(max_examples=10, deadline=None)
-@given(plan=st.lists(st.tuples(st.integers(0, 1), st.booleans()), max_size=8), fault_at=st.none() | st.integers(0, 7))
+@given(
+    plan=st.lists(st.tuples(st.integers(0, 1), st.booleans()), max_size=8), fault_at=st.none() | st.integers(0, 7), shares=st.booleans()
+)
 def test_marks_of_real_streams_end_once_and_rightly(
-    strategy: CompletionStrategy, plan: list[tuple[int, bool]], fault_at: int | None
+    strategy: CompletionStrategy, plan: list[tuple[int, bool]], fault_at: int | None, shares: bool
 ) -> None:
-    asyncio.run(play_on_cpu(strategy, plan, fault_at))
+    asyncio.run(play_on_cpu(strategy, plan, fault_at, shares=shares))
