@@ -7,7 +7,6 @@ and so that an actor's failure cannot cancel the code inside ``async with``.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import itertools
 import os
 import random
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar
 import anyio
 
 from accel._log import get_logger
-from accel.actors.actor import Actor
+from accel.actors.checks import check_class, check_name
 from accel.actors.envelope import Stop
 from accel.actors.home import Home
 from accel.actors.life import ActorLife
@@ -30,9 +29,10 @@ from accel.actors.workers import WorkerPool
 from accel.errors import ClosedError, InvalidArgumentError, NotInitializedError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection
+    from collections.abc import Awaitable, Callable
     from types import TracebackType
 
+    from accel.actors.actor import Actor
     from accel.actors.cell import ActorCell
     from accel.actors.ref import ActorRef
 
@@ -349,11 +349,11 @@ class ActorSystem:
         group = self._group
         if group is None or (self._state != "open" and parent is None) or self._state == "closed":
             raise ClosedError(f"system {self.name!r} is {self._state} and starts no more actors")
-        _check_class(actor)
+        check_class(actor)
         siblings = self._children if parent is None else parent.children
         if name is None:
             name = f"{actor.__name__}-{next(self._numbers)}"
-        _check_name(name, siblings)
+        check_name(name, siblings)
         cell = ActorLife(self, parent, (actor, args, kwargs), name, mailbox_size, RestartStrategy() if restart is None else restart)
         # An eager task runs before create_task returns, and may look for itself.
         siblings[name] = cell
@@ -384,19 +384,3 @@ class ActorSystem:
     def _check_home(self) -> None:
         if self._home is None or _get_running_loop() is not self._home.loop:
             raise self.not_at_home()
-
-
-def _check_class(actor: object) -> None:
-    if not (isinstance(actor, type) and issubclass(actor, Actor)):
-        raise InvalidArgumentError(f"spawn takes a subclass of Actor, not {actor!r}")
-    if not inspect.iscoroutinefunction(actor.receive):
-        raise InvalidArgumentError(f"{actor.__name__}.receive must be defined with 'async def'")
-
-
-def _check_name(name: object, siblings: Collection[str]) -> None:
-    if not isinstance(name, str) or not name:
-        raise InvalidArgumentError(f"an actor's name is a string that is not empty, not {name!r}", remedy="Leave name out to have one made.")
-    if "/" in name:
-        raise InvalidArgumentError(f"{name!r} has a '/', which separates the names in an actor's path", remedy="Use another character.")
-    if name in siblings:
-        raise InvalidArgumentError(f"an actor named {name!r} is alive here", remedy="Stop it first, or use another name.")

@@ -5,6 +5,7 @@ Everything here runs on the loop's thread; what may block is handed to ``run_blo
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from accel.device.kernels import LIBRARIES
@@ -26,7 +27,6 @@ from accel.ops import Free
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from accel.backend import AccelDevice, Kernel, SlabMemory
@@ -111,6 +111,9 @@ class Context:
         chunk = max(1, self.core.options.max_in_flight // 2)
         for start in range(0, len(ops), chunk):
             end = min(start + chunk, len(ops))
+            if start:
+                # A chunk of small ops runs in this turn of the loop, on some devices: others must get theirs.
+                await asyncio.sleep(0)
             await self.wait_for_room(end - start)
             if submission.is_settled:
                 submission.void(max(start, submission.sound))

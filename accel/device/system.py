@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from accel.actors import ActorSystem, RestartStrategy
 from accel.backend import find_device
@@ -36,6 +36,9 @@ class System(ActorSystem):
         self._opened = 0
         # What the devices of this system have in common, such as the completion reactor.
         self._shared: dict[Any, Any] = {}
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self!r} cannot be pickled: it lives in one process; send refs, whose tokens device.resolve turns back, or data")
 
     @property
     def devices(self) -> tuple[Device, ...]:
