@@ -98,16 +98,16 @@ class ReactorLane:
     ----------
     settle : callable
         What is told about marks that have ended.
-    began, ended, looked : float
-        When the oldest mark's work began, the mark before it ended, and the oldest was last looked at.
+    began, ended, looked, due : float
+        When the oldest mark's work began, the mark before it ended, the oldest was last looked at, and was to be looked at next.
     """
 
-    __slots__ = ("began", "ended", "looked", "queue", "settle")
+    __slots__ = ("began", "due", "ended", "looked", "queue", "settle")
 
     def __init__(self, settle: Callable[[list[Ended]], None]) -> None:
         self.settle = settle
         self.queue: deque[Pending] = deque()
-        self.began = self.ended = self.looked = 0.0
+        self.began = self.ended = self.looked = self.due = 0.0
 
 
 class Reactor:
@@ -158,7 +158,9 @@ class Reactor:
         self._timer.close()
 
     def _pause(self, lane: ReactorLane, now: float) -> float:
-        return pause(now - lane.began, self._predictor.expect(lane.queue[0].kind), self._pacing)
+        delay = pause(now - lane.began, self._predictor.expect(lane.queue[0].kind), self._pacing)
+        lane.due = now + delay
+        return delay
 
     def _schedule(self, now: float, delay: float) -> None:
         if self._next_turn is not None:
@@ -224,6 +226,8 @@ class Reactor:
         return ended
 
     def _learn(self, lane: ReactorLane, pending: Pending, now: float) -> None:
-        # It ended between two looks: after a sleep, taking the later one would teach the reactor to sleep as long again.
-        unseen = min((now - lane.looked) / 2, self._pacing.window)
+        # It ended between two looks. A look that came late says nothing about the op: were the delay taken for a part of it, the reactor would
+        # sleep as long the next time, and be late again. Of a sleep that was meant, half is taken.
+        due = min(max(lane.due, lane.looked), now)
+        unseen = (now - due) + min((due - lane.looked) / 2, self._pacing.window)
         self._predictor.observe(pending.kind, max(now - unseen - lane.began, 0.0))
