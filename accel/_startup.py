@@ -1,4 +1,4 @@
-"""Ctrl-C at the edges of ``python -m accel``: while it imports, and after its command has ended.
+"""Ctrl-C at the edges of ``python -m accel``, and of ``accel``, which is the same: while it imports, and after its command has ended.
 
 Only for the program, never for those who import the package: no handler is installed then.
 """
@@ -25,9 +25,10 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def guard() -> None:
-    """End the process on Ctrl-C with a short message, if it is ``python -m accel`` and nobody else handles Ctrl-C."""
-    words = sys.orig_argv
-    if sys.argv[:1] == ["-m"] and ("-m", "accel") in pairwise(words):
+    """End the process on Ctrl-C with a short message, if it is ``accel`` or ``python -m accel`` and nobody else handles Ctrl-C."""
+    program = sys.argv[0] if sys.argv else ""
+    # The script that installers write has the command's name, without an ending.
+    if os.path.basename(program) == "accel" or (program == "-m" and ("-m", "accel") in pairwise(sys.orig_argv)):
         guard_again()
 
 

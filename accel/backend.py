@@ -204,6 +204,13 @@ class AccelDevice(Protocol):
     def kernels(self, library: str) -> Mapping[str, Kernel]:
         """Return native kernels by op kind for ``library``; they take the place of those derived from :class:`~accel.ComputeBackend`."""
 
+    def may_block(self, lane: Any, op: Any) -> bool:
+        """Return whether enqueuing ``op`` may block this time; it is then enqueued on a thread beside the loop, in its place in line.
+
+        Enqueuing blocks, for example, where a library loads a function at its first use, or where pageable memory is staged. Called before each launch,
+        on the loop's thread, so it must be quick. A kernel is never called in two threads at once for one lane.
+        """
+
     def create_slab(self, nbytes: int) -> SlabMemory:
         """Take a slab of at least ``nbytes`` from the device. May block.
 

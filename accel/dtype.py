@@ -146,10 +146,14 @@ def _check_converted(array: object, result: np.ndarray[Any, Any]) -> None:
     """Refuse what numpy makes an array of that is not what was given."""
     masked = sys.modules.get("numpy.ma")  # numpy imports it at first use, which takes a moment
     if masked is not None and isinstance(array, masked.MaskedArray):
-        raise InvalidArgumentError("array is masked, and a device's buffers have no masks", remedy="Give array.filled(value), or array.data.")
+        raise InvalidArgumentError(
+            "array is masked, and a device's buffers have no masks", remedy="Give array.filled(value), or array.data."
+        )
     if result.dtype.hasobject:
         what = "None" if array is None else f"a {type(array).__name__} of objects" if result.ndim else f"a {type(array).__name__}"
-        raise InvalidArgumentError(f"array is {what}, not numbers", remedy="Give an array, or anything that numpy makes a numeric array of.")
+        raise InvalidArgumentError(
+            f"array is {what}, not numbers", remedy="Give an array, or anything that numpy makes a numeric array of."
+        )
 
 
 def native(array: Any) -> np.ndarray[Any, Any]:

@@ -356,7 +356,7 @@ class ActorStoppedError(AccelError):
 class InvalidArgumentError(AccelError, ValueError):
     """An argument is wrong."""
 
-    default_remedy = "Correct the argument."
+    default_remedy = "The documentation of what was called says what it takes."
 
 
 class UnsupportedError(AccelError):

@@ -26,6 +26,8 @@ class RefOwner(Protocol):
     """Name of the device, such as ``"cpu:0"``."""
     identity: str
     """What tells this opened device from every other one, in any process."""
+    is_closing: bool
+    """Whether no generation will follow."""
     live_generation: int
     """The generation whose ordinary refs are valid now; 0 while there is none."""
     dropped: deque[int]
@@ -140,8 +142,13 @@ class AccelRef:
         """Return a new error that says why the memory is not there."""
         if self.is_freed:
             return StaleRefError(f"{self!r} was freed", reason="freed", device=self.owner.name, generation=self.generation)
+        if self.owner.is_closing:
+            why, remedy = "its device is closed", "Open the device again, and put the data on it."
+        else:
+            why, remedy = f"generation {self.generation} is gone", None
         return StaleRefError(
-            f"{self!r} belongs to generation {self.generation}, which is gone",
+            f"{self!r} cannot be used: {why}",
+            remedy=remedy,
             reason="generation",
             device=self.owner.name,
             generation=self.owner.live_generation or None,
@@ -172,12 +179,16 @@ class AccelRef:
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise TypeError(f"{self!r} is on a device; copy it to the host first: array = await device.get(ref)")
 
+    def __bool__(self) -> bool:
+        # A handle is there, whatever is in it: `if ref:` must not mean "has elements", as __len__ would have it.
+        return True
+
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("len() of a 0-d AccelRef")
         return self.shape[0]
 
     def __repr__(self) -> str:
-        state = " freed" if self.is_freed else ""
+        state = " freed" if self.is_freed else " stale" if self.is_stale else ""
         durable = " durable" if self.durable else ""
         return f"<AccelRef {self.buffer} {self.dtype.value}{list(self.shape)} on {self.owner.name} generation {self.generation}{durable}{state}>"

@@ -2,14 +2,15 @@
 
 To run it::
 
-    $ pip install 'accel-actors[web,cli]'
-    $ python aiohttp_digits.py                     # PORT=8000 and ACCEL_DEVICE=auto, unless set
+    $ pip install '.[web,cli]'                     # in a checkout
+    $ python examples/aiohttp_digits.py            # PORT=8000 and ACCEL_DEVICE=auto, unless set
     $ curl -s localhost:8000/samples/7 | curl -s -H 'content-type: application/json' -d @- localhost:8000/digits
-    $ FAULT_AT=100 python aiohttp_digits.py        # the context faults at the 100th op, and nobody notices
+    $ FAULT_AT=100 python examples/aiohttp_digits.py   # the context faults at the 100th op, and nobody notices
 """
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -53,12 +54,20 @@ async def sample(request: web.Request) -> web.Response:
     return web.json_response({"pixels": digits.held_out_images[number].tolist(), "label": int(digits.held_out_labels[number])})
 
 
-def make_app() -> web.Application:
+def setting(name: str, most: int, default: int = 0) -> int:
+    """Return a whole number from the environment, or end the program with a word on what is wrong."""
+    text = os.environ.get(name) or str(default)
+    if not (text.isascii() and text.isdecimal() and int(text) <= most):
+        sys.exit(f"{name} is {text!r}: give a whole number from 0 to {most}")
+    return int(text)
+
+
+def make_app(device: str = "auto") -> web.Application:
     """Return the application."""
-    fault_at = os.environ.get("FAULT_AT")
-    faults = accel.testing.FaultPlan().poison_at(int(fault_at)) if fault_at else None
+    fault_at = setting("FAULT_AT", 10**9)
+    faults = accel.testing.FaultPlan().poison_at(fault_at) if fault_at else None
     app = web.Application()
-    install(app, os.environ.get("ACCEL_DEVICE", "auto"), faults=faults)  # the device, errors as statuses, /healthz and /readyz
+    install(app, device, faults=faults)  # the device, errors as statuses, /healthz and /readyz
     app.cleanup_ctx.append(open_classifier)
     app.router.add_post("/digits", classify)
     app.router.add_get(r"/samples/{number:\d+}", sample)
@@ -66,5 +75,10 @@ def make_app() -> web.Application:
 
 
 if __name__ == "__main__":
+    device, port = os.environ.get("ACCEL_DEVICE", "auto"), setting("PORT", 65535, default=8000)
+    try:
+        accel.backend.find_device(device)  # here and not when the server has started, where its absence would be a traceback in the log
+    except accel.AccelError as error:
+        sys.exit(f"ACCEL_DEVICE: {error}")
     # handler_cancellation: a client that goes away takes its work along.
-    web.run_app(make_app(), host="127.0.0.1", port=int(os.environ.get("PORT", "8000")), handler_cancellation=True, shutdown_timeout=10)
+    web.run_app(make_app(device), host="127.0.0.1", port=port, handler_cancellation=True, shutdown_timeout=10)

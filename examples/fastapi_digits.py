@@ -2,10 +2,10 @@
 
 To run it::
 
-    $ pip install 'accel-actors[web,cli]'
-    $ python fastapi_digits.py                     # PORT=8000 and ACCEL_DEVICE=auto, unless set
+    $ pip install '.[web,cli]'                     # in a checkout
+    $ python examples/fastapi_digits.py            # PORT=8000 and ACCEL_DEVICE=auto, unless set
     $ curl -s localhost:8000/samples/7 | curl -s -H 'content-type: application/json' -d @- localhost:8000/digits
-    $ FAULT_AT=100 python fastapi_digits.py        # the context faults at the 100th op, and nobody notices
+    $ FAULT_AT=100 python examples/fastapi_digits.py   # the context faults at the 100th op, and nobody notices
 """
 
 import asyncio
@@ -52,10 +52,19 @@ async def open_classifier(device: accel.Device) -> AsyncIterator[Classifier]:
         yield Classifier(digits, batcher)
 
 
-FAULT_AT = os.environ.get("FAULT_AT")
-faults = accel.testing.FaultPlan().poison_at(int(FAULT_AT)) if FAULT_AT else None
+def setting(name: str, most: int, default: int = 0) -> int:
+    """Return a whole number from the environment, or end the program with a word on what is wrong."""
+    text = os.environ.get(name) or str(default)
+    if not (text.isascii() and text.isdecimal() and int(text) <= most):
+        sys.exit(f"{name} is {text!r}: give a whole number from 0 to {most}")
+    return int(text)
 
-app = FastAPI(lifespan=lifespan(open_classifier, device=os.environ.get("ACCEL_DEVICE", "auto"), faults=faults))
+
+DEVICE = os.environ.get("ACCEL_DEVICE", "auto")
+FAULT_AT = setting("FAULT_AT", 10**9)
+faults = accel.testing.FaultPlan().poison_at(FAULT_AT) if FAULT_AT else None
+
+app = FastAPI(lifespan=lifespan(open_classifier, device=DEVICE, faults=faults))
 install(app)  # errors become statuses; /healthz and /readyz
 
 
@@ -74,6 +83,11 @@ async def sample(number: int, classifier: Annotated[Classifier, Depends(get_stat
 
 
 if __name__ == "__main__":
+    port = setting("PORT", 65535, default=8000)
+    try:
+        accel.backend.find_device(DEVICE)  # here and not when the server has started, where its absence would be a traceback in the log
+    except accel.AccelError as error:
+        sys.exit(f"ACCEL_DEVICE: {error}")
     # On SIGTERM uvicorn answers what is in flight, closes the lifespan, and then raises the signal once more: that is the end, and a good one.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    uvicorn.run(app, host="127.0.0.1", port=int(os.environ.get("PORT", "8000")), timeout_graceful_shutdown=10)
+    uvicorn.run(app, host="127.0.0.1", port=port, timeout_graceful_shutdown=10)

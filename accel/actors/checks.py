@@ -11,7 +11,7 @@ from accel.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ["check_class", "check_name"]
+__all__ = ["check_class", "check_name", "check_seconds"]
 
 
 def check_class(actor: object) -> None:
@@ -35,8 +35,21 @@ def check_name(name: object, siblings: Collection[str]) -> None:
     InvalidArgumentError
     """
     if not isinstance(name, str) or not name:
-        raise InvalidArgumentError(f"an actor's name is a string that is not empty, not {name!r}", remedy="Leave name out to have one made.")
+        raise InvalidArgumentError(
+            f"an actor's name is a string that is not empty, not {name!r}", remedy="Leave name out to have one made."
+        )
     if "/" in name:
         raise InvalidArgumentError(f"{name!r} has a '/', which separates the names in an actor's path", remedy="Use another character.")
     if name in siblings:
         raise InvalidArgumentError(f"an actor named {name!r} is alive here", remedy="Stop it first, or use another name.")
+
+
+def check_seconds(name: str, value: object) -> None:
+    """Raise unless ``value`` is a number of seconds; it may be infinite or negative.
+
+    Raises
+    ------
+    InvalidArgumentError
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+        raise InvalidArgumentError(f"{name} is {value!r}, which is not a number of seconds", remedy="Give an int or a float.")

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
+import inspect
 import os
 import threading
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -14,7 +15,7 @@ from accel._log import get_logger
 from accel.errors import ClosedError, InvalidArgumentError, MailboxFullError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
 
 __all__ = ["Portal"]
 
@@ -76,6 +77,8 @@ class Portal:
             ``timeout`` ran out.
         concurrent.futures.CancelledError
             The coroutine was cancelled on the loop.
+        InvalidArgumentError
+            ``function`` is not a coroutine function; a coroutine is none: its function and arguments are passed separately.
         ClosedError
             The system is closed, or closed before the coroutine ended; or this is the loop's own thread, or another process.
         MailboxFullError
@@ -98,9 +101,10 @@ class Portal:
 
         Raises
         ------
-        ClosedError, MailboxFullError
+        InvalidArgumentError, ClosedError, MailboxFullError
             As for :meth:`run`.
         """
+        _check_callable(function)
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         context = contextvars.copy_context()
         self._admit(future, lambda: self._begin(future, context, function, args))
@@ -169,7 +173,7 @@ class Portal:
 
     async def _call(self, future: concurrent.futures.Future[Any], function: Callable[..., Coroutine[Any, Any, Any]], args: Any) -> None:
         try:
-            result = await function(*args)
+            result = await _called(function, args)
         except asyncio.CancelledError:
             if not self._closed:
                 future.cancel()
@@ -204,6 +208,26 @@ class Portal:
             _settle(future, error=ClosedError("the system closed before this call ended"))
             if task is not None:
                 task.cancel()
+
+
+def _check_callable(function: object) -> None:
+    if inspect.iscoroutine(function):
+        function.close()  # it will not be awaited, and is not to be warned of
+    if not callable(function):
+        raise InvalidArgumentError(
+            f"{function!r} is not a function", remedy="Pass the function and its arguments: portal.run(ref.ask, message)."
+        )
+
+
+def _called(function: Callable[..., Any], args: Any) -> Awaitable[Any]:
+    answer: Any = function(*args)
+    if inspect.isawaitable(answer):
+        return answer
+    name = getattr(function, "__qualname__", repr(function))
+    raise InvalidArgumentError(
+        f"{name} returned a {type(answer).__name__}, and nothing to await",
+        remedy="Pass a function defined with 'async def'; for others there is portal.call_soon(f, *args).",
+    )
 
 
 def _settle(future: concurrent.futures.Future[Any], *, result: Any = None, error: BaseException | None = None) -> None:

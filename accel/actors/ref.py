@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 
 from accel.actors.actor import ActorState
+from accel.actors.checks import check_seconds
 from accel.actors.envelope import Envelope, Stop
 from accel.actors.mailbox import MailboxStatistics
 from accel.errors import DeadlineExceededError, InvalidArgumentError
@@ -229,8 +230,7 @@ class ActorRef(Generic[M_contra, R_co]):
 
     async def _ask_by(self, message: Any, timeout: float) -> Any:
         cell = self._cell
-        if timeout != timeout:
-            raise InvalidArgumentError("timeout is not a number")
+        check_seconds("timeout", timeout)
         if timeout <= 0:
             raise _late(cell, message, timeout)
         deadline = cell.loop.time() + timeout

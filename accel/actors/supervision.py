@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from accel.actors.checks import check_seconds
 from accel.errors import AccelError, FaultScope, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -85,11 +86,18 @@ class RestartStrategy:
     def __post_init__(self) -> None:
         if isinstance(self.max_restarts, bool) or not isinstance(self.max_restarts, int) or self.max_restarts < 0:
             raise InvalidArgumentError(f"max_restarts is an integer of at least 0, not {self.max_restarts!r}")
-        if not self.within > 0:
+        check_seconds("within", self.within)
+        if self.within <= 0:
             raise InvalidArgumentError(f"within is a number of seconds above 0, not {self.within!r}")
+        if not isinstance(self.backoff, (tuple, list)) or len(self.backoff) != 2:
+            raise InvalidArgumentError(f"backoff is {self.backoff!r}", remedy="Give (shortest, longest) in seconds.")
         shortest, longest = self.backoff
+        check_seconds("backoff[0]", shortest)
+        check_seconds("backoff[1]", longest)
         if not 0 <= shortest <= longest < math.inf:
             raise InvalidArgumentError(f"backoff is (shortest, longest) in seconds, not {self.backoff!r}")
+        if self.decide is not None and not callable(self.decide):
+            raise InvalidArgumentError(f"decide is {self.decide!r}", remedy="Give a function of an exception, or None.")
 
     def delay(self, earlier: int, rng: random.Random) -> float:
         """Return how long to wait before a restart.

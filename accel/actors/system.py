@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar
 import anyio
 
 from accel._log import get_logger
-from accel.actors.checks import check_class, check_name
+from accel.actors.checks import check_class, check_name, check_seconds
 from accel.actors.envelope import Stop
 from accel.actors.home import Home
 from accel.actors.life import ActorLife
@@ -70,7 +70,7 @@ class ActorSystem:
     Raises
     ------
     InvalidArgumentError
-        ``close_timeout`` is negative or not a number.
+        ``close_timeout`` is negative or not a number, or ``workers`` is not a positive int.
 
     Notes
     -----
@@ -88,8 +88,9 @@ class ActorSystem:
         sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
         rng: random.Random | None = None,
     ) -> None:
-        if not close_timeout >= 0:
-            raise InvalidArgumentError(f"close_timeout is a number of seconds, not {close_timeout!r}")
+        check_seconds("close_timeout", close_timeout)
+        if close_timeout < 0:
+            raise InvalidArgumentError(f"close_timeout is {close_timeout!r}", remedy="Give seconds, at least 0.")
         self.name = name
         self.close_timeout = close_timeout
         self.clock = clock
@@ -107,7 +108,7 @@ class ActorSystem:
         self._ready: asyncio.Event = asyncio.Event()
         self._closing: asyncio.Event = asyncio.Event()
         self._patience: asyncio.Timeout | None = None
-        self._is_cut_short = False
+        self._is_asked = self._is_cut_short = False
         self._deadline: float | None = None
         self._last_call: asyncio.TimerHandle | None = None
 
@@ -157,6 +158,7 @@ class ActorSystem:
             self._state = "closed"
             return
         self._check_home()
+        self._is_asked = True
         self._closing.set()
         cancelled: asyncio.CancelledError | None = None
         with anyio.CancelScope(shield=True):
@@ -184,11 +186,13 @@ class ActorSystem:
                 try:
                     await self._closing.wait()
                 finally:
-                    if not self._closing.is_set():  # its loop ends without a close, or an actor ends the whole program
-                        logger.warning("system_not_closed", system=self.name, actors=self._living())
+                    left = self._living()
+                    if not self._closing.is_set():  # cancelled: its loop ends, or an actor ends the whole program
                         self._closing.set()
                         self._hurry()
                     await self._shut_down()
+                    if not self._is_asked:  # when a loop ends, it may be cancelled before its owner, who then closes it
+                        logger.warning("system_not_closed", system=self.name, actors=left)
         except BaseExceptionGroup as errors:
             logger.exception("system_failed", system=self.name, error=errors)
         except (KeyboardInterrupt, SystemExit):

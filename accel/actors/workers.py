@@ -59,8 +59,8 @@ class WorkerPool:
     """
 
     def __init__(self, size: int, name: str = "accel-worker") -> None:
-        if size < 1:
-            raise InvalidArgumentError(f"a worker pool needs at least one thread, not {size}")
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise InvalidArgumentError(f"a worker pool needs at least one thread, not {size!r}", remedy="Give a positive int.")
         self._size = size
         self._name = name
         self._ready = threading.Condition()

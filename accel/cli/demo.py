@@ -14,7 +14,7 @@ import numpy as np
 
 import accel
 from accel.cli.console import quiet_log
-from accel.cli.digits import Digits, Model, load_digits
+from accel.cli.digits import Digits, Model, check_digits, load_digits
 from accel.cli.progress import ServingProgress
 from accel.cli.traffic import Traffic, Witness
 from accel.patterns import DynamicBatcher
@@ -160,6 +160,7 @@ def _write(report: DemoReport, target: str) -> None:
 
 
 async def _demonstrate(arguments: argparse.Namespace, out: TextIO) -> tuple[DemoReport, list[Exception]]:
+    check_digits()
     plan = None if arguments.no_fault else FaultPlan()
     async with accel.System() as system:
         device = await system.open_device(arguments.device, host=arguments.host, libraries=("blas", "elementwise"), faults=plan)

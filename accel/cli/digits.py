@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from accel import AccelRef, Device
 
-__all__ = ["PIXELS", "Digits", "Model", "load_digits"]
+__all__ = ["PIXELS", "Digits", "Model", "check_digits", "load_digits"]
 
 PIXELS = 64
 """Pixels of an image: 8 rows of 8, flattened."""
@@ -42,6 +43,18 @@ class Digits:
     held_out_labels: NDArray[np.int64]
 
 
+def check_digits() -> None:
+    """Raise unless :func:`load_digits` can find what it needs. Imports nothing.
+
+    Raises
+    ------
+    UnsupportedError
+        scikit-learn is not installed.
+    """
+    if importlib.util.find_spec("sklearn") is None:
+        raise UnsupportedError("the digits come with scikit-learn, which is not installed", remedy="Run: pip install 'accel-actors[cli]'")
+
+
 def load_digits(seed: int = 0, *, held_out: float = 0.2) -> Digits:
     """Load the digits. Takes a second, most of it for importing scikit-learn, which is done here and nowhere else.
 
@@ -57,14 +70,9 @@ def load_digits(seed: int = 0, *, held_out: float = 0.2) -> Digits:
     UnsupportedError
         scikit-learn is not installed.
     """
-    try:
-        from sklearn import datasets
-    except ModuleNotFoundError as error:
-        if error.name != "sklearn":
-            raise
-        raise UnsupportedError(
-            "the digits come with scikit-learn, which is not installed", remedy="Run: pip install 'accel-actors[cli]'"
-        ) from None
+    check_digits()
+    from sklearn import datasets
+
     loaded = datasets.load_digits()
     images = np.ascontiguousarray(loaded.data, np.float32) / np.float32(16)
     labels = np.asarray(loaded.target, np.int64)

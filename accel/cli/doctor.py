@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from accel import BackendUnavailableError, __version__
 from accel.cli.console import print_table, quiet_log
 from accel.cli.devices import list_devices, memory_text
-from accel.cli.extras import CORE, EXTRAS, install_command, version_of
+from accel.cli.extras import CORE, EXTRAS, UNUSED, install_command, version_of
 from accel.cli.selftest import SelfTest, self_test
 from accel.completion.timer import TimerfdTimer
 
@@ -33,7 +33,8 @@ class Check:
     name
         What it is.
     state
-        ``"ok"``; ``"missing"``: something optional is not there; ``"failed"``: what should work does not.
+        ``"ok"``; ``"missing"``: something optional is not there; ``"unused"``: this release has no use for it, there or not;
+        ``"failed"``: what should work does not.
     detail
         Version, size, or what is wrong.
     remedy
@@ -41,7 +42,7 @@ class Check:
     """
 
     name: str
-    state: Literal["ok", "missing", "failed"]
+    state: Literal["ok", "missing", "unused", "failed"]
     detail: str
     remedy: str = ""
 
@@ -103,6 +104,8 @@ def _cores() -> str:
 
 
 def _extra(extra: str, distributions: tuple[str, ...]) -> Check:
+    if extra in UNUSED:
+        return Check(f"extra {extra}", "unused", "not used in this release")
     versions = {name: version_of(name) for name in distributions}
     detail = ", ".join(f"{name} {version or '(missing)'}" for name, version in versions.items())
     if all(versions.values()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import metadata
 
-__all__ = ["CORE", "EXTRAS", "extra_of", "install_command", "version_of"]
+__all__ = ["CORE", "EXTRAS", "UNUSED", "extra_of", "install_command", "version_of"]
 
 CORE = ("numpy", "ml_dtypes", "anyio", "structlog")
 """Distributions that accel cannot be without."""
@@ -16,6 +16,9 @@ EXTRAS: dict[str, dict[str, str]] = {
     "cuda": {"cuda": "cuda-python", "nvmath": "nvmath-python"},
 }
 """Extra -> module -> distribution."""
+
+UNUSED = ("cpu", "cuda")
+"""Extras that nothing in this release imports."""
 
 _ALONE = {"uvloop": "uvloop"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import importlib
@@ -15,7 +16,6 @@ from accel.cli.digits import load_digits
 from accel.testing import FaultPlan
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterator
 
 __all__ = ["add_arguments", "run"]
@@ -34,17 +34,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port < 1 << 16:
-        raise ValueError(text)
-    return port
+    return _number(text, 0, (1 << 16) - 1)
 
 
 def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise ValueError(text)
-    return count
+    return _number(text, 1)
+
+
+def _number(text: str, least: int, most: int | None = None) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least or (most is not None and value > most):
+        limits = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise argparse.ArgumentTypeError(f"must be a whole number {limits}, not {text!r}")
+    return value
 
 
 async def run(arguments: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import mmap
 import os
 import platform
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from accel.backend import DeviceDescription
 from accel.cpu.compute import CpuCompute
@@ -121,6 +121,10 @@ class CpuDevice:
     def kernels(self, library: str) -> Mapping[str, Kernel]:
         """Return native kernels of ``library``; its other ops go through the compute interface."""
         return NATIVE.get(library, {})
+
+    def may_block(self, lane: Any, op: Any) -> bool:
+        """Return ``False``: what takes long runs on the stream's own thread."""
+        return False
 
     def create_slab(self, nbytes: int) -> CpuSlab:
         """Take a slab of at least ``nbytes``; it belongs to the caller, and outlives the context.

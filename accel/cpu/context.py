@@ -87,7 +87,12 @@ class Context:
     def injected(self, error: AccelError | None) -> AccelError:
         """Return the fault for an injection: ``error``, if any, of scope CONTEXT at least."""
         if error is None:
-            error = DriverError("the context was poisoned by a fault plan", code="INJECTED_FAULT", library="driver")
+            error = DriverError(
+                "the context was poisoned by a fault plan",
+                code="INJECTED_FAULT",
+                library="driver",
+                remedy="The plan asked for it: see that what was tested copes with it.",
+            )
         return error.clone(scope=max(error.scope, FaultScope.CONTEXT), device=error.device or self.device_name)
 
     def reserve(self, nbytes: int) -> None:

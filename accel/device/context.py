@@ -6,6 +6,7 @@ Everything here runs on the loop's thread; what may block is handed to ``run_blo
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import TYPE_CHECKING
 
 from accel.device.kernels import LIBRARIES
@@ -72,6 +73,7 @@ class Context:
         self.on_fault: Callable[[AccelError], object] = lambda _: None
         self._open_port = open_port
         self._room: asyncio.Future[None] | None = None
+        self._to_close = threading.Lock()  # whoever gets it closes, and keeps it
 
     # -- dispatch: called by the device's actor, one submission at a time, in order
 
@@ -358,15 +360,24 @@ class Context:
     # -- the end
 
     async def close(self, *, abandon: bool) -> None:
-        """Give everything back, off the loop. With ``abandon`` nothing that is still in a stream is waited for."""
+        """Give everything back, off the loop. With ``abandon`` nothing that is still in a stream is waited for.
+
+        Cancelling ends the waiting: what has not begun to be given back by then is so at once, abandoning what runs.
+        """
         if self.fault is None:
             # From here on nothing that surfaces in a stream is news.
             self.fault = ClosedError(f"the context of {self.core.name} was closed", device=self.core.name)
         self.fail_all(self.fault)
-        await self.watcher.aclose(abandon=abandon)
-        await self.core.system.run_blocking(self._close_blocking, abandon)
+        try:
+            await self.watcher.aclose(abandon=abandon)
+            await self.core.system.run_blocking(self._close_blocking, abandon)
+        except asyncio.CancelledError:
+            self._close_blocking(abandon=True)
+            raise
 
     def _close_blocking(self, abandon: bool) -> None:
+        if not self._to_close.acquire(blocking=False):
+            return  # another thread is at it, or was
         for lane in self.lanes:
             lane.close(abandon=abandon)
         self.events.close()

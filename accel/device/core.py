@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from accel._log import get_logger
 from accel.device.lifecycle import DeviceState, Lifecycle
 from accel.errors import AccelError, ClosedError, InvalidArgumentError, StaleRefError
+from accel.ref import AccelToken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from accel.device.info import DeviceInfo
     from accel.device.options import DeviceOptions
     from accel.dtype import DType
-    from accel.ref import AccelRef, AccelToken
+    from accel.ref import AccelRef
 
 __all__ = ["DeviceCore"]
 
@@ -177,12 +178,16 @@ class DeviceCore:
         Raises
         ------
         InvalidArgumentError
-            If the token is of another device.
+            If it is no token, or of another device.
         StaleRefError
             If the buffer is gone.
         """
+        if not isinstance(token, AccelToken):
+            raise InvalidArgumentError(f"{token!r} is not a token", remedy="Give what ref.token() returned.", device=self.name)
         if token.device != self.identity:
-            raise InvalidArgumentError(f"{token!r} is not of device {self.identity}")
+            raise InvalidArgumentError(
+                f"{token!r} is not of device {self.identity}", remedy="Resolve it on the device that its ref is on.", device=self.name
+            )
         if token.generation != self.live_generation:
             raise StaleRefError(f"{token!r} is of a generation that is gone", reason="generation", device=self.name)
         ref = self._tokens.get(token.buffer)

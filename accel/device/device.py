@@ -19,7 +19,7 @@ from accel.ops.base import as_shape, operand, with_refs
 from accel.ref import AccelRef, AccelToken
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable
+    from collections.abc import AsyncIterator, Coroutine
 
     from accel.device.core import DeviceCore
     from accel.device.sender import Sender
@@ -47,7 +47,7 @@ class Device:
         self._sender = sender
         self._host = host
         self._actor = actor
-        self._libraries: Libraries[Awaitable[AccelRef]] = Libraries(sender.run)
+        self._libraries: Libraries[Coroutine[Any, Any, AccelRef]] = Libraries(sender.run)
         self._closed: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
@@ -59,22 +59,22 @@ class Device:
     # -- libraries
 
     @property
-    def blas(self) -> Blas[Awaitable[AccelRef]]:
+    def blas(self) -> Blas[Coroutine[Any, Any, AccelRef]]:
         """Linear algebra; see :class:`~accel.device.Blas`."""
         return self._libraries.blas
 
     @property
-    def elementwise(self) -> Elementwise[Awaitable[AccelRef]]:
+    def elementwise(self) -> Elementwise[Coroutine[Any, Any, AccelRef]]:
         """Functions of elements; see :class:`~accel.device.Elementwise`."""
         return self._libraries.elementwise
 
     @property
-    def reduce(self) -> Reduce[Awaitable[AccelRef]]:
+    def reduce(self) -> Reduce[Coroutine[Any, Any, AccelRef]]:
         """Reductions; see :class:`~accel.device.Reduce`."""
         return self._libraries.reduce
 
     @property
-    def dnn(self) -> Dnn[Awaitable[AccelRef]]:
+    def dnn(self) -> Dnn[Coroutine[Any, Any, AccelRef]]:
         """Neural network ops; see :class:`~accel.device.Dnn`."""
         return self._libraries.dnn
 
@@ -91,7 +91,7 @@ class Device:
         Raises
         ------
         InvalidArgumentError, UnsupportedError, StaleRefError
-            Before anything is sent: the operands do not fit, this device does not offer it, or an operand is gone.
+            Before anything is sent: it is no op, the operands do not fit, this device does not offer it, or an operand is gone.
         OutOfMemoryError
             There is no room for the result.
         ContextPoisonedError
@@ -172,7 +172,9 @@ class Device:
             operand("ref", ref)
             out = np.empty(ref.shape, ref.dtype.numpy)
         elif not isinstance(out, np.ndarray):
-            raise InvalidArgumentError(f"out is a {type(out).__name__}, not a numpy array")
+            raise InvalidArgumentError(
+                f"out is a {type(out).__name__}, not a numpy array", remedy="Give np.empty(ref.shape, ref.dtype.numpy)."
+            )
         result: np.ndarray[Any, Any] = await self._sender.run(ops.Get(ref, out), timeout)
         return result
 
@@ -187,7 +189,7 @@ class Device:
     async def full(
         self, shape: Any, value: Any, dtype: DTypeLike = "float32", *, durable: bool = False, timeout: float | None = None
     ) -> AccelRef:
-        """Make a buffer whose elements are all ``value``, converted to ``dtype`` as numpy does it."""
+        """Make a buffer whose elements are all ``value``, a number; see :class:`accel.ops.Fill` for how it is converted to ``dtype``."""
         return await self._make(ops.Fill(as_shape(shape), DType.of(dtype), value), durable, timeout)
 
     async def _make(self, op: KernelOp, durable: bool, timeout: float | None) -> AccelRef:

@@ -46,6 +46,9 @@ class KernelActor(Actor["Run", None]):
         if self._debug or not _is_due(message):
             return False
         for launch in message.launches:
+            if _is_beside(launch, message.lane):
+                return False
+        for launch in message.launches:
             self._enqueue(launch, message)
         self._finish(message)
         return True
@@ -54,7 +57,10 @@ class KernelActor(Actor["Run", None]):
         """Enqueue one run."""
         await _until_due(message)
         for launch in message.launches:
-            self._enqueue(launch, message)
+            if _is_beside(launch, message.lane):
+                await self._enqueue_beside(launch, message)
+            else:
+                self._enqueue(launch, message)
             if self._debug:
                 await self._synchronize(launch, message)
         self._finish(message)
@@ -70,6 +76,31 @@ class KernelActor(Actor["Run", None]):
         finally:
             lane.advance(launch.seq)
 
+    async def _enqueue_beside(self, launch: Launch, run: Run) -> None:
+        """Do what :meth:`_enqueue` does, with the kernel called on another thread."""
+        submission, lane = run.submission, run.lane
+        try:
+            for other, seq in launch.dependencies:
+                self._depend(lane, other, seq)
+            if self._is_wanted(launch, run):
+                if launch.action is not None:
+                    self._act(launch.action, lane)
+                run_blocking = self._context.core.system.run_blocking
+                await run_blocking(launch.kernel, lane, launch.op, launch.inputs, launch.outputs)
+                submission.launched += 1
+        except Exception as error:
+            self._raised(error, launch, run)
+        finally:
+            lane.advance(launch.seq)
+            del submission, run
+
+    def _is_wanted(self, launch: Launch, run: Run) -> bool:
+        """Return whether somebody waits for an op, in a context that works; else its results are void."""
+        if run.submission.is_dropped(launch.index) or self._context.fault is not None:
+            run.submission.void(launch.index)
+            return False
+        return True
+
     def _finish(self, run: Run) -> None:
         """Mark the end of a run."""
         if self._context.fault is None:
@@ -78,23 +109,26 @@ class KernelActor(Actor["Run", None]):
     def _launch(self, launch: Launch, run: Run) -> None:
         """Bring one op to the stream, unless nobody waits for it any more."""
         submission, lane = run.submission, run.lane
-        if submission.is_dropped(launch.index) or self._context.fault is not None:
-            submission.void(launch.index)
+        if not self._is_wanted(launch, run):
             return
         try:
             if launch.action is not None:
                 self._act(launch.action, lane)
             launch.kernel(lane, launch.op, launch.inputs, launch.outputs)
             submission.launched += 1
-        except AccelError as error:
-            self._failed(error, launch, run)
-        except Exception as error:  # a kernel's bug ends its op, not the device
-            wrapped = LibraryError(f"the {launch.op.kind} kernel raised {type(error).__name__}: {error}", library=launch.op.library)
-            wrapped.__cause__ = error
-            self._failed(wrapped, launch, run)
+        except Exception as error:
+            self._raised(error, launch, run)
         finally:
             # The traceback of a kernel's bug holds this frame, and the submission's future would hold the bug.
             del submission, run
+
+    def _raised(self, error: Exception, launch: Launch, run: Run) -> None:
+        """Answer an op whose kernel raised."""
+        if not isinstance(error, AccelError):  # a kernel's bug ends its op, not the device
+            wrapped = LibraryError(f"the {launch.op.kind} kernel raised {type(error).__name__}: {error}", library=launch.op.library)
+            wrapped.__cause__ = error
+            error = wrapped
+        self._failed(error, launch, run)
 
     async def _synchronize(self, launch: Launch, run: Run) -> None:
         """Wait until an op has ended, so that its error bears its name."""
@@ -160,6 +194,13 @@ def _before(run: Run) -> Iterator[Dependency]:
     yield run.lane, run.launches[0].seq - 1
     for launch in run.launches:
         yield from launch.dependencies
+
+
+def _is_beside(launch: Launch, lane: Lane) -> bool:
+    """Return whether an op is enqueued on another thread; the backend is asked once."""
+    if launch.beside is None:
+        launch.beside = lane.device.may_block(lane, launch.op)
+    return launch.beside
 
 
 def _is_due(run: Run) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from accel import ops
 from accel.compute import BinaryOp, Causal, ReduceOp, Transpose, UnaryOp
@@ -171,7 +171,8 @@ class Dnn(_Face[T_co]):
         timeout: float | None = None,
     ) -> T_co:
         """Correlate (N, C, H, W) with (K, C, R, S); one number means both directions. See :class:`accel.ops.Conv2d`."""
-        return self._submit(ops.Conv2d(input, filter, _pair(stride), _pair(padding), out), timeout)
+        # The op makes pairs of single numbers itself, when it is checked.
+        return self._submit(ops.Conv2d(input, filter, cast("Any", stride), cast("Any", padding), out), timeout)
 
     def attention(
         self,
@@ -186,14 +187,6 @@ class Dnn(_Face[T_co]):
     ) -> T_co:
         """Compute ``softmax(scale * q @ k^T) @ v`` on (batch, heads, sequence, head_dim); see :class:`accel.ops.Attention`."""
         return self._submit(ops.Attention(q, k, v, scale, causal, out), timeout)
-
-
-def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
-    if isinstance(value, int):
-        return value, value
-    if len(value) != 2 or not all(isinstance(n, int) for n in value):
-        raise InvalidArgumentError(f"{value!r} is not one or two ints")
-    return value[0], value[1]
 
 
 class Libraries(Generic[T_co]):

@@ -57,9 +57,11 @@ class Launch:
         What a fault plan does to it.
     index : int
         Its place in the submission.
+    beside : bool or None
+        Whether it is enqueued on another thread, because that may block; ``None`` until the backend was asked.
     """
 
-    __slots__ = ("action", "dependencies", "index", "inputs", "kernel", "op", "outputs", "seq")
+    __slots__ = ("action", "beside", "dependencies", "index", "inputs", "kernel", "op", "outputs", "seq")
 
     def __init__(
         self,
@@ -80,6 +82,7 @@ class Launch:
         self.dependencies = dependencies
         self.action = action
         self.index = index
+        self.beside: bool | None = None
 
 
 class Run:

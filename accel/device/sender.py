@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from accel.device.lifecycle import DeviceState
 from accel.device.submission import Submission
-from accel.errors import ActorStoppedError, DeadlineExceededError, InvalidArgumentError, MailboxFullError, UnsupportedError
+from accel.errors import AccelError, ActorStoppedError, DeadlineExceededError, InvalidArgumentError, MailboxFullError, UnsupportedError
 
 if TYPE_CHECKING:
     from accel.actors import ActorRef
@@ -20,6 +20,8 @@ __all__ = ["Sender"]
 
 _WAITERS = 16
 """How many times the queue's length may wait for room in it: the queue of waiters has a bound too."""
+
+_OVERLOADED = "Try again after .retry_after seconds, let fewer tasks wait at once, or open the device with a larger pending_limit."
 
 
 class Sender:
@@ -49,21 +51,27 @@ class Sender:
         ------
         InvalidArgumentError, StaleRefError, UnsupportedError
         """
-        plan = op.plan()
         core = self._core
-        live = core.live_generation
-        for ref in plan.reads + plan.writes:
-            if ref.owner is not core or ref.generation != live or ref.is_freed or core.recording:
-                core.check_ref(ref, batch)
-        if plan.capability and plan.dtype not in core.capabilities.get(plan.capability, ()):
-            known = ", ".join(sorted(dtype.value for dtype in core.capabilities.get(plan.capability, ()))) or "no dtype"
-            raise UnsupportedError(
-                f"{plan.capability} is not offered for {plan.dtype.value} on {core.name}",
-                remedy=f"It takes {known}.",
-                op=op.kind,
-                device=core.name,
-            )
+        try:
+            plan = op.plan()
+            live = core.live_generation
+            for ref in plan.reads + plan.writes:
+                if ref.owner is not core or ref.generation != live or ref.is_freed or core.recording:
+                    core.check_ref(ref, batch)
+            if plan.capability and plan.dtype not in core.capabilities.get(plan.capability, ()):
+                raise self._unsupported(op, plan)
+        except AccelError as error:
+            # What is wrong with operands is found where nothing is known of the op they are for.
+            error.op = error.op or op.kind
+            error.device = error.device or core.name
+            raise
         return plan
+
+    def _unsupported(self, op: KernelOp, plan: Plan) -> UnsupportedError:
+        # "unary.relu" says more than "unary"; that a vector op is made of matrix products is nobody's business.
+        what = plan.capability if plan.capability.startswith(f"{op.kind}.") else op.kind
+        known = ", ".join(sorted(dtype.value for dtype in self._core.capabilities.get(plan.capability, ()))) or "no dtype"
+        return UnsupportedError(f"{what} is not offered for {plan.dtype.value} on {self._core.name}", remedy=f"It takes {known}.")
 
     async def run(self, op: KernelOp, timeout: float | None) -> Any:
         """Check, send and await one op."""
@@ -138,6 +146,7 @@ class Sender:
                     device=self._core.name,
                     op=submission.name,
                     retry_after=self.retry_after(),
+                    remedy="Try again after .retry_after seconds, or open the device with overload='wait'.",
                 ) from error
             return
         if self._mailbox.statistics().waiting_putters >= _WAITERS * self._mailbox.capacity:
@@ -146,6 +155,7 @@ class Sender:
                 device=self._core.name,
                 op=submission.name,
                 retry_after=self.retry_after(),
+                remedy=_OVERLOADED,
             )
         try:
             async with asyncio.timeout_at(None if submission.timer is None else submission.timer.when()):
@@ -182,6 +192,7 @@ class Sender:
                 device=core.name,
                 op="batch",
                 retry_after=self.retry_after(),
+                remedy=_OVERLOADED,
             )
         core.in_hand += 1
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from accel.actors import ActorSystem, RestartStrategy
@@ -17,7 +18,8 @@ from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.hosts import InlineHost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    import random
+    from collections.abc import Awaitable, Callable, Iterable
 
     from accel.completion import CompletionStrategy
 
@@ -27,11 +29,34 @@ __all__ = ["System"]
 class System(ActorSystem):
     """Root of supervision: ``async with accel.System() as system``. Devices opened here are closed when it ends, and nothing is left behind.
 
-    Parameters are those of :class:`accel.actors.ActorSystem`.
+    Parameters
+    ----------
+    name
+        Shown in trees and logs.
+    close_timeout
+        Seconds that closing waits for devices and actors to handle what is queued; after that they are cancelled.
+    workers
+        The most threads for work that blocks; ``None``: four more than there are processors, at most 32.
+    clock, sleep, rng
+        See :class:`accel.actors.ActorSystem`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        ``close_timeout`` is not a number of seconds, or ``workers`` not a number of threads.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        name: str = "accel",
+        *,
+        close_timeout: float = 10.0,
+        workers: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
+        rng: random.Random | None = None,
+    ) -> None:
+        super().__init__(name, close_timeout=close_timeout, workers=workers, clock=clock, sleep=sleep, rng=rng)
         self._devices: list[Device] = []
         self._opened = 0
         # What the devices of this system have in common, such as the completion reactor.

@@ -32,7 +32,7 @@ from accel.errors import (
 if TYPE_CHECKING:
     from accel.device import Device
 
-__all__ = ["Answer", "error_answer", "health_answer", "ready_answer"]
+__all__ = ["Answer", "error_answer", "health_answer", "ready_answer", "unopened_answer"]
 
 _LONGEST_WAIT = 60
 """Seconds. An estimate made from few ops may be wild, and a client would believe it."""
@@ -135,6 +135,11 @@ def _state(device: Device, ok: bool) -> Answer:
 def health_answer(device: Device) -> Answer:
     """Return the answer of ``/healthz``: 200 while the device serves or will by itself, 503 once it is lost or closed."""
     return _state(device, device.health().is_live)
+
+
+def unopened_answer(hint: str) -> Answer:
+    """Return the answer of both where no device was opened, which is the application's mistake: *hint* is for who made it."""
+    return Answer(503, {"ok": False, "state": "not opened", "generation": None, "hint": hint})
 
 
 def ready_answer(device: Device) -> Answer:

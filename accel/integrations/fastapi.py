@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from accel.device import Device, System
-from accel.errors import AccelError, NotInitializedError
-from accel.integrations._answers import Answer, error_answer, health_answer, ready_answer
+from accel.errors import AccelError, InvalidArgumentError, NotInitializedError
+from accel.integrations._answers import Answer, error_answer, health_answer, ready_answer, unopened_answer
 from accel.integrations._opening import open_system
 
 try:
@@ -90,9 +90,15 @@ def lifespan(
 
     Raises
     ------
+    InvalidArgumentError
+        ``setup`` is no function.
     AccelError
         When the application starts: the device cannot be opened, or an option is wrong.
     """
+    if setup is not None and not callable(setup):
+        raise InvalidArgumentError(
+            f"setup is {setup!r}, not a function that takes the device", remedy="Name a device by its keyword: lifespan(device='cpu')."
+        )
 
     @contextlib.asynccontextmanager
     async def opened(app: FastAPI) -> AsyncIterator[None]:
@@ -144,6 +150,7 @@ def install(app: FastAPI, *, live: str | None = "/healthz", ready: str | None = 
         The application, whose lifespan is, or contains, :func:`lifespan`'s.
     live, ready
         Paths of the two routes; ``None`` leaves one out. *live* is 503 once the device is lost, *ready* whenever it does not serve.
+        Both are 503, with a hint, if the lifespan has opened no device.
 
     Notes
     -----
@@ -158,7 +165,11 @@ def install(app: FastAPI, *, live: str | None = "/healthz", ready: str | None = 
 
 def _health_route(answer: Callable[[Device], Answer]) -> Callable[[HTTPConnection], Any]:
     async def route(connection: HTTPConnection) -> Response:
-        return _response(answer(get_device(connection)))
+        try:
+            device = get_device(connection)
+        except NotInitializedError as error:
+            return _response(unopened_answer(str(error)))
+        return _response(answer(device))
 
     return route
 

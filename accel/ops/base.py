@@ -149,7 +149,7 @@ def not_aliased(out: AccelRef | None, **refs: AccelRef) -> None:
             raise InvalidArgumentError(f"out is {name} itself", remedy="Give another buffer as out=, or leave it out.")
 
 
-def number(name: str, value: object) -> complex:
+def number(name: str, value: object) -> Any:
     """Return ``value`` as an int, a float or a complex, whichever it is; numpy's and ml_dtypes' scalars and 0-d arrays are numbers too.
 
     Raises

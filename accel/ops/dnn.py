@@ -11,17 +11,11 @@ from accel.errors import InvalidArgumentError
 from accel.ops.base import KernelOp, Plan, Shape, factor, not_aliased, operand, result_in, same_dtype
 from accel.ref import AccelRef
 
-__all__ = ["Attention", "Conv2d", "pair"]
+__all__ = ["Attention", "Conv2d"]
 
 
-def pair(name: str, value: object) -> tuple[int, int]:
-    """Return (vertical, horizontal) given both, or one number that means both.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If it is neither.
-    """
+def _pair(name: str, value: object) -> tuple[int, int]:
+    """Return (vertical, horizontal) given both, or one number that means both."""
     try:
         if isinstance(value, (tuple, list)):
             vertical, horizontal = map(operator.index, value)
@@ -43,7 +37,7 @@ class Conv2d(KernelOp):
     filter
         (K, C, R, S).
     stride, padding
-        (vertical, horizontal).
+        (vertical, horizontal); one number, which means both, becomes two when the op is checked.
     out
         (N, K, P, Q) with ``P = (H + 2 * padding[0] - R) // stride[0] + 1``, Q likewise.
     """
@@ -84,8 +78,8 @@ class Conv2d(KernelOp):
         x, w = operand("input", self.input, ndim=4), operand("filter", self.filter, ndim=4)
         dtype = same_dtype(input=x, filter=w)
         # The op is frozen for its users; this changes how the numbers are written, and not which they are.
-        object.__setattr__(self, "stride", pair("stride", self.stride))
-        object.__setattr__(self, "padding", pair("padding", self.padding))
+        object.__setattr__(self, "stride", _pair("stride", self.stride))
+        object.__setattr__(self, "padding", _pair("padding", self.padding))
         not_aliased(self.out, input=x, filter=w)
         writes, creates = result_in(self.out, self.output_shape(), dtype)
         return Plan((x, w), writes, creates, "conv2d_forward", dtype)

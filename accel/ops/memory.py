@@ -139,7 +139,7 @@ class Fill(KernelOp):
             return np.asarray(factor("value", value, dtype)).astype(dtype.numpy).tobytes()
 
 
-def _cut(value: complex, dtype: DType) -> int:
+def _cut(value: Any, dtype: DType) -> int:
     if isinstance(value, complex):
         raise InvalidArgumentError(f"value is {value}, and {dtype.value} elements are real", remedy="Give a real number.")
     try:

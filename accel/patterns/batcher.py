@@ -101,6 +101,9 @@ class DynamicBatcher(Generic[T, R]):
         _check_seconds("close_timeout", close_timeout)
         if overload not in ("wait", "reject"):
             raise InvalidArgumentError(f"overload is {overload!r}", remedy="Use 'wait' or 'reject'.")
+        _check_hooks(handler, size, device)
+        if not isinstance(idempotent, bool):
+            raise InvalidArgumentError(f"idempotent is {idempotent!r}", remedy="Give True or False.")
         self._max_items = max_items
         self._max_delay = max_delay
         self._max_pending = max_pending
@@ -209,7 +212,7 @@ class DynamicBatcher(Generic[T, R]):
         if self._turn is None:
             self._now = loop.time()  # once for all who submit in this turn
         request = Request(item, size, loop.create_future(), self._now, self._idempotent if idempotent is None else idempotent)
-        if timeout is not None and not timeout > 0:
+        if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
             raise self._no_time(timeout)
         if not self._queue.offer(request):
             raise self._full()
@@ -258,8 +261,8 @@ class DynamicBatcher(Generic[T, R]):
         return size
 
     def _no_time(self, timeout: float) -> AccelError:
-        if math.isnan(timeout):
-            return InvalidArgumentError("timeout is not a number")
+        if not isinstance(timeout, (int, float)) or math.isnan(timeout):
+            return InvalidArgumentError(f"timeout is {timeout!r}", remedy="Give seconds, or None to wait as long as it takes.")
         return DeadlineExceededError(f"an item that may take {timeout:g} s has no time to run")
 
     def _full(self) -> MailboxFullError:
@@ -267,6 +270,7 @@ class DynamicBatcher(Generic[T, R]):
         return MailboxFullError(
             f"the batcher has {self._queue.queued} items queued and {self._queue.waiting} waiting for room",
             retry_after=max(0.001, self._runner.seconds_per_item / self._max_in_flight * self._max_pending / 2),
+            remedy="Try again after .retry_after seconds, or make the batcher with a larger max_pending.",
         )
 
     def _not_open(self) -> AccelError:
@@ -349,6 +353,15 @@ class DynamicBatcher(Generic[T, R]):
 def _check_count(name: str, value: int, *, least: int = 1) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InvalidArgumentError(f"{name} is {value!r}", remedy=f"Give an int of at least {least}.")
+
+
+def _check_hooks(handler: object, size: object, device: object) -> None:
+    if not callable(handler):
+        raise InvalidArgumentError(f"handler is {handler!r}", remedy="Give a function defined with 'async def'.")
+    if size is not None and not callable(size):
+        raise InvalidArgumentError(f"size is {size!r}", remedy="Give a function of one item, or None.")
+    if device is not None and not callable(getattr(device, "generations", None)):
+        raise InvalidArgumentError(f"device is {device!r}", remedy="Give an accel.Device, or None.")
 
 
 def _check_seconds(name: str, value: float) -> None:

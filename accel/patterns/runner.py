@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from inspect import isawaitable
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from accel.errors import ClosedError, InvalidArgumentError
 from accel.patterns.outcome import is_worth_a_retry, own_instance
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
     from accel.patterns.requests import Counters, Request
 
@@ -81,11 +85,12 @@ class BatchRunner:
         counters.items += items
         began = time.perf_counter()
         try:
-            results = await self._handler([request.item for request in wanted])
+            answer: Any = self._handler([request.item for request in wanted])
+            results: Any = await answer if isawaitable(answer) else _not_awaitable(answer)
         except Exception as error:
             return self._settle(wanted, repeat(error, len(wanted)))
         self.seconds_per_item += 0.2 * ((time.perf_counter() - began) / items - self.seconds_per_item)
-        wrong = _mismatch(results, len(wanted))
+        wrong = results if isinstance(results, InvalidArgumentError) else _mismatch(results, len(wanted))
         return self._settle(wanted, results if wrong is None else repeat(wrong, len(wanted)))
 
     def _settle(self, batch: list[Request], results: Iterable[Any]) -> list[Request]:
@@ -127,14 +132,20 @@ class BatchRunner:
 
 def _mismatch(results: object, wanted: int) -> InvalidArgumentError | None:
     """Return the error for a handler that did not give one result per item."""
-    try:
-        given = len(results)  # type: ignore[arg-type]
-    except TypeError:
-        what = f"a {type(results).__name__}"
+    # Mappings and texts have lengths too, but their keys and letters are no results.
+    if isinstance(results, np.ndarray):
+        given = len(results) if results.ndim else None
     else:
-        if given == wanted:
-            return None
-        what = f"{given} results"
+        given = len(results) if isinstance(results, Sequence) and not isinstance(results, (str, bytes, bytearray, memoryview)) else None
+    if given == wanted:
+        return None
+    what = f"a {type(results).__name__}" if given is None else f"{given} results"
     return InvalidArgumentError(
-        f"the handler returned {what} for {wanted} items", remedy="Return one result, or exception, per item, in order."
+        f"the handler returned {what} for {wanted} items", remedy="Return a list with one result, or exception, per item, in order."
+    )
+
+
+def _not_awaitable(answer: object) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"the handler returned a {type(answer).__name__} that cannot be awaited", remedy="Define the handler with 'async def'."
     )

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from typing import Self
 
 from accel.backend import Injection
+from accel.device.kernels import LIBRARIES
 from accel.errors import AccelError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
 
 __all__ = ["FaultPlan"]
+
+_KINDS = tuple(kind for library in LIBRARIES.values() for kind in library)
+_REMEDY = "A fault plan asked for it: see that what was tested copes with it."
 
 
 @dataclass(slots=True)
@@ -62,7 +66,7 @@ class FaultPlan:
 
     def out_of_memory_at(self, n: int, *, op: str | None = None) -> Self:
         """Let op ``n`` find no memory."""
-        return self._plan(n, op, OutOfMemoryError("out of memory, as the fault plan asks"))
+        return self._plan(n, op, OutOfMemoryError("out of memory, as the fault plan asks", remedy=_REMEDY))
 
     def kill_host_at(self, n: int, *, op: str | None = None) -> Self:
         """Let the process that holds the context be killed at op ``n``; for process hosts only.
@@ -94,5 +98,7 @@ class FaultPlan:
     def _plan(self, n: int, op: str | None, action: Injection | AccelError) -> Self:
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise InvalidArgumentError(f"n is {n!r}", remedy="Ops are counted from 1.")
+        if op is not None and op not in _KINDS:
+            raise InvalidArgumentError(f"op is {op!r}, and no op that is counted is called that", remedy=f"Use one of {', '.join(_KINDS)}.")
         self._planned.append(_Planned(n, op, action))
         return self

@@ -74,6 +74,14 @@ async def test_a_timeout_of_nothing_sends_nothing(timeout: float) -> None:
         assert ref.statistics().mailbox.accepted == 0
 
 
+@pytest.mark.parametrize("timeout", ["1", True, [1], 1j])
+async def test_a_timeout_of_another_type_is_refused(timeout: Any) -> None:
+    async with ActorSystem() as system:
+        ref = await system.spawn(Echo)
+        with pytest.raises(InvalidArgumentError, match="timeout"):
+            await ref.ask("x", timeout=timeout)
+
+
 async def test_a_timeout_that_is_no_number_is_refused() -> None:
     async with ActorSystem() as system:
         ref = await system.spawn(Echo)

@@ -172,12 +172,44 @@ async def test_room_left_by_a_cancelled_item_goes_to_the_first_who_waits() -> No
         {"max_delay": float("nan")},
         {"close_timeout": float("inf")},
         {"overload": "drop"},
+        {"size": 3},
+        {"idempotent": "x"},
+        {"device": 3},
     ],
     ids=repr,
 )
 async def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(accel.InvalidArgumentError):
         DynamicBatcher(Handler(), **options)
+
+
+@pytest.mark.parametrize("handler", [None, 3, "handler"], ids=repr)
+async def test_a_handler_that_cannot_be_called_is_refused(handler: Any) -> None:
+    with pytest.raises(accel.InvalidArgumentError, match="async def"):
+        DynamicBatcher(handler)
+
+
+async def test_a_timeout_that_is_no_number_is_refused() -> None:
+    async with DynamicBatcher(Handler()) as batcher:
+        for timeout in ("1", float("nan"), [1]):
+            with pytest.raises(accel.InvalidArgumentError, match="timeout"):
+                await batcher.submit(1, timeout=timeout)  # type: ignore[arg-type]
+        assert await batcher.submit(1, timeout=60) == 2
+    assert settled(batcher.statistics())
+
+
+async def test_a_full_batcher_does_not_speak_of_actors() -> None:
+    handler = Handler(is_open=False)
+    options: dict[str, Any] = {"max_items": 1, "max_in_flight": 1, "max_pending": 1, "overload": "reject"}
+    async with DynamicBatcher(handler, **options) as batcher, asyncio.TaskGroup() as group:
+        group.create_task(batcher.submit(0))
+        await handler.until_called(1)
+        group.create_task(batcher.submit(1))
+        await turns()
+        with pytest.raises(accel.MailboxFullError, match="max_pending") as caught:
+            await batcher.submit(2)
+        assert "ref.send" not in str(caught.value)
+        handler.release()
 
 
 async def test_statistics_are_frozen_and_the_batcher_says_how_it_is() -> None:

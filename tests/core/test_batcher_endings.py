@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,40 @@ async def test_a_wrong_number_of_results_is_an_error_for_all_of_the_batch(result
         got = await asyncio.gather(batcher.submit(0), batcher.submit(1), return_exceptions=True)
     assert all(isinstance(error, accel.InvalidArgumentError) and "for 2 items" in str(error) for error in got)
     assert batcher.statistics().failed == 2
+
+
+@pytest.mark.parametrize(
+    "results",
+    [{0: 1, 1: 2}, {1, 2}, "ab", b"ab", bytearray(2), iter([1, 2]), np.array(2), {}.keys()],
+    ids=lambda value: type(value).__name__,
+)
+async def test_what_is_no_list_is_not_taken_for_results(results: Any) -> None:
+    async def handler(items: list[int]) -> Any:
+        return results
+
+    async with DynamicBatcher[int, int](handler) as batcher:
+        got = await asyncio.gather(batcher.submit(0), batcher.submit(1), return_exceptions=True)
+    assert all(isinstance(error, accel.InvalidArgumentError) and f"a {type(results).__name__}" in str(error) for error in got), got
+    assert batcher.statistics().failed == 2
+
+
+@pytest.mark.parametrize("results", [(1, 2), deque([1, 2]), range(1, 3), np.array([1, 2])], ids=lambda value: type(value).__name__)
+async def test_every_sequence_is_a_list_of_results(results: Any) -> None:
+    async def handler(items: list[int]) -> Any:
+        return results
+
+    async with DynamicBatcher[int, int](handler) as batcher:
+        assert tuple(await asyncio.gather(batcher.submit(0), batcher.submit(1))) == (1, 2)
+
+
+async def test_a_handler_that_is_not_async_is_an_error_for_all_of_the_batch() -> None:
+    def handler(items: list[int]) -> list[int]:
+        return items
+
+    async with DynamicBatcher[int, int](handler) as batcher:  # type: ignore[arg-type]
+        got = await asyncio.gather(batcher.submit(0), batcher.submit(1), return_exceptions=True)
+    assert all(isinstance(error, accel.InvalidArgumentError) and "async def" in str(error) for error in got), got
+    assert got[0] is not got[1]
 
 
 async def test_an_array_is_a_fine_list_of_results() -> None:

@@ -263,6 +263,12 @@ def test_the_command_writes_a_file(loop: str, tmp_path: Path, capsys: pytest.Cap
     assert captured.err == "[1/1] actor ask round trip against a bare future\n"
 
 
+def test_a_report_that_could_not_be_written_is_not_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "nowhere" / "bench.json"
+    assert main(["bench", "--only", "P12", "--json", str(target)]) == 2
+    assert capsys.readouterr() == ("", f"accel bench: there is no folder for {target}\n")
+
+
 @pytest.mark.usefixtures("tiny")
 def test_json_to_standard_output_is_all_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--only", "ask", "--json", "-"]) == 0

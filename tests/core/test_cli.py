@@ -259,6 +259,9 @@ def test_doctor_prints_the_command_that_fixes_what_is_missing(monkeypatch: pytes
     assert "extra web: pip install 'accel-actors[web]'\n" in out
     assert "numpy: pip install numpy\n" in out
     assert "uvloop: pip install uvloop\n" in out
+    for extra in extras.UNUSED:
+        assert f"extra {extra}: " not in out, "nothing is to be done for what is not used"
+    assert out.count("not used in this release") == len(extras.UNUSED)
 
 
 @pytest.mark.parametrize("what", ["backend", "self-test"])

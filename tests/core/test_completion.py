@@ -94,8 +94,7 @@ class Stream:
 class Device:
     """As much of a device as completion uses."""
 
-    description = DeviceDescription("fake", 0, "fake", "FAKE-0")
-    shares_processor = False
+    description, shares_processor = DeviceDescription("fake", 0, "fake", "FAKE-0"), False
 
     def __init__(self) -> None:
         self.fault: AccelError | None = None

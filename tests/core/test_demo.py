@@ -151,7 +151,9 @@ def test_what_cannot_be_served_is_said_and_exits_with_2(words: list[str], capsys
 def test_without_scikit_learn_the_demo_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
     assert main(SMALL) == 2
-    assert "pip install 'accel-actors[cli]'" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "pip install 'accel-actors[cli]'" in printed.err
+    assert "opened" not in printed.out, "nothing is opened for a demo that cannot be given"
 
 
 class Terminal(io.StringIO):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -232,28 +233,76 @@ async def test_other_loops_and_threads_are_refused() -> None:
         assert (await device.get(ref)).shape == (2,)
 
 
+def _refusal(call: Callable[[], Any]) -> bytes:
+    try:
+        call()
+    except accel.ClosedError as error:
+        return b"closed" if "fork" in str(error) else b"other"
+    except BaseException as error:
+        return repr(error).encode()
+    return b"allowed"
+
+
+async def test_other_threads_may_look() -> None:
+    async with opened() as device:
+        info, health = await asyncio.gather(asyncio.to_thread(device.info), asyncio.to_thread(device.health))
+    assert (info.state, health.is_ready) == (accel.DeviceState.READY, True)
+
+
+async def test_pickling_a_device_or_its_system_says_what_to_send() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        for thing in (device, system):
+            with pytest.raises(TypeError, match=r"cannot be pickled.*send refs.*device\.resolve"):
+                pickle.dumps(thing)
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_device_whose_system_nobody_closed_is_closed_with_the_loop(is_busy: bool, caplog: pytest.LogCaptureFixture) -> None:
+    plan = FaultPlan()
+
+    async def main() -> accel.Device:
+        system = await accel.System().__aenter__()
+        device = await system.open_device("cpu", faults=plan)
+        if is_busy:
+            plan.hang_at(1)
+            waiting.append(task(device.zeros(1)))
+            await in_flight(device, 1)
+        return device
+
+    waiting: list[asyncio.Future[Any]] = []
+    with caplog.at_level("WARNING", "accel"):
+        device = asyncio.run(main())
+    plan.release()
+    assert device.state is accel.DeviceState.CLOSED
+    assert all(call.cancelled() for call in waiting)
+    assert "system_not_closed" in caplog.text
+    for wrong in ("close_timeout", "device_lost"):
+        assert wrong not in caplog.text
+
+
 def test_after_a_fork_the_child_is_refused() -> None:
     async def main() -> None:
         async with opened() as device:
-            await device.zeros(2)
+            ref = await device.zeros(2)
+            calls: list[Callable[[], Any]] = [
+                lambda: device.zeros(1).send(None), device.info, device.health, ref.check, ref.token, lambda: pickle.dumps(ref)
+            ]  # fmt: skip
             read, write = os.pipe()
             child = os.fork()
             if child == 0:  # pragma: no cover - the parent measures
                 answer = b"?"
                 try:
-                    call = device.zeros(1)
-                    call.send(None)
-                except accel.ClosedError as error:
-                    answer = b"closed" if "fork" in str(error) else b"other"
-                except BaseException as error:
-                    answer = repr(error).encode()
+                    answer = b" ".join(_refusal(call) for call in calls)
                 finally:
                     os.write(write, answer)
                     os._exit(0)
             os.close(write)
             with os.fdopen(read, "rb") as pipe:
-                assert await asyncio.to_thread(pipe.read) == b"closed"
+                assert await asyncio.to_thread(pipe.read) == b" ".join([b"closed"] * len(calls))
             os.waitpid(child, 0)
+            ref.check()
+            assert device.health().is_ready
             await device.zeros(2)
 
     asyncio.run(main())

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import re
+import runpy
 import signal
 import sys
 from pathlib import Path
@@ -72,6 +73,32 @@ async def started(command: list[str]) -> AsyncIterator[Program]:
         if process.returncode is None:
             process.kill()
             await process.communicate()
+
+
+NONSENSE = [
+    ("PORT", "http"),
+    ("PORT", "99999"),
+    ("PORT", "-1"),
+    ("FAULT_AT", "soon"),
+    ("ACCEL_DEVICE", "abacus"),
+    ("ACCEL_DEVICE", "cpu:9"),
+]
+
+
+@pytest.mark.parametrize("program", ["fastapi_digits.py", "aiohttp_digits.py"])
+@pytest.mark.parametrize(("name", "value"), NONSENSE)
+def test_a_setting_that_makes_no_sense_is_said_in_a_line(program: str, name: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "path", [str(ROOT), *sys.path])
+        patched.setenv("ACCEL_DEVICE", "cpu")
+        patched.setenv("PORT", "0")
+        patched.setenv(name, value)
+        with pytest.raises(SystemExit) as left:
+            runpy.run_path(str(ROOT / "examples" / program), run_name="__main__")
+    assert isinstance(left.value.code, str), "a message, and 1 as the exit code"
+    assert left.value.code.startswith(name)
+    assert value in left.value.code
+    assert "\n" not in left.value.code
 
 
 async def ask(session: aiohttp.ClientSession, path: str, **options: Any) -> Any:

@@ -58,6 +58,12 @@ def test_each_class_has_its_status(kind: type[accel.AccelError], expected: tuple
     assert answer.headers["Cache-Control"] == "no-store"
 
 
+def test_the_fault_that_lost_the_device_is_not_to_be_tried_again() -> None:
+    answer = error_answer(accel.ContextPoisonedError("dead", retryable=False), device(DeviceState.LOST))
+    assert (answer.status, answer.body["retryable"]) == (503, False)
+    assert "Retry-After" not in answer.headers
+
+
 def test_every_public_error_class_is_decided_on_purpose() -> None:
     assert {getattr(errors, name) for name in errors.__all__} - {errors.FaultScope} == EXPECTED.keys() - {ServiceError}
 

@@ -72,6 +72,23 @@ async def test_setup_lives_as_long_as_the_application_and_handlers_get_what_it_y
     assert log == ["in ready", "out ready"]
 
 
+async def test_health_of_an_application_without_the_lifespan_is_503_with_a_hint() -> None:
+    app = FastAPI()
+    install(app)
+    async with client_of(app) as client:
+        for path in ("/healthz", "/readyz"):
+            answer = await client.get(path)
+            body = answer.json()
+            assert (answer.status_code, body["ok"], body["state"]) == (503, False, "not opened"), path
+            assert "lifespan" in body["hint"]
+
+
+@pytest.mark.parametrize("wrong", ["cpu", 3, {}])
+def test_a_setup_that_is_no_function_is_refused_at_once(wrong: Any) -> None:
+    with pytest.raises(accel.InvalidArgumentError, match=r"not a function that takes the device.*lifespan\(device='cpu'\)"):
+        lifespan(wrong)
+
+
 async def test_a_setup_that_fails_closes_the_device_and_is_told() -> None:
     opened: list[accel.Device] = []
 
@@ -130,8 +147,13 @@ async def test_an_error_in_a_handler_that_is_not_async_is_answered_the_same_way(
 async def test_without_the_lifespan_the_error_says_what_to_do() -> None:
     app = FastAPI()
     install(app)
+
+    @app.get("/name")
+    async def name(device: DeviceDependency) -> str:
+        return device.name
+
     async with client_of(app) as client:
-        answer = await client.get("/healthz")
+        answer = await client.get("/name")
     assert (answer.status_code, answer.json()["error"]) == (500, "NotInitializedError")
 
 

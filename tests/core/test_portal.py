@@ -45,6 +45,31 @@ async def uses(system: ActorSystem, ref: ActorRef[Any, Any]) -> list[BaseExcepti
     return outcomes
 
 
+async def test_a_portal_takes_a_function_and_its_arguments() -> None:
+    async with ActorSystem() as system:
+        ref = await system.spawn(Echo)
+        portal = system.portal
+
+        def wrong() -> list[BaseException]:
+            calls: list[tuple[Any, ...]] = [(portal.run, ref.ask(6)), (portal.start, 3), (portal.run, len, "ab")]
+            errors: list[BaseException] = []
+            for call, *args in calls:
+                try:
+                    call(*args)
+                except InvalidArgumentError as error:
+                    errors.append(error)
+            return errors
+
+        errors = await asyncio.to_thread(wrong)
+
+        assert len(errors) == 3
+        assert all("portal.run(ref.ask, message)" in str(error) for error in errors[:2])
+        assert "len returned a int" in str(errors[2])
+        assert "call_soon" in str(errors[2])
+        assert await asyncio.to_thread(portal.run, ref.ask, 6) == 6
+        assert portal.in_flight == 0
+
+
 async def test_use_from_another_thread_and_loop_is_refused() -> None:
     async with ActorSystem() as system:
         ref = await system.spawn(Echo)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -61,9 +63,12 @@ def test_a_whole_life_on_every_loop(factory: Callable[[], asyncio.AbstractEventL
 async def test_names_are_unique_among_the_living() -> None:
     async with ActorSystem() as system:
         ref = await system.spawn(Echo, name="one")
-        for name in ("one", "", "a/b"):
-            with pytest.raises(InvalidArgumentError):
-                await system.spawn(Echo, name=name)
+        said = set()
+        for name, reason in (("one", "is alive here"), ("", "not empty"), (3, "is a string"), ("a/b", "separates")):
+            with pytest.raises(InvalidArgumentError, match=reason) as caught:
+                await system.spawn(Echo, name=name)  # type: ignore[arg-type]
+            said.add(caught.value.remedy)
+        assert len(said) == 3
         await ref.stop()
         again = await system.spawn(Echo, name="one")
 
@@ -80,6 +85,13 @@ async def test_only_actors_with_a_coroutine_receive_are_spawned() -> None:
         for wrong in (Plain, object, Echo(), "Echo"):
             with pytest.raises(InvalidArgumentError):
                 await system.spawn(wrong)  # type: ignore[arg-type]
+
+
+async def test_a_system_that_is_pickled_says_that_it_cannot() -> None:
+    async with ActorSystem("here") as system:
+        for act in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(TypeError, match=r"'here'.*one process"):
+                act(system)
 
 
 async def test_a_cancelled_spawn_stops_the_actor() -> None:

@@ -181,7 +181,7 @@ async def test_aclose_is_idempotent_and_everybody_waits_for_the_end() -> None:
     assert system.state == "closed"
 
 
-async def test_cancelling_the_close_ends_its_patience() -> None:
+async def test_cancelling_the_close_ends_its_patience(caplog: pytest.LogCaptureFixture) -> None:
     system = await ActorSystem(close_timeout=1000).__aenter__()
     ref = await system.spawn(Waits)
     asking = asyncio.create_task(ref.ask(asyncio.Event()))
@@ -193,6 +193,7 @@ async def test_cancelling_the_close_ends_its_patience() -> None:
     await asyncio.wait({closing})
 
     assert closing.cancelled()
+    assert "close_timeout" not in caplog.text, "nothing timed out"
     assert system.state == "closed"
     assert isinstance((await asyncio.gather(asking, return_exceptions=True))[0], ActorStoppedError)
     assert accel_tasks() == []
@@ -227,7 +228,7 @@ async def test_closing_inside_a_cancelled_anyio_scope_drains() -> None:
     assert system.state == "closed"
 
 
-def test_asyncio_run_ending_with_an_open_system_leaves_nothing() -> None:
+def test_asyncio_run_ending_with_an_open_system_leaves_nothing(caplog: pytest.LogCaptureFixture) -> None:
     stopped: list[str] = []
 
     class Says(Waits):
@@ -241,11 +242,34 @@ def test_asyncio_run_ending_with_an_open_system_leaves_nothing() -> None:
         await turns()
         return system
 
-    system = asyncio.run(main())
+    with caplog.at_level("WARNING", "accel"):
+        system = asyncio.run(main())
 
     assert system.state == "closed"
     assert stopped == ["stopped"]
     assert accel_threads() == []
+    assert "system_not_closed" in caplog.text
+    assert "close_timeout" not in caplog.text
+
+
+@pytest.mark.parametrize("turn", range(4))
+def test_a_loop_that_ends_before_the_body_does_not_blame_it(turn: int, caplog: pytest.LogCaptureFixture) -> None:
+    async def body() -> None:
+        async with ActorSystem() as system:
+            await system.spawn(Waits)
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        tasks.append(asyncio.create_task(body()))
+        await turns(turn)
+
+    tasks: list[asyncio.Task[None]] = []
+    with caplog.at_level("WARNING", "accel"):
+        asyncio.run(main())
+
+    assert tasks[0].cancelled()
+    assert "system_not_closed" not in caplog.text
+    assert "close_timeout" not in caplog.text
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])

@@ -177,12 +177,17 @@ class Owner:
 
     def __init__(self) -> None:
         self.name, self.identity, self.live_generation = "cpu:0", "cpu:0/x", 1
+        self.is_closing = False
         self.dropped: deque[int] = deque()
         self.device: Any = self
+        self.is_closing = False
         self.registered: list[int] = []
 
     def register_token(self, ref: AccelRef) -> None:
         self.registered.append(ref.buffer)
+
+    def check_process(self) -> None:
+        pass
 
 
 def test_ref_without_a_device() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any, assert_type
 
 import numpy as np
@@ -28,7 +29,11 @@ async def use_a_device(system: accel.System) -> None:
     assert_type(device, accel.Device)
     a = await device.put([1.0, 2.0], timeout=1.0)
     assert_type(a, accel.AccelRef)
-    assert_type(device.blas.gemm(a, a), Awaitable[accel.AccelRef])
+    call: Coroutine[Any, Any, accel.AccelRef] = device.blas.gemm(a, a)
+    assert_type(await call, accel.AccelRef)
+    assert_type(await asyncio.create_task(device.blas.gemm(a, a)), accel.AccelRef)
+    async with asyncio.TaskGroup() as group:
+        assert_type(group.create_task(device.reduce("sum", a)), asyncio.Task[accel.AccelRef])
     assert_type(await device.blas.gemm(a, a, alpha=2.0, transpose_a=True), accel.AccelRef)
     assert_type(await device.elementwise.unary(accel.UnaryOp.RELU, a), accel.AccelRef)
     assert_type(await device.reduce("sum", a, axis=0, keepdims=True), accel.AccelRef)

@@ -9,11 +9,14 @@ if TYPE_CHECKING:
     from tests.typing.api_examples import Adder
 
 
-async def mistakes(system: accel.System, device: accel.Device, adder: type[Adder], a: accel.AccelRef) -> None:
+async def mistakes(root: type[accel.System], system: accel.System, device: accel.Device, adder: type[Adder], a: accel.AccelRef) -> None:
     """What does not fit."""
+    root(close_timout=1.0)  # type: ignore[call-arg]
+    root(workers="2")  # type: ignore[arg-type]
     await system.open_device("cpu", overload="drop")  # type: ignore[arg-type]
     await system.open_device("cpu", host="moon")  # type: ignore[arg-type]
     await system.open_device("cpu", pending_limits=3)  # type: ignore[call-arg]
+    device.blas.gemm(a, a)  # type: ignore[unused-coroutine]
     await device.blas.gemm(a)  # type: ignore[call-arg]
     await device.blas.gemm(a, [1.0])  # type: ignore[arg-type]
     await device.elementwise.unary(3, a)  # type: ignore[arg-type]

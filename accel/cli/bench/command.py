@@ -54,15 +54,16 @@ def run(arguments: argparse.Namespace) -> int:
     Returns
     -------
     int
-        0. 1 if a case could not be measured; with ``--check``, also if a budget is broken. 2 if a case is not known.
+        0. 1 if a case could not be measured; with ``--check``, also if a budget is broken. 2 if a case is not known, or there is no folder for the report.
     """
     if arguments.list:
         return _list()
     try:
         cases = choose(CASES, arguments.only.split(","))
     except InvalidArgumentError as error:
-        print(f"accel bench: {error}", file=sys.stderr)
-        return 2
+        return _refuse(str(error))
+    if arguments.json not in (None, "-") and not Path(arguments.json).resolve().parent.is_dir():
+        return _refuse(f"there is no folder for {arguments.json}")
     factory = _loop_factory(arguments.loop)
     _, device = find_device(arguments.backend)
     machine = describe_machine(backend=device.backend, device=device.name, loop=arguments.loop, quick=arguments.quick)
@@ -76,6 +77,11 @@ def run(arguments: argparse.Namespace) -> int:
     if bench.report.failures:
         return 1
     return 1 if arguments.check and not bench.report.is_ok else 0
+
+
+def _refuse(text: str) -> int:
+    print(f"accel bench: {text}", file=sys.stderr)
+    return 2
 
 
 async def measure(bench: Bench, cases: Sequence[Case]) -> None:

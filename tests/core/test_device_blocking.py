@@ -1,0 +1,93 @@
+"""Ops whose enqueuing may block: they are enqueued beside the loop, in their place in line."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+import accel
+from accel.cpu.backend import CpuDevice
+from accel.testing import FaultPlan
+
+Kernels = Mapping[str, Callable[..., None]]
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let gemms be enqueued beside the loop, and write down on which threads they are."""
+    seen: list[str] = []
+    original = CpuDevice.kernels
+
+    def kernels(self: CpuDevice, library: str) -> Kernels:
+        from accel.device.kernels import gemm
+
+        def noted(lane: Any, op: Any, inputs: Any, outputs: Any) -> None:
+            seen.append(threading.current_thread().name)
+            gemm(lane, op, inputs, outputs)
+
+        return {**original(self, library), **({"gemm": noted} if library == "blas" else {})}
+
+    monkeypatch.setattr(CpuDevice, "kernels", kernels)
+    monkeypatch.setattr(CpuDevice, "may_block", lambda self, lane, op: op.kind == "gemm")
+    return seen
+
+
+@pytest.mark.parametrize("streams", ["per_actor", "single"])
+async def test_they_run_on_a_worker_and_order_is_kept(threads: list[str], streams: str) -> None:
+    seed = int(np.random.default_rng().integers(1 << 32))
+    a = np.random.default_rng(seed).standard_normal((12, 12))
+    async with accel.System() as system:
+        device = await system.open_device("cpu", streams=streams)
+        x, y = await device.put(a), await device.zeros(a.shape, "float64")
+        # Sent together: the second reads what the first writes, and the third overwrites what the second reads.
+        results = await asyncio.gather(device.blas.gemm(x, x, out=y), device.elementwise.unary("neg", y), device.copy(x, y))
+        np.testing.assert_allclose(await device.get(results[1]), -(a @ a), err_msg=f"seed {seed}")
+        np.testing.assert_array_equal(await device.get(y), a)
+        async with device.batch() as batch:
+            product = batch.blas.gemm(x, x)
+            total = batch.reduce("sum", batch.elementwise.unary("abs", product), axis=0)
+        np.testing.assert_allclose(await device.get(total), np.abs(a @ a).sum(axis=0), err_msg=f"seed {seed}")
+    assert len(threads) == 2
+    assert all(name.startswith("accel-worker") for name in threads), threads
+
+
+async def test_an_error_there_ends_its_op_only(threads: list[str]) -> None:
+    error = accel.LibraryError("not today", library="blas")
+    async with accel.System() as system:
+        device = await system.open_device("cpu", faults=FaultPlan().fail_at(1, error, op="gemm"))
+        x = await device.put(np.eye(3))
+        with pytest.raises(accel.LibraryError, match="not today") as caught:
+            await device.blas.gemm(x, x)
+        assert caught.value.op == "gemm"
+        np.testing.assert_array_equal(await device.get(await device.blas.gemm(x, x)), np.eye(3))
+    assert len(threads) == 1, "the first never got that far"
+
+
+async def test_a_fault_there_is_survived(threads: list[str]) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", faults=FaultPlan().poison_at(1, op="gemm"))
+        x = await device.put(np.eye(3))
+        with pytest.raises(accel.ContextPoisonedError):
+            await device.blas.gemm(x, x)
+        x = await device.put(np.eye(3))
+        np.testing.assert_array_equal(await device.get(await device.blas.gemm(x, x)), np.eye(3))
+        assert device.generation == 2
+
+
+async def test_an_op_nobody_waits_for_is_not_enqueued(threads: list[str]) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", max_in_flight=1, faults=FaultPlan())
+        x = await device.put(np.eye(3))
+        first, second = (asyncio.ensure_future(device.blas.gemm(x, x)) for _ in range(2))
+        await asyncio.sleep(0)
+        second.cancel()
+        await first
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        await device.get(x)
+    assert len(threads) == 1
