@@ -99,11 +99,8 @@ class DynamicBatcher(Generic[T, R]):
         _check_count("max_pending", max_pending, least=max_items)
         _check_seconds("max_delay", max_delay)
         _check_seconds("close_timeout", close_timeout)
-        if overload not in ("wait", "reject"):
-            raise InvalidArgumentError(f"overload is {overload!r}", remedy="Use 'wait' or 'reject'.")
+        _check_choices(overload, idempotent)
         _check_hooks(handler, size, device)
-        if not isinstance(idempotent, bool):
-            raise InvalidArgumentError(f"idempotent is {idempotent!r}", remedy="Give True or False.")
         self._max_items = max_items
         self._max_delay = max_delay
         self._max_pending = max_pending
@@ -353,6 +350,13 @@ class DynamicBatcher(Generic[T, R]):
 def _check_count(name: str, value: int, *, least: int = 1) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InvalidArgumentError(f"{name} is {value!r}", remedy=f"Give an int of at least {least}.")
+
+
+def _check_choices(overload: object, idempotent: object) -> None:
+    if overload not in ("wait", "reject"):
+        raise InvalidArgumentError(f"overload is {overload!r}", remedy="Use 'wait' or 'reject'.")
+    if not isinstance(idempotent, bool):
+        raise InvalidArgumentError(f"idempotent is {idempotent!r}", remedy="Give True or False.")
 
 
 def _check_hooks(handler: object, size: object, device: object) -> None:

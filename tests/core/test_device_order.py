@@ -199,7 +199,7 @@ async def test_op_is_sent_at_the_first_step_of_its_await_and_not_before() -> Non
         await later
         assert float(await device.get(x)) == -10.0
         never = device.blas.scal(x, 10.0)
-        never.close()  # type: ignore[attr-defined]
+        never.close()
         assert float(await device.get(x)) == -10.0
 
 
