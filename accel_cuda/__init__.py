@@ -1,7 +1,6 @@
 """The CUDA backend of accel: NVIDIA GPUs behind the protocols of :mod:`accel.backend`.
 
-Importing this package imports nothing of CUDA; ``accel`` finds it by itself, so there is no need to import it. In this release it only says that it
-cannot be used yet, and what to do; see :class:`CudaBackend`.
+Importing this package imports nothing of CUDA; ``accel`` finds it by itself, so there is no need to import it.
 """
 
 from __future__ import annotations

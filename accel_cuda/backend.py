@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import TYPE_CHECKING
 
-from accel.errors import BackendUnavailableError
+from accel import BackendUnavailableError, DeviceDescription, DeviceLostError
+from accel_cuda.context import CudaDevice
+from accel_cuda.driver import load_driver
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from accel.backend import AccelDevice, DeviceDescription
+    from accel_cuda.driver import Driver
 
 __all__ = ["CudaBackend"]
 
 
 class CudaBackend:
-    """NVIDIA GPUs. Not usable in this release: every method says so with :class:`~accel.errors.BackendUnavailableError`.
+    """NVIDIA GPUs.
 
     Attributes
     ----------
@@ -29,29 +32,43 @@ class CudaBackend:
     preference: int = 100
 
     def devices(self) -> Sequence[DeviceDescription]:
-        """List the GPUs of this machine.
+        """List the GPUs that this process may use. May block: it loads the driver.
 
         Raises
         ------
         BackendUnavailableError
-            Always, in this release.
+            If something is missing; it says what, and what to do.
         """
-        raise _unavailable()
+        driver = load_driver()
+        return tuple(self._describe(driver, index) for index in range(int(driver.call("cuDeviceGetCount"))))
 
-    def open(self, index: int) -> AccelDevice:
-        """Create a context on GPU ``index``.
+    def open(self, index: int) -> CudaDevice:
+        """Create a context on GPU ``index``: the device's primary one, which torch and cupy use too. Blocks for some tenths of a second.
 
         Raises
         ------
         BackendUnavailableError
-            Always, in this release.
+            If there is no such GPU.
+        DeviceLostError
+            If a fault has ended CUDA for this process.
         """
-        raise _unavailable(index)
+        driver = load_driver()
+        if driver.fault is not None:
+            error = DeviceLostError(
+                f"a fault has ended CUDA for this process: {driver.fault.message}",
+                code=driver.fault.code,
+                library="driver",
+                device=f"cuda:{index}",
+                remedy=driver.fault.remedy,
+            )
+            raise error from driver.fault.clone()
+        count = int(driver.call("cuDeviceGetCount"))
+        if not 0 <= index < count:
+            raise BackendUnavailableError(f"cuda:{index} is not there: the process may use {count} GPU(s)", device=f"cuda:{index}")
+        return CudaDevice(driver, self._describe(driver, index))
 
-
-def _unavailable(index: int | None = None) -> BackendUnavailableError:
-    return BackendUnavailableError(
-        "the CUDA backend is not part of this release of accel-actors",
-        device=None if index is None else f"cuda:{index}",
-        remedy="Open 'cpu' (or 'auto'), or upgrade to a release that has it: pip install --upgrade 'accel-actors[cuda]'.",
-    )
+    def _describe(self, driver: Driver, index: int) -> DeviceDescription:
+        device = driver.call("cuDeviceGet", index)
+        name = bytes(driver.call("cuDeviceGetName", 128, device)).split(b"\0", 1)[0].decode()
+        identity = uuid.UUID(bytes=bytes(driver.call("cuDeviceGetUuid", device).bytes))
+        return DeviceDescription(self.name, index, name, f"GPU-{identity}", int(driver.call("cuDeviceTotalMem", device)))

@@ -138,8 +138,9 @@ class ContextActor(Actor[OpenLibrary, Port]):
         await self._close(abandon=True)
 
     async def stopped(self, context: ActorContext) -> None:
-        """Give the context back."""
-        await self._close(abandon=True)
+        """Give the context back; with nothing left in its streams, their threads have ended when this returns."""
+        made = self._context
+        await self._close(abandon=made is None or made.fault is not None or made.in_flight > 0)
 
     async def _close(self, *, abandon: bool) -> None:
         made, self._context = self._context, None

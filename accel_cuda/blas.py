@@ -1,0 +1,123 @@
+"""cuBLAS: one handle per stream, with a workspace of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import struct
+from typing import TYPE_CHECKING, Any
+
+from accel import BackendUnavailableError, DType, Transpose
+from accel_cuda.errors import error_of
+
+if TYPE_CHECKING:
+    from accel_cuda.stream import CudaStream
+
+__all__ = ["Blas"]
+
+_DISALLOW_REDUCED_PRECISION_REDUCTION = 16
+_DEFAULT_ALGORITHM = -1
+_OPERATION = {Transpose.NONE: 0, Transpose.TRANSPOSE: 1, Transpose.CONJUGATE: 2}
+_F32, _F64 = 68, 70
+# Element type of the arrays, type that is computed in, layout of the scaling factors. Plain 32-bit computing: without TF32.
+_TYPES: dict[DType, tuple[int, int, struct.Struct]] = {
+    DType.FLOAT16: (2, _F32, struct.Struct("f")),
+    DType.BFLOAT16: (14, _F32, struct.Struct("f")),
+    DType.FLOAT32: (0, _F32, struct.Struct("f")),
+    DType.FLOAT64: (1, _F64, struct.Struct("d")),
+    DType.COMPLEX64: (4, _F32, struct.Struct("ff")),
+    DType.COMPLEX128: (5, _F64, struct.Struct("dd")),
+}
+_FACTOR = 16
+
+
+class Blas:
+    """A cuBLAS handle bound to a stream.
+
+    Parameters
+    ----------
+    stream
+        Where the work goes; its context is current.
+    workspace, nbytes
+        Device memory that products may use. It is the stream's own, so that products of several streams do not share any.
+    """
+
+    def __init__(self, stream: CudaStream, workspace: int, nbytes: int) -> None:
+        try:
+            self._cublas: Any = importlib.import_module("nvmath.bindings.cublas")
+        except ImportError as error:
+            raise BackendUnavailableError(
+                f"nvmath-python cannot be imported: {error}", remedy="Install it: pip install 'accel-actors[cuda]'."
+            ) from error
+        self._stream = stream
+        self._error: Any = self._cublas.cuBLASError
+        self._factors = (ctypes.c_char * (2 * _FACTOR))()
+        self._alpha = ctypes.addressof(self._factors)
+        self._beta = self._alpha + _FACTOR
+        self._written: tuple[DType, complex, complex] | None = None
+        try:
+            self.handle = int(self._cublas.create())
+            self._cublas.set_stream(self.handle, stream.handle)
+            # Setting the stream sets the library's own workspace again: ours comes after it.
+            self._cublas.set_workspace(self.handle, workspace, nbytes)
+            self._cublas.set_math_mode(self.handle, _DISALLOW_REDUCED_PRECISION_REDUCTION)
+            self._cublas.set_pointer_mode(self.handle, 0)
+        except self._error as error:
+            raise self._failure(error, "create") from error
+        stream.at_close(self.close)
+
+    def gemm(
+        self, ta: Transpose, tb: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, b: int, ldb: int, beta: complex, c: int,
+        ldc: int, dtype: DType,
+    ) -> None:  # fmt: skip
+        """Enqueue one product; the arguments are checked."""
+        element, compute = self._prepare(dtype, alpha, beta)
+        operations = _OPERATION[ta], _OPERATION[tb]
+        try:
+            self._cublas.gemm_ex(
+                self.handle, *operations, m, n, k, self._alpha, a, element, lda, b, element, ldb, self._beta, c, element, ldc, compute,
+                _DEFAULT_ALGORITHM,
+            )  # fmt: skip
+        except self._error as error:
+            raise self._failure(error, "gemm") from error
+
+    def batched_gemm(
+        self, ta: Transpose, tb: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, stride_a: int, b: int, ldb: int,
+        stride_b: int, beta: complex, c: int, ldc: int, stride_c: int, count: int, dtype: DType,
+    ) -> None:  # fmt: skip
+        """Enqueue ``count`` products in one call; the arguments are checked."""
+        element, compute = self._prepare(dtype, alpha, beta)
+        operations = _OPERATION[ta], _OPERATION[tb]
+        try:
+            self._cublas.gemm_strided_batched_ex(
+                self.handle, *operations, m, n, k, self._alpha, a, element, lda, stride_a, b, element, ldb, stride_b, self._beta, c, element,
+                ldc, stride_c, count, compute, _DEFAULT_ALGORITHM,
+            )  # fmt: skip
+        except self._error as error:
+            raise self._failure(error, "batched_gemm") from error
+
+    def close(self) -> None:
+        """Give the handle back. May block; the context is current and healthy."""
+        self._cublas.destroy(self.handle)
+
+    def _prepare(self, dtype: DType, alpha: complex, beta: complex) -> tuple[int, int]:
+        """Write the scaling factors where the library reads them, during the call."""
+        element, compute, layout = _TYPES[dtype]
+        wanted = (dtype, alpha, beta)
+        if self._written != wanted:
+            if dtype.is_complex:
+                layout.pack_into(self._factors, 0, alpha.real, alpha.imag)
+                layout.pack_into(self._factors, _FACTOR, beta.real, beta.imag)
+            else:
+                layout.pack_into(self._factors, 0, alpha.real)
+                layout.pack_into(self._factors, _FACTOR, beta.real)
+            self._written = wanted
+        return element, compute
+
+    def _failure(self, error: Any, op: str) -> Exception:
+        """Return what the status means; the device's fault, if there is one behind it."""
+        context = self._stream.context
+        status = context.driver.status("cuStreamQuery", self._stream.handle)
+        if status not in (0, 600):
+            return context.failure(status, f"cuBLAS {op}")
+        return error_of(int(error.status), op, library="cublas", device=context.description.spec)

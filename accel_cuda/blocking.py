@@ -1,0 +1,52 @@
+"""Which ops may block while they are enqueued: copies of large pageable arrays, and products whose cuBLAS kernel may not be loaded yet.
+
+cuBLAS loads a kernel when it is first used, and loading may wait for everything that runs on the device. Which kernel a product uses is known to the
+library alone, so the first product of each signature counts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from accel_cuda.transfers import STAGED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+__all__ = ["Blocking"]
+
+_REMEMBERED = 4096
+
+
+class Blocking:
+    """What one context's streams have done before, as far as it matters here."""
+
+    __slots__ = ("_checks", "_seen")
+
+    def __init__(self) -> None:
+        self._seen: dict[Hashable, None] = {}
+        self._checks: dict[str, Callable[[Any, Any], bool]] = {
+            "put": lambda lane, op: bool(op.source.nbytes > STAGED),
+            "get": lambda lane, op: bool(op.source.nbytes > STAGED),
+            "gemm": lambda lane, op: self._is_new((op.kind, op.a.shape, op.b.shape, op.a.dtype, op.transpose_a, op.transpose_b)),
+            "gemm_batched": lambda lane, op: self._is_new((op.kind, op.a.shape, op.b.shape, op.a.dtype, op.transpose_a, op.transpose_b)),
+            "gemv": lambda lane, op: self._is_new((op.kind, op.a.shape, op.a.dtype, op.transpose_a)),
+            "axpy": lambda lane, op: self._is_new((op.kind, op.x.size, op.x.dtype)),
+            "dot": lambda lane, op: self._is_new((op.kind, op.x.size, op.x.dtype)),
+            "nrm2": lambda lane, op: self._is_new((op.kind, op.x.size, op.x.dtype)),
+        }
+
+    def may_block(self, lane: Any, op: Any) -> bool:
+        """Return whether enqueuing ``op`` may block this time; asked once for each."""
+        check = self._checks.get(op.kind)
+        return check is not None and check(lane, op)
+
+    def _is_new(self, signature: Hashable) -> bool:
+        """Return whether a signature was not seen before. It counts as seen from now on: what is enqueued next in its lane comes after it."""
+        seen = self._seen
+        if signature in seen:
+            return False
+        if len(seen) >= _REMEMBERED:
+            del seen[next(iter(seen))]
+        seen[signature] = None
+        return True

@@ -1,0 +1,230 @@
+"""The CUDA compute interface: checks the arguments of a call, and enqueues cuBLAS or one of the backend's own kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+from typing import TYPE_CHECKING
+
+from accel import BinaryOp, DType, InvalidArgumentError, ReduceOp, Transpose, UnaryOp, UnsupportedError
+from accel.cpu import checks
+from accel_cuda.blas import Blas
+from accel_cuda.compute_memory import WORKSPACE, CudaMemory
+from accel_cuda.driver import Handle
+from accel_cuda.kernels import CODES
+from accel_cuda.reduction import launches
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from accel.compute import Causal
+
+__all__ = ["CudaCompute"]
+
+_NONE, _TURNED, _CONJUGATE = Transpose.NONE, Transpose.TRANSPOSE, Transpose.CONJUGATE
+_EXTREMES = frozenset({ReduceOp.MAX, ReduceOp.MIN})
+_CAUSAL: tuple[Causal, ...] = (False, True, "bottom_right")
+_BLOCK = 256
+_TILE = 64
+_BASE = 4096
+_NOTHING = Handle()
+_ROWS, _WARPS, _SHARED_WISH = 4, 4, 48 << 10
+_LIMIT = 2**31 - 1
+_DOUBLE = struct.Struct("d")
+# Elements that one thread of the elementwise kernels takes.
+_PER_THREAD = {dtype: max(1, 16 // dtype.itemsize) * _BLOCK for dtype in CODES}
+
+
+def _bits(value: float) -> int:
+    return int.from_bytes(_DOUBLE.pack(value), "little")
+
+
+class CudaCompute(CudaMemory):
+    """:class:`accel.ComputeBackend` on a GPU, one instance a stream. Made by ``CudaDevice.create_compute``."""
+
+    def init(self) -> None:
+        """Make the instance ready: cuBLAS handle, workspace, pinned memory. Called again it does nothing. May block."""
+        if self._supported is not None:
+            return
+        stream, context = self._stream, self._context
+        context.enter()
+        stream.transfers.prepare(context.driver)
+        self._workspace = self._take(WORKSPACE)
+        self._blas = Blas(stream, self._workspace, WORKSPACE)
+        functions = context.functions
+        self._unary = {
+            (op, dtype): functions[f"unary_{op.value}_{CODES[dtype]}"] for op in UnaryOp for dtype in self.CAPABILITIES[f"unary.{op.value}"]
+        }
+        self._binary = {
+            (op, dtype): functions[f"binary_{op.value}_{CODES[dtype]}"]
+            for op in BinaryOp
+            for dtype in self.CAPABILITIES[f"binary.{op.value}"]
+        }
+        self._supported = self.capabilities()
+
+    def unary(self, op: UnaryOp, input: int, output: int, n: int, *, dtype: DType = DType.FLOAT32) -> None:
+        """Enqueue a function of each of n elements."""
+        if self._supported is None:
+            self._ready()
+        function = self._unary.get((op, dtype))
+        if function is None:
+            self._require(f"unary.{op.value}", dtype)
+        if n <= 0 or input < _BASE or output < _BASE:
+            checks.not_negative(f"unary.{op.value}", n=n)
+            if n == 0:
+                return
+            checks.pointers(f"unary.{op.value}", input=input, output=output)
+        self._stream.ready()
+        self._stream.launch(function or _NOTHING, -(-n // _PER_THREAD[dtype]), _BLOCK, input, output, n)
+
+    def binary(self, op: BinaryOp, a: int, b: int, output: int, n: int, *, dtype: DType = DType.FLOAT32) -> None:
+        """Enqueue a function of each of n pairs of elements."""
+        if self._supported is None:
+            self._ready()
+        function = self._binary.get((op, dtype))
+        if function is None:
+            self._require(f"binary.{op.value}", dtype)
+        if n <= 0 or a < _BASE or b < _BASE or output < _BASE:
+            checks.not_negative(f"binary.{op.value}", n=n)
+            if n == 0:
+                return
+            checks.pointers(f"binary.{op.value}", a=a, b=b, output=output)
+        self._stream.ready()
+        self._stream.launch(function or _NOTHING, -(-n // _PER_THREAD[dtype]), _BLOCK, a, b, output, n)
+
+    def reduce(self, op: ReduceOp, input: int, output: int, shape: Sequence[int], axis: int, *, dtype: DType = DType.FLOAT32) -> None:
+        """Enqueue a reduction along one axis of a C-contiguous array."""
+        call = f"reduce.{op.value}"
+        self._require(call, dtype)
+        outer, length, inner = checks.reduced_shape(call, shape, axis, empty=op not in _EXTREMES)
+        if not (outer and inner):
+            return
+        checks.pointers(call, output=output)
+        if not length:
+            self._stream.fill(output, dtype.numpy.type(math.nan if op is ReduceOp.MEAN else 0).tobytes(), outer * inner)
+            return
+        checks.pointers(call, input=input)
+        self._stream.ready()
+        name = f"{'sum' if op is ReduceOp.MEAN else op.value}_{CODES[dtype]}"
+        divisor = length if op is ReduceOp.MEAN else 0
+        plan = launches(outer, length, inner, dtype.itemsize, self._context.multiprocessors, is_aligned=input % 16 == 0)
+        for each in plan:
+            source = self._workspace if each.kind == "finish" else input
+            target = self._workspace if each.is_partial else output
+            if each.grid[0] > _LIMIT:
+                raise UnsupportedError(f"an array of shape {tuple(shape)} has too many rows", op=call, device=self._device)
+            function = self._context.functions[f"reduce_{each.kind}_{name}"]
+            self._stream.launch_wide(function, each.grid, each.block, 0, source, target, *each.sizes, divisor)
+
+    def gemm(
+        self, transpose_a: Transpose, transpose_b: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, b: int, ldb: int,
+        beta: complex, c: int, ldc: int, *, dtype: DType = DType.FLOAT64,
+    ) -> None:  # fmt: skip
+        """Enqueue ``C = alpha * op(A) @ op(B) + beta * C`` on column-major matrices."""
+        self._require("gemm", dtype)
+        rows_a, rows_b = m if transpose_a is _NONE else k, k if transpose_b is _NONE else n
+        if lda < rows_a or ldb < rows_b or ldc < m or lda < 1 or ldb < 1 or ldc < 1:
+            checks.leading_dimensions("gemm", lda=(lda, rows_a), ldb=(ldb, rows_b), ldc=(ldc, m))
+        self._check_sizes("gemm", m, n, k, alpha, a, b, c)
+        alpha, beta = checks.real_scalars("gemm", alpha, beta, dtype)
+        if not (m and n):
+            return
+        self._stream.ready()
+        if not k or not alpha:
+            self._scale(c, m, n, ldc, 0, 1, beta, dtype)
+        else:
+            ta, tb = _real(transpose_a, dtype), _real(transpose_b, dtype)
+            self._blas.gemm(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, dtype)
+
+    def batched_gemm(
+        self, transpose_a: Transpose, transpose_b: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, stride_a: int,
+        b: int, ldb: int, stride_b: int, beta: complex, c: int, ldc: int, stride_c: int, batch_count: int, *, dtype: DType = DType.FLOAT32,
+    ) -> None:  # fmt: skip
+        """Enqueue ``batch_count`` products whose matrices lie ``stride_*`` elements apart."""
+        op = "batched_gemm"
+        self._require(op, dtype)
+        checks.not_negative(op, stride_a=stride_a, stride_b=stride_b, stride_c=stride_c, batch_count=batch_count)
+        rows_a, rows_b = m if transpose_a is _NONE else k, k if transpose_b is _NONE else n
+        checks.leading_dimensions(op, lda=(lda, rows_a), ldb=(ldb, rows_b), ldc=(ldc, m))
+        self._check_sizes(op, m, n, k if batch_count else 0, alpha, a, b, c if batch_count else _BASE)
+        alpha, beta = checks.real_scalars(op, alpha, beta, dtype)
+        if not (m and n and batch_count):
+            return
+        checks.separate(op, stride_c, ldc, batch_count)
+        self._stream.ready()
+        if not k or not alpha:
+            self._scale(c, m, n, ldc, stride_c, batch_count, beta, dtype)
+            return
+        ta, tb = _real(transpose_a, dtype), _real(transpose_b, dtype)
+        self._blas.batched_gemm(ta, tb, m, n, k, alpha, a, lda, stride_a, b, ldb, stride_b, beta, c, ldc, stride_c, batch_count, dtype)
+
+    def _scale(self, c: int, m: int, n: int, ldc: int, stride: int, count: int, beta: complex, dtype: DType) -> None:
+        if beta != 1:
+            function = self._context.functions[f"scale_{CODES[dtype]}"]
+            factor = complex(beta)
+            blocks = -(-m * n * count // _BLOCK)
+            self._stream.launch(function, blocks, _BLOCK, c, m, n, ldc, stride, count, _bits(factor.real), _bits(factor.imag))
+
+    def conv2d_forward(
+        self, input: int, input_shape: Sequence[int], filter: int, filter_shape: Sequence[int], output: int, output_shape: Sequence[int],
+        stride: Sequence[int], padding: Sequence[int], *, dtype: DType = DType.FLOAT32,
+    ) -> None:  # fmt: skip
+        """Enqueue a 2-d cross-correlation of NCHW arrays."""
+        op = "conv2d_forward"
+        self._require(op, dtype)
+        checks.convolution(op, input_shape, filter_shape, output_shape, stride, padding)
+        if 0 in output_shape:
+            return
+        checks.pointers(op, output=output)
+        if 0 not in input_shape:
+            checks.pointers(op, input=input, filter=filter)
+        (n, c, h, w), (k, _, r, s), (_, _, p, q) = input_shape, filter_shape, output_shape
+        sizes = (ctypes.c_int64 * 13)(n, c, h, w, k, r, s, p, q, *stride, *padding)
+        pointers = (ctypes.c_void_p * 3)(input, filter, output)
+        start = ctypes.addressof(pointers)
+        parameters = (ctypes.c_void_p * 4)(start, start + 8, start + 16, ctypes.addressof(sizes))
+        self._stream.ready()
+        grid = -(-n * p * q // _TILE), -(-k // _TILE)
+        self._stream.launch_with(self._context.functions[f"conv2d_{CODES[dtype]}"], grid, (_BLOCK, 1), 0, parameters)
+
+    def attention(
+        self, q: int, k: int, v: int, o: int, batch: int, heads: int, seq_q: int, seq_kv: int, head_dim: int, scale: float, causal: Causal, *,
+        dtype: DType = DType.FLOAT32,
+    ) -> None:  # fmt: skip
+        """Enqueue ``O = softmax(scale * Q K^T) V``."""
+        op = "attention"
+        self._require(op, dtype)
+        checks.not_negative(op, batch=batch, heads=heads, seq_q=seq_q, seq_kv=seq_kv, head_dim=head_dim)
+        if causal not in _CAUSAL:
+            raise InvalidArgumentError(f"causal is {causal!r}", op=op, remedy="Use False, True or 'bottom_right'.")
+        groups = batch * heads
+        if not (groups and seq_q and head_dim):
+            return
+        checks.pointers(op, o=o)
+        if seq_kv:
+            checks.pointers(op, q=q, k=k, v=v)
+        # How many keys query 0 sees, before those that do not exist are taken off; each further query sees one more.
+        first = seq_kv if causal is False else 1 if causal is True else 1 + seq_kv - seq_q
+        warp = (2 * _ROWS * head_dim + _ROWS * 32) * (8 if dtype is DType.FLOAT64 else 4)
+        if warp > self._context.shared_limit:
+            raise UnsupportedError(f"attention with head_dim {head_dim} does not fit shared memory", op=op, device=self._device)
+        warps = max(1, min(_WARPS, _SHARED_WISH // warp))
+        blocks = -(-groups * -(-seq_q // _ROWS) // warps)
+        self._stream.ready()
+        function = self._context.functions[f"attention_{CODES[dtype]}"]
+        sizes = (groups, seq_q, seq_kv, head_dim, _bits(float(scale)), first)
+        self._stream.launch_wide(function, (blocks, 1), (32 * warps, 1), warps * warp, q, k, v, o, *sizes)
+
+    @staticmethod
+    def _check_sizes(op: str, m: int, n: int, k: int, alpha: complex, a: int, b: int, c: int) -> None:
+        if m <= 0 or n <= 0 or k <= 0 or c < _BASE or a < _BASE or b < _BASE:
+            checks.not_negative(op, m=m, n=n, k=k)
+            if m and n:
+                checks.pointers(op, c=c)
+                if k and alpha:
+                    checks.pointers(op, a=a, b=b)
+
+
+def _real(transpose: Transpose, dtype: DType) -> Transpose:
+    return _TURNED if transpose is _CONJUGATE and not dtype.is_complex else transpose

@@ -1,0 +1,206 @@
+"""The part of the CUDA compute interface that every call needs: readiness, what is supported, memory and copies."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from accel import ComputeBackend, InvalidArgumentError, NotInitializedError, OutOfMemoryError, UnsupportedError
+from accel.cpu import checks
+from accel_cuda.driver import Handle
+from accel_cuda.staging import Stager
+from accel_cuda.transfers import STAGED, move_small
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from accel import DType
+    from accel_cuda.blas import Blas
+    from accel_cuda.stream import CudaStream
+
+__all__ = ["WORKSPACE", "CudaMemory"]
+
+WORKSPACE = 32 << 20
+"""Bytes of device memory that a stream's kernels and products share: they run one after the other."""
+
+_SMALLEST = 512
+_HOST, _MEMORY_TYPE = 1, 2
+
+
+class CudaMemory(ComputeBackend):
+    """Readiness, capabilities, allocation and copies of :class:`accel_cuda.compute.CudaCompute`.
+
+    Parameters
+    ----------
+    stream
+        Where the work goes.
+    """
+
+    def __init__(self, stream: CudaStream) -> None:
+        self._stream = stream
+        self._context = stream.context
+        self._device = stream.context.description.spec
+        self._supported: Mapping[str, frozenset[DType]] | None = None
+        self._sizes: dict[int, int] = {}
+        self._free: dict[int, list[int]] = {}
+        self._workspace = 0
+        self._blas: Blas
+        self._stager: Stager | None = None
+
+    @property
+    def name(self) -> str:
+        """``"cuda"``."""
+        return "cuda"
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether :meth:`init` has been called."""
+        return self._supported is not None
+
+    def synchronize(self) -> None:
+        """Block until the stream is idle, releasing the GIL; raises the context's fault."""
+        self._ready()
+        self._stream.synchronize()
+
+    def alloc(self, nbytes: int) -> int:
+        """Allocate device memory; what was freed before is used again, in the stream's order.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If the device has no room for it.
+        """
+        self._ready()
+        checks.not_negative("alloc", nbytes=nbytes)
+        size = 1 << (max(nbytes, _SMALLEST) - 1).bit_length()
+        free = self._free.get(size)
+        pointer = free.pop() if free else self._take(size)
+        self._sizes[pointer] = size
+        return pointer
+
+    def free(self, pointer: int) -> None:
+        """Give memory back. Only this stream is given it again, behind what is enqueued so far.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If ``pointer`` did not come from :meth:`alloc`, or was freed before.
+        """
+        self._ready()
+        if pointer == 0:
+            return
+        size = self._sizes.pop(pointer, None)
+        if size is None:
+            raise InvalidArgumentError(f"{pointer:#x} is not allocated", device=self._device, op="free")
+        self._free.setdefault(size, []).append(pointer)
+
+    def copy_htod(self, destination: int, source: memoryview) -> None:
+        """Enqueue a copy of host memory to the device.
+
+        Up to 256 KiB are staged in pinned memory at once. More is copied as it is if it is pinned; else this thread, with others, stages it piece by
+        piece, and waits for room between the pieces.
+        """
+        self._ready()
+        data = _bytes_of("copy_htod", source)
+        nbytes = data.size
+        if not nbytes:
+            return
+        checks.pointers("copy_htod", destination=destination)
+        self._stream.ready()
+        address = data.ctypes.data
+        if nbytes <= STAGED:
+            self._stage_in(destination, address, nbytes)
+        elif self._is_pinned(address):
+            self._push(destination, address, nbytes, source)
+        else:
+            self._large().put(destination, address, nbytes)
+
+    def copy_dtoh(self, destination: memoryview, source: int) -> None:
+        """Enqueue a copy of device memory to the host; see :meth:`copy_htod`."""
+        self._ready()
+        if destination.readonly:
+            raise InvalidArgumentError("the destination is read-only", op="copy_dtoh", remedy="Pass a writable buffer.")
+        data = _bytes_of("copy_dtoh", destination)
+        nbytes = data.size
+        if not nbytes:
+            return
+        checks.pointers("copy_dtoh", source=source)
+        self._stream.ready()
+        address = data.ctypes.data
+        if nbytes <= STAGED:
+            staged = self._room(nbytes)
+            self._pull(staged, source, nbytes)
+            self._stream.transfers.begin(destination, address, staged, nbytes)
+        elif self._is_pinned(address):
+            self._pull(address, source, nbytes)
+            self._stream.transfers.begin(destination)
+        else:
+            self._large().get(address, source, nbytes)
+
+    def _large(self) -> Stager:
+        if self._stager is None:
+            self._context.enter()
+            self._stager = Stager(self._stream, self._push, self._pull)
+        return self._stager
+
+    def _stage_in(self, destination: int, source: int, nbytes: int) -> None:
+        staged = self._room(nbytes)
+        move_small(staged, source, nbytes)
+        self._push(destination, staged, nbytes)
+
+    def _push(self, destination: int, source: int, nbytes: int, keep: object = None) -> None:
+        copy = self._context.driver.hot.copy_from_host
+        status = copy(Handle(destination), Handle(source), ctypes.c_size_t(nbytes), self._stream.pointer)
+        self._context.check(status, "cuMemcpyHtoDAsync")
+        self._stream.transfers.begin(keep)
+
+    def _pull(self, destination: int, source: int, nbytes: int) -> None:
+        copy = self._context.driver.hot.copy_to_host
+        status = copy(Handle(destination), Handle(source), ctypes.c_size_t(nbytes), self._stream.pointer)
+        self._context.check(status, "cuMemcpyDtoHAsync")
+
+    def _room(self, nbytes: int) -> int:
+        """Return pinned memory for one piece. With none free it waits for the stream: only a caller without marks gets there."""
+        staged = self._stream.transfers.stage(nbytes)
+        if not staged:
+            self._stream.synchronize()
+            staged = self._stream.transfers.stage(nbytes)
+        return staged
+
+    def _is_pinned(self, address: int) -> bool:
+        driver = self._context.driver
+        # The plural answers "nothing known" for ordinary memory, where the singular fails.
+        (kind,) = driver.call("cuPointerGetAttributes", 1, [driver.CUpointer_attribute(_MEMORY_TYPE)], address)
+        return kind is not None and int(kind) == _HOST
+
+    def _take(self, size: int) -> int:
+        self._context.enter()
+        try:
+            pointer = int(self._context.driver.call("cuMemAlloc", size))
+        except OutOfMemoryError as error:
+            raise OutOfMemoryError(
+                f"the device has no {size} bytes", requested=size, code=error.code, library=error.library, device=self._device, op="alloc"
+            ) from error
+        self._stream.at_close(lambda: self._context.driver.ignore("cuMemFree", pointer))
+        return pointer
+
+    def _ready(self) -> None:
+        if self._supported is None:
+            raise NotInitializedError("the compute interface is not initialized", device=self._device, remedy="Call init() first.")
+
+    def _require(self, call: str, dtype: DType) -> None:
+        """Refuse a call with elements that it is not offered for."""
+        if self._supported is None:
+            self._ready()
+        elif dtype not in self._supported.get(call, ()):
+            raise UnsupportedError(f"{call} is not offered for {getattr(dtype, 'value', dtype)!s}", device=self._device, op=call)
+
+
+def _bytes_of(op: str, view: memoryview) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    if not view.c_contiguous:
+        raise InvalidArgumentError(
+            "the host memory is not C-contiguous", op=op, remedy="Pass contiguous memory, such as accel.native(array)."
+        )
+    return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)

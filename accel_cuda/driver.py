@@ -1,0 +1,211 @@
+"""The only module that calls the CUDA driver.
+
+Two ways lead there. :meth:`Driver.call` goes through ``cuda.bindings``, which gives the GIL up around every call: right for whatever may block. The
+attributes of :class:`HotCalls` go through ``ctypes.PyDLL``, which keeps it: with another Python thread busy, getting the GIL back costs 5 ms, a
+thousand times what such a call takes. Only calls that cannot block are among them (enqueuing blocks when the driver's launch queue is full, which the
+bound on ops in flight prevents).
+
+The package loads without a GPU, a driver or the bindings; :func:`load_driver` then says what is missing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Protocol
+
+from accel import AccelError, BackendUnavailableError, FaultScope
+from accel_cuda.errors import error_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Driver", "Faultable", "Handle", "HotCalls", "LaunchConfig", "load_driver"]
+
+_INSTALL = "pip install 'accel-actors[cuda]'"
+_LIBRARY = "libcuda.so.1"
+
+Handle = ctypes.c_void_p
+"""A pointer-sized argument. Hot calls declare no argument types, because converting ints costs more than the calls: handles are made once."""
+
+
+class LaunchConfig(ctypes.Structure):
+    """The driver's CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid_x", ctypes.c_uint),
+        ("grid_y", ctypes.c_uint),
+        ("grid_z", ctypes.c_uint),
+        ("block_x", ctypes.c_uint),
+        ("block_y", ctypes.c_uint),
+        ("block_z", ctypes.c_uint),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+class Faultable(Protocol):
+    """What is told when the process has lost CUDA."""
+
+    def faulted(self, error: AccelError) -> None:
+        """Take note of the fault; the first one stands."""
+
+
+class HotCalls:
+    """Driver calls that keep the GIL and return the status: for calls that cannot block, on addresses and handles as ints.
+
+    Pointers and handles are :data:`Handle` objects, sizes ``ctypes.c_size_t``; small ints go as they are. Copies take pinned host memory only: with
+    any other the driver may wait for the stream.
+    """
+
+    def __init__(self, library: ctypes.PyDLL) -> None:
+        self.set_current: Callable[..., int] = library.cuCtxSetCurrent
+        self.event_create: Callable[..., int] = library.cuEventCreate
+        self.event_query: Callable[..., int] = library.cuEventQuery
+        self.event_record: Callable[..., int] = library.cuEventRecord
+        self.launch: Callable[..., int] = library.cuLaunchKernelEx
+        self.launch_host_function: Callable[..., int] = library.cuLaunchHostFunc
+        self.copy: Callable[..., int] = library.cuMemcpyDtoDAsync_v2
+        self.copy_to_host: Callable[..., int] = library.cuMemcpyDtoHAsync_v2
+        self.copy_from_host: Callable[..., int] = library.cuMemcpyHtoDAsync_v2
+        self.fill: dict[int, Callable[..., int]] = {
+            1: library.cuMemsetD8Async,
+            2: library.cuMemsetD16Async,
+            4: library.cuMemsetD32Async,
+        }
+        self.wait_event: Callable[..., int] = library.cuStreamWaitEvent
+
+
+class _Current(threading.local):
+    context = 0
+
+
+class Driver:
+    """The driver of this process. Made by :func:`load_driver`.
+
+    Attributes
+    ----------
+    hot : HotCalls
+        Calls that keep the GIL.
+    version : int
+        CUDA version that the driver supports, as 1000 * major + 10 * minor.
+    fault : AccelError or None
+        What ended CUDA for this process. Whoever raises it raises a clone.
+    planned : AccelError or None
+        What a fault plan wants the next such fault to be reported as.
+    """
+
+    def __init__(self, bindings: Any, library: ctypes.PyDLL, version: int) -> None:
+        self.hot = HotCalls(library)
+        self.version = version
+        self.fault: AccelError | None = None
+        self.planned: AccelError | None = None
+        self._bindings = bindings
+        self._current = _Current()
+        self._lock = threading.Lock()
+        self._contexts: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call a driver function, giving the GIL up, and return what it gives besides its status: nothing, one value, or a tuple.
+
+        Raises
+        ------
+        AccelError
+            What the status stands for; see :mod:`accel_cuda.errors`.
+        """
+        status, *values = getattr(self._bindings, name)(*arguments)
+        if int(status):
+            raise self.failure(int(status), name)
+        return values[0] if len(values) == 1 else tuple(values)
+
+    def ignore(self, name: str, *arguments: Any) -> None:
+        """Call a driver function that gives something back, whatever it answers: after a fault, that is always the fault."""
+        getattr(self._bindings, name)(*arguments)
+
+    def status(self, name: str, *arguments: Any) -> int:
+        """Call a driver function, giving the GIL up, and return its status alone."""
+        return int(getattr(self._bindings, name)(*arguments)[0])
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an enum or structure of the bindings, such as ``CUmemAllocationProp``."""
+        if name.startswith("CU"):
+            return getattr(self._bindings, name)
+        raise AttributeError(name)
+
+    def use(self, context: int) -> None:
+        """Make a context current on this thread, unless this did so before. For hot calls, which do not look at it closely."""
+        if self._current.context != context:
+            self.use_surely(context)
+
+    def use_surely(self, context: int) -> None:
+        """Make a context current on this thread, whatever others (torch, cupy) have made current since."""
+        status = self.hot.set_current(Handle(context))
+        if status:
+            raise self.failure(status, "cuCtxSetCurrent")
+        self._current.context = context
+
+    def watch(self, context: Faultable) -> None:
+        """Tell ``context`` when the process loses CUDA; at once if it has."""
+        with self._lock:
+            self._contexts.add(context)
+        if self.fault is not None:
+            context.faulted(self.fault)
+
+    def failure(self, status: int, call: str, **fields: Any) -> AccelError:
+        """Return the error for a status; if it ends CUDA for this process, take note and tell every context."""
+        error = error_of(status, call, **fields)
+        if error.scope < FaultScope.PROCESS:
+            return error
+        with self._lock:
+            if self.fault is None:
+                planned = self.planned
+                self.fault = error if planned is None else planned.clone(scope=max(planned.scope, error.scope), library="driver")
+            contexts = list(self._contexts)
+        for context in contexts:
+            context.faulted(self.fault)
+        return self.fault.clone(**{name: value for name, value in fields.items() if getattr(self.fault, name, None) is None})
+
+
+@functools.cache
+def load_driver() -> Driver:
+    """Load the bindings and the driver, and initialize it; the same instance for the whole process. May block.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If something is missing; it says what, and what to do. Tried again by the next call.
+    """
+    try:
+        bindings: Any = importlib.import_module("cuda.bindings.driver")
+        release: str = importlib.import_module("cuda.bindings").__version__
+    except ImportError as error:
+        raise BackendUnavailableError(f"cuda-python cannot be imported: {error}", remedy=f"Install it: {_INSTALL}.") from error
+    try:
+        library = ctypes.PyDLL(_LIBRARY)
+    except OSError as error:
+        raise BackendUnavailableError(
+            f"there is no NVIDIA driver: {error}",
+            remedy="Install the driver (580 or later); in a container, run it with `--gpus all` and the NVIDIA container toolkit.",
+        ) from error
+    version = ctypes.c_int()
+    library.cuDriverGetVersion(ctypes.byref(version))
+    needed = int(release.partition(".")[0])
+    if version.value // 1000 < needed:
+        raise BackendUnavailableError(
+            f"the NVIDIA driver supports CUDA {_dotted(version.value)}, cuda-python {release} needs {needed}.0",
+            remedy=f"Install a newer driver, or pip install 'cuda-python<{version.value // 1000 + 1}'.",
+        )
+    status = int(bindings.cuInit(0)[0])
+    if status:
+        found = error_of(status, "cuInit")
+        raise BackendUnavailableError(found.message, code=status, library="driver", remedy=found.remedy)
+    return Driver(bindings, library, version.value)
+
+
+def _dotted(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"

@@ -1,0 +1,87 @@
+"""Events of the CUDA backend, without timing."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+from accel_cuda.driver import Handle
+from accel_cuda.errors import NOT_READY
+
+if TYPE_CHECKING:
+    from accel_cuda.context import CudaDevice
+    from accel_cuda.stream import CudaStream
+
+__all__ = ["CudaEvent"]
+
+_DISABLE_TIMING = 2
+
+
+class CudaEvent:
+    """A mark in a :class:`CudaStream`; see :class:`~accel.AccelEvent`. Made by ``CudaDevice.create_event``.
+
+    Attributes
+    ----------
+    handle : Handle
+        The driver's CUevent.
+    """
+
+    __slots__ = ("_query", "_stream", "_ticket", "context", "handle", "has_passed")
+
+    def __init__(self, context: CudaDevice) -> None:
+        self.context = context
+        # What was seen to have passed stays so: after a fault the driver answers with the fault for every event.
+        self.has_passed = True
+        self._stream: CudaStream | None = None
+        self._ticket = 0
+        self._query = context.driver.hot.event_query
+        self.handle = Handle()
+        context.use()
+        context.check(context.driver.hot.event_create(ctypes.byref(self.handle), _DISABLE_TIMING), "cuEventCreate")
+
+    def query(self) -> bool:
+        """Return whether the stream has passed the mark. Never blocks.
+
+        Raises
+        ------
+        AccelError
+            The fault, if the mark was not seen to be passed before.
+        """
+        if self.has_passed:
+            return True
+        context = self.context
+        if context.fault is not None:
+            raise context.fault.clone()
+        status = self._query(self.handle)
+        if status == 0:
+            self._pass()
+            return True
+        if status == NOT_READY:
+            return False
+        raise context.failure(status, "cuEventQuery")
+
+    def synchronize(self) -> None:
+        """Block this thread until the stream has passed the mark, releasing the GIL; raises as :meth:`query` does."""
+        if not self.has_passed:
+            self.context.enter()
+            self.context.driver.call("cuEventSynchronize", self.handle.value or 0)
+            self._pass()
+
+    def close(self) -> None:
+        """Give the event back. Idempotent. What the driver keeps of a dead context is left to it."""
+        handle, self.handle = self.handle, Handle()
+        self.has_passed = True
+        if handle.value and self.context.is_alive:
+            self.context.enter()
+            self.context.driver.ignore("cuEventDestroy", handle.value)
+
+    def mark(self, stream: CudaStream, ticket: int) -> None:
+        """Take the place in ``stream`` that was just recorded; ``ticket`` counts the transfers before it."""
+        self.has_passed = False
+        self._stream, self._ticket = stream, ticket
+
+    def _pass(self) -> None:
+        stream = self._stream
+        if stream is not None and self._ticket > stream.transfers.finished:
+            stream.transfers.finish(self._ticket)
+        self.has_passed = True

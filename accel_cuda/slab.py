@@ -1,0 +1,115 @@
+"""Slabs of device memory that can outlive their context: each is held by a descriptor."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from accel import OutOfMemoryError
+
+if TYPE_CHECKING:
+    from accel_cuda.context import CudaDevice
+    from accel_cuda.driver import Driver
+
+__all__ = ["CudaSlab", "allocation_of", "granularity_of"]
+
+
+class CudaSlab:
+    """Physical memory of the device, mapped into its address space.
+
+    Parameters
+    ----------
+    context
+        The device's context, for whose abandoned streams closing waits.
+    nbytes
+        Size; rounded up to the device's granularity.
+
+    Attributes
+    ----------
+    address : int
+        Where it starts; a multiple of the granularity.
+    nbytes : int
+        Its size after rounding.
+    fd : int
+        Descriptor of the memory (close-on-exec). Whoever holds a duplicate of it keeps the memory, whatever becomes of this process; -1 once closed.
+
+    Raises
+    ------
+    OutOfMemoryError
+        If the device has no such piece.
+    """
+
+    __slots__ = ("_context", "address", "fd", "nbytes")
+
+    def __init__(self, context: CudaDevice, nbytes: int) -> None:
+        self._context = context
+        driver, unit = context.driver, context.granularity
+        self.nbytes = max(1, -(-nbytes // unit)) * unit
+        context.enter()
+        try:
+            handle = driver.call("cuMemCreate", self.nbytes, context.allocation, 0)
+        except OutOfMemoryError as error:
+            raise OutOfMemoryError(
+                f"the device has no {self.nbytes} bytes for a slab",
+                requested=self.nbytes,
+                code=error.code,
+                library=error.library,
+                device=context.description.spec,
+            ) from error
+        try:
+            kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+            self.fd = int(driver.call("cuMemExportToShareableHandle", handle, kind, 0))
+            os.set_inheritable(self.fd, False)
+            self.address = self._map(driver, handle)
+        finally:
+            # The mapping and the descriptor keep the memory.
+            driver.ignore("cuMemRelease", handle)
+
+    def __repr__(self) -> str:
+        return f"<CudaSlab {self.nbytes} bytes{' closed' if self.fd < 0 else ''}>"
+
+    def _map(self, driver: Driver, handle: Any) -> int:
+        address = int(driver.call("cuMemAddressReserve", self.nbytes, 0, 0, 0))
+        try:
+            driver.call("cuMemMap", address, self.nbytes, 0, handle, 0)
+            access = driver.CUmemAccessDesc()
+            access.location = self._context.allocation.location
+            access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+            driver.call("cuMemSetAccess", address, self.nbytes, [access], 1)
+        except BaseException:
+            driver.ignore("cuMemUnmap", address, self.nbytes)
+            driver.ignore("cuMemAddressFree", address, self.nbytes)
+            os.close(self.fd)
+            raise
+        return address
+
+    def close(self) -> None:
+        """Give the memory back, as soon as no abandoned stream can touch it. May block. Idempotent."""
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            self._context.release(lambda: self._close(fd))
+
+    def _close(self, fd: int) -> None:
+        # Also after a fault: memory that is mapped is the one thing of a dead context that can still be given back.
+        driver = self._context.driver
+        driver.ignore("cuMemUnmap", self.address, self.nbytes)
+        driver.ignore("cuMemAddressFree", self.address, self.nbytes)
+        os.close(fd)
+
+
+def allocation_of(driver: Driver, index: int) -> Any:
+    """Return the properties of slabs on device ``index``: plain device memory that a descriptor can name."""
+    allocation = driver.CUmemAllocationProp()
+    allocation.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    allocation.requestedHandleTypes = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    location = driver.CUmemLocation()
+    location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    location.id = index
+    allocation.location = location
+    return allocation
+
+
+def granularity_of(driver: Driver, allocation: Any) -> int:
+    """Return what the sizes of such slabs are multiples of."""
+    flag = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
+    return int(driver.call("cuMemGetAllocationGranularity", allocation, flag))

@@ -1,0 +1,282 @@
+"""Streams of the CUDA backend."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from accel import AccelError, ClosedError, InvalidArgumentError, UnsupportedError
+from accel_cuda.driver import Handle, LaunchConfig
+from accel_cuda.pinned import PinnedBlock
+from accel_cuda.transfers import Transfers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accel.backend import HostFunction, Injection
+    from accel_cuda.context import CudaDevice
+    from accel_cuda.event import CudaEvent
+
+__all__ = ["CudaStream"]
+
+_NON_BLOCKING = 1
+_BLOCK = 256
+_KERNEL_FILLS = {8: "fill8", 16: "fill16"}
+_ARGUMENTS = 14
+_LOOK_FOR = 10e-6
+_LONGEST_PAUSE = 256
+
+
+class CudaStream:
+    """An ordered queue of device work; see :class:`~accel.AccelStream`. Made by ``CudaDevice.create_stream``.
+
+    One thread at a time enqueues; any thread may synchronize.
+
+    Attributes
+    ----------
+    handle : int
+        The driver's CUstream.
+    pointer : Handle
+        The same, for hot calls.
+    transfers : Transfers
+        Copies between host and device that are on their way.
+    """
+
+    __slots__ = (
+        "_backoff",
+        "_config",
+        "_config_pointer",
+        "_functions",
+        "_hangs",
+        "_last",
+        "_launch",
+        "_on_close",
+        "_parameters",
+        "_pause",
+        "_record",
+        "_refusal",
+        "_values",
+        "context",
+        "handle",
+        "pointer",
+        "transfers",
+    )
+
+    def __init__(self, context: CudaDevice, priority: int) -> None:
+        self.context = context
+        self.transfers = Transfers()
+        self._refusal: AccelError | None = None
+        self._functions: dict[int, HostFunction] = {}
+        self._hangs: list[PinnedBlock] = []
+        self._on_close: list[Callable[[], object]] = []
+        hot = context.driver.hot
+        self._launch, self._record = hot.launch, hot.event_record
+        self._last: CudaEvent | None = None
+        self._pause, self._backoff = 0, 1
+        # The driver copies the arguments before a launch returns, so one place for them is enough.
+        self._values = (ctypes.c_uint64 * _ARGUMENTS)()
+        start = ctypes.addressof(self._values)
+        self._parameters = (ctypes.c_void_p * _ARGUMENTS)(*(start + 8 * i for i in range(_ARGUMENTS)))
+        context.enter()
+        self.handle = int(context.driver.call("cuStreamCreateWithPriority", _NON_BLOCKING, priority))
+        self.pointer = Handle(self.handle)
+        self._config = LaunchConfig(1, 1, 1, 1, 1, 1, 0, self.handle, None, 0)
+        self._config_pointer = ctypes.byref(self._config)
+
+    # -- what the protocol asks for
+
+    def record(self, event: CudaEvent) -> bool:
+        """Put a mark after everything enqueued so far; return ``True`` if that has already been passed.
+
+        Behind an idle stream, the smallest kernels end within microseconds, which is less than a turn of an event loop takes: so it looks a few times
+        before it returns, as long as that was of use lately.
+        """
+        context = self.ready()
+        if event.context is not context:
+            raise _foreign()
+        status = self._record(event.handle, self.pointer)
+        if status:
+            raise context.failure(status, "cuEventRecord")
+        event.mark(self, self.transfers.issued)
+        last, self._last = self._last, event
+        if self._pause:
+            self._pause -= 1
+        elif last is None or last.has_passed or last is event:
+            deadline = perf_counter() + _LOOK_FOR
+            while perf_counter() < deadline:
+                if event.query():
+                    self._backoff = 1
+                    return True
+            self._backoff = min(2 * self._backoff, _LONGEST_PAUSE)
+            self._pause = self._backoff
+        return False
+
+    def wait(self, event: CudaEvent) -> None:
+        """Let later work wait for the event's mark as it is recorded now."""
+        context = self.ready()
+        if event.context is not context:
+            raise _foreign()
+        if not event.has_passed:
+            context.check(context.driver.hot.wait_event(self.pointer, event.handle, 0), "cuStreamWaitEvent")
+
+    def copy(self, destination: int, source: int, nbytes: int) -> None:
+        """Copy device memory to device memory."""
+        context = self.ready()
+        if nbytes:
+            context.check(
+                context.driver.hot.copy(Handle(destination), Handle(source), ctypes.c_size_t(nbytes), self.pointer), "cuMemcpyDtoDAsync"
+            )
+
+    def fill(self, destination: int, pattern: bytes, count: int) -> None:
+        """Write ``pattern`` ``count`` times.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If ``pattern`` is not of 1, 2, 4, 8 or 16 bytes, or ``count`` is negative.
+        """
+        width = len(pattern)
+        if width not in (1, 2, 4, 8, 16) or count < 0:
+            raise InvalidArgumentError(
+                f"fill of {count} patterns of {width} bytes", remedy="Use 1, 2, 4, 8 or 16 bytes, and a count of 0 or more."
+            )
+        context = self.ready()
+        if not count:
+            return
+        if pattern == pattern[:1] * width:
+            pattern, count, width = pattern[:1], count * width, 1
+        if width <= 4:
+            value = ctypes.c_uint(int.from_bytes(pattern, "little"))
+            status = context.driver.hot.fill[width](Handle(destination), value, ctypes.c_size_t(count), self.pointer)
+            context.check(status, "cuMemsetAsync")
+        else:
+            low, high = int.from_bytes(pattern[:8], "little"), int.from_bytes(pattern[8:], "little")
+            self.launch(context.functions[_KERNEL_FILLS[width]], -(-count // _BLOCK), _BLOCK, destination, low, high, count)
+
+    def launch_host_function(self, function: HostFunction) -> None:
+        """Call ``function``'s C function, on a thread of the driver's, once everything enqueued so far has ended. After a fault it is never called."""
+        context = self.ready()
+        # Kept to the end: the driver does not say when it was called, and callers use a few functions again and again.
+        self._functions[id(function)] = function
+        status = context.driver.hot.launch_host_function(self.pointer, Handle(function.address), Handle(function.argument))
+        context.check(status, "cuLaunchHostFunc")
+
+    def synchronize(self) -> None:
+        """Block this thread until everything enqueued so far has ended, releasing the GIL; raises the context's fault."""
+        context = self.context
+        if context.fault is not None:
+            raise context.fault.clone()
+        if not self.handle:
+            raise self._refusal or ClosedError("the stream is closed", device=context.description.spec)
+        ticket = self.transfers.issued
+        context.enter()
+        context.driver.call("cuStreamSynchronize", self.handle)
+        self.transfers.finish(ticket)
+
+    def close(self, *, abandon: bool = False) -> None:
+        """Give the stream back after what is enqueued; enqueuing raises :class:`~accel.ClosedError` from now on. Idempotent.
+
+        Parameters
+        ----------
+        abandon
+            Return at once. What is enqueued runs on; a thread waits for its end, and then gives back what it used.
+        """
+        if self._refusal is not None:
+            return
+        self._refusal = ClosedError("the stream is closed", device=self.context.description.spec)
+        if abandon and self.context.fault is None:
+            for block in self._hangs:
+                ctypes.c_int.from_address(block.address).value = 1
+            self.context.abandon(self)
+        else:
+            self.dispose()
+            self.context.forget(self)
+
+    # -- what the context and the compute interface call
+
+    def ready(self) -> CudaDevice:
+        """Return the context, which is current on this thread; raise if nothing can be enqueued."""
+        context = self.context
+        if context.fault is not None:
+            raise context.fault.clone()
+        if self._refusal is not None:
+            raise self._refusal.clone()
+        context.use()
+        return context
+
+    def launch(self, function: Handle, blocks: int, threads: int, *arguments: int) -> None:
+        """Enqueue a one-dimensional launch of a kernel whose arguments are 8 bytes each."""
+        values, config = self._values, self._config
+        for i, value in enumerate(arguments):
+            values[i] = value
+        config.grid_x = blocks
+        config.block_x = threads
+        status = self._launch(self._config_pointer, function, self._parameters, None)
+        if status:
+            raise self.context.failure(status, "cuLaunchKernelEx")
+
+    def launch_wide(self, function: Handle, grid: tuple[int, int], block: tuple[int, int], shared: int, *arguments: int) -> None:
+        """Enqueue a two-dimensional launch, with ``shared`` bytes of dynamic shared memory a block."""
+        for i, value in enumerate(arguments):
+            self._values[i] = value
+        self.launch_with(function, grid, block, shared, self._parameters)
+
+    def launch_with(
+        self, function: Handle, grid: tuple[int, int], block: tuple[int, int], shared: int, parameters: ctypes.Array[ctypes.c_void_p]
+    ) -> None:
+        """Enqueue a launch whose arguments ``parameters`` points to."""
+        config = LaunchConfig(*grid, 1, *block, 1, shared, self.handle, None, 0)
+        self.context.check(self._launch(ctypes.byref(config), function, parameters, None), "cuLaunchKernelEx")
+
+    def at_close(self, release: Callable[[], object]) -> None:
+        """Call ``release`` once the stream has ended, unless the context is dead then."""
+        self._on_close.append(release)
+
+    def inject(self, injection: Injection) -> None:
+        """Enqueue a fault or a hang."""
+        context = self.ready()
+        if injection.kind == "poison":
+            context.driver.planned = injection.error
+            self.launch(context.functions["poison"], 1, 1)
+            return
+        if injection.kind != "hang":
+            raise UnsupportedError(f"there is no injection {injection.kind!r}", device=context.description.spec)
+        flag = PinnedBlock(context.driver, 4)
+        self.at_close(flag.close)
+        self.launch(context.functions["hang"], 1, 1, flag.address)
+        release = injection.release
+        if release is None:
+            self._hangs.append(flag)
+        else:
+            name = f"accel-cuda-{context.description.index}-hang"
+            threading.Thread(target=_end_hang, args=(release, flag), name=name, daemon=True).start()
+
+    def dispose(self) -> None:
+        """Wait for the stream's end and give everything back; of a dead context, what is not the driver's."""
+        context, handle = self.context, self.handle
+        if handle and context.fault is None:
+            context.enter()
+            context.driver.status("cuStreamSynchronize", handle)
+        if context.fault is None:
+            self.transfers.finish(self.transfers.issued)
+            for release in self._on_close:
+                release()
+            if handle:
+                context.driver.ignore("cuStreamDestroy", handle)
+        self.handle = 0
+        self._on_close.clear()
+        self.transfers.close()
+        self._functions.clear()
+
+
+def _end_hang(release: Callable[[], object], flag: PinnedBlock) -> None:
+    try:
+        release()
+    finally:
+        ctypes.c_int.from_address(flag.address).value = 1
+
+
+def _foreign() -> AccelError:
+    return InvalidArgumentError("the event belongs to another context", remedy="Create events on the device whose streams use them.")
