@@ -48,20 +48,23 @@ class CudaBackend:
         Raises
         ------
         BackendUnavailableError
-            If there is no such GPU.
+            If there is no such GPU, or something is missing.
         DeviceLostError
             If a fault has ended CUDA for this process.
         """
-        driver = load_driver()
+        try:
+            driver = load_driver()
+        except BackendUnavailableError as error:
+            raise error.clone(device=f"cuda:{index}") from error
         if driver.fault is not None:
-            error = DeviceLostError(
+            lost = DeviceLostError(
                 f"a fault has ended CUDA for this process: {driver.fault.message}",
                 code=driver.fault.code,
                 library="driver",
                 device=f"cuda:{index}",
                 remedy=driver.fault.remedy,
             )
-            raise error from driver.fault.clone()
+            raise lost from driver.fault.clone()
         count = int(driver.call("cuDeviceGetCount"))
         if not 0 <= index < count:
             raise BackendUnavailableError(f"cuda:{index} is not there: the process may use {count} GPU(s)", device=f"cuda:{index}")

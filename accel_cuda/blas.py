@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
 import struct
 from typing import TYPE_CHECKING, Any
 
-from accel import BackendUnavailableError, DType, Transpose
+from accel import DType, Transpose
 from accel_cuda.errors import error_of
+from accel_cuda.libraries import load_library, load_module
 
 if TYPE_CHECKING:
     from accel_cuda.stream import CudaStream
@@ -43,12 +43,8 @@ class Blas:
     """
 
     def __init__(self, stream: CudaStream, workspace: int, nbytes: int) -> None:
-        try:
-            self._cublas: Any = importlib.import_module("nvmath.bindings.cublas")
-        except ImportError as error:
-            raise BackendUnavailableError(
-                f"nvmath-python cannot be imported: {error}", remedy="Install it: pip install 'accel-actors[cuda]'."
-            ) from error
+        load_library("cublas", "nvidia-cublas")
+        self._cublas = load_module("nvmath.bindings.cublas", "nvmath-python")
         self._stream = stream
         self._error: Any = self._cublas.cuBLASError
         self._factors = (ctypes.c_char * (2 * _FACTOR))()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from accel import BackendUnavailableError, CompileError
+from accel import CompileError
 from accel_cuda.kernels import PROGRAMS, source_of
+from accel_cuda.libraries import load_library, load_module
 
 __all__ = ["compile_source", "own_kernels"]
 
@@ -47,9 +47,5 @@ def compile_source(source: str, arch: str) -> bytes:
 
 
 def _core() -> tuple[Any, Any]:
-    try:
-        return importlib.import_module("cuda.core"), importlib.import_module("cuda.core.utils")
-    except ImportError as error:
-        raise BackendUnavailableError(
-            f"cuda-core cannot be imported: {error}", remedy="Install it: pip install 'accel-actors[cuda]'."
-        ) from error
+    load_library("nvrtc", "nvidia-cuda-nvrtc")
+    return load_module("cuda.core", "cuda-core"), load_module("cuda.core.utils", "cuda-core")

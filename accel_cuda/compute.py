@@ -7,8 +7,8 @@ import math
 import struct
 from typing import TYPE_CHECKING
 
-from accel import BinaryOp, DType, InvalidArgumentError, ReduceOp, Transpose, UnaryOp, UnsupportedError
-from accel.cpu import checks
+from accel import BinaryOp, DType, InvalidArgumentError, ReduceOp, Transpose, UnaryOp, UnsupportedError, arguments
+from accel.arguments import BASE
 from accel_cuda.blas import Blas
 from accel_cuda.compute_memory import WORKSPACE, CudaMemory
 from accel_cuda.driver import Handle
@@ -27,7 +27,6 @@ _EXTREMES = frozenset({ReduceOp.MAX, ReduceOp.MIN})
 _CAUSAL: tuple[Causal, ...] = (False, True, "bottom_right")
 _BLOCK = 256
 _TILE = 64
-_BASE = 4096
 _NOTHING = Handle()
 _ROWS, _WARPS, _SHARED_WISH = 4, 4, 48 << 10
 _LIMIT = 2**31 - 1
@@ -70,11 +69,11 @@ class CudaCompute(CudaMemory):
         function = self._unary.get((op, dtype))
         if function is None:
             self._require(f"unary.{op.value}", dtype)
-        if n <= 0 or input < _BASE or output < _BASE:
-            checks.not_negative(f"unary.{op.value}", n=n)
+        if n <= 0 or input < BASE or output < BASE:
+            arguments.not_negative(f"unary.{op.value}", n=n)
             if n == 0:
                 return
-            checks.pointers(f"unary.{op.value}", input=input, output=output)
+            arguments.pointers(f"unary.{op.value}", input=input, output=output)
         self._stream.ready()
         self._stream.launch(function or _NOTHING, -(-n // _PER_THREAD[dtype]), _BLOCK, input, output, n)
 
@@ -85,11 +84,11 @@ class CudaCompute(CudaMemory):
         function = self._binary.get((op, dtype))
         if function is None:
             self._require(f"binary.{op.value}", dtype)
-        if n <= 0 or a < _BASE or b < _BASE or output < _BASE:
-            checks.not_negative(f"binary.{op.value}", n=n)
+        if n <= 0 or a < BASE or b < BASE or output < BASE:
+            arguments.not_negative(f"binary.{op.value}", n=n)
             if n == 0:
                 return
-            checks.pointers(f"binary.{op.value}", a=a, b=b, output=output)
+            arguments.pointers(f"binary.{op.value}", a=a, b=b, output=output)
         self._stream.ready()
         self._stream.launch(function or _NOTHING, -(-n // _PER_THREAD[dtype]), _BLOCK, a, b, output, n)
 
@@ -97,14 +96,14 @@ class CudaCompute(CudaMemory):
         """Enqueue a reduction along one axis of a C-contiguous array."""
         call = f"reduce.{op.value}"
         self._require(call, dtype)
-        outer, length, inner = checks.reduced_shape(call, shape, axis, empty=op not in _EXTREMES)
+        outer, length, inner = arguments.reduced_shape(call, shape, axis, empty=op not in _EXTREMES)
         if not (outer and inner):
             return
-        checks.pointers(call, output=output)
+        arguments.pointers(call, output=output)
         if not length:
             self._stream.fill(output, dtype.numpy.type(math.nan if op is ReduceOp.MEAN else 0).tobytes(), outer * inner)
             return
-        checks.pointers(call, input=input)
+        arguments.pointers(call, input=input)
         self._stream.ready()
         name = f"{'sum' if op is ReduceOp.MEAN else op.value}_{CODES[dtype]}"
         divisor = length if op is ReduceOp.MEAN else 0
@@ -125,9 +124,9 @@ class CudaCompute(CudaMemory):
         self._require("gemm", dtype)
         rows_a, rows_b = m if transpose_a is _NONE else k, k if transpose_b is _NONE else n
         if lda < rows_a or ldb < rows_b or ldc < m or lda < 1 or ldb < 1 or ldc < 1:
-            checks.leading_dimensions("gemm", lda=(lda, rows_a), ldb=(ldb, rows_b), ldc=(ldc, m))
+            arguments.leading_dimensions("gemm", lda=(lda, rows_a), ldb=(ldb, rows_b), ldc=(ldc, m))
         self._check_sizes("gemm", m, n, k, alpha, a, b, c)
-        alpha, beta = checks.real_scalars("gemm", alpha, beta, dtype)
+        alpha, beta = arguments.real_scalars("gemm", alpha, beta, dtype)
         if not (m and n):
             return
         self._stream.ready()
@@ -144,14 +143,14 @@ class CudaCompute(CudaMemory):
         """Enqueue ``batch_count`` products whose matrices lie ``stride_*`` elements apart."""
         op = "batched_gemm"
         self._require(op, dtype)
-        checks.not_negative(op, stride_a=stride_a, stride_b=stride_b, stride_c=stride_c, batch_count=batch_count)
+        arguments.not_negative(op, stride_a=stride_a, stride_b=stride_b, stride_c=stride_c, batch_count=batch_count)
         rows_a, rows_b = m if transpose_a is _NONE else k, k if transpose_b is _NONE else n
-        checks.leading_dimensions(op, lda=(lda, rows_a), ldb=(ldb, rows_b), ldc=(ldc, m))
-        self._check_sizes(op, m, n, k if batch_count else 0, alpha, a, b, c if batch_count else _BASE)
-        alpha, beta = checks.real_scalars(op, alpha, beta, dtype)
+        arguments.leading_dimensions(op, lda=(lda, rows_a), ldb=(ldb, rows_b), ldc=(ldc, m))
+        self._check_sizes(op, m, n, k if batch_count else 0, alpha, a, b, c if batch_count else BASE)
+        alpha, beta = arguments.real_scalars(op, alpha, beta, dtype)
         if not (m and n and batch_count):
             return
-        checks.separate(op, stride_c, ldc, batch_count)
+        arguments.separate(op, stride_c, ldc, batch_count)
         self._stream.ready()
         if not k or not alpha:
             self._scale(c, m, n, ldc, stride_c, batch_count, beta, dtype)
@@ -173,12 +172,12 @@ class CudaCompute(CudaMemory):
         """Enqueue a 2-d cross-correlation of NCHW arrays."""
         op = "conv2d_forward"
         self._require(op, dtype)
-        checks.convolution(op, input_shape, filter_shape, output_shape, stride, padding)
+        arguments.convolution(op, input_shape, filter_shape, output_shape, stride, padding)
         if 0 in output_shape:
             return
-        checks.pointers(op, output=output)
+        arguments.pointers(op, output=output)
         if 0 not in input_shape:
-            checks.pointers(op, input=input, filter=filter)
+            arguments.pointers(op, input=input, filter=filter)
         (n, c, h, w), (k, _, r, s), (_, _, p, q) = input_shape, filter_shape, output_shape
         sizes = (ctypes.c_int64 * 13)(n, c, h, w, k, r, s, p, q, *stride, *padding)
         pointers = (ctypes.c_void_p * 3)(input, filter, output)
@@ -195,15 +194,15 @@ class CudaCompute(CudaMemory):
         """Enqueue ``O = softmax(scale * Q K^T) V``."""
         op = "attention"
         self._require(op, dtype)
-        checks.not_negative(op, batch=batch, heads=heads, seq_q=seq_q, seq_kv=seq_kv, head_dim=head_dim)
+        arguments.not_negative(op, batch=batch, heads=heads, seq_q=seq_q, seq_kv=seq_kv, head_dim=head_dim)
         if causal not in _CAUSAL:
             raise InvalidArgumentError(f"causal is {causal!r}", op=op, remedy="Use False, True or 'bottom_right'.")
         groups = batch * heads
         if not (groups and seq_q and head_dim):
             return
-        checks.pointers(op, o=o)
+        arguments.pointers(op, o=o)
         if seq_kv:
-            checks.pointers(op, q=q, k=k, v=v)
+            arguments.pointers(op, q=q, k=k, v=v)
         # How many keys query 0 sees, before those that do not exist are taken off; each further query sees one more.
         first = seq_kv if causal is False else 1 if causal is True else 1 + seq_kv - seq_q
         warp = (2 * _ROWS * head_dim + _ROWS * 32) * (8 if dtype is DType.FLOAT64 else 4)
@@ -218,12 +217,12 @@ class CudaCompute(CudaMemory):
 
     @staticmethod
     def _check_sizes(op: str, m: int, n: int, k: int, alpha: complex, a: int, b: int, c: int) -> None:
-        if m <= 0 or n <= 0 or k <= 0 or c < _BASE or a < _BASE or b < _BASE:
-            checks.not_negative(op, m=m, n=n, k=k)
+        if m <= 0 or n <= 0 or k <= 0 or c < BASE or a < BASE or b < BASE:
+            arguments.not_negative(op, m=m, n=n, k=k)
             if m and n:
-                checks.pointers(op, c=c)
+                arguments.pointers(op, c=c)
                 if k and alpha:
-                    checks.pointers(op, a=a, b=b)
+                    arguments.pointers(op, a=a, b=b)
 
 
 def _real(transpose: Transpose, dtype: DType) -> Transpose:

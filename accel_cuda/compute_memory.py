@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel import ComputeBackend, InvalidArgumentError, NotInitializedError, OutOfMemoryError, UnsupportedError
-from accel.cpu import checks
+from accel import ComputeBackend, InvalidArgumentError, NotInitializedError, OutOfMemoryError, UnsupportedError, arguments
 from accel_cuda.driver import Handle
 from accel_cuda.staging import Stager
 from accel_cuda.transfers import STAGED, move_small
@@ -73,7 +72,7 @@ class CudaMemory(ComputeBackend):
             If the device has no room for it.
         """
         self._ready()
-        checks.not_negative("alloc", nbytes=nbytes)
+        arguments.not_negative("alloc", nbytes=nbytes)
         size = 1 << (max(nbytes, _SMALLEST) - 1).bit_length()
         free = self._free.get(size)
         pointer = free.pop() if free else self._take(size)
@@ -107,7 +106,7 @@ class CudaMemory(ComputeBackend):
         nbytes = data.size
         if not nbytes:
             return
-        checks.pointers("copy_htod", destination=destination)
+        arguments.pointers("copy_htod", destination=destination)
         self._stream.ready()
         address = data.ctypes.data
         if nbytes <= STAGED:
@@ -126,7 +125,7 @@ class CudaMemory(ComputeBackend):
         nbytes = data.size
         if not nbytes:
             return
-        checks.pointers("copy_dtoh", source=source)
+        arguments.pointers("copy_dtoh", source=source)
         self._stream.ready()
         address = data.ctypes.data
         if nbytes <= STAGED:

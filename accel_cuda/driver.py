@@ -11,21 +11,19 @@ The package loads without a GPU, a driver or the bindings; :func:`load_driver` t
 from __future__ import annotations
 
 import ctypes
-import functools
-import importlib
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
 from accel import AccelError, BackendUnavailableError, FaultScope
 from accel_cuda.errors import error_of
+from accel_cuda.libraries import load_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["Driver", "Faultable", "Handle", "HotCalls", "LaunchConfig", "load_driver"]
 
-_INSTALL = "pip install 'accel-actors[cuda]'"
 _LIBRARY = "libcuda.so.1"
 
 Handle = ctypes.c_void_p
@@ -171,7 +169,10 @@ class Driver:
         return self.fault.clone(**{name: value for name, value in fields.items() if getattr(self.fault, name, None) is None})
 
 
-@functools.cache
+_loading = threading.Lock()
+_loaded: list[Driver] = []
+
+
 def load_driver() -> Driver:
     """Load the bindings and the driver, and initialize it; the same instance for the whole process. May block.
 
@@ -180,11 +181,16 @@ def load_driver() -> Driver:
     BackendUnavailableError
         If something is missing; it says what, and what to do. Tried again by the next call.
     """
-    try:
-        bindings: Any = importlib.import_module("cuda.bindings.driver")
-        release: str = importlib.import_module("cuda.bindings").__version__
-    except ImportError as error:
-        raise BackendUnavailableError(f"cuda-python cannot be imported: {error}", remedy=f"Install it: {_INSTALL}.") from error
+    # Two instances would not know of each other's faults.
+    with _loading:
+        if not _loaded:
+            _loaded.append(_load())
+        return _loaded[0]
+
+
+def _load() -> Driver:
+    bindings = load_module("cuda.bindings.driver", "cuda-bindings")
+    release: str = load_module("cuda.bindings", "cuda-bindings").__version__
     try:
         library = ctypes.PyDLL(_LIBRARY)
     except OSError as error:
@@ -197,8 +203,8 @@ def load_driver() -> Driver:
     needed = int(release.partition(".")[0])
     if version.value // 1000 < needed:
         raise BackendUnavailableError(
-            f"the NVIDIA driver supports CUDA {_dotted(version.value)}, cuda-python {release} needs {needed}.0",
-            remedy=f"Install a newer driver, or pip install 'cuda-python<{version.value // 1000 + 1}'.",
+            f"the NVIDIA driver supports CUDA {_dotted(version.value)}, cuda-bindings {release} needs {needed}.0",
+            remedy="Install driver 580 or later.",
         )
     status = int(bindings.cuInit(0)[0])
     if status:

@@ -194,6 +194,11 @@ class ActorCell:
 
     # -- the end
 
+    def ended(self, task: asyncio.Task[Any]) -> None:
+        """Leave although the task never took its first step: a loop that ends cancels such tasks too. Called when the task is done."""
+        if self.state is not ActorState.STOPPED:
+            self._finish(None)
+
     def _finish(self, outcome: BaseException | None) -> None:
         """Leave: all that is left to do needs no waiting."""
         self.state = ActorState.STOPPED

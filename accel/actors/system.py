@@ -361,7 +361,8 @@ class ActorSystem:
         cell = ActorLife(self, parent, (actor, args, kwargs), name, mailbox_size, RestartStrategy() if restart is None else restart)
         # An eager task runs before create_task returns, and may look for itself.
         siblings[name] = cell
-        group.create_task(cell.run(), name=f"accel-actor-{cell.path}", context=Context())
+        task = group.create_task(cell.run(), name=f"accel-actor-{cell.path}", context=Context())
+        task.add_done_callback(cell.ended, context=Context())
         return await cell.wait_started()
 
     def enlist(self, cell: ActorCell) -> None:

@@ -13,11 +13,11 @@ EXTRAS: dict[str, dict[str, str]] = {
     "cpu": {"scipy": "scipy"},
     "web": {"fastapi": "fastapi", "uvicorn": "uvicorn", "aiohttp": "aiohttp"},
     "cli": {"rich": "rich", "sklearn": "scikit-learn"},
-    "cuda": {"cuda": "cuda-python", "nvmath": "nvmath-python"},
+    "cuda": {"cuda": "cuda-bindings", "cuda.core": "cuda-core", "nvmath": "nvmath-python"},
 }
 """Extra -> module -> distribution."""
 
-UNUSED = ("cpu", "cuda")
+UNUSED = ("cpu",)
 """Extras that nothing in this release imports."""
 
 _ALONE = {"uvloop": "uvloop"}

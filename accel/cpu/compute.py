@@ -6,12 +6,13 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
+from accel import arguments
+from accel.arguments import BASE
 from accel.compute import BinaryOp, Causal, ReduceOp, Transpose, UnaryOp
-from accel.cpu import checks, costs
+from accel.cpu import costs
 from accel.cpu.compute_vectors import CpuVectors
 from accel.cpu.kernels import blas, dnn, elementwise
 from accel.cpu.kernels import reduce as reductions
-from accel.cpu.views import BASE
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 
@@ -64,10 +65,10 @@ class CpuCompute(CpuVectors):
             self._check_sizes("gemm", m, n, k, alpha, a, b, c)
         rows_a, rows_b = m if transpose_a is _NONE else k, k if transpose_b is _NONE else n
         if lda < rows_a or ldb < rows_b or ldc < m or lda < 1 or ldb < 1 or ldc < 1:
-            checks.leading_dimensions("gemm", lda=(lda, rows_a), ldb=(ldb, rows_b), ldc=(ldc, m))
+            arguments.leading_dimensions("gemm", lda=(lda, rows_a), ldb=(ldb, rows_b), ldc=(ldc, m))
         if dtype.kind != "complex":
             if alpha.imag or beta.imag:
-                checks.real_scalars("gemm", alpha, beta, dtype)
+                arguments.real_scalars("gemm", alpha, beta, dtype)
             alpha, beta = alpha.real, beta.real
         if m and n:
             element = dtype.numpy
@@ -99,13 +100,13 @@ class CpuCompute(CpuVectors):
         """Enqueue ``batch_count`` products whose matrices lie ``stride_*`` elements apart."""
         op = "batched_gemm"
         self._require(op, dtype)
-        checks.not_negative(op, stride_a=stride_a, stride_b=stride_b, stride_c=stride_c, batch_count=batch_count)
+        arguments.not_negative(op, stride_a=stride_a, stride_b=stride_b, stride_c=stride_c, batch_count=batch_count)
         rows_a, rows_b = m if transpose_a is _NONE else k, k if transpose_b is _NONE else n
-        checks.leading_dimensions(op, lda=(lda, rows_a), ldb=(ldb, rows_b), ldc=(ldc, m))
+        arguments.leading_dimensions(op, lda=(lda, rows_a), ldb=(ldb, rows_b), ldc=(ldc, m))
         self._check_sizes(op, m, n, k if batch_count else 0, alpha, a, b, c if batch_count else BASE)
-        alpha, beta = checks.real_scalars(op, alpha, beta, dtype)
+        alpha, beta = arguments.real_scalars(op, alpha, beta, dtype)
         if m and n and batch_count:
-            checks.separate(op, stride_c, ldc, batch_count)
+            arguments.separate(op, stride_c, ldc, batch_count)
             first = (transpose_a, transpose_b, m, n, k, alpha, a, lda, stride_a)
             work = partial(blas.batched_gemm, *first, b, ldb, stride_b, beta, c, ldc, stride_c, batch_count, dtype.numpy)
             self._submit(work, costs.matmul(m, n, k, dtype.numpy, batch_count))
@@ -126,12 +127,12 @@ class CpuCompute(CpuVectors):
         """Enqueue a 2-d cross-correlation of NCHW arrays."""
         op = "conv2d_forward"
         self._require(op, dtype)
-        checks.convolution(op, input_shape, filter_shape, output_shape, stride, padding)
+        arguments.convolution(op, input_shape, filter_shape, output_shape, stride, padding)
         if 0 in output_shape:
             return
-        checks.pointers(op, output=output)
+        arguments.pointers(op, output=output)
         if 0 not in input_shape:
-            checks.pointers(op, input=input, filter=filter)
+            arguments.pointers(op, input=input, filter=filter)
         images, filters, rows, columns = output_shape
         work = partial(
             dnn.convolution,
@@ -165,14 +166,14 @@ class CpuCompute(CpuVectors):
     ) -> None:
         """Enqueue ``O = softmax(scale * Q K^T) V``."""
         self._require("attention", dtype)
-        checks.not_negative("attention", batch=batch, heads=heads, seq_q=seq_q, seq_kv=seq_kv, head_dim=head_dim)
+        arguments.not_negative("attention", batch=batch, heads=heads, seq_q=seq_q, seq_kv=seq_kv, head_dim=head_dim)
         if causal not in _CAUSAL:
             raise InvalidArgumentError(f"causal is {causal!r}", op="attention", remedy="Use False, True or 'bottom_right'.")
         if not (batch and heads and seq_q and head_dim):
             return
-        checks.pointers("attention", o=o)
+        arguments.pointers("attention", o=o)
         if seq_kv:
-            checks.pointers("attention", q=q, k=k, v=v)
+            arguments.pointers("attention", q=q, k=k, v=v)
         # How many keys query 0 sees, before those that do not exist are taken off; each further query sees one more.
         first = seq_kv if causal is False else 1 if causal is True else 1 + seq_kv - seq_q
         work = partial(dnn.attention, q, k, v, o, batch * heads, seq_q, seq_kv, head_dim, float(scale), first, dtype.numpy)
@@ -182,11 +183,11 @@ class CpuCompute(CpuVectors):
         """Enqueue a reduction along one axis of a C-contiguous array."""
         call = _REDUCE_CALLS[op]
         self._require(call, dtype)
-        outer, length, inner = checks.reduced_shape(call, shape, axis, empty=op not in _EXTREMES)
+        outer, length, inner = arguments.reduced_shape(call, shape, axis, empty=op not in _EXTREMES)
         if outer and inner:
-            checks.pointers(call, output=output)
+            arguments.pointers(call, output=output)
             if length:
-                checks.pointers(call, input=input)
+                arguments.pointers(call, input=input)
             work = partial(reductions.reduce, op, input, output, outer, length, inner, dtype.numpy)
             self._submit(work, costs.elements(outer * length * inner, dtype.numpy))
 
@@ -195,10 +196,10 @@ class CpuCompute(CpuVectors):
         call = _UNARY_CALLS[op]
         self._require(call, dtype)
         if n <= 0 or input < BASE or output < BASE:
-            checks.not_negative(call, n=n)
+            arguments.not_negative(call, n=n)
             if n == 0:
                 return
-            checks.pointers(call, input=input, output=output)
+            arguments.pointers(call, input=input, output=output)
         self._submit(partial(elementwise.unary, op, input, output, n, dtype.numpy), costs.unary(op, n, dtype.numpy))
 
     def binary(self, op: BinaryOp, a: int, b: int, output: int, n: int, *, dtype: DType = DType.FLOAT32) -> None:
@@ -206,16 +207,16 @@ class CpuCompute(CpuVectors):
         call = _BINARY_CALLS[op]
         self._require(call, dtype)
         if n <= 0 or a < BASE or b < BASE or output < BASE:
-            checks.not_negative(call, n=n)
+            arguments.not_negative(call, n=n)
             if n == 0:
                 return
-            checks.pointers(call, a=a, b=b, output=output)
+            arguments.pointers(call, a=a, b=b, output=output)
         self._submit(partial(elementwise.binary, op, a, b, output, n, dtype.numpy), costs.elements(3 * n, dtype.numpy))
 
     @staticmethod
     def _check_sizes(op: str, m: int, n: int, k: int, alpha: complex, a: int, b: int, c: int) -> None:
-        checks.not_negative(op, m=m, n=n, k=k)
+        arguments.not_negative(op, m=m, n=n, k=k)
         if m and n:
-            checks.pointers(op, c=c)
+            arguments.pointers(op, c=c)
             if k and alpha:
-                checks.pointers(op, a=a, b=b)
+                arguments.pointers(op, a=a, b=b)

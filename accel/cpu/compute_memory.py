@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from accel import arguments
 from accel.compute import ComputeBackend
-from accel.cpu import checks, costs
+from accel.cpu import costs
 from accel.cpu.views import Array, array
 from accel.errors import InvalidArgumentError, NotInitializedError, OutOfMemoryError, UnsupportedError
 
@@ -85,7 +86,7 @@ class CpuMemory(ComputeBackend):
             If the system has no room for it.
         """
         self._ready()
-        checks.not_negative("alloc", nbytes=nbytes)
+        arguments.not_negative("alloc", nbytes=nbytes)
         try:
             block = np.empty(max(1, nbytes) + ALIGNMENT - 1, _BYTES)
         except (MemoryError, ValueError) as error:
@@ -115,7 +116,7 @@ class CpuMemory(ComputeBackend):
         self._ready()
         data = _bytes_of("copy_htod", source)
         if data.size:
-            checks.pointers("copy_htod", destination=destination)
+            arguments.pointers("copy_htod", destination=destination)
             self._submit(partial(_copy, array(destination, data.shape, _BYTES), data), costs.copying(data.size), source)
 
     def copy_dtoh(self, destination: memoryview, source: int) -> None:
@@ -125,7 +126,7 @@ class CpuMemory(ComputeBackend):
             raise InvalidArgumentError("the destination is read-only", op="copy_dtoh", remedy="Pass a writable buffer.")
         data = _bytes_of("copy_dtoh", destination)
         if data.size:
-            checks.pointers("copy_dtoh", source=source)
+            arguments.pointers("copy_dtoh", source=source)
             self._submit(partial(_copy, data, array(source, data.shape, _BYTES)), costs.copying(data.size), destination)
 
     def _ready(self) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+from accel import arguments
 from accel.compute import ComputeBackend
-from accel.cpu import checks, costs
+from accel.cpu import costs
 from accel.cpu.compute_memory import CpuMemory
 from accel.cpu.kernels import vectors
 from accel.dtype import DType
@@ -34,31 +35,31 @@ class CpuVectors(CpuMemory):
     def axpy(self, n: int, alpha: complex, x: int, incx: int, y: int, incy: int, *, dtype: DType = DType.FLOAT32) -> None:
         """Enqueue ``y = alpha * x + y`` for n elements; with ``alpha == 0`` nothing is read or written."""
         self._require("axpy", dtype)
-        checks.not_negative("axpy", n=n)
-        checks.increments("axpy", incx=incx, incy=incy)
-        alpha, _ = checks.real_scalars("axpy", alpha, 0.0, dtype)
+        arguments.not_negative("axpy", n=n)
+        arguments.increments("axpy", incx=incx, incy=incy)
+        alpha, _ = arguments.real_scalars("axpy", alpha, 0.0, dtype)
         if n:
-            checks.pointers("axpy", x=x, y=y)
+            arguments.pointers("axpy", x=x, y=y)
             self._submit(partial(vectors.axpy, n, alpha, x, incx, y, incy, dtype.numpy), costs.elements(3 * n, dtype.numpy))
 
     def scal(self, n: int, alpha: complex, x: int, incx: int, *, dtype: DType = DType.FLOAT32) -> None:
         """Enqueue ``x = alpha * x`` for n elements. NaN and infinity times 0 are NaN."""
         self._require("scal", dtype)
-        checks.not_negative("scal", n=n)
-        checks.increments("scal", incx=incx)
-        alpha, _ = checks.real_scalars("scal", alpha, 0.0, dtype)
+        arguments.not_negative("scal", n=n)
+        arguments.increments("scal", incx=incx)
+        alpha, _ = arguments.real_scalars("scal", alpha, 0.0, dtype)
         if n:
-            checks.pointers("scal", x=x)
+            arguments.pointers("scal", x=x)
             self._submit(partial(vectors.scal, n, alpha, x, incx, dtype.numpy), costs.elements(2 * n, dtype.numpy))
 
     def dot(self, n: int, x: int, incx: int, y: int, incy: int, result: int, *, dtype: DType = DType.FLOAT32) -> None:
         """Enqueue ``result = sum(x[i] * y[i])`` over n elements, 0 of none. Nothing is conjugated (BLAS calls it ``dotu``)."""
         self._require("dot", dtype)
-        checks.not_negative("dot", n=n)
-        checks.increments("dot", incx=incx, incy=incy)
-        checks.pointers("dot", result=result)
+        arguments.not_negative("dot", n=n)
+        arguments.increments("dot", incx=incx, incy=incy)
+        arguments.pointers("dot", result=result)
         if n:
-            checks.pointers("dot", x=x, y=y)
+            arguments.pointers("dot", x=x, y=y)
         self._submit(partial(vectors.dot, n, x, incx, y, incy, result, dtype.numpy), costs.elements(2 * n, dtype.numpy))
 
     def nrm2(self, n: int, x: int, incx: int, result: int, *, dtype: DType = DType.FLOAT32) -> None:
@@ -67,9 +68,9 @@ class CpuVectors(CpuMemory):
         The result is real: for complex64 it is one float32, for complex128 one float64.
         """
         self._require("nrm2", dtype)
-        checks.not_negative("nrm2", n=n)
-        checks.increments("nrm2", incx=incx)
-        checks.pointers("nrm2", result=result)
+        arguments.not_negative("nrm2", n=n)
+        arguments.increments("nrm2", incx=incx)
+        arguments.pointers("nrm2", result=result)
         if n:
-            checks.pointers("nrm2", x=x)
+            arguments.pointers("nrm2", x=x)
         self._submit(partial(vectors.nrm2, n, x, incx, result, dtype.numpy), costs.elements(2 * n, dtype.numpy))

@@ -7,13 +7,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-__all__ = ["BASE", "Array", "array"]
+from accel.arguments import BASE
+
+__all__ = ["Array", "array"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 """A numpy array of any shape and element type."""
-
-BASE = 4096
-"""The lowest address that can be viewed. The first page of a process is never mapped, so that a null pointer is below it."""
 
 # numpy makes a view of memory that it does not own from an object with a buffer and an offset into it. Building such an object for each pointer
 # costs microseconds, so there is one, which spans the whole address space and owns nothing: an address is an offset into it. It starts at the
@@ -27,7 +26,7 @@ def array(pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any], strides: t
     Parameters
     ----------
     pointer
-        Address of the first element, at least :data:`BASE`.
+        Address of the first element, at least :data:`accel.arguments.BASE`.
     shape
         Elements along each axis.
     dtype

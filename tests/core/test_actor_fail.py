@@ -10,6 +10,7 @@ import pytest
 from accel.actors import Actor, ActorContext, ActorSystem
 from accel.errors import (
     AccelError,
+    ActorStoppedError,
     InvalidArgumentError,
 )
 from tests.actor_support import Echo, Hooked, blocked
@@ -109,3 +110,16 @@ async def test_something_cancelled_inside_receive_is_an_error_of_that_message_al
 
         assert isinstance(caught.value.__cause__, asyncio.CancelledError)
         assert ref.statistics().restarts == 0
+
+
+async def test_an_actor_whose_task_is_cancelled_before_its_first_step_is_gone() -> None:
+    async with ActorSystem(close_timeout=5.0) as system:
+        spawning = asyncio.ensure_future(system.spawn(Echo, name="unborn"))
+        await asyncio.sleep(0)  # it has made the task, which has not run
+        (task,) = [task for task in asyncio.all_tasks() if task.get_name() == "accel-actor-unborn"]
+        task.cancel()
+        with pytest.raises(ActorStoppedError):
+            await spawning
+        assert system.tree().children == ()
+        ref = await system.spawn(Echo, name="unborn")
+        assert await ref.ask(1) == 1

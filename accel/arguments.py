@@ -1,11 +1,13 @@
-"""What a call's arguments must be, checked before anything is enqueued."""
+"""What the arguments of :class:`~accel.ComputeBackend`'s calls must be: checks that backends share, made before anything is enqueued.
+
+Each raises :class:`~accel.InvalidArgumentError` with ``op`` set.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
-from accel.cpu.views import BASE
 from accel.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -13,7 +15,20 @@ if TYPE_CHECKING:
 
     from accel.dtype import DType
 
-__all__ = ["convolution", "increments", "leading_dimensions", "not_negative", "pointers", "real_scalars", "reduced_shape", "separate"]
+__all__ = [
+    "BASE",
+    "convolution",
+    "increments",
+    "leading_dimensions",
+    "not_negative",
+    "pointers",
+    "real_scalars",
+    "reduced_shape",
+    "separate",
+]
+
+BASE = 4096
+"""The lowest address at which memory can be. The first page of a process is never mapped, so that a null pointer is below it."""
 
 
 def not_negative(op: str, **sizes: int) -> None:
