@@ -9,33 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from accel.errors import InvalidArgumentError, OutOfMemoryError, StaleRefError
-from accel.memory import Allocator, Block, Dependency, MemfdSlab, Timeline
+from accel.errors import InvalidArgumentError, StaleRefError
+from accel.memory import Allocator, Block, Dependency, Timeline
+from tests.memory_support import KIB, MIB, Source, make
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-KIB = 1 << 10
-MIB = 1 << 20
-
-
-class Source:
-    """A device's memory: creates slabs, up to a capacity, and knows which are open."""
-
-    def __init__(self, capacity: int = 1 << 40) -> None:
-        self.capacity = capacity
-        self.asked: list[int] = []
-        self.open: list[MemfdSlab] = []
-
-    def __call__(self, nbytes: int) -> MemfdSlab:
-        self.asked.append(nbytes)
-        self.open = [slab for slab in self.open if slab.fd >= 0]
-        if sum(slab.nbytes for slab in self.open) + nbytes > self.capacity:
-            raise OutOfMemoryError("the device is full", requested=nbytes)
-        slab = MemfdSlab(nbytes)
-        self.open.append(slab)
-        return slab
 
 
 @pytest.fixture
@@ -51,10 +30,6 @@ def rng() -> random.Random:
     seed = secrets.randbits(64)
     print(f"seed {seed}")
     return random.Random(seed)
-
-
-def make(source: Source, *, limit: int | None = None, slab_bytes: int = MIB) -> Allocator:
-    return Allocator(source, device="cpu:0", limit=limit, slab_bytes=slab_bytes, granularity=64 * KIB)
 
 
 def write(block: Block, timeline: Timeline) -> list[Dependency]:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from typing import TYPE_CHECKING
 
@@ -17,32 +16,10 @@ from accel.errors import (
     InvalidArgumentError,
     LibraryError,
 )
+from tests.cpu_support import LARGE, PATIENCE, SMALL, Gate, Thing, ends, marked, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from accel.cpu.event import CpuEvent
-    from accel.cpu.stream import CpuStream
-
-LARGE = 1.0
-SMALL = 0.0
-PATIENCE = 10.0
-
-
-class Gate:
-    """Work that says when it has begun and goes on when it is told to."""
-
-    def __init__(self) -> None:
-        self.begun = threading.Event()
-        self.opened = threading.Event()
-
-    def __call__(self) -> None:
-        self.begun.set()
-        assert self.opened.wait(PATIENCE)
-
-
-class Thing:
-    """Something that can be watched going away."""
+    from collections.abc import Iterator
 
 
 @pytest.fixture
@@ -57,22 +34,6 @@ def gate() -> Iterator[Gate]:
     made = Gate()
     yield made
     made.opened.set()
-
-
-def marked(device: CpuDevice, stream: CpuStream) -> CpuEvent:
-    event = device.create_event()
-    stream.record(event)
-    return event
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-
-
-def ends(name: str) -> bool:
-    return not any(thread.name == name for thread in threading.enumerate())
 
 
 class Signal:

@@ -1,0 +1,187 @@
+"""Programs that tests run in processes of their own: a fault ends CUDA for the process it happens in. ``python -m tests.gpu.cuda_programs NAME ...``."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+import accel
+from accel.testing import FaultPlan, conformance
+from accel_cuda import CudaBackend
+from accel_cuda.driver import load_driver
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 30.0
+ILLEGAL_ADDRESS = 700
+
+E = TypeVar("E", bound=Exception)
+
+
+def run_program(name: str, *arguments: str) -> None:
+    """Run a program and fail unless it ends well; called by the tests."""
+    command = [sys.executable, "-X", "faulthandler", "-m", "tests.gpu.cuda_programs", name, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=55, check=False)
+    assert done.returncode == 0, f"{name} {arguments} ended with {done.returncode}:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+
+
+async def failure(awaitable: Awaitable[object], kind: type[E]) -> E:
+    try:
+        value = await asyncio.wait_for(awaitable, PATIENCE)
+    except kind as error:
+        return error
+    raise AssertionError(f"it gave {value!r} where {kind.__name__} was due")
+
+
+def check(name: str) -> None:
+    """Run one check of the conformance suite."""
+    (found,) = (each for each in conformance.checks() if each.name == name)
+    asyncio.run(found.run(conformance.Harness(CudaBackend())))
+
+
+def loses_the_device(completion: str) -> None:
+    """A kernel that writes to an illegal address ends every wait with the driver's code, and the device, but not the system."""
+
+    async def main() -> None:
+        async with accel.System() as system:
+            plan = FaultPlan().poison_at(3, op="gemm")
+            device = await system.open_device("cuda", completion=completion, faults=plan)
+            x = np.eye(64, dtype=np.float32)
+            a = await device.put(x)
+            assert np.array_equal(await device.get(await device.blas.gemm(a, a)), x)
+            await device.blas.gemm(a, a)
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            waiting = [loop.create_task(failure(device.blas.gemm(a, a), accel.ContextPoisonedError)) for _ in range(4)]
+            errors = await asyncio.gather(*waiting)
+            assert len({id(error) for error in errors}) == len(errors), "waiters share an error"
+            assert loop.time() - began < 2.0, "the fault took too long to be told"
+            for error in errors:
+                told = (error.code, error.library, error.scope, error.retryable)
+                assert told == (ILLEGAL_ADDRESS, "driver", accel.FaultScope.PROCESS, False), told
+            await is_lost(device)
+            again = await failure(system.open_device("cuda"), accel.DeviceLostError)
+            assert again.code == ILLEGAL_ADDRESS
+            cpu = await system.open_device("cpu")
+            assert np.array_equal(await cpu.get(await cpu.put(x)), x)
+
+    asyncio.run(main())
+
+
+async def is_lost(device: accel.Device) -> None:
+    """Assert that a device is lost and says so."""
+    lost = await failure(device.zeros(1), accel.DeviceLostError)
+    assert lost.code == ILLEGAL_ADDRESS
+    assert device.state is accel.DeviceState.LOST
+    assert not device.health().is_live
+    assert device.info().in_flight == 0
+    assert device.generation == 1
+
+
+def ends_batches_and_generations() -> None:
+    """A fault inside a batch ends the batch; whoever listens for generations is told that there will be none."""
+
+    async def main() -> None:
+        async with accel.System() as system:
+            device = await system.open_device("cuda", faults=FaultPlan().poison_at(3))
+            seen: list[int] = []
+
+            async def listen() -> None:
+                async for generation in device.generations():
+                    seen.append(generation)  # noqa: PERF401 - seen as they come
+
+            listening = asyncio.ensure_future(listen())
+
+            async def batch() -> None:
+                async with device.batch() as recorded:
+                    for _ in range(5):
+                        recorded.zeros(4)
+
+            error = await failure(batch(), accel.ContextPoisonedError)
+            assert error.code == ILLEGAL_ADDRESS
+            await failure(listening, accel.DeviceLostError)
+            assert seen == [1]
+            await is_lost(device)
+
+    asyncio.run(main())
+
+
+def gives_memory_back() -> None:
+    """Devices that were opened, used and closed leave no device memory behind; the last one ends the primary context."""
+    driver = load_driver()
+    keep = CudaBackend().open(0)
+
+    async def use() -> None:
+        async with accel.System() as system:
+            device = await system.open_device("cuda")
+            a = await device.put(np.ones((1024, 1024), np.float32))
+            for _ in range(3):
+                a = await device.blas.gemm(a, a, alpha=1e-3)
+            await device.reduce("sum", await device.elementwise.unary("relu", a))
+            await device.get(await device.full((64, 1 << 20), 1.0))
+
+    def used_and_free() -> int:
+        asyncio.run(use())
+        keep.enter()
+        return int(driver.call("cuMemGetInfo")[0])
+
+    used_and_free()  # cuBLAS loads its kernels into the context
+    free = [used_and_free() for _ in range(4)]
+    assert len(set(free)) == 1, f"bytes free after each device: {free}"
+    keep.close()
+    flags_active = driver.call("cuDevicePrimaryCtxGetState", driver.call("cuDeviceGet", 0))
+    assert not flags_active[1], "the primary context is still there"
+
+
+def shares_the_context_with_torch() -> None:
+    """torch in the same process computes before, during and after, and captures a graph while our ops run."""
+    torch: Any = importlib.import_module("torch")
+
+    async def main() -> None:
+        async with accel.System() as system:
+            device = await system.open_device("cuda")
+            a = np.random.default_rng().standard_normal((256, 256)).astype(np.float32)
+            ref = await device.put(a)
+            total, stop = torch.zeros(8, device="cuda"), asyncio.Event()
+            total += 1
+            torch.cuda.synchronize()
+
+            async def load() -> None:
+                while not stop.is_set():
+                    await device.elementwise.unary("neg", ref, out=ref)
+                    await device.elementwise.unary("neg", ref, out=ref)
+
+            task = asyncio.ensure_future(load())
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                total += 1
+                await asyncio.sleep(0)
+            graph.replay()
+            torch.cuda.synchronize()
+            stop.set()
+            await task
+            assert total[0].item() == 2.0
+            assert np.array_equal(await device.get(ref), a)
+
+    x = torch.randn(512, 512, device="cuda")
+    y = x @ x
+    asyncio.run(main())
+    assert torch.equal(y, x @ x)
+    torch.cuda.synchronize()
+
+
+PROGRAMS: dict[str, Callable[..., None]] = {
+    program.__name__: program
+    for program in (check, loses_the_device, ends_batches_and_generations, gives_memory_back, shares_the_context_with_torch)
+}
+
+if __name__ == "__main__":
+    PROGRAMS[sys.argv[1]](*sys.argv[2:])

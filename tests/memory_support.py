@@ -1,0 +1,31 @@
+"""What the tests of the allocator share."""
+
+from __future__ import annotations
+
+from accel.errors import OutOfMemoryError
+from accel.memory import Allocator, MemfdSlab
+
+KIB = 1 << 10
+MIB = 1 << 20
+
+
+class Source:
+    """A device's memory: creates slabs, up to a capacity, and knows which are open."""
+
+    def __init__(self, capacity: int = 1 << 40) -> None:
+        self.capacity = capacity
+        self.asked: list[int] = []
+        self.open: list[MemfdSlab] = []
+
+    def __call__(self, nbytes: int) -> MemfdSlab:
+        self.asked.append(nbytes)
+        self.open = [slab for slab in self.open if slab.fd >= 0]
+        if sum(slab.nbytes for slab in self.open) + nbytes > self.capacity:
+            raise OutOfMemoryError("the device is full", requested=nbytes)
+        slab = MemfdSlab(nbytes)
+        self.open.append(slab)
+        return slab
+
+
+def make(source: Source, *, limit: int | None = None, slab_bytes: int = MIB) -> Allocator:
+    return Allocator(source, device="cpu:0", limit=limit, slab_bytes=slab_bytes, granularity=64 * KIB)
