@@ -75,7 +75,7 @@ def gpu(session: nox.Session) -> None:
             "and its driver; `python3 -m nox -s tests` runs everything that needs no GPU"
         )
     install(session, extras="cpu,web,cli,cuda", groups=("tests",))
-    session.run("pytest", "-m", "gpu", *session.posargs)
+    session.run("pytest", "-m", "gpu", *(session.posargs or ("tests/gpu",)))
 
 
 @nox.session

@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         find_device("cuda")
     except BackendUnavailableError as error:
         for item in marked:
-            item.add_marker(pytest.mark.skip(reason=error.message))
+            item.add_marker(pytest.mark.skip(reason=f"no CUDA device: {error.message}"))
 
 
 @pytest.fixture
