@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-
-import pytest
+from typing import TYPE_CHECKING
 
 from accel.cli import doctor, main
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_doctor_tests_other_devices_without_a_fault(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
