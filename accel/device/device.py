@@ -290,7 +290,7 @@ class Device:
             generation=core.lifecycle.generation,
             restarts=core.restarts,
             queued=statistics.depth + statistics.waiting_putters + core.in_hand,
-            in_flight=0 if context is None else context.in_flight,
+            in_flight=0 if context is None or context.fault is not None else context.in_flight,
             memory=MemoryInfo(used, 0, reserved, core.options.memory_limit),
         )
 

@@ -86,8 +86,13 @@ class KernelActor(Actor["Run", None]):
                 if launch.action is not None:
                     self._act(launch.action, lane)
                 run_blocking = self._context.core.system.run_blocking
-                await run_blocking(launch.kernel, lane, launch.op, launch.inputs, launch.outputs)
+                # Counted before: from here on it may be on the device, whoever stops waiting.
                 submission.launched += 1
+                try:
+                    await run_blocking(launch.kernel, lane, launch.op, launch.inputs, launch.outputs)
+                except Exception:
+                    submission.launched -= 1
+                    raise
         except Exception as error:
             self._raised(error, launch, run)
         finally:

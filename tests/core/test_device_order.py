@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from blockbuster import blockbuster_ctx
 
 import accel
 from accel.testing import FaultPlan
-from tests.device_support import in_flight, opened, task, turns, until, used
+from tests.device_support import bounded, in_flight, opened, task, turns, until, used
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -224,15 +225,16 @@ async def test_batch_and_single_ops_share_one_queue(rng: np.random.Generator) ->
 
 
 async def test_loop_goes_on_while_large_work_runs() -> None:
+    gate = threading.Event()
     async with opened() as device:
-        a = await device.zeros((700, 700))
-        await device.blas.gemm(a, a)
-        count = 0
-        work = task(device.blas.gemm(a, a))
-        while not work.done():
-            await asyncio.sleep(0)
-            count += 1
-        assert count > 20, "the loop stood still"
+        a = await device.zeros(8)
+        # Large by its estimate, so that it runs beside the loop; it ends when this test, on the loop, says so.
+        device._host.context.ports["memory"].lane.stream.submit(lambda: gate.wait(10), 1.0)
+        work = task(device.get(a))
+        await turns()
+        assert not work.done()
+        gate.set()
+        np.testing.assert_array_equal(await bounded(work), np.zeros(8))
 
 
 @pytest.mark.parametrize("completion", ["adaptive", "polled", "sync", "host_fn"])
@@ -267,3 +269,17 @@ def test_results_are_the_same_on_every_loop(run_on_loop: Callable[[Callable[[], 
             assert device.generation == 2
 
     run_on_loop(main)
+
+
+async def test_an_op_is_sent_at_the_first_step_of_its_await() -> None:
+    plan = FaultPlan()
+    async with opened(plan, libraries=["blas"]) as device:
+        x = await device.put(np.eye(4))
+        await turns()
+        before = plan.count
+        op = device.blas.gemm(x, x)
+        assert plan.count == before, "nothing is sent before it is awaited"
+        waiting = task(op)
+        await asyncio.sleep(0)
+        assert plan.count == before + 1
+        np.testing.assert_array_equal(await device.get(await waiting), np.eye(4))

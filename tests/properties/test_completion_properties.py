@@ -252,9 +252,7 @@ async def play_on_cpu(strategy: CompletionStrategy, plan: list[tuple[int, bool]]
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 @settings(max_examples=10, deadline=None)
-@given(
-    plan=st.lists(st.tuples(st.integers(0, 1), st.booleans()), max_size=8), fault_at=st.none() | st.integers(0, 7), shares=st.booleans()
-)
+@given(plan=st.lists(st.tuples(st.integers(0, 1), st.booleans()), max_size=8), fault_at=st.none() | st.integers(0, 7), shares=st.booleans())
 def test_marks_of_real_streams_end_once_and_rightly(
     strategy: CompletionStrategy, plan: list[tuple[int, bool]], fault_at: int | None, shares: bool
 ) -> None:
