@@ -281,6 +281,7 @@ def test_device_whose_system_nobody_closed_is_closed_with_the_loop(is_busy: bool
         assert wrong not in caplog.text
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_after_a_fork_the_child_is_refused() -> None:
     async def main() -> None:
         async with opened() as device:
