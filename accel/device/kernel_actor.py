@@ -49,7 +49,10 @@ class KernelActor(Actor["Run", None]):
             if _is_beside(launch, message.lane):
                 return False
         for launch in message.launches:
-            self._enqueue(launch, message)
+            try:
+                self._enqueue(launch, message)
+            finally:
+                message.lane.advance(launch.seq)
         self._finish(message)
         return True
 
@@ -57,24 +60,24 @@ class KernelActor(Actor["Run", None]):
         """Enqueue one run."""
         await _until_due(message)
         for launch in message.launches:
-            if _is_beside(launch, message.lane):
-                await self._enqueue_beside(launch, message)
-            else:
-                self._enqueue(launch, message)
-            if self._debug:
-                await self._synchronize(launch, message)
+            try:
+                if _is_beside(launch, message.lane):
+                    await self._enqueue_beside(launch, message)
+                else:
+                    self._enqueue(launch, message)
+                if self._debug:
+                    await self._synchronize(launch, message)
+            finally:
+                # Enqueued or dropped: its place in line is taken. Not before it was waited for, where that is asked for: the next op comes after.
+                message.lane.advance(launch.seq)
         self._finish(message)
 
     def _enqueue(self, launch: Launch, run: Run) -> None:
-        """Bring one op to the lane, or drop it: in both cases its place in line is taken."""
-        lane = run.lane
-        try:
-            # Also for an op that is dropped: whoever comes after it on this lane relies on what its place in line has waited for.
-            for other, seq in launch.dependencies:
-                self._depend(lane, other, seq)
-            self._launch(launch, run)
-        finally:
-            lane.advance(launch.seq)
+        """Bring one op to the lane, or drop it."""
+        # Also for an op that is dropped: whoever comes after it on this lane relies on what its place in line has waited for.
+        for other, seq in launch.dependencies:
+            self._depend(run.lane, other, seq)
+        self._launch(launch, run)
 
     async def _enqueue_beside(self, launch: Launch, run: Run) -> None:
         """Do what :meth:`_enqueue` does, with the kernel called on another thread."""
@@ -96,7 +99,6 @@ class KernelActor(Actor["Run", None]):
         except Exception as error:
             self._raised(error, launch, run)
         finally:
-            lane.advance(launch.seq)
             del submission, run
 
     def _is_wanted(self, launch: Launch, run: Run) -> bool:

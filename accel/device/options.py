@@ -64,9 +64,11 @@ def check_options(
     InvalidArgumentError
         If one is not; it says which, and what would do.
     """
+    _lanes(streams)
     return DeviceOptions(
         completion=resolve_strategy(completion),
-        lanes=_lanes(streams),
+        # One after the other over all libraries: with several streams, a fault would surface in whichever is waited for.
+        lanes=1 if debug else _lanes(streams),
         libraries=_libraries(libraries),
         memory_limit=None if memory_limit is None else _positive("memory_limit", memory_limit),
         pending_limit=_positive("pending_limit", pending_limit),

@@ -116,7 +116,7 @@ class System(ActorSystem):
         faults
             A :class:`accel.testing.FaultPlan` that brings faults about on purpose.
         debug
-            Synchronize after each op, off the loop, so that an error names the op that caused it. Slow.
+            Run all ops in one stream, and synchronize after each, off the loop, so that an error names the op that caused it. Slow.
 
         Raises
         ------
