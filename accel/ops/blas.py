@@ -42,6 +42,10 @@ def _set_factors(op: Any, dtype: DType, *names: str) -> None:
         object.__setattr__(op, name, factor(name, getattr(op, name), dtype))
 
 
+def _no_out() -> InvalidArgumentError:
+    return InvalidArgumentError("beta scales out, which is not given", remedy="Pass out=, or leave beta at 0.")
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Gemm(KernelOp):
     """``alpha * op(a) @ op(b) + beta * out``.
@@ -80,7 +84,7 @@ class Gemm(KernelOp):
             _set_factors(self, dtype, "alpha", "beta")
         if out is None:
             if self.beta:
-                raise InvalidArgumentError("beta scales out, which is not given", remedy="Pass out=, or leave beta at 0.")
+                raise _no_out()
             return Plan((a, b), (), (Spec(shape, dtype),), "gemm", dtype)
         not_aliased(out, a=a, b=b)
         writes, creates = result_in(out, shape, dtype)
@@ -128,7 +132,7 @@ class GemmBatched(KernelOp):
             raise InvalidArgumentError(f"a has {a.shape[0]} matrices and b has {b.shape[0]}", remedy="Give both as many.")
         _set_factors(self, dtype, "alpha", "beta")
         if self.beta and self.out is None:
-            raise InvalidArgumentError("beta scales out, which is not given", remedy="Pass out=, or leave beta at 0.")
+            raise _no_out()
         not_aliased(self.out, a=a, b=b)
         shape = (self.batch_count, *_product(a.shape, b.shape, self.transpose_a, self.transpose_b))
         writes, creates = result_in(self.out, shape, dtype)
@@ -158,7 +162,7 @@ class Gemv(KernelOp):
             raise InvalidArgumentError(f"op(a) has {n} columns and x has {x.shape[0]} elements", remedy="Give as many elements as columns.")
         _set_factors(self, dtype, "alpha", "beta")
         if self.beta and self.out is None:
-            raise InvalidArgumentError("beta scales out, which is not given", remedy="Pass out=, or leave beta at 0.")
+            raise _no_out()
         not_aliased(self.out, a=a, x=x)
         writes, creates = result_in(self.out, (m,), dtype)
         return Plan((a, x), writes, creates, "gemm", dtype)
