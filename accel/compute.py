@@ -22,6 +22,8 @@ __all__ = ["BinaryOp", "Causal", "ComputeBackend", "ReduceOp", "Transpose", "Una
 class Transpose(enum.Enum):
     """What is done to a matrix before it is multiplied."""
 
+    __hash__ = object.__hash__  # by identity, as members are compared: they are keys on the way of every op
+
     NONE = "n"
     TRANSPOSE = "t"
     CONJUGATE = "c"
@@ -31,6 +33,8 @@ class Transpose(enum.Enum):
 class ReduceOp(enum.Enum):
     """Reductions along one axis."""
 
+    __hash__ = object.__hash__  # by identity, as members are compared: they are keys on the way of every op
+
     SUM = "sum"
     MEAN = "mean"
     MAX = "max"
@@ -39,6 +43,8 @@ class ReduceOp(enum.Enum):
 
 class UnaryOp(enum.Enum):
     """Functions of one element."""
+
+    __hash__ = object.__hash__  # by identity, as members are compared: they are keys on the way of every op
 
     RELU = "relu"
     SIGMOID = "sigmoid"
@@ -52,6 +58,8 @@ class UnaryOp(enum.Enum):
 
 class BinaryOp(enum.Enum):
     """Functions of two elements."""
+
+    __hash__ = object.__hash__  # by identity, as members are compared: they are keys on the way of every op
 
     ADD = "add"
     SUB = "sub"

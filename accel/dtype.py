@@ -43,6 +43,9 @@ def _kind(name: str) -> Kind:
 class DType(enum.Enum):
     """The type of a buffer's elements; a member's value is the name that numpy or ml_dtypes gives it."""
 
+    # Members are looked up in tables for each op: by identity, as they are compared, and not by a hash computed in Python.
+    __hash__ = object.__hash__
+
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
     FLOAT32 = "float32"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from time import perf_counter
 from typing import TYPE_CHECKING
 
 from accel import AccelError, ClosedError, InvalidArgumentError, UnsupportedError
@@ -25,8 +24,6 @@ _NON_BLOCKING = 1
 _BLOCK = 256
 _KERNEL_FILLS = {8: "fill8", 16: "fill16"}
 _ARGUMENTS = 14
-_LOOK_FOR = 10e-6
-_LONGEST_PAUSE = 256
 
 
 class CudaStream:
@@ -45,16 +42,13 @@ class CudaStream:
     """
 
     __slots__ = (
-        "_backoff",
         "_config",
         "_config_pointer",
         "_functions",
         "_hangs",
-        "_last",
         "_launch",
         "_on_close",
         "_parameters",
-        "_pause",
         "_record",
         "_refusal",
         "_values",
@@ -73,8 +67,6 @@ class CudaStream:
         self._on_close: list[Callable[[], object]] = []
         hot = context.driver.hot
         self._launch, self._record = hot.launch, hot.event_record
-        self._last: CudaEvent | None = None
-        self._pause, self._backoff = 0, 1
         # The driver copies the arguments before a launch returns, so one place for them is enough.
         self._values = (ctypes.c_uint64 * _ARGUMENTS)()
         start = ctypes.addressof(self._values)
@@ -88,11 +80,7 @@ class CudaStream:
     # -- what the protocol asks for
 
     def record(self, event: CudaEvent) -> bool:
-        """Put a mark after everything enqueued so far; return ``True`` if that has already been passed.
-
-        Behind an idle stream, the smallest kernels end within microseconds, which is less than a turn of an event loop takes: so it looks a few times
-        before it returns, as long as that was of use lately.
-        """
+        """Put a mark after everything enqueued so far; return ``False``: whether it has been passed already costs more to ask than it brings."""
         context = self.ready()
         if event.context is not context:
             raise _foreign()
@@ -100,17 +88,6 @@ class CudaStream:
         if status:
             raise context.failure(status, "cuEventRecord")
         event.mark(self, self.transfers.issued)
-        last, self._last = self._last, event
-        if self._pause:
-            self._pause -= 1
-        elif last is None or last.has_passed or last is event:
-            deadline = perf_counter() + _LOOK_FOR
-            while perf_counter() < deadline:
-                if event.query():
-                    self._backoff = 1
-                    return True
-            self._backoff = min(2 * self._backoff, _LONGEST_PAUSE)
-            self._pause = self._backoff
         return False
 
     def wait(self, event: CudaEvent) -> None:

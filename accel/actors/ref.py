@@ -15,6 +15,8 @@ from accel.actors.mailbox import MailboxStatistics
 from accel.errors import DeadlineExceededError, InvalidArgumentError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from accel.actors.cell import ActorCell
     from accel.actors.mailbox import Mailbox
 
@@ -152,6 +154,11 @@ class ActorRef(Generic[M_contra, R_co]):
         if _get_running_loop() is not cell.loop:
             raise cell.system.not_at_home()
         return cell.hand_over(message)
+
+    @property
+    def hand_over_here(self) -> Callable[[M_contra], bool]:
+        """:meth:`hand_over` without its look at the loop, to be kept by layers built upon actors that have looked themselves."""
+        return self._cell.hand_over
 
     async def send(self, message: M_contra) -> None:
         """Queue a message once there is room, in the order of those who wait, and expect no answer.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from accel.completion.prediction import Estimate, Predictor
-from accel.completion.strategy import Ended, look
+from accel.completion.strategy import Ended, look, take_ended
 from accel.completion.timer import create_timer
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ class Pacing:
         It spins from at most this long before a predicted end until this long after.
     unknown_spin
         It spins for this long on an op of a kind that it has not seen.
+    hold
+        If a lane's only mark should be passed within this time, it looks again and again without giving the loop back: that takes less than a turn.
     shortest, longest
         Bounds of the sleeps that are not to a predicted end. A sleep shorter than ``shortest`` is not worth a timer.
     trust
@@ -48,6 +50,7 @@ class Pacing:
 
     window: float = 150e-6
     unknown_spin: float = 75e-6
+    hold: float = 10e-6
     shortest: float = 50e-6
     longest: float = 2e-3
     trust: float = 10e-3
@@ -209,21 +212,42 @@ class Reactor:
     def _look_at(self, lane: ReactorLane, now: float) -> list[Ended]:
         queue = lane.queue
         ended: list[Ended] = []
-        while queue:
-            answer = look(queue[0])
-            if answer is None:
-                break
-            queue.popleft()
+        answer = look(queue[0]) or self._hold(lane, now)
+        if answer is not None:
             # Only the first of several has a duration that was seen; the others ended some time between two looks.
-            if not ended and answer[1] is None:
-                self._learn(lane, answer[0], now)
+            if answer[1] is None:
+                now = time.perf_counter()
+                if now - lane.began > self._pacing.unknown_spin or lane.due > lane.looked or not self._is_short(answer[0]):
+                    self._learn(lane, answer[0], now)
+            queue.popleft()
             ended.append(answer)
-        if ended:
+            take_ended(queue, ended)
             lane.ended = now
             if queue:
                 lane.began = max(queue[0].enqueued_at, now)
         lane.looked = now
         return ended
+
+    def _is_short(self, pending: Pending) -> bool:
+        """Whether a kind is known to be one that is spun on from its beginning: of what ends as soon, nothing more need be learned."""
+        estimate = self._predictor.expect(pending.kind)
+        return estimate is not None and estimate.mean <= self._pacing.hold
+
+    def _hold(self, lane: ReactorLane, now: float) -> Ended | None:
+        """Wait for a mark that is about to be passed, if it is the only one of its lane: others have their loop back soon enough."""
+        hold = self._pacing.hold
+        if len(lane.queue) > 1 or lane.due - now > hold:
+            return None
+        pending = lane.queue[0]
+        estimate = self._predictor.expect(pending.kind)
+        late = now - lane.began - (0.0 if estimate is None else estimate.mean)
+        if late > hold or late < -hold:
+            return None
+        while time.perf_counter() < now + hold:
+            answer = look(pending)
+            if answer is not None:
+                return answer
+        return None
 
     def _learn(self, lane: ReactorLane, pending: Pending, now: float) -> None:
         # It ended between two looks. A look that came late says nothing about the op: were the delay taken for a part of it, the reactor would

@@ -43,7 +43,7 @@ class Pending(Protocol):
         """When the work before the mark was enqueued (``time.perf_counter()``, seconds)."""
 
     def complete(self) -> None:
-        """Take note that the stream has passed the mark; called only after ``event.query()`` returned ``True``."""
+        """Take note that the stream has passed the mark; called only after ``query()`` of its event, or of a later one in its lane, returned ``True``."""
 
     def fail(self, error: AccelError) -> None:
         """Take note that the stream will never pass the mark; ``error`` is what the query raised, an instance of the mark's own."""
@@ -123,6 +123,9 @@ class CompletionStrategy(ABC):
             A dictionary that lives as long as the system: what watchers of several devices have in common is found there.
         """
 
+
+_FEW = 2
+"""So many marks are cheaper looked at one by one."""
 
 Ended: TypeAlias = "tuple[Pending, AccelError | None]"
 """A mark that has ended, and the error if it failed."""
@@ -219,13 +222,35 @@ class LaneWatcher(Watcher):
 
 
 def take_ended(queue: deque[Pending], ended: list[Ended]) -> None:
-    """Move the marks at the head of ``queue`` that have ended to ``ended``."""
+    """Move the marks at the head of ``queue`` that have ended to ``ended``.
+
+    A stream passes its marks in order, so of many it is enough to find the last that was passed.
+    """
     while queue:
         answer = look(queue[0])
         if answer is None:
             return
         ended.append(answer)
         queue.popleft()
+        if answer[1] is None and len(queue) > _FEW:
+            for _ in range(_passed(queue)):
+                ended.append((queue.popleft(), None))  # noqa: PERF401 - one at a time
+
+
+def _passed(queue: deque[Pending]) -> int:
+    """Return how many marks at the head of ``queue`` are known to be passed, by halves; after a fault the marks themselves are asked, one by one."""
+    passed, unknown = 0, len(queue)
+    probe = unknown - 1  # nearly always all are passed, or nearly all
+    while passed < unknown:
+        answer = look(queue[probe])
+        if answer is None:
+            unknown = probe
+        elif answer[1] is None:
+            passed = probe + 1
+        else:
+            return passed
+        probe = (passed + unknown) // 2
+    return passed
 
 
 async def thread_end(thread: threading.Thread) -> None:

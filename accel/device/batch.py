@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from accel import ops
 from accel.device.libraries import Blas, Dnn, Elementwise, Libraries, Reduce
-from accel.device.submission import Submission
+from accel.device.submission import BatchSubmission
 from accel.dtype import DType, DTypeLike, native
 from accel.errors import AccelError, ClosedError, InvalidArgumentError, NotInitializedError
 from accel.ops.base import as_shape, with_refs
@@ -136,9 +136,7 @@ class Batch:
             for ref in refs:
                 self._core.recording.pop(ref.buffer, None)
         core = self._core
-        submission = Submission(
-            tuple(self._ops), tuple(self._plans), core.loop.create_future(), outputs=self._outputs, generation=self._generation
-        )
+        submission = BatchSubmission(tuple(self._ops), tuple(self._plans), self._outputs, core.loop.create_future(), self._generation)
         if error is not None:
             submission.void(0)
             return
@@ -146,10 +144,10 @@ class Batch:
             return
         try:
             self._sender.guard()
-            await self._sender.send(submission, self._timeout)
+            await self._sender.run(None, self._timeout, submission)
         except AccelError:
             if not submission.launched:
-                submission.void(submission.sound)
+                submission.void_unsound()
             raise
         finally:
             self._ops, self._plans, self._outputs = [], [], []

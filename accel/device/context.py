@@ -9,9 +9,11 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING
 
+from accel.device.buffers import Buffers, close_all
 from accel.device.kernels import LIBRARIES
 from accel.device.lane import EventPool, Lane
-from accel.device.run import BATCH, Launch, Run
+from accel.device.run import BATCH, Launch, OpSubmission, Run
+from accel.device.submission import BatchSubmission
 from accel.errors import (
     AccelError,
     ClosedError,
@@ -19,24 +21,21 @@ from accel.errors import (
     DeviceLostError,
     FaultScope,
     LibraryError,
-    OutOfMemoryError,
-    StaleRefError,
     UnsupportedError,
 )
-from accel.memory import Allocator, Block
+from accel.memory import Allocator
 from accel.ops import Free
-from accel.ref import AccelRef
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable
 
-    from accel.backend import AccelDevice, Kernel, SlabMemory
+    from accel.backend import AccelDevice, Kernel
     from accel.completion import Watcher
     from accel.device.core import DeviceCore
     from accel.device.run import Port
     from accel.device.submission import Submission
-    from accel.memory import Dependency
-    from accel.ops import KernelOp, Plan
+    from accel.memory import Block, Dependency
+    from accel.ops import KernelOp
 
 __all__ = ["Context"]
 
@@ -61,12 +60,12 @@ class Context:
         self.device = device
         self.watcher = watcher
         self.generation = core.lifecycle.generation + 1
-        self.allocator = Allocator(device.create_slab, device=core.name, limit=core.options.memory_limit, granularity=device.granularity)
+        allocator = Allocator(device.create_slab, device=core.name, limit=core.options.memory_limit, granularity=device.granularity)
+        self.buffers = Buffers(core, allocator, self.generation, self.check_alive)
         self.events = EventPool(device)
         self.lanes: list[Lane] = []
         self.ports: dict[str, Port] = {}
-        self._kernels: dict[str, Mapping[str, Kernel]] = {}
-        self.buffers: dict[int, Block] = {}
+        self._kernels: dict[type[KernelOp], Kernel] = {}
         self.submissions: dict[Submission, None] = {}
         self.in_flight = 0
         self.fault: AccelError | None = None
@@ -77,25 +76,56 @@ class Context:
 
     # -- dispatch: called by the device's actor, one submission at a time, in order
 
-    def dispatch_now(self, submission: Submission) -> bool:
+    def dispatch_now(self, submission: OpSubmission) -> bool:
         """Dispatch one op if nothing has to be waited for; else change nothing and return ``False``. What :meth:`dispatch` does, without a step of the loop."""
-        if submission.outputs is not None:
-            return False
+        buffers, op = self.buffers, submission.op
         if self.core.dropped:
-            self.apply_frees()
-        op = submission.ops[0]
+            buffers.apply_frees()
         if type(op) is Free:
-            self._free(op.ref.buffer)
+            buffers.free(op.ref.buffer)
             submission.succeed()
             return True
         port = self.ports.get(op.library)
-        launch = None if port is None else self._bind(submission, 0, port.lane)
-        if port is None or launch is None:
+        kernel = self._kernels.get(type(op)) or self._kernel(op)
+        if port is None:
             return False
-        if submission.result is None:
-            submission.result = op.result(submission.plans[0].writes)
-        self._send(Run(submission, port, [launch], is_last=True))
+        plan = submission.plan
+        assert plan is not None, "an op that is not dispatched has its plan"
+        lane, blocks, refs = port.lane, buffers.blocks, plan.writes
+        try:
+            reads = [blocks[ref.buffer] for ref in plan.reads]
+            writes = [blocks[ref.buffer] for ref in refs]
+        except KeyError:
+            for ref in (*plan.reads, *refs):
+                buffers.block(ref)  # it says which
+            raise
+        if plan.creates:
+            made = buffers.create(plan.creates, lane)
+            if made is None:
+                return False
+            writes += [blocks[ref.buffer] for ref in made]
+            refs += made
+        submission.result = op.result(refs)
+        self._place(submission, port, kernel, reads, writes)
+        # On its way: from here on it is in flight.
+        submission.outstanding = 1
+        self.in_flight += 1
+        self.submissions[submission] = None
+        if not port.hand_over(submission):
+            port.actor.tell(submission)
         return True
+
+    def _place(self, submission: OpSubmission, port: Port, kernel: Kernel, reads: list[Block], writes: list[Block]) -> None:
+        """Give an op its place in line, after what its memory was used for before."""
+        lane, faults = port.lane, self.core.options.faults
+        action = None if faults is None else faults.take(submission.name)
+        seq = lane.issue()
+        dependencies: list[Dependency] = []
+        for block in reads:
+            block.usage.read(lane, seq, dependencies)
+        for block in writes:
+            block.usage.write(lane, seq, dependencies)
+        submission.bind(self, port, kernel, [b.address for b in reads], [b.address for b in writes], seq, dependencies, action)
 
     async def dispatch(self, submission: Submission) -> None:
         """Give memory and places in line to the ops of a submission, and send them to their kernel actors.
@@ -103,12 +133,13 @@ class Context:
         Returns once they are sent, which takes no waiting but for a library's first use, a new slab, or room for a large batch. What the
         submission itself got wrong is raised; so is, with nothing sent, that the context is gone.
         """
-        if submission.outputs is None:
-            op = submission.ops[0]
+        if isinstance(submission, OpSubmission):
             while not submission.is_settled and not self.dispatch_now(submission):
-                self._kernel(op)
-                await self._provide(submission, 0, (await self.port(op.library)).lane)
+                port = await self.port(submission.op.library)
+                for plan in submission.plans:  # none, if it was settled meanwhile
+                    await self.buffers.provide(plan.creates, port.lane)
             return
+        assert isinstance(submission, BatchSubmission), "there are two kinds"
         ops = submission.ops
         chunk = max(1, self.core.options.max_in_flight // 2)
         for start in range(0, len(ops), chunk):
@@ -121,10 +152,10 @@ class Context:
                 submission.void(max(start, submission.sound))
                 return
             if self.core.dropped:
-                self.apply_frees()
+                self.buffers.apply_frees()
             await self._dispatch_chunk(submission, start, end)
 
-    async def _dispatch_chunk(self, submission: Submission, start: int, end: int) -> None:
+    async def _dispatch_chunk(self, submission: BatchSubmission, start: int, end: int) -> None:
         """Send ops of a batch, all into one lane: a chain of ops needs no stream to wait for another's."""
         port = await self.port(BATCH)
         launches: list[Launch] = []
@@ -135,7 +166,7 @@ class Context:
                     while launch is None and not submission.is_settled:
                         launch = self._bind(submission, index, port.lane)
                         if launch is None:
-                            await self._provide(submission, index, port.lane)
+                            await self.buffers.provide(submission.plans[index].creates, port.lane)
                 except AccelError as error:
                     error.op_index = index
                     raise
@@ -147,7 +178,7 @@ class Context:
         finally:
             # Places in line that were given out must reach the lane even if a later op could not be bound.
             if launches:
-                self._send(Run(submission, port, launches, is_last=start + len(launches) == len(submission.ops)))
+                self._send(Run(self, submission, port, launches, is_last=start + len(launches) == len(submission.ops)))
 
     def _send(self, run: Run) -> None:
         count = len(run.launches)
@@ -157,17 +188,17 @@ class Context:
         if not run.actor.hand_over(run):
             run.actor.tell(run)
 
-    def _bind(self, submission: Submission, index: int, lane: Lane) -> Launch | None:
-        """Find an op's kernel and memory and take its place in line; ``None``, with nothing changed, if :meth:`_provide` must be awaited first."""
-        op, plan = submission.ops[index], submission.plans[index]
-        kernel = self._kernel(op)
-        reads = [self._block(ref) for ref in plan.reads]
-        writes = [self._block(ref) for ref in plan.writes]
+    def _bind(self, submission: BatchSubmission, index: int, lane: Lane) -> Launch | None:
+        """Find the kernel and the memory of an op of a batch and take its place in line; ``None``, with nothing changed, if there is no room."""
+        op, plan, buffers = submission.ops[index], submission.plans[index], self.buffers
+        kernel = self._kernels.get(type(op)) or self._kernel(op)
+        reads = [buffers.block(ref) for ref in plan.reads]
+        writes = [buffers.block(ref) for ref in plan.writes]
         if plan.creates:
-            made = self._make(submission, index, plan, lane)
-            if made is None:
+            made = submission.outputs[index]
+            if not buffers.place(made, lane):
                 return None
-            writes += made
+            writes += [buffers.block(ref) for ref in made]
         faults = self.core.options.faults
         action = None if faults is None else faults.take(op.kind)
         seq = lane.issue()
@@ -180,26 +211,13 @@ class Context:
 
     def _kernel(self, op: KernelOp) -> Kernel:
         """Return how the op is enqueued: by a kernel of the backend's own, else by the one derived from its compute interface."""
-        kernels = self._kernels.get(op.library)
-        if kernels is None:
-            if op.library not in LIBRARIES:
-                raise UnsupportedError(f"there is no library {op.library!r}", op=op.kind, device=self.core.name)
-            kernels = self._kernels[op.library] = {**LIBRARIES[op.library], **self.device.kernels(op.library)}
-        kernel = kernels.get(op.kind)
+        kernel = self.device.kernels(op.library).get(op.kind) or LIBRARIES.get(op.library, {}).get(op.kind)
         if kernel is None:
-            raise UnsupportedError(f"{op.library} has no {op.kind} on this backend", op=op.kind, device=self.core.name)
+            known = op.library in LIBRARIES or self.device.kernels(op.library)
+            what = f"{op.library} has no {op.kind}" if known else f"there is no library {op.library!r}"
+            raise UnsupportedError(f"{what} on {self.core.description.backend}", op=op.kind, device=self.core.name)
+        self._kernels[type(op)] = kernel
         return kernel
-
-    async def _provide(self, submission: Submission, index: int, lane: Lane) -> None:
-        """Make room for an op's results."""
-        held: list[Block] = []
-        try:
-            for spec in submission.plans[index].creates:
-                held.append(await self._grow(spec.nbytes, lane))  # noqa: PERF401 - kept when a later one fails
-        finally:
-            # Nobody else allocates before the op is bound, so what was free once is free then.
-            for block in held:
-                self.allocator.free(block)
 
     async def port(self, library: str) -> Port:
         """Return the port of a library; at its first use make it, off the loop."""
@@ -209,68 +227,6 @@ class Context:
             self.check_alive()
             self.ports[library] = port
         return port
-
-    def _block(self, ref: AccelRef) -> Block:
-        block = self.buffers.get(ref.buffer)
-        if block is None:
-            raise StaleRefError(f"{ref!r} is not in memory any more", reason="freed", device=self.core.name, generation=self.generation)
-        return block
-
-    def _make(self, submission: Submission, index: int, plan: Plan, lane: Lane) -> list[Block] | None:
-        """Name the op's results and cut their memory from the slabs there are; ``None`` if there is no room."""
-        core, generation = self.core, self.generation
-        if submission.outputs is not None:
-            refs = submission.outputs[index]
-        else:
-            refs = tuple([AccelRef(core, core.next_buffer(), spec.shape, spec.dtype, generation) for spec in plan.creates])
-        made: list[Block] = []
-        for ref in refs:
-            block = self.allocator.allocate(ref.nbytes, lane)
-            if block is None:
-                for other in made:
-                    self.allocator.free(other)
-                return None
-            made.append(block)
-        for ref, block in zip(refs, made):  # noqa: B905 - one each, made above; the check costs a tenth of the op
-            self.buffers[ref.buffer] = block
-        if submission.outputs is None:
-            submission.result = submission.ops[0].result(plan.writes + refs)
-        return made
-
-    # -- memory
-
-    async def _grow(self, nbytes: int, lane: Lane) -> Block:
-        """Take another slab from the device, off the loop, after everything that can be had without it."""
-        allocator, run_blocking = self.allocator, self.core.system.run_blocking
-        self.apply_frees()
-        last_resort = False
-        while (block := allocator.allocate(nbytes, lane)) is None:
-            request = allocator.request_slab(nbytes, last_resort=last_resort)
-            try:
-                slab = await run_blocking(request.create)
-                self.check_alive()
-                allocator.adopt(request, slab)
-            except BaseException as error:
-                # What was given back or made meanwhile is the request's; an unmapping may block.
-                left = allocator.cancel(request)
-                await run_blocking(_close_all, left)
-                if not isinstance(error, OutOfMemoryError):
-                    raise
-                if last_resort:
-                    raise allocator.out_of_memory(nbytes) from error
-                last_resort = True
-        return block
-
-    def apply_frees(self) -> None:
-        """Give the memory of dropped refs back; streams that still use it are waited for by whoever uses it next."""
-        dropped = self.core.dropped
-        while dropped:
-            self._free(dropped.popleft())
-
-    def _free(self, buffer: int) -> None:
-        block = self.buffers.pop(buffer, None)
-        if block is not None:
-            self.allocator.free(block)
 
     # -- the way back
 
@@ -328,7 +284,7 @@ class Context:
         # Of the fault that lost the device, those in flight are told like of any other: what was running, and whether it may have run.
         is_over = lifecycle.is_final and lifecycle.cause is not error
         for submission in submissions:
-            submission.fail(lifecycle.final_error() if is_over else self.poisoned(error, submission, suspects))
+            submission.reject(lifecycle.final_error() if is_over else self.poisoned(error, submission, suspects))
         if self._room is not None and not self._room.done():
             self._room.set_result(None)
 
@@ -381,10 +337,5 @@ class Context:
         for lane in self.lanes:
             lane.close(abandon=abandon)
         self.events.close()
-        _close_all(self.allocator.take_all())
+        close_all(self.buffers.allocator.take_all())
         self.device.close(abandon=abandon)
-
-
-def _close_all(slabs: Iterable[SlabMemory]) -> None:
-    for slab in slabs:
-        slab.close()

@@ -12,7 +12,7 @@ from accel.device.batch import Batch
 from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo
 from accel.device.libraries import Blas, Dnn, Elementwise, Libraries, Reduce
 from accel.device.lifecycle import DeviceState
-from accel.device.submission import Submission
+from accel.device.run import OpSubmission
 from accel.dtype import DType, DTypeLike, native
 from accel.errors import DeadlineExceededError, InvalidArgumentError, UnsupportedError
 from accel.ops.base import as_shape, operand, with_refs
@@ -212,9 +212,9 @@ class Device:
         core.guard()
         core.check_ref(operand("ref", ref))
         ref.is_freed = True
-        submission = Submission((ops.Free(ref),), (ops.Plan((), (), ()),), core.loop.create_future(), generation=core.live_generation)
+        submission = OpSubmission(ops.Free(ref), ops.Plan((), (), ()), core.loop.create_future(), core.live_generation)
         try:
-            await self._sender.send(submission, None)
+            await self._sender.run(None, None, submission)
         except BaseException:
             # It never took its place in the queue, and earlier ops may still need the memory: so it is freed when the ref is dropped.
             if not submission.future.done() or submission.future.cancelled():
@@ -276,8 +276,8 @@ class Device:
         statistics = self._actor.mailbox.statistics()
         if context is not None:
             if core.is_home:
-                context.apply_frees()
-            used, reserved = context.allocator.used, context.allocator.reserved
+                context.buffers.apply_frees()
+            used, reserved = context.buffers.allocator.used, context.buffers.allocator.reserved
         else:
             used = reserved = 0
         return DeviceInfo(

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from accel.actors import Actor, ActorContext
 from accel.device.context_actor import ContextMonitor
-from accel.device.submission import Submission
+from accel.device.run import OpSubmission
+from accel.device.submission import BatchSubmission, Submission
 from accel.errors import AccelError, LibraryError, StaleRefError
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ class DeviceActor(Actor[Submission, None]):
         """Send one op on its way in its caller's turn, if it need not wait for a context, for room, or for something to be made."""
         core, day = self._core, self._host.context
         if (
-            message.generation != core.live_generation
+            type(message) is not OpSubmission
+            or message.generation != core.live_generation
             or day is None
             or day.fault is not None
             or day.in_flight >= core.options.max_in_flight
@@ -65,7 +67,7 @@ class DeviceActor(Actor[Submission, None]):
             sent: bool = day.dispatch_now(message)
         except AccelError as error:
             # A clone: the traceback of this one holds frames that hold the submission, whose future would hold the error.
-            message.fail_from(error.op_index or 0, error.clone())
+            message.reject_from(error.op_index or 0, error.clone())
             return True
         except Exception as error:
             self._broken(message, error)
@@ -75,7 +77,7 @@ class DeviceActor(Actor[Submission, None]):
     def refused(self, message: Submission) -> None:
         """Answer what was queued when the actor stopped."""
         message.void(0)
-        message.fail(self._core.lifecycle.final_error())
+        message.reject(self._core.lifecycle.final_error())
 
     async def receive(self, message: Submission, context: ActorContext) -> None:
         """Send one submission on its way, or answer it with what keeps it from going."""
@@ -84,7 +86,7 @@ class DeviceActor(Actor[Submission, None]):
         try:
             await self._forward(message)
         except AccelError as error:
-            message.fail_from(error.op_index or 0, error.clone())
+            message.reject_from(error.op_index or 0, error.clone())
         except asyncio.CancelledError:
             self.refused(message)
             raise
@@ -96,7 +98,7 @@ class DeviceActor(Actor[Submission, None]):
         submission.void(0)
         wrapped = LibraryError(f"sending {submission.name} failed: {error!r}", op=submission.name, device=self._core.name)
         wrapped.__cause__ = error
-        submission.fail(wrapped)
+        submission.reject(wrapped)
 
     async def _forward(self, submission: Submission) -> None:
         core, host = self._core, self._host
@@ -143,7 +145,7 @@ class DeviceActor(Actor[Submission, None]):
             for ref in (*plan.reads, *plan.writes):
                 if ref.generation != core.live_generation:
                     raise ref.stale_error()
-        if submission.outputs is not None:
+        if isinstance(submission, BatchSubmission):
             raise StaleRefError(
                 "the context was rebuilt while the batch was recorded",
                 reason="generation",

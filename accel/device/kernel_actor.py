@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from accel._log import get_logger
 from accel.actors import Actor, ActorContext
 from accel.backend import Injection
-from accel.device.lane import Mark, prediction_key
+from accel.device.run import OpSubmission
 from accel.errors import AccelError, LibraryError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from accel.device.context import Context
     from accel.device.lane import Lane
-    from accel.device.run import Launch, Run
+    from accel.device.run import Bound, Sendable
     from accel.memory import Dependency, Timeline
 
 __all__ = ["KernelActor"]
@@ -23,7 +23,7 @@ __all__ = ["KernelActor"]
 logger = get_logger()
 
 
-class KernelActor(Actor["Run", None]):
+class KernelActor(Actor["Sendable", None]):
     """Enqueues runs into a lane, and marks their ends.
 
     What goes wrong with an op is its caller's business and is answered there; the actor goes on with the next run. A fault is the context's
@@ -41,22 +41,45 @@ class KernelActor(Actor["Run", None]):
         self._context = context
         self._debug = context.core.options.debug
 
-    def receive_now(self, message: Run, context: ActorContext) -> bool:
+    def receive_now(self, message: Sendable, context: ActorContext) -> bool:
         """Enqueue a run in the turn of who sends it, if all that comes before it is in the streams already."""
+        if type(message) is OpSubmission:
+            return self._take_op(message)
         if self._debug or not _is_due(message):
             return False
+        lane = message.lane
         for launch in message.launches:
-            if _is_beside(launch, message.lane):
+            if _is_beside(launch, lane):
                 return False
         for launch in message.launches:
             try:
                 self._enqueue(launch, message)
             finally:
-                message.lane.advance(launch.seq)
+                lane.advance(launch.seq)
         self._finish(message)
         return True
 
-    async def receive(self, message: Run, context: ActorContext) -> None:
+    def _take_op(self, op: OpSubmission) -> bool:
+        """Do for one op, which is what comes most, what :meth:`receive_now` does for any run."""
+        lane = op.lane
+        if self._debug or lane.enqueued < op.seq - 1 or (op.dependencies and not _is_due(op)):
+            return False
+        if op.beside is None:
+            op.beside = lane.device.may_block(lane, op.op)
+        if op.beside:
+            return False
+        try:
+            if op.dependencies or op.action is not None:
+                self._enqueue(op, op)
+            else:
+                self._launch(op, op)
+        finally:
+            lane.advance(op.seq)
+        if self._context.fault is None:
+            self._mark(op)
+        return True
+
+    async def receive(self, message: Sendable, context: ActorContext) -> None:
         """Enqueue one run."""
         await _until_due(message)
         for launch in message.launches:
@@ -72,14 +95,14 @@ class KernelActor(Actor["Run", None]):
                 message.lane.advance(launch.seq)
         self._finish(message)
 
-    def _enqueue(self, launch: Launch, run: Run) -> None:
+    def _enqueue(self, launch: Bound, run: Sendable) -> None:
         """Bring one op to the lane, or drop it."""
         # Also for an op that is dropped: whoever comes after it on this lane relies on what its place in line has waited for.
         for other, seq in launch.dependencies:
             self._depend(run.lane, other, seq)
         self._launch(launch, run)
 
-    async def _enqueue_beside(self, launch: Launch, run: Run) -> None:
+    async def _enqueue_beside(self, launch: Bound, run: Sendable) -> None:
         """Do what :meth:`_enqueue` does, with the kernel called on another thread."""
         submission, lane = run.submission, run.lane
         try:
@@ -101,27 +124,27 @@ class KernelActor(Actor["Run", None]):
         finally:
             del submission, run
 
-    def _is_wanted(self, launch: Launch, run: Run) -> bool:
+    def _is_wanted(self, launch: Bound, run: Sendable) -> bool:
         """Return whether somebody waits for an op, in a context that works; else its results are void."""
         if run.submission.is_dropped(launch.index) or self._context.fault is not None:
             run.submission.void(launch.index)
             return False
         return True
 
-    def _finish(self, run: Run) -> None:
+    def _finish(self, run: Sendable) -> None:
         """Mark the end of a run."""
         if self._context.fault is None:
             self._mark(run)
 
-    def _launch(self, launch: Launch, run: Run) -> None:
+    def _launch(self, launch: Bound, run: Sendable) -> None:
         """Bring one op to the stream, unless nobody waits for it any more."""
-        submission, lane = run.submission, run.lane
-        if not self._is_wanted(launch, run):
+        submission = run.submission
+        if (submission.future.done() or self._context.fault is not None) and not self._is_wanted(launch, run):
             return
         try:
             if launch.action is not None:
-                self._act(launch.action, lane)
-            launch.kernel(lane, launch.op, launch.inputs, launch.outputs)
+                self._act(launch.action, run.lane)
+            launch.kernel(run.lane, launch.op, launch.inputs, launch.outputs)
             submission.launched += 1
         except Exception as error:
             self._raised(error, launch, run)
@@ -129,7 +152,7 @@ class KernelActor(Actor["Run", None]):
             # The traceback of a kernel's bug holds this frame, and the submission's future would hold the bug.
             del submission, run
 
-    def _raised(self, error: Exception, launch: Launch, run: Run) -> None:
+    def _raised(self, error: Exception, launch: Bound, run: Sendable) -> None:
         """Answer an op whose kernel raised."""
         if not isinstance(error, AccelError):  # a kernel's bug ends its op, not the device
             wrapped = LibraryError(f"the {launch.op.kind} kernel raised {type(error).__name__}: {error}", library=launch.op.library)
@@ -137,14 +160,14 @@ class KernelActor(Actor["Run", None]):
             error = wrapped
         self._failed(error, launch, run)
 
-    async def _synchronize(self, launch: Launch, run: Run) -> None:
+    async def _synchronize(self, launch: Bound, run: Sendable) -> None:
         """Wait until an op has ended, so that its error bears its name."""
         try:
             await self._context.core.system.run_blocking(run.lane.stream.synchronize)
         except AccelError as error:
             self._failed(error, launch, run)
 
-    def _failed(self, error: AccelError, launch: Launch, run: Run) -> None:
+    def _failed(self, error: AccelError, launch: Bound, run: Sendable) -> None:
         submission, core = run.submission, self._context.core
         if error.is_fault:
             submission.launched += 1  # it may have reached the device
@@ -154,9 +177,9 @@ class KernelActor(Actor["Run", None]):
             op=error.op or launch.op.kind,
             device=core.name,
             generation=self._context.generation,
-            op_index=launch.index if submission.is_batch else None,
+            op_index=None if isinstance(run, OpSubmission) else launch.index,
         )
-        submission.fail_from(launch.index, own)
+        submission.reject_from(launch.index, own)
 
     @staticmethod
     def _act(action: Injection | AccelError, lane: Lane) -> None:
@@ -173,7 +196,7 @@ class KernelActor(Actor["Run", None]):
         except AccelError as error:
             self._context.report_fault(error)
 
-    def _mark(self, run: Run) -> None:
+    def _mark(self, run: Sendable) -> None:
         """Record the end of a run and have it watched; an end that is already there is taken at once."""
         submission, lane, context = run.submission, run.lane, self._context
         if not submission.launched:
@@ -185,42 +208,40 @@ class KernelActor(Actor["Run", None]):
         except AccelError as error:
             context.report_fault(error)
             return
+        run.marked(event)
         if passed:
-            lane.complete(lane.enqueued)
-            lane.events.give(event)
-            context.retire(submission, len(run.launches), is_last=run.is_last)
+            run.complete()
             return
-        mark = Mark(context, lane, event, submission, prediction_key(submission), len(run.launches), is_last=run.is_last)
         if run.is_last:
             submission.release_operands()
-        context.watcher.watch(mark)
+        context.watcher.watch(run)
 
 
-def _before(run: Run) -> Iterator[Dependency]:
+def _before(run: Sendable) -> Iterator[Dependency]:
     """Yield what must be in the streams before a run is: its lane's earlier work, and what its ops depend on."""
     yield run.lane, run.launches[0].seq - 1
     for launch in run.launches:
         yield from launch.dependencies
 
 
-def _is_beside(launch: Launch, lane: Lane) -> bool:
+def _is_beside(launch: Bound, lane: Lane) -> bool:
     """Return whether an op is enqueued on another thread; the backend is asked once."""
     if launch.beside is None:
         launch.beside = lane.device.may_block(lane, launch.op)
     return launch.beside
 
 
-def _is_due(run: Run) -> bool:
+def _is_due(run: Sendable) -> bool:
     """Return whether all of :func:`_before` is in the streams; most runs are one op that depends on nothing, and this is on its way."""
-    first = run.launches[0]
-    if run.lane.enqueued < first.seq - 1:
-        return False
-    if len(run.launches) == 1 and not first.dependencies:
-        return True
+    if isinstance(run, OpSubmission):
+        if run.lane.enqueued < run.seq - 1:
+            return False
+        if not run.dependencies:
+            return True
     return all(timeline.enqueued >= seq for timeline, seq in _before(run))
 
 
-async def _until_due(run: Run) -> None:
+async def _until_due(run: Sendable) -> None:
     for timeline, seq in _before(run):
         if timeline.enqueued < seq:
             await timeline.reached(seq)  # type: ignore[attr-defined]  # the timelines of a context are its lanes

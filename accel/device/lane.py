@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from typing import TYPE_CHECKING
 
 from accel.memory.usage import Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     from accel.backend import AccelDevice, AccelEvent, AccelStream
     from accel.compute import ComputeBackend
-    from accel.device.context import Context
-    from accel.device.submission import Submission
     from accel.dtype import DType
-    from accel.errors import AccelError
 
-__all__ = ["EventPool", "Lane", "Mark", "prediction_key"]
+__all__ = ["EventPool", "Lane"]
 
 
 class EventPool:
@@ -50,50 +44,6 @@ class EventPool:
             event.close()
         self._all.clear()
         self._free.clear()
-
-
-class Mark:
-    """A recorded event that the completion strategy watches, and what is to be retired when it is passed.
-
-    Attributes
-    ----------
-    event, stream, lane, kind, enqueued_at
-        What a :class:`~accel.completion.Watcher` needs to know.
-    seq : int
-        The lane's clock at the mark.
-    retires : int
-        How many ops are over with it.
-    submission : Submission
-        Whose ops they are.
-    is_last : bool
-        Whether the submission ends here.
-    """
-
-    __slots__ = ("_context", "enqueued_at", "event", "is_last", "kind", "lane", "retires", "seq", "stream", "submission")
-
-    def __init__(
-        self, context: Context, lane: Lane, event: AccelEvent, submission: Submission, kind: Hashable, retires: int, *, is_last: bool
-    ) -> None:
-        self._context = context
-        self.lane = lane
-        self.stream = lane.stream
-        self.event = event
-        self.submission = submission
-        self.kind = kind
-        self.seq = lane.enqueued
-        self.retires = retires
-        self.is_last = is_last
-        self.enqueued_at = time.perf_counter()
-
-    def complete(self) -> None:
-        """Retire what the mark stands for; called by the watcher, once."""
-        self.lane.complete(self.seq)
-        self.lane.events.give(self.event)
-        self._context.retire(self.submission, self.retires, is_last=self.is_last)
-
-    def fail(self, error: AccelError) -> None:
-        """Report that the mark will never be passed; called by the watcher, once."""
-        self._context.report_fault(error)
 
 
 class Lane(Timeline):
@@ -156,11 +106,3 @@ class Lane(Timeline):
     def close(self, *, abandon: bool) -> None:
         """Close the stream. May block unless ``abandon``."""
         self.stream.close(abandon=abandon)
-
-
-def prediction_key(submission: Submission) -> Hashable:
-    """Return what the duration of a submission is predicted by: its last op's kind, and how much it moves, to the nearest power of two."""
-    nbytes = sum(ref.nbytes for plan in submission.plans for ref in plan.reads) + sum(
-        spec.nbytes for plan in submission.plans for spec in plan.creates
-    )
-    return submission.kinds[-1], len(submission.kinds), nbytes.bit_length()

@@ -1,21 +1,31 @@
-"""What a kernel actor is sent: ops of one submission that go into one lane, bound to addresses."""
+"""What a kernel actor is sent: ops of one submission that go into one lane, bound to addresses; and the mark that tells their end.
+
+An op that is awaited by itself is one object on its whole way, an :class:`OpSubmission`: what its caller waits for, what the device's actor takes,
+what the kernel actor enqueues and what the watcher watches. A batch is a :class:`~accel.device.submission.BatchSubmission`, cut into a :class:`Run`
+for each chunk, with a :class:`Launch` for each op.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+from accel.device.submission import Submission
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import asyncio
+    from collections.abc import Hashable, Sequence
 
     from accel.actors import ActorRef
-    from accel.backend import Injection, Kernel
+    from accel.backend import AccelEvent, Injection, Kernel
+    from accel.device.context import Context
     from accel.device.lane import Lane
-    from accel.device.submission import Submission
+    from accel.device.submission import BatchSubmission
     from accel.errors import AccelError
     from accel.memory.usage import Dependency
-    from accel.ops import KernelOp
+    from accel.ops import KernelOp, Plan
 
-__all__ = ["BATCH", "Launch", "Port", "Run"]
+__all__ = ["BATCH", "Bound", "Launch", "OpSubmission", "Port", "Run", "Sendable"]
 
 
 BATCH = "batch"
@@ -31,17 +41,20 @@ class Port:
         The stream they are enqueued in.
     actor : ActorRef
         The kernel actor.
+    hand_over : callable
+        The actor's :meth:`~accel.ActorRef.hand_over`.
     """
 
-    __slots__ = ("actor", "lane")
+    __slots__ = ("actor", "hand_over", "lane")
 
-    def __init__(self, lane: Lane, actor: ActorRef[Run, None]) -> None:
+    def __init__(self, lane: Lane, actor: ActorRef[Sendable, None]) -> None:
         self.lane = lane
         self.actor = actor
+        self.hand_over = actor.hand_over_here
 
 
 class Launch:
-    """One op, ready to be enqueued.
+    """One op of a batch, ready to be enqueued.
 
     Attributes
     ----------
@@ -64,16 +77,9 @@ class Launch:
     __slots__ = ("action", "beside", "dependencies", "index", "inputs", "kernel", "op", "outputs", "seq")
 
     def __init__(
-        self,
-        op: KernelOp,
-        kernel: Kernel,
-        inputs: Sequence[int],
-        outputs: Sequence[int],
-        seq: int,
-        dependencies: list[Dependency],
-        action: Injection | AccelError | None,
-        index: int,
-    ) -> None:
+        self, op: KernelOp, kernel: Kernel, inputs: Sequence[int], outputs: Sequence[int], seq: int, dependencies: list[Dependency],
+        action: Injection | AccelError | None, index: int,
+    ) -> None:  # fmt: skip
         self.op = op
         self.kernel = kernel
         self.inputs = inputs
@@ -86,23 +92,178 @@ class Launch:
 
 
 class Run:
-    """Consecutive launches of one submission into one lane, and the mark that ends them.
+    """Consecutive launches of a batch, and the mark that ends them; see :class:`accel.completion.Pending`.
 
     Attributes
     ----------
     submission, launches
-        What goes there.
-    lane, actor
+        What goes into the lane.
+    lane, stream, actor
         Where, and by whom.
     is_last : bool
         Whether the submission ends with it.
+    event, enqueued_at, kind
+        The mark, once it is recorded.
     """
 
-    __slots__ = ("actor", "is_last", "lane", "launches", "submission")
+    __slots__ = ("_context", "actor", "enqueued_at", "event", "is_last", "kind", "lane", "launches", "stream", "submission")
 
-    def __init__(self, submission: Submission, port: Port, launches: list[Launch], *, is_last: bool) -> None:
+    def __init__(self, context: Context, submission: BatchSubmission, port: Port, launches: list[Launch], *, is_last: bool) -> None:
+        self._context = context
         self.submission = submission
         self.lane = port.lane
+        self.stream = port.lane.stream
         self.actor = port.actor
         self.launches = launches
         self.is_last = is_last
+        self.kind: Hashable = None
+
+    def marked(self, event: AccelEvent) -> None:
+        """Take note of the mark, which is not passed yet."""
+        self.event = event
+        self.kind = _batch_kind(self.submission)
+        self.enqueued_at = perf_counter()
+
+    def complete(self) -> None:
+        """Retire the ops; called by the watcher, once."""
+        lane = self.lane
+        lane.complete(self.launches[-1].seq)
+        lane.events.give(self.event)
+        self._context.retire(self.submission, len(self.launches), is_last=self.is_last)
+
+    def fail(self, error: AccelError) -> None:
+        """Report that the mark will never be passed; called by the watcher, once."""
+        self._context.report_fault(error)
+
+
+class OpSubmission(Submission):
+    """One op that is awaited by itself: message, run of one launch, and mark in one. Much is set only when it is bound.
+
+    Attributes
+    ----------
+    op, plan
+        The work, and what it does to memory; ``None`` when it has reached the device, so that operands are not kept from being freed.
+    kernel, inputs, outputs, seq, dependencies, action, beside
+        As of a :class:`Launch`.
+    lane, actor, event, enqueued_at, kind
+        As of a :class:`Run`.
+    """
+
+    __slots__ = (
+        "_context", "action", "actor", "beside", "dependencies", "enqueued_at", "event", "inputs", "kernel", "kind", "lane", "op", "outputs",
+        "plan", "seq", "stream",
+    )  # fmt: skip
+
+    index: ClassVar[int] = 0
+    is_last: ClassVar[bool] = True
+
+    def __init__(self, op: KernelOp, plan: Plan, future: asyncio.Future[Any], generation: int) -> None:
+        # Not by super(): this is on the way of every op.
+        self.name = op.kind
+        self.future = future
+        self.generation = generation
+        self.launched = 0
+        self.outstanding = 0
+        self.result = None
+        self.timer = None
+        self.op: Any = op
+        self.plan: Plan | None = plan
+
+    def bind(
+        self, context: Context, port: Port, kernel: Kernel, inputs: Sequence[int], outputs: Sequence[int], seq: int,
+        dependencies: list[Dependency], action: Injection | AccelError | None,
+    ) -> None:  # fmt: skip
+        """Take a place in line."""
+        self._context = context
+        self.lane = lane = port.lane
+        self.stream = lane.stream
+        self.actor = port.actor
+        self.kernel = kernel
+        self.inputs = inputs
+        self.outputs = outputs
+        self.seq = seq
+        self.dependencies = dependencies
+        self.action = action
+        self.beside: bool | None = None
+        self.kind: Hashable = None
+
+    @property
+    def kinds(self) -> Sequence[str]:
+        """The op's name."""
+        return (self.name,)
+
+    @property
+    def plans(self) -> Sequence[Plan]:
+        """What the op does to memory."""
+        return () if self.plan is None else (self.plan,)
+
+    @property
+    def submission(self) -> Submission:
+        """Itself."""
+        return self
+
+    @property
+    def launches(self) -> Sequence[Bound]:
+        """Itself alone."""
+        return (self,)
+
+    def is_dropped(self, index: int) -> bool:
+        """Whether the op is not to be launched any more."""
+        return self.future.done()
+
+    def reject_from(self, index: int, error: AccelError) -> None:
+        """Answer with the op's error."""
+        self.reject(error)
+
+    def release_operands(self) -> None:
+        """Let go of the operands."""
+        self.op = None
+        self.plan = None
+
+    def void(self, index: int) -> None:
+        """Do nothing: nobody has the refs yet."""
+
+    def void_unsound(self) -> None:
+        """Do nothing: nobody has the refs yet."""
+
+    def marked(self, event: AccelEvent) -> None:
+        """Take note of the mark, which is not passed yet."""
+        self.event = event
+        self.enqueued_at = perf_counter()
+        plan = self.plan
+        if plan is not None:
+            # Ops of one kind that move as much to the nearest power of two take about as long.
+            nbytes = 0
+            for ref in plan.reads:
+                nbytes += ref.nbytes
+            for ref in plan.writes:
+                nbytes += ref.nbytes
+            for spec in plan.creates:
+                nbytes += spec.nbytes
+            self.kind = (self.name, nbytes.bit_length())
+
+    def complete(self) -> None:
+        """Retire the op; called by the watcher, once."""
+        lane = self.lane
+        lane.complete(self.seq)
+        lane.events.give(self.event)
+        self._context.retire(self, 1, is_last=True)
+
+    def fail(self, error: AccelError) -> None:
+        """Report that the mark will never be passed; called by the watcher, once."""
+        self._context.report_fault(error)
+
+
+Bound: TypeAlias = Launch | OpSubmission
+"""One op, ready to be enqueued."""
+
+Sendable: TypeAlias = Run | OpSubmission
+"""What a kernel actor is sent."""
+
+
+def _batch_kind(submission: BatchSubmission) -> Hashable:
+    """Return what the duration of a batch is predicted by: its last op's kind, how many they are, and how much they move, to the nearest power of two."""
+    nbytes = sum(ref.nbytes for plan in submission.plans for ref in plan.reads) + sum(
+        spec.nbytes for plan in submission.plans for spec in plan.creates
+    )
+    return submission.kinds[-1], len(submission.kinds), nbytes.bit_length()

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import math
+import types
 from typing import TYPE_CHECKING, Any
 
 from accel.device.lifecycle import DeviceState
-from accel.device.submission import Submission
+from accel.device.run import OpSubmission
 from accel.errors import AccelError, ActorStoppedError, DeadlineExceededError, InvalidArgumentError, MailboxFullError, UnsupportedError
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from accel.actors import ActorRef
     from accel.device.batch import Batch
     from accel.device.core import DeviceCore
+    from accel.device.submission import Submission
     from accel.ops import KernelOp, Plan
 
 __all__ = ["Sender"]
@@ -22,6 +26,12 @@ _WAITERS = 16
 """How many times the queue's length may wait for room in it: the queue of waiters has a bound too."""
 
 _OVERLOADED = "Try again after .retry_after seconds, let fewer tasks wait at once, or open the device with a larger pending_limit."
+
+
+@types.coroutine
+def _turn() -> Generator[None, None, None]:
+    """Let the loop take a turn: ``asyncio.sleep(0)`` without what that does besides."""
+    yield
 
 
 class Sender:
@@ -35,11 +45,11 @@ class Sender:
         The device's actor.
     """
 
-    __slots__ = ("_actor", "_core", "_mailbox", "_waits", "guard")
+    __slots__ = ("_core", "_hand_over", "_mailbox", "_waits", "guard")
 
     def __init__(self, core: DeviceCore, actor: ActorRef[Submission, None]) -> None:
         self._core = core
-        self._actor = actor
+        self._hand_over = actor.hand_over_here
         self._mailbox = actor.mailbox
         self._waits = core.options.overload == "wait"
         self.guard = core.guard
@@ -73,29 +83,26 @@ class Sender:
         known = ", ".join(sorted(dtype.value for dtype in self._core.capabilities.get(plan.capability, ()))) or "no dtype"
         return UnsupportedError(f"{what} is not offered for {plan.dtype.value} on {self._core.name}", remedy=f"It takes {known}.")
 
-    async def run(self, op: KernelOp, timeout: float | None) -> Any:
-        """Check, send and await one op."""
-        core = self._core
-        core.guard()
-        sending = self.send(Submission((op,), (self.check(op),), core.loop.create_future(), generation=core.live_generation), timeout)
-        del op  # the caller may drop its refs while it waits: this frame must not keep them
-        return await sending
-
-    async def send(self, submission: Submission, timeout: float | None) -> Any:
-        """Queue a submission and wait for its end.
+    async def run(self, op: KernelOp | None, timeout: float | None, submission: Submission | None = None) -> Any:
+        """Check and queue an op, or queue a submission that was made before, and wait for its end.
 
         If this is cancelled, or its deadline passes, the submission is dropped unless it has reached the device already.
         """
-        future, core = submission.future, self._core
+        core = self._core
+        if op is not None:
+            core.guard()
+            submission = OpSubmission(op, self.check(op), core.loop.create_future(), core.live_generation)
+            del op  # the caller may drop its refs while it waits: this frame must not keep them
+        assert submission is not None, "there is something to send"
+        future = submission.future
         if timeout is not None:
             self._arm(submission, timeout)
         core.pending += 1
         try:
-            if not self._actor.hand_over(submission) and not self._mailbox.offer(submission):
+            if not self._hand_over(submission) and not self._mailbox.offer(submission):
                 await self._queue(submission, timeout)
-            if future.done():
-                # Small work is over before this line is reached; a caller in a loop of such awaits must still let others run.
-                await asyncio.sleep(0)
+            # Others get their turn whatever happens; small work ends meanwhile, and then its end need not wake this task in a turn of its own.
+            await _turn()
             return await future
         except asyncio.CancelledError:
             self._withdraw(submission)
@@ -132,7 +139,7 @@ class Sender:
         if not future.cancel() and not future.cancelled():
             future.exception()  # it came in the same turn as the cancellation: mark it as seen
         if not submission.launched:
-            submission.void(submission.sound)
+            submission.void_unsound()
 
     async def _queue(self, submission: Submission, timeout: float | None) -> None:
         if self._mailbox.is_closed:

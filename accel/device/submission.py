@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from accel.errors import AccelError, DeadlineExceededError
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Sequence
 
     from accel.ops import KernelOp, Plan
     from accel.ref import AccelRef
 
-__all__ = ["Submission"]
+__all__ = ["BatchSubmission", "Submission"]
 
 
-class Submission:
+class Submission(ABC):
     """A message to a device.
 
     Its future ends exactly once: with the result, with an error, or cancelled by the caller. A submission whose future has ended before it
@@ -23,52 +25,62 @@ class Submission:
 
     Attributes
     ----------
-    ops, plans : tuple
-        The work, and what it does to memory. Emptied when the last op has reached the device, so that operands are not kept from being freed.
-    outputs : list of AccelRef or None
-        For a batch: per op the refs it makes, handed out while recording.
-    kinds : tuple of str
-        Names of the ops.
+    future : Future
+        What its caller waits for.
+    generation : int
+        Of the refs among its operands.
+    name : str
+        The op, or "batch", as errors name it.
     launched : int
         How many of the ops have reached the device.
     outstanding : int
         How many ops have been dispatched and not yet retired.
-    sound : int
-        How many ops, from the first, are launched although the future has ended: those before the op that failed.
+    result : object
+        What the future ends with, once it is known.
+    timer : TimerHandle or None
+        The deadline.
     """
 
-    __slots__ = ("future", "generation", "kinds", "launched", "ops", "outputs", "outstanding", "plans", "result", "sound", "timer")
+    __slots__ = ("future", "generation", "launched", "name", "outstanding", "result", "timer")
 
-    def __init__(
-        self,
-        ops: tuple[KernelOp, ...],
-        plans: tuple[Plan, ...],
-        future: asyncio.Future[Any],
-        *,
-        outputs: list[tuple[AccelRef, ...]] | None = None,
-        generation: int = 0,
-    ) -> None:
-        self.ops = ops
-        self.plans = plans
+    def __init__(self, name: str, future: asyncio.Future[Any], generation: int) -> None:
+        self.name = name
         self.future = future
-        self.outputs = outputs
         self.generation = generation
-        self.kinds = (ops[0].kind,) if len(ops) == 1 else tuple(op.kind for op in ops)
         self.launched = 0
         self.outstanding = 0
-        self.sound = 0
         self.result: Any = None
         self.timer: asyncio.TimerHandle | None = None
 
     @property
-    def is_batch(self) -> bool:
-        """Whether this is the work of a ``batch()`` block."""
-        return self.outputs is not None
+    @abstractmethod
+    def kinds(self) -> Sequence[str]:
+        """Names of the ops."""
 
     @property
-    def name(self) -> str:
-        """The op, or "batch", as errors name it."""
-        return "batch" if self.outputs is not None else self.kinds[0]
+    @abstractmethod
+    def plans(self) -> Sequence[Plan]:
+        """What the ops do to memory. Empty when the last op has reached the device."""
+
+    @abstractmethod
+    def is_dropped(self, index: int) -> bool:
+        """Whether op ``index`` is not to be launched any more."""
+
+    @abstractmethod
+    def reject_from(self, index: int, error: AccelError) -> None:
+        """Answer with the error of op ``index``: later ops are not launched and their refs are void, earlier ones are as good as ever."""
+
+    @abstractmethod
+    def release_operands(self) -> None:
+        """Let go of the operands: all ops have reached the device, whose memory is kept by its use and not by refs."""
+
+    @abstractmethod
+    def void(self, index: int) -> None:
+        """Make the refs that ops from ``index`` on were to make unusable, as far as their users have them already: those ops will not be launched."""
+
+    @abstractmethod
+    def void_unsound(self) -> None:
+        """Make those refs unusable whose ops will not be launched now that the future has ended."""
 
     @property
     def is_settled(self) -> bool:
@@ -80,42 +92,15 @@ class Submission:
         future = self.future
         if not future.done():
             future.set_result(self.result)
-        self.release()
-
-    def fail(self, error: AccelError) -> None:
-        """Answer with an error, which must be this submission's own instance, unless nobody waits any more."""
-        if not self.future.done():
-            self.future.set_exception(error)
-        self.release()
-
-    def fail_from(self, index: int, error: AccelError) -> None:
-        """Answer with the error of op ``index``: later ops are not launched and their refs are void, earlier ones are as good as ever."""
-        self.void(index)
-        if not self.future.done():
-            self.sound = index
-        self.fail(error)
-
-    def is_dropped(self, index: int) -> bool:
-        """Whether op ``index`` is not to be launched any more."""
-        return index >= self.sound and self.future.done()
-
-    def release_operands(self) -> None:
-        """Let go of the operands: all ops have reached the device, whose memory is kept by its use and not by refs."""
-        self.ops = ()
-        self.plans = ()
-
-    def release(self) -> None:
-        """Let go of operands and result."""
         self.release_operands()
         self.result = None
 
-    def void(self, index: int) -> None:
-        """Make the refs of a batch's ops from ``index`` on unusable: those ops were not and will not be launched."""
-        for refs in (self.outputs or ())[index:]:
-            for ref in refs:
-                if not ref.is_freed:
-                    ref.is_freed = True
-                    ref.owner.dropped.append(ref.buffer)
+    def reject(self, error: AccelError) -> None:
+        """Answer with an error, which must be this submission's own instance, unless nobody waits any more."""
+        if not self.future.done():
+            self.future.set_exception(error)
+        self.release_operands()
+        self.result = None
 
     def expire(self, timeout: float, device: str) -> None:
         """Answer that the deadline has passed; called by the event loop's timer."""
@@ -124,3 +109,72 @@ class Submission:
             self.future.set_exception(
                 DeadlineExceededError(f"{self.name} did not end within {timeout:g} s; it {what}", op=self.name, device=device)
             )
+
+
+class BatchSubmission(Submission):
+    """The work of a ``batch()`` block.
+
+    Attributes
+    ----------
+    ops : sequence of KernelOp
+        The work. Emptied when the last op has reached the device, so that operands are not kept from being freed.
+    outputs : list of tuple of AccelRef
+        Per op the refs it makes, handed out while recording.
+    sound : int
+        How many ops, from the first, are launched although the future has ended: those before the op that failed.
+    """
+
+    __slots__ = ("_kinds", "_plans", "ops", "outputs", "sound")
+
+    def __init__(
+        self,
+        ops: tuple[KernelOp, ...],
+        plans: tuple[Plan, ...],
+        outputs: list[tuple[AccelRef, ...]],
+        future: asyncio.Future[Any],
+        generation: int,
+    ) -> None:
+        super().__init__("batch", future, generation)
+        self.ops = ops
+        self._plans = plans
+        self.outputs = outputs
+        self.sound = 0
+        self._kinds = tuple(op.kind for op in ops)
+
+    @property
+    def kinds(self) -> Sequence[str]:
+        """Names of the ops."""
+        return self._kinds
+
+    @property
+    def plans(self) -> Sequence[Plan]:
+        """What the ops do to memory. Empty when the last op has reached the device."""
+        return self._plans
+
+    def is_dropped(self, index: int) -> bool:
+        """Whether op ``index`` is not to be launched any more."""
+        return index >= self.sound and self.future.done()
+
+    def reject_from(self, index: int, error: AccelError) -> None:
+        """Answer with the error of op ``index``."""
+        self.void(index)
+        if not self.future.done():
+            self.sound = index
+        self.reject(error)
+
+    def release_operands(self) -> None:
+        """Let go of the operands."""
+        self.ops = ()
+        self._plans = ()
+
+    def void(self, index: int) -> None:
+        """Make the refs of ops from ``index`` on unusable."""
+        for refs in self.outputs[index:]:
+            for ref in refs:
+                if not ref.is_freed:
+                    ref.is_freed = True
+                    ref.owner.dropped.append(ref.buffer)
+
+    def void_unsound(self) -> None:
+        """Make the refs unusable of ops after those that are launched although the future has ended."""
+        self.void(self.sound)

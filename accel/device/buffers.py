@@ -1,0 +1,139 @@
+"""The memory of one context: which buffer is where, how more is had, and how it is given back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from accel.errors import OutOfMemoryError, StaleRefError
+from accel.ref import AccelRef
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from accel.backend import SlabMemory
+    from accel.device.core import DeviceCore
+    from accel.device.lane import Lane
+    from accel.memory import Allocator, Block
+    from accel.ops.base import Spec
+
+__all__ = ["Buffers", "close_all"]
+
+
+class Buffers:
+    """Buffers by number, over the context's allocator.
+
+    Parameters
+    ----------
+    core
+        What the device keeps over all generations.
+    allocator
+        Cuts blocks from slabs.
+    generation
+        Of the context.
+    check_alive
+        Raises once the context has faulted.
+
+    Attributes
+    ----------
+    blocks : dict of int to Block
+        Where each buffer is.
+    """
+
+    __slots__ = ("_check_alive", "_core", "_generation", "allocator", "blocks")
+
+    def __init__(self, core: DeviceCore, allocator: Allocator, generation: int, check_alive: Callable[[], None]) -> None:
+        self._core = core
+        self._generation = generation
+        self._check_alive = check_alive
+        self.allocator = allocator
+        self.blocks: dict[int, Block] = {}
+
+    def block(self, ref: AccelRef) -> Block:
+        """Return where a buffer is.
+
+        Raises
+        ------
+        StaleRefError
+            If it is not there any more.
+        """
+        block = self.blocks.get(ref.buffer)
+        if block is None:
+            raise StaleRefError(f"{ref!r} is not in memory any more", reason="freed", device=self._core.name, generation=self._generation)
+        return block
+
+    def create(self, specs: Sequence[Spec], lane: Lane) -> tuple[AccelRef, ...] | None:
+        """Make a new buffer for each of ``specs`` from the slabs there are; ``None``, with nothing made, if there is no room."""
+        core = self._core
+        refs = tuple([AccelRef(core, core.next_buffer(), spec.shape, spec.dtype, self._generation) for spec in specs])
+        return refs if self.place(refs, lane) else None
+
+    def place(self, refs: Iterable[AccelRef], lane: Lane) -> bool:
+        """Give memory to buffers that have none yet; ``False``, with none given, if there is no room."""
+        allocate, blocks = self.allocator.allocate, self.blocks
+        placed: list[int] = []
+        for ref in refs:
+            block = allocate(ref.nbytes, lane)
+            if block is None:
+                for buffer in placed:
+                    self.free(buffer)
+                return False
+            blocks[ref.buffer] = block
+            placed.append(ref.buffer)
+        return True
+
+    async def provide(self, specs: Iterable[Spec], lane: Lane) -> None:
+        """See that :meth:`create` finds room for ``specs``, by taking another slab from the device where it must be.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If the limit or the device has none.
+        """
+        held: list[Block] = []
+        try:
+            for spec in specs:
+                held.append(await self._grow(spec.nbytes, lane))  # noqa: PERF401 - kept when a later one fails
+        finally:
+            # Nobody else allocates before the op is bound, so what was free once is free then.
+            for block in held:
+                self.allocator.free(block)
+
+    async def _grow(self, nbytes: int, lane: Lane) -> Block:
+        """Allocate, with another slab, made off the loop, after everything that can be had without it."""
+        allocator, run_blocking = self.allocator, self._core.system.run_blocking
+        self.apply_frees()
+        last_resort = False
+        while (block := allocator.allocate(nbytes, lane)) is None:
+            request = allocator.request_slab(nbytes, last_resort=last_resort)
+            try:
+                slab = await run_blocking(request.create)
+                self._check_alive()
+                allocator.adopt(request, slab)
+            except BaseException as error:
+                # What was given back or made meanwhile is the request's; an unmapping may block.
+                left = allocator.cancel(request)
+                await run_blocking(close_all, left)
+                if not isinstance(error, OutOfMemoryError):
+                    raise
+                if last_resort:
+                    raise allocator.out_of_memory(nbytes) from error
+                last_resort = True
+        return block
+
+    def apply_frees(self) -> None:
+        """Give the memory of dropped refs back; streams that still use it are waited for by whoever uses it next."""
+        dropped = self._core.dropped
+        while dropped:
+            self.free(dropped.popleft())
+
+    def free(self, buffer: int) -> None:
+        """Give a buffer's memory back. One that is not there is none of this context's."""
+        block = self.blocks.pop(buffer, None)
+        if block is not None:
+            self.allocator.free(block)
+
+
+def close_all(slabs: Iterable[SlabMemory]) -> None:
+    """Give slabs back to the device. May block."""
+    for slab in slabs:
+        slab.close()
