@@ -14,6 +14,8 @@ __all__ = ["Estimate", "Predictor"]
 _SLOWER = 0.125
 _FASTER = 0.5
 _DEVIATION = 0.25
+# Shares of the duration by which observations differ that are taken for different work, and by which those of the same work do.
+_OTHER, _SAME = 0.25, 0.0625
 
 
 class Estimate(NamedTuple):
@@ -25,10 +27,13 @@ class Estimate(NamedTuple):
         Seconds.
     deviation
         How far observations lie from the mean on average, in seconds.
+    last
+        The last observation, in seconds.
     """
 
     mean: float
     deviation: float
+    last: float = 0.0
 
 
 class Predictor:
@@ -60,8 +65,13 @@ class Predictor:
         if known is None:
             if len(estimates) >= self._capacity:
                 del estimates[next(iter(estimates))]
-            estimates[kind] = Estimate(seconds, 0.0)
+            estimates[kind] = Estimate(seconds, 0.0, seconds)
             return
         error = seconds - known.mean
+        step = abs(seconds - known.last)
+        if abs(error) > _OTHER * known.mean and step < _SAME * seconds:
+            # Twice in a row about the same, and nothing like before: another regime, from which the old mean only takes time to get away.
+            estimates[kind] = Estimate((seconds + known.last) / 2, step, seconds)
+            return
         weight = _SLOWER if error > 0 else _FASTER
-        estimates[kind] = Estimate(known.mean + weight * error, known.deviation + _DEVIATION * (abs(error) - known.deviation))
+        estimates[kind] = Estimate(known.mean + weight * error, known.deviation + _DEVIATION * (abs(error) - known.deviation), seconds)

@@ -36,9 +36,11 @@ class Pacing:
     unknown_spin
         It spins for this long on an op of a kind that it has not seen.
     hold
-        If a lane's only mark should be passed within this time, it looks again and again without giving the loop back: that takes less than a turn.
+        Ops that take no longer are looked for without giving the loop back, once their caller has let it take a turn.
     shortest, longest
         Bounds of the sleeps that are not to a predicted end. A sleep shorter than ``shortest`` is not worth a timer.
+    fine
+        A sleep of more than twice this is cut in two, of which the second is so long: the longer a processor was idle, the later its timers are.
     trust
         The first sleep to a predicted end is at most this long, later ones at most as long as the op has run: what has become
         much faster than it was is seen to be.
@@ -53,6 +55,7 @@ class Pacing:
     hold: float = 10e-6
     shortest: float = 50e-6
     longest: float = 2e-3
+    fine: float = 0.5e-3
     trust: float = 10e-3
     patience: float = 8.0
     kinds: int = 512
@@ -72,7 +75,7 @@ def pause(elapsed: float, estimate: Estimate | None, pacing: Pacing) -> float:
     """
     if estimate is None:
         return 0.0 if elapsed < pacing.unknown_spin else _step(elapsed, pacing)
-    mean, deviation = estimate
+    mean, deviation = estimate.mean, estimate.deviation
     late = elapsed - mean
     if late > pacing.window:
         return _step(max(late, elapsed / pacing.patience), pacing)
@@ -82,9 +85,10 @@ def pause(elapsed: float, estimate: Estimate | None, pacing: Pacing) -> float:
     ahead = -late - margin - min(spread, margin)
     if ahead < pacing.shortest:
         return 0.0
-    ahead = min(ahead, max(pacing.trust, elapsed))
     if spread <= margin:
-        return ahead
+        ahead = min(ahead, max(pacing.trust, elapsed))
+        return ahead - pacing.fine if ahead > 2 * pacing.fine else ahead
+    ahead = min(ahead, max(pacing.trust, elapsed))
     # Durations of this kind scatter: it can end long before the mean, so the way there is cut into steps.
     certain = mean - 2 * spread - elapsed
     return min(ahead, max(certain, _step(elapsed, pacing)))
@@ -145,6 +149,24 @@ class Reactor:
             lane.looked = now
             self._lanes[lane] = None
             self._schedule(now, self._pause(lane, now))
+
+    def meets(self, pending: Pending) -> bool:
+        """Return whether a mark is found to be passed, now or within ``hold``; its waiter has let the loop take a turn since it was recorded."""
+        answer = look(pending)
+        now = time.perf_counter()
+        known = self._predictor.expect(pending.kind)
+        hold = self._pacing.hold
+        is_long = known is not None and known.mean > hold
+        if answer is None and not is_long:
+            until = now + hold
+            while answer is None and now < until:
+                answer = look(pending)
+                now = time.perf_counter()
+        if answer is None or answer[1] is not None:  # a fault is told on the way that all marks go
+            return False
+        if known is None or is_long:
+            self._predictor.observe(pending.kind, now - pending.enqueued_at)
+        return True
 
     def take(self, lane: ReactorLane) -> list[Pending]:
         """Stop watching a lane, and return its marks."""
@@ -212,13 +234,11 @@ class Reactor:
     def _look_at(self, lane: ReactorLane, now: float) -> list[Ended]:
         queue = lane.queue
         ended: list[Ended] = []
-        answer = look(queue[0]) or self._hold(lane, now)
+        answer = look(queue[0])
         if answer is not None:
             # Only the first of several has a duration that was seen; the others ended some time between two looks.
             if answer[1] is None:
-                now = time.perf_counter()
-                if now - lane.began > self._pacing.unknown_spin or lane.due > lane.looked or not self._is_short(answer[0]):
-                    self._learn(lane, answer[0], now)
+                self._learn(lane, answer[0], now)
             queue.popleft()
             ended.append(answer)
             take_ended(queue, ended)
@@ -227,27 +247,6 @@ class Reactor:
                 lane.began = max(queue[0].enqueued_at, now)
         lane.looked = now
         return ended
-
-    def _is_short(self, pending: Pending) -> bool:
-        """Whether a kind is known to be one that is spun on from its beginning: of what ends as soon, nothing more need be learned."""
-        estimate = self._predictor.expect(pending.kind)
-        return estimate is not None and estimate.mean <= self._pacing.hold
-
-    def _hold(self, lane: ReactorLane, now: float) -> Ended | None:
-        """Wait for a mark that is about to be passed, if it is the only one of its lane: others have their loop back soon enough."""
-        hold = self._pacing.hold
-        if len(lane.queue) > 1 or lane.due - now > hold:
-            return None
-        pending = lane.queue[0]
-        estimate = self._predictor.expect(pending.kind)
-        late = now - lane.began - (0.0 if estimate is None else estimate.mean)
-        if late > hold or late < -hold:
-            return None
-        while time.perf_counter() < now + hold:
-            answer = look(pending)
-            if answer is not None:
-                return answer
-        return None
 
     def _learn(self, lane: ReactorLane, pending: Pending, now: float) -> None:
         # It ended between two looks. A look that came late says nothing about the op: were the delay taken for a part of it, the reactor would

@@ -82,6 +82,13 @@ class Watcher(ABC):
             After :meth:`aclose`; the mark is not watched then.
         """
 
+    def attend(self, pending: Pending) -> None:
+        """Complete a mark at once if it is found to be passed, else watch it. Called when its waiter has let the loop take a turn since it was recorded.
+
+        May look for some microseconds, where the mark is about to be passed: that takes less than to wait for it. Raises as :meth:`watch` does.
+        """
+        self.watch(pending)
+
     @abstractmethod
     async def aclose(self, *, abandon: bool = False) -> None:
         """Wait until every watched mark has ended, then stop the threads and timers of this watcher. Idempotent.

@@ -211,10 +211,8 @@ class KernelActor(Actor["Sendable", None]):
         run.marked(event)
         if passed:
             run.complete()
-            return
-        if run.is_last:
-            submission.release_operands()
-        context.watcher.watch(run)
+        elif not run.is_attended:
+            context.watcher.watch(run)
 
 
 def _before(run: Sendable) -> Iterator[Dependency]:

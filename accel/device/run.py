@@ -106,6 +106,8 @@ class Run:
         The mark, once it is recorded.
     """
 
+    is_attended: ClassVar[bool] = False
+
     __slots__ = ("_context", "actor", "enqueued_at", "event", "is_last", "kind", "lane", "launches", "stream", "submission")
 
     def __init__(self, context: Context, submission: BatchSubmission, port: Port, launches: list[Launch], *, is_last: bool) -> None:
@@ -123,6 +125,8 @@ class Run:
         self.event = event
         self.kind = _batch_kind(self.submission)
         self.enqueued_at = perf_counter()
+        if self.is_last:
+            self.submission.release_operands()
 
     def complete(self) -> None:
         """Retire the ops; called by the watcher, once."""
@@ -145,13 +149,13 @@ class OpSubmission(Submission):
         The work, and what it does to memory; ``None`` when it has reached the device, so that operands are not kept from being freed.
     kernel, inputs, outputs, seq, dependencies, action, beside
         As of a :class:`Launch`.
-    lane, actor, event, enqueued_at, kind
+    lane, stream, event, enqueued_at, kind
         As of a :class:`Run`.
     """
 
     __slots__ = (
-        "_context", "action", "actor", "beside", "dependencies", "enqueued_at", "event", "inputs", "kernel", "kind", "lane", "op", "outputs",
-        "plan", "seq", "stream",
+        "_context", "action", "beside", "dependencies", "enqueued_at", "event", "inputs", "kernel", "kind", "lane", "op", "outputs", "plan",
+        "seq", "stream",
     )  # fmt: skip
 
     index: ClassVar[int] = 0
@@ -168,6 +172,8 @@ class OpSubmission(Submission):
         self.timer = None
         self.op: Any = op
         self.plan: Plan | None = plan
+        self.event: AccelEvent | None = None
+        self.is_attended = False
 
     def bind(
         self, context: Context, port: Port, kernel: Kernel, inputs: Sequence[int], outputs: Sequence[int], seq: int,
@@ -177,7 +183,6 @@ class OpSubmission(Submission):
         self._context = context
         self.lane = lane = port.lane
         self.stream = lane.stream
-        self.actor = port.actor
         self.kernel = kernel
         self.inputs = inputs
         self.outputs = outputs
@@ -185,7 +190,6 @@ class OpSubmission(Submission):
         self.dependencies = dependencies
         self.action = action
         self.beside: bool | None = None
-        self.kind: Hashable = None
 
     @property
     def kinds(self) -> Sequence[str]:
@@ -230,23 +234,37 @@ class OpSubmission(Submission):
         """Take note of the mark, which is not passed yet."""
         self.event = event
         self.enqueued_at = perf_counter()
-        plan = self.plan
+        self.kind: Hashable = self._kind()
+        self.release_operands()
+
+    def _kind(self) -> Hashable:
+        """Return what the duration is predicted by: ops of one kind that move as much to the nearest power of two take about as long."""
+        plan, nbytes = self.plan, 0
         if plan is not None:
-            # Ops of one kind that move as much to the nearest power of two take about as long.
-            nbytes = 0
             for ref in plan.reads:
                 nbytes += ref.nbytes
             for ref in plan.writes:
                 nbytes += ref.nbytes
             for spec in plan.creates:
                 nbytes += spec.nbytes
-            self.kind = (self.name, nbytes.bit_length())
+        return self.name, nbytes.bit_length()
+
+    def attend(self) -> None:
+        """Take the end of the op, if it is there, or have it watched: its caller has let the loop take a turn, and would wait now.
+
+        Small work has ended by then. Nothing else had to be told of it, and nobody needs to be woken.
+        """
+        self.is_attended = False
+        if self.event is not None and self._context.fault is None:
+            self._context.watcher.attend(self)
 
     def complete(self) -> None:
         """Retire the op; called by the watcher, once."""
-        lane = self.lane
+        lane, event = self.lane, self.event
+        self.is_attended = False
         lane.complete(self.seq)
-        lane.events.give(self.event)
+        if event is not None:
+            lane.events.give(event)
         self._context.retire(self, 1, is_last=True)
 
     def fail(self, error: AccelError) -> None:

@@ -99,15 +99,22 @@ class Sender:
             self._arm(submission, timeout)
         core.pending += 1
         try:
-            if not self._hand_over(submission) and not self._mailbox.offer(submission):
-                await self._queue(submission, timeout)
-            # Others get their turn whatever happens; small work ends meanwhile, and then its end need not wake this task in a turn of its own.
+            submission.is_attended = True
+            if not self._hand_over(submission):
+                submission.is_attended = False
+                if not self._mailbox.offer(submission):
+                    await self._queue(submission, timeout)
+            # Others get their turn whatever happens, and the device its time: what is small has ended when this goes on.
             await _turn()
+            if submission.is_attended:
+                submission.attend()
             return await future
         except asyncio.CancelledError:
             self._withdraw(submission)
             raise
         finally:
+            if submission.is_attended:  # cancelled during the turn
+                submission.attend()
             core.pending -= 1
             if core.is_closing:
                 core.settled()

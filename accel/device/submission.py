@@ -39,9 +39,11 @@ class Submission(ABC):
         What the future ends with, once it is known.
     timer : TimerHandle or None
         The deadline.
+    is_attended : bool
+        Whether its caller, which runs just now, will call :meth:`attend` after a turn of the loop.
     """
 
-    __slots__ = ("future", "generation", "launched", "name", "outstanding", "result", "timer")
+    __slots__ = ("future", "generation", "is_attended", "launched", "name", "outstanding", "result", "timer")
 
     def __init__(self, name: str, future: asyncio.Future[Any], generation: int) -> None:
         self.name = name
@@ -51,6 +53,7 @@ class Submission(ABC):
         self.outstanding = 0
         self.result: Any = None
         self.timer: asyncio.TimerHandle | None = None
+        self.is_attended = False
 
     @property
     @abstractmethod
@@ -81,6 +84,10 @@ class Submission(ABC):
     @abstractmethod
     def void_unsound(self) -> None:
         """Make those refs unusable whose ops will not be launched now that the future has ended."""
+
+    def attend(self) -> None:
+        """Take note that the caller has let the loop take a turn and waits now; its work may have ended meanwhile."""
+        self.is_attended = False
 
     @property
     def is_settled(self) -> bool:

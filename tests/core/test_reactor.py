@@ -81,7 +81,7 @@ def test_predictor_follows_what_it_sees() -> None:
     predictor = Predictor(8)
     assert predictor.expect("gemm") is None
     predictor.observe("gemm", 1.0)
-    assert predictor.expect("gemm") == (1.0, 0.0)
+    assert predictor.expect("gemm") == Estimate(1.0, 0.0, 1.0)
     for _ in range(80):
         predictor.observe("gemm", 2.0)
     estimate = predictor.expect("gemm")
@@ -96,7 +96,28 @@ def test_predictor_follows_what_it_sees() -> None:
         predictor.observe("gemm", 1.0)
     faster = predictor.expect("gemm")
     assert faster is not None
-    assert 1.0 < faster.mean < 1.1
+    assert 1.0 <= faster.mean < 1.1
+
+
+def test_predictor_takes_two_alike_that_are_unlike_before_for_other_work() -> None:
+    predictor = Predictor(8)
+    for _ in range(50):
+        predictor.observe("gemm", 1.0)
+    predictor.observe("gemm", 5.0)
+    predictor.observe("gemm", 5.1)
+    estimate = predictor.expect("gemm")
+    assert estimate is not None
+    assert estimate.mean == pytest.approx(5.05)
+    assert estimate.deviation == pytest.approx(0.1)
+
+
+def test_predictor_does_not_follow_what_scatters() -> None:
+    predictor = Predictor(8)
+    for seconds in (1.0, 3.0) * 50:
+        predictor.observe("gemm", seconds)
+    estimate = predictor.expect("gemm")
+    assert estimate is not None
+    assert estimate.deviation > 0.5
 
 
 def test_predictor_forgets_the_kind_not_seen_for_longest() -> None:
