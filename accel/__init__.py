@@ -25,7 +25,7 @@ from accel.completion import (
     SyncCompletion,
 )
 from accel.compute import BinaryOp, ComputeBackend, ReduceOp, Transpose, UnaryOp
-from accel.device import Batch, Device, DeviceHealth, DeviceInfo, DeviceState, MemoryInfo, System
+from accel.device import Batch, Device, DeviceHealth, DeviceInfo, DeviceState, Graph, MemoryInfo, System
 from accel.dtype import DType
 from accel.errors import (
     AccelError,
@@ -86,6 +86,7 @@ __all__ = [
     "Directive",
     "DriverError",
     "FaultScope",
+    "Graph",
     "HostDiedError",
     "HostFnCompletion",
     "InvalidArgumentError",

@@ -26,6 +26,7 @@ class Blocking:
     def __init__(self) -> None:
         self._seen: dict[Hashable, None] = {}
         self._checks: dict[str, Callable[[Any, Any], bool]] = {
+            "capture": lambda lane, op: True,
             "put": lambda lane, op: bool(op.source.nbytes > STAGED),
             "get": lambda lane, op: bool(op.source.nbytes > STAGED),
             "gemm": lambda lane, op: self._is_new((op.kind, op.a.shape, op.b.shape, op.a.dtype, op.transpose_a, op.transpose_b)),

@@ -11,6 +11,7 @@ from accel_cuda.compiler import own_kernels
 from accel_cuda.compute import CudaCompute
 from accel_cuda.driver import Handle
 from accel_cuda.event import CudaEvent
+from accel_cuda.graph import GRAPH_KERNELS
 from accel_cuda.slab import CudaSlab, allocation_of, granularity_of
 from accel_cuda.stream import CudaStream
 
@@ -123,8 +124,8 @@ class CudaDevice:
         return compute
 
     def kernels(self, library: str) -> Mapping[str, Kernel]:
-        """Return native kernels of ``library``: none yet."""
-        return {}
+        """Return native kernels of ``library``."""
+        return GRAPH_KERNELS.get(library, {})
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` may block this time; asked once for each op."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from accel.device.batch import Batch
 from accel.device.device import Device
+from accel.device.graph import Graph
 from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo
 from accel.device.libraries import Blas, Dnn, Elementwise, Reduce
 from accel.device.lifecycle import DeviceState
@@ -20,6 +21,7 @@ __all__ = [
     "Dnn",
     "Elementwise",
     "FaultSource",
+    "Graph",
     "MemoryInfo",
     "Reduce",
     "System",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from accel.errors import OutOfMemoryError, StaleRefError
+from accel.memory import Block
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
@@ -13,10 +14,42 @@ if TYPE_CHECKING:
     from accel.backend import SlabMemory
     from accel.device.core import DeviceCore
     from accel.device.lane import Lane
-    from accel.memory import Allocator, Block
+    from accel.memory import Allocator, Usage
     from accel.ops.base import Spec
 
-__all__ = ["Buffers", "close_all"]
+__all__ = ["Buffers", "Held", "close_all"]
+
+
+class Held:
+    """What has a buffer's number and uses, and is no memory of the allocator's.
+
+    Attributes
+    ----------
+    address : int
+        For kernels; 0 where there is none.
+    usage : Usage
+        Who uses it until when.
+    """
+
+    __slots__ = ("_release", "address", "usage")
+
+    def __init__(self, usage: Usage, release: Callable[[], object] | None, address: int = 0) -> None:
+        self.usage = usage
+        self.address = address
+        self._release = release
+
+    def is_over(self) -> bool:
+        """Give it back if all its uses are over, and return whether they are."""
+        if not self.usage.is_idle():
+            return False
+        self.release()
+        return True
+
+    def release(self) -> None:
+        """Give it back. Idempotent."""
+        release, self._release = self._release, None
+        if release is not None:
+            release()
 
 
 class Buffers:
@@ -39,16 +72,17 @@ class Buffers:
         Where each buffer is.
     """
 
-    __slots__ = ("_check_alive", "_core", "_generation", "allocator", "blocks")
+    __slots__ = ("_check_alive", "_core", "_generation", "_resting", "allocator", "blocks")
 
     def __init__(self, core: DeviceCore, allocator: Allocator, generation: int, check_alive: Callable[[], None]) -> None:
         self._core = core
         self._generation = generation
         self._check_alive = check_alive
         self.allocator = allocator
-        self.blocks: dict[int, Block] = {}
+        self.blocks: dict[int, Block | Held] = {}
+        self._resting: list[Held] = []  # freed, and still in use
 
-    def block(self, ref: AccelRef) -> Block:
+    def block(self, ref: AccelRef) -> Block | Held:
         """Return where a buffer is.
 
         Raises
@@ -60,6 +94,24 @@ class Buffers:
         if block is None:
             raise StaleRefError(f"{ref!r} is not in memory any more", reason="freed", device=self._core.name, generation=self._generation)
         return block
+
+    def address(self, ref: AccelRef) -> int:
+        """Return where a buffer's elements start; raises as :meth:`block` does."""
+        return self.block(ref).address
+
+    def hold(self, ref: AccelRef, usage: Usage, release: Callable[[], object] | None) -> None:
+        """Take note of something that is no memory of the allocator's, under the number of ``ref``.
+
+        Parameters
+        ----------
+        ref
+            When it is dropped, or freed, ``release`` is called, once all uses are over.
+        usage
+            Who uses it until when.
+        release
+            Gives it back; may block. Not called after a fault.
+        """
+        self.blocks[ref.buffer] = Held(usage, release)
 
     def create(self, specs: Sequence[Spec], lane: Lane) -> tuple[AccelRef, ...] | None:
         """Make a new buffer for each of ``specs`` from the slabs there are; ``None``, with nothing made, if there is no room."""
@@ -125,12 +177,23 @@ class Buffers:
         dropped = self._core.dropped
         while dropped:
             self.free(dropped.popleft())
+        if self._resting:
+            self._resting = [held for held in self._resting if not held.is_over()]
+
+    def close(self, *, abandon: bool) -> None:
+        """Give back what is held and no memory of the allocator's; the streams have ended, or are abandoned. May block."""
+        held, self._resting = [*self._resting, *(block for block in self.blocks.values() if isinstance(block, Held))], []
+        if not abandon:
+            for each in held:
+                each.release()
 
     def free(self, buffer: int) -> None:
         """Give a buffer's memory back. One that is not there is none of this context's."""
         block = self.blocks.pop(buffer, None)
-        if block is not None:
+        if isinstance(block, Block):
             self.allocator.free(block)
+        elif block is not None:
+            self._resting.append(block)
 
 
 def close_all(slabs: Iterable[SlabMemory]) -> None:

@@ -9,7 +9,8 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING
 
-from accel.device.buffers import Buffers, close_all
+from accel.device.buffers import Buffers, Held, close_all
+from accel.device.graph import GraphSubmission
 from accel.device.kernels import LIBRARIES
 from accel.device.lane import EventPool, Lane
 from accel.device.run import BATCH, Launch, OpSubmission, Run
@@ -27,7 +28,7 @@ from accel.memory import Allocator
 from accel.ops import Free
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from accel.backend import AccelDevice, Kernel
     from accel.completion import Watcher
@@ -115,7 +116,9 @@ class Context:
             port.actor.tell(submission)
         return True
 
-    def _place(self, submission: OpSubmission, port: Port, kernel: Kernel, reads: list[Block], writes: list[Block]) -> None:
+    def _place(
+        self, submission: OpSubmission, port: Port, kernel: Kernel, reads: Sequence[Block | Held], writes: Sequence[Block | Held]
+    ) -> None:
         """Give an op its place in line, after what its memory was used for before."""
         lane, faults = port.lane, self.core.options.faults
         action = None if faults is None else faults.take(submission.name)
@@ -134,6 +137,8 @@ class Context:
         submission itself got wrong is raised; so is, with nothing sent, that the context is gone.
         """
         if isinstance(submission, OpSubmission):
+            if isinstance(submission, GraphSubmission):
+                await submission.place(self, (await self.port(submission.op.library)).lane)
             while not submission.is_settled and not self.dispatch_now(submission):
                 port = await self.port(submission.op.library)
                 for plan in submission.plans:  # none, if it was settled meanwhile
@@ -208,6 +213,10 @@ class Context:
         for block in writes:
             block.usage.write(lane, seq, dependencies)
         return Launch(op, kernel, [b.address for b in reads], [b.address for b in writes], seq, dependencies, action, index)
+
+    def kernel_of(self, op: KernelOp) -> Kernel:
+        """Return how the op is enqueued."""
+        return self._kernels.get(type(op)) or self._kernel(op)
 
     def _kernel(self, op: KernelOp) -> Kernel:
         """Return how the op is enqueued: by a kernel of the backend's own, else by the one derived from its compute interface."""
@@ -336,6 +345,7 @@ class Context:
             return  # another thread is at it, or was
         for lane in self.lanes:
             lane.close(abandon=abandon)
+        self.buffers.close(abandon=abandon)
         self.events.close()
         close_all(self.buffers.allocator.take_all())
         self.device.close(abandon=abandon)

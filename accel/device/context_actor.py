@@ -16,6 +16,7 @@ from accel._log import get_logger
 from accel.actors import Actor, ActorContext, Terminated
 from accel.device.acquire import acquire
 from accel.device.context import Context
+from accel.device.graph import Capture
 from accel.device.kernel_actor import KernelActor
 from accel.device.lane import Lane
 from accel.device.run import BATCH, Port
@@ -112,10 +113,13 @@ class ContextActor(Actor[OpenLibrary, Port]):
     async def _lane(self, made: Context, library: str) -> Lane:
         """Return the lane that the ``streams`` option gives to a library."""
         limit = self._core.options.lanes
-        if limit is not None and len(self._pool) >= limit:
+        # While a stream is captured, whatever is enqueued there becomes a part of the graph: captures share it with nobody.
+        is_shared = library != Capture.library
+        if is_shared and limit is not None and len(self._pool) >= limit:
             return self._pool[next(self._turn) % limit]
         lane = await self._core.system.run_blocking(self._make_lane, made, library)
-        self._pool.append(lane)
+        if is_shared:
+            self._pool.append(lane)
         made.lanes.append(lane)
         return lane
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from accel.actors import ActorSystem
     from accel.backend import AccelBackend, DeviceDescription
-    from accel.device.batch import Batch
     from accel.device.info import DeviceInfo
     from accel.device.options import DeviceOptions
+    from accel.device.recording import Recorder
     from accel.dtype import DType
     from accel.ref import AccelRef
 
@@ -80,7 +80,7 @@ class DeviceCore:
         self.lifecycle = Lifecycle(self.name, self.loop)
         self.live_generation = 0
         self.dropped: deque[int] = deque()
-        self.recording: dict[int, Batch] = {}
+        self.recording: dict[int, Recorder] = {}
         self.capabilities: Mapping[str, frozenset[DType]] = {}
         self.is_closing = False
         self.restarts = 0
@@ -147,7 +147,7 @@ class DeviceCore:
                 remedy="Open a device in the child.",
             )
 
-    def check_ref(self, ref: AccelRef, batch: Batch | None = None) -> None:
+    def check_ref(self, ref: AccelRef, batch: Recorder | None = None) -> None:
         """Raise unless ``ref`` is of this device, alive, and not of another batch that is still being recorded.
 
         Raises
@@ -164,7 +164,9 @@ class DeviceCore:
         if self.recording:
             recorder = self.recording.get(ref.buffer)
             if recorder is not None and recorder is not batch:
-                raise InvalidArgumentError(f"{ref!r} belongs to a batch that has not ended", remedy="Use it after the batch's block.")
+                raise InvalidArgumentError(
+                    f"{ref!r} belongs to a {recorder.what} that has not ended", remedy=f"Use it after the {recorder.what}'s block."
+                )
 
     # -- tokens
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from accel import ops
 from accel.device.batch import Batch
+from accel.device.graph import Graph
 from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo
 from accel.device.libraries import Blas, Dnn, Elementwise, Libraries, Reduce
 from accel.device.lifecycle import DeviceState
@@ -111,6 +112,17 @@ class Device:
         """
         self._sender.check_timeout(timeout)
         return Batch(self._core, self._sender, timeout)
+
+    def graph(self, *, timeout: float | None = None) -> Graph:
+        """Return a graph: ``async with device.graph() as graph`` records ops without running them, and ``await graph.replay()`` runs them all at once.
+
+        Parameters
+        ----------
+        timeout
+            Seconds that making the graph, at the end of the block, may take before :class:`~accel.DeadlineExceededError`.
+        """
+        self._sender.check_timeout(timeout)
+        return Graph(self._core, self._sender, timeout)
 
     # -- memory
 

@@ -167,11 +167,22 @@ def attention(lane: Lane, op: ops.Attention, inputs: Sequence[int], outputs: Seq
     )
 
 
+def capture(lane: Lane, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Do nothing: the ops are enqueued one by one at each replay."""
+
+
+def replay(lane: Lane, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Enqueue a graph's ops."""
+    op.program.enqueue(lane)
+
+
 LIBRARIES: Mapping[str, Mapping[str, Kernel]] = {
     "memory": {"put": put, "get": get, "empty": empty, "fill": fill, "copy": copy},
     "blas": {"gemm": gemm, "gemm_batched": gemm_batched, "gemv": gemv, "axpy": axpy, "dot": dot, "nrm2": nrm2, "scal": scal},
     "elementwise": {"unary": unary, "binary": binary},
     "reduce": {"reduce": reduce},
     "dnn": {"conv2d": conv2d, "attention": attention},
+    "graph": {"replay": replay},
+    "capture": {"capture": capture},
 }
 """Library -> op kind -> kernel."""

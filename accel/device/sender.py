@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from accel.actors import ActorRef
-    from accel.device.batch import Batch
     from accel.device.core import DeviceCore
+    from accel.device.recording import Recorder
     from accel.device.submission import Submission
     from accel.ops import KernelOp, Plan
 
@@ -54,7 +54,7 @@ class Sender:
         self._waits = core.options.overload == "wait"
         self.guard = core.guard
 
-    def check(self, op: KernelOp, batch: Batch | None = None) -> Plan:
+    def check(self, op: KernelOp, batch: Recorder | None = None) -> Plan:
         """Return the op's plan if this device can run it with these operands; nothing has been sent otherwise.
 
         Raises

@@ -1,0 +1,235 @@
+"""A graph: ops recorded once, and run again and again by one command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from accel import ops
+from accel.device.recording import Recorder
+from accel.device.run import OpSubmission
+from accel.dtype import DType
+from accel.errors import ClosedError, InvalidArgumentError, NotInitializedError
+from accel.memory import Usage
+from accel.ops import KernelOp, Plan
+from accel.ref import AccelRef
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from accel.backend import Kernel
+    from accel.device.context import Context
+    from accel.device.core import DeviceCore
+    from accel.device.lane import Lane
+
+__all__ = ["Capture", "Graph", "GraphSubmission", "Program", "Replay"]
+
+_NOTHING = Plan((), (), ())
+
+
+class Program:
+    """What a graph runs: ops bound to the memory that they keep, from its capture to its end.
+
+    Attributes
+    ----------
+    ops, plans, outputs : sequence
+        As they were recorded.
+    native : object
+        What the backend made of it, with a ``close`` method; ``None`` where the ops are enqueued one by one.
+    handle : AccelRef
+        Stands for the program as for a buffer: replays write it, so that they follow each other, and its end is the program's.
+    """
+
+    __slots__ = ("_launches", "handle", "native", "ops", "outputs", "plan", "plans")
+
+    def __init__(
+        self, core: DeviceCore, ops: Sequence[KernelOp], plans: Sequence[Plan], outputs: Sequence[tuple[AccelRef, ...]], generation: int
+    ) -> None:
+        self.ops = tuple(ops)
+        self.plans = tuple(plans)
+        self.outputs = tuple(outputs)
+        self.native: Any = None
+        self.handle = AccelRef(core, core.next_buffer(), (0,), DType.UINT8, generation)
+        self._launches: list[tuple[Kernel, KernelOp, list[int], list[int]]] = []
+        own = {ref.buffer for refs in outputs for ref in refs}
+        written = {ref.buffer: ref for plan in plans for ref in plan.writes if ref.buffer not in own}
+        read = {ref.buffer: ref for plan in plans for ref in plan.reads if ref.buffer not in own and ref.buffer not in written}
+        self.plan = Plan(tuple(read.values()), (self.handle, *written.values()), ())
+        """What a replay does to memory: its own buffers count as the handle."""
+
+    def bind(self, context: Context) -> None:
+        """Find the kernels and the memory of all ops; the program's own buffers have theirs.
+
+        Raises
+        ------
+        UnsupportedError
+            If the backend has no kernel for one of them.
+        StaleRefError
+            If a buffer is gone.
+        """
+        address = context.buffers.address
+        self._launches = [
+            (
+                context.kernel_of(op),
+                op,
+                [address(ref) for ref in plan.reads],
+                [address(ref) for ref in (*plan.writes, *made)],
+            )
+            for op, plan, made in zip(self.ops, self.plans, self.outputs, strict=True)
+        ]
+
+    def enqueue(self, lane: Lane) -> None:
+        """Enqueue all ops. What one of them raises ends it."""
+        for kernel, op, inputs, outputs in self._launches:
+            kernel(lane, op, inputs, outputs)
+
+    def settle(self, context: Context) -> None:
+        """Let the program's own buffers be tracked as one from now on, and end what the backend made of it with the handle."""
+        shared = Usage()
+        for refs in self.outputs:
+            for ref in refs:
+                block = context.buffers.block(ref)
+                shared.merge(block.usage)
+                block.usage = shared
+        context.buffers.hold(self.handle, shared, None if self.native is None else self.native.close)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Capture(KernelOp):
+    """Make one command of a program; nothing of it runs."""
+
+    library: ClassVar[str] = "capture"
+    kind: ClassVar[str] = "capture"
+
+    program: Program
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        return _NOTHING
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Replay(KernelOp):
+    """Run a program."""
+
+    library: ClassVar[str] = "graph"
+    kind: ClassVar[str] = "replay"
+
+    program: Program
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        return self.program.plan
+
+    def result(self, refs: tuple[AccelRef, ...]) -> None:
+        """Return nothing: the caller has the refs since the recording."""
+
+
+class GraphSubmission(OpSubmission):
+    """The capture of a program, which needs memory for the program's own buffers."""
+
+    __slots__ = ("program",)
+
+    def __init__(self, program: Program, future: Any, generation: int) -> None:
+        super().__init__(Capture(program), _NOTHING, future, generation)
+        self.program = program
+
+    async def place(self, context: Context, lane: Lane) -> None:
+        """Give the program its memory and its kernels. What it raises is the caller's business."""
+        buffers = context.buffers
+        refs = [ref for refs in self.program.outputs for ref in refs]
+        specs = [spec for plan in self.program.plans for spec in plan.creates]
+        while not self.is_settled and not buffers.place(refs, lane):
+            await buffers.provide(specs, lane)
+        if not self.is_settled:
+            self.program.bind(context)
+
+    def complete(self) -> None:
+        """Take note that the program is there; called once."""
+        self.program.settle(self._context)
+        super().complete()
+
+
+class Graph(Recorder):
+    """Records ops inside ``async with device.graph() as graph:``; ``await graph.replay()`` then runs them all by one command, as often as is wanted.
+
+    Nothing runs when the block ends. The refs that the methods return keep their memory as long as the graph or they live, and hold what the last
+    replay has left there: the same addresses each time. Inputs are changed in place, by ``device.put(array, out=ref)`` or by any op with ``out=``.
+
+    Where the backend has no graphs (the CPU), a replay enqueues the ops one after the other: the same results, by the same interface.
+
+    After a rebuild the graph is stale: :meth:`replay` raises :class:`~accel.StaleRefError`, and the graph is to be recorded again. Dropping the graph,
+    or :meth:`aclose`, gives it back.
+    """
+
+    what: ClassVar[str] = "graph"
+
+    def _record(self, op: KernelOp, timeout: float | None) -> AccelRef:
+        if isinstance(op, ops.Put):
+            raise InvalidArgumentError(
+                "a graph reads no host memory", op="put", remedy="Put the array before, and change it in place: device.put(array, out=ref)."
+            )
+        return super()._record(op, timeout)
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._end()
+        core = self._core
+        program = Program(core, self._ops, self._plans, self._outputs, self._generation)
+        submission = GraphSubmission(program, core.loop.create_future(), self._generation)
+        self._ops, self._plans, self._outputs = [], [], []
+        self._program: Program | None = None
+        try:
+            if error is None:
+                self._sender.guard()
+                await self._sender.run(None, self._timeout, submission)
+                self._program = program
+        finally:
+            if self._program is None:
+                for refs in program.outputs:
+                    for ref in refs:
+                        if not ref.is_freed:
+                            ref.is_freed = True
+                            ref.owner.dropped.append(ref.buffer)
+            # An error's traceback holds this frame, and the submission's future holds the error.
+            del submission, program
+
+    async def replay(self, *, timeout: float | None = None) -> None:
+        """Run the recorded ops; returns when they have ended.
+
+        Takes its place in the device's order as any op does, and waits on the device for what its buffers are used for before.
+
+        Parameters
+        ----------
+        timeout
+            Seconds until waiting ends with :class:`~accel.DeadlineExceededError`; an expired replay is not launched.
+
+        Raises
+        ------
+        StaleRefError
+            If the context was rebuilt since the recording, or one of the buffers was freed.
+        NotInitializedError, ClosedError
+            Before the block has ended, and after :meth:`aclose`.
+
+        Notes
+        -----
+        Cancelling detaches the waiter; a replay that has reached the device runs on.
+        """
+        await self._sender.run(Replay(self._recorded()), timeout)
+
+    async def aclose(self) -> None:
+        """Give the graph back, after the replays that were sent. Its refs stay. Idempotent."""
+        if self._state == "ended":
+            self._program = None
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether :meth:`replay` would raise :class:`~accel.StaleRefError` because of a rebuild."""
+        return self._recorded().handle.is_stale
+
+    def _recorded(self) -> Program:
+        if self._state != "ended":
+            raise NotInitializedError("the graph is not recorded yet", remedy="Replay it after its `async with` block.")
+        if self._program is None:
+            raise ClosedError("the graph was closed, or its block failed", remedy="Record another one.")
+        return self._program

@@ -1,0 +1,139 @@
+"""Recording ops without awaiting them: what a batch and a graph have in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from accel import ops
+from accel.device.libraries import Blas, Dnn, Elementwise, Libraries, Reduce
+from accel.dtype import DType, DTypeLike
+from accel.errors import ClosedError, InvalidArgumentError, NotInitializedError
+from accel.ops.base import as_shape, with_refs
+from accel.ref import AccelRef
+
+if TYPE_CHECKING:
+    from accel.device.core import DeviceCore
+    from accel.device.sender import Sender
+    from accel.ops import KernelOp, Plan
+
+__all__ = ["Recorder"]
+
+
+class Recorder:
+    """Records ops inside its ``async with`` block. Methods return refs at once; inside the block they can be used by later ops of the same block only.
+
+    Parameters
+    ----------
+    core, sender
+        The device's.
+    timeout
+        Seconds for what the end of the block does.
+    """
+
+    what: ClassVar[str]
+    """What it is called in errors."""
+
+    def __init__(self, core: DeviceCore, sender: Sender, timeout: float | None) -> None:
+        self._core = core
+        self._sender = sender
+        self._timeout = timeout
+        self._ops: list[KernelOp] = []
+        self._plans: list[Plan] = []
+        self._outputs: list[tuple[AccelRef, ...]] = []
+        self._generation = 0
+        self._state = "new"
+        self._libraries: Libraries[AccelRef] = Libraries(self._record)
+
+    @property
+    def blas(self) -> Blas[AccelRef]:
+        """Linear algebra; see :class:`~accel.device.Blas`."""
+        return self._libraries.blas
+
+    @property
+    def elementwise(self) -> Elementwise[AccelRef]:
+        """Functions of elements; see :class:`~accel.device.Elementwise`."""
+        return self._libraries.elementwise
+
+    @property
+    def reduce(self) -> Reduce[AccelRef]:
+        """Reductions; see :class:`~accel.device.Reduce`."""
+        return self._libraries.reduce
+
+    @property
+    def dnn(self) -> Dnn[AccelRef]:
+        """Neural network ops; see :class:`~accel.device.Dnn`."""
+        return self._libraries.dnn
+
+    def __len__(self) -> int:
+        return len(self._ops)
+
+    def run(self, op: KernelOp) -> AccelRef:
+        """Record any op that makes or writes a buffer, and return its ref.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the op's operands do not fit, or it has no ref to return (``Get`` and ``Free`` come after the block).
+        NotInitializedError, ClosedError
+            Before and after the block.
+        StaleRefError
+            If an operand is not there any more.
+        """
+        return self._record(with_refs(op, self._core.resolve), None)
+
+    def empty(self, shape: Any, dtype: DTypeLike = "float32") -> AccelRef:
+        """Record the making of a buffer with no set contents."""
+        return self.run(ops.Empty(as_shape(shape), DType.of(dtype)))
+
+    def zeros(self, shape: Any, dtype: DTypeLike = "float32") -> AccelRef:
+        """Record the making of a buffer of zeros."""
+        return self.full(shape, 0, dtype)
+
+    def full(self, shape: Any, value: Any, dtype: DTypeLike = "float32") -> AccelRef:
+        """Record the making of a buffer whose elements are all ``value``."""
+        return self.run(ops.Fill(as_shape(shape), DType.of(dtype), value))
+
+    def copy(self, source: AccelRef, destination: AccelRef) -> AccelRef:
+        """Record a copy from buffer to buffer, and return the destination."""
+        return self.run(ops.Copy(source, destination))
+
+    def _record(self, op: KernelOp, timeout: float | None) -> AccelRef:
+        if self._state != "recording":
+            if self._state == "new":
+                raise NotInitializedError(
+                    f"the {self.what} records inside its block only", remedy=f"Use `async with device.{self.what}() as {self.what}:`."
+                )
+            raise ClosedError(f"the {self.what} has ended", remedy="Open another one.")
+        if timeout is not None:
+            raise InvalidArgumentError(f"an op of a {self.what} has no timeout of its own", remedy=f"Use device.{self.what}(timeout=...).")
+        plan = self._sender.check(op, self)
+        if not plan.writes and not plan.creates:
+            raise InvalidArgumentError(
+                f"{op.kind} makes no buffer to return from a {self.what}", remedy="Await it after the block.", op=op.kind
+            )
+        core = self._core
+        made: tuple[AccelRef, ...] = ()
+        if plan.creates:
+            made = tuple([AccelRef(core, core.next_buffer(), spec.shape, spec.dtype, self._generation) for spec in plan.creates])
+            for ref in made:
+                core.recording[ref.buffer] = self
+        self._ops.append(op)
+        self._plans.append(plan)
+        self._outputs.append(made)
+        return (plan.writes or made)[0]
+
+    async def __aenter__(self) -> Self:
+        if self._state != "new":
+            raise ClosedError(f"a {self.what} is recorded once", remedy=f"Call device.{self.what}() for each block.")
+        self._sender.guard()
+        await self._sender.until_ready(self._timeout)
+        self._generation = self._core.live_generation
+        self._state = "recording"
+        return self
+
+    def _end(self) -> None:
+        """Record no more; the refs are not of a block any more."""
+        self._state = "ended"
+        for refs in self._outputs:
+            for ref in refs:
+                self._core.recording.pop(ref.buffer, None)

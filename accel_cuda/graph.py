@@ -1,0 +1,77 @@
+"""CUDA graphs: what a program enqueues is captured once, and launched as one command from then on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from accel_cuda.driver import Handle
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from accel.backend import Kernel
+    from accel_cuda.context import CudaDevice
+    from accel_cuda.stream import CudaStream
+
+__all__ = ["GRAPH_KERNELS", "CudaGraph"]
+
+
+class CudaGraph:
+    """An executable graph.
+
+    Parameters
+    ----------
+    context
+        The context that it was made in.
+    handle
+        The driver's CUgraphExec.
+    """
+
+    __slots__ = ("_context", "_handle", "pointer")
+
+    def __init__(self, context: CudaDevice, handle: Any) -> None:
+        self._context = context
+        self._handle = handle
+        self.pointer = Handle(int(handle))
+
+    def close(self) -> None:
+        """Give it back; no launch of it is on the device any more. Idempotent. What the driver keeps of a dead context is left to it."""
+        handle, self._handle = self._handle, None
+        if handle is not None and self._context.fault is None:
+            self._context.enter()
+            self._context.driver.ignore("cuGraphExecDestroy", handle)
+
+
+def capture(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Capture the ops of a program, which nothing else enqueues into this lane's stream meanwhile. Blocks: libraries load their kernels now."""
+    stream: CudaStream = lane.stream
+    context = stream.ready()
+    driver = context.driver
+    # Relaxed: what is forbidden to others during a capture (to load a kernel, say) is what this thread may have to do for it.
+    driver.call("cuStreamBeginCapture", stream.handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+    try:
+        op.program.enqueue(lane)
+    except BaseException:
+        driver.ignore("cuStreamEndCapture", stream.handle)
+        raise
+    graph = driver.call("cuStreamEndCapture", stream.handle)
+    try:
+        executable = driver.call("cuGraphInstantiate", graph, 0)
+    finally:
+        driver.ignore("cuGraphDestroy", graph)
+    op.program.native = made = CudaGraph(context, executable)
+    # Otherwise the first launch would do it.
+    context.check(driver.status("cuGraphUpload", made.pointer.value, stream.handle), "cuGraphUpload")
+
+
+def replay(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Launch a captured program."""
+    stream: CudaStream = lane.stream
+    context = stream.ready()
+    status = context.driver.hot.graph_launch(op.program.native.pointer, stream.pointer)
+    if status:
+        raise context.failure(status, "cuGraphLaunch")
+
+
+GRAPH_KERNELS: Mapping[str, Mapping[str, Kernel]] = {"capture": {"capture": capture}, "graph": {"replay": replay}}
+"""Library -> op kind -> kernel."""

@@ -1,0 +1,209 @@
+"""Graphs: recorded once, replayed in place, given back; the same semantics on every backend, shown on the CPU."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import numpy as np
+import pytest
+
+import accel
+from accel import ops
+from accel.testing import FaultPlan
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(np.random.SeedSequence().entropy)
+
+
+async def test_replay_computes_with_what_its_inputs_hold_now() -> None:
+    generator = rng()
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        a, w = generator.standard_normal((2, 24, 24))
+        x, weight = await device.put(a), await device.put(w)
+        async with device.graph() as graph:
+            h = graph.blas.gemm(x, weight)
+            h = graph.elementwise.unary("relu", h, out=h)
+            total = graph.reduce("sum", h, axis=0)
+        assert len(graph) == 0
+        for _ in range(3):
+            a = generator.standard_normal((24, 24))
+            await device.put(a, out=x)
+            await graph.replay()
+            np.testing.assert_allclose(await device.get(total), np.maximum(a @ w, 0).sum(axis=0), rtol=1e-12, atol=1e-12)
+
+
+async def test_nothing_runs_before_the_first_replay() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        y = await device.put(np.ones(8))
+        x = await device.put(np.full(8, 2.0))
+        async with device.graph() as graph:
+            graph.blas.axpy(x, y, alpha=3.0)
+        np.testing.assert_array_equal(await device.get(y), np.ones(8))
+        await graph.replay()
+        await graph.replay()
+        np.testing.assert_array_equal(await device.get(y), np.full(8, 13.0))
+
+
+async def test_replays_and_other_ops_keep_their_order() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        x = await device.zeros((1 << 14,), "float64")
+        one = await device.full((1 << 14,), 1.0, "float64")
+        async with device.graph() as graph:
+            graph.elementwise.binary("add", x, one, out=x)
+        waits: list[asyncio.Future[object]] = []
+        for _ in range(20):
+            waits.append(asyncio.ensure_future(graph.replay()))
+            waits.append(asyncio.ensure_future(device.blas.scal(x, 2.0)))
+        await asyncio.gather(*waits)
+        expected = 0.0
+        for _ in range(20):
+            expected = (expected + 1) * 2
+        np.testing.assert_array_equal(await device.get(x), np.full(1 << 14, expected))
+
+
+async def test_dropping_the_graph_and_its_refs_gives_their_memory_back() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        x = await device.put(np.ones((64, 64)))
+        before = device.info().memory.used
+        async with device.graph() as graph:
+            y = graph.blas.gemm(x, x)
+        await graph.replay()
+        held = device.info().memory.used
+        assert held > before
+        del y
+        gc.collect()
+        assert device.info().memory.used == held, "the graph writes it at each replay"
+        await graph.replay()
+        await graph.aclose()
+        await graph.aclose()
+        gc.collect()
+        assert device.info().memory.used == before
+        with pytest.raises(accel.ClosedError):
+            await graph.replay()
+
+
+async def test_a_graph_of_a_gone_generation_is_refused() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", faults=FaultPlan().poison_at(3))
+        x = await device.put(np.ones(4))
+        async with device.graph() as graph:
+            graph.elementwise.unary("neg", x, out=x)
+        with pytest.raises(accel.ContextPoisonedError):
+            await graph.replay()
+            await graph.replay()
+        async for generation in device.generations():
+            if generation == 2:
+                break
+        assert graph.is_stale
+        with pytest.raises(accel.StaleRefError) as caught:
+            await graph.replay()
+        assert caught.value.reason == "generation"
+
+
+async def test_a_freed_operand_ends_the_graph() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        x = await device.put(np.ones(4))
+        async with device.graph() as graph:
+            graph.elementwise.unary("neg", x, out=x)
+        await device.free(x)
+        with pytest.raises(accel.StaleRefError) as caught:
+            await graph.replay()
+        assert caught.value.reason == "freed"
+
+
+async def test_a_body_that_raises_leaves_nothing_behind() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        x = await device.put(np.ones((8, 8)))
+        used = device.info().memory.used
+        graph = device.graph()
+        with pytest.raises(RuntimeError, match="mine"):
+            async with graph:
+                y = graph.blas.gemm(x, x)
+                raise RuntimeError("mine")
+        with pytest.raises(accel.ClosedError):
+            await graph.replay()
+        with pytest.raises(accel.StaleRefError):
+            await device.get(y)
+        assert device.info().memory.used == used
+
+
+async def test_misuse_says_what_to_do() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        x = await device.put(np.ones(4))
+        graph = device.graph()
+        with pytest.raises(accel.NotInitializedError):
+            graph.elementwise.unary("neg", x)
+        with pytest.raises(accel.NotInitializedError):
+            await graph.replay()
+        async with graph:
+            y = graph.elementwise.unary("neg", x)
+            with pytest.raises(accel.InvalidArgumentError, match="graph that has not ended"):
+                await device.get(y)
+            with pytest.raises(accel.InvalidArgumentError, match="host memory"):
+                graph.run(ops.Put(np.ones(4)))
+            with pytest.raises(accel.InvalidArgumentError, match="no buffer"):
+                graph.run(ops.Get(x, np.empty(4)))
+        with pytest.raises(accel.ClosedError):
+            graph.elementwise.unary("neg", x)
+        with pytest.raises(accel.ClosedError):
+            async with graph:
+                pass
+
+
+async def test_an_op_that_fails_at_replay_is_answered_there_and_the_device_goes_on() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", faults=FaultPlan().fail_at(2, accel.LibraryError("broken", code=13), op="replay"))
+        x = await device.put(np.ones(4))
+        async with device.graph() as graph:
+            graph.elementwise.unary("neg", x, out=x)
+        await graph.replay()
+        with pytest.raises(accel.LibraryError) as caught:
+            await graph.replay()
+        assert (caught.value.code, caught.value.op) == (13, "replay")
+        await graph.replay()
+        np.testing.assert_array_equal(await device.get(x), np.ones(4))
+
+
+@pytest.mark.parametrize("streams", ["per_actor", "single", "pooled(2)"])
+async def test_every_stream_strategy(streams: str) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", streams=streams)
+        x = await device.put(np.arange(6.0))
+        async with device.graph() as graph:
+            y = graph.elementwise.unary("neg", x)
+            z = graph.elementwise.binary("add", x, y)
+        await graph.replay()
+        np.testing.assert_array_equal(await device.get(z), np.zeros(6))
+
+
+async def test_cancelled_recordings_and_replays_leave_nothing_behind() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        x = await device.put(np.ones((8, 8)))
+        used = device.info().memory.used
+
+        async def record() -> None:
+            async with device.graph() as graph:
+                graph.blas.gemm(x, x)
+            await graph.replay()
+
+        for turns in range(12):
+            task = asyncio.create_task(record())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        del task
+        gc.collect()
+        np.testing.assert_array_equal(await device.get(x), np.ones((8, 8)))
+        assert device.info().memory.used == used
+        assert device.info().in_flight == 0
