@@ -230,6 +230,63 @@ async def test_marks_of_a_lane_that_have_passed_complete_together_and_in_order(w
     assert order == list(range(6))
 
 
+async def test_attended_mark_that_was_passed_completes(watcher: Watcher) -> None:
+    mark = Mark(Event())
+    mark.event.end(True)
+    watcher.attend(mark)
+    await asyncio.wait_for(mark.ended, PATIENCE)
+    assert mark.ends == [None]
+    assert (watcher.statistics().pending, watcher.statistics().completed) == (0, 1)
+
+
+async def test_attended_mark_that_was_not_passed_is_watched(watcher: Watcher) -> None:
+    mark = Mark(Event())
+    watcher.attend(mark)
+    await turns()
+    assert mark.ends == []
+    assert watcher.statistics().pending == 1
+    mark.event.end(True)
+    await asyncio.wait_for(mark.ended, PATIENCE)
+    assert mark.ends == [None]
+
+
+async def test_attended_mark_does_not_overtake_those_watched_before(watcher: Watcher) -> None:
+    first_event, first = watched(watcher)
+    order: list[str] = []
+    first.ended.add_done_callback(lambda _: order.append("first"))
+    second = Mark(Event())
+    second.ended.add_done_callback(lambda _: order.append("second"))
+    second.event.end(True)
+    watcher.attend(second)
+    await turns()
+    assert second.ends == [], "the lane's first mark is not passed, as far as anybody was told"
+    first_event.end(True)
+    await asyncio.wait_for(second.ended, PATIENCE)
+    await turns()
+    assert order == ["first", "second"]
+
+
+async def test_attended_mark_gets_its_fault(watcher: Watcher) -> None:
+    mark = Mark(Event())
+    mark.event.end(DriverError("gone", code=700, scope=FaultScope.PROCESS))
+    watcher.attend(mark)
+    await asyncio.wait_for(mark.ended, PATIENCE)
+    (error,) = mark.ends
+    assert isinstance(error, DriverError)
+    assert error.code == 700
+
+
+async def test_adaptive_takes_short_work_without_a_look_of_the_reactor() -> None:
+    watcher = open_watcher(AdaptiveCompletion())
+    for _ in range(5):
+        mark = Mark(Event())
+        mark.event.end(True)
+        watcher.attend(mark)
+        assert mark.ends == [None], "taken in the call"
+    assert watcher.statistics().looks == 0
+    await watcher.aclose()
+
+
 async def test_lanes_do_not_wait_for_each_other(watcher: Watcher) -> None:
     slow_event, slow = watched(watcher, "slow")
     for _ in range(3):
