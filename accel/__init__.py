@@ -25,7 +25,19 @@ from accel.completion import (
     SyncCompletion,
 )
 from accel.compute import BinaryOp, ComputeBackend, ReduceOp, Transpose, UnaryOp
-from accel.device import Batch, Device, DeviceHealth, DeviceInfo, DeviceState, Graph, MemoryInfo, System
+from accel.device import (
+    Batch,
+    Device,
+    DeviceHealth,
+    DeviceInfo,
+    DeviceState,
+    Graph,
+    KernelLibrary,
+    MemoryInfo,
+    Operand,
+    System,
+    kernel,
+)
 from accel.dtype import DType
 from accel.errors import (
     AccelError,
@@ -90,11 +102,13 @@ __all__ = [
     "HostDiedError",
     "HostFnCompletion",
     "InvalidArgumentError",
+    "KernelLibrary",
     "KernelOp",
     "LibraryError",
     "MailboxFullError",
     "MemoryInfo",
     "NotInitializedError",
+    "Operand",
     "OutOfMemoryError",
     "PoisonedInputError",
     "PolledCompletion",
@@ -108,5 +122,6 @@ __all__ = [
     "UnaryOp",
     "UnsupportedError",
     "__version__",
+    "kernel",
     "testing",
 ]

@@ -6,6 +6,7 @@ from accel.device.batch import Batch
 from accel.device.device import Device
 from accel.device.graph import Graph
 from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo
+from accel.device.kernel_library import KernelLibrary, Operand, kernel
 from accel.device.libraries import Blas, Dnn, Elementwise, Reduce
 from accel.device.lifecycle import DeviceState
 from accel.device.options import FaultSource
@@ -22,7 +23,10 @@ __all__ = [
     "Elementwise",
     "FaultSource",
     "Graph",
+    "KernelLibrary",
     "MemoryInfo",
+    "Operand",
     "Reduce",
     "System",
+    "kernel",
 ]

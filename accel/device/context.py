@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from accel.device.buffers import Buffers, Held, close_all
-from accel.device.graph import GraphSubmission
+from accel.device.graph import GraphSubmission, Replay
 from accel.device.kernels import LIBRARIES
 from accel.device.lane import EventPool, Lane
 from accel.device.run import BATCH, Launch, OpSubmission, Run
@@ -28,11 +28,12 @@ from accel.memory import Allocator
 from accel.ops import Free
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from accel.backend import AccelDevice, Kernel
     from accel.completion import Watcher
     from accel.device.core import DeviceCore
+    from accel.device.kernel_library import OwnLibrary
     from accel.device.run import Port
     from accel.device.submission import Submission
     from accel.memory import Block, Dependency
@@ -67,6 +68,8 @@ class Context:
         self.lanes: list[Lane] = []
         self.ports: dict[str, Port] = {}
         self._kernels: dict[type[KernelOp], Kernel] = {}
+        self._own: dict[str, OwnLibrary] = {}
+        self.may_block: Callable[[Any, Any], bool] = device.may_block
         self.submissions: dict[Submission, None] = {}
         self.in_flight = 0
         self.fault: AccelError | None = None
@@ -87,6 +90,8 @@ class Context:
             submission.succeed()
             return True
         port = self.ports.get(op.library)
+        if port is None and op.library in self.core.own:
+            return False
         kernel = self._kernels.get(type(op)) or self._kernel(op)
         if port is None:
             return False
@@ -138,6 +143,7 @@ class Context:
         """
         if isinstance(submission, OpSubmission):
             if isinstance(submission, GraphSubmission):
+                await self.open_own(submission.program.ops)
                 await submission.place(self, (await self.port(submission.op.library)).lane)
             while not submission.is_settled and not self.dispatch_now(submission):
                 port = await self.port(submission.op.library)
@@ -146,6 +152,7 @@ class Context:
             return
         assert isinstance(submission, BatchSubmission), "there are two kinds"
         ops = submission.ops
+        await self.open_own(ops)
         chunk = max(1, self.core.options.max_in_flight // 2)
         for start in range(0, len(ops), chunk):
             end = min(start + chunk, len(ops))
@@ -214,15 +221,32 @@ class Context:
             block.usage.write(lane, seq, dependencies)
         return Launch(op, kernel, [b.address for b in reads], [b.address for b in writes], seq, dependencies, action, index)
 
+    async def open_own(self, ops: Iterable[KernelOp]) -> None:
+        """See that the registered libraries are there whose kernels ``ops`` need, although they go into another's lane."""
+        own = self.core.own
+        if own:
+            for library in dict.fromkeys(op.library for op in ops if op.library in own):
+                await self.port(library)
+
+    def add_own(self, library: OwnLibrary) -> None:
+        """Take a registered library that was just made for this context."""
+        name = library.library.name
+        self._own[name] = library
+        if library.library.blocking:
+            before = self.may_block
+            self.may_block = lambda lane, op: op.library == name or (type(op) is Replay and op.calls(name)) or before(lane, op)
+
     def kernel_of(self, op: KernelOp) -> Kernel:
         """Return how the op is enqueued."""
         return self._kernels.get(type(op)) or self._kernel(op)
 
     def _kernel(self, op: KernelOp) -> Kernel:
         """Return how the op is enqueued: by a kernel of the backend's own, else by the one derived from its compute interface."""
-        kernel = self.device.kernels(op.library).get(op.kind) or LIBRARIES.get(op.library, {}).get(op.kind)
+        own = self._own.get(op.library)
+        native = self.device.kernels(op.library) if own is None else own.kernels
+        kernel = native.get(op.kind) or LIBRARIES.get(op.library, {}).get(op.kind)
         if kernel is None:
-            known = op.library in LIBRARIES or self.device.kernels(op.library)
+            known = op.library in LIBRARIES or native
             what = f"{op.library} has no {op.kind}" if known else f"there is no library {op.library!r}"
             raise UnsupportedError(f"{what} on {self.core.description.backend}", op=op.kind, device=self.core.name)
         self._kernels[type(op)] = kernel
@@ -346,6 +370,8 @@ class Context:
         for lane in self.lanes:
             lane.close(abandon=abandon)
         self.buffers.close(abandon=abandon)
+        for own in self._own.values() if not abandon else ():
+            own.library.close()
         self.events.close()
         close_all(self.buffers.allocator.take_all())
         self.device.close(abandon=abandon)

@@ -13,14 +13,15 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from accel._log import get_logger
-from accel.actors import Actor, ActorContext, Terminated
+from accel.actors import Actor, ActorContext, ActorRef, Terminated
 from accel.device.acquire import acquire
 from accel.device.context import Context
 from accel.device.graph import Capture
 from accel.device.kernel_actor import KernelActor
+from accel.device.kernel_library import OwnLibrary
 from accel.device.lane import Lane
 from accel.device.run import BATCH, Port
-from accel.errors import AccelError, DeviceLostError, FaultScope
+from accel.errors import AccelError, DeviceLostError, FaultScope, LibraryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,12 +36,12 @@ logger = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class OpenLibrary:
-    """Asks for the kernel actor of a library; answered with its :class:`~accel.device.run.Port`."""
+    """Asks for the kernel actor of a library; answered with its :class:`~accel.device.run.Port`, or with why there is none."""
 
     library: str
 
 
-class ContextActor(Actor[OpenLibrary, Port]):
+class ContextActor(Actor[OpenLibrary, "Port | Exception"]):
     """Owns one context, its lanes, and its kernel actors (which are its children, and end with it).
 
     Parameters
@@ -59,6 +60,7 @@ class ContextActor(Actor[OpenLibrary, Port]):
         self._context: Context | None = None
         self._pool: list[Lane] = []
         self._turn = itertools.count()
+        self._lanes: dict[str, Lane] = {}  # of registered libraries that are being opened, or could not be
 
     async def started(self, context: ActorContext) -> None:
         """Make the context, warm the libraries that were asked for, and declare the generation ready."""
@@ -71,7 +73,7 @@ class ContextActor(Actor[OpenLibrary, Port]):
         except BaseException:
             await core.system.run_blocking(_abandon, device)
             raise
-        made = Context(core, device, watcher, lambda library: context.self_ref.ask(OpenLibrary(library)))
+        made = Context(core, device, watcher, partial(_open_port, context.self_ref))
         try:
             # Not through the mailbox, which is not served before this returns.
             libraries = core.options.libraries
@@ -93,18 +95,39 @@ class ContextActor(Actor[OpenLibrary, Port]):
             "context_ready", device=core.name, generation=core.lifecycle.generation, seconds=round(time.perf_counter() - began, 4), restarts=core.restarts
         )  # fmt: skip
 
-    async def receive(self, message: OpenLibrary, context: ActorContext) -> Port:
+    async def receive(self, message: OpenLibrary, context: ActorContext) -> Port | Exception:
         """Make the kernel actor of a library."""
         made = self._context
         assert made is not None, "a context actor that runs has a context"
         # Whoever asked may not take the answer: the context before this one faulted meanwhile. So what was made is kept here.
         port = made.ports.get(message.library)
         if port is None:
+            try:
+                await self._open_own(made, message.library)
+            except Exception as error:  # the user's code is not the context's: it goes on
+                return error
             port = made.ports[message.library] = await self._open(made, message.library, context)
         return port
 
+    async def _open_own(self, made: Context, library: str) -> None:
+        """Make the instance of a library that was registered, if it is one."""
+        make = self._core.own.get(library)
+        if make is None:
+            return
+        backend = self._core.description.backend
+        lane = self._lanes.get(library)
+        if lane is None:
+            lane = self._lanes[library] = await self._lane(made, library)
+
+        def open_it() -> OwnLibrary:
+            own = OwnLibrary(make(), backend)
+            own.library.open(lane.stream)
+            return own
+
+        made.add_own(await self._core.system.run_blocking(open_it))
+
     async def _open(self, made: Context, library: str, context: ActorContext) -> Port:
-        lane = await self._lane(made, library)
+        lane = self._lanes.pop(library, None) or await self._lane(made, library)
         # Never full: the context sends no more than max_in_flight at once.
         size = self._core.options.max_in_flight * 2 + 2
         ref = await context.spawn(KernelActor, made, name=library, mailbox_size=size)
@@ -151,6 +174,15 @@ class ContextActor(Actor[OpenLibrary, Port]):
         if made is not None:
             self._publish(None)
             await made.close(abandon=abandon)
+
+
+async def _open_port(actor: ActorRef[OpenLibrary, Port | Exception], library: str) -> Port:
+    answer = await actor.ask(OpenLibrary(library))
+    if isinstance(answer, AccelError):
+        raise answer.clone()
+    if isinstance(answer, Exception):
+        raise LibraryError(f"library {library!r} could not be opened: {answer!r}", library=library) from answer
+    return answer
 
 
 def _abandon(device: AccelDevice) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from accel.actors import ActorSystem
     from accel.backend import AccelBackend, DeviceDescription
     from accel.device.info import DeviceInfo
+    from accel.device.kernel_library import KernelLibrary
     from accel.device.options import DeviceOptions
     from accel.device.recording import Recorder
     from accel.dtype import DType
@@ -61,6 +62,8 @@ class DeviceCore:
         How many rebuilds the budget has left.
     next_buffer : callable
         Returns a buffer number that was never used before, in any generation.
+    own : dict
+        Name -> what makes an instance, of the libraries that were registered.
     recording : dict
         Buffer -> batch, for refs of batches that have not ended.
     """
@@ -81,6 +84,7 @@ class DeviceCore:
         self.live_generation = 0
         self.dropped: deque[int] = deque()
         self.recording: dict[int, Recorder] = {}
+        self.own: dict[str, Callable[[], KernelLibrary]] = {}
         self.capabilities: Mapping[str, frozenset[DType]] = {}
         self.is_closing = False
         self.restarts = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -11,6 +12,8 @@ from accel import ops
 from accel.device.batch import Batch
 from accel.device.graph import Graph
 from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo
+from accel.device.kernel_library import KernelLibrary, kernels_of
+from accel.device.kernels import LIBRARIES
 from accel.device.libraries import Blas, Dnn, Elementwise, Libraries, Reduce
 from accel.device.lifecycle import DeviceState
 from accel.device.run import OpSubmission
@@ -101,6 +104,37 @@ class Device:
             The queue is full and the device was opened with ``overload="reject"``.
         """
         return await self._sender.run(with_refs(op, self._core.resolve), timeout)
+
+    async def register(self, library: type[KernelLibrary], *args: Any, **kwargs: Any) -> None:
+        """Let the device run ops of a library of the user's own; see :class:`accel.KernelLibrary`.
+
+        Parameters
+        ----------
+        library
+            The class. An instance is made, and opened on a worker thread, now and for every later context.
+        *args, **kwargs
+            What it is made with.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the class has no name or no kernels, or the device has a library of this name.
+        LibraryError
+            If it cannot be made or opened; the device goes on without it.
+        """
+        core = self._core
+        core.guard()
+        kernels_of(library)
+        name = library.name
+        if name in core.own or name in LIBRARIES:
+            raise InvalidArgumentError(f"{core.name} has a library {name!r}", remedy="Give yours another name.", device=core.name)
+        core.own[name] = partial(library, *args, **kwargs)
+        try:
+            await self._sender.until_ready(None)
+            await self._host.context.port(name)
+        except BaseException:
+            del core.own[name]
+            raise
 
     def batch(self, *, timeout: float | None = None) -> Batch:
         """Return a batch: ``async with device.batch() as batch`` records ops without awaiting and sends them when the block ends.

@@ -122,6 +122,10 @@ class Replay(KernelOp):
         """See :meth:`KernelOp.plan`."""
         return self.program.plan
 
+    def calls(self, library: str) -> bool:
+        """Whether a replay calls kernels of a library, one by one."""
+        return self.program.native is None and any(op.library == library for op in self.program.ops)
+
     def result(self, refs: tuple[AccelRef, ...]) -> None:
         """Return nothing: the caller has the refs since the recording."""
 

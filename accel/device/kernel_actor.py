@@ -49,7 +49,7 @@ class KernelActor(Actor["Sendable", None]):
             return False
         lane = message.lane
         for launch in message.launches:
-            if _is_beside(launch, lane):
+            if self._is_beside(launch, lane):
                 return False
         for launch in message.launches:
             try:
@@ -65,7 +65,7 @@ class KernelActor(Actor["Sendable", None]):
         if self._debug or lane.enqueued < op.seq - 1 or (op.dependencies and not _is_due(op)):
             return False
         if op.beside is None:
-            op.beside = lane.device.may_block(lane, op.op)
+            op.beside = self._context.may_block(lane, op.op)
         if op.beside:
             return False
         try:
@@ -84,7 +84,7 @@ class KernelActor(Actor["Sendable", None]):
         await _until_due(message)
         for launch in message.launches:
             try:
-                if _is_beside(launch, message.lane):
+                if self._is_beside(launch, message.lane):
                     await self._enqueue_beside(launch, message)
                 else:
                     self._enqueue(launch, message)
@@ -94,6 +94,12 @@ class KernelActor(Actor["Sendable", None]):
                 # Enqueued or dropped: its place in line is taken. Not before it was waited for, where that is asked for: the next op comes after.
                 message.lane.advance(launch.seq)
         self._finish(message)
+
+    def _is_beside(self, launch: Bound, lane: Lane) -> bool:
+        """Return whether an op is enqueued on another thread; the backend is asked once."""
+        if launch.beside is None:
+            launch.beside = self._context.may_block(lane, launch.op)
+        return launch.beside
 
     def _enqueue(self, launch: Bound, run: Sendable) -> None:
         """Bring one op to the lane, or drop it."""
@@ -158,6 +164,7 @@ class KernelActor(Actor["Sendable", None]):
             wrapped = LibraryError(f"the {launch.op.kind} kernel raised {type(error).__name__}: {error}", library=launch.op.library)
             wrapped.__cause__ = error
             error = wrapped
+            run.submission.launched += 1  # how far it came is not known: what it may have enqueued has to end, and may have faulted
         self._failed(error, launch, run)
 
     async def _synchronize(self, launch: Bound, run: Sendable) -> None:
@@ -220,13 +227,6 @@ def _before(run: Sendable) -> Iterator[Dependency]:
     yield run.lane, run.launches[0].seq - 1
     for launch in run.launches:
         yield from launch.dependencies
-
-
-def _is_beside(launch: Bound, lane: Lane) -> bool:
-    """Return whether an op is enqueued on another thread; the backend is asked once."""
-    if launch.beside is None:
-        launch.beside = lane.device.may_block(lane, launch.op)
-    return launch.beside
 
 
 def _is_due(run: Sendable) -> bool:

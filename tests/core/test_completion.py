@@ -1,13 +1,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from accel.backend import DeviceDescription
 from accel.completion import (
     AdaptiveCompletion,
     CompletionStrategy,
@@ -18,125 +15,11 @@ from accel.completion import (
     Watcher,
     resolve_strategy,
 )
-from accel.errors import AccelError, ClosedError, DriverError, FaultScope, InvalidArgumentError
+from accel.errors import ClosedError, DriverError, FaultScope, InvalidArgumentError
+from tests.completion_support import STRATEGIES, Device, Event, Mark, completion_threads, open_watcher, threads_gone, turns, watched
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-PATIENCE = 10.0
-STRATEGIES = [
-    AdaptiveCompletion(),
-    PolledCompletion(),
-    PolledCompletion(interval=0),
-    SyncCompletion(),
-    HostFnCompletion(),
-    HostFnCompletion(watch_interval=1e-4),
-]
-
-
-class Event:
-    """An event that ends when the test says so."""
-
-    def __init__(self) -> None:
-        self.queries = 0
-        self.outcome: BaseException | bool = False
-        self._ended = threading.Event()
-        self._listeners: list[Callable[[], None]] = []
-
-    def end(self, outcome: BaseException | bool = True) -> None:
-        self.outcome = outcome
-        self._ended.set()
-        if outcome is True:
-            for listener in self._listeners:
-                listener()
-
-    def query(self) -> bool:
-        self.queries += 1
-        if isinstance(self.outcome, AccelError):
-            raise self.outcome.clone()
-        if isinstance(self.outcome, BaseException):
-            raise self.outcome
-        return self.outcome
-
-    def synchronize(self) -> None:
-        assert self._ended.wait(PATIENCE)
-        self.query()
-
-    def notify(self, listener: Callable[[], None]) -> None:
-        self._listeners.append(listener)
-        if self.outcome is True:
-            listener()
-
-    def close(self) -> None:
-        pass
-
-
-class Stream:
-    """A stream that is only ever waited in."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._event = Event()
-        self.closed: list[bool] = []
-
-    def wait(self, event: Event) -> None:
-        if self._device.fault is not None:
-            raise self._device.fault.clone()
-        self._event = event
-
-    def launch_host_function(self, function: Callable[[], None]) -> None:
-        self._event.notify(function)
-
-    def close(self, *, abandon: bool = False) -> None:
-        self.closed.append(abandon)
-
-
-class Device:
-    """As much of a device as completion uses."""
-
-    description, shares_processor = DeviceDescription("fake", 0, "fake", "FAKE-0"), False
-
-    def __init__(self) -> None:
-        self.fault: AccelError | None = None
-        self.streams: list[Stream] = []
-
-    def create_stream(self, *, priority: int = 0) -> Stream:
-        if self.fault is not None:
-            raise self.fault.clone()
-        self.streams.append(Stream(self))
-        return self.streams[-1]
-
-
-class Mark:
-    """A watched mark that writes down how it ended."""
-
-    stream = None
-
-    def __init__(self, event: Any, lane: object = "lane", kind: object = "kind") -> None:
-        self.event = event
-        self.lane = lane
-        self.kind = kind
-        self.enqueued_at = time.perf_counter()
-        self.ends: list[AccelError | None] = []
-        self.ended = asyncio.get_running_loop().create_future()
-        self._thread = threading.current_thread()
-
-    def complete(self) -> None:
-        assert self.event.query() is True
-        self._end(None)
-
-    def fail(self, error: AccelError) -> None:
-        self._end(error)
-
-    def _end(self, error: AccelError | None) -> None:
-        assert threading.current_thread() is self._thread
-        self.ends.append(error)
-        if not self.ended.done():
-            self.ended.set_result(None)
-
-
-def completion_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith(("accel-sync", "accel-host-fn"))]
+    from collections.abc import AsyncIterator
 
 
 @pytest.fixture(params=STRATEGIES, ids=repr)
@@ -153,29 +36,6 @@ async def watcher(strategy: CompletionStrategy) -> AsyncIterator[Watcher]:
     await opened.aclose(abandon=True)
     assert shared == {}
     await threads_gone()
-
-
-def open_watcher(strategy: CompletionStrategy, device: Device | None = None, *, shared: dict[Any, Any] | None = None) -> Watcher:
-    return strategy.open(device or Device(), asyncio.get_running_loop(), {} if shared is None else shared)  # type: ignore[arg-type]
-
-
-def watched(watcher: Watcher, lane: object = "lane") -> tuple[Event, Mark]:
-    mark = Mark(Event(), lane)
-    watcher.watch(mark)
-    return mark.event, mark
-
-
-async def threads_gone() -> None:
-    """An abandoned watcher does not wait for its threads."""
-    deadline = time.monotonic() + PATIENCE
-    while completion_threads():
-        assert time.monotonic() < deadline, completion_threads()
-        await asyncio.sleep(0)
-
-
-async def turns(count: int = 20) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 def test_strategies_are_found_by_name_or_taken_as_they_are() -> None:
@@ -228,63 +88,6 @@ async def test_marks_of_a_lane_that_have_passed_complete_together_and_in_order(w
     pairs[4][0].end()
     await pairs[5][1].ended
     assert order == list(range(6))
-
-
-async def test_attended_mark_that_was_passed_completes(watcher: Watcher) -> None:
-    mark = Mark(Event())
-    mark.event.end(True)
-    watcher.attend(mark)
-    await asyncio.wait_for(mark.ended, PATIENCE)
-    assert mark.ends == [None]
-    assert (watcher.statistics().pending, watcher.statistics().completed) == (0, 1)
-
-
-async def test_attended_mark_that_was_not_passed_is_watched(watcher: Watcher) -> None:
-    mark = Mark(Event())
-    watcher.attend(mark)
-    await turns()
-    assert mark.ends == []
-    assert watcher.statistics().pending == 1
-    mark.event.end(True)
-    await asyncio.wait_for(mark.ended, PATIENCE)
-    assert mark.ends == [None]
-
-
-async def test_attended_mark_does_not_overtake_those_watched_before(watcher: Watcher) -> None:
-    first_event, first = watched(watcher)
-    order: list[str] = []
-    first.ended.add_done_callback(lambda _: order.append("first"))
-    second = Mark(Event())
-    second.ended.add_done_callback(lambda _: order.append("second"))
-    second.event.end(True)
-    watcher.attend(second)
-    await turns()
-    assert second.ends == [], "the lane's first mark is not passed, as far as anybody was told"
-    first_event.end(True)
-    await asyncio.wait_for(second.ended, PATIENCE)
-    await turns()
-    assert order == ["first", "second"]
-
-
-async def test_attended_mark_gets_its_fault(watcher: Watcher) -> None:
-    mark = Mark(Event())
-    mark.event.end(DriverError("gone", code=700, scope=FaultScope.PROCESS))
-    watcher.attend(mark)
-    await asyncio.wait_for(mark.ended, PATIENCE)
-    (error,) = mark.ends
-    assert isinstance(error, DriverError)
-    assert error.code == 700
-
-
-async def test_adaptive_takes_short_work_without_a_look_of_the_reactor() -> None:
-    watcher = open_watcher(AdaptiveCompletion())
-    for _ in range(5):
-        mark = Mark(Event())
-        mark.event.end(True)
-        watcher.attend(mark)
-        assert mark.ends == [None], "taken in the call"
-    assert watcher.statistics().looks == 0
-    await watcher.aclose()
 
 
 async def test_lanes_do_not_wait_for_each_other(watcher: Watcher) -> None:

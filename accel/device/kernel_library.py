@@ -1,0 +1,216 @@
+"""Kernels of the user's own: torch, CuPy, NVRTC or anything that enqueues into a stream, served by a kernel actor like those of the built-in libraries."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import numpy as np
+
+from accel.dtype import DType
+from accel.errors import InvalidArgumentError, UnsupportedError
+from accel.ops import KernelOp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from accel.backend import Kernel
+    from accel.device.lane import Lane
+
+__all__ = ["KernelLibrary", "Operand", "OwnLibrary", "kernel"]
+
+F = TypeVar("F", bound="Callable[..., object]")
+
+_MARK = "__accel_kernel__"
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """An array in device memory, as a kernel of the user's own gets it: valid until the kernel's work in the stream has ended.
+
+    Speaks ``__cuda_array_interface__`` on CUDA devices, so that ``torch.as_tensor(operand, device="cuda")``, ``cupy.asarray(operand)`` and numba take it
+    without a copy. What is made of it must not outlive the op.
+
+    Attributes
+    ----------
+    address : int
+        Where it starts; 0 where there are no elements.
+    shape : tuple of int
+    dtype : DType
+    is_output : bool
+        Whether the op writes it.
+    backend : str
+        Name of the backend whose memory it is.
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: DType
+    is_output: bool
+    backend: str
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements (C order, no padding)."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The interface of version 3; the stream is the kernel's own, so there is nothing to wait for."""
+        if self.backend != "cuda":
+            raise AttributeError(f"this array is in memory of the backend {self.backend!r}, not of CUDA")
+        if self.dtype.is_extended:
+            raise AttributeError(f"the interface knows no {self.dtype.value}; use the address")
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.numpy.str,
+            "data": (self.address, not self.is_output),
+            "strides": None,
+            "stream": None,
+            "version": 3,
+        }
+
+    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray[Any, Any]:
+        """Return a view where the processor can read the memory, which is on the CPU backend."""
+        if self.backend != "cpu":
+            raise TypeError(f"this array is in memory of {self.backend}, which numpy cannot read")
+        interface = {"shape": self.shape, "typestr": f"|V{self.dtype.itemsize}", "data": (self.address, not self.is_output), "version": 3}
+        if not self.size:
+            return np.empty(self.shape, self.dtype.numpy)
+        return np.asarray(_Interface(interface)).view(self.dtype.numpy)
+
+
+class _Interface:
+    def __init__(self, interface: dict[str, Any]) -> None:
+        self.__array_interface__ = interface
+
+
+def kernel(op: type[KernelOp]) -> Callable[[F], F]:
+    """Mark a method of a :class:`KernelLibrary` as what enqueues ops of one class.
+
+    The method is called as ``method(op, stream, inputs, outputs)``: the op with its options, the stream to enqueue into, and the
+    :class:`Operand` of each ref that the op reads, and of each that it writes or makes, in the order of its plan.
+    """
+
+    def mark(method: F) -> F:
+        setattr(method, _MARK, op)
+        return method
+
+    return mark
+
+
+class KernelLibrary:
+    """Kernels of the user's own, by which a device runs ops of the user's own; base class.
+
+    A subclass marks methods with :func:`kernel`, one for each class of op, and is given to :meth:`accel.Device.register`. From then on
+    ``await device.run(MyOp(x))`` and ``batch.run(MyOp(x))`` run these ops like all others: in the device's order, in a stream of the library's own, with
+    refs in and out, deadlines, cancellation and backpressure, and the same errors after a fault.
+
+    There is one instance per context: it is made, and :meth:`open` called, when the library is registered, and again after every rebuild.
+
+    Rules for a kernel method: it only *enqueues* into the stream that it is given, and waits for nothing. It reads ``inputs``, writes ``outputs``, and
+    keeps neither. Memory of its own must stay until the stream has passed its use (torch's and CuPy's allocators see to that in a ``with stream`` block).
+    What it raises is the op's error: an :class:`~accel.AccelError` as it is, anything else wrapped in :class:`~accel.LibraryError`. On CUDA the stream
+    speaks ``__cuda_stream__`` and has a ``handle``; on the CPU it has ``enqueue(function, *arguments)``.
+
+    Attributes
+    ----------
+    name : str
+        The library's name: what its ops have as ``library``, and its kernel actor in ``system.tree()``.
+    blocking : bool
+        Whether a kernel method may take long on the host (it imports, loads kernels, allocates): it is then called on a worker thread, in its place in
+        line, one at a time. ``False`` calls it on the loop's thread: for launches that are known not to block.
+    """
+
+    name: ClassVar[str]
+    blocking: ClassVar[bool] = True
+
+    def open(self, stream: Any) -> None:
+        """Prepare: imports, handles, weights. Called once, on a worker thread, before the first kernel.
+
+        Parameters
+        ----------
+        stream
+            The library's own stream. Ops of batches come in another one: kernels enqueue into the stream that they are given.
+        """
+
+    def close(self) -> None:
+        """Give back what :meth:`open` made. Called on a worker thread, with nothing in the streams any more. Not called after a fault."""
+
+
+class OwnLibrary:
+    """A registered library in one context: the instance, and its kernels as the device layer calls them.
+
+    Parameters
+    ----------
+    library
+        The instance.
+    backend
+        Name of the device's backend.
+    """
+
+    def __init__(self, library: KernelLibrary, backend: str) -> None:
+        self.library = library
+        self._backend = backend
+        self._lock = threading.Lock()  # its own lane and that of batches may call it from two threads
+        self.kernels: Mapping[str, Kernel] = {
+            op.kind: self._adapt(getattr(library, name)) for op, name in kernels_of(type(library)).items()
+        }
+
+    def _adapt(self, method: Callable[..., object]) -> Kernel:
+        backend, lock = self._backend, self._lock
+
+        def call(lane: Lane, op: KernelOp, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+            plan = op.plan()
+            reads = [Operand(a, ref.shape, ref.dtype, False, backend) for a, ref in zip(inputs, plan.reads, strict=True)]
+            written = [(ref.shape, ref.dtype) for ref in plan.writes] + [(spec.shape, spec.dtype) for spec in plan.creates]
+            writes = [Operand(a, shape, dtype, True, backend) for a, (shape, dtype) in zip(outputs, written, strict=True)]
+            with lock:
+                method(op, lane.stream, reads, writes)
+
+        return call
+
+
+def kernels_of(library: type[KernelLibrary]) -> dict[type[KernelOp], str]:
+    """Return the ops of a library and the names of the methods that enqueue them, after checking them.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is no such class, or a method does not fit it.
+    """
+    if not (isinstance(library, type) and issubclass(library, KernelLibrary)):
+        raise InvalidArgumentError(
+            f"{library!r} is not a KernelLibrary", remedy="Give a subclass of accel.KernelLibrary, and its arguments."
+        )
+    name = getattr(library, "name", None)
+    if not isinstance(name, str) or not name:
+        raise InvalidArgumentError(f"{library.__name__} has no name", remedy='Give it one: `name = "mine"`.')
+    found: dict[type[KernelOp], str] = {}
+    for attribute in dir(library):
+        op = getattr(getattr(library, attribute), _MARK, None)
+        if op is None:
+            continue
+        if not (isinstance(op, type) and issubclass(op, KernelOp)):
+            raise InvalidArgumentError(
+                f"{op!r}, which {library.__name__}.{attribute} is for, is not a KernelOp", remedy="Use a class of ops."
+            )
+        if op.library != name:
+            raise InvalidArgumentError(
+                f"{op.__name__} is of library {op.library!r} and {library.__name__} is {name!r}",
+                remedy=f'Set `library = "{name}"` in the op.',
+            )
+        if any(other.kind == op.kind for other in found):
+            raise InvalidArgumentError(
+                f"{library.__name__} has two kernels for {op.kind!r}", remedy="Give each class of ops a kind of its own."
+            )
+        found[op] = attribute
+    if not found:
+        raise UnsupportedError(f"{library.__name__} has no kernels", remedy="Mark methods with @accel.kernel(OpClass).")
+    return found

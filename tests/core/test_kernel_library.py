@@ -1,0 +1,232 @@
+"""Libraries of the user's own: ops run by them are ops like all others."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import accel
+from accel import ops
+from accel.ops import Plan, Spec
+from accel.testing import FaultPlan
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Scale(accel.KernelOp):
+    """``factor * x``."""
+
+    library: ClassVar[str] = "mine"
+    kind: ClassVar[str] = "scale"
+
+    x: accel.AccelRef
+    factor: float = 2.0
+    out: accel.AccelRef | None = None
+
+    def plan(self) -> Plan:
+        if self.out is None:
+            return Plan((self.x,), (), (Spec(self.x.shape, self.x.dtype),))
+        return Plan((self.x,), (self.out,), ())
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Break(Scale):
+    """Does not work."""
+
+    kind: ClassVar[str] = "break"
+
+
+class Mine(accel.KernelLibrary):
+    """Scales with numpy, on the stream's thread."""
+
+    name = "mine"
+    made: ClassVar[list[Mine]] = []
+
+    def __init__(self, extra: float = 1.0, *, fails: bool = False) -> None:
+        self.extra = extra
+        self.fails = fails
+        self.opened: list[str] = []
+        self.closed: list[str] = []
+        self.threads: set[str] = set()
+        type(self).made.append(self)
+
+    def open(self, stream: Any) -> None:
+        if self.fails:
+            raise RuntimeError("no such library")
+        self.opened.append(threading.current_thread().name)
+
+    @accel.kernel(Scale)
+    def scale(self, op: Scale, stream: Any, inputs: list[accel.Operand], outputs: list[accel.Operand]) -> None:
+        self.threads.add(threading.current_thread().name)
+        (x,), (y,) = inputs, outputs
+        assert not x.is_output
+        assert y.is_output
+        source, target = np.asarray(x), np.asarray(y)
+        stream.submit(lambda: np.multiply(source, op.factor * self.extra, out=target), 1.0)
+
+    @accel.kernel(Break)
+    def break_it(self, op: Break, stream: Any, inputs: list[accel.Operand], outputs: list[accel.Operand]) -> None:
+        raise ZeroDivisionError("broken")
+
+    def close(self) -> None:
+        self.closed.append(threading.current_thread().name)
+
+
+class Quick(Mine):
+    """The same on the loop's thread."""
+
+    blocking = False
+    made: ClassVar[list[Mine]] = []
+
+
+@pytest.fixture(autouse=True)
+def no_instances() -> None:
+    Mine.made.clear()
+    Quick.made.clear()
+
+
+async def test_ops_of_a_registered_library_run_like_others() -> None:
+    rng = np.random.default_rng(np.random.SeedSequence().entropy)
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        await device.register(Mine, 3.0)
+        a = rng.standard_normal((5, 7))
+        x = await device.put(a)
+        y = await device.run(Scale(x))
+        np.testing.assert_allclose(await device.get(y), a * 6)
+        z = await device.empty((5, 7), "float64")
+        assert await device.run(Scale(x, 0.5, z)) is z
+        np.testing.assert_allclose(await device.get(z), a * 1.5)
+        async with device.batch() as batch:
+            h = batch.elementwise.unary("neg", x)
+            h = batch.run(Scale(h))
+            h = batch.elementwise.unary("neg", h)
+        np.testing.assert_allclose(await device.get(h), a * 6)
+        async with device.graph() as graph:
+            g = graph.run(Scale(x))
+        await graph.replay()
+        np.testing.assert_allclose(await device.get(g), a * 6)
+        (instance,) = Mine.made
+        assert len(instance.opened) == 1
+        assert instance.opened[0] != threading.current_thread().name
+        assert threading.current_thread().name not in instance.threads, "it may block, so it is called elsewhere"
+        assert "mine" in str(system.tree())
+        assert not instance.closed
+    assert len(instance.closed) == 1
+
+
+async def test_what_does_not_block_is_called_on_the_loops_thread() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        await device.register(Quick)
+        x = await device.put(np.ones(4))
+        np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), np.full(4, 2.0))
+        (instance,) = Quick.made
+        assert instance.threads == {threading.current_thread().name}
+
+
+async def test_order_with_other_libraries_is_kept() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        await device.register(Mine)
+        x = await device.put(np.ones(1 << 15))
+        waits: list[asyncio.Future[object]] = []
+        for _ in range(10):
+            waits.append(asyncio.ensure_future(device.run(Scale(x, 2.0, x))))
+            waits.append(asyncio.ensure_future(device.elementwise.binary("add", x, x, out=x)))
+        await asyncio.gather(*waits)
+        np.testing.assert_array_equal(await device.get(x), np.full(1 << 15, 4.0**10))
+
+
+async def test_what_a_kernel_raises_is_its_ops_error_and_nothing_else() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        await device.register(Mine)
+        x = await device.put(np.ones(4))
+        with pytest.raises(accel.LibraryError, match="ZeroDivisionError: broken") as caught:
+            await device.run(Break(x))
+        assert (caught.value.op, caught.value.library) == ("break", "mine")
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+        np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), np.full(4, 2.0))
+        assert device.generation == 1
+        assert device.info().in_flight == 0
+
+
+async def test_every_context_gets_an_instance_of_its_own() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", faults=FaultPlan().poison_at(2))
+        await device.register(Mine)
+        x = await device.put(np.ones(4))
+        with pytest.raises(accel.ContextPoisonedError):
+            await device.run(Scale(x))
+        x = await device.put(np.ones(4))
+        assert device.generation == 2
+        np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), np.full(4, 2.0))
+        first, second = Mine.made
+        assert not first.closed, "nothing is given back of a dead context"
+    assert len(second.closed) == 1
+
+
+async def test_library_that_cannot_be_opened_is_refused_and_the_device_goes_on() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        with pytest.raises(accel.LibraryError, match="no such library"):
+            await device.register(Mine, fails=True)
+        x = await device.put(np.ones(4))
+        with pytest.raises(accel.UnsupportedError, match="no library 'mine'"):
+            await device.run(Scale(x))
+        await device.register(Mine)
+        np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), np.full(4, 2.0))
+        assert device.generation == 1
+
+
+async def test_classes_that_do_not_fit_are_refused() -> None:
+    class Nameless(accel.KernelLibrary):
+        pass
+
+    class Empty(accel.KernelLibrary):
+        name = "empty"
+
+    class Wrong(accel.KernelLibrary):
+        name = "wrong"
+
+        @accel.kernel(Scale)
+        def scale(self, *args: object) -> None: ...
+
+    class Taken(accel.KernelLibrary):
+        name = "blas"
+
+        @accel.kernel(ops.Gemm)
+        def gemm(self, *args: object) -> None: ...
+
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        for library, words in (
+            (Nameless, "no name"),
+            (Wrong, "is of library 'mine'"),
+            (Taken, "has a library 'blas'"),
+            (int, "not a Kernel"),
+        ):
+            with pytest.raises(accel.InvalidArgumentError, match=words):
+                await device.register(library)  # type: ignore[arg-type]
+        with pytest.raises(accel.UnsupportedError, match="no kernels"):
+            await device.register(Empty)
+        await device.register(Mine)
+        with pytest.raises(accel.InvalidArgumentError, match="has a library 'mine'"):
+            await device.register(Mine)
+
+
+async def test_operands_are_views_of_what_the_processor_can_read() -> None:
+    operand = accel.Operand(4096, (2, 3), accel.DType.FLOAT32, False, "cuda")
+    assert operand.nbytes == 24
+    assert operand.__cuda_array_interface__["data"] == (4096, True)
+    with pytest.raises(TypeError, match="numpy cannot read"):
+        np.asarray(operand)
+    assert not hasattr(accel.Operand(4096, (2,), accel.DType.BFLOAT16, False, "cuda"), "__cuda_array_interface__")
+    assert not hasattr(accel.Operand(4096, (2,), accel.DType.FLOAT32, False, "cpu"), "__cuda_array_interface__")
+    empty = accel.Operand(0, (0, 3), accel.DType.FLOAT32, False, "cpu")
+    assert np.asarray(empty).shape == (0, 3)
