@@ -25,7 +25,7 @@ from accel.completion import (
     SyncCompletion,
 )
 from accel.compute import BinaryOp, ComputeBackend, ReduceOp, Transpose, UnaryOp
-from accel.device import Batch, Device, DeviceHealth, DeviceInfo, DeviceState, Graph, MemoryInfo, System
+from accel.device import Batch, Device, DeviceHealth, DeviceInfo, DeviceState, Graph, MemoryInfo, StreamStrategy, System
 from accel.dtype import DType
 from accel.errors import (
     AccelError,
@@ -101,6 +101,7 @@ __all__ = [
     "ReduceOp",
     "RestartStrategy",
     "StaleRefError",
+    "StreamStrategy",
     "SyncCompletion",
     "System",
     "Terminated",

@@ -92,7 +92,16 @@ def test_no_library_declares_a_fault() -> None:
 
 
 def test_out_of_memory_is_what_python_calls_it() -> None:
-    for library, code in (("driver", 2), ("cublas", 3), ("cublasLt", 3), ("cusolver", 2), ("cusparse", 2), ("cutensor", 3), ("cudnn", 4004), ("nvrtc", 1)):
+    for library, code in (
+        ("driver", 2),
+        ("cublas", 3),
+        ("cublasLt", 3),
+        ("cusolver", 2),
+        ("cusparse", 2),
+        ("cutensor", 3),
+        ("cudnn", 4004),
+        ("nvrtc", 1),
+    ):
         error = errors.error_of(code, "call", library=library, device="cuda:0")
         assert isinstance(error, OutOfMemoryError), library
         assert error.retryable

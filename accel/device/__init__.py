@@ -9,6 +9,7 @@ from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo
 from accel.device.libraries import Blas, Dnn, Elementwise, Reduce
 from accel.device.lifecycle import DeviceState
 from accel.device.options import FaultSource
+from accel.device.streams import StreamStrategy
 from accel.device.system import System
 
 __all__ = [
@@ -24,5 +25,6 @@ __all__ = [
     "Graph",
     "MemoryInfo",
     "Reduce",
+    "StreamStrategy",
     "System",
 ]

@@ -50,7 +50,9 @@ DRIVER: Mapping[int, Meaning] = {
     ),
     **rows(DriverError, "810 MPS_CLIENT_TERMINATED", _NEW_PROCESS, scope=FaultScope.PROCESS, retryable=True),
     **rows(DriverError, "214 ECC_UNCORRECTABLE 220 NVLINK_UNCORRECTABLE", _HARDWARE, scope=FaultScope.PROCESS),
-    **rows(DriverError, "709 CONTEXT_IS_DESTROYED", "Something in this process reset the device.", scope=FaultScope.CONTEXT, retryable=True),
+    **rows(
+        DriverError, "709 CONTEXT_IS_DESTROYED", "Something in this process reset the device.", scope=FaultScope.CONTEXT, retryable=True
+    ),
     **rows(ClosedError, "4 DEINITIALIZED", "The process is ending.", scope=FaultScope.PROCESS),
     **rows(NotInitializedError, "3 NOT_INITIALIZED", "Call cuInit first; after a fork, start a fresh process instead (spawn)."),
     # What keeps CUDA from being used at all.
@@ -63,9 +65,7 @@ DRIVER: Mapping[int, Meaning] = {
         retryable=True,
     ),
     **rows(BackendUnavailableError, "34 STUB_LIBRARY", "Take the toolkit's stubs folder out of LD_LIBRARY_PATH."),
-    **rows(
-        BackendUnavailableError, "36 CALL_REQUIRES_NEWER_DRIVER 803 SYSTEM_DRIVER_MISMATCH 804 COMPAT_NOT_SUPPORTED_ON_DEVICE", _DRIVER
-    ),
+    **rows(BackendUnavailableError, "36 CALL_REQUIRES_NEWER_DRIVER 803 SYSTEM_DRIVER_MISMATCH 804 COMPAT_NOT_SUPPORTED_ON_DEVICE", _DRIVER),
     **rows(BackendUnavailableError, "102 DEVICE_NOT_LICENSED", "Give the virtual GPU its licence."),
     **rows(BackendUnavailableError, "802 SYSTEM_NOT_READY", "Start the fabric manager (`nvidia-fabricmanager`).", retryable=True),
     **rows(

@@ -67,7 +67,9 @@ CUSPARSE: Mapping[int, Meaning] = {
 
 CUTENSOR: Mapping[int, Meaning] = {
     **rows(OutOfMemoryError, "3 ALLOC_FAILED", retryable=True),
-    **rows(LibraryError, "1 NOT_INITIALIZED 11 MAPPING_ERROR 13 EXECUTION_FAILED 14 INTERNAL_ERROR 17 CUBLAS_ERROR 18 CUDA_ERROR 21 IO_ERROR"),
+    **rows(
+        LibraryError, "1 NOT_INITIALIZED 11 MAPPING_ERROR 13 EXECUTION_FAILED 14 INTERNAL_ERROR 17 CUBLAS_ERROR 18 CUDA_ERROR 21 IO_ERROR"
+    ),
     **rows(InvalidArgumentError, "7 INVALID_VALUE 19 INSUFFICIENT_WORKSPACE"),
     **rows(UnsupportedError, "8 ARCH_MISMATCH 15 NOT_SUPPORTED 16 LICENSE_ERROR"),
     **rows(BackendUnavailableError, "20 INSUFFICIENT_DRIVER", _DRIVER),

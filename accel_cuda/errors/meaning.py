@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from accel import FaultScope
-
-if TYPE_CHECKING:
-    from accel import AccelError
+from accel import AccelError, FaultScope
 
 __all__ = ["Meaning", "rows"]
 
