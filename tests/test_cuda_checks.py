@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from accel.backend import Check
 from accel.cli import main
 from accel.errors import BackendUnavailableError, DriverError, FaultScope
 from accel_cuda import CudaBackend, backend, checks, libraries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from accel.backend import Check
 
 MODE, MPS = 20, 133
 DEFAULT, PROHIBITED, EXCLUSIVE = 0, 2, 3
@@ -35,7 +36,7 @@ class FakeDriver:
             return int(arguments[0])
         assert name == "cuDeviceGetAttribute", name
         number, device = arguments
-        return self._devices[device].get(number, 0)
+        return int(self._devices[device].get(number, 0))
 
     def CUdevice_attribute(self, number: int) -> int:  # noqa: N802 - the driver's name
         return number
