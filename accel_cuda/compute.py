@@ -25,8 +25,8 @@ __all__ = ["CudaCompute"]
 _NONE, _TURNED, _CONJUGATE = Transpose.NONE, Transpose.TRANSPOSE, Transpose.CONJUGATE
 _EXTREMES = frozenset({ReduceOp.MAX, ReduceOp.MIN})
 _CAUSAL: tuple[Causal, ...] = (False, True, "bottom_right")
-# What the lanes of these libraries are about to need; in other lanes it is made at its first use.
-_STAGES, _WORKS, _MULTIPLIES = frozenset({"memory", "batch"}), frozenset({"blas", "reduce", "batch"}), frozenset({"blas", "batch"})
+# What the lanes of these libraries are about to need; in other lanes, that of batches among them, it is made at its first use.
+_STAGES, _WORKS, _MULTIPLIES = frozenset({"memory", "batch"}), frozenset({"blas", "reduce"}), frozenset({"blas"})
 _BLOCK = 256
 _TILE = 64
 _NOTHING = Handle()

@@ -14,7 +14,7 @@ import accel
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("nothing_left")]
+pytestmark = pytest.mark.gpu
 
 MIB = 1 << 20
 LONG, SMALL = 1 << 29, 512  # elements: a kernel of about a millisecond that fills the device, and one of a few blocks
