@@ -26,7 +26,12 @@ _NONE, _TURNED, _CONJUGATE = Transpose.NONE, Transpose.TRANSPOSE, Transpose.CONJ
 _EXTREMES = frozenset({ReduceOp.MAX, ReduceOp.MIN})
 _CAUSAL: tuple[Causal, ...] = (False, True, "bottom_right")
 # What the lanes of these libraries are about to need; in other lanes, that of batches among them, it is made at its first use.
-_STAGES, _WORKS, _MULTIPLIES = frozenset({"memory", "batch"}), frozenset({"blas", "reduce"}), frozenset({"blas"})
+# During a capture nothing can be made.
+_STAGES, _WORKS, _MULTIPLIES = (
+    frozenset({"memory", "batch", "capture"}),
+    frozenset({"blas", "reduce", "capture"}),
+    frozenset({"blas", "capture"}),
+)
 _BLOCK = 256
 _TILE = 64
 _NOTHING = Handle()

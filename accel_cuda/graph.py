@@ -38,8 +38,8 @@ class CudaGraph:
         """Give it back; no launch of it is on the device any more. Idempotent. What the driver keeps of a dead context is left to it."""
         handle, self._handle = self._handle, None
         if handle is not None and self._context.fault is None:
-            self._context.enter()
-            self._context.driver.ignore("cuGraphExecDestroy", handle)
+            with self._context.section:
+                self._context.driver.ignore("cuGraphExecDestroy", handle)
 
 
 def capture(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
