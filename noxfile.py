@@ -79,6 +79,13 @@ def gpu(session: nox.Session) -> None:
 
 
 @nox.session
+def memcheck(session: nox.Session) -> None:
+    """Run every CUDA kernel of the backend under compute-sanitizer, which comes with the CUDA toolkit; takes minutes."""
+    install(session, extras="cpu,web,cli,cuda", groups=("tests",))
+    session.run("python", "-m", "tests.gpu.memcheck", *session.posargs)
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """Build the site into ``site/``; a warning (dead link, unknown name) is an error. ``-- serve`` shows it while you write."""
     install(session, groups=("docs",))

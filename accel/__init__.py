@@ -35,6 +35,7 @@ from accel.device import (
     KernelLibrary,
     MemoryInfo,
     Operand,
+    StreamStrategy,
     System,
     kernel,
 )
@@ -115,6 +116,7 @@ __all__ = [
     "ReduceOp",
     "RestartStrategy",
     "StaleRefError",
+    "StreamStrategy",
     "SyncCompletion",
     "System",
     "Terminated",

@@ -23,6 +23,7 @@ __all__ = [
     "AccelDevice",
     "AccelEvent",
     "AccelStream",
+    "Check",
     "DeviceDescription",
     "HostFunction",
     "Injection",
@@ -67,6 +68,29 @@ class DeviceDescription:
     def spec(self) -> str:
         """The device as ``open_device`` takes it, such as ``"cpu:0"``."""
         return f"{self.backend}:{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that ``accel doctor`` looked at.
+
+    Parameters
+    ----------
+    name
+        What it is.
+    state
+        ``"ok"``; ``"limited"``: it works, and something is not to be had; ``"missing"``: something optional is not there; ``"unused"``: this release has no
+        use for it, there or not; ``"failed"``: what should work does not.
+    detail
+        Version, size, or what is wrong.
+    remedy
+        The command, or what else fixes it; empty if nothing is to be done.
+    """
+
+    name: str
+    state: Literal["ok", "limited", "missing", "unused", "failed"]
+    detail: str
+    remedy: str = ""
 
 
 class HostFunction(Protocol):
@@ -193,13 +217,29 @@ class AccelDevice(Protocol):
     shares_processor: bool
 
     def create_stream(self, *, priority: int = 0) -> AccelStream:
-        """Create a stream. Lower ``priority`` numbers run first, as in CUDA. May block."""
+        """Create a stream. Lower ``priority`` numbers run first, as in CUDA; 0 is always offered. May block.
+
+        Raises
+        ------
+        InvalidArgumentError, UnsupportedError
+            If streams of this device have no such priority, or none at all.
+        """
 
     def create_event(self) -> AccelEvent:
         """Create an event without timing. Never blocks."""
 
-    def create_compute(self, stream: Any) -> ComputeBackend:
-        """Create the compute interface whose calls go into ``stream``, already initialized. May block (it loads libraries)."""
+    def create_compute(self, stream: Any, library: str) -> ComputeBackend:
+        """Create the compute interface whose calls go into ``stream``, already initialized. May block (it loads libraries).
+
+        Parameters
+        ----------
+        stream
+            Where the work goes.
+        library
+            Name of the library that the stream is opened for (``"blas"``, ``"memory"``, ...), or ``"batch"`` for the ops of batches, of whatever
+            library. A hint of what to make ready now: streams can be shared, so calls of other libraries must work too, and :meth:`may_block` says
+            ``True`` while the first of them would have to make something.
+        """
 
     def kernels(self, library: str) -> Mapping[str, Kernel]:
         """Return native kernels by op kind for ``library``; they take the place of those derived from :class:`~accel.ComputeBackend`."""
@@ -236,6 +276,9 @@ class AccelDevice(Protocol):
 @runtime_checkable
 class AccelBackend(Protocol):
     """A vendor's family of devices; the entry point names a class that is called without arguments.
+
+    A backend may have a method ``checks()`` besides, which returns :class:`Check` objects: what it needs of this machine, one by one, found or missing. The
+    doctor prints them. It never raises, and may block.
 
     Attributes
     ----------

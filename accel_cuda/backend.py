@@ -6,12 +6,14 @@ import uuid
 from typing import TYPE_CHECKING
 
 from accel import BackendUnavailableError, DeviceDescription, DeviceLostError
+from accel_cuda.checks import all_checks, usable_mode
 from accel_cuda.context import CudaDevice
 from accel_cuda.driver import load_driver
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from accel.backend import Check
     from accel_cuda.driver import Driver
 
 __all__ = ["CudaBackend"]
@@ -68,7 +70,12 @@ class CudaBackend:
         count = int(driver.call("cuDeviceGetCount"))
         if not 0 <= index < count:
             raise BackendUnavailableError(f"cuda:{index} is not there: the process may use {count} GPU(s)", device=f"cuda:{index}")
+        usable_mode(driver, index)
         return CudaDevice(driver, self._describe(driver, index))
+
+    def checks(self) -> Sequence[Check]:
+        """Say what CUDA needs and what of it is here; see :class:`accel.backend.AccelBackend`. May block."""
+        return all_checks()
 
     def _describe(self, driver: Driver, index: int) -> DeviceDescription:
         device = driver.call("cuDeviceGet", index)

@@ -1,4 +1,6 @@
-"""Which ops may block while they are enqueued: copies of large pageable arrays, and products whose cuBLAS kernel may not be loaded yet.
+"""Which ops may block while they are enqueued.
+
+These are copies of large pageable arrays, the first ops in a lane that was made for another library, and products whose cuBLAS kernel may not be loaded yet.
 
 cuBLAS loads a kernel when it is first used, and loading may wait for everything that runs on the device. Which kernel a product uses is known to the
 library alone, so the first product of each signature counts.
@@ -27,8 +29,9 @@ class Blocking:
         self._seen: dict[Hashable, None] = {}
         self._checks: dict[str, Callable[[Any, Any], bool]] = {
             "capture": lambda lane, op: True,
-            "put": lambda lane, op: bool(op.source.nbytes > STAGED),
-            "get": lambda lane, op: bool(op.source.nbytes > STAGED),
+            "put": lambda lane, op: bool(op.source.nbytes > STAGED) or not lane.compute.has_transfers,
+            "get": lambda lane, op: bool(op.source.nbytes > STAGED) or not lane.compute.has_transfers,
+            "reduce": lambda lane, op: not lane.compute.has_workspace,
             "gemm": lambda lane, op: self._is_new((op.kind, op.a.shape, op.b.shape, op.a.dtype, op.transpose_a, op.transpose_b)),
             "gemm_batched": lambda lane, op: self._is_new((op.kind, op.a.shape, op.b.shape, op.a.dtype, op.transpose_a, op.transpose_b)),
             "gemv": lambda lane, op: self._is_new((op.kind, op.a.shape, op.a.dtype, op.transpose_a)),
@@ -40,7 +43,7 @@ class Blocking:
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` may block this time; asked once for each."""
         check = self._checks.get(op.kind)
-        return check is not None and check(lane, op)
+        return check is not None and (check(lane, op) or (op.library == "blas" and not lane.compute.has_blas))
 
     def _is_new(self, signature: Hashable) -> bool:
         """Return whether a signature was not seen before. It counts as seen from now on: what is enqueued next in its lane comes after it."""

@@ -25,6 +25,13 @@ __all__ = ["CudaCompute"]
 _NONE, _TURNED, _CONJUGATE = Transpose.NONE, Transpose.TRANSPOSE, Transpose.CONJUGATE
 _EXTREMES = frozenset({ReduceOp.MAX, ReduceOp.MIN})
 _CAUSAL: tuple[Causal, ...] = (False, True, "bottom_right")
+# What the lanes of these libraries are about to need; in other lanes, that of batches among them, it is made at its first use.
+# During a capture nothing can be made.
+_STAGES, _WORKS, _MULTIPLIES = (
+    frozenset({"memory", "batch", "capture"}),
+    frozenset({"blas", "reduce", "capture"}),
+    frozenset({"blas", "capture"}),
+)
 _BLOCK = 256
 _TILE = 64
 _NOTHING = Handle()
@@ -43,15 +50,16 @@ class CudaCompute(CudaMemory):
     """:class:`accel.ComputeBackend` on a GPU, one instance a stream. Made by ``CudaDevice.create_compute``."""
 
     def init(self) -> None:
-        """Make the instance ready: cuBLAS handle, workspace, pinned memory. Called again it does nothing. May block."""
+        """Make the instance ready, with what its library needs: pinned memory, a workspace, a cuBLAS handle. Called again it does nothing. May block."""
         if self._supported is not None:
             return
-        stream, context = self._stream, self._context
-        context.enter()
-        stream.transfers.prepare(context.driver)
-        self._workspace = self._take(WORKSPACE)
-        self._blas = Blas(stream, self._workspace, WORKSPACE)
-        functions = context.functions
+        if self._library in _STAGES:
+            self.prepare_transfers()
+        if self._library in _WORKS:
+            self.prepare_workspace()
+        if self._library in _MULTIPLIES:
+            self.prepare_blas()
+        functions = self._context.functions
         self._unary = {
             (op, dtype): functions[f"unary_{op.value}_{CODES[dtype]}"] for op in UnaryOp for dtype in self.CAPABILITIES[f"unary.{op.value}"]
         }
@@ -61,6 +69,19 @@ class CudaCompute(CudaMemory):
             for dtype in self.CAPABILITIES[f"binary.{op.value}"]
         }
         self._supported = self.capabilities()
+
+    @property
+    def has_blas(self) -> bool:
+        """Whether the cuBLAS handle is there."""
+        return self._blas is not None
+
+    def prepare_blas(self) -> Blas:
+        """Make the cuBLAS handle and its workspace, if they are not there. May block."""
+        if self._blas is None:
+            workspace = self.prepare_workspace()
+            with self._context.section:
+                self._blas = Blas(self._stream, workspace, WORKSPACE)
+        return self._blas
 
     def unary(self, op: UnaryOp, input: int, output: int, n: int, *, dtype: DType = DType.FLOAT32) -> None:
         """Enqueue a function of each of n elements."""
@@ -108,6 +129,8 @@ class CudaCompute(CudaMemory):
         name = f"{'sum' if op is ReduceOp.MEAN else op.value}_{CODES[dtype]}"
         divisor = length if op is ReduceOp.MEAN else 0
         plan = launches(outer, length, inner, dtype.itemsize, self._context.multiprocessors, is_aligned=input % 16 == 0)
+        if len(plan) > 1:
+            self.prepare_workspace()
         for each in plan:
             source = self._workspace if each.kind == "finish" else input
             target = self._workspace if each.is_partial else output
@@ -134,7 +157,9 @@ class CudaCompute(CudaMemory):
             self._scale(c, m, n, ldc, 0, 1, beta, dtype)
         else:
             ta, tb = _real(transpose_a, dtype), _real(transpose_b, dtype)
-            self._blas.gemm(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, dtype)
+            blas = self._blas or self.prepare_blas()
+            with self._context.section:
+                blas.gemm(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, dtype)
 
     def batched_gemm(
         self, transpose_a: Transpose, transpose_b: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, stride_a: int,
@@ -156,7 +181,9 @@ class CudaCompute(CudaMemory):
             self._scale(c, m, n, ldc, stride_c, batch_count, beta, dtype)
             return
         ta, tb = _real(transpose_a, dtype), _real(transpose_b, dtype)
-        self._blas.batched_gemm(ta, tb, m, n, k, alpha, a, lda, stride_a, b, ldb, stride_b, beta, c, ldc, stride_c, batch_count, dtype)
+        blas = self._blas or self.prepare_blas()
+        with self._context.section:
+            blas.batched_gemm(ta, tb, m, n, k, alpha, a, lda, stride_a, b, ldb, stride_b, beta, c, ldc, stride_c, batch_count, dtype)
 
     def _scale(self, c: int, m: int, n: int, ldc: int, stride: int, count: int, beta: complex, dtype: DType) -> None:
         if beta != 1:

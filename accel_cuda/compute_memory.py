@@ -35,9 +35,12 @@ class CudaMemory(ComputeBackend):
     ----------
     stream
         Where the work goes.
+    library
+        What is going to be called: what it needs is made by :meth:`init`, the rest at its first use.
     """
 
-    def __init__(self, stream: CudaStream) -> None:
+    def __init__(self, stream: CudaStream, library: str) -> None:
+        self._library = library
         self._stream = stream
         self._context = stream.context
         self._device = stream.context.description.spec
@@ -45,7 +48,7 @@ class CudaMemory(ComputeBackend):
         self._sizes: dict[int, int] = {}
         self._free: dict[int, list[int]] = {}
         self._workspace = 0
-        self._blas: Blas
+        self._blas: Blas | None = None
         self._stager: Stager | None = None
 
     @property
@@ -138,10 +141,36 @@ class CudaMemory(ComputeBackend):
         else:
             self._large().get(address, source, nbytes)
 
+    def prepare_transfers(self) -> None:
+        """Make the pinned memory that small copies are staged in, if it is not there. May block."""
+        with self._context.section:
+            self._stream.transfers.prepare(self._context.driver)
+
+    @property
+    def has_transfers(self) -> bool:
+        """Whether small copies can be staged without making memory for it."""
+        return self._stream.transfers.is_prepared
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of device memory that reductions and products of this stream work in."""
+        return WORKSPACE if self._workspace else 0
+
+    @property
+    def has_workspace(self) -> bool:
+        """Whether that memory is there."""
+        return bool(self._workspace)
+
+    def prepare_workspace(self) -> int:
+        """Take that memory, if it is not there, and return its address. May block."""
+        if not self._workspace:
+            self._workspace = self._take(WORKSPACE)
+        return self._workspace
+
     def _large(self) -> Stager:
         if self._stager is None:
-            self._context.enter()
-            self._stager = Stager(self._stream, self._push, self._pull)
+            with self._context.section:
+                self._stager = Stager(self._stream, self._push, self._pull)
         return self._stager
 
     def _stage_in(self, destination: int, source: int, nbytes: int) -> None:
@@ -151,19 +180,22 @@ class CudaMemory(ComputeBackend):
 
     def _push(self, destination: int, source: int, nbytes: int, keep: object = None) -> None:
         copy = self._context.driver.hot.copy_from_host
-        status = copy(Handle(destination), Handle(source), ctypes.c_size_t(nbytes), self._stream.pointer)
+        with self._context.section:
+            status = copy(Handle(destination), Handle(source), ctypes.c_size_t(nbytes), self._stream.pointer)
         self._context.check(status, "cuMemcpyHtoDAsync")
         self._stream.transfers.begin(keep)
 
     def _pull(self, destination: int, source: int, nbytes: int) -> None:
         copy = self._context.driver.hot.copy_to_host
-        status = copy(Handle(destination), Handle(source), ctypes.c_size_t(nbytes), self._stream.pointer)
+        with self._context.section:
+            status = copy(Handle(destination), Handle(source), ctypes.c_size_t(nbytes), self._stream.pointer)
         self._context.check(status, "cuMemcpyDtoHAsync")
 
     def _room(self, nbytes: int) -> int:
         """Return pinned memory for one piece. With none free it waits for the stream: only a caller without marks gets there."""
         staged = self._stream.transfers.stage(nbytes)
         if not staged:
+            self.prepare_transfers()
             self._stream.synchronize()
             staged = self._stream.transfers.stage(nbytes)
         return staged
@@ -171,13 +203,14 @@ class CudaMemory(ComputeBackend):
     def _is_pinned(self, address: int) -> bool:
         driver = self._context.driver
         # The plural answers "nothing known" for ordinary memory, where the singular fails.
-        (kind,) = driver.call("cuPointerGetAttributes", 1, [driver.CUpointer_attribute(_MEMORY_TYPE)], address)
+        with self._context.section:
+            (kind,) = driver.call("cuPointerGetAttributes", 1, [driver.CUpointer_attribute(_MEMORY_TYPE)], address)
         return kind is not None and int(kind) == _HOST
 
     def _take(self, size: int) -> int:
-        self._context.enter()
         try:
-            pointer = int(self._context.driver.call("cuMemAlloc", size))
+            with self._context.section:
+                pointer = int(self._context.driver.call("cuMemAlloc", size))
         except OutOfMemoryError as error:
             raise OutOfMemoryError(
                 f"the device has no {size} bytes", requested=size, code=error.code, library=error.library, device=self._device, op="alloc"

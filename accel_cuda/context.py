@@ -40,6 +40,8 @@ class CudaDevice:
     driver : Driver
     handle : int
         The driver's CUcontext.
+    section : Section
+        ``with context.section:`` makes the context current, and leaves the thread as it was. What enqueues by hot calls needs none; libraries do.
     functions : dict
         Name -> handle of the CUfunction, of the backend's own kernels, loaded.
     multiprocessors, shared_limit : int
@@ -68,6 +70,7 @@ class CudaDevice:
         self.multiprocessors = self._attribute(_MULTIPROCESSORS)
         self.shared_limit = self._attribute(_SHARED)
         self.handle = int(driver.call("cuDevicePrimaryCtxRetain", self._device))
+        self.section = driver.section(self.handle)
         try:
             self._load_kernels()
         except BaseException:
@@ -97,16 +100,19 @@ class CudaDevice:
     # -- what the protocol asks for
 
     def create_stream(self, *, priority: int = 0) -> CudaStream:
-        """Create a stream. Lower ``priority`` numbers run first; the driver clamps them to what the device has.
+        """Create a stream. Lower ``priority`` numbers run first.
 
         Raises
         ------
+        InvalidArgumentError
+            If the device has no such priority; the message has its range.
         ClosedError
             After :meth:`close`.
         AccelError
             The context's fault.
         """
         self._check_open()
+        self._check_priority(priority)
         stream = CudaStream(self, priority)
         with self._lock:
             self._streams[stream] = None
@@ -117,9 +123,9 @@ class CudaDevice:
         self._check_open()
         return CudaEvent(self)
 
-    def create_compute(self, stream: CudaStream) -> CudaCompute:
-        """Create the compute interface whose calls go into ``stream``, initialized: with its cuBLAS handle, workspace and pinned memory."""
-        compute = CudaCompute(stream)
+    def create_compute(self, stream: CudaStream, library: str) -> CudaCompute:
+        """Create the compute interface whose calls go into ``stream``, initialized, with what ``library`` needs; anything else is made at its first use."""
+        compute = CudaCompute(stream, library)
         compute.init()
         return compute
 
@@ -183,13 +189,9 @@ class CudaDevice:
         """Whether the driver's objects of this context can be used and given back."""
         return self.fault is None and not self._is_closed
 
-    def use(self) -> None:
-        """Make the context current on this thread, for hot calls."""
-        self.driver.use(self.handle)
-
     def enter(self) -> None:
-        """Make the context current on this thread, whatever others have made current since."""
-        self.driver.use_surely(self.handle)
+        """Make the context current on this thread for good. Only for threads of our own, where what blocks is done; elsewhere, use :attr:`section`."""
+        self.driver.enter(self.handle)
 
     def check(self, status: int, call: str) -> None:
         """Raise what ``status`` stands for, unless it is success."""
@@ -237,6 +239,19 @@ class CudaDevice:
                 self._leftovers.append(close)
                 return
         close()
+
+    def _check_priority(self, priority: int) -> None:
+        """Refuse what the driver would silently take for something else."""
+        if not priority:
+            return
+        with self.section:
+            lowest, highest = (int(each) for each in self.driver.call("cuCtxGetStreamPriorityRange"))
+        if not highest <= priority <= lowest:
+            raise InvalidArgumentError(
+                f"a stream cannot have priority {priority} on {self.description.name}",
+                device=self.description.spec,
+                remedy=f"Use {highest} (runs first) to {lowest}.",
+            )
 
     def _check_open(self) -> None:
         if self.fault is not None:

@@ -5,12 +5,18 @@ attributes of :class:`HotCalls` go through ``ctypes.PyDLL``, which keeps it: wit
 thousand times what such a call takes. Only calls that cannot block are among them (enqueuing blocks when the driver's launch queue is full, which the
 bound on ops in flight prevents).
 
+What these calls need of the thread, and what they leave of it, is measured (``docs/hardware.md``). Launches and calls on events take their context from the
+stream or event that they are given, so any or no context may be current. Copies fail where another GPU's is. What needs its own runs in a :class:`Section`,
+which leaves the thread as it was: the thread may be the user's, who uses torch or cupy on another device. A query would break a capture that the user has
+begun (``torch.cuda.graph``), on any thread; in the relaxed mode of this thread it does not, so every call that could is made in it.
+
 The package loads without a GPU, a driver or the bindings; :func:`load_driver` then says what is missing.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,9 +28,11 @@ from accel_cuda.libraries import load_module
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Driver", "Faultable", "Handle", "HotCalls", "LaunchConfig", "load_driver"]
+__all__ = ["Driver", "Faultable", "Handle", "HotCalls", "LaunchConfig", "Section", "load_driver"]
 
 _LIBRARY = "libcuda.so.1"
+_RELAXED = 2
+_NO_DEVICE = 100
 
 Handle = ctypes.c_void_p
 """A pointer-sized argument. Hot calls declare no argument types, because converting ints costs more than the calls: handles are made once."""
@@ -58,11 +66,15 @@ class HotCalls:
     """Driver calls that keep the GIL and return the status: for calls that cannot block, on addresses and handles as ints.
 
     Pointers and handles are :data:`Handle` objects, sizes ``ctypes.c_size_t``; small ints go as they are. Copies take pinned host memory only: with
-    any other the driver may wait for the stream.
+    any other the driver may wait for the stream. ``event_create``, copies, fills and ``graph_launch`` go into a
+    :class:`Section`; the others take the context of their stream or event.
     """
 
     def __init__(self, library: ctypes.PyDLL) -> None:
         self.set_current: Callable[..., int] = library.cuCtxSetCurrent
+        self.push: Callable[..., int] = library.cuCtxPushCurrent_v2
+        self.pop: Callable[..., int] = library.cuCtxPopCurrent_v2
+        self.exchange_mode: Callable[..., int] = library.cuThreadExchangeStreamCaptureMode
         self.event_create: Callable[..., int] = library.cuEventCreate
         self.event_query: Callable[..., int] = library.cuEventQuery
         self.event_record: Callable[..., int] = library.cuEventRecord
@@ -80,8 +92,44 @@ class HotCalls:
         self.wait_event: Callable[..., int] = library.cuStreamWaitEvent
 
 
-class _Current(threading.local):
-    context = 0
+class _Relaxed(threading.local):
+    """The capture mode that this thread has outside our calls, while it is in them; before and after them, the relaxed one."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.mode = ctypes.byref(ctypes.c_int(_RELAXED))
+        self.query_mode = ctypes.byref(ctypes.c_int(_RELAXED))
+
+
+class Section:
+    """``with driver.section(context):`` - a context is current and captures go undisturbed, and afterwards the thread is as it was. About 1 us.
+
+    For what needs a current context on a thread that may be the user's, such as calls of a library. Sections nest.
+    """
+
+    __slots__ = ("_context", "_driver", "_popped", "_relaxed")
+
+    def __init__(self, driver: Driver, context: int, relaxed: _Relaxed) -> None:
+        self._driver = driver
+        self._context = Handle(context)
+        self._relaxed = relaxed
+        self._popped = ctypes.byref(Handle())
+
+    def __enter__(self) -> None:
+        status = self._driver.hot.push(self._context)
+        if status:
+            raise self._driver.failure(status, "cuCtxPushCurrent")
+        relaxed = self._relaxed
+        if not relaxed.depth:
+            self._driver.hot.exchange_mode(relaxed.mode)
+        relaxed.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        relaxed = self._relaxed
+        relaxed.depth -= 1
+        if not relaxed.depth:
+            self._driver.hot.exchange_mode(relaxed.mode)
+        self._driver.hot.pop(self._popped)
 
 
 class Driver:
@@ -105,7 +153,7 @@ class Driver:
         self.fault: AccelError | None = None
         self.planned: AccelError | None = None
         self._bindings = bindings
-        self._current = _Current()
+        self._relaxed = _Relaxed()
         self._lock = threading.Lock()
         self._contexts: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -117,18 +165,30 @@ class Driver:
         AccelError
             What the status stands for; see :mod:`accel_cuda.errors`.
         """
-        status, *values = getattr(self._bindings, name)(*arguments)
+        status, *values = self._undisturbing(name, arguments)
         if int(status):
             raise self.failure(int(status), name)
         return values[0] if len(values) == 1 else tuple(values)
 
     def ignore(self, name: str, *arguments: Any) -> None:
         """Call a driver function that gives something back, whatever it answers: after a fault, that is always the fault."""
-        getattr(self._bindings, name)(*arguments)
+        self._undisturbing(name, arguments)
 
     def status(self, name: str, *arguments: Any) -> int:
         """Call a driver function, giving the GIL up, and return its status alone."""
-        return int(getattr(self._bindings, name)(*arguments)[0])
+        return int(self._undisturbing(name, arguments)[0])
+
+    def _undisturbing(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        relaxed, exchange = self._relaxed, self.hot.exchange_mode
+        if relaxed.depth:
+            return getattr(self._bindings, name)(*arguments)
+        exchange(relaxed.mode)
+        relaxed.depth = 1
+        try:
+            return getattr(self._bindings, name)(*arguments)
+        finally:
+            relaxed.depth = 0
+            exchange(relaxed.mode)
 
     def __getattr__(self, name: str) -> Any:
         """Return an enum or structure of the bindings, such as ``CUmemAllocationProp``."""
@@ -136,17 +196,23 @@ class Driver:
             return getattr(self._bindings, name)
         raise AttributeError(name)
 
-    def use(self, context: int) -> None:
-        """Make a context current on this thread, unless this did so before. For hot calls, which do not look at it closely."""
-        if self._current.context != context:
-            self.use_surely(context)
+    def query(self, event: Handle) -> int:
+        """Return the status of an event, keeping the GIL, and disturbing no capture."""
+        mode, exchange = self._relaxed.query_mode, self.hot.exchange_mode
+        exchange(mode)
+        status = self.hot.event_query(event)
+        exchange(mode)
+        return status
 
-    def use_surely(self, context: int) -> None:
-        """Make a context current on this thread, whatever others (torch, cupy) have made current since."""
+    def section(self, context: int) -> Section:
+        """Return what makes ``context`` current on whichever thread enters it, and leaves that thread as it was."""
+        return Section(self, context, self._relaxed)
+
+    def enter(self, context: int) -> None:
+        """Make a context current on this thread for good: on threads of our own alone."""
         status = self.hot.set_current(Handle(context))
         if status:
             raise self.failure(status, "cuCtxSetCurrent")
-        self._current.context = context
 
     def watch(self, context: Faultable) -> None:
         """Tell ``context`` when the process loses CUDA; at once if it has."""
@@ -209,9 +275,21 @@ def _load() -> Driver:
         )
     status = int(bindings.cuInit(0)[0])
     if status:
-        found = error_of(status, "cuInit")
-        raise BackendUnavailableError(found.message, code=status, library="driver", remedy=found.remedy)
+        raise _refusal(status)
     return Driver(bindings, library, version.value)
+
+
+def _refusal(status: int) -> BackendUnavailableError:
+    """Return what to say where the driver does not start."""
+    found = error_of(status, "cuInit")
+    message, remedy = found.message, found.remedy
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if status == _NO_DEVICE and visible is not None:
+        message = f"CUDA_VISIBLE_DEVICES is {visible!r}, which hides every GPU"
+        remedy = "Unset CUDA_VISIBLE_DEVICES, or name a GPU that `nvidia-smi -L` lists."
+    elif status == _NO_DEVICE:
+        message = "the NVIDIA driver finds no GPU"
+    return BackendUnavailableError(message, code=status, library="driver", remedy=remedy)
 
 
 def _dotted(version: int) -> str:

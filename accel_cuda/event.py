@@ -34,10 +34,10 @@ class CudaEvent:
         self.has_passed = True
         self._stream: CudaStream | None = None
         self._ticket = 0
-        self._query = context.driver.hot.event_query
+        self._query = context.driver.query
         self.handle = Handle()
-        context.use()
-        context.check(context.driver.hot.event_create(ctypes.byref(self.handle), _DISABLE_TIMING), "cuEventCreate")
+        with context.section:
+            context.check(context.driver.hot.event_create(ctypes.byref(self.handle), _DISABLE_TIMING), "cuEventCreate")
 
     def query(self) -> bool:
         """Return whether the stream has passed the mark. Never blocks.
@@ -63,7 +63,6 @@ class CudaEvent:
     def synchronize(self) -> None:
         """Block this thread until the stream has passed the mark, releasing the GIL; raises as :meth:`query` does."""
         if not self.has_passed:
-            self.context.enter()
             self.context.driver.call("cuEventSynchronize", self.handle.value or 0)
             self._pass()
 
@@ -72,8 +71,8 @@ class CudaEvent:
         handle, self.handle = self.handle, Handle()
         self.has_passed = True
         if handle.value and self.context.is_alive:
-            self.context.enter()
-            self.context.driver.ignore("cuEventDestroy", handle.value)
+            with self.context.section:
+                self.context.driver.ignore("cuEventDestroy", handle.value)
 
     def mark(self, stream: CudaStream, ticket: int) -> None:
         """Take the place in ``stream`` that was just recorded; ``ticket`` counts the transfers before it."""

@@ -38,8 +38,8 @@ class CudaGraph:
         """Give it back; no launch of it is on the device any more. Idempotent. What the driver keeps of a dead context is left to it."""
         handle, self._handle = self._handle, None
         if handle is not None and self._context.fault is None:
-            self._context.enter()
-            self._context.driver.ignore("cuGraphExecDestroy", handle)
+            with self._context.section:
+                self._context.driver.ignore("cuGraphExecDestroy", handle)
 
 
 def capture(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -47,28 +47,30 @@ def capture(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -
     stream: CudaStream = lane.stream
     context = stream.ready()
     driver = context.driver
-    # Relaxed: what is forbidden to others during a capture (to load a kernel, say) is what this thread may have to do for it.
-    driver.call("cuStreamBeginCapture", stream.handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
-    try:
-        op.program.enqueue(lane)
-    except BaseException:
-        driver.ignore("cuStreamEndCapture", stream.handle)
-        raise
-    graph = driver.call("cuStreamEndCapture", stream.handle)
-    try:
-        executable = driver.call("cuGraphInstantiate", graph, 0)
-    finally:
-        driver.ignore("cuGraphDestroy", graph)
-    op.program.native = made = CudaGraph(context, executable)
-    # Otherwise the first launch would do it.
-    context.check(driver.status("cuGraphUpload", made.pointer.value, stream.handle), "cuGraphUpload")
+    with context.section:
+        # Relaxed: what is forbidden to others during a capture (to load a kernel, say) is what this thread may have to do for it.
+        driver.call("cuStreamBeginCapture", stream.handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        try:
+            op.program.enqueue(lane)
+        except BaseException:
+            driver.ignore("cuStreamEndCapture", stream.handle)
+            raise
+        graph = driver.call("cuStreamEndCapture", stream.handle)
+        try:
+            executable = driver.call("cuGraphInstantiate", graph, 0)
+        finally:
+            driver.ignore("cuGraphDestroy", graph)
+        op.program.native = made = CudaGraph(context, executable)
+        # Otherwise the first launch would do it.
+        context.check(driver.status("cuGraphUpload", made.pointer.value, stream.handle), "cuGraphUpload")
 
 
 def replay(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Launch a captured program."""
     stream: CudaStream = lane.stream
     context = stream.ready()
-    status = context.driver.hot.graph_launch(op.program.native.pointer, stream.pointer)
+    with context.section:
+        status = context.driver.hot.graph_launch(op.program.native.pointer, stream.pointer)
     if status:
         raise context.failure(status, "cuGraphLaunch")
 

@@ -3,13 +3,44 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
 
 from accel import BackendUnavailableError
 
-__all__ = ["INSTALL", "load_library", "load_module"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["INSTALL", "REQUIRED", "Parts", "load_library", "load_module", "version_of"]
 
 INSTALL = "Install it: pip install 'accel-actors[cuda]'."
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a distribution brings: Python modules, and shared libraries that may come from a toolkit instead."""
+
+    modules: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+
+
+REQUIRED: Mapping[str, Parts] = {
+    "cuda-bindings": Parts(("cuda.bindings.driver",)),
+    "cuda-core": Parts(("cuda.core",)),
+    "nvmath-python": Parts(("nvmath.bindings.cublas",)),
+    "nvidia-cuda-nvrtc": Parts(libraries=("nvrtc",)),
+    "nvidia-cublas": Parts(libraries=("cublas",)),
+}
+"""Distribution -> what of it the backend loads."""
+
+
+def version_of(distribution: str) -> str | None:
+    """Return the installed version, or ``None``: a library may come from a toolkit."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def load_module(name: str, distribution: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 from typing import TYPE_CHECKING
@@ -71,8 +72,8 @@ class CudaStream:
         self._values = (ctypes.c_uint64 * _ARGUMENTS)()
         start = ctypes.addressof(self._values)
         self._parameters = (ctypes.c_void_p * _ARGUMENTS)(*(start + 8 * i for i in range(_ARGUMENTS)))
-        context.enter()
-        self.handle = int(context.driver.call("cuStreamCreateWithPriority", _NON_BLOCKING, priority))
+        with context.section:
+            self.handle = int(context.driver.call("cuStreamCreateWithPriority", _NON_BLOCKING, priority))
         self.pointer = Handle(self.handle)
         self._config = LaunchConfig(1, 1, 1, 1, 1, 1, 0, self.handle, None, 0)
         self._config_pointer = ctypes.byref(self._config)
@@ -102,9 +103,9 @@ class CudaStream:
         """Copy device memory to device memory."""
         context = self.ready()
         if nbytes:
-            context.check(
-                context.driver.hot.copy(Handle(destination), Handle(source), ctypes.c_size_t(nbytes), self.pointer), "cuMemcpyDtoDAsync"
-            )
+            with context.section:
+                status = context.driver.hot.copy(Handle(destination), Handle(source), ctypes.c_size_t(nbytes), self.pointer)
+            context.check(status, "cuMemcpyDtoDAsync")
 
     def fill(self, destination: int, pattern: bytes, count: int) -> None:
         """Write ``pattern`` ``count`` times.
@@ -126,7 +127,8 @@ class CudaStream:
             pattern, count, width = pattern[:1], count * width, 1
         if width <= 4:
             value = ctypes.c_uint(int.from_bytes(pattern, "little"))
-            status = context.driver.hot.fill[width](Handle(destination), value, ctypes.c_size_t(count), self.pointer)
+            with context.section:
+                status = context.driver.hot.fill[width](Handle(destination), value, ctypes.c_size_t(count), self.pointer)
             context.check(status, "cuMemsetAsync")
         else:
             low, high = int.from_bytes(pattern[:8], "little"), int.from_bytes(pattern[8:], "little")
@@ -148,7 +150,6 @@ class CudaStream:
         if not self.handle:
             raise self._refusal or ClosedError("the stream is closed", device=context.description.spec)
         ticket = self.transfers.issued
-        context.enter()
         context.driver.call("cuStreamSynchronize", self.handle)
         self.transfers.finish(ticket)
 
@@ -174,13 +175,15 @@ class CudaStream:
     # -- what the context and the compute interface call
 
     def ready(self) -> CudaDevice:
-        """Return the context, which is current on this thread; raise if nothing can be enqueued."""
+        """Return the context; raise if nothing can be enqueued.
+
+        It need not be current to launch kernels, and to record, query and wait for events. Copies, fills and a library's calls go into ``context.section``.
+        """
         context = self.context
         if context.fault is not None:
             raise context.fault.clone()
         if self._refusal is not None:
             raise self._refusal.clone()
-        context.use()
         return context
 
     def launch(self, function: Handle, blocks: int, threads: int, *arguments: int) -> None:
@@ -220,7 +223,8 @@ class CudaStream:
             return
         if injection.kind != "hang":
             raise UnsupportedError(f"there is no injection {injection.kind!r}", device=context.description.spec)
-        flag = PinnedBlock(context.driver, 4)
+        with context.section:
+            flag = PinnedBlock(context.driver, 4)
         self.at_close(flag.close)
         self.launch(context.functions["hang"], 1, 1, flag.address)
         release = injection.release
@@ -233,8 +237,17 @@ class CudaStream:
     def dispose(self) -> None:
         """Wait for the stream's end and give everything back; of a dead context, what is not the driver's."""
         context, handle = self.context, self.handle
-        if handle and context.fault is None:
-            context.enter()
+        if context.fault is None:
+            with contextlib.suppress(AccelError), context.section:  # a fault that shows here has been taken note of
+                self._give_back(handle)
+        self.handle = 0
+        self._on_close.clear()
+        self.transfers.close()
+        self._functions.clear()
+
+    def _give_back(self, handle: int) -> None:
+        context = self.context
+        if handle:
             context.driver.status("cuStreamSynchronize", handle)
         if context.fault is None:
             self.transfers.finish(self.transfers.issued)
@@ -242,10 +255,6 @@ class CudaStream:
                 release()
             if handle:
                 context.driver.ignore("cuStreamDestroy", handle)
-        self.handle = 0
-        self._on_close.clear()
-        self.transfers.close()
-        self._functions.clear()
 
 
 def _end_hang(release: Callable[[], object], flag: PinnedBlock) -> None:

@@ -74,6 +74,11 @@ class Transfers:
         if self._ring is None:
             self._ring = PinnedBlock(driver, RING)
 
+    @property
+    def is_prepared(self) -> bool:
+        """Whether the ring is there."""
+        return self._ring is not None
+
     def stage(self, nbytes: int) -> int:
         """Return the address of ``nbytes`` of the ring for the transfer that is begun next, or 0 while there is no room."""
         ring = self._ring

@@ -138,7 +138,7 @@ async def measure(report: Report) -> None:
     """Measure everything."""
     context = CudaBackend().open(0)
     stream = context.create_stream()
-    compute = context.create_compute(stream)
+    compute = context.create_compute(stream, "blas")
     async with accel.System() as system:
         device = await system.open_device("cuda")
         kernels(stream, compute, report)

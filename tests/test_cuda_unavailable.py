@@ -76,11 +76,29 @@ def test_with_a_driver_that_is_too_old_it_names_both_versions(monkeypatch: pytes
     assert "580" in error.remedy
 
 
+@pytest.mark.parametrize("hidden", ["", "-1", "7"])
+def test_with_every_gpu_hidden_it_says_what_hides_them(hidden: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_bindings(monkeypatch, 100)
+    monkeypatch.setattr(ctypes, "PyDLL", lambda name: FakeLibrary(13000))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    error = missing()
+    assert error.message == f"CUDA_VISIBLE_DEVICES is {hidden!r}, which hides every GPU"
+    assert "Unset CUDA_VISIBLE_DEVICES" in error.remedy
+
+
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_bindings(monkeypatch, 100)
+    monkeypatch.setattr(ctypes, "PyDLL", lambda name: FakeLibrary(13000))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert "finds no GPU" in missing().message
+
+
 @pytest.mark.parametrize(
     ("status", "words"), [(100, "nvidia-smi -L"), (46, "compute mode"), (805, "nvidia-cuda-mps-control"), (34, "stubs")]
 )
 def test_what_the_driver_refuses_with_is_explained(status: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with_bindings(monkeypatch, status)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(ctypes, "PyDLL", lambda name: FakeLibrary(13000))
     error = missing()
     assert (error.code, error.library) == (status, "driver")

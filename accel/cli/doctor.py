@@ -7,10 +7,11 @@ import json
 import os
 import platform
 import sys
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from accel import BackendUnavailableError, __version__
+from accel.backend import Check, load_backend
 from accel.cli.console import print_table, quiet_log
 from accel.cli.devices import list_devices, memory_text
 from accel.cli.extras import CORE, EXTRAS, UNUSED, install_command, version_of
@@ -21,30 +22,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-__all__ = ["Check", "add_arguments", "checks", "run"]
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing that was looked at.
-
-    Parameters
-    ----------
-    name
-        What it is.
-    state
-        ``"ok"``; ``"missing"``: something optional is not there; ``"unused"``: this release has no use for it, there or not;
-        ``"failed"``: what should work does not.
-    detail
-        Version, size, or what is wrong.
-    remedy
-        The command, or what else fixes it; empty if nothing is to be done.
-    """
-
-    name: str
-    state: Literal["ok", "missing", "unused", "failed"]
-    detail: str
-    remedy: str = ""
+__all__ = ["add_arguments", "checks", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -157,6 +135,19 @@ def _backends() -> Iterator[Check]:
         else:
             text = "; ".join(f"{device.spec} {device.name} {memory_text(device.memory)}".strip() for device in found)
             yield Check(f"backend {name}", "ok", text)
+        yield from _own_checks(name)
+
+
+def _own_checks(name: str) -> Iterator[Check]:
+    """Let a backend say itself what it found and what it misses."""
+    try:
+        own = getattr(load_backend(name), "checks", None)
+        if own is not None:
+            yield from own()
+    except BackendUnavailableError:
+        return  # it cannot even be imported, which was said
+    except Exception as error:
+        yield Check(f"checks of {name}", "failed", f"{type(error).__name__}: {error}", "This is a bug of the backend: report it.")
 
 
 def _usable_beside_the_cpu() -> list[str]:

@@ -15,7 +15,7 @@ from accel.cpu.context import Context
 from accel.cpu.event import CpuEvent
 from accel.cpu.natives import NATIVE
 from accel.cpu.stream import CpuStream
-from accel.errors import BackendUnavailableError, ClosedError, InvalidArgumentError
+from accel.errors import BackendUnavailableError, ClosedError, InvalidArgumentError, UnsupportedError
 from accel.memory.slab import MemfdSlab
 
 if TYPE_CHECKING:
@@ -91,15 +91,23 @@ class CpuDevice:
         Parameters
         ----------
         priority
-            A wish, as in CUDA; the system's scheduler treats all streams of a CPU alike.
+            0: the system's scheduler treats all streams of a CPU alike.
 
         Raises
         ------
+        UnsupportedError
+            For another priority.
         ClosedError
             After :meth:`close`.
         AccelError
             The context's fault.
         """
+        if priority:
+            raise UnsupportedError(
+                f"streams of the CPU have no priorities, {priority} was asked for",
+                device=self.description.spec,
+                remedy="Leave priorities out.",
+            )
         with self._lock:
             if self._is_closed:
                 raise ClosedError("the context is closed", device=self.description.spec)
@@ -112,8 +120,8 @@ class CpuDevice:
         """Create an event. Never blocks."""
         return CpuEvent(self._context)
 
-    def create_compute(self, stream: CpuStream) -> CpuCompute:
-        """Create the compute interface whose calls go into ``stream``, initialized."""
+    def create_compute(self, stream: CpuStream, library: str) -> CpuCompute:
+        """Create the compute interface whose calls go into ``stream``, initialized. It is the same for every library."""
         compute = CpuCompute(stream, device=self.description.spec)
         compute.init()
         return compute

@@ -10,6 +10,7 @@ from accel.device.kernel_library import KernelLibrary, Operand, kernel
 from accel.device.libraries import Blas, Dnn, Elementwise, Reduce
 from accel.device.lifecycle import DeviceState
 from accel.device.options import FaultSource
+from accel.device.streams import StreamStrategy
 from accel.device.system import System
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "MemoryInfo",
     "Operand",
     "Reduce",
+    "StreamStrategy",
     "System",
     "kernel",
 ]

@@ -9,6 +9,7 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING, Any
 
+from accel.device.beside import CallsBeside
 from accel.device.buffers import Buffers, Held, close_all
 from accel.device.graph import GraphSubmission, Replay
 from accel.device.kernels import LIBRARIES
@@ -65,6 +66,7 @@ class Context:
         allocator = Allocator(device.create_slab, device=core.name, limit=core.options.memory_limit, granularity=device.granularity)
         self.buffers = Buffers(core, allocator, self.generation, self.check_alive)
         self.events = EventPool(device)
+        self.beside = CallsBeside()
         self.lanes: list[Lane] = []
         self.ports: dict[str, Port] = {}
         self._kernels: dict[type[KernelOp], Kernel] = {}
@@ -367,6 +369,9 @@ class Context:
     def _close_blocking(self, abandon: bool) -> None:
         if not self._to_close.acquire(blocking=False):
             return  # another thread is at it, or was
+        self.beside.when_over(lambda: self._give_back(abandon), wait=not abandon)
+
+    def _give_back(self, abandon: bool) -> None:
         for lane in self.lanes:
             lane.close(abandon=abandon)
         self.buffers.close(abandon=abandon)

@@ -77,7 +77,7 @@ class ContextActor(Actor[OpenLibrary, "Port | Exception"]):
         try:
             # Not through the mailbox, which is not served before this returns.
             libraries = core.options.libraries
-            for library in dict.fromkeys(("memory", *libraries, *((BATCH,) if libraries else ()))):
+            for library in dict.fromkeys(("memory", *libraries, *core.options.priorities, *((BATCH,) if libraries else ()))):
                 made.ports[library] = await self._open(made, library, context)
             core.capabilities = made.lanes[0].compute.capabilities()
             made.check_alive()
@@ -149,8 +149,8 @@ class ContextActor(Actor[OpenLibrary, "Port | Exception"]):
     @staticmethod
     def _make_lane(made: Context, library: str) -> Lane:
         device: AccelDevice = made.device
-        stream = device.create_stream()
-        return Lane(library, device, stream, device.create_compute(stream), made.events)
+        stream = device.create_stream(priority=made.core.options.priorities.get(library, 0))
+        return Lane(library, device, stream, device.create_compute(stream, library), made.events)
 
     async def restarting(self, error: BaseException, context: ActorContext) -> None:
         """Give the dead context back, waiting for nothing that runs in it."""

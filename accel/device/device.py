@@ -324,8 +324,9 @@ class Device:
             if core.is_home:
                 context.buffers.apply_frees()
             used, reserved = context.buffers.allocator.used, context.buffers.allocator.reserved
+            workspace = sum(lane.compute.workspace_nbytes for lane in tuple(context.lanes))
         else:
-            used = reserved = 0
+            used = reserved = workspace = 0
         return DeviceInfo(
             name=core.name,
             backend=core.description.backend,
@@ -337,7 +338,7 @@ class Device:
             restarts=core.restarts,
             queued=statistics.depth + statistics.waiting_putters + core.in_hand,
             in_flight=0 if context is None or context.fault is not None else context.in_flight,
-            memory=MemoryInfo(used, 0, reserved, core.options.memory_limit),
+            memory=MemoryInfo(used, 0, reserved, core.options.memory_limit, workspace),
         )
 
     def health(self) -> DeviceHealth:

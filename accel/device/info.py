@@ -23,12 +23,15 @@ class MemoryInfo:
         Taken from the device.
     limit
         The most that may be reserved; ``None`` where nothing was set.
+    workspace
+        What libraries hold besides, to work in; not part of ``reserved``, nor under ``limit``.
     """
 
     used: int
     durable: int
     reserved: int
     limit: int | None
+    workspace: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from accel.actors import RestartStrategy
 from accel.completion import CompletionStrategy, resolve_strategy
 from accel.device.kernels import LIBRARIES
+from accel.device.streams import resolve_streams
 from accel.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from accel.backend import Injection
+    from accel.device.streams import StreamStrategy
     from accel.errors import AccelError
 
 __all__ = ["DeviceOptions", "FaultSource", "check_options"]
@@ -34,6 +36,8 @@ class DeviceOptions:
     completion: CompletionStrategy
     lanes: int | None
     """How many lanes the kernel actors share; ``None`` gives each its own."""
+    priorities: Mapping[str, int]
+    """Of the streams of those libraries that are not to have priority 0."""
     libraries: tuple[str, ...]
     memory_limit: int | None
     pending_limit: int
@@ -46,7 +50,7 @@ class DeviceOptions:
 
 def check_options(
     completion: str | CompletionStrategy,
-    streams: str,
+    streams: str | StreamStrategy,
     libraries: Iterable[str],
     memory_limit: int | None,
     pending_limit: int,
@@ -64,11 +68,14 @@ def check_options(
     InvalidArgumentError
         If one is not; it says which, and what would do.
     """
-    _lanes(streams)
+    strategy = resolve_streams(streams)
+    if debug is True and strategy.priorities:
+        raise InvalidArgumentError("priorities with debug=True: all ops run in one stream", remedy="Leave one of the two out.")
     return DeviceOptions(
         completion=resolve_strategy(completion),
         # One after the other over all libraries: with several streams, a fault would surface in whichever is waited for.
-        lanes=1 if debug else _lanes(streams),
+        lanes=1 if debug else strategy.lanes,
+        priorities=strategy.priorities,
         libraries=_libraries(libraries),
         memory_limit=None if memory_limit is None else _positive("memory_limit", memory_limit),
         pending_limit=_positive("pending_limit", pending_limit),
@@ -78,17 +85,6 @@ def check_options(
         faults=_faults(faults),
         debug=_flag("debug", debug),
     )
-
-
-def _lanes(streams: str) -> int | None:
-    if streams == "per_actor":
-        return None
-    if streams == "single":
-        return 1
-    match = re.fullmatch(r"pooled\(([1-9]\d*)\)", streams) if isinstance(streams, str) else None
-    if match is None:
-        raise InvalidArgumentError(f"streams is {streams!r}", remedy="Use 'per_actor', 'single' or 'pooled(n)'.")
-    return int(match[1])
 
 
 def _libraries(names: Iterable[str]) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from accel.completion import CompletionStrategy
+    from accel.device.streams import StreamStrategy
 
 __all__ = ["System"]
 
@@ -76,7 +77,7 @@ class System(ActorSystem):
         *,
         host: Literal["auto", "inline", "process"] = "auto",
         completion: str | CompletionStrategy = "adaptive",
-        streams: str = "per_actor",
+        streams: str | StreamStrategy = "per_actor",
         libraries: Iterable[str] = (),
         memory_limit: int | None = None,
         pending_limit: int = 1024,
@@ -98,7 +99,8 @@ class System(ActorSystem):
         completion
             How ends are waited for: ``"adaptive"``, ``"polled"``, ``"sync"``, ``"host_fn"``, or a strategy with options of its own.
         streams
-            ``"per_actor"``: each library has a stream of its own. ``"single"``: all share one. ``"pooled(n)"``: they share n.
+            ``"per_actor"``: each library has a stream of its own. ``"single"``: all share one. ``"pooled(n)"``: they share n. Or an
+            :class:`accel.StreamStrategy`, which can say which libraries go first.
         libraries
             Libraries to make ready before this returns, and in every generation: ``"blas"``, ``"elementwise"``, ``"reduce"``, ``"dnn"``.
         memory_limit

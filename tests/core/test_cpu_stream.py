@@ -17,6 +17,7 @@ from accel.errors import (
     ClosedError,
     InvalidArgumentError,
     OutOfMemoryError,
+    UnsupportedError,
 )
 from tests.cpu_support import LARGE, PATIENCE, SMALL, Gate, Thing, ends, marked, until
 
@@ -289,8 +290,8 @@ def test_slab_larger_than_memory_is_out_of_memory(device: CpuDevice) -> None:
 
 
 def test_compute_is_initialized_and_uses_the_stream(device: CpuDevice, gate: Gate) -> None:
-    stream = device.create_stream(priority=-1)
-    compute = device.create_compute(stream)
+    stream = device.create_stream()
+    compute = device.create_compute(stream, "memory")
     assert compute.is_initialized
     assert device.kernels("no library") == {}
     source, target = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
@@ -300,3 +301,8 @@ def test_compute_is_initialized_and_uses_the_stream(device: CpuDevice, gate: Gat
     gate.opened.set()
     compute.synchronize()
     np.testing.assert_array_equal(target, source)
+
+
+def test_priorities_are_refused_and_not_ignored(device: CpuDevice) -> None:
+    with pytest.raises(UnsupportedError, match="no priorities, -1 was asked for"):
+        device.create_stream(priority=-1)

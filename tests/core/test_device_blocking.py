@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import accel
-from accel.cpu.backend import CpuDevice
+from accel.cpu.backend import CpuDevice, CpuSlab
+from accel.cpu.stream import CpuStream
 from accel.testing import FaultPlan
 
 Kernels = Mapping[str, Callable[..., None]]
@@ -91,3 +92,77 @@ async def test_an_op_nobody_waits_for_is_not_enqueued(threads: list[str]) -> Non
             await second
         await device.get(x)
     assert len(threads) == 1
+
+
+class Held:
+    """A gemm that is enqueued beside the loop and does not return before it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.entered, self.let_go, self.returned = threading.Event(), threading.Event(), threading.Event()
+        self.closed: list[str] = []
+        original, close_stream, close_slab = CpuDevice.kernels, CpuStream.close, CpuSlab.close
+
+        def gemm(lane: Any, op: Any, inputs: Any, outputs: Any) -> None:
+            self.entered.set()
+            self.let_go.wait(30)
+            self.closed.append("the kernel returned")
+            self.returned.set()
+
+        def noting_stream(stream: CpuStream, *, abandon: bool = False) -> None:
+            self.closed.append("stream")
+            close_stream(stream, abandon=abandon)
+
+        def noting_slab(slab: CpuSlab) -> None:
+            self.closed.append("slab")
+            close_slab(slab)
+
+        monkeypatch.setattr(
+            CpuDevice, "kernels", lambda device, library: {**original(device, library), **({"gemm": gemm} if library == "blas" else {})}
+        )
+        monkeypatch.setattr(CpuDevice, "may_block", lambda self, lane, op: op.kind == "gemm")
+        monkeypatch.setattr(CpuStream, "close", noting_stream)
+        monkeypatch.setattr(CpuSlab, "close", noting_slab)
+
+
+async def test_nothing_is_given_back_under_a_call_that_was_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held(monkeypatch)
+    async with accel.System(close_timeout=0.05) as system:
+        device = await system.open_device("cpu")
+        x = await device.put(np.eye(3))
+        product = asyncio.ensure_future(device.blas.gemm(x, x))
+        while not held.entered.is_set():
+            await asyncio.sleep(0)
+        await device.aclose(timeout=0.05)
+        with pytest.raises(accel.ClosedError):
+            await product
+        assert held.closed == [], "given back under the kernel"
+        held.let_go.set()
+    assert await asyncio.to_thread(held.returned.wait, 30)
+    async with asyncio.timeout(30):
+        while "slab" not in held.closed:
+            await asyncio.sleep(0)
+    assert held.closed[0] == "the kernel returned"
+    assert "stream" in held.closed
+
+
+async def test_a_fault_gives_nothing_back_under_a_call_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held(monkeypatch)
+    async with accel.System() as system:
+        device = await system.open_device("cpu", faults=FaultPlan().poison_at(1, op="unary"))
+        x = await device.put(np.eye(3))
+        product = asyncio.ensure_future(device.blas.gemm(x, x))
+        while not held.entered.is_set():
+            await asyncio.sleep(0)
+        y = await device.zeros((3, 3), "float64")
+        with pytest.raises(accel.ContextPoisonedError):
+            await device.elementwise.unary("neg", y)
+        with pytest.raises(accel.ContextPoisonedError):
+            await product
+        np.testing.assert_array_equal(await device.get(await device.put(np.eye(2))), np.eye(2))
+        assert device.generation == 2
+        assert held.closed == [], "given back under the kernel"
+        held.let_go.set()
+        async with asyncio.timeout(30):
+            while "slab" not in held.closed:
+                await asyncio.sleep(0)
+        assert held.closed[0] == "the kernel returned"

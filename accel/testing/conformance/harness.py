@@ -66,7 +66,7 @@ class Harness:
         """Open a context with one stream, and give its compute interface."""
         with self.open_context() as context:
             stream = context.create_stream()
-            yield context.create_compute(stream)
+            yield context.create_compute(stream, "batch")
             stream.close()
 
     @contextmanager

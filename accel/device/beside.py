@@ -1,0 +1,64 @@
+"""Kernels that are called on worker threads, and what must not be given back under them."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from accel.errors import ClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["CallsBeside"]
+
+
+class CallsBeside:
+    """The calls of one context that run beside the loop.
+
+    Who waits for a call may be cancelled; the call itself cannot be, and goes on using streams, handles and memory. So these are given back by way of
+    :meth:`when_over`.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._running = 0
+        self._is_over = False
+        self._then: Callable[[], None] | None = None
+
+    def run(self, kernel: Callable[..., None], *arguments: Any) -> None:
+        """Call a kernel on this thread, unless everything is being given back already; then raise :class:`~accel.ClosedError`."""
+        with self._changed:
+            if self._is_over:
+                raise ClosedError("the context was closed before this was enqueued")
+            self._running += 1
+        try:
+            kernel(*arguments)
+        finally:
+            then: Callable[[], None] | None = None
+            with self._changed:
+                self._running -= 1
+                if not self._running:
+                    then, self._then = self._then, None
+                    self._changed.notify_all()
+            if then is not None:
+                then()
+
+    def when_over(self, give_back: Callable[[], None], *, wait: bool) -> None:
+        """Let no further call begin, and call ``give_back`` once when none runs any more.
+
+        Parameters
+        ----------
+        give_back
+            What gives back what the calls use.
+        wait
+            Whether to block until then. Otherwise this returns at once, and the thread whose call ends last does it.
+        """
+        with self._changed:
+            self._is_over = True
+            while wait and self._running:
+                self._changed.wait()
+            if self._running:
+                self._then = give_back
+                return
+        give_back()

@@ -1,0 +1,100 @@
+"""The ``streams=`` option as a value: which libraries share streams, and which go first."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import accel
+from accel.cpu.backend import CpuDevice
+from accel.device.streams import resolve_streams
+from tests.device_support import failure, opened
+
+if TYPE_CHECKING:
+    from accel.cpu.stream import CpuStream
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@pytest.mark.parametrize(
+    ("text", "strategy"),
+    [
+        ("per_actor", accel.StreamStrategy()),
+        ("single", accel.StreamStrategy("single")),
+        ("pooled(3)", accel.StreamStrategy("pooled", 3)),
+    ],
+)
+async def test_names_stand_for_strategies(text: str, strategy: accel.StreamStrategy) -> None:
+    assert resolve_streams(text) == strategy == resolve_streams(strategy)
+    assert hash(resolve_streams(text)) == hash(strategy)
+    assert pickle.loads(pickle.dumps(strategy)) == strategy
+    async with opened(streams=strategy, libraries=("blas", "elementwise", "reduce")) as device:
+        assert len(device._host.context.lanes) == {"per_actor": 5, "single": 1, "pooled": 3}[strategy.kind]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"kind": "many"},
+        {"kind": None},
+        {"kind": "pooled"},
+        {"kind": "pooled", "n": 0},
+        {"kind": "pooled", "n": True},
+        {"kind": "single", "n": 2},
+        {"n": 2},
+        {"kind": "single", "priorities": {"blas": -1}},
+        {"kind": "pooled", "n": 2, "priorities": {"blas": -1}},
+        {"priorities": {"astrology": -1}},
+        {"priorities": {"blas": "high"}},
+        {"priorities": {"blas": True}},
+        {"priorities": ["blas"]},
+    ],
+    ids=repr,
+)
+def test_what_does_not_go_together_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(accel.InvalidArgumentError) as caught:
+        accel.StreamStrategy(**wrong)
+    assert caught.value.remedy
+
+
+def test_a_strategy_keeps_its_own_priorities() -> None:
+    mine = {"blas": -1}
+    strategy = accel.StreamStrategy(priorities=mine)
+    mine["blas"] = 5
+    assert strategy.priorities == {"blas": -1}
+
+
+async def test_streams_are_made_with_their_priorities_in_every_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    original = CpuDevice.create_stream
+
+    def create(self: CpuDevice, *, priority: int = 0) -> CpuStream:
+        asked.append(priority)
+        return original(self)
+
+    monkeypatch.setattr(CpuDevice, "create_stream", create)
+    strategy = accel.StreamStrategy(priorities={"reduce": -2, "batch": 1})
+    async with opened(accel.testing.FaultPlan().poison_at(1), streams=strategy) as device:
+        assert sorted(asked) == [-2, 0, 1], "the memory's stream, and those that were named"
+        await failure(device.zeros(1), accel.ContextPoisonedError)
+        await device.zeros(1)
+        assert sorted(asked) == [-2, -2, 0, 0, 1, 1]
+
+
+async def test_a_device_without_priorities_refuses_them() -> None:
+    async with accel.System() as system:
+        strategy = accel.StreamStrategy(priorities={"blas": -1})
+        error = await failure(system.open_device("cpu", streams=strategy), accel.UnsupportedError)
+        assert "priorities" in error.message
+        wrong = await failure(system.open_device("cpu", streams=strategy, debug=True), accel.InvalidArgumentError)
+        assert "debug" in wrong.message
+
+
+async def test_what_libraries_hold_to_work_in_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    from accel.cpu.compute import CpuCompute
+
+    monkeypatch.setattr(CpuCompute, "workspace_nbytes", property(lambda self: 1000), raising=False)
+    async with opened(libraries=("blas",)) as device:
+        assert device.info().memory.workspace == 3000, "memory, blas and batch"

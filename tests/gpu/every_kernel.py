@@ -1,0 +1,119 @@
+"""Calls of the CUDA compute interface that launch every kernel there is, on memory of exactly the size they need: for memcheck, which sees what goes beyond."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import TYPE_CHECKING, Any
+
+from accel import BinaryOp, DType, ReduceOp, Transpose, UnaryOp
+from accel_cuda import CudaBackend
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["every_kernel"]
+
+ODD = 1001
+# Few and many rows, short and long axes, narrow and wide columns, aligned and not: every way in which reductions are cut.
+SHAPES: tuple[tuple[tuple[int, int, int], int], ...] = (
+    ((5, 7, 1), 0),
+    ((3, 5001, 1), 0),
+    ((1, (1 << 20) + 1, 1), 0),
+    ((3, 100, 5), 0),
+    ((3, 100, 48), 0),
+    ((2, 1 << 17, 3), 0),
+    ((2, 1 << 15, 48), 0),
+    ((9001, 3, 33), 1),
+    ((1 << 15, 2, 160), 0),
+)
+
+
+class Memory:
+    """Device memory of exact sizes.
+
+    Parameters
+    ----------
+    context
+        Where it is taken.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    @contextlib.contextmanager
+    def take(self, *sizes: int) -> Iterator[list[int]]:
+        """Give addresses of pieces of so many bytes, filled with ones."""
+        driver = self._context.driver
+        with self._context.section:
+            pointers = [int(driver.call("cuMemAlloc", max(1, size))) for size in sizes]
+            for pointer, size in zip(pointers, sizes, strict=True):
+                driver.call("cuMemsetD8", pointer, 1, max(1, size))
+            driver.call("cuCtxSynchronize")
+            yield pointers
+            driver.call("cuCtxSynchronize")
+            for pointer in pointers:
+                driver.call("cuMemFree", pointer)
+
+
+def every_kernel() -> None:
+    """Launch every kernel of the backend's own."""
+    context = CudaBackend().open(0)
+    stream = context.create_stream()
+    compute: Any = context.create_compute(stream, "batch")
+    memory = Memory(context)
+    supported = compute.capabilities()
+    for family in (_elementwise, _reductions, _dnn, _fills):
+        family(compute, memory, supported)
+    with memory.take(4096) as (pointer,):
+        stream.fill(pointer, bytes(range(8)), 512)
+        stream.fill(pointer, bytes(range(16)), 256)
+        stream.launch(context.functions["empty"], 1, 1)
+    stream.close()
+    context.close()
+
+
+def _elementwise(compute: Any, memory: Memory, supported: Any) -> None:
+    for unary in UnaryOp:
+        for dtype in supported[f"unary.{unary.value}"]:
+            with memory.take(ODD * dtype.itemsize, ODD * dtype.itemsize) as (x, y):
+                compute.unary(unary, x, y, ODD, dtype=dtype)
+    for binary in BinaryOp:
+        for dtype in supported[f"binary.{binary.value}"]:
+            with memory.take(*[ODD * dtype.itemsize] * 3) as (x, y, z):
+                compute.binary(binary, x, y, z, ODD, dtype=dtype)
+
+
+def _reductions(compute: Any, memory: Memory, supported: Any) -> None:
+    for op in ReduceOp:
+        for dtype in supported[f"reduce.{op.value}"]:
+            for (outer, length, inner), offset in SHAPES:
+                results, skipped = outer * inner, offset * dtype.itemsize
+                with memory.take(results * length * dtype.itemsize + skipped, results * dtype.itemsize) as (x, y):
+                    compute.reduce(op, x + skipped, y, (outer, length, inner), 1, dtype=dtype)
+
+
+def _dnn(compute: Any, memory: Memory, supported: Any) -> None:
+    for dtype in supported["conv2d_forward"]:
+        _convolve(compute, memory, dtype, (2, 3, 17, 13), (5, 3, 3, 2), (2, 5, 9, 14), (2, 1), (1, 1))
+    for dtype in supported["attention"]:
+        for causal in (False, True, "bottom_right"):
+            queries, keys, dim = 37, 41, 24
+            sizes = [6 * rows * dim * dtype.itemsize for rows in (queries, keys, keys, queries)]
+            with memory.take(*sizes) as (q, k, v, o):
+                compute.attention(q, k, v, o, 2, 3, queries, keys, dim, 0.2, causal, dtype=dtype)
+
+
+def _convolve(
+    compute: Any, memory: Memory, dtype: DType, x: Sequence[int], f: Sequence[int], y: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> None:  # fmt: skip
+    with memory.take(*(math.prod(shape) * dtype.itemsize for shape in (x, f, y))) as (a, b, c):
+        compute.conv2d_forward(a, x, b, f, c, y, stride, padding, dtype=dtype)
+
+
+def _fills(compute: Any, memory: Memory, supported: Any) -> None:
+    """Scale matrices, which is what a product without terms is."""
+    none, m, n, ld = Transpose.NONE, 33, 17, 40
+    for dtype in supported["gemm"]:
+        with memory.take(((n - 1) * ld + m) * dtype.itemsize) as (c,):
+            compute.gemm(none, none, m, n, 0, 1.0, 0, m, 0, 1, 2.0, c, ld, dtype=dtype)

@@ -1,0 +1,143 @@
+"""What the CUDA backend tells the doctor, piece by piece, and the command that fixes each."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from accel.cli import main
+from accel.errors import BackendUnavailableError, DriverError, FaultScope
+from accel_cuda import CudaBackend, backend, checks, libraries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accel.backend import Check
+
+MODE, MPS = 20, 133
+DEFAULT, PROHIBITED, EXCLUSIVE = 0, 2, 3
+
+
+class FakeDriver:
+    """A driver with GPUs of these attributes."""
+
+    version = 13000
+
+    def __init__(self, *devices: dict[int, int]) -> None:
+        self._devices = devices
+        self.fault: DriverError | None = None
+
+    def call(self, name: str, *arguments: Any) -> int:
+        if name == "cuDeviceGetCount":
+            return len(self._devices)
+        if name == "cuDeviceGet":
+            return int(arguments[0])
+        assert name == "cuDeviceGetAttribute", name
+        number, device = arguments
+        return int(self._devices[device].get(number, 0))
+
+    def CUdevice_attribute(self, number: int) -> int:  # noqa: N802 - the driver's name
+        return number
+
+
+def nothing(name: str, distribution: str) -> None:
+    pass
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Check]]:
+    """Return what is told of a machine with such GPUs, by name."""
+    monkeypatch.setattr(checks, "load_module", nothing)
+    monkeypatch.setattr(checks, "load_library", nothing)
+
+    def look(*devices: dict[int, int], fault: DriverError | None = None) -> dict[str, Check]:
+        driver = FakeDriver(*devices)
+        driver.fault = fault
+        monkeypatch.setattr(checks, "load_driver", lambda: driver)
+        return {check.name: check for check in CudaBackend().checks()}
+
+    return look
+
+
+def test_a_machine_where_all_is_well(found: Callable[..., dict[str, Check]]) -> None:
+    told = found({}, {})
+    assert {check.state for check in told.values()} == {"ok"}
+    assert told["cuda driver"].detail == "supports CUDA 13.0"
+    assert {"cuda:0 compute mode", "cuda:1 compute mode", *libraries.REQUIRED} <= set(told)
+
+
+def test_compute_modes_are_told_of_the_gpu_that_has_them(found: Callable[..., dict[str, Check]]) -> None:
+    told = found({MODE: DEFAULT}, {MODE: EXCLUSIVE}, {MODE: PROHIBITED})
+    assert [told[f"cuda:{i} compute mode"].state for i in range(3)] == ["ok", "limited", "failed"]
+    assert "no standby" in told["cuda:1 compute mode"].detail
+    assert told["cuda:2 compute mode"].remedy == "sudo nvidia-smi -i 2 -c DEFAULT"
+
+
+def test_mps_spreads_faults_and_forbids_a_standby(found: Callable[..., dict[str, Check]]) -> None:
+    told = found({MPS: 1}, {})
+    assert told["cuda:0 MPS"].state == "limited"
+    assert "a fault of one client ends the others" in told["cuda:0 MPS"].detail
+    assert "standby" in told["cuda:0 MPS"].detail
+    assert "nvidia-cuda-mps-control" in told["cuda:0 MPS"].remedy
+    assert "cuda:1 MPS" not in told
+
+
+def test_a_fault_of_this_process_is_told(found: Callable[..., dict[str, Check]]) -> None:
+    told = found({}, fault=DriverError("it broke", code=700, scope=FaultScope.PROCESS, remedy="Start again."))
+    assert (told["cuda context"].state, told["cuda context"].detail) == ("failed", "it broke")
+
+
+def test_without_a_driver_the_libraries_are_looked_at_all_the_same(
+    found: Callable[..., dict[str, Check]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found({})
+
+    def none() -> None:
+        raise BackendUnavailableError("there is no NVIDIA driver", remedy="Install it.")
+
+    monkeypatch.setattr(checks, "load_driver", none)
+    told = {check.name: check for check in checks.all_checks()}
+    assert (told["cuda driver"].state, told["cuda driver"].remedy) == ("missing", "Install it.")
+    assert told["nvidia-cublas"].state == "ok"
+
+
+def test_the_wheel_that_is_missing_is_named(found: Callable[..., dict[str, Check]], monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_cublas(name: str, distribution: str) -> None:
+        if name == "cublas":
+            raise BackendUnavailableError(f"{distribution} is not installed", remedy=libraries.INSTALL)
+
+    found({})
+    monkeypatch.setattr(checks, "load_library", without_cublas)
+    told = {check.name: check for check in checks.all_checks()}
+    assert told["nvidia-cublas"].state == "missing"
+    assert "pip install 'accel-actors[cuda]'" in told["nvidia-cublas"].remedy
+    assert told["nvidia-cuda-nvrtc"].state == "ok"
+
+
+def test_a_prohibited_gpu_is_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "load_driver", lambda: FakeDriver({}, {MODE: PROHIBITED}))
+    with pytest.raises(BackendUnavailableError, match="PROHIBITED") as caught:
+        CudaBackend().open(1)
+    assert caught.value.device == "cuda:1"
+    assert "nvidia-smi -i 1 -c DEFAULT" in caught.value.remedy
+
+
+def test_the_doctor_prints_what_backends_tell(
+    found: Callable[..., dict[str, Check]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found({MPS: 1, MODE: EXCLUSIVE})
+    assert main(["doctor", "--json"]) == 0
+    told = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert told["cuda:0 MPS"]["state"] == "limited"
+    assert told["cuda:0 compute mode"]["remedy"]
+
+
+def test_checks_that_raise_are_told_as_a_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(self: CudaBackend) -> list[Check]:
+        raise RuntimeError("oh")
+
+    monkeypatch.setattr(CudaBackend, "checks", broken)
+    assert main(["doctor"]) == 0
+    assert "checks of cuda" in capsys.readouterr().out
