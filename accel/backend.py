@@ -16,6 +16,7 @@ from accel.errors import AccelError, BackendUnavailableError, InvalidArgumentErr
 
 if TYPE_CHECKING:
     from accel.compute import ComputeBackend
+    from accel.ops import CompiledKernel, KernelLayout
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -24,10 +25,12 @@ __all__ = [
     "AccelEvent",
     "AccelStream",
     "Check",
+    "CompilesKernels",
     "DeviceDescription",
     "HostFunction",
     "Injection",
     "Kernel",
+    "PreparesLibraries",
     "SlabMemory",
     "backend_names",
     "find_device",
@@ -271,6 +274,32 @@ class AccelDevice(Protocol):
 
     def close(self, *, abandon: bool = False) -> None:
         """Give everything back that the context owns. May block; with ``abandon`` (after a fault) it waits for no stream. Idempotent."""
+
+
+@runtime_checkable
+class CompilesKernels(Protocol):
+    """What an :class:`AccelDevice` has besides if it compiles kernels that users write. It then offers ``launch`` among ``kernels("compiler")``."""
+
+    def compile(self, kernel: CompiledKernel) -> KernelLayout:
+        """Compile a kernel and load it, and return what its launches need to know. May block; called on any threads, several at once.
+
+        Raises
+        ------
+        CompileError
+            If the program does not compile.
+        InvalidArgumentError
+            If an option cannot be honoured.
+        ClosedError
+            After the context was closed.
+        """
+
+
+@runtime_checkable
+class PreparesLibraries(Protocol):
+    """What an :class:`AccelDevice` has besides if the first ops of a library would have to wait, for kernels that are compiled or loaded."""
+
+    def prepare(self, library: str) -> None:
+        """Make everything ready that the library's ops need. May block; called for the libraries that ``open_device`` is asked to warm."""
 
 
 @runtime_checkable

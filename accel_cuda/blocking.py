@@ -1,6 +1,6 @@
 """Which ops may block while they are enqueued.
 
-These are copies of large pageable arrays, the first ops in a lane that was made for another library, and products whose cuBLAS kernel may not be loaded yet.
+These are copies of large pageable arrays, the first ops in a lane that was made for another library, and those whose kernel may not be loaded yet.
 
 cuBLAS loads a kernel when it is first used, and loading may wait for everything that runs on the device. Which kernel a product uses is known to the
 library alone, so the first product of each signature counts.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from accel_cuda.transfers import STAGED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Mapping
 
 __all__ = ["Blocking"]
 
@@ -21,11 +21,17 @@ _REMEMBERED = 4096
 
 
 class Blocking:
-    """What one context's streams have done before, as far as it matters here."""
+    """What one context's streams have done before, as far as it matters here.
 
-    __slots__ = ("_checks", "_seen")
+    Parameters
+    ----------
+    lacks
+        Op kind -> whether the kernel of such an op is not loaded.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_checks", "_lacks", "_seen")
+
+    def __init__(self, lacks: Mapping[str, Callable[[Any], bool]]) -> None:
         self._seen: dict[Hashable, None] = {}
         self._checks: dict[str, Callable[[Any, Any], bool]] = {
             "capture": lambda lane, op: True,
@@ -39,10 +45,15 @@ class Blocking:
             "dot": lambda lane, op: self._is_new((op.kind, op.x.size, op.x.dtype)),
             "nrm2": lambda lane, op: self._is_new((op.kind, op.x.size, op.x.dtype)),
         }
+        self._lacks = lacks
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` may block this time; asked once for each."""
-        check = self._checks.get(op.kind)
+        kind = op.kind
+        lacks = self._lacks.get(kind)
+        if lacks is not None and lacks(op):
+            return True
+        check = self._checks.get(kind)
         return check is not None and (check(lane, op) or (op.library == "blas" and not lane.compute.has_blas))
 
     def _is_new(self, signature: Hashable) -> bool:

@@ -11,7 +11,6 @@ from accel import BinaryOp, DType, InvalidArgumentError, ReduceOp, Transpose, Un
 from accel.arguments import BASE
 from accel_cuda.blas import Blas
 from accel_cuda.compute_memory import WORKSPACE, CudaMemory
-from accel_cuda.driver import Handle
 from accel_cuda.kernels import CODES
 from accel_cuda.reduction import launches
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from accel.compute import Causal
+    from accel_cuda.driver import Handle
 
 __all__ = ["CudaCompute"]
 
@@ -34,7 +34,6 @@ _STAGES, _WORKS, _MULTIPLIES = (
 )
 _BLOCK = 256
 _TILE = 64
-_NOTHING = Handle()
 _ROWS, _WARPS, _SHARED_WISH = 4, 4, 48 << 10
 _LIMIT = 2**31 - 1
 _DOUBLE = struct.Struct("d")
@@ -59,15 +58,9 @@ class CudaCompute(CudaMemory):
             self.prepare_workspace()
         if self._library in _MULTIPLIES:
             self.prepare_blas()
-        functions = self._context.functions
-        self._unary = {
-            (op, dtype): functions[f"unary_{op.value}_{CODES[dtype]}"] for op in UnaryOp for dtype in self.CAPABILITIES[f"unary.{op.value}"]
-        }
-        self._binary = {
-            (op, dtype): functions[f"binary_{op.value}_{CODES[dtype]}"]
-            for op in BinaryOp
-            for dtype in self.CAPABILITIES[f"binary.{op.value}"]
-        }
+        # Filled as they are used: to look one up may load its program.
+        self._unary: dict[tuple[UnaryOp, DType], Handle] = {}
+        self._binary: dict[tuple[BinaryOp, DType], Handle] = {}
         self._supported = self.capabilities()
 
     @property
@@ -90,13 +83,14 @@ class CudaCompute(CudaMemory):
         function = self._unary.get((op, dtype))
         if function is None:
             self._require(f"unary.{op.value}", dtype)
+            function = self._unary[op, dtype] = self._context.functions[f"unary_{op.value}_{CODES[dtype]}"]
         if n <= 0 or input < BASE or output < BASE:
             arguments.not_negative(f"unary.{op.value}", n=n)
             if n == 0:
                 return
             arguments.pointers(f"unary.{op.value}", input=input, output=output)
         self._stream.ready()
-        self._stream.launch(function or _NOTHING, -(-n // _PER_THREAD[dtype]), _BLOCK, input, output, n)
+        self._stream.launch(function, -(-n // _PER_THREAD[dtype]), _BLOCK, input, output, n)
 
     def binary(self, op: BinaryOp, a: int, b: int, output: int, n: int, *, dtype: DType = DType.FLOAT32) -> None:
         """Enqueue a function of each of n pairs of elements."""
@@ -105,13 +99,14 @@ class CudaCompute(CudaMemory):
         function = self._binary.get((op, dtype))
         if function is None:
             self._require(f"binary.{op.value}", dtype)
+            function = self._binary[op, dtype] = self._context.functions[f"binary_{op.value}_{CODES[dtype]}"]
         if n <= 0 or a < BASE or b < BASE or output < BASE:
             arguments.not_negative(f"binary.{op.value}", n=n)
             if n == 0:
                 return
             arguments.pointers(f"binary.{op.value}", a=a, b=b, output=output)
         self._stream.ready()
-        self._stream.launch(function or _NOTHING, -(-n // _PER_THREAD[dtype]), _BLOCK, a, b, output, n)
+        self._stream.launch(function, -(-n // _PER_THREAD[dtype]), _BLOCK, a, b, output, n)
 
     def reduce(self, op: ReduceOp, input: int, output: int, shape: Sequence[int], axis: int, *, dtype: DType = DType.FLOAT32) -> None:
         """Enqueue a reduction along one axis of a C-contiguous array."""

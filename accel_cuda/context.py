@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from accel import ClosedError, InvalidArgumentError
 from accel_cuda.blocking import Blocking
-from accel_cuda.compiler import own_kernels
+from accel_cuda.compiler import Nvrtc
 from accel_cuda.compute import CudaCompute
-from accel_cuda.driver import Handle
 from accel_cuda.event import CudaEvent
 from accel_cuda.graph import GRAPH_KERNELS
+from accel_cuda.launch import UserKernels
+from accel_cuda.programs import OPS_WITH_PROGRAMS, Modules, Programs
 from accel_cuda.slab import CudaSlab, allocation_of, granularity_of
 from accel_cuda.stream import CudaStream
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from accel import AccelError, DeviceDescription
     from accel.backend import Injection, Kernel
+    from accel.ops import CompiledKernel, KernelLayout
     from accel_cuda.driver import Driver
 
 __all__ = ["CudaDevice"]
@@ -42,8 +44,8 @@ class CudaDevice:
         The driver's CUcontext.
     section : Section
         ``with context.section:`` makes the context current, and leaves the thread as it was. What enqueues by hot calls needs none; libraries do.
-    functions : dict
-        Name -> handle of the CUfunction, of the backend's own kernels, loaded.
+    functions : Programs
+        The backend's own kernels by name, loaded as they are needed.
     multiprocessors, shared_limit : int
         How many the device has; bytes of shared memory that one block can have.
     fault : AccelError or None
@@ -56,46 +58,34 @@ class CudaDevice:
         self.driver = driver
         self.description = description
         self.fault: AccelError | None = None
-        self.functions: dict[str, Handle] = {}
         self._lock = threading.Lock()
         self._streams: dict[CudaStream, None] = {}
         self._abandoned: dict[CudaStream, None] = {}
         self._leftovers: list[Callable[[], None]] = []
-        self._modules: list[Any] = []
         self._is_closed = False
-        self._blocking = Blocking()
         self._device = driver.call("cuDeviceGet", description.index)
         self.allocation = allocation_of(driver, description.index)
         self.granularity = granularity_of(driver, self.allocation)
-        self.multiprocessors = self._attribute(_MULTIPROCESSORS)
-        self.shared_limit = self._attribute(_SHARED)
+        self.multiprocessors = self.attribute(_MULTIPROCESSORS)
+        self.shared_limit = self.attribute(_SHARED)
+        nvrtc = Nvrtc(f"sm_{self.attribute(_MAJOR)}{self.attribute(_MINOR)}", driver.version)
+        self._modules = Modules(self, nvrtc)
+        self.functions = Programs(self, self._modules)
+        self._user_kernels = UserKernels(self, self._modules)
+        own = dict.fromkeys(OPS_WITH_PROGRAMS, self.functions.lacks)
+        self._blocking = Blocking({**own, "launch": self._user_kernels.lacks})
         self.handle = int(driver.call("cuDevicePrimaryCtxRetain", self._device))
         self.section = driver.section(self.handle)
         try:
-            self._load_kernels()
+            self.functions.load("memory")  # what any stream may need
         except BaseException:
             driver.ignore("cuDevicePrimaryCtxRelease", self._device)
             raise
         driver.watch(self)
 
-    def _attribute(self, number: int) -> int:
+    def attribute(self, number: int) -> int:
+        """Return one of the driver's CUdevice_attribute."""
         return int(self.driver.call("cuDeviceGetAttribute", self.driver.CUdevice_attribute(number), self._device))
-
-    def _load_kernels(self) -> None:
-        """Load every function now: the first launch of one that is not loaded may wait for the whole device."""
-        driver = self.driver
-        self.enter()
-        for cubin in own_kernels(f"sm_{self._attribute(_MAJOR)}{self._attribute(_MINOR)}"):
-            module = driver.call("cuModuleLoadData", cubin)
-            self._modules.append(module)
-            count = int(driver.call("cuModuleGetFunctionCount", module))
-            for function in driver.call("cuModuleEnumerateFunctions", count, module):
-                driver.call("cuFuncLoad", function)
-                name = driver.call("cuFuncGetName", function).decode()
-                if name.startswith("attention"):
-                    limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                    driver.call("cuFuncSetAttribute", function, limit, self.shared_limit)
-                self.functions[name] = Handle(int(function))
 
     # -- what the protocol asks for
 
@@ -131,7 +121,16 @@ class CudaDevice:
 
     def kernels(self, library: str) -> Mapping[str, Kernel]:
         """Return native kernels of ``library``."""
-        return GRAPH_KERNELS.get(library, {})
+        return {"launch": self._user_kernels.launch} if library == "compiler" else GRAPH_KERNELS.get(library, {})
+
+    def compile(self, kernel: CompiledKernel) -> KernelLayout:
+        """Compile a kernel of a user's and load it; see :class:`accel.backend.CompilesKernels`."""
+        self._check_open()
+        return self._user_kernels.compile(kernel)
+
+    def prepare(self, library: str) -> None:
+        """Load the kernels of a library; see :class:`accel.backend.PreparesLibraries`."""
+        self.functions.prepare(library)
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` may block this time; asked once for each op."""
@@ -176,11 +175,7 @@ class CudaDevice:
             self.release(self._release_context)
 
     def _release_context(self) -> None:
-        self.enter()
-        for module in self._modules:
-            self.driver.ignore("cuModuleUnload", module)
-        self._modules.clear()
-        self.driver.ignore("cuDevicePrimaryCtxRelease", self._device)
+        self._modules.close(lambda: self.driver.ignore("cuDevicePrimaryCtxRelease", self._device))
 
     # -- what streams, events and slabs call
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from accel.device.batch import Batch
+from accel.device.compiler import Compiler, DeviceKernel, Launches
 from accel.device.device import Device
 from accel.device.graph import Graph
 from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo
@@ -16,15 +17,18 @@ from accel.device.system import System
 __all__ = [
     "Batch",
     "Blas",
+    "Compiler",
     "Device",
     "DeviceHealth",
     "DeviceInfo",
+    "DeviceKernel",
     "DeviceState",
     "Dnn",
     "Elementwise",
     "FaultSource",
     "Graph",
     "KernelLibrary",
+    "Launches",
     "MemoryInfo",
     "Operand",
     "Reduce",

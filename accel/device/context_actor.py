@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from accel._log import get_logger
 from accel.actors import Actor, ActorContext, ActorRef, Terminated
+from accel.backend import PreparesLibraries
 from accel.device.acquire import acquire
 from accel.device.context import Context
 from accel.device.graph import Capture
@@ -79,6 +80,8 @@ class ContextActor(Actor[OpenLibrary, "Port | Exception"]):
             libraries = core.options.libraries
             for library in dict.fromkeys(("memory", *libraries, *core.options.priorities, *((BATCH,) if libraries else ()))):
                 made.ports[library] = await self._open(made, library, context)
+                if isinstance(device, PreparesLibraries):
+                    await core.system.run_blocking(device.prepare, library)
             core.capabilities = made.lanes[0].compute.capabilities()
             made.check_alive()
         except BaseException:

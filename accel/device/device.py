@@ -10,6 +10,7 @@ import numpy as np
 
 from accel import ops
 from accel.device.batch import Batch
+from accel.device.compiler import Compiler
 from accel.device.graph import Graph
 from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo
 from accel.device.kernel_library import KernelLibrary, kernels_of
@@ -52,6 +53,7 @@ class Device:
         self._host = host
         self._actor = actor
         self._libraries: Libraries[Coroutine[Any, Any, AccelRef]] = Libraries(sender.run)
+        self._compiler = Compiler(core, sender, host)
         self._closed: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
@@ -81,6 +83,11 @@ class Device:
     def dnn(self) -> Dnn[Coroutine[Any, Any, AccelRef]]:
         """Neural network ops; see :class:`~accel.device.Dnn`."""
         return self._libraries.dnn
+
+    @property
+    def compiler(self) -> Compiler:
+        """Kernels of your own; see :class:`~accel.device.Compiler`."""
+        return self._compiler
 
     async def run(self, op: KernelOp, *, timeout: float | None = None) -> Any:
         """Run any op and return what it gives.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel.compute import Transpose, UnaryOp
+from accel.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
     from accel.device.lane import Lane
     from accel.dtype import DType
 
-__all__ = ["LIBRARIES"]
+__all__ = ["LIBRARIES", "NO_COMPILER"]
+
+NO_COMPILER = "Open a device that has one, such as open_device('cuda'), or use the libraries' ops, which every device has."
+"""What to do where kernels of the user's own cannot be compiled."""
 
 _NONE = Transpose.NONE
 
@@ -176,6 +180,11 @@ def replay(lane: Lane, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -
     op.program.enqueue(lane)
 
 
+def launch(lane: Lane, op: ops.Launch, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Refuse: a kernel that a user wrote is for the backend that compiled it."""
+    raise UnsupportedError(f"{op.kernel.name} cannot be launched: this backend has no compiler", remedy=NO_COMPILER)
+
+
 LIBRARIES: Mapping[str, Mapping[str, Kernel]] = {
     "memory": {"put": put, "get": get, "empty": empty, "fill": fill, "copy": copy},
     "blas": {"gemm": gemm, "gemm_batched": gemm_batched, "gemv": gemv, "axpy": axpy, "dot": dot, "nrm2": nrm2, "scal": scal},
@@ -184,5 +193,6 @@ LIBRARIES: Mapping[str, Mapping[str, Kernel]] = {
     "dnn": {"conv2d": conv2d, "attention": attention},
     "graph": {"replay": replay},
     "capture": {"capture": capture},
+    "compiler": {"launch": launch},
 }
 """Library -> op kind -> kernel."""

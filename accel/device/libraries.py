@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from accel import ops
 from accel.compute import BinaryOp, Causal, ReduceOp, Transpose, UnaryOp
+from accel.device.compiler import Launches
 from accel.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -192,10 +193,11 @@ class Dnn(_Face[T_co]):
 class Libraries(Generic[T_co]):
     """All libraries, bound to one taker of ops."""
 
-    __slots__ = ("blas", "dnn", "elementwise", "reduce")
+    __slots__ = ("blas", "compiler", "dnn", "elementwise", "reduce")
 
     def __init__(self, submit: Callable[[KernelOp, float | None], T_co]) -> None:
         self.blas = Blas(submit)
         self.elementwise = Elementwise(submit)
         self.reduce = Reduce(submit)
         self.dnn = Dnn(submit)
+        self.compiler = Launches(submit)

@@ -12,6 +12,7 @@ from accel.ops.base import as_shape, with_refs
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
+    from accel.device.compiler import Launches
     from accel.device.core import DeviceCore
     from accel.device.sender import Sender
     from accel.ops import KernelOp, Plan
@@ -63,6 +64,11 @@ class Recorder:
     def dnn(self) -> Dnn[AccelRef]:
         """Neural network ops; see :class:`~accel.device.Dnn`."""
         return self._libraries.dnn
+
+    @property
+    def compiler(self) -> Launches[Any]:
+        """Launches of kernels that ``device.compiler`` compiled; see :class:`~accel.device.Launches`."""
+        return self._libraries.compiler
 
     def __len__(self) -> int:
         return len(self._ops)
@@ -120,7 +126,8 @@ class Recorder:
         self._ops.append(op)
         self._plans.append(plan)
         self._outputs.append(made)
-        return (plan.writes or made)[0]
+        result: AccelRef = op.result(plan.writes + made)
+        return result
 
     async def __aenter__(self) -> Self:
         if self._state != "new":

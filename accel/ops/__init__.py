@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from accel.ops.base import KernelOp, Plan, Spec
 from accel.ops.blas import Axpy, Dot, Gemm, GemmBatched, Gemv, Nrm2, Scal
+from accel.ops.compiler import CompiledKernel, KernelLayout, Launch
 from accel.ops.dnn import Attention, Conv2d
 from accel.ops.elementwise import Binary, Unary
 from accel.ops.memory import Copy, Empty, Fill, Free, Get, Put
@@ -13,6 +14,7 @@ __all__ = [
     "Attention",
     "Axpy",
     "Binary",
+    "CompiledKernel",
     "Conv2d",
     "Copy",
     "Dot",
@@ -23,7 +25,9 @@ __all__ = [
     "GemmBatched",
     "Gemv",
     "Get",
+    "KernelLayout",
     "KernelOp",
+    "Launch",
     "Nrm2",
     "Plan",
     "Put",

@@ -101,7 +101,11 @@ def with_refs(op: KernelOp, resolve: Callable[[AccelToken], AccelRef]) -> Kernel
         raise InvalidArgumentError(f"{op!r} is not a KernelOp", remedy="Make an op, such as accel.ops.Gemm(a, b).")
     # By name, not with dataclasses.fields: a user's op need not be a dataclass if it has no refs.
     names = getattr(type(op), "__dataclass_fields__", {})
-    refs = {name: resolve(value) for name in names if isinstance(value := getattr(op, name), AccelToken)}
+    refs: dict[str, Any] = {name: resolve(value) for name in names if isinstance(value := getattr(op, name), AccelToken)}
+    for name in names:
+        value = getattr(op, name)
+        if type(value) is tuple and any(isinstance(each, AccelToken) for each in value):
+            refs[name] = tuple([resolve(each) if isinstance(each, AccelToken) else each for each in value])
     return dataclasses.replace(cast("Any", op), **refs) if refs else op
 
 

@@ -6,7 +6,7 @@ from importlib import resources
 
 from accel import BinaryOp, ComputeBackend, DType, ReduceOp, UnaryOp
 
-__all__ = ["CODES", "PROGRAMS", "source_of"]
+__all__ = ["CODES", "PROGRAMS", "program_of", "source_of"]
 
 CODES: dict[DType, str] = {
     DType.FLOAT16: "f16",
@@ -29,20 +29,43 @@ CODES: dict[DType, str] = {
 _MACROS = {"unary": "UNARY", "binary": "BINARY", "reduce": "REDUCE"}
 
 
-def _functions(family: str, ops: tuple[UnaryOp | BinaryOp | ReduceOp, ...]) -> str:
+def _functions(family: str, ops: tuple[UnaryOp | BinaryOp | ReduceOp, ...], code: str) -> str:
     return "\n".join(
-        f"{_MACROS[family]}({op.value}, {op.value.capitalize()}, {CODES[dtype]})"
+        f"{_MACROS[family]}({op.value}, {op.value.capitalize()}, {code})"
         for op in ops
-        for dtype in sorted(ComputeBackend.CAPABILITIES[f"{family}.{op.value}"], key=lambda dtype: dtype.value)
+        if any(CODES[dtype] == code for dtype in ComputeBackend.CAPABILITIES[f"{family}.{op.value}"])
     )
+
+
+def _split(program: str, capabilities: str) -> tuple[str, ...]:
+    """Return the names of a program that is compiled for each element type alone: most processes use few."""
+    dtypes = {dtype for name, offered in ComputeBackend.CAPABILITIES.items() if name.startswith(capabilities) for dtype in offered}
+    return tuple(f"{program}_{code}" for dtype, code in CODES.items() if dtype in dtypes)
 
 
 def _dnn() -> str:
     return "\n".join(f"DNN({CODES[dtype]})" for dtype in sorted(ComputeBackend.CAPABILITIES["attention"], key=lambda dtype: dtype.value))
 
 
-PROGRAMS: tuple[str, ...] = ("memory", "unary", "binary", "sum", "max", "min", "dnn")
-"""What is compiled on its own; small enough that they can be compiled side by side."""
+PROGRAMS: tuple[str, ...] = (
+    "memory",
+    *_split("unary", "unary."),
+    *_split("binary", "binary."),
+    *_split("sum", "reduce.sum"),
+    *_split("max", "reduce.max"),
+    *_split("min", "reduce.min"),
+    "dnn",
+)
+"""What is compiled and loaded on its own, when it is first needed. A function's name holds its program's, or one that stands for it below."""
+
+_FAMILIES = {"conv2d": "dnn", "attention": "dnn", "axpy": "vectors", "scal": "vectors", "dot": "vectors", "nrm2": "vectors"}
+
+
+def program_of(function: str) -> str:
+    """Return which of :data:`PROGRAMS` has a function: ``unary_f32`` has ``unary_relu_f32``. The first, where no name tells."""
+    words = function.split("_")
+    pairs = (f"{first}_{second}" for i, first in enumerate(words) for second in words[i + 1 :])
+    return next((name for name in (*pairs, *words, *(_FAMILIES.get(word, "") for word in words)) if name in PROGRAMS), PROGRAMS[0])
 
 
 def source_of(program: str) -> str:
@@ -57,8 +80,8 @@ def _parts(program: str) -> tuple[str, str]:
         return "memory.cu", ""
     if program == "dnn":
         return "dnn.cu", _dnn()
-    if program in _MACROS:
-        ops = tuple(UnaryOp) if program == "unary" else tuple(BinaryOp)
-        return "elementwise.cu", _functions(program, ops)
+    family, _, code = program.partition("_")
+    if family in _MACROS:
+        return "elementwise.cu", _functions(family, tuple(UnaryOp) if family == "unary" else tuple(BinaryOp), code)
     # A mean is a sum with a divisor.
-    return "reduce.cu", _functions("reduce", (ReduceOp(program),))
+    return "reduce.cu", _functions("reduce", (ReduceOp(family),), code)

@@ -7,6 +7,7 @@ import os
 import re
 import runpy
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,6 +100,15 @@ def test_a_setting_that_makes_no_sense_is_said_in_a_line(program: str, name: str
     assert left.value.code.startswith(name)
     assert value in left.value.code
     assert "\n" not in left.value.code
+
+
+def test_the_kernel_example_says_what_is_missing_without_a_gpu() -> None:
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "examples/cuda_custom_kernel.py"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1, done
+    assert done.stderr.startswith("This example needs an NVIDIA GPU: ")
+    assert "Traceback" not in done.stderr
 
 
 async def ask(session: aiohttp.ClientSession, path: str, **options: Any) -> Any:

@@ -1,0 +1,192 @@
+"""``device.compiler``: kernels that users write, compiled on the device's own compiler and launched like any op."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from accel.backend import CompilesKernels
+from accel.device.kernels import NO_COMPILER
+from accel.errors import AccelError, ClosedError, DeadlineExceededError, UnsupportedError
+from accel.ops.compiler import CompiledKernel, Dimensions, KernelLayout, Launch, kernel_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
+
+    from accel.device.core import DeviceCore
+    from accel.device.sender import Sender
+    from accel.hosts import Host
+    from accel.ops import KernelOp
+
+__all__ = ["Compiler", "DeviceKernel", "Launches"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Launches(Generic[T_co]):
+    """Launches kernels that were compiled before; what a batch has of ``device.compiler``."""
+
+    __slots__ = ("_submit",)
+
+    def __init__(self, submit: Callable[[KernelOp, float | None], T_co]) -> None:
+        self._submit = submit
+
+    def launch(
+        self,
+        kernel: DeviceKernel | CompiledKernel,
+        grid: Dimensions,
+        block: Dimensions,
+        args: Iterable[Any] = (),
+        shared_bytes: int = 0,
+        *,
+        timeout: float | None = None,
+    ) -> T_co:
+        """Launch a kernel; see :class:`accel.ops.Launch`. Gives what it writes: one ref, a tuple of several, or ``None``."""
+        program = kernel.program if isinstance(kernel, DeviceKernel) else kernel
+        return self._submit(Launch(program, grid, block, tuple(args), shared_bytes), timeout)
+
+
+class DeviceKernel:
+    """A compiled kernel, bound to a device. Made by ``await device.compiler.compile(...)``; valid over rebuilds.
+
+    Attributes
+    ----------
+    program : CompiledKernel
+        What it is made of: picklable, and good for every device of the backend.
+    """
+
+    __slots__ = ("_submit", "program")
+
+    def __init__(self, submit: Callable[[KernelOp, float | None], Coroutine[Any, Any, Any]], program: CompiledKernel) -> None:
+        self._submit = submit
+        self.program = program
+
+    def __repr__(self) -> str:
+        return f"<DeviceKernel {self.name}>"
+
+    @property
+    def name(self) -> str:
+        """The name it was compiled by."""
+        return self.program.name
+
+    def launch(
+        self, grid: Dimensions, block: Dimensions, args: Iterable[Any] = (), shared_bytes: int = 0, *, timeout: float | None = None
+    ) -> Coroutine[Any, Any, Any]:
+        """Launch it: ``await kernel.launch(grid, block, (y, x, n))``.
+
+        Parameters
+        ----------
+        grid, block
+            Blocks of the grid and threads of a block: an int, or up to three for x, y and z.
+        args
+            One for each parameter: refs for pointers, else numbers; see :class:`accel.ops.Launch`.
+        shared_bytes
+            Dynamic shared memory of each block.
+        timeout
+            As in :meth:`Device.run`.
+
+        Returns
+        -------
+        AccelRef, tuple of AccelRef, or None
+            What the kernel writes.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Before anything is sent: arguments do not fit the parameters, or the device cannot launch so much at once.
+        """
+        return self._submit(Launch(self.program, grid, block, tuple(args), shared_bytes), timeout)
+
+
+class Compiler(Launches["Coroutine[Any, Any, Any]"]):
+    """Compiles kernels for one device and launches them."""
+
+    __slots__ = ("_core", "_host", "_sender")
+
+    def __init__(self, core: DeviceCore, sender: Sender, host: Host) -> None:
+        super().__init__(sender.run)
+        self._core = core
+        self._sender = sender
+        self._host = host
+
+    async def compile(
+        self,
+        source: str,
+        name: str,
+        options: Iterable[str] = (),
+        *,
+        headers: Mapping[str, str] | None = None,
+        parameters: Iterable[str] | None = None,
+        timeout: float | None = None,
+    ) -> DeviceKernel:
+        """Compile a program, off the loop, and return one of its kernels. Programs compiled before come from a cache on disk.
+
+        It takes no place in the device's order: ops go on meanwhile, and several programs compile side by side.
+
+        Parameters
+        ----------
+        source
+            The program, in the backend's language (CUDA C++).
+        name
+            The kernel's name, or an expression that names one of a template: ``"axpy<float>"``.
+        options
+            The compiler's, such as ``"-DN=4"`` or ``"--use_fast_math"``. The architecture is the device's own.
+        headers
+            Name -> text of headers that the program includes.
+        parameters
+            Types of the kernel's parameters, such as ``("float32*", "const float32*", "int64")``: arguments are then checked and converted, and
+            ``const`` pointers only read. See :class:`accel.ops.Launch`.
+        timeout
+            Seconds until waiting ends with :class:`~accel.DeadlineExceededError`.
+
+        Raises
+        ------
+        CompileError
+            The program does not compile; ``.log`` says where and why.
+        InvalidArgumentError
+            An argument or option is wrong, or ``parameters`` do not fit the kernel.
+        UnsupportedError
+            The device has no compiler.
+        DeadlineExceededError
+            It took longer than ``timeout``.
+
+        Notes
+        -----
+        Cancelling detaches the waiter at once; the compiler goes on, and its result is kept in the cache.
+        """
+        core = self._core
+        core.guard()
+        self._sender.check_timeout(timeout)
+        try:
+            kernel = kernel_of(source, name, options, headers, parameters)
+            async with asyncio.timeout(timeout) as patience:
+                layout = await self._compile(kernel)
+            compiled = kernel.with_layout(layout)
+        except AccelError as error:
+            error.op = error.op or "compile"
+            error.device = error.device or core.name
+            raise
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            raise DeadlineExceededError(f"{name} was not compiled within {timeout:g} s", op="compile", device=core.name) from None
+        return DeviceKernel(self._sender.run, compiled)
+
+    async def _compile(self, kernel: CompiledKernel) -> KernelLayout:
+        core = self._core
+        while True:
+            await self._sender.until_ready(None)
+            context = self._host.context
+            if not isinstance(context.device, CompilesKernels):
+                raise UnsupportedError(f"{core.name} has no compiler", remedy=NO_COMPILER)
+            try:
+                return await core.system.run_blocking(context.device.compile, kernel)
+            except ClosedError:
+                # A rebuild closed the context meanwhile; the next one compiles too.
+                if core.is_closing or self._host.context is context:
+                    raise
+            except AccelError as error:
+                if not error.is_fault:
+                    raise
+                context.report_fault(error.clone(op="compile"))
+                raise context.poisoned(error) from error
