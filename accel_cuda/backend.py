@@ -12,6 +12,7 @@ from accel_cuda.driver import load_driver
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from accel.cli.bench.suite import Suite
     from accel_cuda.driver import Driver
 
 __all__ = ["CudaBackend"]
@@ -69,6 +70,13 @@ class CudaBackend:
         if not 0 <= index < count:
             raise BackendUnavailableError(f"cuda:{index} is not there: the process may use {count} GPU(s)", device=f"cuda:{index}")
         return CudaDevice(driver, self._describe(driver, index))
+
+    def bench_suite(self) -> Suite:
+        """Return what ``accel bench`` measures here; see :class:`accel.cli.bench.suite.Suite`. Needs no GPU."""
+        # Most processes never measure.
+        from accel_cuda.bench import bench_suite
+
+        return bench_suite()
 
     def _describe(self, driver: Driver, index: int) -> DeviceDescription:
         device = driver.call("cuDeviceGet", index)

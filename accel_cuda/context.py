@@ -12,6 +12,7 @@ from accel_cuda.compute import CudaCompute
 from accel_cuda.driver import Handle
 from accel_cuda.event import CudaEvent
 from accel_cuda.graph import GRAPH_KERNELS
+from accel_cuda.kernels.bench import BENCH, bench_kernels
 from accel_cuda.slab import CudaSlab, allocation_of, granularity_of
 from accel_cuda.stream import CudaStream
 
@@ -125,7 +126,7 @@ class CudaDevice:
 
     def kernels(self, library: str) -> Mapping[str, Kernel]:
         """Return native kernels of ``library``."""
-        return GRAPH_KERNELS.get(library, {})
+        return bench_kernels(self) if library == BENCH else GRAPH_KERNELS.get(library, {})
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` may block this time; asked once for each op."""
