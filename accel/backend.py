@@ -237,6 +237,8 @@ class AccelDevice(Protocol):
 class AccelBackend(Protocol):
     """A vendor's family of devices; the entry point names a class that is called without arguments.
 
+    A backend may also have a method ``bench_suite()``, which gives ``accel bench`` cases of its own: see :class:`accel.cli.bench.suite.Suite`.
+
     Attributes
     ----------
     name : str

@@ -43,7 +43,8 @@ class _Copier:
         slab = raw.context.create_slab(nbytes)
         try:
             copies = raw.pinned_copies if kind == "pinned" else raw.pageable_copies
-            raw_put, raw_get = copies(slab.address, target)
+            # The same arrays as ours: what the processor's caches hold of them then helps or hinders all alike.
+            (raw_put, _), (_, raw_get) = copies(slab.address, host), copies(slab.address, target)
             subjects: dict[str, Meter] = {
                 "accel put": awaited(lambda: self.device.put(host, out=ref), count),
                 "raw put": called(raw_put, count),
@@ -51,7 +52,7 @@ class _Copier:
                 "raw get": called(raw_get, count),
             }
             if torch is not None:
-                torch_put, torch_get = torch.copies(target)
+                (torch_put, _), (_, torch_get) = torch.copies(host), torch.copies(target)
                 subjects |= {"PyTorch put": called(torch_put, count), "PyTorch get": called(torch_get, count)}
             return await self.bench.compare(f"copy {size}, {kind}", subjects, rounds=self.bench.scale(5, 2))
         finally:

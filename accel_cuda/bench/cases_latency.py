@@ -98,7 +98,7 @@ async def graph(rig: Rig, bench: Bench) -> None:
     async with System("bench") as system:
         device: Any = await system.open_device(bench.spec)
         if not hasattr(device, "graph"):
-            raise UnsupportedError("this release has no device.graph()")
+            raise UnsupportedError("devices of this release have no graph()", remedy="Use a release that has it.")
         op = EmptyKernel(await device.zeros(4))
         async with device.graph() as recorded:
             for _ in range(_BATCH):

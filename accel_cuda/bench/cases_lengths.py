@@ -56,7 +56,7 @@ async def _lines(rig: Rig, bench: Bench, system: System) -> dict[str, Line]:
 
 async def kernel_lengths(rig: Rig, bench: Bench) -> None:
     """Measure every line at every length."""
-    budget = bench.scale(200, 60) / 1e3
+    budget = bench.scale(400, 60) / 1e3
     async with System("bench") as system:
         lines = await _lines(rig, bench, system)
         for microseconds in LENGTHS:
@@ -65,7 +65,7 @@ async def kernel_lengths(rig: Rig, bench: Bench) -> None:
             what = f"added to a kernel of {microseconds:,} us" if microseconds else "await an empty kernel, by completion"
             for name, line in lines.items():
                 wait = Wait(line(1000 * microseconds), seconds, count)
-                await wait.warm_up(max(4, count // 5))
+                await wait.warm_up(max(bench.scale(10, 4), count // 5))
                 samples = Samples()
                 await wait(samples)
                 bench.report.add(what, name, samples)

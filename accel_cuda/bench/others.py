@@ -34,9 +34,11 @@ class CupyWays:
 
     Raises
     ------
-    ImportError
-        If CuPy is not installed.
+    ImportError, RuntimeError
+        If CuPy is not installed, or not for this GPU.
     """
+
+    name = "CuPy"
 
     def __init__(self, index: int) -> None:
         cupy: Any = importlib.import_module("cupy")
@@ -75,9 +77,11 @@ class TorchWays:
 
     Raises
     ------
-    ImportError
-        If PyTorch is not installed.
+    ImportError, RuntimeError, AssertionError
+        If PyTorch is not installed, or not for this GPU.
     """
+
+    name = "PyTorch"
 
     def __init__(self, index: int) -> None:
         self.torch: Any = importlib.import_module("torch")

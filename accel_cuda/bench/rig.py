@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +23,7 @@ RAW = "raw launch + synchronize"
 CUPY = "CuPy, launch_host_func"
 TORCH_QUERY = "PyTorch, event.query each turn"
 TORCH_THREAD = "PyTorch, to_thread(event.synchronize)"
-INSTALL_CUPY = "CuPy is not installed. Run: pip install cupy-cuda13x"
+INSTALL_CUPY = "Install CuPy: pip install cupy-cuda13x."
 
 _PACKAGES = ("cuda-bindings", "cuda-core", "nvmath-python", "nvidia-cublas", "uvloop", "cupy-cuda13x", "torch")
 
@@ -56,14 +57,19 @@ class Rig:
         if ways not in self._others:
             try:
                 self._others[ways] = ways(index_of(bench))
-            except ImportError:
+            except (ImportError, RuntimeError, AssertionError) as error:
                 self._others[ways] = None
+                bench.report.skipped[ways.name] = f"left out beside the others: {error}"
             # Each makes a context current of its own accord.
             self.raw(bench)
+            # PyTorch alone brings a million objects: a collection that walks through them takes a tenth of a second, whoever's round it hits.
+            gc.collect()
+            gc.freeze()
         return self._others[ways]
 
     def close(self) -> None:
         """Give everything back."""
+        gc.unfreeze()
         self._others.clear()
         if self._raw is not None:
             self._raw.close()

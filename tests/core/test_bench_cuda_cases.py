@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -19,7 +21,7 @@ from accel.cli.main import main
 from accel.cpu.backend import CpuDevice
 from accel_cuda import CudaBackend
 from accel_cuda.bench import bench_suite, cases_copies, cases_latency, cases_lengths, cases_products
-from accel_cuda.bench.rig import CUPY, OURS, RAW, TORCH_QUERY, TORCH_THREAD
+from accel_cuda.bench.rig import CUPY, OURS, RAW, TORCH_QUERY, TORCH_THREAD, Rig
 from accel_cuda.bench.waits import Wait, as_awaitable
 
 if TYPE_CHECKING:
@@ -217,6 +219,25 @@ async def test_products_are_judged_by_the_worst_dtype(bench: Bench) -> None:
     assert ratios["P8-one"].value == max(ratios["P8-one"].details["dtypes"].values())
     await cases_products.products_of_all_sizes(FakeRig(), bench)  # type: ignore[arg-type]
     assert {row.case for row in bench.report.rows} >= {"gemm 8 float32", "gemm 32 float16", "gemm 64 float16, one"}
+
+
+@pytest.mark.parametrize(("module", "name"), [("cupy", "CuPy"), ("torch", "PyTorch")])
+def test_what_cannot_be_imported_is_said_once(module: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    bench, rig = Bench(Report({}), spec="cuda:0"), Rig()
+    closed: list[int] = []
+    rig._raw = SimpleNamespace(enter=lambda: None, close=lambda: closed.append(1))  # type: ignore[assignment]
+    frozen = gc.get_freeze_count()
+    find = rig.cupy if module == "cupy" else rig.torch
+    assert find(bench) is None
+    assert list(bench.report.skipped) == [name]
+    assert gc.get_freeze_count() > frozen
+    bench.report.skipped.clear()
+    assert find(bench) is None
+    assert bench.report.skipped == {}
+    rig.close()
+    assert closed == [1]
+    assert gc.get_freeze_count() == 0
 
 
 def test_the_suite_answers_the_designs_budgets_without_a_gpu() -> None:

@@ -49,7 +49,7 @@ async def _run(loads: list[_Load], ops: int, samples: Samples) -> None:
     """Run ``ops`` ops in groups, from all clients at once; one sample for each group."""
     times = 25
     group_ops = times * _OPS * len(loads)
-    for _ in range(max(1, ops // group_ops)):
+    for _ in range(-(-ops // group_ops)):
         began = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for load in loads:

@@ -47,9 +47,9 @@ def draw(points: Sequence[Point], path: str, title: str) -> None:
     _label(below, "CPU of one core while waiting, %")
     above.set_yscale("log")
     above.set_title(title)
-    above.legend(fontsize="small", ncols=2)
     below.set_ylim(bottom=0)
     below.set_xlabel("kernel takes")
+    figure.legend(*above.get_legend_handles_labels(), loc="outside lower center", fontsize="small", ncols=3)
     figure.savefig(path, dpi=120, format="png")
 
 
