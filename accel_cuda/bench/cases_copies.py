@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel import System, UnsupportedError
+from accel import DeadlineExceededError, OutOfMemoryError, System, UnsupportedError
 from accel.cli.bench.measure import awaited, called
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ __all__ = ["copies", "copies_of_all_sizes"]
 
 _JUDGED = {"64 MiB": 64 << 20, "256 MiB": 256 << 20}
 _OTHERS = {"4 KiB": 4 << 10, "64 KiB": 64 << 10, "1 MiB": 1 << 20, "16 MiB": 16 << 20, "1 GiB": 1 << 30}
+_PATIENCE = 5.0
 # What a slow way does, to choose how often to repeat: bytes copied each second.
 _SLOW = 8e9
 _WAYS = ("put", "get")
@@ -61,10 +62,14 @@ class _Copier:
                 torch.release()
 
     async def pinned(self, nbytes: int) -> Array | None:
-        """Return pinned host memory: this project's, else PyTorch's; ``None`` where there is neither."""
+        """Return pinned host memory: this project's, else PyTorch's; ``None`` where there is none of that size."""
         device: Any = self.device
         if hasattr(device, "pinned"):
-            array: Array = await device.pinned((nbytes,), "uint8")
+            try:
+                array: Array = await device.pinned((nbytes,), "uint8", timeout=_PATIENCE)
+            except (OutOfMemoryError, DeadlineExceededError) as error:
+                self.bench.report.skipped[f"pinned copies of {nbytes} bytes"] = str(error)
+                return None
             return array
         torch = self.rig.torch(self.bench)
         return None if torch is None else torch.pinned(nbytes)
