@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from accel import System
-from accel.cli.bench.measure import Samples
+from accel.cli.bench.measure import compare
 from accel.cli.bench.report import Point
 from accel_cuda.bench.rig import CUPY, OURS, RAW, TORCH_QUERY, TORCH_THREAD, Rig
 from accel_cuda.bench.waits import Wait, as_awaitable
@@ -55,19 +55,18 @@ async def _lines(rig: Rig, bench: Bench, system: System) -> dict[str, Line]:
 
 
 async def kernel_lengths(rig: Rig, bench: Bench) -> None:
-    """Measure every line at every length."""
-    budget = bench.scale(400, 60) / 1e3
+    """Measure every line at every length, the lines in turn."""
+    rounds, budget = bench.scale(4, 2), bench.scale(400, 60) / 1e3
     async with System("bench") as system:
         lines = await _lines(rig, bench, system)
         for microseconds in LENGTHS:
             seconds = microseconds / 1e6
             count = max(8, min(bench.scale(400, 120), int(budget / (seconds + _OVERHEAD))))
             what = f"added to a kernel of {microseconds:,} us" if microseconds else "await an empty kernel, by completion"
-            for name, line in lines.items():
-                wait = Wait(line(1000 * microseconds), seconds, count)
+            waits = {name: Wait(line(1000 * microseconds), seconds, -(-count // rounds)) for name, line in lines.items()}
+            for wait in waits.values():
                 await wait.warm_up(max(bench.scale(10, 4), count // 5))
-                samples = Samples()
-                await wait(samples)
+            for name, samples in (await compare(waits, rounds, warm_up=0)).items():
                 bench.report.add(what, name, samples)
                 p50, p99 = (round(1e6 * samples.percentile(q), 3) for q in (50, 99))
-                bench.report.points.append(Point(name, microseconds, p50, p99, round(wait.percent, 2)))
+                bench.report.points.append(Point(name, microseconds, p50, p99, round(waits[name].percent, 2)))
