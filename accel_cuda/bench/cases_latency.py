@@ -96,9 +96,7 @@ async def graph(rig: Rig, bench: Bench) -> None:
     """P3-graph: the same kernels as a graph, against a raw graph."""
     raw, count = rig.raw(bench), bench.scale(300, 80)
     async with System("bench") as system:
-        device: Any = await system.open_device(bench.spec)
-        if not hasattr(device, "graph"):
-            raise UnsupportedError("devices of this release have no graph()", remedy="Use a release that has it.")
+        device = await system.open_device(bench.spec)
         op = EmptyKernel(await device.zeros(4))
         async with device.graph() as recorded:
             for _ in range(_BATCH):

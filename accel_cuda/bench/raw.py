@@ -10,7 +10,7 @@ import ctypes
 from typing import TYPE_CHECKING, Any
 
 from accel_cuda.backend import CudaBackend
-from accel_cuda.driver import LaunchConfig
+from accel_cuda.driver import Handle, LaunchConfig
 from accel_cuda.libraries import load_module
 
 if TYPE_CHECKING:
@@ -95,14 +95,14 @@ class Raw:
         for _ in range(launches):
             launch()
         graph = call("cuStreamEndCapture", self._handle)
-        executable = call("cuGraphInstantiate", graph, 0)
-        replay, stream, wait = self.bindings.cuGraphLaunch, self._handle, self.waiter()
+        executable, stream = Handle(int(call("cuGraphInstantiate", graph, 0))), Handle(self.stream)
+        replay, synchronize, handle = self.context.driver.hot.graph_launch, self.bindings.cuStreamSynchronize, self._handle
+        self.context.check(replay(executable, stream), "cuGraphLaunch")
 
         def run() -> None:
             replay(executable, stream)
-            wait()
+            synchronize(handle)
 
-        run()
         return run
 
     def pinned_copies(self, device: int, host: np.ndarray[Any, Any]) -> tuple[Callable[[], object], Callable[[], object]]:

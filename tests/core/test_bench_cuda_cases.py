@@ -168,6 +168,13 @@ async def test_batches_are_rated_by_their_kernels(bench: Bench) -> None:
     assert ratio.value == pytest.approx(rates["batch()"] / rates["64 raw launches + synchronize"], abs=2e-3)
 
 
+async def test_a_replay_is_told_by_what_it_adds(bench: Bench) -> None:
+    await cases_latency.graph(FakeRig(), bench)  # type: ignore[arg-type]
+    medians = {row.subject: row.p50_us for row in bench.report.rows}
+    added = medians["graph.replay()"] - medians["raw graph launch + synchronize"]
+    assert bench.report.ratios["P3-graph"].value == pytest.approx(added, abs=2e-3)
+
+
 async def test_long_kernels_are_told_by_what_is_added(bench: Bench) -> None:
     await cases_latency.long_kernels(FakeRig(), bench)  # type: ignore[arg-type]
     ratios = bench.report.ratios
