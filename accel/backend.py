@@ -309,6 +309,8 @@ class AccelBackend(Protocol):
     A backend may have a method ``checks()`` besides, which returns :class:`Check` objects: what it needs of this machine, one by one, found or missing. The
     doctor prints them. It never raises, and may block.
 
+    A backend may also have a method ``bench_suite()``, which gives ``accel bench`` cases of its own: see :class:`accel.cli.bench.suite.Suite`.
+
     Attributes
     ----------
     name : str

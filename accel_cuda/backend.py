@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from accel.backend import Check
+    from accel.cli.bench.suite import Suite
     from accel_cuda.driver import Driver
 
 __all__ = ["CudaBackend"]
@@ -76,6 +77,13 @@ class CudaBackend:
     def checks(self) -> Sequence[Check]:
         """Say what CUDA needs and what of it is here; see :class:`accel.backend.AccelBackend`. May block."""
         return all_checks()
+
+    def bench_suite(self) -> Suite:
+        """Return what ``accel bench`` measures here; see :class:`accel.cli.bench.suite.Suite`. Needs no GPU."""
+        # Most processes never measure.
+        from accel_cuda.bench import bench_suite
+
+        return bench_suite()
 
     def _describe(self, driver: Driver, index: int) -> DeviceDescription:
         device = driver.call("cuDeviceGet", index)

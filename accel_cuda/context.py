@@ -11,6 +11,7 @@ from accel_cuda.compiler import Nvrtc
 from accel_cuda.compute import CudaCompute
 from accel_cuda.event import CudaEvent
 from accel_cuda.graph import GRAPH_KERNELS
+from accel_cuda.kernels.bench import BENCH, bench_kernels
 from accel_cuda.launch import UserKernels
 from accel_cuda.programs import OPS_WITH_PROGRAMS, Modules, Programs
 from accel_cuda.slab import CudaSlab, allocation_of, granularity_of
@@ -121,7 +122,9 @@ class CudaDevice:
 
     def kernels(self, library: str) -> Mapping[str, Kernel]:
         """Return native kernels of ``library``."""
-        return {"launch": self._user_kernels.launch} if library == "compiler" else GRAPH_KERNELS.get(library, {})
+        if library == "compiler":
+            return {"launch": self._user_kernels.launch}
+        return bench_kernels(self) if library == BENCH else GRAPH_KERNELS.get(library, {})
 
     def compile(self, kernel: CompiledKernel) -> KernelLayout:
         """Compile a kernel of a user's and load it; see :class:`accel.backend.CompilesKernels`."""

@@ -13,6 +13,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "cpu": {"scipy": "scipy"},
     "web": {"fastapi": "fastapi", "uvicorn": "uvicorn", "aiohttp": "aiohttp"},
     "cli": {"rich": "rich", "sklearn": "scikit-learn"},
+    "bench": {"matplotlib": "matplotlib"},
     "cuda": {"cuda": "cuda-bindings", "cuda.core": "cuda-core", "nvmath": "nvmath-python"},
 }
 """Extra -> module -> distribution."""

@@ -1,4 +1,4 @@
-// Patterns that the driver has no fill for, the scaling that is left of a product of nothing, and faults on purpose.
+// Patterns that the driver has no fill for, the scaling that is left of a product of nothing, what benchmarks wait for, and faults on purpose.
 
 extern "C" __global__ void fill8(u64* y, u64 low, u64 high, i64 count) {
   i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
@@ -29,6 +29,11 @@ template <class T> DEVICE void scale(T* c, i64 m, i64 n, i64 ldc, i64 stride, i6
 SCALE(f16) SCALE(bf16) SCALE(f32) SCALE(f64) SCALE(c64) SCALE(c128)
 
 extern "C" __global__ void empty() {}
+extern "C" __global__ void spin(u64 nanoseconds) {
+  u64 start, now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
+  do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); while (now - start < nanoseconds);
+}
 extern "C" __global__ void poison() { *(volatile int*)0x10 = 1; }
 extern "C" __global__ void hang(volatile int* flag) {
   while (*flag == 0) __nanosleep(1000);

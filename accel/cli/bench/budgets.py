@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["BUDGETS", "Budget", "holds"]
+__all__ = ["BUDGETS", "Budget", "budget_of", "holds"]
 
 NEEDS_CUDA = "needs a CUDA device"
 
@@ -25,7 +25,7 @@ class Budget:
     better
         Which way is better.
     needs
-        What this release's bench lacks to run it; empty if it runs.
+        What it takes to run it; empty if every device can be asked.
     """
 
     title: str
@@ -73,3 +73,8 @@ BUDGETS: dict[str, Budget] = {
     "completion": Budget("wait for a 5 ms op with completion='adaptive': CPU of one core", 15.0, 4.0, "%"),
 }
 """Name in the report -> budget. A suffix marks a further limit of the same line of the design."""
+
+
+def budget_of(name: str) -> Budget:
+    """Return the budget behind a ratio's name, which may end in the event loop that it was measured on: ``"P1-uvloop"``."""
+    return BUDGETS[name if name in BUDGETS else name.rpartition("-")[0]]

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib
 import json
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accel import InvalidArgumentError, UnsupportedError
-from accel.backend import find_device
+from accel.backend import backend_names, find_device, load_backend
 from accel.cli.bench import cases_actors, cases_batcher, cases_data, cases_device, cases_recovery, cases_soak, cases_waiting
 from accel.cli.bench.budgets import BUDGETS
+from accel.cli.bench.plot import draw, need_matplotlib
 from accel.cli.bench.report import Report, describe_machine
-from accel.cli.bench.suite import Bench, Case, choose
+from accel.cli.bench.suite import Bench, Case, Suite, choose
 from accel.cli.console import print_table, progress, quiet_log
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
-__all__ = ["CASES", "add_arguments", "measure", "run"]
+    from accel.backend import AccelBackend
+    from accel.cli.console import Progress
+
+    Loops = dict[str, Callable[[], asyncio.AbstractEventLoop] | None]
+
+__all__ = ["CASES", "add_arguments", "measure", "run", "suite_of"]
 
 CASES: tuple[Case, ...] = (
     *cases_device.CASES,
@@ -31,7 +40,15 @@ CASES: tuple[Case, ...] = (
     *cases_batcher.CASES,
     *cases_soak.CASES,
 )
-"""All cases, in the order in which they run."""
+"""The cases that every backend can run, in the order in which they run."""
+
+_LOOPS = ("asyncio", "uvloop")
+
+
+def suite_of(backend: AccelBackend) -> Suite:
+    """Return the backend's own suite, or the cases that every backend can run; see :class:`~accel.cli.bench.suite.Suite`."""
+    own: Callable[[], Suite] | None = getattr(backend, "bench_suite", None)
+    return Suite(CASES) if own is None else own()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,13 +56,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", metavar="FILE", help="write the report as JSON; - is standard output (the tables then go to standard error)"
     )
-    parser.add_argument("--backend", default="cpu", metavar="SPEC", help="device to measure (default: %(default)s)")
+    parser.add_argument(
+        "--plot",
+        metavar="FILE.png",
+        help="draw added latency and CPU against the kernel's time (needs matplotlib, and a backend with such a case)",
+    )
+    parser.add_argument("--backend", default="cpu", metavar="SPEC", help="device to measure, such as cuda (default: %(default)s)")
     parser.add_argument("--only", default="", metavar="NAMES", help="cases or budgets, separated by commas: P5,P12")
     parser.add_argument("--quick", action="store_true", help="fewer ops and rounds; numbers are rougher, and P13 runs 1e5 ops")
-    parser.add_argument("--loop", choices=("asyncio", "uvloop"), default="asyncio", help="event loop (default: %(default)s)")
+    parser.add_argument("--loop", choices=(*_LOOPS, "both"), help="event loop (default: asyncio; both on cuda)")
     parser.add_argument("--seed", type=int, help="seed of the data")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a budget's `must` is broken")
-    parser.add_argument("--list", action="store_true", help="list cases and budgets, and measure nothing")
+    parser.add_argument("--list", action="store_true", help="list the backend's cases and all budgets, and measure nothing")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -57,26 +79,33 @@ def run(arguments: argparse.Namespace) -> int:
         0. 1 if a case could not be measured; with ``--check``, also if a budget is broken. 2 if a case is not known, or there is no folder for the report.
     """
     if arguments.list:
-        return _list()
+        return _list(suite_of(_backend(arguments.backend)))
+    for target in (arguments.json, arguments.plot):
+        if target not in (None, "-") and not Path(target).resolve().parent.is_dir():
+            return _refuse(f"there is no folder for {target}")
+    backend, device = find_device(arguments.backend)
+    suite = suite_of(backend)
     try:
-        cases = choose(CASES, arguments.only.split(","))
+        cases = choose(suite.cases, arguments.only.split(","))
     except InvalidArgumentError as error:
         return _refuse(str(error))
-    if arguments.json not in (None, "-") and not Path(arguments.json).resolve().parent.is_dir():
-        return _refuse(f"there is no folder for {arguments.json}")
-    factory = _loop_factory(arguments.loop)
-    _, device = find_device(arguments.backend)
-    machine = describe_machine(backend=device.backend, device=device.name, loop=arguments.loop, quick=arguments.quick)
-    bench = Bench(Report(machine), device.spec, arguments.quick)
+    if arguments.plot is not None:
+        if not any(case.has_points for case in cases):
+            return _refuse("none of these cases gives what --plot draws; see `accel bench --list`")
+        need_matplotlib()
+    report = Report(describe_machine(backend=device.backend, device=device.name, quick=arguments.quick))
+    bench = Bench(report, device.spec, arguments.quick)
     if arguments.seed is not None:
         bench.seed = arguments.seed
-    machine["seed"] = bench.seed
-    with quiet_log(), asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(measure(bench, cases))
-    _write(bench.report, arguments.json)
-    if bench.report.failures:
+    loops = _loops(arguments.loop, suite, report)
+    report.machine |= {"loop": ", ".join(loops), "seed": bench.seed, **suite.machine()}
+    _run(bench, cases, loops, suite)
+    _write(report, arguments.json)
+    if arguments.plot is not None and report.points:
+        draw(report.points, arguments.plot, f"accel on {device.name}, {next(iter(loops))}")
+    if report.failures:
         return 1
-    return 1 if arguments.check and not bench.report.is_ok else 0
+    return 1 if arguments.check and not report.is_ok else 0
 
 
 def _refuse(text: str) -> int:
@@ -84,19 +113,53 @@ def _refuse(text: str) -> int:
     return 2
 
 
-async def measure(bench: Bench, cases: Sequence[Case]) -> None:
+def _backend(spec: str) -> AccelBackend:
+    """Return the backend that a device's name begins with, whether or not it has a device here."""
+    name = spec.partition(":")[0]
+    return load_backend(name) if name in backend_names() else find_device(spec)[0]
+
+
+def _loops(wanted: str | None, suite: Suite, report: Report) -> Loops:
+    """Return name -> factory of the loops to measure on; one that is not installed is left out, with a note, unless it was asked for."""
+    names = suite.loops if wanted is None else _LOOPS if wanted == "both" else (wanted,)
+    found: Loops = {}
+    for name in names:
+        try:
+            found[name] = None if name == "asyncio" else importlib.import_module(name).new_event_loop
+        except ModuleNotFoundError:
+            if wanted is not None:
+                raise
+            report.skipped[name] = f"it is not installed. Run: pip install {name}"
+    return found
+
+
+def _run(bench: Bench, cases: Sequence[Case], loops: Loops, suite: Suite) -> None:
+    """Run the cases on each loop, the first of which is the one that names do not mention."""
+    first = next(iter(loops))
+    chosen = {name: [case for case in cases if name == first or not case.once] for name in loops}
+    began = time.perf_counter()
+    with quiet_log(), contextlib.closing(suite), progress(sum(map(len, chosen.values()))) as shown:
+        for name, factory in loops.items():
+            bench.report.loop = "" if name == first else name
+            with asyncio.Runner(loop_factory=factory) as runner:
+                runner.run(measure(bench, chosen[name], shown))
+    bench.report.machine["seconds"] = round(time.perf_counter() - began, 1)
+
+
+async def measure(bench: Bench, cases: Sequence[Case], shown: Progress) -> None:
     """Run cases one after the other, with progress on standard error. A case that fails is noted in the report, and the rest goes on."""
-    with progress(len(cases)) as shown:
-        for case in cases:
-            shown.begin(case.title)
-            try:
+    report = bench.report
+    for case in cases:
+        shown.begin(f"{case.title}, {report.loop}" if report.loop else case.title)
+        try:
+            async with asyncio.timeout(case.limit):
                 await case.run(bench)
-            except UnsupportedError as error:
-                bench.report.skipped[case.name] = str(error)
-            except Exception as error:
-                # The other cases' numbers are worth having all the same.
-                bench.report.failures[case.name] = f"{type(error).__name__}: {error}"
-            shown.end()
+        except UnsupportedError as error:
+            report.skipped[report.named(case.name)] = str(error)
+        except Exception as error:
+            # The other cases' numbers are worth having all the same.
+            report.failures[report.named(case.name)] = f"{type(error).__name__}: {error}"
+        shown.end()
 
 
 def _write(report: Report, target: str | None) -> None:
@@ -108,18 +171,16 @@ def _write(report: Report, target: str | None) -> None:
         Path(target).write_text(text + "\n", encoding="utf-8")
 
 
-def _loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
-    if name == "asyncio":
-        return None
-    import uvloop
-
-    return uvloop.new_event_loop
-
-
-def _list() -> int:
-    print_table("", ("case", "budgets", "what"), [(case.name, ", ".join(case.budgets), case.title) for case in CASES])
+def _list(suite: Suite) -> int:
+    print_table("", ("case", "budgets", "what"), [(case.name, ", ".join(case.budgets), case.title) for case in suite.cases])
+    answered = {name for case in suite.cases for name in case.budgets}
     rows = [
-        (name, budget.title, *(_limit(limit, budget.better, budget.unit) for limit in (budget.must, budget.goal)), budget.needs)
+        (
+            name,
+            budget.title,
+            *(_limit(limit, budget.better, budget.unit) for limit in (budget.must, budget.goal)),
+            "" if name in answered else budget.needs or "not among this backend's cases",
+        )
         for name, budget in BUDGETS.items()
     ]
     print_table("", ("budget", "what", "must", "goal", "not run here"), rows)

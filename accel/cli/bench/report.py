@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from accel import __version__
-from accel.cli.bench.budgets import BUDGETS, holds
+from accel.cli.bench.budgets import budget_of, holds
 from accel.cli.console import print_table
 from accel.cli.extras import version_of
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from accel.cli.bench.measure import Samples
 
-__all__ = ["Ratio", "Report", "Row", "describe_machine"]
+__all__ = ["Point", "Ratio", "Report", "Row", "describe_machine"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +53,48 @@ class Ratio:
         return {**fields, **self.details}
 
 
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What one way of waiting adds to work of a known length: microseconds (p50 and p99), and percent of one core while it waits."""
+
+    line: str
+    kernel_us: float
+    added_us: float
+    added_p99_us: float
+    cpu_percent: float
+
+
 @dataclass(slots=True)
 class Report:
-    """All rows and ratios of a run; which cases this device cannot run, and which went wrong."""
+    """All rows and ratios of a run; which cases this device cannot run, and which went wrong.
+
+    Parameters
+    ----------
+    machine
+        What the numbers depend on.
+    rows, ratios, points
+        What was measured, what was held against a budget, and what ``--plot`` draws.
+    skipped, failures
+        Name -> why.
+    loop
+        The event loop that names carry from now on, in a run that measures several; empty for the first.
+    """
 
     machine: dict[str, Any]
     rows: list[Row] = field(default_factory=list)
     ratios: dict[str, Ratio] = field(default_factory=dict)
+    points: list[Point] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    loop: str = ""
+
+    def named(self, name: str) -> str:
+        """Return the name with the loop, as ratios and cases carry it: ``"P1-uvloop"``."""
+        return f"{name}-{self.loop}" if self.loop else name
 
     def add(self, case: str, subject: str, samples: Samples) -> Row:
         """Add a row for what was sampled."""
+        case = f"{case}, {self.loop}" if self.loop else case
         row = Row(case, subject, _round(samples.percentile(50) * 1e6), _round(samples.percentile(99) * 1e6), _round(samples.rate))
         self.rows.append(row)
         return row
@@ -83,14 +113,14 @@ class Report:
         **details
             Found on the way, for the JSON.
         """
-        budget = BUDGETS[name]
+        budget = budget_of(name)
         if not math.isfinite(value):
             raise ValueError(f"{name} gave {value}, which is no measurement")
         # Held as shown, so that nobody sees a limit kept and called broken.
         value = _round(value)
         ok = also and holds(value, budget.must, budget.better)
-        self.ratios[name] = Ratio(value, budget.must, budget.goal, budget.unit, budget.better, ok, details)
-        return self.ratios[name]
+        ratio = self.ratios[self.named(name)] = Ratio(value, budget.must, budget.goal, budget.unit, budget.better, ok, details)
+        return ratio
 
     @property
     def is_ok(self) -> bool:
@@ -99,11 +129,12 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """Return the report in the form that the design fixes."""
-        return {
+        document: dict[str, Any] = {
             "machine": self.machine,
             "rows": [asdict(row) for row in self.rows],
             "ratios": {name: ratio.as_json() for name, ratio in self.ratios.items()},
         }
+        return document | ({"points": [asdict(point) for point in self.points]} if self.points else {})
 
     def print(self, stream: TextIO) -> None:
         """Print the tables."""
@@ -124,7 +155,7 @@ def _verdict_line(name: str, ratio: Ratio) -> Sequence[str]:
     limits = ["" if limit is None else f"{sign} {limit:g}" for limit in (ratio.must, ratio.goal)]
     reached = ratio.ok and ratio.goal is not None and holds(ratio.value, ratio.goal, "lower" if ratio.better == "lower" else "higher")
     verdict = "goal" if reached else "ok" if ratio.ok else "FAILED"
-    return (name, BUDGETS[name].title, f"{ratio.value:g} {ratio.unit}", *limits, verdict)
+    return (name, budget_of(name).title, f"{ratio.value:g} {ratio.unit}", *limits, verdict)
 
 
 def _round(value: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from accel.cli.bench.budgets import BUDGETS
 from accel.cli.bench.measure import Meter, Samples, compare
 from accel.cli.bench.report import Report
 
-__all__ = ["Bench", "Case", "choose"]
+__all__ = ["Bench", "Case", "Suite", "choose"]
 
 
 @dataclass(slots=True)
@@ -68,12 +69,50 @@ class Case:
         Measures it.
     budgets
         The budgets that it answers.
+    once
+        Whether the first loop is enough, in a run that measures several.
+    has_points
+        Whether it gives what ``--plot`` draws.
+    limit
+        Seconds after which it has failed.
     """
 
     name: str
     title: str
     run: Callable[[Bench], Awaitable[None]]
     budgets: tuple[str, ...] = ()
+    once: bool = False
+    has_points: bool = False
+    limit: float = 900.0
+
+
+def _nothing() -> dict[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """What ``accel bench`` runs on the devices of one backend.
+
+    A backend with cases of its own has a method ``bench_suite()``, which returns one of these and must not need a device: ``accel bench --list`` calls
+    it too. Without such a method the cases are those that every backend can run.
+
+    Parameters
+    ----------
+    cases
+        All of them, in the order in which they run; cases that ``accel`` brings may be among them.
+    loops
+        The event loops that are measured if nobody says which.
+    machine
+        What the numbers depend on besides what every report says: versions of drivers and libraries. Called once, with the device there.
+    close
+        Gives back what the cases share; called once, after the last.
+    """
+
+    cases: tuple[Case, ...]
+    loops: tuple[str, ...] = ("asyncio",)
+    machine: Callable[[], Mapping[str, Any]] = _nothing
+    close: Callable[[], object] = _nothing
 
 
 def choose(cases: Sequence[Case], only: Iterable[str]) -> tuple[Case, ...]:

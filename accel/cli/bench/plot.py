@@ -1,0 +1,61 @@
+"""The picture of ``--plot``: what each way of waiting adds to a kernel, against how long the kernel takes, and the processor time of the wait."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from accel.cli.bench.report import Point
+
+__all__ = ["curves", "draw", "need_matplotlib"]
+
+_OWN = "accel"
+_LENGTHS = (0, 10, 100, 1000, 10000)
+_NAMES = ("empty", "10 us", "100 us", "1 ms", "10 ms")
+
+
+def need_matplotlib() -> None:
+    """Raise :class:`ImportError` if nothing can be drawn: before an hour is spent on what is to be drawn."""
+    importlib.import_module("matplotlib.figure")
+
+
+def curves(points: Iterable[Point]) -> dict[str, list[Point]]:
+    """Return line -> its points from the shortest kernel to the longest, lines in the order in which they came."""
+    found: dict[str, list[Point]] = {}
+    for point in points:
+        found.setdefault(point.line, []).append(point)
+    return {line: sorted(each, key=lambda point: point.kernel_us) for line, each in found.items()}
+
+
+def draw(points: Sequence[Point], path: str, title: str) -> None:
+    """Draw two panels into the PNG ``path``: added latency above, percent of one core below.
+
+    Lines of this project are drawn through, those of others dashed.
+    """
+    # Figure alone, without pyplot: nothing of a window system is looked for, and nothing is kept.
+    figure = importlib.import_module("matplotlib.figure").Figure(figsize=(10, 9), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
+    for line, each in curves(points).items():
+        style = {"marker": "o", "markersize": 4, "linestyle": "-" if line.startswith(_OWN) else "--", "label": line}
+        lengths = [point.kernel_us for point in each]
+        above.plot(lengths, [max(point.added_us, 0.1) for point in each], **style)
+        below.plot(lengths, [point.cpu_percent for point in each], **style)
+    _label(above, "added to the kernel, p50, us")
+    _label(below, "CPU of one core while waiting, %")
+    above.set_yscale("log")
+    above.set_title(title)
+    below.set_ylim(bottom=0)
+    below.set_xlabel("kernel takes")
+    figure.legend(*above.get_legend_handles_labels(), loc="outside lower center", fontsize="small", ncols=3)
+    figure.savefig(path, dpi=120, format="png")
+
+
+def _label(panel: Any, what: str) -> None:
+    # Linear up to 10 us, so that the empty kernel has a place.
+    panel.set_xscale("symlog", linthresh=10, linscale=0.4)
+    panel.set_xticks(_LENGTHS, _NAMES)
+    panel.set_ylabel(what)
+    panel.grid(visible=True, which="major", alpha=0.3)

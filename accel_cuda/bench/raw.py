@@ -1,0 +1,134 @@
+"""The raw twins: what a careful user writes with the driver alone. No streams, memory or waiting of this project is in their way.
+
+Launches go through the same ``ctypes`` calls as this project's, which are the fastest there are from Python; what blocks goes through
+``cuda.bindings``. Nothing but this module and :mod:`accel_cuda.driver` calls the driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+from accel_cuda.backend import CudaBackend
+from accel_cuda.driver import Handle, LaunchConfig
+from accel_cuda.libraries import load_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+
+__all__ = ["Raw"]
+
+_THREAD_LOCAL = 1
+
+
+class Raw:
+    """One stream on the device's primary context, which is kept for the whole run.
+
+    Parameters
+    ----------
+    index
+        The GPU.
+
+    Attributes
+    ----------
+    context : CudaDevice
+        Has the loaded kernels, and makes device memory.
+    bindings : module
+        ``cuda.bindings.driver``.
+    stream : int
+        The CUstream.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.bindings: Any = load_module("cuda.bindings.driver", "cuda-bindings")
+        self.context = CudaBackend().open(index)
+        self._own = self.context.create_stream()
+        self.stream = self._own.handle
+        self._handle = self.bindings.CUstream(self.stream)
+        self._launch = self.context.driver.hot.launch
+
+    def launcher(self, nanoseconds: int = 0, *, stream: int | None = None) -> Callable[[], object]:
+        """Return a call that launches the empty kernel, or one that spins, into ``stream`` (``None``: the own one) and returns at once."""
+        launch = self._launch
+        arguments = self._arguments(nanoseconds, self.stream if stream is None else stream)
+        self.context.check(launch(*arguments), "cuLaunchKernelEx")
+        return lambda: launch(*arguments)
+
+    def _arguments(self, nanoseconds: int, stream: int) -> tuple[Any, ...]:
+        """Return what ``cuLaunchKernelEx`` is called with; it keeps alive what its pointers point to."""
+        config = ctypes.pointer(LaunchConfig(1, 1, 1, 1, 1, 1, 0, stream, None, 0))
+        if not nanoseconds:
+            return config, self.context.functions["empty"], None, None
+        parameters = (ctypes.POINTER(ctypes.c_uint64) * 1)(ctypes.pointer(ctypes.c_uint64(nanoseconds)))
+        return config, self.context.functions["spin"], parameters, None
+
+    def waiter(self) -> Callable[[], object]:
+        """Return a call that blocks until the stream is through."""
+        synchronize, stream = self.bindings.cuStreamSynchronize, self._handle
+        return lambda: synchronize(stream)
+
+    def blocking(self, nanoseconds: int = 0, *, launches: int = 1) -> Callable[[], object]:
+        """Return a call that launches so many kernels and blocks until they are through."""
+        launch, synchronize, stream = self._launch, self.bindings.cuStreamSynchronize, self._handle
+        config, function, parameters, extra = self._arguments(nanoseconds, self.stream)
+        # Looked at once: a twin that fails is fast.
+        self.context.check(launch(config, function, parameters, extra), "cuLaunchKernelEx")
+
+        def one() -> None:
+            launch(config, function, parameters, extra)
+            synchronize(stream)
+
+        def many() -> None:
+            for _ in range(launches):
+                launch(config, function, parameters, extra)
+            synchronize(stream)
+
+        return one if launches == 1 else many
+
+    def graph(self, launches: int) -> Callable[[], object]:
+        """Return a call that launches a graph of so many empty kernels in a row, and blocks until it is through."""
+        call, launch = self.context.driver.call, self.launcher()
+        mode = self.bindings.CUstreamCaptureMode(_THREAD_LOCAL)
+        call("cuStreamBeginCapture", self._handle, mode)
+        for _ in range(launches):
+            launch()
+        graph = call("cuStreamEndCapture", self._handle)
+        executable, stream = Handle(int(call("cuGraphInstantiate", graph, 0))), Handle(self.stream)
+        replay, synchronize, handle = self.context.driver.hot.graph_launch, self.bindings.cuStreamSynchronize, self._handle
+        self.context.check(replay(executable, stream), "cuGraphLaunch")
+
+        def run() -> None:
+            replay(executable, stream)
+            synchronize(handle)
+
+        return run
+
+    def pinned_copies(self, device: int, host: np.ndarray[Any, Any]) -> tuple[Callable[[], object], Callable[[], object]]:
+        """Return how pinned memory is copied to the device and back: an asynchronous copy, and waiting for the stream."""
+        to, back, stream, wait = self.bindings.cuMemcpyHtoDAsync, self.bindings.cuMemcpyDtoHAsync, self._handle, self.waiter()
+        address, nbytes = host.ctypes.data, host.nbytes
+
+        def put() -> None:
+            to(device, address, nbytes, stream)
+            wait()
+
+        def get() -> None:
+            back(address, device, nbytes, stream)
+            wait()
+
+        return put, get
+
+    def pageable_copies(self, device: int, host: np.ndarray[Any, Any]) -> tuple[Callable[[], object], Callable[[], object]]:
+        """Return how ordinary memory is copied to the device and back: the driver's blocking copies."""
+        to, back, address, nbytes = self.bindings.cuMemcpyHtoD, self.bindings.cuMemcpyDtoH, host.ctypes.data, host.nbytes
+        return lambda: to(device, address, nbytes), lambda: back(address, device, nbytes)
+
+    def enter(self) -> None:
+        """Make the context current on this thread."""
+        self.context.enter()
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.context.close()
