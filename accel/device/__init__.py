@@ -7,6 +7,7 @@ from accel.device.device import Device
 from accel.device.graph import Graph
 from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo
 from accel.device.libraries import Blas, Dnn, Elementwise, Reduce
+from accel.device.libraries_signal import Fft, Rng
 from accel.device.lifecycle import DeviceState
 from accel.device.options import FaultSource
 from accel.device.system import System
@@ -21,8 +22,10 @@ __all__ = [
     "Dnn",
     "Elementwise",
     "FaultSource",
+    "Fft",
     "Graph",
     "MemoryInfo",
     "Reduce",
+    "Rng",
     "System",
 ]

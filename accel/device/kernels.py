@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel.compute import Transpose, UnaryOp
+from accel.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -176,6 +177,11 @@ def replay(lane: Lane, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -
     op.program.enqueue(lane)
 
 
+def not_offered(lane: Lane, op: ops.KernelOp, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Refuse an op that :class:`~accel.ComputeBackend` has no call for, on a backend without a kernel of its own."""
+    raise UnsupportedError(f"{op.library}.{op.kind} is not offered by this backend", remedy="Use another backend, such as 'cpu'.")
+
+
 LIBRARIES: Mapping[str, Mapping[str, Kernel]] = {
     "memory": {"put": put, "get": get, "empty": empty, "fill": fill, "copy": copy},
     "blas": {"gemm": gemm, "gemm_batched": gemm_batched, "gemv": gemv, "axpy": axpy, "dot": dot, "nrm2": nrm2, "scal": scal},
@@ -184,5 +190,7 @@ LIBRARIES: Mapping[str, Mapping[str, Kernel]] = {
     "dnn": {"conv2d": conv2d, "attention": attention},
     "graph": {"replay": replay},
     "capture": {"capture": capture},
+    "fft": dict.fromkeys(("fft", "ifft", "rfft", "irfft"), not_offered),
+    "rng": dict.fromkeys(("uniform", "normal", "lognormal", "integers"), not_offered),
 }
-"""Library -> op kind -> kernel."""
+"""Library -> op kind -> kernel. Of ``fft`` and ``rng`` every kernel is a backend's own."""
