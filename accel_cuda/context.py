@@ -11,7 +11,9 @@ from accel_cuda.compiler import own_kernels
 from accel_cuda.compute import CudaCompute
 from accel_cuda.driver import Handle
 from accel_cuda.event import CudaEvent
+from accel_cuda.fft import FftLibrary
 from accel_cuda.graph import GRAPH_KERNELS
+from accel_cuda.rng import RNG
 from accel_cuda.slab import CudaSlab, allocation_of, granularity_of
 from accel_cuda.stream import CudaStream
 
@@ -62,6 +64,8 @@ class CudaDevice:
         self._modules: list[Any] = []
         self._is_closed = False
         self._blocking = Blocking()
+        self._fft = FftLibrary()
+        self._kernels: Mapping[str, Mapping[str, Kernel]] = {**GRAPH_KERNELS, "fft": self._fft.kernels, "rng": RNG}
         self._device = driver.call("cuDeviceGet", description.index)
         self.allocation = allocation_of(driver, description.index)
         self.granularity = granularity_of(driver, self.allocation)
@@ -124,12 +128,12 @@ class CudaDevice:
         return compute
 
     def kernels(self, library: str) -> Mapping[str, Kernel]:
-        """Return native kernels of ``library``."""
-        return GRAPH_KERNELS.get(library, {})
+        """Return native kernels of ``library``; its other ops go through the compute interface."""
+        return self._kernels.get(library, {})
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` may block this time; asked once for each op."""
-        return self._blocking.may_block(lane, op)
+        return self._fft.may_block(lane, op) if op.library == "fft" else self._blocking.may_block(lane, op)
 
     def create_slab(self, nbytes: int) -> CudaSlab:
         """Take a slab of at least ``nbytes``.

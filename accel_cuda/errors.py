@@ -1,4 +1,4 @@
-"""What each status of the driver, of cuBLAS and of NVRTC means: one table per library, status -> class, scope, whether to retry, and what to do.
+"""What each status of the driver, of cuBLAS, cuFFT, cuRAND and NVRTC means: one table per library, status -> class, scope, whether to retry, and what to do.
 
 The scopes follow the vendor's descriptions, corrected by measurement: every fault that a kernel can cause, the device assert included, leaves the whole
 process unable to use CUDA, so its scope is PROCESS. A status that is missing from a table (one of a newer release) is a
@@ -27,7 +27,7 @@ from accel import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CUBLAS", "DRIVER", "NOT_READY", "NVRTC", "Meaning", "error_of"]
+__all__ = ["CUBLAS", "CUFFT", "CURAND", "DRIVER", "NOT_READY", "NVRTC", "Meaning", "error_of"]
 
 NOT_READY = 600
 """What a query answers while there is still work ahead of the mark; not an error."""
@@ -182,9 +182,32 @@ NVRTC: Mapping[int, Meaning] = {
 }
 """Every status of NVRTC but success. ``NVRTC_ERROR_`` is left out of the names."""
 
+CUFFT: Mapping[int, Meaning] = {
+    **_rows(OutOfMemoryError, "2 ALLOC_FAILED 13 NO_WORKSPACE", retryable=True),
+    **_rows(LibraryError, "1 INVALID_PLAN 5 INTERNAL_ERROR 6 EXEC_FAILED 7 SETUP_FAILED 10 INCOMPLETE_PARAMETER_LIST 12 PARSE_ERROR"),
+    **_rows(InvalidArgumentError, "3 INVALID_TYPE 4 INVALID_VALUE 8 INVALID_SIZE 9 UNALIGNED_DATA"),
+    **_rows(UnsupportedError, "11 INVALID_DEVICE 14 NOT_IMPLEMENTED 15 LICENSE_ERROR 16 NOT_SUPPORTED"),
+    **_rows(
+        BackendUnavailableError,
+        "17 MISSING_DEPENDENCY 18 NVRTC_FAILURE 19 NVJITLINK_FAILURE 20 NVSHMEM_FAILURE",
+        "cuFFT compiles some kernels when they are first used: install what it does that with: pip install 'accel-actors[cuda]'.",
+    ),
+}
+"""Every status of cuFFT but success. A fault of the device shows as EXEC_FAILED: ask the driver which."""
+
+CURAND: Mapping[int, Meaning] = {
+    **_rows(OutOfMemoryError, "102 ALLOCATION_FAILED", retryable=True),
+    **_rows(LibraryError, "101 NOT_INITIALIZED 201 LAUNCH_FAILURE 202 PREEXISTING_FAILURE 203 INITIALIZATION_FAILED 999 INTERNAL_ERROR"),
+    **_rows(InvalidArgumentError, "103 TYPE_ERROR 104 OUT_OF_RANGE 105 LENGTH_NOT_MULTIPLE"),
+    **_rows(UnsupportedError, "100 VERSION_MISMATCH 106 DOUBLE_PRECISION_REQUIRED 204 ARCH_MISMATCH"),
+}
+"""Every status of cuRAND but success, for kernel actors that call it. A fault of the device shows as LAUNCH_FAILURE: ask the driver which."""
+
 _TABLES: Mapping[str, tuple[Mapping[int, Meaning], type[AccelError]]] = {
     "driver": (DRIVER, DriverError),
     "cublas": (CUBLAS, LibraryError),
+    "cufft": (CUFFT, LibraryError),
+    "curand": (CURAND, LibraryError),
     "nvrtc": (NVRTC, LibraryError),
 }
 
@@ -199,7 +222,7 @@ def error_of(status: int, call: str, *, library: str = "driver", **fields: Any) 
     call
         Name of the function that answered.
     library
-        Whose status it is: ``"driver"``, ``"cublas"`` or ``"nvrtc"``.
+        Whose status it is: ``"driver"``, ``"cublas"``, ``"cufft"``, ``"curand"`` or ``"nvrtc"``.
     **fields
         Further fields of the error, such as ``device=``.
     """

@@ -41,7 +41,7 @@ def _dnn() -> str:
     return "\n".join(f"DNN({CODES[dtype]})" for dtype in sorted(ComputeBackend.CAPABILITIES["attention"], key=lambda dtype: dtype.value))
 
 
-PROGRAMS: tuple[str, ...] = ("memory", "unary", "binary", "sum", "max", "min", "dnn")
+PROGRAMS: tuple[str, ...] = ("memory", "unary", "binary", "sum", "max", "min", "dnn", "fft", "rng")
 """What is compiled on its own; small enough that they can be compiled side by side."""
 
 
@@ -53,8 +53,8 @@ def source_of(program: str) -> str:
 
 
 def _parts(program: str) -> tuple[str, str]:
-    if program == "memory":
-        return "memory.cu", ""
+    if program in ("memory", "fft", "rng"):
+        return f"{program}.cu", ""
     if program == "dnn":
         return "dnn.cu", _dnn()
     if program in _MACROS:

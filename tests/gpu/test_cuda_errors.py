@@ -15,10 +15,12 @@ _ENUMS = (
     ("cuda.bindings.driver", "CUresult", errors.DRIVER, "CUDA_ERROR_"),
     ("cuda.bindings.nvrtc", "nvrtcResult", errors.NVRTC, "NVRTC_ERROR_"),
     ("nvmath.bindings.cublas", "Status", errors.CUBLAS, ""),
+    ("nvmath.bindings.cufft", "Result", errors.CUFFT, ""),
+    ("nvmath.bindings.curand", "Status", errors.CURAND, ""),
 )
 
 
-@pytest.mark.parametrize(("module", "name", "table", "prefix"), _ENUMS, ids=[name for _, name, _, _ in _ENUMS])
+@pytest.mark.parametrize(("module", "name", "table", "prefix"), _ENUMS, ids=[f"{module}.{name}" for module, name, _, _ in _ENUMS])
 def test_every_status_has_its_row_under_its_name(module: str, name: str, table: Any, prefix: str) -> None:
     top = module.partition(".")[0]
     if importlib.util.find_spec(top) is None:
@@ -44,7 +46,7 @@ def test_out_of_memory_is_what_python_calls_it() -> None:
     assert (error.code, error.library, error.device) == (2, "driver", "cuda:0")
 
 
-@pytest.mark.parametrize("library", ["driver", "cublas", "nvrtc"])
+@pytest.mark.parametrize("library", ["driver", "cublas", "cufft", "curand", "nvrtc"])
 def test_an_unknown_status_is_named(library: str) -> None:
     error = errors.error_of(123456, "call", library=library)
     assert error.code == 123456
