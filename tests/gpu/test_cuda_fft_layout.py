@@ -28,6 +28,7 @@ def execute(layout: Layout, source: Array, destination: Array, *, is_forward: bo
     """Do what a plan does: nothing is scaled."""
     values = source[addresses(layout, is_real=layout.transform == "real")]
     axes = tuple(range(1, len(layout.lengths) + 1))
+    made: Array
     if layout.transform == "real":
         made = np.fft.rfftn(values, axes=axes)
     elif layout.transform == "back":
