@@ -7,6 +7,7 @@ seed or offset would make anew.
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RNG"]
 
-_BLOCK = 256
+_BLOCK, _EACH = 256, 4
 _DOUBLE = struct.Struct("d")
 _CODES = {DType.FLOAT32: "f32", DType.FLOAT64: "f64"}
 _ALL = 1 << 64
@@ -35,18 +36,28 @@ def _bits(*values: float) -> tuple[int, int, int]:
     return low, middle, high
 
 
+@lru_cache(256)
+def _range(dtype: DType, low: float, high: float) -> Parameters:
+    kind = dtype.numpy.type
+    start, end = kind(low), kind(high)
+    return f"uniform_{_CODES[dtype]}", _bits(low, float(end - start), float(np.nextafter(end, start)))
+
+
+@lru_cache(256)
+def _bell(kind: str, dtype: DType, mean: float, deviation: float) -> Parameters:
+    return f"{kind}_{_CODES[dtype]}", _bits(mean, deviation)
+
+
 def _uniform(op: Any) -> Parameters:
-    kind = op.dtype.numpy.type
-    low, high = kind(op.low), kind(op.high)
-    return f"uniform_{_CODES[op.dtype]}", _bits(float(low), float(high - low), float(np.nextafter(high, low)))
+    return _range(op.dtype, op.low, op.high)
 
 
 def _normal(op: Any) -> Parameters:
-    return f"normal_{_CODES[op.dtype]}", _bits(op.mean, op.std)
+    return _bell(op.kind, op.dtype, op.mean, op.std)
 
 
 def _lognormal(op: Any) -> Parameters:
-    return f"lognormal_{_CODES[op.dtype]}", _bits(op.mean, op.sigma)
+    return _bell(op.kind, op.dtype, op.mean, op.sigma)
 
 
 def _integers(op: Any) -> Parameters:
@@ -63,9 +74,11 @@ def _kernel(parameters: Callable[[Any], Parameters]) -> Kernel:
         name, values = parameters(op)
         stream = lane.stream
         function = stream.ready().functions[f"{op.generator}_{name}"]
-        first, end = op.offset // op.per_block(), -(-(op.offset + op.size) // op.per_block())
-        threads = end - first if op.generator == "philox" else (-(-end // _SEGMENT) - first // _SEGMENT) * _LANES
-        stream.launch(function, -(-threads // _BLOCK), _BLOCK, outputs[0], op.size, op.seed, op.offset, *values)
+        size, per_block = op.size, op.per_block()
+        first, end = op.offset // per_block, -(-(op.offset + size) // per_block)
+        is_philox = op.generator == "philox"
+        grid = -(-(end - first) // (_BLOCK * _EACH)) if is_philox else (-(-end // _SEGMENT) - first // _SEGMENT) * (_LANES // _BLOCK)
+        stream.launch(function, grid, _BLOCK, outputs[0], size, op.seed, op.offset, *values)
 
     return kernel
 

@@ -45,7 +45,7 @@ _GENERATORS: tuple[Generator, ...] = ("philox", "xorwow")
 _FLOATS = (DType.FLOAT32, DType.FLOAT64)
 _END = 1 << 64
 _LONGEST = 1 << 62
-_LARGEST = float(np.finfo(np.float64).max)
+_LARGEST = {dtype: float(np.finfo(dtype.numpy).max) for dtype in _FLOATS}
 
 
 def _int(name: str, value: object, low: int, high: int) -> int:
@@ -61,13 +61,10 @@ def _int(name: str, value: object, low: int, high: int) -> int:
 
 def _real(name: str, value: object, dtype: DType) -> float:
     """Return a parameter, rounded to the elements' type."""
-    result = number(name, value)
-    if not isinstance(result, complex):
-        with np.errstate(over="ignore"):
-            rounded = float(dtype.numpy.type(result)) if abs(result) <= _LARGEST else math.inf
-        if math.isfinite(rounded):
-            return rounded
-    raise InvalidArgumentError(f"{name} is {value!r}", remedy=f"Give a finite real number that {dtype.value} can hold.")
+    result = value if type(value) is float else number(name, value)
+    if isinstance(result, complex) or not abs(result) <= _LARGEST[dtype]:
+        raise InvalidArgumentError(f"{name} is {value!r}", remedy=f"Give a finite real number that {dtype.value} can hold.")
+    return float(dtype.numpy.type(result))
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -109,39 +109,66 @@ template <class T> struct Pairs {
   }
 };
 
-// Writes the numbers of block `index` that lie between `offset` and `offset + n`.
-template <class D> DEVICE void emit(typename D::type* out, i64 n, u64 seed, u64 offset, const D& numbers, const Block& block, u64 index) {
+constexpr int THREADS = 256, BLOCKS = 4;
+
+// Writes the numbers of block `index`, and of those of the thread's neighbours, that lie between `offset` and `offset + n`. Where a block's numbers
+// can be stored as one they are; else neighbours exchange them, so that they store side by side. All threads call it together.
+template <class D> struct Writer {
   typedef typename D::type T;
   typedef Pack<T, D::count> P;
-  P made;
-  numbers.of(block, seed, index, made.v);
-  i64 first = (i64)(index * D::count - offset);
-  if (first >= 0 && first + D::count <= n && (u64)(out + first) % sizeof(P) == 0) {
-    *(P*)(out + first) = made;
-  } else {
+  T* out;
+  i64 n;
+  u64 seed, offset;
+  D numbers;
+  bool is_straight;
+  DEVICE Writer(T* out, i64 n, u64 seed, u64 offset, D numbers)
+      : out(out), n(n), seed(seed), offset(offset), numbers(numbers), is_straight(offset % D::count == 0 && (u64)out % sizeof(P) == 0) {}
+  DEVICE void write(const Block& block, u64 index) const {
+    __shared__ P shared[THREADS];
+    P made;
+    numbers.of(block, seed, index, made.v);
+    i64 first = (i64)(index * D::count - offset);
+    if (is_straight) {
+      if (first >= 0 && first + D::count <= n) {
+        *(P*)(out + first) = made;
+      } else {
 #pragma unroll
-    for (int i = 0; i < D::count; ++i)
-      if (first + i >= 0 && first + i < n) out[first + i] = made.v[i];
+        for (int i = 0; i < D::count; ++i)
+          if (first + i >= 0 && first + i < n) out[first + i] = made.v[i];
+      }
+    } else {
+      __syncthreads();
+      shared[threadIdx.x] = made;
+      __syncthreads();
+      first -= threadIdx.x * D::count;
+#pragma unroll
+      for (int i = 0; i < D::count; ++i) {
+        int place = i * THREADS + threadIdx.x;
+        if (first + place >= 0 && first + place < n) out[first + place] = ((const T*)shared)[place];
+      }
+    }
   }
-}
+};
 
 template <class D> DEVICE void philox_draw(typename D::type* out, i64 n, u64 seed, u64 offset, u64 a, u64 b, u64 c) {
-  u64 index = offset / D::count + (u64)blockIdx.x * blockDim.x + threadIdx.x;
-  if (index * D::count >= offset + n) return;
-  emit(out, n, seed, offset, D(a, b, c), philox(seed, index, 0, 0), index);
+  Writer<D> writer(out, n, seed, offset, D(a, b, c));
+  u64 index = offset / D::count + (u64)blockIdx.x * (THREADS * BLOCKS), end = (offset + n + D::count - 1) / D::count;
+#pragma unroll
+  for (int i = 0; i < BLOCKS && index < end; ++i, index += THREADS) writer.write(philox(seed, index + threadIdx.x, 0, 0), index + threadIdx.x);
 }
 
 constexpr u64 LANES = 1 << 12, STEPS = 1 << 6;
 
 template <class D> DEVICE void xorwow_draw(typename D::type* out, i64 n, u64 seed, u64 offset, u64 a, u64 b, u64 c) {
+  Writer<D> writer(out, n, seed, offset, D(a, b, c));
   u64 first = offset / D::count, end = (offset + n + D::count - 1) / D::count;
-  u64 lane = first / (LANES * STEPS) * LANES + (u64)blockIdx.x * blockDim.x + threadIdx.x;
+  // The lanes of a thread block are neighbours in one segment.
+  u64 lane = first / (LANES * STEPS) * LANES + (u64)blockIdx.x * THREADS;
   u64 index = lane / LANES * (LANES * STEPS) + lane % LANES;
-  if (index >= end) return;
+  lane += threadIdx.x;
   Block s = philox(seed, lane, 0, 1), t = philox(seed, lane, 1, 1);
   u32 x = s.w[0], y = s.w[1], z = s.w[2], w = s.w[3], v = t.w[0], weyl = t.w[1];
   if (!(x | y | z | w | v)) x = 1;
-  D numbers(a, b, c);
   for (u64 step = 0; step < STEPS && index < end; ++step, index += LANES) {
     Block block;
 #pragma unroll
@@ -152,7 +179,7 @@ template <class D> DEVICE void xorwow_draw(typename D::type* out, i64 n, u64 see
       weyl += 362437;
       block.w[i] = weyl + v;
     }
-    if (index >= first) emit(out, n, seed, offset, numbers, block, index);
+    if (index + THREADS > first) writer.write(block, index + threadIdx.x);
   }
 }
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from accel.ops.fft import Norm
     from accel_cuda.fft_plans import FftPlans
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("nothing_left")]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("driver_loaded", "nothing_left")]
 
 Array = np.ndarray[Any, Any]
 NORMS: tuple[Norm, ...] = ("backward", "ortho", "forward")

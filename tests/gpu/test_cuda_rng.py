@@ -14,7 +14,7 @@ from tests.rng_support import GENERATORS, IDS, KINDS, check_distribution, check_
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("nothing_left")]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("driver_loaded", "nothing_left")]
 
 
 @contextlib.asynccontextmanager
