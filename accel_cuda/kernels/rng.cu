@@ -18,6 +18,7 @@ DEVICE Block philox(u64 seed, u64 block, u32 attempt, u32 purpose) {
 }
 
 DEVICE u64 pair(const Block& block, int i) { return block.w[2 * i] | (u64)block.w[2 * i + 1] << 32; }
+DEVICE f32 root(f32 x) { f32 y; asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE double real(u64 bits) { return __longlong_as_double((i64)bits); }
 
 // Each distribution turns a block into `count` numbers. What is rounded here is rounded as on any other device: nothing is contracted.
@@ -54,7 +55,7 @@ template <bool is_log> struct NormalF32 {
   DEVICE void of(const Block& block, u64, u64, f32* y) const {
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
-      f32 radius = sqrtf(-2.0f * logf((f32)block.w[i] * 0x1p-32f + 0x1p-33f)), sine, cosine;
+      f32 radius = root(-2.0f * logf((f32)block.w[i] * 0x1p-32f + 0x1p-33f)), sine, cosine;
       sincospif((f32)block.w[i + 1] * 0x1p-31f, &sine, &cosine);
       y[i] = scaled(radius * cosine);
       y[i + 1] = scaled(radius * sine);
@@ -111,8 +112,7 @@ template <class T> struct Pairs {
 
 constexpr int THREADS = 256, BLOCKS = 4;
 
-// Writes the numbers of block `index`, and of those of the thread's neighbours, that lie between `offset` and `offset + n`. Where a block's numbers
-// can be stored as one they are; else neighbours exchange them, so that they store side by side. All threads call it together.
+// Writes the numbers of blocks that lie between `offset` and `offset + n`. A thread's block is `index`, its neighbours' are those beside it.
 template <class D> struct Writer {
   typedef typename D::type T;
   typedef Pack<T, D::count> P;
@@ -120,32 +120,34 @@ template <class D> struct Writer {
   i64 n;
   u64 seed, offset;
   D numbers;
+  // Whether a block's numbers can be stored as one.
   bool is_straight;
   DEVICE Writer(T* out, i64 n, u64 seed, u64 offset, D numbers)
       : out(out), n(n), seed(seed), offset(offset), numbers(numbers), is_straight(offset % D::count == 0 && (u64)out % sizeof(P) == 0) {}
-  DEVICE void write(const Block& block, u64 index) const {
-    __shared__ P shared[THREADS];
+  DEVICE i64 place(u64 index) const { return (i64)(index * D::count - offset); }
+  DEVICE P made(const Block& block, u64 index) const {
     P made;
     numbers.of(block, seed, index, made.v);
-    i64 first = (i64)(index * D::count - offset);
-    if (is_straight) {
-      if (first >= 0 && first + D::count <= n) {
-        *(P*)(out + first) = made;
-      } else {
+    return made;
+  }
+  DEVICE bool is_inside(u64 first, u64 blocks) const { return place(first) >= 0 && place(first + blocks) <= n; }
+  DEVICE void store(const P& made, u64 index) const { *(P*)(out + place(index)) = made; }
+  DEVICE void store_some(const P& made, u64 index) const {
 #pragma unroll
-        for (int i = 0; i < D::count; ++i)
-          if (first + i >= 0 && first + i < n) out[first + i] = made.v[i];
-      }
-    } else {
-      __syncthreads();
-      shared[threadIdx.x] = made;
-      __syncthreads();
-      first -= threadIdx.x * D::count;
+    for (int i = 0; i < D::count; ++i)
+      if (place(index) + i >= 0 && place(index) + i < n) out[place(index) + i] = made.v[i];
+  }
+  // Neighbours exchange their numbers, so that they store side by side. All threads call it together.
+  DEVICE void store_across(const P& made, u64 index) const {
+    __shared__ P shared[THREADS];
+    __syncthreads();
+    shared[threadIdx.x] = made;
+    __syncthreads();
+    i64 first = place(index - threadIdx.x);
 #pragma unroll
-      for (int i = 0; i < D::count; ++i) {
-        int place = i * THREADS + threadIdx.x;
-        if (first + place >= 0 && first + place < n) out[first + place] = ((const T*)shared)[place];
-      }
+    for (int i = 0; i < D::count; ++i) {
+      int at = i * THREADS + threadIdx.x;
+      if (first + at >= 0 && first + at < n) out[first + at] = ((const T*)shared)[at];
     }
   }
 };
@@ -153,8 +155,19 @@ template <class D> struct Writer {
 template <class D> DEVICE void philox_draw(typename D::type* out, i64 n, u64 seed, u64 offset, u64 a, u64 b, u64 c) {
   Writer<D> writer(out, n, seed, offset, D(a, b, c));
   u64 index = offset / D::count + (u64)blockIdx.x * (THREADS * BLOCKS), end = (offset + n + D::count - 1) / D::count;
+  if (writer.is_straight && writer.is_inside(index, THREADS * BLOCKS)) {
+    index += threadIdx.x;
 #pragma unroll
-  for (int i = 0; i < BLOCKS && index < end; ++i, index += THREADS) writer.write(philox(seed, index + threadIdx.x, 0, 0), index + threadIdx.x);
+    for (int i = 0; i < BLOCKS; ++i, index += THREADS) writer.store(writer.made(philox(seed, index, 0, 0), index), index);
+    return;
+  }
+  bool is_straight = writer.is_straight;
+  for (int i = 0; i < BLOCKS && index < end; ++i, index += THREADS) {
+    u64 own = index + threadIdx.x;
+    auto made = writer.made(philox(seed, own, 0, 0), own);
+    if (is_straight) writer.store_some(made, own);
+    else writer.store_across(made, own);
+  }
 }
 
 constexpr u64 LANES = 1 << 12, STEPS = 1 << 6;
@@ -179,7 +192,12 @@ template <class D> DEVICE void xorwow_draw(typename D::type* out, i64 n, u64 see
       weyl += 362437;
       block.w[i] = weyl + v;
     }
-    if (index + THREADS > first) writer.write(block, index + threadIdx.x);
+    if (index + THREADS <= first) continue;
+    u64 own = index + threadIdx.x;
+    auto made = writer.made(block, own);
+    if (!writer.is_straight) writer.store_across(made, own);
+    else if (writer.is_inside(own, 1)) writer.store(made, own);
+    else writer.store_some(made, own);
   }
 }
 

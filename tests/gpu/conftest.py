@@ -13,4 +13,8 @@ __all__ = ["driver_loaded", "pytest_collection_modifyitems"]
 @pytest.fixture(scope="session")
 def driver_loaded() -> None:
     """Use the driver once: what it keeps open for the whole process is open from here on, and is nothing that a test left behind."""
-    load_backend("cuda").open(0).close()
+    device = load_backend("cuda").open(0)
+    stream = device.create_stream()
+    device.create_compute(stream).synchronize()
+    stream.close()
+    device.close()
