@@ -11,6 +11,7 @@ import pytest
 
 import accel
 from accel import ops
+from accel.cpu.kernels.fft import _library
 from accel.testing import FaultPlan
 from tests.device_support import Array, failure, opened
 
@@ -150,3 +151,25 @@ async def test_a_pickled_op_runs_and_a_plan_of_faults_knows_the_kinds(rng: np.ra
         close(await device.get(await device.run(op)), np.fft.fft(z, axis=0, norm="ortho"), np.complex128)
         await failure(device.fft.fft(ref), accel.LibraryError)
         await device.fft.fft(ref)
+
+
+async def test_a_backend_without_kernels_of_its_own_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accel.cpu.backend.NATIVE", {})
+    async with opened(libraries=("fft", "rng")) as device:
+        refused = await failure(device.fft.fft(await device.empty(4, "complex64")), accel.UnsupportedError)
+        assert "fft.fft is not offered by this backend" in refused.message
+        await failure(device.rng.uniform(3), accel.UnsupportedError)
+        await device.zeros(3)
+
+
+async def test_without_scipy_the_transforms_are_numpys(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    monkeypatch.setattr("accel.cpu.kernels.fft.importlib.util.find_spec", lambda name: None)
+    _library.cache_clear()
+    try:
+        z = signal(rng, (6, 7, 8), np.complex64)
+        async with opened() as device:
+            got = await device.get(await device.fft.ifft(await device.put(z), axes=(2, 0), norm="ortho"))
+            close(got, np.fft.ifftn(z.astype(np.complex128), axes=(2, 0), norm="ortho"), np.complex64)
+            assert _library() is np.fft
+    finally:
+        _library.cache_clear()
