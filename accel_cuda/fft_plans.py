@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["KEPT", "FftPlans"]
 
 KEPT = 64
-"""How many plans one stream keeps; the one that was not used for longest goes first."""
+"""How many plans one stream keeps; the one that was not used for longest goes first. Those of graphs stay beside them, as long as the stream."""
 
 _LEAVING = 8
 _FORWARD, _INVERSE = -1, 1
@@ -67,24 +67,20 @@ class FftPlans:
         self._kept = kept
         self._plans: OrderedDict[Layout, _Plan] = OrderedDict()
         self._leaving: list[tuple[int, CudaEvent]] = []
+        self._held: dict[Layout, _Plan] = {}
         self.made = 0
         self.evicted = 0
         stream.at_close(self.close)
 
     def __contains__(self, layout: Layout) -> bool:
-        return layout in self._plans
+        return layout in self._plans or layout in self._held
 
     def __len__(self) -> int:
         return len(self._plans)
 
     def execute(self, layout: Layout, source: int, destination: int, *, is_forward: bool, calls: int = 1, step: int = 0) -> None:
         """Enqueue a plan, ``calls`` times on memory that lies ``step`` bytes further each time. May block where the plan is new."""
-        plan = self._plans.get(layout)
-        if plan is None:
-            plan = self._plans[layout] = self._make(layout)
-            self._evict()
-        else:
-            self._plans.move_to_end(layout)
+        plan = self._hold(layout) if self._stream.is_capturing else self._take(layout)
         direction = (_FORWARD if is_forward else _INVERSE,) if layout.transform == "whole" else ()
         area = self._compute.alloc(plan.work) if plan.work else 0
         try:
@@ -101,10 +97,27 @@ class FftPlans:
 
     def close(self) -> None:
         """Destroy all plans. May block; the stream has ended, and the context is current and healthy."""
-        for plan in self._plans.values():
+        for plan in (*self._plans.values(), *self._held.values()):
             self._cufft.destroy(plan.handle)
         self._plans.clear()
+        self._held.clear()
         self._destroy_left(is_over=True)
+
+    def _take(self, layout: Layout) -> _Plan:
+        plan = self._plans.get(layout) or self._held.get(layout)
+        if plan is None:
+            plan = self._plans[layout] = self._make(layout)
+            self._evict()
+        elif layout in self._plans:
+            self._plans.move_to_end(layout)
+        return plan
+
+    def _hold(self, layout: Layout) -> _Plan:
+        """Return a plan that stays: a graph uses its tables at each replay."""
+        plan = self._held.get(layout)
+        if plan is None:
+            plan = self._held[layout] = self._plans.pop(layout) if layout in self._plans else self._make(layout)
+        return plan
 
     def _make(self, layout: Layout) -> _Plan:
         cufft = self._cufft

@@ -13,6 +13,7 @@ from accel.ref import AccelRef
 
 if TYPE_CHECKING:
     from accel.device.core import DeviceCore
+    from accel.device.libraries_signal import Fft, Rng
     from accel.device.sender import Sender
     from accel.ops import KernelOp, Plan
 
@@ -63,6 +64,16 @@ class Recorder:
     def dnn(self) -> Dnn[AccelRef]:
         """Neural network ops; see :class:`~accel.device.Dnn`."""
         return self._libraries.dnn
+
+    @property
+    def fft(self) -> Fft[AccelRef]:
+        """Fourier transforms; see :class:`~accel.device.Fft`."""
+        return self._libraries.fft
+
+    @property
+    def rng(self) -> Rng[AccelRef]:
+        """Random numbers; see :class:`~accel.device.Rng`."""
+        return self._libraries.rng
 
     def __len__(self) -> int:
         return len(self._ops)

@@ -100,6 +100,20 @@ async def test_a_batch_transforms_there_and_back(rng: np.random.Generator) -> No
         close(await device.get(back), x, np.float64)
 
 
+async def test_a_graph_transforms_what_was_put(rng: np.random.Generator) -> None:
+    async with opened() as device:
+        ref = await device.zeros((4, 6), "complex128")
+        async with device.graph() as graph:
+            result = graph.fft.fft(ref, axes=(0, 1))
+            noise = graph.rng.uniform(5, "float64", seed=4)
+        for _ in range(3):
+            z = signal(rng, (4, 6), np.complex128)
+            await device.put(z, out=ref)
+            await graph.replay()
+            close(await device.get(result), np.fft.fft2(z), np.complex128)
+            np.testing.assert_array_equal(await device.get(noise), await device.get(await device.rng.uniform(5, "float64", seed=4)))
+
+
 async def test_an_empty_batch_of_transforms_is_empty() -> None:
     async with opened() as device:
         ref = await device.fft.rfft(await device.empty((0, 8), "float64"))

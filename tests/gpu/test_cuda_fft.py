@@ -162,6 +162,29 @@ async def test_a_batch_and_many_tasks(rng: np.random.Generator) -> None:
             close(await device.get(result), expected, np.complex64)
 
 
+@pytest.mark.parametrize("streams", ["per_actor", "single"])
+async def test_a_graph_keeps_its_plans(streams: str, rng: np.random.Generator) -> None:
+    x = signal(rng, (9, 50, 22), np.float32)
+    async with opened(streams=streams) as device:
+        ref = await device.put(x)
+        async with device.graph() as graph:
+            spectrum = graph.fft.rfft(ref, axes=(1,))
+            back = graph.fft.irfft(spectrum, axes=(1,), norm="forward")
+            noise = graph.rng.normal(1001, seed=3)
+        for n in range(200, 300):
+            await device.fft.fft(await device.zeros(n, "complex64"))
+        expected_noise = await device.get(await device.rng.normal(1001, seed=3))
+        for _ in range(3):
+            x = signal(rng, x.shape, np.float32)
+            await device.put(x, out=ref)
+            await graph.replay()
+            expected = np.fft.rfft(x.astype(np.float64), axis=1)
+            close(await device.get(spectrum), expected, np.complex64)
+            close(await device.get(back), np.fft.irfft(expected, axis=1, norm="forward"), np.float32)
+            np.testing.assert_array_equal(await device.get(noise), expected_noise)
+        await graph.aclose()
+
+
 async def test_no_room_for_a_plan_is_out_of_memory() -> None:
     async with opened() as device:
         x = await device.empty((1 << 33,), "complex64")  # 64 GiB, and as much for the result and the work area
