@@ -10,10 +10,12 @@ from accel_cuda.blocking import Blocking
 from accel_cuda.compiler import Nvrtc
 from accel_cuda.compute import CudaCompute
 from accel_cuda.event import CudaEvent
+from accel_cuda.fft import FftLibrary
 from accel_cuda.graph import GRAPH_KERNELS
 from accel_cuda.kernels.bench import BENCH, bench_kernels
 from accel_cuda.launch import UserKernels
 from accel_cuda.programs import OPS_WITH_PROGRAMS, Modules, Programs
+from accel_cuda.rng import RNG
 from accel_cuda.slab import CudaSlab, allocation_of, granularity_of
 from accel_cuda.stream import CudaStream
 
@@ -64,6 +66,7 @@ class CudaDevice:
         self._abandoned: dict[CudaStream, None] = {}
         self._leftovers: list[Callable[[], None]] = []
         self._is_closed = False
+        self._fft = FftLibrary()
         self._device = driver.call("cuDeviceGet", description.index)
         self.allocation = allocation_of(driver, description.index)
         self.granularity = granularity_of(driver, self.allocation)
@@ -75,6 +78,12 @@ class CudaDevice:
         self._user_kernels = UserKernels(self, self._modules)
         own = dict.fromkeys(OPS_WITH_PROGRAMS, self.functions.lacks)
         self._blocking = Blocking({**own, "launch": self._user_kernels.lacks})
+        self._kernels: dict[str, Mapping[str, Kernel]] = {
+            **GRAPH_KERNELS,
+            "compiler": {"launch": self._user_kernels.launch},
+            "fft": self._fft.kernels,
+            "rng": RNG,
+        }
         self.handle = int(driver.call("cuDevicePrimaryCtxRetain", self._device))
         self.section = driver.section(self.handle)
         try:
@@ -121,10 +130,10 @@ class CudaDevice:
         return compute
 
     def kernels(self, library: str) -> Mapping[str, Kernel]:
-        """Return native kernels of ``library``."""
-        if library == "compiler":
-            return {"launch": self._user_kernels.launch}
-        return bench_kernels(self) if library == BENCH else GRAPH_KERNELS.get(library, {})
+        """Return native kernels of ``library``; its other ops go through the compute interface."""
+        if library == BENCH and BENCH not in self._kernels:
+            self._kernels[BENCH] = bench_kernels(self)
+        return self._kernels.get(library, {})
 
     def compile(self, kernel: CompiledKernel) -> KernelLayout:
         """Compile a kernel of a user's and load it; see :class:`accel.backend.CompilesKernels`."""
@@ -137,7 +146,7 @@ class CudaDevice:
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` may block this time; asked once for each op."""
-        return self._blocking.may_block(lane, op)
+        return self._blocking.may_block(lane, op) or (op.library == "fft" and self._fft.may_block(lane, op))
 
     def create_slab(self, nbytes: int) -> CudaSlab:
         """Take a slab of at least ``nbytes``.

@@ -50,11 +50,14 @@ def capture(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -
     with context.section:
         # Relaxed: what is forbidden to others during a capture (to load a kernel, say) is what this thread may have to do for it.
         driver.call("cuStreamBeginCapture", stream.handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        stream.is_capturing = True
         try:
             op.program.enqueue(lane)
         except BaseException:
             driver.ignore("cuStreamEndCapture", stream.handle)
             raise
+        finally:
+            stream.is_capturing = False
         graph = driver.call("cuStreamEndCapture", stream.handle)
         try:
             executable = driver.call("cuGraphInstantiate", graph, 0)

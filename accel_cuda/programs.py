@@ -27,10 +27,15 @@ _LIBRARIES = {
     "elementwise": ("unary", "binary"),
     "reduce": ("sum", "max", "min"),
     "dnn": ("dnn", "conv2d", "attention"),
+    "fft": ("fft",),
+    "rng": ("rng",),
 }
 """Library -> families of the programs that its ops need, besides the first program, which all do."""
 
-OPS_WITH_PROGRAMS = ("unary", "binary", "reduce", "conv2d", "attention", "axpy", "scal", "dot", "nrm2")
+OPS_WITH_PROGRAMS = (
+    *("unary", "binary", "reduce", "conv2d", "attention", "axpy", "scal", "dot", "nrm2"),
+    *("fft", "ifft", "rfft", "irfft", "uniform", "normal", "lognormal", "integers"),
+)
 """Kinds of ops that may need a program besides the first."""
 
 _COMPILERS = 16
@@ -192,6 +197,8 @@ class Programs(Mapping[str, Handle]):
     def lacks(self, op: Any) -> bool:
         """Return whether the program of an op's kernel is not loaded; quick."""
         kind = op.kind
+        if op.library in PROGRAMS:  # it has one program, whatever the dtype
+            return op.library not in self._loaded
         dtype = getattr(op, _OPERAND.get(kind, "x")).dtype
         key = (kind, dtype, op.op if kind == "reduce" else None)
         program = self._needs.get(key)

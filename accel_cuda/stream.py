@@ -36,6 +36,8 @@ class CudaStream:
     ----------
     handle : int
         The driver's CUstream.
+    is_capturing : bool
+        Whether what is enqueued now becomes part of a graph, and does not run.
     pointer : Handle
         The same, for hot calls.
     transfers : Transfers
@@ -55,6 +57,7 @@ class CudaStream:
         "_values",
         "context",
         "handle",
+        "is_capturing",
         "pointer",
         "transfers",
     )
@@ -74,6 +77,7 @@ class CudaStream:
         self._parameters = (ctypes.c_void_p * _ARGUMENTS)(*(start + 8 * i for i in range(_ARGUMENTS)))
         with context.section:
             self.handle = int(context.driver.call("cuStreamCreateWithPriority", _NON_BLOCKING, priority))
+        self.is_capturing = False
         self.pointer = Handle(self.handle)
         self._config = LaunchConfig(1, 1, 1, 1, 1, 1, 0, self.handle, None, 0)
         self._config_pointer = ctypes.byref(self._config)

@@ -18,7 +18,7 @@ EXTRAS: dict[str, dict[str, str]] = {
 }
 """Extra -> module -> distribution."""
 
-UNUSED = ("cpu",)
+UNUSED: tuple[str, ...] = ()
 """Extras that nothing in this release imports."""
 
 _ALONE = {"uvloop": "uvloop"}

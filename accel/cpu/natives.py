@@ -1,8 +1,11 @@
-"""Native kernels of the CPU: ops of the ``blas`` library for which there is something better than a gemm in disguise."""
+"""Native kernels of the CPU: ops that its compute interface has no call for, or for which there is something better than a gemm in disguise."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from accel.cpu.kernels.fft import FFT
+from accel.cpu.kernels.rng import RNG
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,5 +35,5 @@ def scal(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> N
     lane.compute.scal(op.x.size, op.alpha, outputs[0], 1, dtype=op.x.dtype)
 
 
-NATIVE: Mapping[str, Mapping[str, Kernel]] = {"blas": {"axpy": axpy, "dot": dot, "nrm2": nrm2, "scal": scal}}
+NATIVE: Mapping[str, Mapping[str, Kernel]] = {"blas": {"axpy": axpy, "dot": dot, "nrm2": nrm2, "scal": scal}, "fft": FFT, "rng": RNG}
 """Library -> op kind -> kernel."""

@@ -9,6 +9,7 @@ from accel.device.graph import Graph
 from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo
 from accel.device.kernel_library import KernelLibrary, Operand, kernel
 from accel.device.libraries import Blas, Dnn, Elementwise, Reduce
+from accel.device.libraries_signal import Fft, Rng
 from accel.device.lifecycle import DeviceState
 from accel.device.options import FaultSource
 from accel.device.streams import StreamStrategy
@@ -26,12 +27,14 @@ __all__ = [
     "Dnn",
     "Elementwise",
     "FaultSource",
+    "Fft",
     "Graph",
     "KernelLibrary",
     "Launches",
     "MemoryInfo",
     "Operand",
     "Reduce",
+    "Rng",
     "StreamStrategy",
     "System",
     "kernel",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
 
     from accel.device.core import DeviceCore
+    from accel.device.libraries_signal import Fft, Rng
     from accel.device.sender import Sender
     from accel.hosts import Host
     from accel.ops import KernelOp
@@ -88,6 +89,16 @@ class Device:
     def compiler(self) -> Compiler:
         """Kernels of your own; see :class:`~accel.device.Compiler`."""
         return self._compiler
+
+    @property
+    def fft(self) -> Fft[Coroutine[Any, Any, AccelRef]]:
+        """Fourier transforms; see :class:`~accel.device.Fft`."""
+        return self._libraries.fft
+
+    @property
+    def rng(self) -> Rng[Coroutine[Any, Any, AccelRef]]:
+        """Random numbers; see :class:`~accel.device.Rng`."""
+        return self._libraries.rng
 
     async def run(self, op: KernelOp, *, timeout: float | None = None) -> Any:
         """Run any op and return what it gives.

@@ -185,6 +185,11 @@ def launch(lane: Lane, op: ops.Launch, inputs: Sequence[int], outputs: Sequence[
     raise UnsupportedError(f"{op.kernel.name} cannot be launched: this backend has no compiler", remedy=NO_COMPILER)
 
 
+def not_offered(lane: Lane, op: ops.KernelOp, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Refuse an op that :class:`~accel.ComputeBackend` has no call for, on a backend without a kernel of its own."""
+    raise UnsupportedError(f"{op.library}.{op.kind} is not offered by this backend", remedy="Use another backend, such as 'cpu'.")
+
+
 LIBRARIES: Mapping[str, Mapping[str, Kernel]] = {
     "memory": {"put": put, "get": get, "empty": empty, "fill": fill, "copy": copy},
     "blas": {"gemm": gemm, "gemm_batched": gemm_batched, "gemv": gemv, "axpy": axpy, "dot": dot, "nrm2": nrm2, "scal": scal},
@@ -194,5 +199,7 @@ LIBRARIES: Mapping[str, Mapping[str, Kernel]] = {
     "graph": {"replay": replay},
     "capture": {"capture": capture},
     "compiler": {"launch": launch},
+    "fft": dict.fromkeys(("fft", "ifft", "rfft", "irfft"), not_offered),
+    "rng": dict.fromkeys(("uniform", "normal", "lognormal", "integers"), not_offered),
 }
-"""Library -> op kind -> kernel."""
+"""Library -> op kind -> kernel. Of ``fft`` and ``rng`` every kernel is a backend's own."""

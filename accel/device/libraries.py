@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from accel import ops
 from accel.compute import BinaryOp, Causal, ReduceOp, Transpose, UnaryOp
 from accel.device.compiler import Launches
+from accel.device.face import Face
+from accel.device.libraries_signal import Fft, Rng
 from accel.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -42,16 +44,7 @@ _BINARY = {key: member for member in BinaryOp for key in (member, member.value)}
 _REDUCE = {key: member for member in ReduceOp for key in (member, member.value)}
 
 
-class _Face(Generic[T_co]):
-    """One library, bound to what takes its ops."""
-
-    __slots__ = ("_submit",)
-
-    def __init__(self, submit: Callable[[KernelOp, float | None], T_co]) -> None:
-        self._submit = submit
-
-
-class Blas(_Face[T_co]):
+class Blas(Face[T_co]):
     """Linear algebra. Matrices are C-order: ``gemm(a, b)`` is numpy's ``a @ b``.
 
     All operands of a call have one dtype: float16, bfloat16, float32, float64, complex64 or complex128. ``out=`` names a buffer to write instead of making
@@ -123,7 +116,7 @@ class Blas(_Face[T_co]):
         return self._submit(ops.Scal(x, alpha), timeout)
 
 
-class Elementwise(_Face[T_co]):
+class Elementwise(Face[T_co]):
     """Functions of one or two arrays, element by element, in the operands' dtype."""
 
     __slots__ = ()
@@ -137,7 +130,7 @@ class Elementwise(_Face[T_co]):
         return self._submit(ops.Binary(_member(BinaryOp, _BINARY, op), x, y, out), timeout)
 
 
-class Reduce(_Face[T_co]):
+class Reduce(Face[T_co]):
     """Reductions; the object itself is called: ``device.reduce("sum", x, axis=1)``."""
 
     __slots__ = ()
@@ -156,7 +149,7 @@ class Reduce(_Face[T_co]):
         return self._submit(ops.Reduce(_member(ReduceOp, _REDUCE, op), x, axis, keepdims, out), timeout)
 
 
-class Dnn(_Face[T_co]):
+class Dnn(Face[T_co]):
     """Neural network ops: float16, bfloat16, float32, float64."""
 
     __slots__ = ()
@@ -193,7 +186,7 @@ class Dnn(_Face[T_co]):
 class Libraries(Generic[T_co]):
     """All libraries, bound to one taker of ops."""
 
-    __slots__ = ("blas", "compiler", "dnn", "elementwise", "reduce")
+    __slots__ = ("blas", "compiler", "dnn", "elementwise", "fft", "reduce", "rng")
 
     def __init__(self, submit: Callable[[KernelOp, float | None], T_co]) -> None:
         self.blas = Blas(submit)
@@ -201,3 +194,5 @@ class Libraries(Generic[T_co]):
         self.reduce = Reduce(submit)
         self.dnn = Dnn(submit)
         self.compiler = Launches(submit)
+        self.fft = Fft(submit)
+        self.rng = Rng(submit)

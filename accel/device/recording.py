@@ -14,6 +14,7 @@ from accel.ref import AccelRef
 if TYPE_CHECKING:
     from accel.device.compiler import Launches
     from accel.device.core import DeviceCore
+    from accel.device.libraries_signal import Fft, Rng
     from accel.device.sender import Sender
     from accel.ops import KernelOp, Plan
 
@@ -69,6 +70,16 @@ class Recorder:
     def compiler(self) -> Launches[Any]:
         """Launches of kernels that ``device.compiler`` compiled; see :class:`~accel.device.Launches`."""
         return self._libraries.compiler
+
+    @property
+    def fft(self) -> Fft[AccelRef]:
+        """Fourier transforms; see :class:`~accel.device.Fft`."""
+        return self._libraries.fft
+
+    @property
+    def rng(self) -> Rng[AccelRef]:
+        """Random numbers; see :class:`~accel.device.Rng`."""
+        return self._libraries.rng
 
     def __len__(self) -> int:
         return len(self._ops)

@@ -7,8 +7,10 @@ from accel.ops.blas import Axpy, Dot, Gemm, GemmBatched, Gemv, Nrm2, Scal
 from accel.ops.compiler import CompiledKernel, KernelLayout, Launch
 from accel.ops.dnn import Attention, Conv2d
 from accel.ops.elementwise import Binary, Unary
+from accel.ops.fft import Fft, Ifft, Irfft, Rfft
 from accel.ops.memory import Copy, Empty, Fill, Free, Get, Put
 from accel.ops.reduce import Reduce
+from accel.ops.rng import Integers, Lognormal, Normal, Uniform
 
 __all__ = [
     "Attention",
@@ -19,20 +21,28 @@ __all__ = [
     "Copy",
     "Dot",
     "Empty",
+    "Fft",
     "Fill",
     "Free",
     "Gemm",
     "GemmBatched",
     "Gemv",
     "Get",
+    "Ifft",
+    "Integers",
+    "Irfft",
     "KernelLayout",
     "KernelOp",
     "Launch",
+    "Lognormal",
+    "Normal",
     "Nrm2",
     "Plan",
     "Put",
     "Reduce",
+    "Rfft",
     "Scal",
     "Spec",
     "Unary",
+    "Uniform",
 ]

@@ -13,13 +13,29 @@ from accel_cuda.errors.compilers import NVRTC
 from accel_cuda.errors.driver import DRIVER
 from accel_cuda.errors.libraries import CUBLAS, CUDNN, CUSOLVER, CUSPARSE, CUTENSOR, NCCL
 from accel_cuda.errors.meaning import Meaning
+from accel_cuda.errors.transforms import CUFFT, CURAND
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from accel import AccelError
 
-__all__ = ["CUBLAS", "CUDNN", "CUSOLVER", "CUSPARSE", "CUTENSOR", "DRIVER", "NCCL", "NOT_READY", "NVRTC", "TABLES", "Meaning", "error_of"]
+__all__ = [
+    "CUBLAS",
+    "CUDNN",
+    "CUFFT",
+    "CURAND",
+    "CUSOLVER",
+    "CUSPARSE",
+    "CUTENSOR",
+    "DRIVER",
+    "NCCL",
+    "NOT_READY",
+    "NVRTC",
+    "TABLES",
+    "Meaning",
+    "error_of",
+]
 
 NOT_READY = 600
 """What a query answers while there is still work ahead of the mark; not an error."""
@@ -29,6 +45,8 @@ TABLES: Mapping[str, Mapping[int, Meaning]] = {
     "cublas": CUBLAS,
     "cublasLt": CUBLAS,
     "cudnn": CUDNN,
+    "cufft": CUFFT,
+    "curand": CURAND,
     "cusolver": CUSOLVER,
     "cusparse": CUSPARSE,
     "cutensor": CUTENSOR,

@@ -55,10 +55,15 @@ PROGRAMS: tuple[str, ...] = (
     *_split("max", "reduce.max"),
     *_split("min", "reduce.min"),
     "dnn",
+    "fft",
+    "rng",
 )
 """What is compiled and loaded on its own, when it is first needed. A function's name holds its program's, or one that stands for it below."""
 
-_FAMILIES = {"conv2d": "dnn", "attention": "dnn", "axpy": "vectors", "scal": "vectors", "dot": "vectors", "nrm2": "vectors"}
+_FAMILIES = {"conv2d": "dnn", "attention": "dnn", "axpy": "vectors", "scal": "vectors", "dot": "vectors", "nrm2": "vectors"} | {
+    "philox": "rng",
+    "xorwow": "rng",
+}
 
 
 def program_of(function: str) -> str:
@@ -76,8 +81,8 @@ def source_of(program: str) -> str:
 
 
 def _parts(program: str) -> tuple[str, str]:
-    if program == "memory":
-        return "memory.cu", ""
+    if program in ("memory", "fft", "rng"):
+        return f"{program}.cu", ""
     if program == "dnn":
         return "dnn.cu", _dnn()
     family, _, code = program.partition("_")

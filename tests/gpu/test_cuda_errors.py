@@ -19,6 +19,8 @@ _ENUMS = {
     "driver": ("cuda.bindings.driver", "CUresult", "CUDA_ERROR_"),
     "nvrtc": ("cuda.bindings.nvrtc", "nvrtcResult", "NVRTC_ERROR_"),
     "cublas": ("nvmath.bindings.cublas", "Status", ""),
+    "cufft": ("nvmath.bindings.cufft", "Result", ""),
+    "curand": ("nvmath.bindings.curand", "Status", ""),
     "cusolver": ("nvmath.bindings.cusolver", "Status", ""),
     "cusparse": ("nvmath.bindings.cusparse", "Status", ""),
     "cutensor": ("nvmath.bindings.cutensor", "Status", ""),

@@ -1,0 +1,146 @@
+"""Random numbers made of words; :mod:`accel.ops.rng` says how."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from accel.cpu.kernels.words import GENERATORS, philox
+from accel.cpu.views import Array, array
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from accel.backend import Kernel
+
+__all__ = ["RNG", "draw"]
+
+_U32, _U64 = np.dtype(np.uint32), np.dtype(np.uint64)
+_TO_FRACTION = {np.dtype(np.float32): (8, 2.0**-24), np.dtype(np.float64): (11, 2.0**-53)}
+# Calls of numpy for one chunk of words, and for one number among many.
+_CALL, _NUMBER = 150e-6, 20e-9
+
+
+def draw(numbers: Callable[[Array, Array], Array], op: Any, address: int) -> None:
+    """Write the numbers of ``op`` that ``numbers`` makes of blocks of words and their indices."""
+    size, offset, per_block = op.size, op.offset, op.per_block()
+    out = array(address, (size,), op.dtype.numpy)
+    first = offset // per_block
+    count = -(-(offset + size) // per_block) - first
+    done = 0
+    skip = offset - first * per_block
+    index = first
+    for words in GENERATORS[op.generator](op.seed, first, count):
+        made = numbers(words, np.arange(index, index + len(words), dtype=_U64)).reshape(-1)[skip:]
+        taken = min(len(made), size - done)
+        out[done : done + taken] = made[:taken]
+        done, skip, index = done + taken, 0, index + len(words)
+
+
+def _wide(words: Array) -> Array:
+    """Return pairs of words as one each, the first word the lower half."""
+    low, high = words[:, 0::2].astype(_U64), words[:, 1::2].astype(_U64)
+    result: Array = low | high << np.uint64(32)
+    return result
+
+
+def _uniform(op: Any, words: Array, blocks: Array) -> Array:
+    dtype = op.dtype.numpy
+    shift, unit = _TO_FRACTION[dtype]
+    whole = words if dtype.itemsize == 4 else _wide(words)
+    result: Array = (whole >> whole.dtype.type(shift)).astype(dtype)
+    low, high = dtype.type(op.low), dtype.type(op.high)
+    result *= dtype.type(unit)
+    result *= high - low
+    result += low
+    # Rounding may have reached the end, which does not belong to the range.
+    np.minimum(result, np.nextafter(high, low), out=result)
+    return result
+
+
+def _standard(dtype: np.dtype[Any], words: Array) -> Array:
+    """Return standard normal numbers."""
+    if dtype.itemsize == 4:
+        radius = words[:, 0::2].astype(dtype) * dtype.type(2.0**-32) + dtype.type(2.0**-33)
+        angle = words[:, 1::2].astype(dtype) * dtype.type(2.0**-32)
+    else:
+        whole = _wide(words) >> np.uint64(11)
+        radius = (whole[:, :1].astype(dtype) + 0.5) * 2.0**-53
+        angle = whole[:, 1:].astype(dtype) * 2.0**-53
+    # Fractions are exact, the multiple of pi is not: so the product is rounded once.
+    angle *= dtype.type(2 * np.pi)
+    radius = np.sqrt(dtype.type(-2) * np.log(radius))
+    result: Array = np.stack((radius * np.cos(angle), radius * np.sin(angle)), axis=2).reshape(len(words), -1)
+    return result
+
+
+@np.errstate(over="ignore")
+def _normal(op: Any, words: Array, blocks: Array) -> Array:
+    kind = op.dtype.numpy.type
+    result: Array = _standard(op.dtype.numpy, words) * kind(op.std) + kind(op.mean)
+    return result
+
+
+@np.errstate(over="ignore", under="ignore")
+def _lognormal(op: Any, words: Array, blocks: Array) -> Array:
+    kind = op.dtype.numpy.type
+    result: Array = np.exp(_standard(op.dtype.numpy, words) * kind(op.sigma) + kind(op.mean))
+    return result
+
+
+def _integers(op: Any, words: Array, blocks: Array) -> Array:
+    span = op.span()
+    scaled = _scaled_words if op.per_block() == 4 else _scaled_pairs
+    values, is_biased = scaled(words, span)
+    attempt = 0
+    while is_biased.any():
+        attempt += 1
+        rows, places = np.nonzero(is_biased)
+        again, still = scaled(philox(op.seed, blocks[rows], attempt), span)
+        here = np.arange(len(rows)), places
+        values[rows, places] = again[here]
+        is_biased = np.zeros_like(is_biased)
+        is_biased[rows, places] = still[here]
+    values += np.uint64(op.low % 2**64)
+    return values.astype(op.dtype.numpy)
+
+
+def _scaled_words(words: Array, span: int) -> tuple[Array, Array]:
+    """Return ``word * span >> 32`` and which of them are to be drawn again."""
+    if span == 1 << 32:
+        return words.astype(_U64), np.zeros(words.shape, np.bool_)
+    product = words * np.uint64(span)
+    return product >> np.uint64(32), product.astype(_U32) < np.uint32(-span % 2**32 % span)
+
+
+def _scaled_pairs(words: Array, span: int) -> tuple[Array, Array]:
+    """Return ``pair * span >> 64`` and which of them are to be drawn again."""
+    pairs = _wide(words)
+    if span == 1 << 64:
+        return pairs, np.zeros(pairs.shape, np.bool_)
+    half, mask = np.uint64(32), np.uint64(0xFFFFFFFF)
+    low, high = pairs & mask, pairs >> half
+    span_low, span_high = np.uint64(span & 0xFFFFFFFF), np.uint64(span >> 32)
+    middle = high * span_low + (low * span_low >> half)
+    crossed = low * span_high + (middle & mask)
+    upper = high * span_high + (middle >> half) + (crossed >> half)
+    return upper, pairs * np.uint64(span) < np.uint64(-span % 2**64 % span)
+
+
+def _kernel(numbers: Callable[[Any, Array, Array], Array]) -> Kernel:
+    def kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        if op.size:
+            lane.stream.submit(partial(draw, partial(numbers, op), op, outputs[0]), _CALL + op.size * _NUMBER)
+
+    return kernel
+
+
+RNG: Mapping[str, Kernel] = {
+    "uniform": _kernel(_uniform),
+    "normal": _kernel(_normal),
+    "lognormal": _kernel(_lognormal),
+    "integers": _kernel(_integers),
+}
+"""Op kind -> kernel."""

@@ -1,0 +1,202 @@
+"""Discrete Fourier transforms over one to three axes, with numpy's meaning."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from accel.dtype import DType
+from accel.errors import InvalidArgumentError, UnsupportedError
+from accel.ops.base import KernelOp, Plan, Shape, Spec, operand, result_in
+from accel.ref import AccelRef
+
+__all__ = ["Fft", "Ifft", "Irfft", "Norm", "Rfft"]
+
+Norm = Literal["backward", "ortho", "forward"]
+"""Which direction is scaled: the inverse by 1/N, both by 1/sqrt(N), or the forward one by 1/N."""
+
+_NORMS: tuple[Norm, ...] = ("backward", "ortho", "forward")
+_MOST_AXES = 3
+_COMPLEX = {DType.FLOAT32: DType.COMPLEX64, DType.FLOAT64: DType.COMPLEX128}
+_REAL = {wide: narrow for narrow, wide in _COMPLEX.items()}
+_AXES = "Give one to three different axes of x, counted from 0 or, from the end, from -1."
+
+
+def _index(name: str, value: object, remedy: str) -> int:
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidArgumentError(f"{name} is {value!r}", remedy=remedy) from None
+
+
+def _axes(value: object, ndim: int) -> tuple[int, ...]:
+    """Return the axes counted from 0, in the order in which they were given."""
+    given = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
+    axes = tuple(_index("axes", axis, _AXES) for axis in given)
+    if not 1 <= len(axes) <= _MOST_AXES:
+        raise InvalidArgumentError(f"axes names {len(axes)} axes", remedy=_AXES)
+    if any(not -ndim <= axis < ndim for axis in axes):
+        raise InvalidArgumentError(f"axes is {value!r}, and x has {ndim} dimension(s)", remedy=_AXES)
+    counted = tuple(axis % ndim for axis in axes)
+    if len(set(counted)) < len(counted):
+        raise InvalidArgumentError(f"axes is {value!r}, which names an axis twice", remedy=_AXES)
+    return counted
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Transform(KernelOp):
+    """What the four transforms share.
+
+    Parameters
+    ----------
+    x
+        What is transformed, of any shape; it is left as it is, unless it is ``out`` too.
+    axes
+        One axis or up to three, each at most once. Along the others it is a batch.
+    norm
+        What is scaled; see :data:`Norm`.
+    out
+        Buffer to write.
+    """
+
+    library: ClassVar[str] = "fft"
+    is_forward: ClassVar[bool] = True
+
+    x: AccelRef
+    axes: tuple[int, ...] = (-1,)
+    norm: Norm = "backward"
+    out: AccelRef | None = None
+
+    def lengths(self) -> Shape:
+        """Return how long the transforms are along :attr:`axes`, in real space. The op has been planned."""
+        return tuple(self.x.shape[axis] for axis in self.axes)
+
+    def scale(self) -> float:
+        """Return what the sums are multiplied by. The op has been planned."""
+        count = math.prod(self.lengths())
+        if self.norm == "ortho":
+            return 1 / math.sqrt(count)
+        return 1 / count if (self.norm == "forward") is self.is_forward else 1.0
+
+    def spec(self) -> Spec:
+        """Return shape and dtype of the result. The op has been planned."""
+        return Spec(self.x.shape, self.x.dtype)
+
+    def _prepare(self) -> tuple[AccelRef, tuple[int, ...]]:
+        x = operand("x", self.x)
+        axes = _axes(self.axes, len(x.shape))
+        if axes != self.axes:
+            # The op is frozen for its users; this changes how the axes are written, and not which they are.
+            object.__setattr__(self, "axes", axes)
+        if self.norm not in _NORMS:
+            raise InvalidArgumentError(f"norm is {self.norm!r}", remedy="Use 'backward', 'ortho' or 'forward'.")
+        return x, axes
+
+    def _planned(self) -> Plan:
+        if 0 in self.lengths():
+            raise InvalidArgumentError(f"a transform of length 0 has no value (x has shape {self.x.shape})", remedy="Leave empty axes out.")
+        shape, dtype = self.spec()
+        writes, creates = result_in(self.out, shape, dtype)
+        return Plan((self.x,), writes, creates, "", dtype)
+
+
+def _require(x: AccelRef, wanted: dict[DType, DType], other: dict[DType, DType], remedy: str) -> None:
+    """Raise unless the elements of x are among ``wanted``; with the remedy if they are the kind that another transform takes."""
+    if x.dtype in wanted:
+        return
+    names = " or ".join(dtype.value for dtype in wanted)
+    if x.dtype in other:
+        raise InvalidArgumentError(f"x is {x.dtype.value}, {names} is needed", remedy=remedy)
+    raise UnsupportedError(f"there is no transform of {x.dtype.value}", remedy=f"Use {names}.")
+
+
+class _Whole(Transform):
+    """Complex to complex."""
+
+    __slots__ = ()
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x, _ = self._prepare()
+        _require(x, _REAL, _COMPLEX, "Use rfft, which takes real elements; or convert them before they are put on the device.")
+        return self._planned()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Fft(_Whole):
+    """numpy's ``fftn(x, axes=axes, norm=norm)`` of complex64 or complex128. ``out`` may be ``x``. See :class:`Transform` for the parameters."""
+
+    kind: ClassVar[str] = "fft"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Ifft(_Whole):
+    """numpy's ``ifftn(x, axes=axes, norm=norm)`` of complex64 or complex128. ``out`` may be ``x``. See :class:`Transform` for the parameters."""
+
+    kind: ClassVar[str] = "ifft"
+    is_forward: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Rfft(Transform):
+    """numpy's ``rfftn(x, axes=axes, norm=norm)`` of float32 or float64.
+
+    The last of ``axes`` keeps the n // 2 + 1 frequencies that are not the conjugate of another. See :class:`Transform` for the parameters.
+    """
+
+    kind: ClassVar[str] = "rfft"
+
+    def spec(self) -> Spec:
+        """See :meth:`Transform.spec`."""
+        shape, last = self.x.shape, self.axes[-1]
+        return Spec((*shape[:last], shape[last] // 2 + 1, *shape[last + 1 :]), _COMPLEX[self.x.dtype])
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x, _ = self._prepare()
+        _require(x, _COMPLEX, _REAL, "Use fft, which takes complex elements.")
+        return self._planned()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Irfft(Transform):
+    """numpy's ``irfftn(x, axes=axes, norm=norm)`` of complex64 or complex128, whose result is real; ``x`` is left as it is.
+
+    Parameters
+    ----------
+    n
+        Length of the result along the last of ``axes``, of which x has m = n // 2 + 1 frequencies: 2 * (m - 1), which is the default, or one more.
+    """
+
+    kind: ClassVar[str] = "irfft"
+    is_forward: ClassVar[bool] = False
+
+    n: int | None = None
+
+    def length(self) -> int:
+        """Return the length of the result along the last axis. The op has been planned."""
+        return 2 * (self.x.shape[self.axes[-1]] - 1) if self.n is None else self.n
+
+    def lengths(self) -> Shape:
+        """See :meth:`Transform.lengths`."""
+        return (*(self.x.shape[axis] for axis in self.axes[:-1]), self.length())
+
+    def spec(self) -> Spec:
+        """See :meth:`Transform.spec`."""
+        shape, last = self.x.shape, self.axes[-1]
+        return Spec((*shape[:last], self.length(), *shape[last + 1 :]), _REAL[self.x.dtype])
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x, axes = self._prepare()
+        _require(x, _REAL, _COMPLEX, "irfft takes what rfft gives.")
+        last = axes[-1]
+        if self.n is not None:
+            remedy = f"x has m = {x.shape[last]} frequencies along axis {last}: give 2 * (m - 1), 2 * m - 1, or leave n out."
+            object.__setattr__(self, "n", _index("n", self.n, remedy))
+            if self.length() < 1 or self.length() // 2 + 1 != x.shape[last]:
+                raise InvalidArgumentError(f"n is {self.n}", remedy=remedy)
+        return self._planned()

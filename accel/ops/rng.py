@@ -1,0 +1,216 @@
+"""Random numbers: pure functions of a seed, a place in the seed's stream, and the generator's name.
+
+The stream of a seed is a sequence of blocks of four 32-bit words w0 w1 w2 w3. Number i of the stream comes from block i // 4 (float32, and integers of
+at most 2**32 values) or i // 2 (float64, and integers of more), and from nothing else: so it does not matter in how many pieces, and on how many
+threads, a stream is read. What a block is:
+
+``"philox"``
+    Philox4x32-10 (Salmon et al., *Parallel random numbers: as easy as 1, 2, 3*, 2011) of the key ``seed`` and the counter (block, 0, 0).
+``"xorwow"``
+    Marsaglia's XORWOW (*Xorshift RNGs*, 2003), in segments of 2**18 blocks. A segment is made by 4096 generators that give one block each in turn; the
+    state of generator j of segment s is taken from Philox of the key ``seed`` and the counters (4096 * s + j, 0, 1) and (4096 * s + j, 1, 1).
+
+A counter (block, attempt, purpose) is the block's low and high half, the attempt and the purpose, a word each. What a number is:
+
+- uniform: the upper 24 bits of a word, or 53 bits of w0 + 2**32 * w1, as a fraction u of one; then ``low + u * (high - low)``, below ``high``.
+- normal: Box and Muller's transform of two words into two numbers (float32), or of the four into two (float64).
+- log-normal: the exponential of a normal number.
+- integers: ``low`` plus the upper half of the product of a word, or two, with the number of values. Where that would favour some values (Lemire, *Fast
+  random integer generation in an interval*, 2019) the word is taken from the next attempt of the same Philox block, whatever the generator is.
+
+Backends that follow this give the same integers and uniform numbers, bit by bit, and normal ones that differ in the last places.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import secrets
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from accel.dtype import DType
+from accel.errors import InvalidArgumentError, UnsupportedError
+from accel.ops.base import KernelOp, Plan, Shape, number, result_in
+from accel.ref import AccelRef
+
+__all__ = ["Generator", "Integers", "Lognormal", "Normal", "Uniform"]
+
+Generator = Literal["philox", "xorwow"]
+"""How words are made; see this module."""
+
+_GENERATORS: tuple[Generator, ...] = ("philox", "xorwow")
+_FLOATS = (DType.FLOAT32, DType.FLOAT64)
+_END = 1 << 64
+_LONGEST = 1 << 62
+_LARGEST = {dtype: float(np.finfo(dtype.numpy).max) for dtype in _FLOATS}
+
+
+def _int(name: str, value: object, low: int, high: int) -> int:
+    remedy = f"Give an int of {low} or more, below {high}."
+    try:
+        result = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidArgumentError(f"{name} is {value!r}", remedy=remedy) from None
+    if not low <= result < high:
+        raise InvalidArgumentError(f"{name} is {result}", remedy=remedy)
+    return result
+
+
+def _real(name: str, value: object, dtype: DType) -> float:
+    """Return a parameter, rounded to the elements' type."""
+    result = value if type(value) is float else number(name, value)
+    if isinstance(result, complex) or not abs(result) <= _LARGEST[dtype]:
+        raise InvalidArgumentError(f"{name} is {value!r}", remedy=f"Give a finite real number that {dtype.value} can hold.")
+    return float(dtype.numpy.type(result))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Draw(KernelOp):
+    """What the distributions share.
+
+    Parameters
+    ----------
+    shape
+        Shape of the result.
+    dtype
+        Its element type.
+    seed
+        From 0 to 2**64 - 1. ``None``: one is drawn from the system's entropy when the op is made, and kept in it.
+    offset
+        How many numbers of the stream are skipped.
+    generator
+        ``"philox"`` or ``"xorwow"``.
+    out
+        Buffer to write.
+    """
+
+    library: ClassVar[str] = "rng"
+
+    shape: Shape
+    dtype: DType = DType.FLOAT32
+    seed: int | None = None
+    offset: int = 0
+    generator: Generator = "philox"
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Draw the seed, if there is none."""
+        if self.seed is None:
+            self._set(seed=secrets.randbits(64))
+
+    @property
+    def size(self) -> int:
+        """How many numbers are drawn."""
+        return math.prod(self.shape)
+
+    def per_block(self) -> int:
+        """Return how many numbers come from one block of the stream. The op has been planned."""
+        return 4 if self.dtype is DType.FLOAT32 else 2
+
+    def _set(self, **values: Any) -> None:
+        # The op is frozen for its users; this changes how a parameter is written, and not which it is.
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _planned(self) -> Plan:
+        if self.generator not in _GENERATORS:
+            raise InvalidArgumentError(f"generator is {self.generator!r}", remedy="Use 'philox' or 'xorwow'.")
+        self._set(seed=_int("seed", self.seed, 0, _END), offset=_int("offset", self.offset, 0, _LONGEST))
+        writes, creates = result_in(self.out, self.shape, self.dtype)
+        return Plan((), writes, creates, "", self.dtype)
+
+    def _require_float(self) -> DType:
+        if self.dtype not in _FLOATS:
+            raise UnsupportedError(f"{self.kind} numbers are not offered in {self.dtype.value}", remedy="Use float32 or float64.")
+        return self.dtype
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Uniform(Draw):
+    """Numbers of one density from ``low`` up to, and without, ``high``: float32 or float64. See :class:`Draw` for the other parameters."""
+
+    kind: ClassVar[str] = "uniform"
+
+    low: float = 0.0
+    high: float = 1.0
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        dtype = self._require_float()
+        low, high = _real("low", self.low, dtype), _real("high", self.high, dtype)
+        if not low < high:
+            raise InvalidArgumentError(
+                f"low is {low} and high is {high} in {dtype.value}", remedy="Give a high that is larger than low in this dtype."
+            )
+        _real("high - low", high - low, dtype)
+        self._set(low=low, high=high)
+        return self._planned()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Normal(Draw):
+    """Normal numbers of mean ``mean`` and standard deviation ``std``: float32 or float64. See :class:`Draw` for the other parameters."""
+
+    kind: ClassVar[str] = "normal"
+
+    mean: float = 0.0
+    std: float = 1.0
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        dtype = self._require_float()
+        self._set(mean=_real("mean", self.mean, dtype), std=_deviation("std", self.std, dtype))
+        return self._planned()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Lognormal(Draw):
+    """Numbers whose logarithm is normal, of mean ``mean`` and deviation ``sigma``: float32 or float64. See :class:`Draw` for the other parameters."""
+
+    kind: ClassVar[str] = "lognormal"
+
+    mean: float = 0.0
+    sigma: float = 1.0
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        dtype = self._require_float()
+        self._set(mean=_real("mean", self.mean, dtype), sigma=_deviation("sigma", self.sigma, dtype))
+        return self._planned()
+
+
+def _deviation(name: str, value: object, dtype: DType) -> float:
+    result = _real(name, value, dtype)
+    if result < 0:
+        raise InvalidArgumentError(f"{name} is {value!r}", remedy="Give 0 or more.")
+    return result
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Integers(Draw):
+    """Integers from ``low`` up to, and without, ``high``, all of the same probability, in any integer dtype. See :class:`Draw` for the other parameters."""
+
+    kind: ClassVar[str] = "integers"
+
+    low: int = 0
+    high: int = 2
+
+    def span(self) -> int:
+        """Return how many values there are. The op has been planned."""
+        return self.high - self.low
+
+    def per_block(self) -> int:
+        """See :meth:`Draw.per_block`."""
+        return 4 if self.span() <= 1 << 32 else 2
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        if not self.dtype.is_integer:
+            raise UnsupportedError(f"integers are not offered in {self.dtype.value}", remedy="Use an integer dtype, such as int64.")
+        bounds = np.iinfo(self.dtype.numpy)
+        low = _int("low", self.low, int(bounds.min), int(bounds.max) + 1)
+        self._set(low=low, high=_int("high", self.high, low + 1, int(bounds.max) + 2))
+        return self._planned()

@@ -1,0 +1,179 @@
+"""cuFFT plans of one stream: made when first needed, kept while they are used, with work areas from the stream's own memory."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from accel_cuda.errors import error_of
+from accel_cuda.libraries import load_library, load_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accel_cuda.compute import CudaCompute
+    from accel_cuda.event import CudaEvent
+    from accel_cuda.fft_layout import Layout
+    from accel_cuda.stream import CudaStream
+
+__all__ = ["KEPT", "FftPlans"]
+
+KEPT = 64
+"""How many plans one stream keeps; the one that was not used for longest goes first. Those of graphs stay beside them, as long as the stream."""
+
+_LEAVING = 8
+_FORWARD, _INVERSE = -1, 1
+# Transform, double precision -> cufftType.
+_TYPES = {
+    ("real", False): 0x2A,
+    ("back", False): 0x2C,
+    ("whole", False): 0x29,
+    ("real", True): 0x6A,
+    ("back", True): 0x6C,
+    ("whole", True): 0x69,
+}
+
+
+class _Plan(NamedTuple):
+    handle: int
+    work: int
+    execute: Callable[..., None]
+
+
+class FftPlans:
+    """The plans of one stream. One thread at a time uses them.
+
+    Parameters
+    ----------
+    stream
+        Where the work goes.
+    compute
+        The stream's compute interface, which has the memory of the work areas.
+    kept
+        How many plans are kept.
+
+    Attributes
+    ----------
+    made, evicted : int
+        How many plans were made, and how many of them had to go.
+    """
+
+    def __init__(self, stream: CudaStream, compute: CudaCompute, kept: int = KEPT) -> None:
+        load_library("cufft", "nvidia-cufft")
+        self._cufft = load_module("nvmath.bindings.cufft", "nvmath-python")
+        self._error: Any = self._cufft.cuFFTError
+        self._stream = stream
+        self._compute = compute
+        self._kept = kept
+        self._plans: OrderedDict[Layout, _Plan] = OrderedDict()
+        self._leaving: list[tuple[int, CudaEvent]] = []
+        self._held: dict[Layout, _Plan] = {}
+        self.made = 0
+        self.evicted = 0
+        stream.at_close(self.close)
+
+    def __contains__(self, layout: Layout) -> bool:
+        return layout in self._plans or layout in self._held
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def execute(self, layout: Layout, source: int, destination: int, *, is_forward: bool, calls: int = 1, step: int = 0) -> None:
+        """Enqueue a plan, ``calls`` times on memory that lies ``step`` bytes further each time. May block where the plan is new."""
+        plan = self._hold(layout) if self._stream.is_capturing else self._take(layout)
+        direction = (_FORWARD if is_forward else _INVERSE,) if layout.transform == "whole" else ()
+        area = self._compute.alloc(plan.work) if plan.work else 0
+        try:
+            if area:
+                self._cufft.set_work_area(plan.handle, area)
+            for call in range(calls):
+                plan.execute(plan.handle, source + call * step, destination + call * step, *direction)
+        except self._error as error:
+            raise self._failure(error, "execute") from error
+        finally:
+            # For whatever comes next in this stream.
+            if area:
+                self._compute.free(area)
+
+    def close(self) -> None:
+        """Destroy all plans. May block; the stream has ended, and the context is current and healthy."""
+        for plan in (*self._plans.values(), *self._held.values()):
+            self._cufft.destroy(plan.handle)
+        self._plans.clear()
+        self._held.clear()
+        self._destroy_left(is_over=True)
+
+    def _take(self, layout: Layout) -> _Plan:
+        plan = self._plans.get(layout) or self._held.get(layout)
+        if plan is None:
+            plan = self._plans[layout] = self._make(layout)
+            self._evict()
+        elif layout in self._plans:
+            self._plans.move_to_end(layout)
+        return plan
+
+    def _hold(self, layout: Layout) -> _Plan:
+        """Return a plan that stays: a graph uses its tables at each replay."""
+        plan = self._held.get(layout)
+        if plan is None:
+            plan = self._held[layout] = self._plans.pop(layout) if layout in self._plans else self._make(layout)
+        return plan
+
+    def _make(self, layout: Layout) -> _Plan:
+        cufft = self._cufft
+        try:
+            handle = int(cufft.create())
+        except self._error as error:
+            raise self._failure(error, "create") from error
+        try:
+            cufft.set_auto_allocation(handle, 0)
+            sides = [(layout.embed(is_real=each), layout.stride, layout.dist(is_real=each)) for each in self._sides(layout)]
+            lengths, kind = layout.lengths, _TYPES[layout.transform, layout.is_double]
+            work = int(cufft.make_plan_many64(handle, len(lengths), lengths, *sides[0], *sides[1], kind, layout.batch))
+            cufft.set_stream(handle, self._stream.handle)
+        except self._error as error:
+            cufft.destroy(handle)
+            raise self._failure(error, "make_plan") from error
+        self.made += 1
+        return _Plan(handle, work, self._function(layout))
+
+    @staticmethod
+    def _sides(layout: Layout) -> tuple[bool, bool]:
+        """Return whether the source and the destination are real."""
+        return layout.transform == "real", layout.transform == "back"
+
+    def _function(self, layout: Layout) -> Callable[..., None]:
+        names = {"real": ("exec_r2c", "exec_d2z"), "back": ("exec_c2r", "exec_z2d"), "whole": ("exec_c2c", "exec_z2z")}
+        function: Callable[..., None] = getattr(self._cufft, names[layout.transform][layout.is_double])
+        return function
+
+    def _evict(self) -> None:
+        """Let plans go that are too many; they are destroyed once the stream has passed their last use."""
+        self._destroy_left(is_over=False)
+        while len(self._plans) > self._kept:
+            _, plan = self._plans.popitem(last=False)
+            event = self._stream.context.create_event()
+            self._stream.record(event)
+            self._leaving.append((plan.handle, event))
+            self.evicted += 1
+        if len(self._leaving) > _LEAVING:
+            self._stream.synchronize()
+            self._destroy_left(is_over=True)
+
+    def _destroy_left(self, *, is_over: bool) -> None:
+        left = []
+        for handle, event in self._leaving:
+            if is_over or event.query():
+                self._cufft.destroy(handle)
+                event.close()
+            else:
+                left.append((handle, event))
+        self._leaving = left
+
+    def _failure(self, error: Any, call: str) -> Exception:
+        """Return what the status means; the device's fault, if there is one behind it."""
+        context = self._stream.context
+        status = context.driver.status("cuStreamQuery", self._stream.handle)
+        if status not in (0, 600):
+            return context.failure(status, f"cuFFT {call}")
+        return error_of(int(error.status), call, library="cufft", device=context.description.spec)

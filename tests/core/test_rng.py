@@ -1,0 +1,182 @@
+"""Random numbers on the CPU: known answers, the laws of the stream, statistics, and what the ops refuse."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+import accel
+from accel import ops
+from accel.cpu.kernels.words import philox, xorwow_blocks
+from accel.testing import FaultPlan
+from tests.device_support import failure, opened
+from tests.rng_support import GENERATORS, IDS, KINDS, SURE, check_distribution, check_pieces, drawn
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def test_philox_gives_the_published_answers() -> None:
+    cases = (
+        ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        ((2**32 - 1,) * 4, (2**32 - 1,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0), (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
+    )
+    for (c0, c1, c2, c3), (k0, k1), expected in cases:
+        blocks = np.array([c0 | c1 << 32], np.uint64)
+        assert tuple(philox(k0 | k1 << 32, blocks, c2, c3)[0]) == expected
+
+
+def plain_xorwow(seed: int, lane: int, count: int) -> list[int]:
+    """Return words of one lane, by Marsaglia's recurrence written as he did."""
+    first, second = (philox(seed, np.array([lane], np.uint64), plane, 1)[0] for plane in (0, 1))
+    x, y, z, w, v, d = (int(word) for word in (*first, *second[:2]))
+    words = []
+    for _ in range(count):
+        t = x ^ (x >> 2)
+        x, y, z, w = y, z, w, v
+        v = (v ^ (v << 4) ^ t ^ (t << 1)) & 0xFFFFFFFF
+        d = (d + 362437) & 0xFFFFFFFF
+        words.append((d + v) & 0xFFFFFFFF)
+    return words
+
+
+def test_xorwow_is_marsaglias_in_every_lane() -> None:
+    blocks = np.concatenate(list(xorwow_blocks(77, 4096 * 63, 8192)))
+    for lane in (0, 1, 4095):
+        assert blocks[lane].tolist() == plain_xorwow(77, lane, 256)[-4:]
+        assert blocks[4096 + lane].tolist() == plain_xorwow(77, 4096 + lane, 4)
+
+
+@pytest.mark.parametrize("generator", GENERATORS)
+@pytest.mark.parametrize(("kind", "options"), KINDS, ids=IDS)
+async def test_a_stream_is_the_same_in_any_pieces(generator: Any, kind: str, options: dict[str, Any], rng: np.random.Generator) -> None:
+    async with opened() as device:
+        await check_pieces(device, generator, kind, options, rng)
+
+
+@pytest.mark.parametrize("generator", GENERATORS)
+@pytest.mark.parametrize(("kind", "options"), KINDS, ids=IDS)
+async def test_the_numbers_are_of_their_distribution(generator: Any, kind: str, options: dict[str, Any], rng: np.random.Generator) -> None:
+    seed = int(rng.integers(2**63))
+    async with opened() as device:
+        check_distribution(kind, options, await drawn(device, kind, 300_000, seed=seed, generator=generator, **options))
+
+
+async def test_the_statistics_find_what_is_wrong(rng: np.random.Generator) -> None:
+    size = 300_000
+    wrong = (
+        ("uniform", {"low": 0.0, "high": 1.0}, rng.random(size) ** 1.03),
+        ("uniform", {"low": 0.0, "high": 1.0}, np.repeat(rng.random(size // 2), 2)),
+        ("uniform", {"low": 0.0, "high": 1.0}, 1 - rng.random(size) * 2.0**-3),
+        ("normal", {"mean": 0.0, "std": 1.0}, 1.02 * rng.standard_normal(size)),
+        ("normal", {"mean": 0.0, "std": 1.0}, rng.standard_t(30, size)),
+        ("lognormal", {"mean": 0.0, "sigma": 1.0}, np.exp(0.03 + rng.standard_normal(size))),
+        ("integers", {"low": 0, "high": 10}, np.where(rng.random(size) < 0.02, 9, rng.integers(0, 10, size))),
+        ("integers", {"low": 0, "high": 10}, rng.integers(0, 9, size)),
+    )
+    for kind, options, sample in wrong:
+        with pytest.raises(AssertionError):
+            check_distribution(kind, options, np.asarray(sample))
+
+
+async def test_integers_have_no_bias_where_words_do_not_divide_evenly(rng: np.random.Generator) -> None:
+    """Without drawing again, of 3 * 2**30 values from 2**32 words every third would come up twice as often."""
+    stats = pytest.importorskip("scipy.stats")
+    async with opened() as device:
+        for dtype, bits in (("uint32", 30), ("uint64", 62)):
+            sample = await drawn(device, "integers", 90_000, low=0, high=3 << bits, dtype=dtype, seed=int(rng.integers(2**63)))
+            assert stats.chisquare(np.bincount((sample % 3).astype(np.int64))).pvalue > SURE
+
+
+async def test_the_ends_of_a_range(rng: np.random.Generator) -> None:
+    seed = int(rng.integers(2**63))
+    async with opened() as device:
+        for low, high, dtype in ((5, 6, "uint8"), (-128, -127, "int8"), (2**64 - 1, 2**64, "uint64"), (-(2**63), 1 - 2**63, "int64")):
+            assert (await drawn(device, "integers", 9, low=low, high=high, dtype=dtype, seed=seed)).tolist() == [low] * 9
+        for low, high, dtype in ((-128, 128, "int8"), (0, 2, "uint16")):
+            found = await drawn(device, "integers", 40_000, low=low, high=high, dtype=dtype, seed=seed)
+            assert set(found.tolist()) == set(range(low, high))
+        # One step apart: the end would be reached by rounding.
+        after = float(np.nextafter(np.float32(1), np.float32(2)))
+        assert set((await drawn(device, "uniform", 5000, low=1.0, high=after, seed=seed)).tolist()) == {1.0}
+        wide = await drawn(device, "uniform", 5000, low=-1e38, high=1e38, seed=seed)
+        assert wide.min() < -0.99e38 < 0.99e38 < wide.max()
+
+
+async def test_a_seed_is_drawn_once_and_shown(rng: np.random.Generator) -> None:
+    op = ops.Normal((5,))
+    assert op.seed is not None
+    assert op.seed != ops.Normal((5,)).seed
+    async with opened() as device:
+        first, second = await device.get(await device.run(op)), await device.get(await device.run(pickle.loads(pickle.dumps(op))))
+        np.testing.assert_array_equal(first, second)
+        assert not np.array_equal(await drawn(device, "normal", 5), await drawn(device, "normal", 5))
+
+
+async def test_out_batch_empty_and_0d(rng: np.random.Generator) -> None:
+    seed = int(rng.integers(2**63))
+    async with opened(libraries=("rng",)) as device:
+        out = await device.full((3, 5), np.nan)
+        assert await device.rng.normal((3, 5), seed=seed, out=out) is out
+        async with device.batch() as batch:
+            a = batch.rng.normal((3, 5), seed=seed)
+            b = batch.elementwise.binary("sub", a, out)
+            batch.rng.uniform((3, 5), seed=seed, out=out)
+        assert not (await device.get(b)).any()
+        np.testing.assert_array_equal(await device.get(out), await drawn(device, "uniform", (3, 5), seed=seed))
+        assert (await drawn(device, "uniform", (0, 3))).shape == (0, 3)
+        assert (await drawn(device, "integers", (), low=4, high=5)).tolist() == 4
+
+
+async def test_normal_numbers_reach_far_and_stay_finite() -> None:
+    async with opened() as device:
+        sample = await drawn(device, "normal", 1 << 20, seed=5)
+        assert 4.5 < np.abs(sample).max() < 6.8
+        assert np.isinf(await drawn(device, "lognormal", 50_000, mean=80.0, sigma=20.0, seed=5)).any()
+        assert (await drawn(device, "normal", 7, std=0.0, mean=2.5)).tolist() == [2.5] * 7
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("uniform", {"low": 1.0, "high": 1.0}),
+        ("uniform", {"low": 1.0, "high": 1.0 + 1e-12}),
+        ("uniform", {"low": -3e38, "high": 3e38}),
+        ("uniform", {"low": "0"}),
+        ("uniform", {"high": math.inf}),
+        ("uniform", {"high": 1j}),
+        ("uniform", {"high": 10**400}),
+        ("normal", {"std": -1.0}),
+        ("normal", {"mean": math.nan}),
+        ("normal", {"mean": 1e300}),
+        ("lognormal", {"sigma": -0.1}),
+        ("uniform", {"seed": -1}),
+        ("uniform", {"seed": 2**64}),
+        ("uniform", {"seed": 1.5}),
+        ("uniform", {"offset": -1}),
+        ("uniform", {"offset": "3"}),
+        ("uniform", {"generator": "mt19937"}),
+        ("uniform", {"shape": -1}),
+        ("integers", {"low": 3, "high": 3}),
+        ("integers", {"low": 0, "high": 2.5}),
+        ("integers", {"low": 0, "high": 257, "dtype": "uint8"}),
+        ("integers", {"low": -1, "high": 2, "dtype": "uint8"}),
+    ],
+)
+async def test_what_does_not_fit_is_refused(kind: str, options: dict[str, Any]) -> None:
+    async def draw(device: accel.Device) -> None:
+        await getattr(device.rng, kind)(**{"shape": 4, **options})
+
+    async with opened() as device:
+        await failure(draw(device), accel.InvalidArgumentError)
+
+
+async def test_other_elements_are_not_offered() -> None:
+    async with opened(faults=FaultPlan().fail_at(9, accel.LibraryError("never"), op="lognormal")) as device:
+        await failure(device.rng.normal(3, "float16"), accel.UnsupportedError)
+        await failure(device.rng.uniform(3, "int32"), accel.UnsupportedError)
+        await failure(device.rng.integers(3, 0, 2, "float32"), accel.UnsupportedError)

@@ -1,0 +1,195 @@
+"""Fourier transforms on the GPU against numpy in double precision."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import accel
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from accel.ops.fft import Norm
+    from accel_cuda.fft_plans import FftPlans
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("nothing_left")]
+
+Array = np.ndarray[Any, Any]
+NORMS: tuple[Norm, ...] = ("backward", "ortho", "forward")
+TOLERANCE = {np.dtype(np.complex64): 3e-6, np.dtype(np.complex128): 1e-14}
+
+
+@contextlib.asynccontextmanager
+async def opened(**options: Any) -> AsyncIterator[accel.Device]:
+    async with accel.System() as system:
+        yield await system.open_device("cuda", **options)
+
+
+def signal(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> Array:
+    values: Array = rng.standard_normal(shape)
+    if np.dtype(dtype).kind == "c":
+        values = values + 1j * rng.standard_normal(shape)
+    return values.astype(dtype)
+
+
+def close(got: Array, expected: Array, dtype: Any, what: object = "") -> None:
+    assert got.shape == expected.shape
+    assert got.dtype == dtype
+    tolerance = TOLERANCE[np.result_type(dtype, np.complex64)] * math.log2(expected.size + 2)
+    assert np.max(np.abs(got - expected), initial=0.0) <= tolerance * np.max(np.abs(expected), initial=1e-300), what
+
+
+async def check_all(
+    device: accel.Device, rng: np.random.Generator, shape: tuple[int, ...], axes: tuple[int, ...], norm: Norm, single: bool
+) -> None:
+    """Compare the four transforms, and that they leave alone what they read."""
+    real, whole = (np.float32, np.complex64) if single else (np.float64, np.complex128)
+    z, x = signal(rng, shape, whole), signal(rng, shape, real)
+    rz, rx = await device.put(z), await device.put(x)
+    wide_z, wide_x = z.astype(np.complex128), x.astype(np.float64)
+    what = shape, axes, norm, single
+    out = await device.full(shape, np.nan, whole)
+    assert await device.fft.fft(rz, axes=axes, norm=norm, out=out) is out
+    close(await device.get(out), np.fft.fftn(wide_z, axes=axes, norm=norm), whole, what)
+    close(await device.get(await device.fft.ifft(rz, axes=axes, norm=norm)), np.fft.ifftn(wide_z, axes=axes, norm=norm), whole, what)
+    spectrum = await device.fft.rfft(rx, axes=axes, norm=norm)
+    close(await device.get(spectrum), np.fft.rfftn(wide_x, axes=axes, norm=norm), whole, what)
+    n = 2 * (shape[axes[-1]] - 1) + int(rng.integers(2)) if shape[axes[-1]] > 1 else 1
+    lengths = (*(shape[axis] for axis in axes[:-1]), n)
+    # Not the spectrum of any real signal: numpy ignores what is of no use, and so must this.
+    back = await device.fft.irfft(rz, axes=axes, norm=norm, n=n)
+    close(await device.get(back), np.fft.irfftn(wide_z, s=lengths, axes=axes, norm=norm), real, what)
+    np.testing.assert_array_equal(await device.get(rz), z)
+    np.testing.assert_array_equal(await device.get(rx), x)
+    assert await device.fft.ifft(rz, axes=axes, norm=norm, out=rz) is rz
+    close(await device.get(rz), np.fft.ifftn(wide_z, axes=axes, norm=norm), whole, what)
+
+
+@pytest.mark.parametrize("single", [True, False])
+async def test_transforms_of_any_shape_and_axes_are_numpys(single: bool, rng: np.random.Generator) -> None:
+    async with opened() as device:
+        for _ in range(40):
+            shape = tuple(int(n) for n in rng.integers(1, 24, rng.integers(1, 5)))
+            axes = tuple(int(axis) for axis in rng.permutation(len(shape))[: rng.integers(1, min(3, len(shape)) + 1)])
+            await check_all(device, rng, shape, axes, NORMS[rng.integers(3)], single)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((1,), (0,)),
+        ((1, 1, 3), (0, 1)),
+        ((1009,), (0,)),
+        ((3, 65537), (1,)),
+        ((7, 1021, 3), (1,)),
+        ((40, 33, 65), (1,)),
+        ((2, 3, 64, 5), (2,)),
+        ((128, 64), (0,)),
+        ((31, 37, 41), (0, 1, 2)),
+        ((5, 16, 16, 16), (1, 2, 3)),
+        ((16, 16, 16, 5), (0, 1, 2)),
+        ((20, 12, 18, 7), (1, 2)),
+        ((64, 1 << 14), (1,)),
+        ((1 << 20,), (0,)),
+    ],
+)
+async def test_odd_prime_long_and_middle_axes(shape: tuple[int, ...], axes: tuple[int, ...], rng: np.random.Generator) -> None:
+    async with opened(libraries=("fft",)) as device:
+        await check_all(device, rng, shape, axes, NORMS[rng.integers(3)], True)
+        await check_all(device, rng, shape, axes, NORMS[rng.integers(3)], False)
+
+
+def plans_of(device: accel.Device) -> list[FftPlans]:
+    context: Any = device._host.context
+    return list(context.device._fft.plans.values())
+
+
+async def test_plans_are_kept_and_the_oldest_go(rng: np.random.Generator) -> None:
+    x = signal(rng, (4096,), np.complex128)
+    async with opened() as device:
+        ref = await device.put(x)
+        outs = {n: await device.put(x[:n]) for n in range(100, 200)}
+        results = await asyncio.gather(*(device.fft.fft(each) for each in outs.values()))
+        for n, result in zip(outs, results, strict=True):
+            close(await device.get(result), np.fft.fft(x[:n]), np.complex128, n)
+        (plans,) = plans_of(device)
+        assert len(plans) == 64
+        assert (plans.made, plans.evicted) == (100, 36)
+        await device.fft.fft(outs[199])
+        await device.fft.ifft(outs[199])
+        assert plans.made == 100
+        close(await device.get(await device.fft.fft(outs[100])), np.fft.fft(x[:100]), np.complex128)
+        assert plans.made == 101
+        close(await device.get(await device.fft.fft(ref)), np.fft.fft(x), np.complex128)
+
+
+async def test_a_plan_is_made_beside_the_loop() -> None:
+    async with opened() as device:
+        x = await device.zeros((8, 8192), "complex64")
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        counter = asyncio.create_task(count())
+        await device.fft.fft(x)
+        counter.cancel()
+        # Loading the library and making the plan take tens of milliseconds; a turn takes microseconds.
+        assert turns > 100
+
+
+async def test_a_batch_and_many_tasks(rng: np.random.Generator) -> None:
+    x = signal(rng, (33, 50, 20), np.float32)
+    expected = np.fft.rfftn(x.astype(np.float64), axes=(0, 1, 2))
+    async with opened() as device:
+        async with device.batch() as batch:
+            spectrum = batch.fft.rfft(batch.put(x), axes=(0, 1, 2))
+            back = batch.fft.irfft(spectrum, axes=(0, 1, 2))
+            twice = batch.elementwise.binary("add", back, back)
+        close(await device.get(spectrum), expected, np.complex64)
+        close(await device.get(twice), 2.0 * x, np.float32)
+        ref = await device.put(x)
+        for result in await asyncio.gather(*(device.fft.rfft(ref, axes=(0, 1, 2)) for _ in range(50))):
+            close(await device.get(result), expected, np.complex64)
+
+
+@pytest.mark.parametrize("streams", ["per_actor", "single"])
+async def test_a_graph_keeps_its_plans(streams: str, rng: np.random.Generator) -> None:
+    x = signal(rng, (9, 50, 22), np.float32)
+    async with opened(streams=streams) as device:
+        ref = await device.put(x)
+        async with device.graph() as graph:
+            spectrum = graph.fft.rfft(ref, axes=(1,))
+            back = graph.fft.irfft(spectrum, axes=(1,), norm="forward")
+            noise = graph.rng.normal(1001, seed=3)
+        for n in range(200, 300):
+            await device.fft.fft(await device.zeros(n, "complex64"))
+        expected_noise = await device.get(await device.rng.normal(1001, seed=3))
+        for _ in range(3):
+            x = signal(rng, x.shape, np.float32)
+            await device.put(x, out=ref)
+            await graph.replay()
+            expected = np.fft.rfft(x.astype(np.float64), axis=1)
+            close(await device.get(spectrum), expected, np.complex64)
+            close(await device.get(back), np.fft.irfft(expected, axis=1, norm="forward"), np.float32)
+            np.testing.assert_array_equal(await device.get(noise), expected_noise)
+        await graph.aclose()
+
+
+async def test_no_room_for_a_plan_is_out_of_memory() -> None:
+    async with opened() as device:
+        x = await device.empty((1 << 33,), "complex64")  # 64 GiB, and as much for the result and the work area
+        with pytest.raises(accel.OutOfMemoryError):
+            await device.fft.fft(x)
+        await device.free(x)
+        small = await device.zeros(8, "complex64")
+        assert not (await device.get(await device.fft.fft(small))).any()
