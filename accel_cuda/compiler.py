@@ -16,7 +16,7 @@ from accel_cuda.program_cache import ProgramCache
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Cubin", "Nvrtc", "check_options", "compile_source"]
+__all__ = ["Cubin", "Nvrtc", "architecture", "check_options", "compile_source"]
 
 _ARCHITECTURE = "The architecture is the device's own: leave the option out."
 _LINKED = "A program is compiled as a whole, and to machine code: leave the option out."
@@ -181,6 +181,11 @@ class Nvrtc:
         self._nvrtc.nvrtcGetProgramLog(program, log)
         text: str = log.rstrip(b"\0 \n").decode(errors="replace")
         return text
+
+
+def architecture(major: int, minor: int) -> str:
+    """Return what the compiler calls a compute capability; 9.0 with the instructions that no later one has, such as products beside the warps."""
+    return f"sm_{major}{minor}{'a' if (major, minor) == (9, 0) else ''}"
 
 
 def compile_source(source: str, arch: str) -> bytes:

@@ -7,8 +7,9 @@ import math
 import struct
 from typing import TYPE_CHECKING
 
-from accel import BinaryOp, DType, InvalidArgumentError, ReduceOp, Transpose, UnaryOp, UnsupportedError, arguments
+from accel import BinaryOp, DType, ReduceOp, Transpose, UnaryOp, UnsupportedError, arguments
 from accel.arguments import BASE
+from accel_cuda.attention import attend
 from accel_cuda.blas import Blas
 from accel_cuda.compute_memory import WORKSPACE, CudaMemory
 from accel_cuda.kernels import CODES
@@ -24,7 +25,6 @@ __all__ = ["CudaCompute"]
 
 _NONE, _TURNED, _CONJUGATE = Transpose.NONE, Transpose.TRANSPOSE, Transpose.CONJUGATE
 _EXTREMES = frozenset({ReduceOp.MAX, ReduceOp.MIN})
-_CAUSAL: tuple[Causal, ...] = (False, True, "bottom_right")
 # What the lanes of these libraries are about to need; in other lanes, that of batches among them, it is made at its first use.
 # During a capture nothing can be made.
 _STAGES, _WORKS, _MULTIPLIES = (
@@ -34,7 +34,6 @@ _STAGES, _WORKS, _MULTIPLIES = (
 )
 _BLOCK = 256
 _TILE = 64
-_ROWS, _WARPS, _SHARED_WISH = 4, 4, 48 << 10
 _LIMIT = 2**31 - 1
 _DOUBLE = struct.Struct("d")
 # Elements that one thread of the elementwise kernels takes.
@@ -214,28 +213,8 @@ class CudaCompute(CudaMemory):
         dtype: DType = DType.FLOAT32,
     ) -> None:  # fmt: skip
         """Enqueue ``O = softmax(scale * Q K^T) V``."""
-        op = "attention"
-        self._require(op, dtype)
-        arguments.not_negative(op, batch=batch, heads=heads, seq_q=seq_q, seq_kv=seq_kv, head_dim=head_dim)
-        if causal not in _CAUSAL:
-            raise InvalidArgumentError(f"causal is {causal!r}", op=op, remedy="Use False, True or 'bottom_right'.")
-        groups = batch * heads
-        if not (groups and seq_q and head_dim):
-            return
-        arguments.pointers(op, o=o)
-        if seq_kv:
-            arguments.pointers(op, q=q, k=k, v=v)
-        # How many keys query 0 sees, before those that do not exist are taken off; each further query sees one more.
-        first = seq_kv if causal is False else 1 if causal is True else 1 + seq_kv - seq_q
-        warp = (2 * _ROWS * head_dim + _ROWS * 32) * (8 if dtype is DType.FLOAT64 else 4)
-        if warp > self._context.shared_limit:
-            raise UnsupportedError(f"attention with head_dim {head_dim} does not fit shared memory", op=op, device=self._device)
-        warps = max(1, min(_WARPS, _SHARED_WISH // warp))
-        blocks = -(-groups * -(-seq_q // _ROWS) // warps)
-        self._stream.ready()
-        function = self._context.functions[f"attention_{CODES[dtype]}"]
-        sizes = (groups, seq_q, seq_kv, head_dim, _bits(float(scale)), first)
-        self._stream.launch_wide(function, (blocks, 1), (32 * warps, 1), warps * warp, q, k, v, o, *sizes)
+        self._require("attention", dtype)
+        attend(self._stream, self._workspace, (q, k, v, o), (batch, heads, seq_q, seq_kv, head_dim), float(scale), causal, dtype)
 
     @staticmethod
     def _check_sizes(op: str, m: int, n: int, k: int, alpha: complex, a: int, b: int, c: int) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from accel import ClosedError, InvalidArgumentError
 from accel_cuda.blocking import Blocking
-from accel_cuda.compiler import Nvrtc
+from accel_cuda.compiler import Nvrtc, architecture
 from accel_cuda.compute import CudaCompute
 from accel_cuda.event import CudaEvent
 from accel_cuda.fft import FftLibrary
@@ -49,6 +49,8 @@ class CudaDevice:
         ``with context.section:`` makes the context current, and leaves the thread as it was. What enqueues by hot calls needs none; libraries do.
     functions : Programs
         The backend's own kernels by name, loaded as they are needed.
+    capability : tuple of int
+        The compute capability, major and minor.
     multiprocessors, shared_limit : int
         How many the device has; bytes of shared memory that one block can have.
     fault : AccelError or None
@@ -72,7 +74,8 @@ class CudaDevice:
         self.granularity = granularity_of(driver, self.allocation)
         self.multiprocessors = self.attribute(_MULTIPROCESSORS)
         self.shared_limit = self.attribute(_SHARED)
-        nvrtc = Nvrtc(f"sm_{self.attribute(_MAJOR)}{self.attribute(_MINOR)}", driver.version)
+        self.capability = self.attribute(_MAJOR), self.attribute(_MINOR)
+        nvrtc = Nvrtc(architecture(*self.capability), driver.version)
         self._modules = Modules(self, nvrtc)
         self.functions = Programs(self, self._modules)
         self._user_kernels = UserKernels(self, self._modules)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import resources
 
 from accel import BinaryOp, ComputeBackend, DType, ReduceOp, UnaryOp
+from accel_cuda.kernels.attention import ATTENTION_DIMS, ATTENTION_GROUPS, ATTENTION_TILES
 
 __all__ = ["CODES", "PROGRAMS", "program_of", "source_of"]
 
@@ -44,7 +45,20 @@ def _split(program: str, capabilities: str) -> tuple[str, ...]:
 
 
 def _dnn() -> str:
-    return "\n".join(f"DNN({CODES[dtype]})" for dtype in sorted(ComputeBackend.CAPABILITIES["attention"], key=lambda dtype: dtype.value))
+    return "\n".join(
+        f"DNN({CODES[dtype]})" for dtype in sorted(ComputeBackend.CAPABILITIES["conv2d_forward"], key=lambda dtype: dtype.value)
+    )
+
+
+def _attention(code: str) -> str:
+    lines = [f"ANYWISE({code})", *(f"ROWWISE({code}, {dim})" for dim in ATTENTION_DIMS)]
+    for (dtype, dim), tile in ATTENTION_TILES.items():
+        if CODES[dtype] == code:
+            lines.append(f"TILED({code}, {dim}, {tile.tall}, {tile.keys}, {tile.lines}, {tile.blocks})")
+    for (dtype, dim), tile in ATTENTION_GROUPS.items():
+        if CODES[dtype] == code:
+            lines.append(f"GROUPED({code}, {dim}, {tile.keys}, {tile.lines}, {tile.blocks})")
+    return "\n".join(lines)
 
 
 PROGRAMS: tuple[str, ...] = (
@@ -57,10 +71,11 @@ PROGRAMS: tuple[str, ...] = (
     "dnn",
     "fft",
     "rng",
+    *_split("attention", "attention"),
 )
 """What is compiled and loaded on its own, when it is first needed. A function's name holds its program's, or one that stands for it below."""
 
-_FAMILIES = {"conv2d": "dnn", "attention": "dnn", "axpy": "vectors", "scal": "vectors", "dot": "vectors", "nrm2": "vectors"} | {
+_FAMILIES = {"conv2d": "dnn", "axpy": "vectors", "scal": "vectors", "dot": "vectors", "nrm2": "vectors"} | {
     "philox": "rng",
     "xorwow": "rng",
 }
@@ -75,17 +90,20 @@ def program_of(function: str) -> str:
 
 def source_of(program: str) -> str:
     """Return the whole source of one of :data:`PROGRAMS`."""
-    file, instances = _parts(program)
+    *files, instances = _parts(program)
     folder = resources.files(__name__)
-    return "\n".join(((folder / "common.cuh").read_text(), (folder / file).read_text(), instances, ""))
+    return "\n".join((*((folder / file).read_text() for file in ("common.cuh", *files)), instances, ""))
 
 
-def _parts(program: str) -> tuple[str, str]:
+def _parts(program: str) -> tuple[str, ...]:
     if program in ("memory", "fft", "rng"):
         return f"{program}.cu", ""
     if program == "dnn":
         return "dnn.cu", _dnn()
     family, _, code = program.partition("_")
+    if family == "attention":
+        tiled = ("attention_mma.cu", "attention_warpgroup.cu") if code in ("f16", "bf16") else ("attention_fma.cu",)
+        return "attention.cuh", "attention_rows.cu", *tiled, _attention(code)
     if family in _MACROS:
         return "elementwise.cu", _functions(family, tuple(UnaryOp) if family == "unary" else tuple(BinaryOp), code)
     # A mean is a sum with a divisor.

@@ -41,7 +41,16 @@ DEVICE float widen(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
 template <class T, class W> struct Narrow { static DEVICE T of(W x) { return (T)x; } };
 template <class R> struct Narrow<Complex<R>, Complex<R>> { static DEVICE Complex<R> of(Complex<R> x) { return x; } };
 template <> struct Narrow<f16, float> { static DEVICE f16 of(float x) { f16 y; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); return y; } };
+#if __CUDA_ARCH__ >= 800
 template <> struct Narrow<bf16, float> { static DEVICE bf16 of(float x) { bf16 y; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); return y; } };
+#else
+template <> struct Narrow<bf16, float> {  // to the nearest, halves to even; a carry goes into the exponent, up to infinity
+  static DEVICE bf16 of(float x) {
+    u32 bits = __float_as_uint(x);
+    return bf16{(u16)(x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+  }
+};
+#endif
 template <class T, class W> DEVICE T narrow(W x) { return Narrow<T, W>::of(x); }
 
 template <class W> DEVICE W add(W a, W b) {

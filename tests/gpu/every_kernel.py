@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,7 @@ def every_kernel() -> None:
     supported = compute.capabilities()
     for family in (_elementwise, _reductions, _dnn, _fills):
         family(compute, memory, supported)
+    _attend(context, compute, memory, supported)
     with memory.take(4096) as (pointer,):
         stream.fill(pointer, bytes(range(8)), 512)
         stream.fill(pointer, bytes(range(16)), 256)
@@ -96,12 +98,20 @@ def _reductions(compute: Any, memory: Memory, supported: Any) -> None:
 def _dnn(compute: Any, memory: Memory, supported: Any) -> None:
     for dtype in supported["conv2d_forward"]:
         _convolve(compute, memory, dtype, (2, 3, 17, 13), (5, 3, 3, 2), (2, 5, 9, 14), (2, 1), (1, 1))
-    for dtype in supported["attention"]:
-        for causal in (False, True, "bottom_right"):
-            queries, keys, dim = 37, 41, 24
-            sizes = [6 * rows * dim * dtype.itemsize for rows in (queries, keys, keys, queries)]
-            with memory.take(*sizes) as (q, k, v, o):
-                compute.attention(q, k, v, o, 2, 3, queries, keys, dim, 0.2, causal, dtype=dtype)
+
+
+def _attend(context: Any, compute: Any, memory: Memory, supported: Any) -> None:
+    """Attention by the kernels of this and of lesser devices: of few and many queries, few and many keys, and heads of every width."""
+    own = context.capability
+    for capability in (own, min(own, (8, 0)), min(own, (7, 5))):
+        context.capability = capability
+        for dtype in supported["attention"]:
+            for (queries, keys), dim in itertools.product(((1, 1500), (37, 41), (37, 1500)), (24, 64, 33, 128, 250)):
+                sizes = [6 * rows * dim * dtype.itemsize for rows in (queries, keys, keys, queries)]
+                for causal in (False, True, "bottom_right"):
+                    with memory.take(*sizes) as (q, k, v, o):
+                        compute.attention(q, k, v, o, 2, 3, queries, keys, dim, 0.2, causal, dtype=dtype)
+    context.capability = own
 
 
 def _convolve(

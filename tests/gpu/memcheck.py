@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from accel.testing import conformance
 from accel_cuda import CudaBackend
-from accel_cuda.compiler import compile_source
+from accel_cuda.compiler import architecture, compile_source
 from accel_cuda.driver import load_driver
 from accel_cuda.kernels import PROGRAMS, source_of
 from tests.gpu.every_kernel import every_kernel
@@ -52,7 +52,7 @@ def functions() -> set[str]:
     found: set[str] = set()
     with driver.section(int(driver.call("cuDevicePrimaryCtxRetain", device))):
         for program in PROGRAMS:
-            module = driver.call("cuModuleLoadData", compile_source(source_of(program), f"sm_{major}{minor}"))
+            module = driver.call("cuModuleLoadData", compile_source(source_of(program), architecture(major, minor)))
             for function in driver.call("cuModuleEnumerateFunctions", int(driver.call("cuModuleGetFunctionCount", module)), module):
                 found.add(driver.call("cuFuncGetName", function).decode())
     return found

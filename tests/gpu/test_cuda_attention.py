@@ -1,0 +1,232 @@
+"""Attention on the GPU against float64, and how its work is cut: every kernel, ragged sizes, split keys, and elements that are no numbers."""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from accel import DType
+from accel.testing.conformance.harness import Array, Harness, rounding, sum_rounding, wide
+from accel_cuda import CudaBackend
+from accel_cuda.attention import attention_plan
+from accel_cuda.context import CudaDevice
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from accel.backend import AccelDevice
+    from accel.compute import Causal, ComputeBackend
+
+FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
+CAUSAL: tuple[Causal, ...] = (False, True, "bottom_right")
+WORKSPACE = 32 << 20
+FAMILIES = ("attention_tiled", "attention_grouped")
+
+
+@pytest.fixture(scope="module")
+def primary_context() -> Iterator[AccelDevice]:
+    """Keep the primary context, which takes tenths of a second to make, between the tests."""
+    context = CudaBackend().open(0)
+    yield context
+    context.close()
+
+
+class Reduced(Harness):
+    """The backend as it is on a device of a lesser compute capability, as far as choosing kernels goes."""
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        super().__init__(CudaBackend())
+        self.capability = capability
+
+    @contextmanager
+    def open_context(self) -> Iterator[AccelDevice]:
+        with super().open_context() as context:
+            assert isinstance(context, CudaDevice)
+            context.capability = min(context.capability, self.capability)
+            yield context
+
+
+@pytest.fixture(params=[(99, 0), (8, 0), (7, 5)], ids=["all", "tiled", "simple"])
+def reduced(primary_context: AccelDevice, request: pytest.FixtureRequest) -> Harness:
+    return Reduced(request.param)
+
+
+@pytest.fixture
+def harness(primary_context: AccelDevice) -> Harness:
+    return Harness(CudaBackend())
+
+
+def attention_of(q: Array, k: Array, v: Array, scale: float, causal: Causal) -> tuple[Array, Array]:
+    """Return attention in float64 over the keys that each query sees alone, and the same of the values' magnitudes."""
+    q, k, v = wide(q), wide(k), wide(v)
+    out, spread = np.zeros_like(q), np.zeros_like(q)
+    seq_q, seq_kv = q.shape[2], k.shape[2]
+    first = {False: seq_kv, True: 1}.get(causal, 1 + seq_kv - seq_q) if causal != "bottom_right" else 1 + seq_kv - seq_q
+    with np.errstate(all="ignore"):
+        if first >= seq_kv > 0 or bool(np.isfinite(v).all()):
+            scores = scale * (q @ k.swapaxes(2, 3))
+            scores[:, :, np.arange(seq_kv)[None, :] >= first + np.arange(seq_q)[:, None]] = -np.inf
+            weights = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
+            weights /= weights.sum(-1, keepdims=True)
+            blind = min(seq_q, max(0, 1 - first)) if seq_kv else seq_q
+            weights[:, :, :blind] = 0
+            return weights @ v, weights @ np.abs(v)
+        for i in range(seq_q):
+            seen = max(0, min(seq_kv, first + i))
+            if seen:
+                scores = scale * np.einsum("bhd,bhkd->bhk", q[:, :, i], k[:, :, :seen])
+                weights = np.exp(scores - scores.max(-1, keepdims=True))
+                weights /= weights.sum(-1, keepdims=True)
+                out[:, :, i] = np.einsum("bhk,bhkd->bhd", weights, v[:, :, :seen])
+                spread[:, :, i] = np.einsum("bhk,bhkd->bhd", weights, np.abs(v[:, :, :seen]))
+    return out, spread
+
+
+def check(
+    harness: Harness,
+    compute: ComputeBackend,
+    arrays: tuple[Array, Array, Array],
+    scale: float,
+    causal: Causal,
+    dtype: DType,
+    offset: int = 0,
+) -> None:
+    """Run one call between guards, into poisoned memory, and compare. ``offset`` elements put the arrays that far from where they would be aligned."""
+    q, k, v = arrays
+    batch, heads, seq_q, dim = q.shape
+    seq_kv = k.shape[2]
+    what = f"attention {dtype.value} {(batch, heads, seq_q, seq_kv, dim)} {scale=} {causal=} {offset=}"
+    with harness.case(compute, what) as case:
+        pad = np.zeros(offset, q.dtype)
+        qp, kp, vp = (case.put(np.concatenate([pad, each.ravel()])) + offset * dtype.itemsize for each in arrays)
+        out = case.poisoned(q.size + offset, dtype) + offset * dtype.itemsize
+        compute.attention(qp, kp, vp, out, batch, heads, seq_q, seq_kv, dim, scale, causal, dtype=dtype)
+        expected, spread = attention_of(q, k, v, scale, causal)
+        finite = [np.nan_to_num(wide(x), nan=0.0, posinf=0.0, neginf=0.0) for x in (q, k)]
+        scores = abs(scale) * dim * float(np.abs(finite[0]).max(initial=0.0)) * float(np.abs(finite[1]).max(initial=0.0))
+        # A weight is rounded to the elements' type, and what it is the power of is as uncertain as a sum of its products.
+        error = (rounding(dtype) * (dtype.itemsize == 2) + (4 * scores + 2 * seq_kv**0.5 + 16) * sum_rounding(dtype)) * spread
+        # The smallest weights of float16 are rounded to multiples of its smallest number.
+        if dtype is DType.FLOAT16:
+            error = error + seq_kv * 2.0**-25 * float(np.nanmax(np.abs(np.where(np.isfinite(wide(v)), wide(v), 0)), initial=0.0))
+        case.close_to(case.get(out, q.shape, dtype), expected, np.nan_to_num(error, nan=0.0, posinf=0.0))
+
+
+def random_arrays(harness: Harness, batch: int, heads: int, seq_q: int, seq_kv: int, dim: int, dtype: DType) -> tuple[Array, Array, Array]:
+    q = harness.random((batch, heads, seq_q, dim), dtype)
+    k, v = (harness.random((batch, heads, seq_kv, dim), dtype) for _ in range(2))
+    return q, k, v
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", CAUSAL)
+@pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: str(dtype.value))
+def test_random_sizes(reduced: Harness, dtype: DType, causal: Causal) -> None:
+    harness = reduced
+    rng = harness.rng
+    with harness.open_compute() as compute:
+        for _ in range(30):
+            batch, heads = (int(each) for each in rng.integers(1, 4, 2))
+            seq_q, seq_kv = (int(2 ** rng.uniform(0, 9)) for _ in range(2))
+            dim = int(rng.choice([8, 16, 32, 40, 64, 80, 96, 128, 192, 256, int(rng.integers(1, 257)), int(rng.integers(1, 65))]))
+            scale = float(rng.uniform(0.2, 3)) * dim**-0.5
+            arrays = random_arrays(harness, batch, heads, seq_q, seq_kv, dim, dtype)
+            check(harness, compute, arrays, scale, causal, dtype, int(rng.choice([0, 0, 0, 1, 2, 4])))
+
+
+# The tile's edges; queries that see nothing; few and single queries; split keys with few and with many queries; beyond the buckets.
+EDGES = [
+    (1, 2, 128, 64, 64), (1, 2, 129, 65, 64), (2, 1, 127, 63, 128), (1, 1, 256, 256, 256), (1, 1, 64, 1, 32), (3, 1, 300, 20, 64), (1, 1, 20, 300, 64),
+    (2, 3, 1, 1, 64), (2, 3, 1, 4097, 128), (1, 1, 1, 20000, 64), (1, 2, 2, 5000, 33), (1, 1, 3, 1000, 256), (1, 1, 5, 9000, 64), (1, 1, 200, 5000, 128),
+    (1, 1, 130, 3000, 256), (1, 2, 7, 4000, 31), (1, 1, 40, 50, 257), (1, 2, 3, 70, 300), (1, 1, 700, 700, 96),
+]  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: str(dtype.value))
+def test_edges(harness: Harness, dtype: DType) -> None:
+    with harness.open_compute() as compute:
+        for sizes in EDGES:
+            for causal in CAUSAL:
+                check(harness, compute, random_arrays(harness, *sizes, dtype), sizes[-1] ** -0.5, causal, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seq_q", [1, 3, 6, 150])
+@pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: str(dtype.value))
+def test_scales_of_any_sign_and_size(harness: Harness, dtype: DType, seq_q: int) -> None:
+    with harness.open_compute() as compute:
+        for scale in (0.0, -0.125, -2.0, 1e-30, 20.0):
+            for causal in CAUSAL:
+                # Small integers: scores are exact, so that large ones need no tolerance of their own.
+                q, k = (harness.rng.integers(-2, 3, (1, 2, length, 16)).astype(dtype.numpy) for length in (seq_q, 200))
+                check(harness, compute, (q, k, harness.random((1, 2, 200, 16), dtype)), scale, causal, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", [(1, 1, 70, 150, 16), (1, 1, 2, 700, 64), (1, 1, 9, 2500, 64), (1, 1, 6, 90, 300)], ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: str(dtype.value))
+def test_scores_of_minus_infinity(harness: Harness, dtype: DType, sizes: tuple[int, ...]) -> None:
+    """Keys whose scores are -infinity have no weight; a query with no other gives NaN, as 0/0 does."""
+    batch, heads, seq_q, seq_kv, dim = sizes
+    q, k, v = random_arrays(harness, batch, heads, seq_q, seq_kv, dim, dtype)
+    q[..., 0] = 1
+    k[:, :, : seq_kv // 2, 0] = -np.inf
+    with harness.open_compute() as compute:
+        for causal in CAUSAL:
+            check(harness, compute, (q, k, v), 0.25, causal, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("sizes", [(1, 2, 150, 150, 24), (1, 1, 3, 40, 64), (1, 1, 300, 2200, 128), (1, 1, 40, 30, 260)], ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: str(dtype.value))
+def test_what_a_query_does_not_see_does_not_get_in(reduced: Harness, dtype: DType, sizes: tuple[int, ...], value: float) -> None:
+    harness = reduced
+    batch, heads, seq_q, seq_kv, dim = sizes
+    with harness.open_compute() as compute:
+        for causal in CAUSAL:
+            q, k, v = random_arrays(harness, batch, heads, seq_q, seq_kv, dim, dtype)
+            q[:] *= 0.125  # so that every weight is far from 0, which infinity times is NaN
+            v[0, 0, int(harness.rng.integers(seq_kv)), int(harness.rng.integers(dim))] = value
+            v[0, -1, seq_kv - 1, dim - 1] = value
+            check(harness, compute, (q, k, v), dim**-0.5, causal, dtype)
+            if np.isnan(value):
+                k[0, 0, int(harness.rng.integers(seq_kv)), 0] = value
+                q[0, 0, int(harness.rng.integers(seq_q)), 0] = value
+                check(harness, compute, (q, k, v), dim**-0.5, causal, dtype)
+
+
+@pytest.mark.gpu
+def test_without_keys_nothing_is_read(harness: Harness) -> None:
+    with harness.open_compute() as compute, harness.case(compute, "attention without keys") as case:
+        out = case.poisoned(60, DType.FLOAT32)
+        compute.attention(0, 0, 0, out, 1, 2, 3, 0, 10, 1.0, False)
+        case.same(case.get(out, 60, DType.FLOAT32), np.zeros(60, np.float32))
+
+
+def test_plans_cover_every_query_and_key() -> None:
+    seed = secrets.randbits(32)
+    rng = np.random.default_rng(seed)
+    kernels: dict[str, int] = {}
+    for _ in range(3000):
+        dtype = FLOATS[int(rng.integers(4))]
+        groups, seq_q, seq_kv, dim = (int(2 ** rng.uniform(0, top)) for top in (10, 14, 17, 9))
+        limits: dict[str, Any] = {"shared_limit": int(rng.choice([64, 99, 227])) << 10, "kernels": FAMILIES[: int(rng.integers(3))]}
+        case = f"{(dtype.value, groups, seq_q, seq_kv, dim)} {limits} (seed {seed})"
+        plan = attention_plan(dtype, groups, seq_q, seq_kv, dim, multiprocessors=132, **limits)
+        assert plan is not None, case
+        kernels[plan.kernel] = kernels.get(plan.kernel, 0) + 1
+        assert plan.shared <= limits["shared_limit"], case
+        assert plan.grid[1] == plan.splits <= 65535, case
+        if plan.splits > 1:
+            assert plan.splits * groups * seq_q * (dim + 2) * max(4, dtype.itemsize) <= WORKSPACE, case
+        if plan.kernel == "rowwise_attention":
+            assert plan.grid[0] == groups * seq_q, case
+            assert plan.each * plan.splits >= seq_kv > plan.each * (plan.splits - 1), case
+        assert plan.dim == 0 or plan.dim >= dim, case
+    assert set(kernels) == {"rowwise_attention", "attention_simple", *FAMILIES}
