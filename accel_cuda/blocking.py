@@ -38,6 +38,7 @@ class Blocking:
             "put": lambda lane, op: bool(op.source.nbytes > STAGED) or not lane.compute.has_transfers,
             "get": lambda lane, op: bool(op.source.nbytes > STAGED) or not lane.compute.has_transfers,
             "reduce": lambda lane, op: not lane.compute.has_workspace,
+            "attention": lambda lane, op: not lane.compute.has_workspace,
             "gemm": lambda lane, op: self._is_new((op.kind, op.a.shape, op.b.shape, op.a.dtype, op.transpose_a, op.transpose_b)),
             "gemm_batched": lambda lane, op: self._is_new((op.kind, op.a.shape, op.b.shape, op.a.dtype, op.transpose_a, op.transpose_b)),
             "gemv": lambda lane, op: self._is_new((op.kind, op.a.shape, op.a.dtype, op.transpose_a)),

@@ -29,7 +29,7 @@ _EXTREMES = frozenset({ReduceOp.MAX, ReduceOp.MIN})
 # During a capture nothing can be made.
 _STAGES, _WORKS, _MULTIPLIES = (
     frozenset({"memory", "batch", "capture"}),
-    frozenset({"blas", "reduce", "capture"}),
+    frozenset({"blas", "reduce", "dnn", "capture"}),
     frozenset({"blas", "capture"}),
 )
 _BLOCK = 256
@@ -214,7 +214,7 @@ class CudaCompute(CudaMemory):
     ) -> None:  # fmt: skip
         """Enqueue ``O = softmax(scale * Q K^T) V``."""
         self._require("attention", dtype)
-        attend(self._stream, self._workspace, (q, k, v, o), (batch, heads, seq_q, seq_kv, head_dim), float(scale), causal, dtype)
+        attend(self._stream, self.prepare_workspace(), (q, k, v, o), (batch, heads, seq_q, seq_kv, head_dim), float(scale), causal, dtype)
 
     @staticmethod
     def _check_sizes(op: str, m: int, n: int, k: int, alpha: complex, a: int, b: int, c: int) -> None:
