@@ -44,6 +44,7 @@ class Raw:
     def __init__(self, index: int) -> None:
         self.bindings: Any = load_module("cuda.bindings.driver", "cuda-bindings")
         self.context = CudaBackend().open(index)
+        self.context.enter()  # as in a program without this project, whose context is current on its thread throughout
         self._own = self.context.create_stream()
         self.stream = self._own.handle
         self._handle = self.bindings.CUstream(self.stream)
