@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from accel.compute import BinaryOp, UnaryOp
 from accel.errors import InvalidArgumentError
-from accel.ops.base import KernelOp, Plan, operand, result_in, same_dtype
+from accel.ops.base import KernelOp, Plan, in_place_or_apart, operand, result_in, same_dtype
 from accel.ref import AccelRef
 
 __all__ = ["Binary", "Unary"]
@@ -32,6 +32,7 @@ class Unary(KernelOp):
         """See :meth:`KernelOp.plan`."""
         x = operand("x", self.x)
         writes, creates = result_in(self.out, x.shape, x.dtype)
+        in_place_or_apart(self.out, x=x)
         return Plan((x,), writes, creates, _UNARY[self.op], x.dtype)
 
 
@@ -56,4 +57,5 @@ class Binary(KernelOp):
                 f"x has shape {x.shape} and y has {y.shape}", remedy="Give both the same shape; nothing is broadcast."
             )
         writes, creates = result_in(self.out, x.shape, dtype)
+        in_place_or_apart(self.out, x=x, y=y)
         return Plan((x, y), writes, creates, _BINARY[self.op], dtype)
