@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CudaExchange", "CudaForeign", "Everybody"]
 
+_CAPTURING = 900
+_NOT_WHILE_CAPTURING = "Use memory that is shared with another library only while none of them captures a graph."
+
 
 class CudaForeign:
     """The memory of another library's array; see :class:`~accel.exchange.ForeignMemory`.
@@ -62,10 +65,16 @@ class Everybody(CudaStream):
     def record(self, event: CudaEvent) -> bool:
         """Mark everything that anybody has enqueued in the context so far; return ``False``.
 
-        While somebody captures a graph in the context, the driver refuses, and ends the capture.
+        Raises
+        ------
+        DriverError
+            While somebody captures a graph in the context; the driver ends the capture, too.
         """
         context = self.ready()
-        context.check(context.driver.hot.context_record(Handle(context.handle), event.handle), "cuCtxRecordEvent")
+        status = context.driver.hot.context_record(Handle(context.handle), event.handle)
+        if status == _CAPTURING:
+            raise context.failure(status, "cuCtxRecordEvent").clone(remedy=_NOT_WHILE_CAPTURING)
+        context.check(status, "cuCtxRecordEvent")
         event.mark(self, 0)
         return False
 

@@ -130,12 +130,14 @@ class Sharing:
             device = context.device
             if not isinstance(device, SharesMemory):
                 raise UnsupportedError(
-                    f"{context.core.description.backend} shares no memory", device=context.core.name, remedy="Use device.put and device.get."
+                    f"{context.core.description.backend} shares no memory",
+                    device=context.core.name,
+                    remedy="Use device.put and device.get.",
                 )
             exchange = self._exchange = device.create_exchange()
             compute: Any = None  # nothing is computed there
             self._lane = lane = Lane("outside", context.device, exchange.stream, compute, context.events)
-            self._outside = Outside(lane, lane.advance)
+            self._outside = Outside(lane, lane.advance, self._watch)
         return exchange
 
     # -- giving
@@ -248,7 +250,6 @@ class Sharing:
         if isinstance(block.usage, SharedUsage):
             block.usage = block.usage.alone()
         self._context.buffers.allocator.free(block)
-        self._watch()
 
     def _watch(self) -> None:
         """Learn when all is over that others have enqueued by now."""
@@ -258,10 +259,8 @@ class Sharing:
         event = context.events.take()
         try:
             is_over = lane.stream.record(event)
-        except AccelError as error:
-            if error.is_fault:
-                context.report_fault(error)
-            return
+        except AccelError:
+            return  # whoever uses the memory next learns of it
         mark = _OutsideMark(context, lane, event)
         if is_over:
             mark.complete()

@@ -49,18 +49,27 @@ class Outside:
         Its numbers are in the stream as soon as they are given out: waiting for one waits for whatever anybody had enqueued by the time of the wait.
     advance
         Notes that a number is in the stream.
+    watch
+        Sees that the timeline learns when the last number given out is over.
     """
 
-    __slots__ = ("_advance", "timeline")
+    __slots__ = ("_advance", "_watch", "timeline")
 
-    def __init__(self, timeline: Timeline, advance: Callable[[int], None]) -> None:
+    def __init__(self, timeline: Timeline, advance: Callable[[int], None], watch: Callable[[], None]) -> None:
         self.timeline = timeline
         self._advance = advance
+        self._watch = watch
 
     def now(self) -> int:
         """Give out the number that stands for all that is enqueued by now."""
         seq = self.timeline.issue()
         self._advance(seq)
+        return seq
+
+    def last(self) -> int:
+        """Give out such a number, and have its end noticed: nothing of theirs comes after it."""
+        seq = self.now()
+        self._watch()
         return seq
 
 
@@ -105,7 +114,7 @@ class SharedUsage(Usage):
         outside = self._outside
         if not self._is_over:
             self._is_over = not self._is_shared()
-            self._seq = outside.now()
+            self._seq = outside.last() if self._is_over else outside.now()
         if self._seq > outside.timeline.completed:
             dependencies.append((outside.timeline, self._seq))
 
@@ -113,5 +122,5 @@ class SharedUsage(Usage):
         """Return ordinary uses in the place of these, for memory that nobody has any more: whoever has it next waits for all there were."""
         usage = Usage()
         usage.merge(self)
-        usage.read(self._outside.timeline, self._outside.now(), [])
+        usage.read(self._outside.timeline, self._outside.last(), [])
         return usage

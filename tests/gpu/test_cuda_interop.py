@@ -7,7 +7,9 @@ import contextlib
 import gc
 import importlib
 import importlib.util
-import weakref
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # what the other libraries warn of is theirs
 
+ROOT = Path(__file__).resolve().parents[2]
 SLOW = 200_000_000  # clock cycles: about 0.1 s
 SPIN = 'extern "C" __global__ void spin(long long cycles) { long long start = clock64(); while (clock64() - start < cycles) {} }'
 
@@ -85,8 +88,12 @@ async def test_torch_sees_the_same_memory(device: accel.Device, torch: Any, dtyp
 async def test_float8_travels(device: accel.Device, torch: Any, rng: np.random.Generator) -> None:
     source = rng.standard_normal(64).astype(ml_dtypes.float8_e4m3fn)
     ref = await device.put(source)
-    tensor = torch.from_dlpack(ref.view("uint8")).view(torch.float8_e4m3fn)
+    tensor = torch.from_dlpack(ref)
+    assert tensor.dtype is torch.float8_e4m3fn
     assert np.array_equal(tensor.float().cpu().numpy(), source.astype(np.float32))
+    back = await device.wrap(tensor.clone())
+    assert back.dtype is accel.DType.FLOAT8_E4M3FN
+    assert np.array_equal((await device.get(back)).view(np.uint8), source.view(np.uint8))
 
 
 async def test_cupy_and_numba_see_the_same_memory(device: accel.Device, cupy: Any, numba_cuda: Any, rng: np.random.Generator) -> None:
@@ -230,41 +237,49 @@ async def test_what_is_not_a_cuda_array_of_this_device_is_refused(device: accel.
 # -- how long
 
 
-async def test_memory_that_torch_has_is_kept_and_reused_after_its_work(device: accel.Device, torch: Any) -> None:
-    n = 1 << 20
-    ref = await device.full(n, 1.0)
-    where = address(ref)
-    tensor = torch.from_dlpack(ref)
-    with pytest.raises(accel.InvalidArgumentError, match="tensor"):
-        await device.free(ref)
-    del ref
-    gc.collect()
-    others = [await device.full(n, 9.0) for _ in range(4)]
-    assert where not in map(address, others), "memory was reused that torch still has"
-    assert float(tensor.sum()) == n
-    stream = torch.cuda.Stream()
-    copy = torch.zeros(n, device="cuda")
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(SLOW)
-        copy.copy_(tensor)
-    del tensor
-    gc.collect()
-    others.append(await device.full(n, 7.0))
-    assert where in map(address, others), "the memory did not come back"
-    stream.synchronize()
-    assert float(copy.sum()) == n, "memory was overwritten that torch had yet to read"
+async def test_memory_that_torch_has_is_kept_and_reused_after_its_work(torch: Any) -> None:
+    """In a slab that is full, so that what is given back is what is had next."""
+    n = 4 << 20
+    async with accel.System() as system:
+        device = await system.open_device("cuda", memory_limit=64 << 20)
+        ref = await device.full(n, 1.0)
+        where = address(ref)
+        tensor = torch.from_dlpack(ref)
+        with pytest.raises(accel.InvalidArgumentError, match="tensor"):
+            await device.free(ref)
+        del ref
+        gc.collect()
+        others = [await device.full(n, 9.0) for _ in range(3)]
+        assert where not in map(address, others), "memory was reused that torch still has"
+        with pytest.raises(accel.OutOfMemoryError):
+            await device.full(n, 9.0)
+        assert float(tensor.sum()) == n
+        stream = torch.cuda.Stream()
+        copy = torch.zeros(n, device="cuda")
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(SLOW)
+            copy.copy_(tensor)
+        del tensor
+        gc.collect()
+        again = await device.full(n, 7.0)
+        assert address(again) == where, "the memory did not come back"
+        stream.synchronize()
+        assert float(copy.sum()) == n, "memory was overwritten that torch had yet to read"
+        assert np.array_equal(await device.get(again), np.full(n, 7.0, np.float32))
 
 
 async def test_tensor_is_kept_until_our_last_use_is_over(device: accel.Device, torch: Any) -> None:
     n = 1 << 20
+    gc.collect()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
     tensor = torch.full((n,), 3.0, device="cuda")
-    where, gone = tensor.data_ptr(), weakref.ref(tensor)
+    where = tensor.data_ptr()
     ref = await device.wrap(tensor)
     out = await device.zeros(n)
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(SLOW)  # our op waits for it
     work = asyncio.ensure_future(device.elementwise.unary("neg", ref, out=out))
@@ -275,10 +290,30 @@ async def test_tensor_is_kept_until_our_last_use_is_over(device: accel.Device, t
     assert not work.done()
     other = torch.full((n,), 5.0, device="cuda")
     assert other.data_ptr() != where, "torch reused memory that an op of ours has yet to read"
-    assert torch.cuda.memory_allocated() > before
+    assert torch.cuda.memory_allocated() == before + 2 * 4 * n
     await work
-    await until(lambda: gone() is None and torch.cuda.memory_allocated() <= before, "torch has its memory back")
+    await until(lambda: torch.cuda.memory_allocated() == before + 4 * n, "torch has its memory back")
     assert np.array_equal(await device.get(out), np.full(n, -3.0, np.float32))
+
+
+async def test_a_capture_that_is_in_the_way_fails_the_op_alone(device: accel.Device, torch: Any) -> None:
+    shared, plain, out = await device.full(8, 2.0), await device.full(8, 3.0), await device.zeros(8)
+    tensor = torch.from_dlpack(shared)
+    still = torch.zeros(8, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        still.add_(1)
+        await device.elementwise.unary("neg", plain, out=out)  # is in nobody's way
+    with contextlib.suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        still.add_(1)
+        with pytest.raises(accel.DriverError, match="CAPTURE") as caught:
+            await device.elementwise.unary("neg", shared, out=out)
+        assert "captures" in (caught.value.remedy or "")
+    assert device.state is accel.DeviceState.READY
+    assert np.array_equal(await device.get(out), np.full(8, -3.0, np.float32))
+    await device.elementwise.unary("neg", shared, out=out)
+    assert np.array_equal(await device.get(out), np.full(8, -2.0, np.float32))
+    assert float(tensor.sum()) == 16.0
 
 
 async def test_tensor_outlives_the_device(torch: Any) -> None:
@@ -326,3 +361,9 @@ async def test_streams_speak_the_protocol(device: accel.Device, torch: Any) -> N
     assert (version, handle) == (0, stream.handle)
     with torch.cuda.stream(torch.cuda.ExternalStream(handle)), contextlib.suppress(NotImplementedError):
         assert float(torch.ones(3, device="cuda").sum()) == 3.0
+
+
+def test_the_example_runs(torch: Any) -> None:
+    done = subprocess.run([sys.executable, "examples/cuda_torch.py"], cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.startswith("256 inputs, 256 classes as torch has them, on cuda:0"), done.stdout
