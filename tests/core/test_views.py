@@ -135,6 +135,21 @@ async def test_views_in_a_batch(device: accel.Device, rng: np.random.Generator) 
     np.testing.assert_allclose(await device.get(total), 4 + 2 * a[2].sum())
 
 
+async def test_views_in_a_graph(device: accel.Device, rng: np.random.Generator) -> None:
+    a = rng.standard_normal((4, 4))
+    whole = await device.put(a)
+    async with device.graph() as graph:
+        negated = graph.elementwise.unary("neg", whole[1:3])
+        graph.copy(negated[1], whole[3])
+        total = graph.reduce("sum", negated[0])
+    for _ in range(2):
+        await device.put(row := rng.standard_normal(4), out=whole[1])
+        await graph.replay()
+        a[1], a[3] = row, -a[2]
+        np.testing.assert_allclose(await device.get(whole), a)
+        np.testing.assert_allclose(await device.get(total), -row.sum())
+
+
 async def test_out_that_overlaps_an_operand_is_refused(device: accel.Device) -> None:
     ref = await device.zeros((8, 4))
     square = ref[:4]

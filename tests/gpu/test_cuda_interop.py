@@ -173,6 +173,27 @@ async def test_our_ops_wait_for_their_writes(device: accel.Device, cupy: Any, to
     assert np.array_equal(await device.get(doubled), np.full(1024, 4.0, np.float32))
 
 
+async def test_results_of_a_graph_are_shared(device: accel.Device, torch: Any) -> None:
+    """Replays know of the graph's buffers by one number; torch has one of them."""
+    source = await device.full(1 << 20, 1.0)
+    async with device.graph() as graph:
+        doubled = graph.elementwise.binary("add", source, source)
+        result = graph.elementwise.binary("add", doubled[: 1 << 19], doubled[1 << 19 :])
+    await graph.replay()
+    tensor, copy = torch.from_dlpack(result), torch.zeros(1 << 19, device="cuda")
+    assert float(tensor[0]) == 4.0
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(SLOW)
+        copy.copy_(tensor)
+    await device.put(np.full(1 << 20, 3.0, np.float32), out=source)
+    await graph.replay()
+    assert float(tensor.sum()) == 12.0 * (1 << 19)
+    stream.synchronize()
+    assert float(copy.sum()) == 4.0 * (1 << 19), "a replay overwrote what torch had yet to read"
+
+
 # -- theirs to ours
 
 
