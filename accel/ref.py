@@ -123,12 +123,11 @@ class AccelRef(Interchange):
     ``ref[index]``, :meth:`reshape`, :meth:`ravel` and :meth:`view` give a :class:`RefView` of the same memory; nothing is copied and nothing is sent.
     """
 
-    offset: int = 0
     alignment: int = 256
     is_foreign: bool = False
     is_managed: bool = False
 
-    __slots__ = ("__weakref__", "buffer", "dtype", "durable", "generation", "is_freed", "nbytes", "owner", "shape")
+    __slots__ = ("__weakref__", "buffer", "dtype", "durable", "generation", "is_freed", "nbytes", "offset", "owner", "shape")
 
     def __init__(
         self, owner: RefOwner, buffer: int, shape: tuple[int, ...], dtype: DType, generation: int, *, durable: bool = False
@@ -136,6 +135,7 @@ class AccelRef(Interchange):
         self.is_freed = False
         self.owner = owner
         self.buffer = buffer
+        self.offset = 0
         self.shape = shape
         self.dtype = dtype
         self.nbytes = math.prod(shape) * dtype.itemsize
@@ -300,7 +300,7 @@ class RefView(AccelRef):
         Bytes from the start of the buffer.
     """
 
-    __slots__ = ("base", "offset")
+    __slots__ = ("base",)
 
     def __init__(self, ref: AccelRef, offset: int, shape: tuple[int, ...], dtype: DType) -> None:
         # Not by super(): a view owns nothing.

@@ -137,12 +137,13 @@ class Context:
         dependencies: list[Dependency] = []
         inputs: list[int] = []
         outputs: list[int] = []
-        for block, ref in zip(reads, refs[0], strict=False):
+        read, written = refs
+        for at, block in enumerate(reads):
             block.usage.read(lane, seq, dependencies)
-            inputs.append(block.address + ref.offset)
-        for block, ref in zip(writes, refs[1], strict=False):
+            inputs.append(block.address + read[at].offset)
+        for at, block in enumerate(writes):
             block.usage.write(lane, seq, dependencies)
-            outputs.append(block.address + ref.offset)
+            outputs.append(block.address + written[at].offset)
         submission.bind(self, port, kernel, inputs, outputs, seq, dependencies, action)
 
     async def dispatch(self, submission: Submission) -> None:

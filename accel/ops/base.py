@@ -160,11 +160,14 @@ def not_aliased(out: AccelRef | None, **refs: AccelRef) -> None:
 
 
 def in_place_or_apart(out: AccelRef | None, **refs: AccelRef) -> None:
-    """Raise if ``out`` shares some of its memory with one of ``refs``, but not all: elements would be overwritten before they are read."""
+    """Raise if ``out`` shares memory with one of ``refs`` and is not the same part of it: elements would be overwritten before they are read."""
     if out is None:
         return
     for name, ref in refs.items():
-        if out is not ref and out.buffer == ref.buffer and out.offset != ref.offset and overlap(out, ref):
+        if out is ref or out.buffer != ref.buffer:
+            continue
+        is_same = out.offset == ref.offset and out.shape == ref.shape and out.dtype is ref.dtype
+        if not is_same and overlap(out, ref):
             raise InvalidArgumentError(f"out overlaps {name}, and is not the same part of the buffer", remedy=_APART)
 
 

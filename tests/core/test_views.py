@@ -162,6 +162,7 @@ async def test_out_that_overlaps_an_operand_is_refused(device: accel.Device) -> 
         device.elementwise.unary("neg", ref[0:4], out=ref[1:5]),
         device.elementwise.binary("add", ref[0:4], ref[4:8], out=ref[3:7]),
         device.reduce("sum", ref, axis=0, out=ref[3]),
+        device.fft.rfft(ref[0:4], axes=(0,), out=ref[1:7].view("complex64").reshape((3, 4))),
         device.copy(ref[0:4], ref[3:7]),
         device.copy(ref, ref.reshape((8, 4))),
     ]
