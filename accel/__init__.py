@@ -62,7 +62,7 @@ from accel.errors import (
     UnsupportedError,
 )
 from accel.ops import KernelOp
-from accel.ref import AccelRef, AccelToken
+from accel.ref import AccelRef, AccelToken, RefView, ViewToken
 
 __version__ = "0.1.0"
 
@@ -114,6 +114,7 @@ __all__ = [
     "PoisonedInputError",
     "PolledCompletion",
     "ReduceOp",
+    "RefView",
     "RestartStrategy",
     "StaleRefError",
     "StreamStrategy",
@@ -123,6 +124,7 @@ __all__ = [
     "Transpose",
     "UnaryOp",
     "UnsupportedError",
+    "ViewToken",
     "__version__",
     "kernel",
     "testing",

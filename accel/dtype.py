@@ -175,9 +175,9 @@ def native(array: Any) -> np.ndarray[Any, Any]:
     try:
         result = np.asarray(array)
     except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(
-            f"array is a {type(array).__name__} that cannot be read as an array: {error}", remedy="Pass an array-like."
-        ) from error
+        on_device = hasattr(array, "__cuda_array_interface__")
+        remedy = "It is in device memory: use it as it is, ref = await device.wrap(array)." if on_device else "Pass an array-like."
+        raise InvalidArgumentError(f"array is a {type(array).__name__} that cannot be read as an array: {error}", remedy=remedy) from error
     if result is not array:
         _check_converted(array, result)
     if not result.dtype.isnative:

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
-from accel.errors import StaleRefError
+from accel.dtype import DType, DTypeLike
+from accel.errors import InvalidArgumentError, StaleRefError
+from accel.interchange import Interchange
+from accel.views import indexed, recast, reshaped
 
 if TYPE_CHECKING:
     from collections import deque
 
-    from accel.dtype import DType
-
-__all__ = ["AccelRef", "AccelToken", "RefOwner"]
+__all__ = ["AccelRef", "AccelToken", "ForeignRef", "ManagedRef", "RefOwner", "RefView", "ViewToken"]
 
 
 class RefOwner(Protocol):
@@ -34,6 +35,8 @@ class RefOwner(Protocol):
     """Ids of buffers whose last ref went away; appended to from any thread."""
     device: Any
     """The public face of the device."""
+    sharing: Any
+    """What shares memory with other libraries, while there is a generation."""
 
     def check_process(self) -> None:
         """Raise :class:`~accel.ClosedError` in a process forked from the owner's."""
@@ -60,8 +63,33 @@ class AccelToken:
     buffer: int
     generation: int
 
+    def of(self, ref: AccelRef) -> AccelRef:
+        """Return what this names, given the ref of the whole buffer."""
+        return ref
 
-class AccelRef:
+
+@dataclass(frozen=True, slots=True)
+class ViewToken(AccelToken):
+    """A :class:`RefView` as it travels through pickle.
+
+    Parameters
+    ----------
+    offset
+        Bytes from the start of the buffer.
+    shape, dtype
+        Of the view.
+    """
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+
+    def of(self, ref: AccelRef) -> AccelRef:
+        """Return a view of ``ref`` like the one that was pickled."""
+        return RefView(ref, self.offset, self.shape, DType.of(self.dtype))
+
+
+class AccelRef(Interchange):
     """A handle to an array on a device. Made by a device, never by hand.
 
     The memory is freed, in stream order, when the last reference to the handle is dropped, or by ``await device.free(ref)``.
@@ -83,9 +111,23 @@ class AccelRef:
         The device, as refs see it.
     is_freed : bool
         Whether the memory was freed although this handle still exists.
+    offset : int
+        Bytes from the start of the buffer: 0, but for a :class:`RefView`.
+    alignment : int
+        What the address of the buffer is a multiple of.
+    is_foreign, is_managed : bool
+        Whether the memory belongs to another library's array (``device.wrap``), and whether it is managed (``device.managed``).
+
+    Notes
+    -----
+    ``ref[index]``, :meth:`reshape`, :meth:`ravel` and :meth:`view` give a :class:`RefView` of the same memory; nothing is copied and nothing is sent.
     """
 
-    __slots__ = ("__weakref__", "buffer", "dtype", "durable", "generation", "is_freed", "nbytes", "owner", "shape")
+    alignment: int = 256
+    is_foreign: bool = False
+    is_managed: bool = False
+
+    __slots__ = ("__weakref__", "buffer", "dtype", "durable", "generation", "is_freed", "nbytes", "offset", "owner", "shape")
 
     def __init__(
         self, owner: RefOwner, buffer: int, shape: tuple[int, ...], dtype: DType, generation: int, *, durable: bool = False
@@ -93,6 +135,7 @@ class AccelRef:
         self.is_freed = False
         self.owner = owner
         self.buffer = buffer
+        self.offset = 0
         self.shape = shape
         self.dtype = dtype
         self.nbytes = math.prod(shape) * dtype.itemsize
@@ -170,6 +213,55 @@ class AccelRef:
         token = self.token()
         return AccelToken, (token.device, token.buffer, token.generation)
 
+    # -- views
+
+    def __getitem__(self, index: Any) -> RefView:
+        """Return a view of a part, as numpy's basic indexing selects it.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If it is no such index, or the part is not contiguous in C order.
+        """
+        offset, shape = indexed(self.shape, self.dtype.itemsize, index)
+        return RefView(self, self.offset + offset, shape, self.dtype)
+
+    # Rows are not iterated over by accident: each would be a view.
+    __iter__: ClassVar[None] = None
+
+    def reshape(self, shape: Any) -> RefView:
+        """Return a view of another shape with as many elements, in C order; one dimension may be -1.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the shape does not fit.
+        """
+        return RefView(self, self.offset, reshaped(self.shape, shape), self.dtype)
+
+    def ravel(self) -> RefView:
+        """Return a view of one dimension."""
+        return self.reshape(-1 if self.size else 0)
+
+    def view(self, dtype: DTypeLike) -> RefView:
+        """Return a view of the same bytes as elements of ``dtype``; the last axis grows or shrinks.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the last axis is no whole number of them, or its start is not aligned to one.
+        """
+        new = DType.of(dtype)
+        shape = recast(self.shape, self.dtype, new)
+        if self.offset % new.itemsize or self.alignment % new.itemsize:
+            raise InvalidArgumentError(
+                f"{self!r} does not start at a multiple of {new.itemsize} bytes, as {new.value} must",
+                remedy="Copy it into a buffer of its own.",
+            )
+        return RefView(self, self.offset, shape, new)
+
+    # -- as an object
+
     def __copy__(self) -> AccelRef:
         return self
 
@@ -192,3 +284,90 @@ class AccelRef:
         state = " freed" if self.is_freed else " stale" if self.is_stale else ""
         durable = " durable" if self.durable else ""
         return f"<AccelRef {self.buffer} {self.dtype.value}{list(self.shape)} on {self.owner.name} generation {self.generation}{durable}{state}>"
+
+
+class RefView(AccelRef):
+    """A part of a buffer, or the whole of it in another shape. Made by indexing a ref, and by :meth:`AccelRef.reshape` and its kin.
+
+    It is used like any ref. It keeps the ref that it is a view of alive, and is stale when that is; dropping a view frees nothing. Uses are
+    ordered by whole buffers: an op on one view waits for an earlier write to another.
+
+    Attributes
+    ----------
+    base : AccelRef
+        The ref of the whole buffer.
+    offset : int
+        Bytes from the start of the buffer.
+    """
+
+    __slots__ = ("base",)
+
+    def __init__(self, ref: AccelRef, offset: int, shape: tuple[int, ...], dtype: DType) -> None:
+        # Not by super(): a view owns nothing.
+        self.base: AccelRef = ref.base if isinstance(ref, RefView) else ref
+        self.offset = offset
+        self.owner = ref.owner
+        self.buffer = ref.buffer
+        self.shape = shape
+        self.dtype = dtype
+        self.nbytes = math.prod(shape) * dtype.itemsize
+        self.generation = ref.generation
+        self.durable = ref.durable
+
+    def __del__(self) -> None:
+        pass  # the base frees the memory
+
+    @property
+    def is_freed(self) -> bool:  # type: ignore[override]
+        """Whether the base was freed."""
+        return self.base.is_freed
+
+    @property
+    def alignment(self) -> int:  # type: ignore[override]
+        """What the address of the buffer is a multiple of."""
+        return self.base.alignment
+
+    @property
+    def is_foreign(self) -> bool:  # type: ignore[override]
+        """Whether the memory belongs to another library's array."""
+        return self.base.is_foreign
+
+    @property
+    def is_managed(self) -> bool:  # type: ignore[override]
+        """Whether the memory is managed."""
+        return self.base.is_managed
+
+    def token(self) -> ViewToken:
+        """Return a picklable name of this view, which ``device.resolve`` turns into a view like it while the base lives.
+
+        Raises
+        ------
+        StaleRefError
+            If the memory is no longer there.
+        """
+        base = self.base.token()
+        return ViewToken(base.device, base.buffer, base.generation, self.offset, self.shape, self.dtype.value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        token = self.token()
+        return ViewToken, (token.device, token.buffer, token.generation, token.offset, token.shape, token.dtype)
+
+    def __repr__(self) -> str:
+        return f"<{super().__repr__()[1:-1]} view at {self.offset}>"
+
+
+class ForeignRef(AccelRef):
+    """A ref to the memory of another library's array; made by ``device.wrap``. The array is kept until the ref is dropped and its last use is over."""
+
+    __slots__ = ("alignment",)
+
+    alignment: int
+    is_foreign = True
+
+
+class ManagedRef(AccelRef):
+    """A ref to managed memory, which moves between device and host; made by ``device.managed``."""
+
+    __slots__ = ()
+
+    is_managed = True

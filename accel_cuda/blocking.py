@@ -35,6 +35,8 @@ class Blocking:
         self._seen: dict[Hashable, None] = {}
         self._checks: dict[str, Callable[[Any, Any], bool]] = {
             "capture": lambda lane, op: True,
+            "prefetch": lambda lane, op: True,  # the driver may have to set pages up, and takes locks of the system's
+            "advise": lambda lane, op: True,
             "put": lambda lane, op: bool(op.source.nbytes > STAGED) or not lane.compute.has_transfers,
             "get": lambda lane, op: bool(op.source.nbytes > STAGED) or not lane.compute.has_transfers,
             "reduce": lambda lane, op: not lane.compute.has_workspace,

@@ -12,8 +12,10 @@ from accel_cuda.compute import CudaCompute
 from accel_cuda.event import CudaEvent
 from accel_cuda.fft import FftLibrary
 from accel_cuda.graph import GRAPH_KERNELS
+from accel_cuda.interop import CudaExchange
 from accel_cuda.kernels.bench import BENCH, bench_kernels
 from accel_cuda.launch import UserKernels
+from accel_cuda.managed import MANAGED_KERNELS
 from accel_cuda.programs import OPS_WITH_PROGRAMS, Modules, Programs
 from accel_cuda.rng import RNG
 from accel_cuda.slab import CudaSlab, allocation_of, granularity_of
@@ -84,6 +86,7 @@ class CudaDevice:
         self._kernels: dict[str, Mapping[str, Kernel]] = {
             **GRAPH_KERNELS,
             "compiler": {"launch": self._user_kernels.launch},
+            "memory": MANAGED_KERNELS,
             "fft": self._fft.kernels,
             "rng": RNG,
         }
@@ -161,6 +164,11 @@ class CudaDevice:
         """
         self._check_open()
         return CudaSlab(self, nbytes)
+
+    def create_exchange(self) -> CudaExchange:
+        """Create what shares memory with other libraries in this process; see :class:`accel.exchange.SharesMemory`."""
+        self._check_open()
+        return CudaExchange(self)
 
     def inject(self, injection: Injection, stream: CudaStream) -> None:
         """Bring a fault about in ``stream``: a kernel that writes to an illegal address, or one that spins until it is let go.

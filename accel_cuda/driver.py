@@ -75,6 +75,7 @@ class HotCalls:
         self.push: Callable[..., int] = library.cuCtxPushCurrent_v2
         self.pop: Callable[..., int] = library.cuCtxPopCurrent_v2
         self.exchange_mode: Callable[..., int] = library.cuThreadExchangeStreamCaptureMode
+        self.context_record: Callable[..., int] = library.cuCtxRecordEvent
         self.event_create: Callable[..., int] = library.cuEventCreate
         self.event_query: Callable[..., int] = library.cuEventQuery
         self.event_record: Callable[..., int] = library.cuEventRecord

@@ -138,6 +138,10 @@ class CudaStream:
             low, high = int.from_bytes(pattern[:8], "little"), int.from_bytes(pattern[8:], "little")
             self.launch(context.functions[_KERNEL_FILLS[width]], -(-count // _BLOCK), _BLOCK, destination, low, high, count)
 
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Return the version of the protocol by which CUDA libraries exchange streams, and the handle."""
+        return 0, self.handle
+
     def launch_host_function(self, function: HostFunction) -> None:
         """Call ``function``'s C function, on a thread of the driver's, once everything enqueued so far has ended. After a fault it is never called."""
         context = self.ready()

@@ -13,6 +13,7 @@ from accel.backend import DeviceDescription
 from accel.cpu.compute import CpuCompute
 from accel.cpu.context import Context
 from accel.cpu.event import CpuEvent
+from accel.cpu.exchange import CpuExchange
 from accel.cpu.natives import NATIVE
 from accel.cpu.stream import CpuStream
 from accel.errors import BackendUnavailableError, ClosedError, InvalidArgumentError, UnsupportedError
@@ -143,6 +144,10 @@ class CpuDevice:
             If the system has no such piece, or this context would hold more than the machine has.
         """
         return CpuSlab(self._context, nbytes)
+
+    def create_exchange(self) -> CpuExchange:
+        """Create what takes other libraries' arrays in this process's memory."""
+        return CpuExchange(self._context)
 
     def inject(self, injection: Injection, stream: CpuStream) -> None:
         """Bring a fault about in ``stream``, once it gets there. It always surfaces later, never in this call.

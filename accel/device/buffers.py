@@ -70,9 +70,11 @@ class Buffers:
     ----------
     blocks : dict of int to Block
         Where each buffer is.
+    special : dict of int to callable
+        How those buffers are given back that are not simply the allocator's; see :class:`~accel.device.sharing.Sharing`.
     """
 
-    __slots__ = ("_check_alive", "_core", "_generation", "_resting", "allocator", "blocks")
+    __slots__ = ("_check_alive", "_core", "_generation", "_resting", "allocator", "blocks", "special")
 
     def __init__(self, core: DeviceCore, allocator: Allocator, generation: int, check_alive: Callable[[], None]) -> None:
         self._core = core
@@ -80,6 +82,7 @@ class Buffers:
         self._check_alive = check_alive
         self.allocator = allocator
         self.blocks: dict[int, Block | Held] = {}
+        self.special: dict[int, Callable[[Block], None]] = {}
         self._resting: list[Held] = []  # freed, and still in use
 
     def block(self, ref: AccelRef) -> Block | Held:
@@ -97,7 +100,7 @@ class Buffers:
 
     def address(self, ref: AccelRef) -> int:
         """Return where a buffer's elements start; raises as :meth:`block` does."""
-        return self.block(ref).address
+        return self.block(ref).address + ref.offset
 
     def hold(self, ref: AccelRef, usage: Usage, release: Callable[[], object] | None) -> None:
         """Take note of something that is no memory of the allocator's, under the number of ``ref``.
@@ -191,7 +194,10 @@ class Buffers:
         """Give a buffer's memory back. One that is not there is none of this context's."""
         block = self.blocks.pop(buffer, None)
         if isinstance(block, Block):
-            self.allocator.free(block)
+            if self.special and buffer in self.special:
+                self.special.pop(buffer)(block)
+            else:
+                self.allocator.free(block)
         elif block is not None:
             self._resting.append(block)
 

@@ -15,6 +15,7 @@ from accel.device.graph import GraphSubmission, Replay
 from accel.device.kernels import LIBRARIES
 from accel.device.lane import EventPool, Lane
 from accel.device.run import BATCH, Launch, OpSubmission, Run
+from accel.device.sharing import Sharing
 from accel.device.submission import BatchSubmission
 from accel.errors import (
     AccelError,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from accel.device.submission import Submission
     from accel.memory import Block, Dependency
     from accel.ops import KernelOp
+    from accel.ref import AccelRef
 
 __all__ = ["Context"]
 
@@ -67,6 +69,7 @@ class Context:
         self.buffers = Buffers(core, allocator, self.generation, self.check_alive)
         self.events = EventPool(device)
         self.beside = CallsBeside()
+        self.sharing = Sharing(self)
         self.lanes: list[Lane] = []
         self.ports: dict[str, Port] = {}
         self._kernels: dict[type[KernelOp], Kernel] = {}
@@ -114,7 +117,7 @@ class Context:
             writes += [blocks[ref.buffer] for ref in made]
             refs += made
         submission.result = op.result(refs)
-        self._place(submission, port, kernel, reads, writes)
+        self._place(submission, port, kernel, reads, writes, (plan.reads, refs))
         # On its way: from here on it is in flight.
         submission.outstanding = 1
         self.in_flight += 1
@@ -124,18 +127,24 @@ class Context:
         return True
 
     def _place(
-        self, submission: OpSubmission, port: Port, kernel: Kernel, reads: Sequence[Block | Held], writes: Sequence[Block | Held]
-    ) -> None:
-        """Give an op its place in line, after what its memory was used for before."""
+        self, submission: OpSubmission, port: Port, kernel: Kernel, reads: Sequence[Block | Held], writes: Sequence[Block | Held],
+        refs: tuple[tuple[AccelRef, ...], tuple[AccelRef, ...]],
+    ) -> None:  # fmt: skip
+        """Give an op its place in line, after what its memory was used for before. ``refs`` are those of ``reads`` and of ``writes``."""
         lane, faults = port.lane, self.core.options.faults
         action = None if faults is None else faults.take(submission.name)
         seq = lane.issue()
         dependencies: list[Dependency] = []
-        for block in reads:
+        inputs: list[int] = []
+        outputs: list[int] = []
+        read, written = refs
+        for at, block in enumerate(reads):
             block.usage.read(lane, seq, dependencies)
-        for block in writes:
+            inputs.append(block.address + read[at].offset)
+        for at, block in enumerate(writes):
             block.usage.write(lane, seq, dependencies)
-        submission.bind(self, port, kernel, [b.address for b in reads], [b.address for b in writes], seq, dependencies, action)
+            outputs.append(block.address + written[at].offset)
+        submission.bind(self, port, kernel, inputs, outputs, seq, dependencies, action)
 
     async def dispatch(self, submission: Submission) -> None:
         """Give memory and places in line to the ops of a submission, and send them to their kernel actors.
@@ -207,12 +216,14 @@ class Context:
         op, plan, buffers = submission.ops[index], submission.plans[index], self.buffers
         kernel = self._kernels.get(type(op)) or self._kernel(op)
         reads = [buffers.block(ref) for ref in plan.reads]
-        writes = [buffers.block(ref) for ref in plan.writes]
+        refs = plan.writes
+        writes = [buffers.block(ref) for ref in refs]
         if plan.creates:
             made = submission.outputs[index]
             if not buffers.place(made, lane):
                 return None
             writes += [buffers.block(ref) for ref in made]
+            refs += made
         faults = self.core.options.faults
         action = None if faults is None else faults.take(op.kind)
         seq = lane.issue()
@@ -221,7 +232,9 @@ class Context:
             block.usage.read(lane, seq, dependencies)
         for block in writes:
             block.usage.write(lane, seq, dependencies)
-        return Launch(op, kernel, [b.address for b in reads], [b.address for b in writes], seq, dependencies, action, index)
+        inputs = [block.address + ref.offset for block, ref in zip(reads, plan.reads, strict=True)]
+        outputs = [block.address + ref.offset for block, ref in zip(writes, refs, strict=True)]
+        return Launch(op, kernel, inputs, outputs, seq, dependencies, action, index)
 
     async def open_own(self, ops: Iterable[KernelOp]) -> None:
         """See that the registered libraries are there whose kernels ``ops`` need, although they go into another's lane."""
@@ -361,6 +374,7 @@ class Context:
         self.fail_all(self.fault)
         try:
             await self.watcher.aclose(abandon=abandon)
+            await self.sharing.aclose()
             await self.core.system.run_blocking(self._close_blocking, abandon)
         except asyncio.CancelledError:
             self._close_blocking(abandon=True)
@@ -378,5 +392,5 @@ class Context:
         for own in self._own.values() if not abandon else ():
             own.library.close()
         self.events.close()
-        close_all(self.buffers.allocator.take_all())
+        close_all(self.sharing.take_all())
         self.device.close(abandon=abandon)

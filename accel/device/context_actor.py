@@ -90,6 +90,7 @@ class ContextActor(Actor[OpenLibrary, "Port | Exception"]):
         self._context = made
         made.on_fault = context.self_ref.fail
         self._publish(made)
+        core.sharing = made.sharing
         if core.lifecycle.generation:
             core.restarts += 1
             core.rebuild_seconds = time.perf_counter() - core.faulted_at

@@ -95,6 +95,7 @@ class DeviceCore:
         self.retired = 0
         self._idle: asyncio.Future[None] | None = None
         self.device: Any = None
+        self.sharing: Any = None
         self._tokens: weakref.WeakValueDictionary[int, AccelRef] = weakref.WeakValueDictionary()
         self.survives: Callable[[AccelError], bool] = lambda _: True
         self.restarts_left: Callable[[], int] = lambda: 1
@@ -200,7 +201,7 @@ class DeviceCore:
         if ref is None:
             raise StaleRefError(f"the ref that {token!r} names was dropped", reason="freed", device=self.name)
         ref.check()
-        return ref
+        return token.of(ref)
 
     # -- state
 

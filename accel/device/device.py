@@ -17,6 +17,7 @@ from accel.device.kernel_library import KernelLibrary, kernels_of
 from accel.device.kernels import LIBRARIES
 from accel.device.libraries import Blas, Dnn, Elementwise, Libraries, Reduce
 from accel.device.lifecycle import DeviceState
+from accel.device.memory_exchange import MemoryExchange
 from accel.device.run import OpSubmission
 from accel.dtype import DType, DTypeLike, native
 from accel.errors import DeadlineExceededError, InvalidArgumentError, UnsupportedError
@@ -38,7 +39,7 @@ _CONVERT_OFF_LOOP = 1 << 18
 """Bytes above which a host array that must be rearranged is so on a worker thread."""
 
 
-class Device:
+class Device(MemoryExchange):
     """One opened device. Made by :meth:`accel.System.open_device`; several may share one piece of hardware, each with its own context and memory.
 
     Every op is sent at the first step of its ``await``, and runs in the order of sending; buffers are kept consistent across streams. An ``await`` ends with
@@ -275,6 +276,7 @@ class Device:
         core = self._core
         core.guard()
         core.check_ref(operand("ref", ref))
+        core.sharing.check_free(ref)
         ref.is_freed = True
         submission = OpSubmission(ops.Free(ref), ops.Plan((), (), ()), core.loop.create_future(), core.live_generation)
         try:

@@ -104,9 +104,13 @@ class KernelActor(Actor["Sendable", None]):
     def _enqueue(self, launch: Bound, run: Sendable) -> None:
         """Bring one op to the lane, or drop it."""
         # Also for an op that is dropped: whoever comes after it on this lane relies on what its place in line has waited for.
-        for other, seq in launch.dependencies:
-            self._depend(run.lane, other, seq)
-        self._launch(launch, run)
+        try:
+            for other, seq in launch.dependencies:
+                self._depend(run.lane, other, seq)
+        except AccelError as error:
+            self._raised(error, launch, run)
+        else:
+            self._launch(launch, run)
 
     async def _enqueue_beside(self, launch: Bound, run: Sendable) -> None:
         """Do what :meth:`_enqueue` does, with the kernel called on another thread."""
@@ -197,10 +201,18 @@ class KernelActor(Actor["Sendable", None]):
             raise action.clone()
 
     def _depend(self, lane: Lane, other: Timeline, seq: int) -> None:
-        """Let the lane wait for what another one, which has it in its stream already, has to do first."""
+        """Let the lane wait for what another one, which has it in its stream already, has to do first.
+
+        Raises
+        ------
+        AccelError
+            What keeps it from waiting for the work of other libraries, which has no lane: then the op is not launched.
+        """
         try:
             lane.wait_for(other, seq)
         except AccelError as error:
+            if not error.is_fault and other not in self._context.lanes:
+                raise
             self._context.report_fault(error)
 
     def _mark(self, run: Sendable) -> None:

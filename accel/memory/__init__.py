@@ -8,7 +8,20 @@ from __future__ import annotations
 
 from accel.memory.allocator import Allocator, SlabRequest
 from accel.memory.block import AllocatorStatistics, Block
+from accel.memory.lone import LoneBlock, Outside, SharedUsage
 from accel.memory.slab import MemfdSlab
 from accel.memory.usage import Dependency, Timeline, Usage
 
-__all__ = ["Allocator", "AllocatorStatistics", "Block", "Dependency", "MemfdSlab", "SlabRequest", "Timeline", "Usage"]
+__all__ = [
+    "Allocator",
+    "AllocatorStatistics",
+    "Block",
+    "Dependency",
+    "LoneBlock",
+    "MemfdSlab",
+    "Outside",
+    "SharedUsage",
+    "SlabRequest",
+    "Timeline",
+    "Usage",
+]

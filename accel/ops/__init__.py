@@ -8,11 +8,13 @@ from accel.ops.compiler import CompiledKernel, KernelLayout, Launch
 from accel.ops.dnn import Attention, Conv2d
 from accel.ops.elementwise import Binary, Unary
 from accel.ops.fft import Fft, Ifft, Irfft, Rfft
+from accel.ops.managed import Advise, Prefetch
 from accel.ops.memory import Copy, Empty, Fill, Free, Get, Put
 from accel.ops.reduce import Reduce
 from accel.ops.rng import Integers, Lognormal, Normal, Uniform
 
 __all__ = [
+    "Advise",
     "Attention",
     "Axpy",
     "Binary",
@@ -38,6 +40,7 @@ __all__ = [
     "Normal",
     "Nrm2",
     "Plan",
+    "Prefetch",
     "Put",
     "Reduce",
     "Rfft",

@@ -14,8 +14,9 @@ import numpy as np
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.ref import AccelRef, AccelToken
+from accel.views import overlap
 
-__all__ = ["KernelOp", "Plan", "Shape", "Spec", "as_shape", "factor", "number", "operand", "result_in", "with_refs"]
+__all__ = ["KernelOp", "Plan", "Shape", "Spec", "as_shape", "factor", "in_place_or_apart", "number", "operand", "result_in", "with_refs"]
 
 Shape = tuple[int, ...]
 
@@ -147,10 +148,30 @@ def same_dtype(**refs: AccelRef) -> DType:
 
 
 def not_aliased(out: AccelRef | None, **refs: AccelRef) -> None:
-    """Raise if ``out`` is one of ``refs``: the kernel would read what it has already overwritten."""
+    """Raise if ``out`` shares memory with one of ``refs``: the kernel would read what it has already overwritten."""
+    if out is None:
+        return
+    operand("out", out)
     for name, ref in refs.items():
         if out is ref:
             raise InvalidArgumentError(f"out is {name} itself", remedy="Give another buffer as out=, or leave it out.")
+        if out.buffer == ref.buffer and overlap(out, ref):
+            raise InvalidArgumentError(f"out overlaps {name}: both are views of one buffer", remedy=_APART)
+
+
+def in_place_or_apart(out: AccelRef | None, **refs: AccelRef) -> None:
+    """Raise if ``out`` shares memory with one of ``refs`` and is not the same part of it: elements would be overwritten before they are read."""
+    if out is None:
+        return
+    for name, ref in refs.items():
+        if out is ref or out.buffer != ref.buffer:
+            continue
+        is_same = out.offset == ref.offset and out.shape == ref.shape and out.dtype is ref.dtype
+        if not is_same and overlap(out, ref):
+            raise InvalidArgumentError(f"out overlaps {name}, and is not the same part of the buffer", remedy=_APART)
+
+
+_APART = "Give a part that does not overlap, another buffer as out=, or leave it out."
 
 
 def number(name: str, value: object) -> Any:

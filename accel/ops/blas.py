@@ -9,6 +9,7 @@ from accel.compute import Transpose
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import KernelOp, Plan, Shape, Spec, factor, not_aliased, operand, result_in, same_dtype
 from accel.ref import AccelRef
+from accel.views import overlap
 
 if TYPE_CHECKING:
     from accel.dtype import DType
@@ -190,8 +191,9 @@ class Axpy(KernelOp):
         dtype = same_dtype(x=x, y=y)
         _vectors(x, y)
         _set_factors(self, dtype, "alpha")
-        if x is y:
-            raise InvalidArgumentError("x and y are the same buffer", remedy="Use blas.scal(x, 1 + alpha).")
+        if overlap(x, y):
+            what = "are the same buffer" if x is y else "overlap: they are views of one buffer"
+            raise InvalidArgumentError(f"x and y {what}", remedy="Use blas.scal(x, 1 + alpha), or parts that do not overlap.")
         return Plan((x,), (y,), (), "gemm", dtype)
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from accel.compute import BinaryOp, UnaryOp
 from accel.errors import InvalidArgumentError
-from accel.ops.base import KernelOp, Plan, operand, result_in, same_dtype
+from accel.ops.base import KernelOp, Plan, in_place_or_apart, operand, result_in, same_dtype
 from accel.ref import AccelRef
 
 __all__ = ["Binary", "Unary"]
@@ -30,8 +30,10 @@ class Unary(KernelOp):
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        x = operand("x", self.x)
-        writes, creates = result_in(self.out, x.shape, x.dtype)
+        x, out = operand("x", self.x), self.out
+        writes, creates = result_in(out, x.shape, x.dtype)
+        if out is not None and out is not x and out.buffer == x.buffer:
+            in_place_or_apart(out, x=x)
         return Plan((x,), writes, creates, _UNARY[self.op], x.dtype)
 
 
@@ -49,11 +51,13 @@ class Binary(KernelOp):
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        x, y = operand("x", self.x), operand("y", self.y)
+        x, y, out = operand("x", self.x), operand("y", self.y), self.out
         dtype = same_dtype(x=x, y=y)
         if x.shape != y.shape:
             raise InvalidArgumentError(
                 f"x has shape {x.shape} and y has {y.shape}", remedy="Give both the same shape; nothing is broadcast."
             )
-        writes, creates = result_in(self.out, x.shape, dtype)
+        writes, creates = result_in(out, x.shape, dtype)
+        if out is not None and (out.buffer == x.buffer or out.buffer == y.buffer):
+            in_place_or_apart(out, x=x, y=y)
         return Plan((x, y), writes, creates, _BINARY[self.op], dtype)

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import KernelOp, Plan, Shape, Spec, operand, result_in
+from accel.ops.base import KernelOp, Plan, Shape, Spec, in_place_or_apart, operand, result_in
 from accel.ref import AccelRef
 
 __all__ = ["Fft", "Ifft", "Irfft", "Norm", "Rfft"]
@@ -100,6 +100,7 @@ class Transform(KernelOp):
             raise InvalidArgumentError(f"a transform of length 0 has no value (x has shape {self.x.shape})", remedy="Leave empty axes out.")
         shape, dtype = self.spec()
         writes, creates = result_in(self.out, shape, dtype)
+        in_place_or_apart(self.out, x=self.x)
         return Plan((self.x,), writes, creates, "", dtype)
 
 

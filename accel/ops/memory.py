@@ -11,6 +11,7 @@ from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.ops.base import KernelOp, Plan, Shape, Spec, factor, number, operand, result_in
 from accel.ref import AccelRef
+from accel.views import overlap
 
 __all__ = ["Copy", "Empty", "Fill", "Free", "Get", "Put"]
 
@@ -161,9 +162,10 @@ class Copy(KernelOp):
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
         source = operand("source", self.source)
-        if self.destination is source:
-            raise InvalidArgumentError("source and destination are the same buffer", remedy="Give two buffers.")
         destination = operand("destination", self.destination)
+        if overlap(destination, source):
+            what = "are the same buffer" if destination is source else "overlap: they are views of one buffer"
+            raise InvalidArgumentError(f"source and destination {what}", remedy="Give two buffers, or parts that do not overlap.")
         if destination.shape != source.shape or destination.dtype is not source.dtype:
             raise InvalidArgumentError(
                 f"source is {source.dtype.value}{list(source.shape)}, destination is {destination.dtype.value}{list(destination.shape)}",

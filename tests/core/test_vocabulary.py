@@ -180,6 +180,7 @@ class Owner:
         self.is_closing = False
         self.dropped: deque[int] = deque()
         self.device: Any = self
+        self.sharing: Any = None
         self.is_closing = False
         self.registered: list[int] = []
 

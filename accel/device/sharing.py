@@ -1,0 +1,385 @@
+"""Memory that is not the device's alone: exported to other libraries, taken from them, or managed; and how it is given back.
+
+Others enqueue work on such memory at any moment, and nobody tells. So every op on it comes after everything that anybody in the process had enqueued
+on the device by then, which a stream can be made to wait for without knowing whose streams there are.
+"""
+
+from __future__ import annotations
+
+import weakref
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from accel import dlpack
+from accel._log import get_logger
+from accel.arguments import BASE
+from accel.device.acquire import acquire
+from accel.device.lane import Lane
+from accel.device.run import OpSubmission
+from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
+from accel.exchange import SharesMemory
+from accel.memory import Block, LoneBlock, Outside, SharedUsage, Usage
+from accel.ops import KernelOp, Plan, Spec
+from accel.ref import AccelRef, ForeignRef, ManagedRef, RefView
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Hashable, Sequence
+
+    from accel.backend import SlabMemory
+    from accel.device.context import Context
+    from accel.dtype import DType
+    from accel.exchange import Exchange
+
+__all__ = ["Sharing"]
+
+logger = get_logger()
+
+_ALIGNMENT = 256
+
+Adopted = TypeVar("Adopted", bound=AccelRef)
+
+
+class _Last(KernelOp):
+    """Does nothing, after everything that memory was used for."""
+
+    __slots__ = ()
+    library = "memory"
+    kind = "last_use"
+
+    def plan(self) -> Plan:
+        return _NO_PLAN
+
+
+_NO_PLAN: Final = Plan((), (), ())
+_LAST: Final = _Last()
+
+
+class _Export:
+    """Kept by a consumer's tensor; keeps the ref."""
+
+    __slots__ = ("__weakref__", "ref")
+
+    def __init__(self, ref: AccelRef) -> None:
+        self.ref = ref
+
+
+class _Exports:
+    """Who has the memory of one buffer."""
+
+    __slots__ = ("capsules", "is_open")
+
+    def __init__(self) -> None:
+        self.capsules: weakref.WeakSet[_Export] = weakref.WeakSet()
+        self.is_open = False
+        """Whether it was given to somebody who does not say when he is done."""
+
+    def are_live(self) -> bool:
+        return self.is_open or len(self.capsules) > 0
+
+
+class _OutsideMark:
+    """The end of what others had enqueued at one moment; see :class:`accel.completion.Pending`."""
+
+    __slots__ = ("_context", "_seq", "enqueued_at", "event", "kind", "lane", "stream")
+
+    def __init__(self, context: Context, lane: Lane, event: Any) -> None:
+        self._context = context
+        self._seq = lane.enqueued
+        self.lane = lane
+        self.stream = lane.stream
+        self.event = event
+        self.kind: Hashable = "outside"
+        self.enqueued_at = perf_counter()
+
+    def complete(self) -> None:
+        self.lane.complete(self._seq)
+        self._context.events.give(self.event)
+
+    def fail(self, error: AccelError) -> None:
+        self._context.report_fault(error)
+
+
+class Sharing:
+    """Shares the memory of one context. Everything runs on the loop's thread.
+
+    Parameters
+    ----------
+    context
+        The context.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._exchange: Exchange | None = None
+        self._exports: dict[int, _Exports] = {}
+        self._lone: dict[int, LoneBlock] = {}
+        self._leaving: list[LoneBlock] = []
+        self._sent: list[SlabMemory] = []
+        self._left: list[SlabMemory] = []
+        self._closing: asyncio.Task[None] | None = None
+
+    # -- what is made at the first use
+
+    def _open(self) -> Exchange:
+        exchange = self._exchange
+        if exchange is None:
+            context = self._context
+            context.check_alive()
+            device = context.device
+            if not isinstance(device, SharesMemory):
+                raise UnsupportedError(
+                    f"{context.core.description.backend} shares no memory",
+                    device=context.core.name,
+                    remedy="Use device.put and device.get.",
+                )
+            exchange = self._exchange = device.create_exchange()
+            compute: Any = None  # nothing is computed there
+            self._lane = lane = Lane("outside", context.device, exchange.stream, compute, context.events)
+            self._outside = Outside(lane, lane.advance, self._watch)
+        return exchange
+
+    # -- giving
+
+    def dlpack_device(self, ref: AccelRef) -> tuple[int, int]:
+        """Return DLPack's name of the device; raises ``BufferError`` where there is none."""
+        self._context.core.guard()
+        device = self._open().device
+        if device == (0, 0):
+            raise BufferError(f"{ref!r} cannot be shared by DLPack; copy it: array = await device.get(ref)")
+        return device
+
+    def capsule(
+        self,
+        ref: AccelRef,
+        stream: int | None,
+        max_version: tuple[int, int] | None,
+        dl_device: tuple[int, int] | None,
+        copy: bool | None,
+    ) -> Any:
+        """Return a DLPack capsule; see :meth:`accel.AccelRef.__dlpack__`."""
+        device = self.dlpack_device(ref)
+        if dl_device is not None and tuple(dl_device) != device:
+            raise BufferError(f"{ref!r} is on DLPack device {device}, not on {tuple(dl_device)}; copy it: array = await device.get(ref)")
+        if copy:
+            raise BufferError(
+                f"{ref!r} is not copied by DLPack; copy it first: await device.copy(ref, await device.empty(ref.shape, ref.dtype))"
+            )
+        if stream is not None and (isinstance(stream, bool) or not isinstance(stream, int) or stream < -1 or stream == 0):
+            raise BufferError(f"stream is {stream!r}: give None, -1, 1, 2 or a handle")
+        block = self._found(ref)
+        owner = _Export(ref.base if isinstance(ref, RefView) else ref)
+        made = dlpack.export(block.address + ref.offset, ref.shape, ref.dtype, device, owner, max_version=max_version)
+        if stream != -1:
+            self._hand_over(ref, block, partial(self._open().follow, 1 if stream is None else stream))
+        self._share(ref, block).capsules.add(owner)
+        return made
+
+    def interface(self, ref: AccelRef) -> dict[str, Any]:
+        """Return the CUDA array interface; raises ``AttributeError`` where memory is not CUDA's, as objects without one do."""
+        self._context.core.guard()
+        exchange = self._open()
+        if not exchange.speaks_cuda or ref.dtype.is_extended:
+            why = "not in CUDA memory" if not exchange.speaks_cuda else f"{ref.dtype.value}, which the interface does not know; use DLPack"
+            raise AttributeError(f"{ref!r} has no __cuda_array_interface__: it is {why}")
+        block = self._found(ref)
+        stream = exchange.stream if self._hand_over(ref, block, exchange.stream.wait) else None
+        self._share(ref, block).is_open = True
+        return {
+            "version": 3,
+            "shape": ref.shape,
+            "typestr": ref.dtype.numpy.str,
+            "data": (block.address + ref.offset if ref.nbytes else 0, False),
+            "strides": None,
+            "stream": None if stream is None else stream.__cuda_stream__()[1],
+        }
+
+    def check_free(self, ref: AccelRef) -> None:
+        """Raise unless ``ref`` can be freed: it is no view, and no other library's tensor has its memory.
+
+        Raises
+        ------
+        InvalidArgumentError
+        """
+        if isinstance(ref, RefView):
+            raise InvalidArgumentError(
+                f"{ref!r} owns no memory", remedy="Free ref.base, the ref of the whole buffer; or just drop the view."
+            )
+        exports = self._exports.get(ref.buffer)
+        if exports is not None and exports.capsules:
+            raise InvalidArgumentError(f"{ref!r} is the memory of another library's tensor", remedy="Drop the tensor before.")
+
+    def _found(self, ref: AccelRef) -> Block:
+        self._context.core.check_ref(ref)
+        found = self._context.buffers.block(ref)
+        assert isinstance(found, Block), "what is held and no memory has no ref that users see"
+        return found
+
+    def _share(self, ref: AccelRef, block: Block) -> _Exports:
+        """See that ops on the buffer come after what others do to it from now on."""
+        exports = self._exports.get(ref.buffer)
+        if exports is None:
+            exports = self._exports[ref.buffer] = _Exports()
+        if not ref.is_foreign:
+            before, shared = block.usage, SharedUsage(block.usage, self._outside, exports.are_live)
+            for each in self._context.buffers.blocks.values():
+                if each.usage is before:  # the buffers of a graph are tracked as one
+                    each.usage = shared
+            if not ref.is_managed:
+                self._context.buffers.special[ref.buffer] = partial(self._unshare, ref.buffer)
+        return exports
+
+    def _hand_over(self, ref: AccelRef, block: Block, follow: Any) -> bool:
+        """Let a stream wait for what is enqueued on a buffer; return whether there was anything."""
+        pending = [pair for pair in block.usage.pending() if pair[0] is not self._outside.timeline]
+        if any(lane.enqueued < seq for lane, seq in pending):
+            raise BufferError(f"{ref!r} is used by ops that are not enqueued yet: await them first")
+        events = self._context.events
+        for lane, _ in pending:
+            assert isinstance(lane, Lane), "the timelines of a context are its lanes"
+            event = events.take()
+            if not lane.stream.record(event):
+                follow(event)
+            events.give(event)
+        return bool(pending)
+
+    def _unshare(self, buffer: int, block: Block) -> None:
+        """Give a block back that others may still have work on: whoever has it next waits for that."""
+        self._exports.pop(buffer, None)
+        if isinstance(block.usage, SharedUsage):
+            block.usage = block.usage.alone()
+        self._context.buffers.allocator.free(block)
+
+    def _watch(self) -> None:
+        """Learn when all is over that others have enqueued by now."""
+        context, lane = self._context, self._lane
+        if context.fault is not None:
+            return
+        event = context.events.take()
+        try:
+            is_over = lane.stream.record(event)
+        except AccelError:
+            return  # whoever uses the memory next learns of it
+        mark = _OutsideMark(context, lane, event)
+        if is_over:
+            mark.complete()
+        else:
+            context.watcher.watch(mark)
+
+    # -- taking
+
+    def wrap(self, array: Any) -> AccelRef:
+        """Return a ref to another library's array."""
+        if isinstance(array, AccelRef):
+            raise InvalidArgumentError(f"{array!r} is a ref already", remedy="Use it as it is.")
+        memory = self._open().take(array)
+        block = LoneBlock(memory, SharedUsage(Usage(), self._outside, lambda: True))
+        block.address = memory.address or BASE  # an empty array may be nowhere
+        ref = self._adopt(ForeignRef, block, memory.shape, memory.dtype)
+        ref.alignment = min(block.address & -block.address, _ALIGNMENT)
+        return ref
+
+    async def managed(self, shape: tuple[int, ...], dtype: DType) -> AccelRef:
+        """Return a ref to new managed memory."""
+        context, system = self._context, self._context.core.system
+        create = partial(self._open().create_managed, max(1, Spec(shape, dtype).nbytes))
+        memory = await acquire(system, create, lambda made: made.close())
+        try:
+            context.check_alive()
+        except AccelError:
+            await system.run_blocking(memory.close)
+            raise
+        return self._adopt(ManagedRef, LoneBlock(memory, Usage()), shape, dtype)
+
+    def _adopt(self, kind: type[Adopted], block: LoneBlock, shape: tuple[int, ...], dtype: DType) -> Adopted:
+        context = self._context
+        core, buffers = context.core, context.buffers
+        ref = kind(core, core.next_buffer(), shape, dtype, context.generation)
+        buffers.blocks[ref.buffer] = block
+        buffers.special[ref.buffer] = partial(self._leave, ref.buffer)
+        self._lone[ref.buffer] = block
+        return ref
+
+    # -- giving back what was taken
+
+    def _leave(self, buffer: int, block: Block) -> None:
+        """Let a block go that no allocator owns, once its uses are over."""
+        assert isinstance(block, LoneBlock), "others are the allocator's"
+        self._exports.pop(buffer, None)
+        del self._lone[buffer]
+        self._leaving.append(block)
+        if not self._sent:
+            self._send_last()
+
+    def _send_last(self) -> None:
+        """Send what ends after the uses of all blocks that leave: one at a time, for any number of them."""
+        context = self._context
+        blocks, self._leaving = self._leaving, []
+        if context.fault is not None or not blocks:
+            self._left += [block.memory for block in blocks]
+            return
+        self._sent = [block.memory for block in blocks]
+        port = context.ports["memory"]
+        last = OpSubmission(_LAST, _NO_PLAN, context.core.loop.create_future(), context.generation)
+        last.future.add_done_callback(self._ended)
+        seq = port.lane.issue()
+        dependencies: list[Any] = []
+        for block in blocks:
+            block.usage.write(port.lane, seq, dependencies)
+        last.bind(context, port, _nothing, (), (), seq, dependencies, None)
+        last.beside = False
+        last.outstanding = 1
+        context.in_flight += 1
+        context.submissions[last] = None
+        if not port.hand_over(last):
+            port.actor.tell(last)
+
+    def _ended(self, future: asyncio.Future[Any]) -> None:
+        """Take note that the last uses are over, or that the context is dead: then all is given back when that is closed."""
+        if future.cancelled() or future.exception() is not None or self._context.fault is not None:
+            return
+        sent, self._sent = self._sent, []
+        self._left += sent
+        if self._closing is None or self._closing.done():
+            self._closing = self._context.core.loop.create_task(self._close_left())
+        self._send_last()
+
+    async def _close_left(self) -> None:
+        while self._left:
+            left, self._left = self._left, []
+            await self._context.core.system.run_blocking(_close, left)
+
+    # -- the end
+
+    async def aclose(self) -> None:
+        """Wait until what is being given back is so."""
+        if self._closing is not None:
+            await self._closing
+
+    def take_all(self) -> list[SlabMemory]:
+        """Take all memory out of the context, for the caller to close: slabs and the rest, but what other libraries' tensors still show."""
+        context = self._context
+        blocks, fault = context.buffers.blocks, context.fault
+        live = [blocks[buffer] for buffer, exports in self._exports.items() if exports.capsules and buffer in blocks]
+        if fault is not None and fault.is_fault:
+            live = []  # nobody can reach it any more
+        kept = [block.memory if isinstance(block, LoneBlock) else block.slab for block in live if isinstance(block, Block)]
+        if kept:
+            logger.warning(
+                "exported_memory_left", device=context.core.name, tensors=len(kept), nbytes=sum(memory.nbytes for memory in kept)
+            )
+        lone = [block.memory for block in (*self._leaving, *self._lone.values())]
+        memories = [*context.buffers.allocator.take_all(), *self._left, *self._sent, *lone]
+        if self._exchange is not None:
+            self._exchange.close()
+        return [memory for memory in memories if not any(memory is each for each in kept)]
+
+
+def _nothing(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Enqueue nothing."""
+
+
+def _close(memories: list[SlabMemory]) -> None:
+    while memories:
+        memories.pop().close()

@@ -1,0 +1,77 @@
+"""Ops on managed memory, which moves between device and host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from accel.errors import InvalidArgumentError
+from accel.ops.base import KernelOp, Plan, operand
+from accel.ref import AccelRef
+
+__all__ = ["ADVICES", "PLACES", "Advise", "Prefetch"]
+
+PLACES = ("device", "host")
+ADVICES = ("read_mostly", "preferred_device", "preferred_host", "accessed_by_device", "accessed_by_host")
+
+
+def _managed(ref: object) -> AccelRef:
+    found = operand("ref", ref)
+    if not found.is_managed:
+        raise InvalidArgumentError(f"{found!r} is not managed memory", remedy="Make the buffer with device.managed(shape, dtype).")
+    return found
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Prefetch(KernelOp):
+    """Move a managed buffer, or a view of one, before it is used there.
+
+    Parameters
+    ----------
+    ref
+        What is moved, by pages.
+    to
+        ``"device"`` or ``"host"``.
+    """
+
+    library: ClassVar[str] = "memory"
+    kind: ClassVar[str] = "prefetch"
+
+    ref: AccelRef
+    to: Literal["device", "host"] = "device"
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        ref = _managed(self.ref)
+        if self.to not in PLACES:
+            raise InvalidArgumentError(f"to is {self.to!r}", remedy="Use 'device' or 'host'.")
+        return Plan((ref,), (), ())
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Advise(KernelOp):
+    """Tell the driver how a managed buffer, or a view of one, is going to be used.
+
+    Parameters
+    ----------
+    ref
+        What the advice is about, by pages.
+    advice
+        One of :data:`ADVICES`.
+    undo
+        Take the advice back.
+    """
+
+    library: ClassVar[str] = "memory"
+    kind: ClassVar[str] = "advise"
+
+    ref: AccelRef
+    advice: str
+    undo: bool = False
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        ref = _managed(self.ref)
+        if self.advice not in ADVICES:
+            raise InvalidArgumentError(f"advice is {self.advice!r}", remedy=f"Use one of {', '.join(ADVICES)}.")
+        return Plan((ref,), (), ())

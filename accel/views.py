@@ -1,0 +1,134 @@
+"""Where the elements of a view lie: indexing, reshaping and reinterpreting a C-order array without moving anything. Pure arithmetic on shapes."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import TYPE_CHECKING, Any
+
+from accel.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from accel.dtype import DType
+    from accel.ref import AccelRef
+
+__all__ = ["indexed", "overlap", "recast", "reshaped"]
+
+Shape = tuple[int, ...]
+
+_COPY = "A view is one contiguous run of elements; for others, get the array and put the part."
+_INDEX = "Give ints, slices and one `...`, as in ref[1], ref[2:5] or ref[0, 2:5]."
+
+
+def indexed(shape: Shape, itemsize: int, index: Any) -> tuple[int, Shape]:
+    """Return the byte offset and the shape of ``array[index]``, as numpy's basic indexing has it, for a C-order array.
+
+    Parameters
+    ----------
+    shape, itemsize
+        Of the array.
+    index
+        An int, a slice, ``...``, or a tuple of them.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is no such index, is out of range, or selects elements that are not contiguous in C order.
+    """
+    entries = _entries(index, len(shape))
+    offset, result, strides, stride = 0, [], [], math.prod(shape) * itemsize
+    for axis, (length, entry) in enumerate(zip(shape, entries, strict=True)):
+        stride = math.prod(shape[axis + 1 :]) * itemsize
+        if isinstance(entry, slice):
+            try:
+                chosen = range(length)[entry]
+            except (TypeError, ValueError) as error:
+                raise InvalidArgumentError(f"{entry!r} is no slice: {error}", remedy=_INDEX) from None
+            offset += chosen.start * stride if len(chosen) else 0
+            result.append(len(chosen))
+            strides.append(chosen.step * stride)
+        else:
+            if not -length <= entry < length:
+                raise InvalidArgumentError(f"index {entry} is out of range for axis {axis}, which has {length}", remedy=_INDEX)
+            offset += entry % length * stride
+    expected = itemsize
+    for length, step in zip(reversed(result), reversed(strides), strict=True):
+        if length > 1 and step != expected and 0 not in result:
+            raise InvalidArgumentError(f"[{index!r}] of shape {shape} is not contiguous", remedy=_COPY)
+        expected *= length
+    return (offset if expected else 0), tuple(result)
+
+
+def _entries(index: Any, ndim: int) -> list[Any]:
+    """Return one int or slice per axis."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    entries: list[Any] = []
+    for part in parts:
+        if part is Ellipsis:
+            if any(each is Ellipsis for each in entries):
+                raise InvalidArgumentError("an index has one `...` at most", remedy=_INDEX)
+            entries.append(part)
+        elif isinstance(part, slice):
+            entries.append(part)
+        else:
+            if isinstance(part, bool) or not hasattr(part, "__index__"):
+                raise InvalidArgumentError(f"{part!r} is not an index of a view", remedy=_INDEX)
+            entries.append(operator.index(part))
+    given = sum(entry is not Ellipsis for entry in entries)
+    if given > ndim:
+        raise InvalidArgumentError(f"{given} indices for {ndim} dimension(s)", remedy=_INDEX)
+    rest = [slice(None)] * (ndim - given)
+    at = next((i for i, entry in enumerate(entries) if entry is Ellipsis), None)
+    return entries + rest if at is None else entries[:at] + rest + entries[at + 1 :]
+
+
+def reshaped(shape: Shape, wanted: Any) -> Shape:
+    """Return the shape that ``array.reshape(wanted)`` has; one dimension may be -1, which takes what is left.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is no shape, or not of as many elements.
+    """
+    size = math.prod(shape)
+    try:
+        result = [operator.index(n) for n in (wanted if isinstance(wanted, (tuple, list)) else (wanted,))]
+    except TypeError:
+        raise InvalidArgumentError(f"{wanted!r} is not a shape", remedy="Use an int or a tuple of ints; one may be -1.") from None
+    known = math.prod(n for n in result if n != -1)
+    if result.count(-1) == 1 and known and size % known == 0:
+        result[result.index(-1)] = size // known
+    if min(result, default=0) < 0 or math.prod(result) != size:
+        raise InvalidArgumentError(
+            f"{size} element(s) of shape {shape} do not make {wanted!r}",
+            remedy="Give a shape of as many elements; one dimension may be -1.",
+        )
+    return tuple(result)
+
+
+def recast(shape: Shape, old: DType, new: DType) -> Shape:
+    """Return the shape of the same bytes as elements of another dtype: the last axis grows or shrinks.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the bytes of the last axis are no whole number of elements.
+    """
+    if old.itemsize == new.itemsize:
+        return shape
+    nbytes = shape[-1] * old.itemsize if shape else 0
+    if not shape or nbytes % new.itemsize:
+        what = f"the last axis of {old.value}{list(shape)}" if shape else f"a 0-d {old.value}"
+        raise InvalidArgumentError(
+            f"{what} is no whole number of {new.value}", remedy="Reshape it first, so that the last axis can be divided."
+        )
+    return (*shape[:-1], nbytes // new.itemsize)
+
+
+def overlap(a: AccelRef, b: AccelRef) -> bool:
+    """Return whether two refs have bytes in common."""
+    if a is b:
+        return True
+    if a.buffer != b.buffer or a.owner is not b.owner:
+        return False
+    return a.offset < b.offset + b.nbytes and b.offset < a.offset + a.nbytes
