@@ -379,4 +379,5 @@ class Context:
             own.library.close()
         self.events.close()
         close_all(self.buffers.allocator.take_all())
+        self.core.pinned.arena.detach()
         self.device.close(abandon=abandon)
