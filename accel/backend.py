@@ -213,6 +213,8 @@ class AccelDevice(Protocol):
         Slabs are multiples of so many bytes; itself a multiple of 256.
     shares_processor : bool
         Whether its work runs on threads of this process. Its streams then call host functions as Python objects, and waiting for it must not spin.
+
+    Where page-locked host memory is copied faster, it is a :class:`accel.memory.HostRegistrar` too.
     """
 
     description: DeviceDescription

@@ -1,6 +1,7 @@
 """Which ops may block while they are enqueued.
 
-These are copies of large pageable arrays, the first ops in a lane that was made for another library, and those whose kernel may not be loaded yet.
+These are copies of large pageable arrays, small copies while no pinned memory is at hand to stage them in, the first ops in a lane that was made for another
+library, and those whose kernel may not be loaded yet.
 
 cuBLAS loads a kernel when it is first used, and loading may wait for everything that runs on the device. Which kernel a product uses is known to the
 library alone, so the first product of each signature counts.
@@ -10,10 +11,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from accel import AccelError
 from accel_cuda.transfers import STAGED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
+
+    from accel_cuda.pinned import PinnedRanges
 
 __all__ = ["Blocking"]
 
@@ -27,18 +31,21 @@ class Blocking:
     ----------
     lacks
         Op kind -> whether the kernel of such an op is not loaded.
+    pinned
+        Which host memory is page-locked.
     """
 
-    __slots__ = ("_checks", "_lacks", "_seen")
+    __slots__ = ("_checks", "_lacks", "_pinned", "_seen")
 
-    def __init__(self, lacks: Mapping[str, Callable[[Any], bool]]) -> None:
+    def __init__(self, lacks: Mapping[str, Callable[[Any], bool]], pinned: PinnedRanges) -> None:
+        self._pinned = pinned
         self._seen: dict[Hashable, None] = {}
         self._checks: dict[str, Callable[[Any, Any], bool]] = {
             "capture": lambda lane, op: True,
             "prefetch": lambda lane, op: True,  # the driver may have to set pages up, and takes locks of the system's
             "advise": lambda lane, op: True,
-            "put": lambda lane, op: bool(op.source.nbytes > STAGED) or not lane.compute.has_transfers,
-            "get": lambda lane, op: bool(op.source.nbytes > STAGED) or not lane.compute.has_transfers,
+            "put": lambda lane, op: self._copies(lane, op.source),
+            "get": lambda lane, op: self._copies(lane, op.destination),
             "reduce": lambda lane, op: not lane.compute.has_workspace,
             "attention": lambda lane, op: not lane.compute.has_workspace,
             "gemm": lambda lane, op: self._is_new((op.kind, op.a.shape, op.b.shape, op.a.dtype, op.transpose_a, op.transpose_b)),
@@ -58,6 +65,15 @@ class Blocking:
             return True
         check = self._checks.get(kind)
         return check is not None and (check(lane, op) or (op.library == "blas" and not lane.compute.has_blas))
+
+    def _copies(self, lane: Any, array: Any) -> bool:
+        nbytes: int = array.nbytes
+        if nbytes <= STAGED:
+            return bool(nbytes) and not lane.stream.transfers.reserve(nbytes)
+        try:
+            return not self._pinned.covers(array.ctypes.data, nbytes)
+        except AccelError:
+            return True  # the copy itself will say what is wrong
 
     def _is_new(self, signature: Hashable) -> bool:
         """Return whether a signature was not seen before. It counts as seen from now on: what is enqueued next in its lane comes after it."""

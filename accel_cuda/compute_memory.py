@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from accel import ComputeBackend, InvalidArgumentError, NotInitializedError, OutOfMemoryError, UnsupportedError, arguments
-from accel_cuda.driver import Handle
-from accel_cuda.staging import Stager
+from accel_cuda.channel import StreamChannel
 from accel_cuda.transfers import STAGED, move_small
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from accel import DType
+    from accel.memory import Block
     from accel_cuda.blas import Blas
     from accel_cuda.stream import CudaStream
 
@@ -25,7 +24,7 @@ WORKSPACE = 32 << 20
 """Bytes of device memory that a stream's kernels and products share: they run one after the other."""
 
 _SMALLEST = 512
-_HOST, _MEMORY_TYPE = 1, 2
+_LARGE = 12 << 20
 
 
 class CudaMemory(ComputeBackend):
@@ -37,6 +36,11 @@ class CudaMemory(ComputeBackend):
         Where the work goes.
     library
         What is going to be called: what it needs is made by :meth:`init`, the rest at its first use.
+
+    Attributes
+    ----------
+    channel : StreamChannel
+        The stream, for copies between host and device.
     """
 
     def __init__(self, stream: CudaStream, library: str) -> None:
@@ -49,7 +53,7 @@ class CudaMemory(ComputeBackend):
         self._free: dict[int, list[int]] = {}
         self._workspace = 0
         self._blas: Blas | None = None
-        self._stager: Stager | None = None
+        self.channel = StreamChannel(stream)
 
     @property
     def name(self) -> str:
@@ -101,8 +105,8 @@ class CudaMemory(ComputeBackend):
     def copy_htod(self, destination: int, source: memoryview) -> None:
         """Enqueue a copy of host memory to the device.
 
-        Up to 256 KiB are staged in pinned memory at once. More is copied as it is if it is pinned; else this thread, with others, stages it piece by
-        piece, and waits for room between the pieces.
+        Up to 256 KiB are staged in pinned memory at once. More is copied as it is if it is pinned; else the driver stages it, or, from 12 MiB, this thread
+        with others, piece by piece; both block while the stream is behind.
         """
         self._ready()
         data = _bytes_of("copy_htod", source)
@@ -110,14 +114,29 @@ class CudaMemory(ComputeBackend):
         if not nbytes:
             return
         arguments.pointers("copy_htod", destination=destination)
-        self._stream.ready()
-        address = data.ctypes.data
+        stream = self._stream
+        context, address = stream.ready(), data.ctypes.data
         if nbytes <= STAGED:
-            self._stage_in(destination, address, nbytes)
-        elif self._is_pinned(address):
-            self._push(destination, address, nbytes, source)
-        else:
-            self._large().put(destination, address, nbytes)
+            piece = self._room(nbytes)
+            if piece is not None:
+                move_small(piece.address, address, nbytes)
+                with context.section:
+                    self.channel.push(destination, piece.address, nbytes)
+                stream.transfers.begin(None, piece)
+                return
+        elif context.pinned.covers(address, nbytes):
+            with context.section:
+                self.channel.push(destination, address, nbytes)
+            stream.transfers.begin(source)
+            return
+        elif nbytes >= _LARGE and context.copiers.put(self.channel, destination, address, nbytes):
+            return
+        # The driver's own staging, with one thread: as fast for what is not large, and right where no pinned memory is left. While it waits for the
+        # stream it might hold others up, so that is done before.
+        stream.synchronize()
+        with context.section:
+            context.driver.call("cuMemcpyHtoDAsync", destination, address, nbytes, stream.handle)
+        stream.transfers.begin(source)
 
     def copy_dtoh(self, destination: memoryview, source: int) -> None:
         """Enqueue a copy of device memory to the host; see :meth:`copy_htod`."""
@@ -129,27 +148,30 @@ class CudaMemory(ComputeBackend):
         if not nbytes:
             return
         arguments.pointers("copy_dtoh", source=source)
-        self._stream.ready()
-        address = data.ctypes.data
+        stream = self._stream
+        context, address = stream.ready(), data.ctypes.data
         if nbytes <= STAGED:
-            staged = self._room(nbytes)
-            self._pull(staged, source, nbytes)
-            self._stream.transfers.begin(destination, address, staged, nbytes)
-        elif self._is_pinned(address):
-            self._pull(address, source, nbytes)
-            self._stream.transfers.begin(destination)
-        else:
-            self._large().get(address, source, nbytes)
+            piece = self._room(nbytes)
+            if piece is not None:
+                with context.section:
+                    self.channel.pull(piece.address, source, nbytes)
+                stream.transfers.begin(destination, piece, address, nbytes)
+                return
+        elif context.pinned.covers(address, nbytes):
+            with context.section:
+                self.channel.pull(address, source, nbytes)
+            stream.transfers.begin(destination)
+            return
+        elif nbytes >= _LARGE and context.copiers.get(self.channel, address, source, nbytes):
+            return
+        stream.synchronize()
+        with context.section:
+            context.driver.call("cuMemcpyDtoHAsync", address, source, nbytes, stream.handle)
+        stream.transfers.begin(destination)
 
     def prepare_transfers(self) -> None:
         """Make the pinned memory that small copies are staged in, if it is not there. May block."""
-        with self._context.section:
-            self._stream.transfers.prepare(self._context.driver)
-
-    @property
-    def has_transfers(self) -> bool:
-        """Whether small copies can be staged without making memory for it."""
-        return self._stream.transfers.is_prepared
+        self._stream.transfers.prepare()
 
     @property
     def workspace_nbytes(self) -> int:
@@ -167,45 +189,10 @@ class CudaMemory(ComputeBackend):
             self._workspace = self._take(WORKSPACE)
         return self._workspace
 
-    def _large(self) -> Stager:
-        if self._stager is None:
-            with self._context.section:
-                self._stager = Stager(self._stream, self._push, self._pull)
-        return self._stager
-
-    def _stage_in(self, destination: int, source: int, nbytes: int) -> None:
-        staged = self._room(nbytes)
-        move_small(staged, source, nbytes)
-        self._push(destination, staged, nbytes)
-
-    def _push(self, destination: int, source: int, nbytes: int, keep: object = None) -> None:
-        copy = self._context.driver.hot.copy_from_host
-        with self._context.section:
-            status = copy(Handle(destination), Handle(source), ctypes.c_size_t(nbytes), self._stream.pointer)
-        self._context.check(status, "cuMemcpyHtoDAsync")
-        self._stream.transfers.begin(keep)
-
-    def _pull(self, destination: int, source: int, nbytes: int) -> None:
-        copy = self._context.driver.hot.copy_to_host
-        with self._context.section:
-            status = copy(Handle(destination), Handle(source), ctypes.c_size_t(nbytes), self._stream.pointer)
-        self._context.check(status, "cuMemcpyDtoHAsync")
-
-    def _room(self, nbytes: int) -> int:
-        """Return pinned memory for one piece. With none free it waits for the stream: only a caller without marks gets there."""
-        staged = self._stream.transfers.stage(nbytes)
-        if not staged:
-            self.prepare_transfers()
-            self._stream.synchronize()
-            staged = self._stream.transfers.stage(nbytes)
-        return staged
-
-    def _is_pinned(self, address: int) -> bool:
-        driver = self._context.driver
-        # The plural answers "nothing known" for ordinary memory, where the singular fails.
-        with self._context.section:
-            (kind,) = driver.call("cuPointerGetAttributes", 1, [driver.CUpointer_attribute(_MEMORY_TYPE)], address)
-        return kind is not None and int(kind) == _HOST
+    def _room(self, nbytes: int) -> Block | None:
+        """Return pinned memory for one piece. Growing the arena blocks: only a caller that may, or that did not ask whether it may, gets there."""
+        transfers = self._stream.transfers
+        return transfers.stage(nbytes) or transfers.grow(nbytes)
 
     def _take(self, size: int) -> int:
         try:

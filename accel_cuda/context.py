@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from accel import ClosedError, InvalidArgumentError
+from accel.memory import HostArena
 from accel_cuda.blocking import Blocking
 from accel_cuda.compiler import Nvrtc, architecture
 from accel_cuda.compute import CudaCompute
@@ -16,9 +17,11 @@ from accel_cuda.interop import CudaExchange
 from accel_cuda.kernels.bench import BENCH, bench_kernels
 from accel_cuda.launch import UserKernels
 from accel_cuda.managed import MANAGED_KERNELS
+from accel_cuda.pinned import PinnedRanges, Registration
 from accel_cuda.programs import OPS_WITH_PROGRAMS, Modules, Programs
 from accel_cuda.rng import RNG
 from accel_cuda.slab import CudaSlab, allocation_of, granularity_of
+from accel_cuda.staging import Copiers
 from accel_cuda.stream import CudaStream
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CudaDevice"]
 
+_STAGING, _STAGING_BLOCK = 1 << 30, 8 << 20
 _MULTIPROCESSORS, _MAJOR, _MINOR, _SHARED = 16, 75, 76, 97
 
 
@@ -57,6 +61,12 @@ class CudaDevice:
         How many the device has; bytes of shared memory that one block can have.
     fault : AccelError or None
         What poisoned the context. Whoever raises it raises a clone.
+    pinned : PinnedRanges
+        Which host memory is page-locked.
+    staging : HostArena
+        Pinned memory through which all its streams copy ordinary arrays.
+    copiers : Copiers
+        The threads that copy large ones.
     """
 
     shares_processor: bool = False
@@ -71,6 +81,8 @@ class CudaDevice:
         self._leftovers: list[Callable[[], None]] = []
         self._is_closed = False
         self._fft = FftLibrary()
+        self.staging = HostArena(_STAGING, registrar=self, block_bytes=_STAGING_BLOCK, device=description.spec)
+        self.copiers = Copiers(self.staging, f"accel-cuda-{description.index}-copy")
         self._device = driver.call("cuDeviceGet", description.index)
         self.allocation = allocation_of(driver, description.index)
         self.granularity = granularity_of(driver, self.allocation)
@@ -82,7 +94,10 @@ class CudaDevice:
         self.functions = Programs(self, self._modules)
         self._user_kernels = UserKernels(self, self._modules)
         own = dict.fromkeys(OPS_WITH_PROGRAMS, self.functions.lacks)
-        self._blocking = Blocking({**own, "launch": self._user_kernels.lacks})
+        self.handle = int(driver.call("cuDevicePrimaryCtxRetain", self._device))
+        self.section = driver.section(self.handle)
+        self.pinned = PinnedRanges(driver, self.section)
+        self._blocking = Blocking({**own, "launch": self._user_kernels.lacks}, self.pinned)
         self._kernels: dict[str, Mapping[str, Kernel]] = {
             **GRAPH_KERNELS,
             "compiler": {"launch": self._user_kernels.launch},
@@ -90,8 +105,6 @@ class CudaDevice:
             "fft": self._fft.kernels,
             "rng": RNG,
         }
-        self.handle = int(driver.call("cuDevicePrimaryCtxRetain", self._device))
-        self.section = driver.section(self.handle)
         try:
             self.functions.load("memory")  # what any stream may need
         except BaseException:
@@ -170,6 +183,12 @@ class CudaDevice:
         self._check_open()
         return CudaExchange(self)
 
+    def register_host(self, address: int, nbytes: int) -> Registration:
+        """Page-lock host memory; see :class:`accel.memory.HostRegistrar`. May block."""
+        self._check_open()
+        self.pinned.register(address, nbytes)
+        return Registration(self.release, lambda: self.pinned.unregister(address))
+
     def inject(self, injection: Injection, stream: CudaStream) -> None:
         """Bring a fault about in ``stream``: a kernel that writes to an illegal address, or one that spins until it is let go.
 
@@ -194,6 +213,8 @@ class CudaDevice:
             streams = list(self._streams)
         for stream in streams:
             stream.close(abandon=abandon)
+        self.copiers.close()
+        self.release(self.staging.close)
         if self.fault is None:
             self.release(self._release_context)
 

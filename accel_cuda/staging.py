@@ -1,98 +1,253 @@
-"""Large copies between ordinary host memory and the device: piece by piece through pinned memory, host copies and transfers side by side.
+"""Large copies between ordinary host memory and the device: piece by piece through pinned memory, by several threads.
 
-One thread copies host memory at a fifth of the speed of the bus, so each piece is copied by several.
+One thread copies host memory at a sixth of the speed of the bus. So several take pieces, copy them, and enqueue their transfers themselves; the order
+of the pieces of one copy does not matter. What a piece costs besides, mostly the way to and from the GIL, is as much as copying 200 KiB: so the
+pieces are large, but for some at that end of the copy where the bus, or the last thread, would otherwise wait for a large one.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+import itertools
+import queue
+import threading
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
-from accel_cuda.event import CudaEvent
-from accel_cuda.pinned import PinnedBlock
 from accel_cuda.transfers import move
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
-    from accel_cuda.stream import CudaStream
+    from accel.memory import Block, HostArena
 
-__all__ = ["Stager"]
+__all__ = ["Channel", "Copiers", "Mark", "pieces_of"]
 
-_PIECES = 4
-_SMALLEST, _LARGEST = 1 << 20, 16 << 20
 _THREADS = 8
-_PART = 2 << 20  # a thread that copies less than this costs more than it brings
+_EACH = 16 << 20  # what makes another thread worth its start: they start one after the other, a GIL's wake-up each
+_SLOTS = 2  # pieces that one thread has on their way
+_SMALLEST, _LARGEST = 512 << 10, 4 << 20
+_SHARE = 24  # of the whole, that a piece is at most
 _PAGE = 4096
 
 
-class Stager:
-    """The pieces of one stream. Only one thread at a time uses it.
+class Mark(Protocol):
+    """A place in a stream, set anew for each piece."""
+
+    def wait(self) -> None:
+        """Block until the stream has passed it, releasing the GIL."""
+
+    def close(self) -> None:
+        """Give it back."""
+
+
+class Channel(Protocol):
+    """The stream that pieces are transferred in. Several threads call it at once; none of the calls but :meth:`reached` waits."""
+
+    @property
+    def section(self) -> AbstractContextManager[object]:
+        """What a thread is in while it transfers."""
+
+    def push(self, destination: int, source: int, nbytes: int, mark: Any) -> None:
+        """Enqueue a transfer of pinned memory to the device, and set the mark behind it."""
+
+    def pull(self, destination: int, source: int, nbytes: int, mark: Any) -> None:
+        """Enqueue a transfer of the device's memory to pinned memory, and set the mark behind it."""
+
+    def create_mark(self, *, is_near: bool) -> Mark:
+        """Return a mark that counts as passed; to be closed. One that is near may be waited for by spinning."""
+
+    def reached(self) -> None:
+        """Block until everything enqueued so far has ended, releasing the GIL."""
+
+    def begin(self, keep: object, piece: Block) -> None:
+        """Note that the stream uses a piece, and what keeps its mapping, until everything enqueued so far has ended."""
+
+
+class Copiers:
+    """Threads that copy, shared by the streams of a context.
+
+    A stream that is held up keeps its threads waiting; others get threads of their own. Each copy takes pinned memory from the arena for as long as it
+    lasts.
 
     Parameters
     ----------
-    stream
-        Where the transfers go; its context is current.
-    push, pull
-        Enqueue a transfer of pinned memory to the device, and back: ``call(destination, source, nbytes)``.
+    arena
+        Where pinned memory comes from.
+    name
+        Prefix of the threads' names.
     """
 
-    def __init__(self, stream: CudaStream, push: Callable[[int, int, int], None], pull: Callable[[int, int, int], None]) -> None:
-        self._stream = stream
-        self._push, self._pull = push, pull
-        self._ring = PinnedBlock(stream.context.driver, _LARGEST * _PIECES)
-        self._events = [CudaEvent(stream.context) for _ in range(_PIECES)]
-        self._workers = ThreadPoolExecutor(_THREADS, thread_name_prefix="accel-cuda-copy")
-        stream.at_close(self.close)
+    def __init__(self, arena: HostArena, name: str) -> None:
+        self._arena = arena
+        self._threads = _Threads(name)
 
-    def put(self, destination: int, source: int, nbytes: int) -> None:
-        """Copy host memory to the device: returns when the last piece has been read from the host. Blocks while the stream is behind."""
-        length = _piece(nbytes)
-        for number, start in enumerate(range(0, nbytes, length)):
-            staged, event = self._slot(number)
-            size = min(length, nbytes - start)
-            event.synchronize()
-            self._move(staged, source + start, size)
-            self._push(destination + start, staged, size)
-            self._stream.record(event)
+    def put(self, channel: Channel, destination: int, source: int, nbytes: int) -> bool:
+        """Copy host memory to the device: returns when all of it has been read. Blocks while the stream is behind.
 
-    def get(self, destination: int, source: int, nbytes: int) -> None:
-        """Copy device memory to the host: returns when it is there."""
-        length = _piece(nbytes)
-        starts = range(0, nbytes, length)
-        for number in range(len(starts) + _PIECES - 1):
-            if number < len(starts):
-                staged, event = self._slot(number)
-                event.synchronize()
-                self._pull(staged, source + starts[number], min(length, nbytes - starts[number]))
-                self._stream.record(event)
-            behind = number - (_PIECES - 1)
-            if behind >= 0:
-                staged, event = self._slot(behind)
-                event.synchronize()
-                self._move(destination + starts[behind], staged, min(length, nbytes - starts[behind]))
+        Returns ``False``, with nothing done, if the arena has no room.
+        """
+        pieces = pieces_of(nbytes)
+        return self._run(_Copy(channel, destination, source, pieces), _Copy.put, pieces, nbytes)
+
+    def get(self, channel: Channel, destination: int, source: int, nbytes: int) -> bool:
+        """Copy device memory to the host: returns when it is there. ``False``, with nothing done, if the arena has no room."""
+        channel.reached()  # by one thread that sleeps; from here on there is little to wait for
+        # Large ones first: the last thread to end holds everybody up.
+        pieces = pieces_of(nbytes)[::-1]
+        return self._run(_Copy(channel, destination, source, pieces), _Copy.get, pieces, nbytes)
 
     def close(self) -> None:
-        """Give the memory and the threads back; the stream has ended."""
-        for event in self._events:
-            event.close()
-        self._workers.shutdown()
-        self._ring.close()
+        """End the threads; those that copy end after that. Does not wait."""
+        self._threads.close()
 
-    def _slot(self, number: int) -> tuple[int, CudaEvent]:
-        slot = number % _PIECES
-        return self._ring.address + slot * _LARGEST, self._events[slot]
+    def _run(self, copy: _Copy, work: Callable[[_Copy, list[int]], None], pieces: list[tuple[int, int]], nbytes: int) -> bool:
+        size = max(length for _, length in pieces)
+        count = min(_THREADS, 2 + nbytes // _EACH)
+        memory = self._arena.grow(1 << (min(nbytes, count * _SLOTS * size) - 1).bit_length())
+        if memory is None:
+            return False
+        slab = memory.slab
+        keep = getattr(slab, "view", lambda: slab)()  # a context that is closed meanwhile must not unmap what is copied
+        slots = [memory.address + start for start in range(0, memory.nbytes - size + 1, size)]
+        count = min(count, len(pieces), len(slots))
+        copy.begin(count)
+        for i in range(1, count):
+            self._threads.start(partial(work, copy, slots[i::count]))
+        work(copy, slots[::count])
+        copy.wait()
+        copy.channel.begin(keep, memory)  # what was enqueued last may be on its way
+        if copy.error is not None:
+            raise copy.error
+        return True
 
-    def _move(self, destination: int, source: int, nbytes: int) -> None:
-        count = max(1, min(_THREADS, nbytes // _PART))
-        part = -(-nbytes // (count * _PAGE)) * _PAGE
-        parts = [(destination + start, source + start, min(part, nbytes - start)) for start in range(0, nbytes, part)]
-        others = [self._workers.submit(move, *arguments) for arguments in parts[1:]]
-        move(*parts[0])
-        for other in others:
-            other.result()
+
+class _Threads:
+    """Threads that wait for work, more of them when all have some. What costs time here is the GIL, so there are no futures and no conditions."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._count = 0
+        self._is_closed = False
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Have a thread do ``work``, which raises nothing."""
+        with self._lock:
+            if self._idle:
+                self._idle -= 1
+            else:
+                self._count += 1
+                # A daemon: a stream that never ends must not keep the process.
+                threading.Thread(target=self._run, name=f"{self._name}-{self._count}", daemon=True).start()
+        self._work.put(work)
+
+    def close(self) -> None:
+        """End those that wait, and the others when they are through."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                for _ in range(self._count):
+                    self._work.put(None)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+            del work
+            with self._lock:
+                if self._is_closed:
+                    return
+                self._idle += 1
 
 
-def _piece(nbytes: int) -> int:
-    """Return the length of the pieces: several, so that host copies and transfers overlap, and none so small that it costs more than it brings."""
-    return min(_LARGEST, max(_SMALLEST, -(-nbytes // (_PIECES * _SMALLEST)) * _SMALLEST))
+class _Copy:
+    """One copy: what is left of it, and what went wrong."""
+
+    def __init__(self, channel: Channel, destination: int, source: int, pieces: list[tuple[int, int]]) -> None:
+        self.channel = channel
+        self.error: Exception | None = None
+        self._destination, self._source = destination, source
+        self._left = iter(pieces)  # of a list: its steps are atomic
+        self._running = itertools.count()
+        self._ended = threading.Lock()
+
+    def begin(self, count: int) -> None:
+        """Say how many threads will work."""
+        self._running = itertools.count(count - 1, -1)
+        self._ended.acquire()
+
+    def wait(self) -> None:
+        """Block until all threads have ended."""
+        self._ended.acquire()
+
+    def _end(self, marks: list[Mark]) -> None:
+        for mark in marks:
+            mark.close()
+        if next(self._running) == 0:
+            self._ended.release()
+
+    def put(self, slots: list[int]) -> None:
+        """Copy pieces to the device until none is left, through the given places."""
+        channel, destination, source = self.channel, self._destination, self._source
+        marks: list[Mark] = []
+        try:
+            with channel.section:
+                marks += [channel.create_mark(is_near=False) for _ in slots]
+                for slot, mark in itertools.cycle(zip(slots, marks, strict=True)):
+                    mark.wait()
+                    piece = self._next()
+                    if piece is None:
+                        break
+                    start, nbytes = piece
+                    move(slot, source + start, nbytes)
+                    channel.push(destination + start, slot, nbytes, mark)
+        except Exception as error:
+            self.error = error
+        finally:
+            self._end(marks)
+
+    def get(self, slots: list[int]) -> None:
+        """Copy pieces from the device until none is left; while one is copied here, the next is on its way."""
+        channel, destination, source = self.channel, self._destination, self._source
+        marks: list[Mark] = []
+        pending: deque[tuple[Mark, int, int, int]] = deque()
+        try:
+            with channel.section:
+                marks += [channel.create_mark(is_near=True) for _ in slots]
+                for slot, mark in itertools.cycle(zip(slots, marks, strict=True)):
+                    piece = self._next()
+                    if piece is not None:
+                        start, nbytes = piece
+                        channel.pull(slot, source + start, nbytes, mark)
+                        pending.append((mark, start, slot, nbytes))
+                    if len(pending) == len(slots) or piece is None:
+                        if not pending:
+                            break
+                        passed, start, place, nbytes = pending.popleft()
+                        passed.wait()
+                        move(destination + start, place, nbytes)
+        except Exception as error:
+            self.error = error
+        finally:
+            self._end(marks)
+
+    def _next(self) -> tuple[int, int] | None:
+        """Return start and length of a piece that nobody has taken, unless a thread has failed."""
+        return None if self.error is not None else next(self._left, None)
+
+
+def pieces_of(nbytes: int) -> list[tuple[int, int]]:
+    """Return starts and lengths of the pieces of a copy, the small ones first."""
+    largest = min(_LARGEST, max(_SMALLEST, -(-nbytes // (_SHARE * _PAGE)) * _PAGE))
+    found: list[tuple[int, int]] = []
+    start, length = 0, _SMALLEST
+    while start < nbytes:
+        size = min(length, nbytes - start)
+        found.append((start, size))
+        start += size
+        if len(found) % 2 == 0:
+            length = min(largest, 2 * length)
+    return found

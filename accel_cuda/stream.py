@@ -64,7 +64,7 @@ class CudaStream:
 
     def __init__(self, context: CudaDevice, priority: int) -> None:
         self.context = context
-        self.transfers = Transfers()
+        self.transfers = Transfers(context.staging)
         self._refusal: AccelError | None = None
         self._functions: dict[int, HostFunction] = {}
         self._hangs: list[PinnedBlock] = []
@@ -92,7 +92,10 @@ class CudaStream:
         status = self._record(event.handle, self.pointer)
         if status:
             raise context.failure(status, "cuEventRecord")
-        event.mark(self, self.transfers.issued)
+        transfers = self.transfers
+        event.mark(self, transfers.issued)
+        if transfers.reserved:
+            transfers.release_reserved()
         return False
 
     def wait(self, event: CudaEvent) -> None:

@@ -1,7 +1,7 @@
 """Copies between host and device that are on their way in one stream.
 
 Ordinary host memory cannot be given to the device: the driver would wait for the stream before it reads, or until it has written. So small copies go
-through a ring of pinned memory, which this module hands out and takes back in the stream's order; what comes from the device is moved to
+through pieces of pinned memory, which come from the context's arena and are kept for the next copy; what comes from the device is moved to
 where it belongs ("landed") when an event behind it is seen to have passed.
 """
 
@@ -12,22 +12,19 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
-from accel_cuda.pinned import PinnedBlock
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accel_cuda.driver import Driver
+    from accel.memory import Block, HostArena
 
-__all__ = ["RING", "STAGED", "Transfers", "move", "move_small"]
-
-RING = 8 << 20
-"""Bytes of pinned memory that a stream stages copies in."""
+__all__ = ["STAGED", "Transfers", "move", "move_small"]
 
 STAGED = 256 << 10
 """The largest copy that is staged whole."""
 
-_ALIGNMENT = 256
+# Sizes of pieces, and how many of each a stream keeps for itself: taking one from the arena costs more than all else that a small copy does.
+_SIZES = (4 << 10, 64 << 10, STAGED)
+_KEPT = (64, 16, 4)
 _MEMMOVE = ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
 _TYPES = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
@@ -39,75 +36,92 @@ move_small: Callable[[int, int, int], object] = ctypes.PYFUNCTYPE(ctypes.c_void_
 
 
 class _Transfer:
-    __slots__ = ("destination", "end", "keep", "nbytes", "source", "ticket")
+    __slots__ = ("destination", "keep", "nbytes", "piece", "ticket")
 
-    def __init__(self, ticket: int, end: int, keep: object, destination: int, source: int, nbytes: int) -> None:
+    def __init__(self, ticket: int, keep: object, piece: Block | None, destination: int, nbytes: int) -> None:
         self.ticket = ticket
-        self.end = end
         self.keep = keep
+        self.piece = piece
         self.destination = destination
-        self.source = source
         self.nbytes = nbytes
 
 
 class Transfers:
     """What one stream has staged and what it keeps alive, oldest first.
 
+    Parameters
+    ----------
+    arena
+        Where pinned memory comes from; shared by the streams of a context.
+
     Attributes
     ----------
     issued, finished : int
         How many transfers were begun, and how many are known to have ended.
+    reserved : deque of Block
+        Pieces for copies that are enqueued next; see :meth:`reserve`.
     """
 
-    __slots__ = ("_head", "_lock", "_queue", "_ring", "_tail", "finished", "issued")
+    __slots__ = ("_arena", "_kept", "_lock", "_queue", "finished", "issued", "reserved")
 
-    def __init__(self) -> None:
+    def __init__(self, arena: HostArena) -> None:
         self.issued = 0
         self.finished = 0
+        self.reserved: deque[Block] = deque()
+        self._arena = arena
         self._lock = threading.Lock()
         self._queue: deque[_Transfer] = deque()
-        self._ring: PinnedBlock | None = None
-        self._head = self._tail = 0  # bytes ever handed out, and ever taken back
+        self._kept: dict[int, list[Block]] | None = {size: [] for size in _SIZES}
 
-    def prepare(self, driver: Driver) -> None:
-        """Make the ring, if there is none; a context is current. May block."""
-        if self._ring is None:
-            self._ring = PinnedBlock(driver, RING)
+    def prepare(self) -> None:
+        """Have the arena make its first block, so that small copies find one; a context is current. May block."""
+        piece = self.grow(STAGED)
+        if piece is not None:
+            self._give(piece)
 
-    @property
-    def is_prepared(self) -> bool:
-        """Whether the ring is there."""
-        return self._ring is not None
+    def reserve(self, nbytes: int) -> bool:
+        """Take a piece for a copy that this turn of the loop will enqueue. ``False`` if there is none: then the copy has to be made where it may block."""
+        if self._kept is None:
+            return True  # the stream is closed, and will say so
+        piece = self._take(nbytes)
+        if piece is None:
+            return False
+        self.reserved.append(piece)
+        return True
 
-    def stage(self, nbytes: int) -> int:
-        """Return the address of ``nbytes`` of the ring for the transfer that is begun next, or 0 while there is no room."""
-        ring = self._ring
-        if ring is None:
-            return 0
-        size = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-        start = self._head
-        place = start % ring.nbytes
-        if place + size > ring.nbytes:
-            start += ring.nbytes - place
-            place = 0
-        if start + size - self._tail > ring.nbytes:
-            return 0
-        self._head = start + size
-        return ring.address + place
+    def release_reserved(self) -> None:
+        """Give back what was reserved for copies that were dropped: whatever was reserved before this has been enqueued, or never will be."""
+        while self.reserved:
+            self._give(self.reserved.popleft())
 
-    def begin(self, keep: object, destination: int = 0, source: int = 0, nbytes: int = 0) -> None:
+    def stage(self, nbytes: int) -> Block | None:
+        """Return a piece of at least ``nbytes`` for the transfer that is begun next, or ``None`` while there is no room."""
+        while self.reserved:
+            piece = self.reserved.popleft()
+            if piece.nbytes >= nbytes:
+                return piece
+            self._give(piece)
+        return self._take(nbytes)
+
+    def grow(self, nbytes: int) -> Block | None:
+        """Do what :meth:`stage` does, with a new block of the arena if it takes one. May block."""
+        return self._arena.grow(_size(nbytes))
+
+    def begin(self, keep: object, piece: Block | None = None, destination: int = 0, nbytes: int = 0) -> None:
         """Note a transfer that has just been enqueued.
 
         Parameters
         ----------
         keep
             What must live until it has ended.
-        destination, source, nbytes
-            Host memory to move once it has ended, if any.
+        piece
+            Pinned memory that it uses, to be taken back then.
+        destination, nbytes
+            Host memory to move the piece's contents to once it has ended, if any.
         """
         with self._lock:
             self.issued += 1
-            self._queue.append(_Transfer(self.issued, self._head, keep, destination, source, nbytes))
+            self._queue.append(_Transfer(self.issued, keep, piece, destination, nbytes))
 
     def finish(self, ticket: int) -> None:
         """Note that the transfers up to ``ticket`` have ended: land what came from the device, and take their memory back."""
@@ -116,18 +130,51 @@ class Transfers:
             queue = self._queue
             while queue and queue[0].ticket <= ticket:
                 each = queue.popleft()
-                if each.nbytes:
-                    move_small(each.destination, each.source, each.nbytes)
-                self._tail = each.end
+                if each.nbytes and each.piece is not None:
+                    move_small(each.destination, each.piece.address, each.nbytes)
                 done.append(each)
             self.finished = max(self.finished, ticket)
+        for each in done:
+            if each.piece is not None:
+                self._give(each.piece)
         done.clear()  # what they kept may do anything when it goes, so not under the lock
 
     def close(self) -> None:
         """Forget everything; nothing of it is on the device any more, or the context is dead. May block."""
         with self._lock:
             queue, self._queue = self._queue, deque()
-            ring, self._ring = self._ring, None
+            kept, self._kept = self._kept, None
+        for pieces in (kept or {}).values():
+            for piece in pieces:
+                self._arena.free(piece)
+        for each in queue:
+            if each.piece is not None:
+                self._arena.free(each.piece)
+        self.release_reserved()
         queue.clear()
-        if ring is not None:
-            ring.close()
+
+    def _take(self, nbytes: int) -> Block | None:
+        size = _size(nbytes)
+        kept = self._kept
+        if kept is not None:
+            try:
+                return kept[size].pop()  # pop alone is atomic; a look before it would not be
+            except (IndexError, KeyError):
+                pass
+        return self._arena.take(size)
+
+    def _give(self, piece: Block) -> None:
+        kept = self._kept
+        mine = None if kept is None else kept.get(piece.nbytes)
+        if mine is not None and len(mine) < _KEPT[_SIZES.index(piece.nbytes)]:
+            mine.append(piece)
+        else:
+            self._arena.free(piece)
+
+
+def _size(nbytes: int) -> int:
+    """Return the size of the piece for ``nbytes``."""
+    for size in _SIZES:
+        if nbytes <= size:
+            return size
+    return nbytes

@@ -6,7 +6,7 @@ from accel.device.batch import Batch
 from accel.device.compiler import Compiler, DeviceKernel, Launches
 from accel.device.device import Device
 from accel.device.graph import Graph
-from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo
+from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo, PinnedInfo
 from accel.device.kernel_library import KernelLibrary, Operand, kernel
 from accel.device.libraries import Blas, Dnn, Elementwise, Reduce
 from accel.device.libraries_signal import Fft, Rng
@@ -33,6 +33,7 @@ __all__ = [
     "Launches",
     "MemoryInfo",
     "Operand",
+    "PinnedInfo",
     "Reduce",
     "Rng",
     "StreamStrategy",

@@ -393,4 +393,5 @@ class Context:
             own.library.close()
         self.events.close()
         close_all(self.sharing.take_all())
+        self.core.pinned.arena.detach()
         self.device.close(abandon=abandon)

@@ -82,6 +82,7 @@ class ContextActor(Actor[OpenLibrary, "Port | Exception"]):
                 made.ports[library] = await self._open(made, library, context)
                 if isinstance(device, PreparesLibraries):
                     await core.system.run_blocking(device.prepare, library)
+            await core.pinned.attach(device)
             core.capabilities = made.lanes[0].compute.capabilities()
             made.check_alive()
         except BaseException:

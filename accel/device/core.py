@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from accel._log import get_logger
 from accel.device.lifecycle import DeviceState, Lifecycle
+from accel.device.pinned import PinnedMemory
 from accel.errors import AccelError, ClosedError, InvalidArgumentError, StaleRefError
 from accel.ref import AccelToken
 
@@ -64,6 +65,8 @@ class DeviceCore:
         Returns a buffer number that was never used before, in any generation.
     own : dict
         Name -> what makes an instance, of the libraries that were registered.
+    pinned : PinnedMemory
+        Host memory for arrays that move fast; it outlives every generation.
     recording : dict
         Buffer -> batch, for refs of batches that have not ended.
     """
@@ -93,6 +96,7 @@ class DeviceCore:
         self.in_hand = 0
         self.pending = 0
         self.retired = 0
+        self.pinned = PinnedMemory(self.name, self.loop, system, options.pinned_limit)
         self._idle: asyncio.Future[None] | None = None
         self.device: Any = None
         self.sharing: Any = None
@@ -231,12 +235,14 @@ class DeviceCore:
         if not self.lifecycle.is_final:
             logger.error("device_lost", device=self.name, generation=self.lifecycle.generation, error=error)
             self.lifecycle.lost(error if isinstance(error, AccelError) else None)
+            self.pinned.ended()
 
     def closed(self) -> None:
         """End the device's life, whatever is left of it."""
         self.is_closing = True
         self.live_generation = 0
         self.lifecycle.closed()
+        self.pinned.ended()
 
     async def drained(self, context: Callable[[], Any]) -> None:
         """Wait, while closing, until nobody waits for anything and nothing is on the device; ``context()`` is the context of the day."""

@@ -12,7 +12,7 @@ from accel import ops
 from accel.device.batch import Batch
 from accel.device.compiler import Compiler
 from accel.device.graph import Graph
-from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo
+from accel.device.info import DeviceHealth, DeviceInfo, picture
 from accel.device.kernel_library import KernelLibrary, kernels_of
 from accel.device.kernels import LIBRARIES
 from accel.device.libraries import Blas, Dnn, Elementwise, Libraries, Reduce
@@ -243,6 +243,27 @@ class Device(MemoryExchange):
         result: np.ndarray[Any, Any] = await self._sender.run(ops.Get(ref, out), timeout)
         return result
 
+    async def pinned(self, shape: Any, dtype: DTypeLike = "float32", *, timeout: float | None = None) -> np.ndarray[Any, Any]:
+        """Return a new numpy array, its contents not set, in page-locked host memory: :meth:`put` and ``get(out=)`` move it at the bus's full speed.
+
+        It stays readable and writable after any fault, and after the device is closed. Its memory is given back when the last view of it has gone.
+
+        Parameters
+        ----------
+        shape, dtype
+            As in :meth:`empty`.
+        timeout
+            Seconds to wait for room once ``pinned_limit`` is used up, in the order of the calls; then :class:`~accel.DeadlineExceededError` is raised.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If the array could never fit ``pinned_limit``, or the system locks no more memory.
+        """
+        self._core.guard()
+        self._sender.check_timeout(timeout)
+        return await self._core.pinned.array(as_shape(shape), DType.of(dtype), timeout, self._core.guard)
+
     async def empty(self, shape: Any, dtype: DTypeLike = "float32", *, durable: bool = False, timeout: float | None = None) -> AccelRef:
         """Make a buffer whose contents are not set."""
         return await self._make(ops.Empty(as_shape(shape), DType.of(dtype)), durable, timeout)
@@ -339,27 +360,9 @@ class Device(MemoryExchange):
         """
         core, context = self._core, self._host.context
         core.check_process()
-        statistics = self._actor.mailbox.statistics()
-        if context is not None:
-            if core.is_home:
-                context.buffers.apply_frees()
-            used, reserved = context.buffers.allocator.used, context.buffers.allocator.reserved
-            workspace = sum(lane.compute.workspace_nbytes for lane in tuple(context.lanes))
-        else:
-            used = reserved = workspace = 0
-        return DeviceInfo(
-            name=core.name,
-            backend=core.description.backend,
-            index=core.description.index,
-            host=self._host.kind,
-            pid=self._host.pid,
-            state=core.lifecycle.state,
-            generation=core.lifecycle.generation,
-            restarts=core.restarts,
-            queued=statistics.depth + statistics.waiting_putters + core.in_hand,
-            in_flight=0 if context is None or context.fault is not None else context.in_flight,
-            memory=MemoryInfo(used, 0, reserved, core.options.memory_limit, workspace),
-        )
+        if context is not None and core.is_home:
+            context.buffers.apply_frees()
+        return picture(core, self._host, self._actor.mailbox.statistics())
 
     def health(self) -> DeviceHealth:
         """Return whether the device serves. Never waits, sends nothing to the device; other threads of the process may ask too.
@@ -408,3 +411,4 @@ class Device(MemoryExchange):
                 await self._actor.stop(drain=False)
             finally:
                 self._closed.set_result(None)
+                await core.pinned.aclose()

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from accel.device.lifecycle import DeviceState
 
-__all__ = ["DeviceHealth", "DeviceInfo", "MemoryInfo"]
+if TYPE_CHECKING:
+    from accel.actors.mailbox import MailboxStatistics
+    from accel.device.core import DeviceCore
+    from accel.hosts import Host
+
+__all__ = ["DeviceHealth", "DeviceInfo", "MemoryInfo", "PinnedInfo", "picture"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,28 @@ class MemoryInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class PinnedInfo:
+    """Host memory of :meth:`accel.Device.pinned`, in bytes.
+
+    Parameters
+    ----------
+    used
+        Held by arrays.
+    reserved
+        Page-locked.
+    limit
+        The most that may be reserved.
+    waiting
+        How many calls wait for room.
+    """
+
+    used: int
+    reserved: int
+    limit: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceInfo:
     """A device at one moment.
 
@@ -54,6 +82,8 @@ class DeviceInfo:
         Ops that were sent to the device and are not over.
     memory
         Its memory.
+    pinned
+        The host memory of its pinned arrays.
     """
 
     name: str
@@ -67,6 +97,7 @@ class DeviceInfo:
     queued: int
     in_flight: int
     memory: MemoryInfo
+    pinned: PinnedInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +121,26 @@ class DeviceHealth:
     state: DeviceState
     generation: int
     reason: str
+
+
+def picture(core: DeviceCore, host: Host, queue: MailboxStatistics) -> DeviceInfo:
+    """Return a device's picture; ``queue`` is the state of its actor's mailbox."""
+    context = host.context
+    used = reserved = workspace = 0
+    if context is not None:
+        used, reserved = context.buffers.allocator.used, context.buffers.allocator.reserved
+        workspace = sum(lane.compute.workspace_nbytes for lane in tuple(context.lanes))
+    return DeviceInfo(
+        name=core.name,
+        backend=core.description.backend,
+        index=core.description.index,
+        host=host.kind,
+        pid=host.pid,
+        state=core.lifecycle.state,
+        generation=core.lifecycle.generation,
+        restarts=core.restarts,
+        queued=queue.depth + queue.waiting_putters + core.in_hand,
+        in_flight=0 if context is None or context.fault is not None else context.in_flight,
+        memory=MemoryInfo(used, 0, reserved, core.options.memory_limit, workspace),
+        pinned=core.pinned.info(),
+    )

@@ -231,7 +231,10 @@ class KernelActor(Actor["Sendable", None]):
         if passed:
             run.complete()
         elif not run.is_attended:
-            context.watcher.watch(run)
+            if run.launches[-1].beside:  # the device may be through already: it had all the time that enqueuing took
+                context.watcher.attend(run)
+            else:
+                context.watcher.watch(run)
 
 
 def _before(run: Sendable) -> Iterator[Dependency]:

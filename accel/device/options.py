@@ -40,6 +40,7 @@ class DeviceOptions:
     """Of the streams of those libraries that are not to have priority 0."""
     libraries: tuple[str, ...]
     memory_limit: int | None
+    pinned_limit: int | None
     pending_limit: int
     max_in_flight: int
     overload: Literal["wait", "reject"]
@@ -53,6 +54,7 @@ def check_options(
     streams: str | StreamStrategy,
     libraries: Iterable[str],
     memory_limit: int | None,
+    pinned_limit: int | None,
     pending_limit: int,
     max_in_flight: int,
     overload: Literal["wait", "reject"],
@@ -78,6 +80,7 @@ def check_options(
         priorities=strategy.priorities,
         libraries=_libraries(libraries),
         memory_limit=None if memory_limit is None else _positive("memory_limit", memory_limit),
+        pinned_limit=None if pinned_limit is None else _positive("pinned_limit", pinned_limit),
         pending_limit=_positive("pending_limit", pending_limit),
         max_in_flight=_positive("max_in_flight", max_in_flight),
         overload=_overload(overload),

@@ -238,7 +238,10 @@ class OpSubmission(Submission):
         self.release_operands()
 
     def _kind(self) -> Hashable:
-        """Return what the duration is predicted by: ops of one kind that move as much to the nearest power of two take about as long."""
+        """Return what the duration is predicted by: ops of one kind that move as much to the nearest power of two take about as long.
+
+        Of one that was enqueued beside the loop, part is over by then.
+        """
         plan, nbytes = self.plan, 0
         if plan is not None:
             for ref in plan.reads:
@@ -247,7 +250,7 @@ class OpSubmission(Submission):
                 nbytes += ref.nbytes
             for spec in plan.creates:
                 nbytes += spec.nbytes
-        return self.name, nbytes.bit_length()
+        return self.name, nbytes.bit_length(), self.beside
 
     def attend(self) -> None:
         """Take the end of the op, if it is there, or have it watched: its caller has let the loop take a turn, and would wait now.

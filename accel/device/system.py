@@ -80,6 +80,7 @@ class System(ActorSystem):
         streams: str | StreamStrategy = "per_actor",
         libraries: Iterable[str] = (),
         memory_limit: int | None = None,
+        pinned_limit: int | None = None,
         pending_limit: int = 1024,
         max_in_flight: int = 512,
         overload: Literal["wait", "reject"] = "wait",
@@ -105,6 +106,8 @@ class System(ActorSystem):
             Libraries to make ready before this returns, and in every generation: ``"blas"``, ``"elementwise"``, ``"reduce"``, ``"dnn"``.
         memory_limit
             Bytes that may be taken from the device.
+        pinned_limit
+            Bytes of host memory that :meth:`Device.pinned` may lock; ``None``: 4 GiB, or a quarter of the machine's memory where that is less.
         pending_limit
             Submissions that may wait in the device's queue.
         max_in_flight
@@ -135,7 +138,7 @@ class System(ActorSystem):
             raise InvalidArgumentError(f"spec is {spec!r}", remedy="Use 'auto', a backend's name, 'cuda:1', or a UUID.")
         _check_host(host, standby)
         options = check_options(
-            completion, streams, libraries, memory_limit, pending_limit, max_in_flight, overload, restart, faults, debug=debug
+            completion, streams, libraries, memory_limit, pinned_limit, pending_limit, max_in_flight, overload, restart, faults, debug=debug
         )
         backend, description = await self.run_blocking(find_device, spec)
         core = DeviceCore(self, backend, description, options, self._shared)

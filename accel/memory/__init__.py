@@ -1,4 +1,4 @@
-"""Device memory without devices: slabs, the allocator that cuts buffers from them, and who uses which buffer until when.
+"""Device memory without devices: slabs, the allocator that cuts buffers from them, who uses which buffer until when, and page-locked host memory.
 
 Nothing here knows asyncio, streams or a vendor. The device layer subclasses :class:`Timeline`, gives the allocator a backend's slab source, and
 turns the dependencies that :class:`Usage` reports into waits between streams.
@@ -7,6 +7,7 @@ turns the dependencies that :class:`Usage` reports into waits between streams.
 from __future__ import annotations
 
 from accel.memory.allocator import Allocator, SlabRequest
+from accel.memory.arena import ArenaStatistics, HostArena, HostBlock, HostRegistrar, HostRegistration
 from accel.memory.block import AllocatorStatistics, Block
 from accel.memory.lone import LoneBlock, Outside, SharedUsage
 from accel.memory.slab import MemfdSlab
@@ -15,8 +16,13 @@ from accel.memory.usage import Dependency, Timeline, Usage
 __all__ = [
     "Allocator",
     "AllocatorStatistics",
+    "ArenaStatistics",
     "Block",
     "Dependency",
+    "HostArena",
+    "HostBlock",
+    "HostRegistrar",
+    "HostRegistration",
     "LoneBlock",
     "MemfdSlab",
     "Outside",

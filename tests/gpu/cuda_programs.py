@@ -233,9 +233,44 @@ def shares_the_context_with_torch() -> None:
     torch.cuda.synchronize()
 
 
+def faults_in_a_copy(way: str) -> None:
+    """A fault under a large copy ends it with the driver's code; host arrays stay readable, and the memory that was staged through comes back."""
+
+    async def main() -> None:
+        async with accel.System() as system:
+            device = await system.open_device("cuda", faults=FaultPlan().poison_at(2))
+            pinned = await device.pinned(1 << 20, "uint8")
+            pinned[:] = 7
+            array = np.random.default_rng().integers(0, 256, 256 << 20, np.uint8)
+            before = array[:: 1 << 12].copy()
+            ref = await device.put(array)
+            target = np.empty_like(array)
+            copy = device.put(array, out=ref) if way == "put" else device.get(ref, out=target)
+            context: Any = device._host.context.device
+            error = await failure(copy, accel.ContextPoisonedError)
+            assert error.code == ILLEGAL_ADDRESS, error
+            assert (pinned == 7).all()
+            await is_lost(device)
+        async with asyncio.timeout(PATIENCE):
+            while context.staging.statistics().reserved:
+                await asyncio.sleep(0.01)
+        assert (pinned == 7).all()
+        pinned[:] = 8
+        assert np.array_equal(array[:: 1 << 12], before)
+
+    asyncio.run(main())
+
+
 PROGRAMS: dict[str, Callable[..., None]] = {
     program.__name__: program
-    for program in (check, loses_the_device, ends_batches_and_generations, gives_memory_back, shares_the_context_with_torch)
+    for program in (
+        check,
+        loses_the_device,
+        ends_batches_and_generations,
+        gives_memory_back,
+        shares_the_context_with_torch,
+        faults_in_a_copy,
+    )
 }
 
 if __name__ == "__main__":

@@ -1,0 +1,292 @@
+"""Host memory that a device reads and writes: blocks of our own mapping, registered with the device, from which pieces are cut.
+
+Memory that a driver hands out itself goes with its context, and touching it then ends the process. A mapping of our own stays readable whatever becomes
+of the device; that it is registered only makes it fast. Each block is held by a descriptor, so that another process can map the same memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from accel.errors import AccelError, ClosedError, OutOfMemoryError
+from accel.memory.allocator import Allocator
+from accel.memory.slab import MemfdSlab
+from accel.memory.space import round_up
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accel.memory.block import Block
+    from accel.memory.growth import SlabRequest
+
+__all__ = ["ArenaStatistics", "HostArena", "HostBlock", "HostRegistrar", "HostRegistration"]
+
+
+class HostRegistration(Protocol):
+    """Host memory that a context knows of, until it is closed."""
+
+    def close(self) -> None:
+        """End it, as soon as nothing that was abandoned can use the memory; after a fault, without touching the driver. May block. Idempotent."""
+
+
+@runtime_checkable
+class HostRegistrar(Protocol):
+    """What a context offers besides :class:`accel.AccelDevice` if its device moves host memory faster that it was told of. Optional."""
+
+    def register_host(self, address: int, nbytes: int) -> HostRegistration:
+        """Page-lock memory of a mapping of ours, whole pages, so that copies from and to it go at full speed. May block.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If no more memory can be locked.
+        AccelError
+            The context's fault, or :class:`~accel.ClosedError`; the memory is then used as it is.
+        """
+
+
+class HostBlock(MemfdSlab):
+    """One block of an arena.
+
+    Attributes
+    ----------
+    registration : HostRegistration or None
+        What ends its being registered with the device; ``None`` while no device has it.
+    """
+
+    __slots__ = ("registration",)
+
+    def __init__(self, nbytes: int) -> None:
+        self.registration: HostRegistration | None = None
+        super().__init__(nbytes, name="accel-host")
+
+    def unregister(self) -> None:
+        """Take the block from the device, which uses it no more. May block."""
+        registration, self.registration = self.registration, None
+        if registration is not None:
+            registration.close()
+
+    def close(self) -> None:
+        """Unregister and unmap it; arrays over it keep the mapping until they are gone. May block. Idempotent."""
+        self.unregister()
+        super().close()
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaStatistics:
+    """The state of an arena at one moment, in bytes.
+
+    Parameters
+    ----------
+    used
+        Held by pieces that are not freed.
+    reserved
+        Sum of the blocks.
+    limit
+        What ``reserved`` does not exceed.
+    """
+
+    used: int
+    reserved: int
+    limit: int
+
+
+class HostArena:
+    """Cuts pieces from page-locked blocks. Any thread may call it; only what says so may block.
+
+    Parameters
+    ----------
+    limit
+        What the sum of the blocks must not exceed, in bytes.
+    registrar
+        The context that blocks are registered with, if there is one already; see :meth:`attach`.
+    block_bytes
+        Size of an ordinary block. A larger piece gets a block of its own.
+    device
+        Name of the device, for errors.
+
+    Attributes
+    ----------
+    on_room : callable or None
+        Called, in whatever thread, after a piece was freed or a request ended: perhaps inside the garbage collector, so it must take no lock. Who waits
+        for room sets it, and asks again, before it waits.
+
+    Notes
+    -----
+    A free piece's memory is given out again at once: whoever frees it knows that the device is through with it. Blocks stay for the next piece, and go
+    when the limit forbids a block that is needed and they are wholly free, or at :meth:`close`.
+    """
+
+    def __init__(
+        self, limit: int, *, registrar: HostRegistrar | None = None, block_bytes: int = 32 << 20, device: str | None = None
+    ) -> None:
+        self.limit = limit
+        self.on_room: Callable[[], object] | None = None
+        self._device = device
+        # Pages are the unit of registering; with a small limit an ordinary block must fit under it.
+        self._allocator = Allocator(
+            self._make, device=device, limit=limit, slab_bytes=max(1, min(block_bytes, limit)), granularity=HostArena.granularity
+        )
+        self._lock = threading.Lock()
+        self._freed: deque[Block] = deque()
+        self._registering = threading.Lock()  # taken before the other one, where both are
+        self._registrar = registrar
+        self._blocks: dict[HostBlock, None] = {}
+        self._is_closed = False
+
+    granularity = 1 << 16
+    """Blocks are multiples of so many bytes."""
+
+    # -- pieces
+
+    def take(self, nbytes: int) -> Block | None:
+        """Return a piece of the blocks there are, aligned to 256 bytes, or ``None`` if that takes another block.
+
+        Raises
+        ------
+        ClosedError
+            After :meth:`close`.
+        """
+        with self._lock:
+            self._drain()
+            return self._allocator.allocate(nbytes)
+
+    def free(self, piece: Block) -> None:
+        """Give a piece back, which the device uses no more. Takes no lock: it may be called in any thread, inside the garbage collector, after the end."""
+        self._freed.append(piece)
+        self._tell()
+
+    def grow(self, nbytes: int) -> Block | None:
+        """Return a piece, with a new block if it takes one, or ``None`` if the limit forbids that now. May block.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If the piece could never fit, or the system has no more memory that can be locked.
+        ClosedError
+            After :meth:`close`.
+        """
+        while (piece := self.take(nbytes)) is None:
+            request = self.request(nbytes)
+            if request is None:
+                return None
+            self.fulfil(request)
+        return piece
+
+    def request(self, nbytes: int) -> SlabRequest | None:
+        """Plan the block that :meth:`take` needs for ``nbytes``: for :meth:`fulfil`, or :meth:`cancel`. ``None`` if the limit forbids it now.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If the piece could never fit.
+        ClosedError
+            After :meth:`close`.
+        """
+        with self._lock:
+            try:
+                return self._allocator.request_slab(nbytes)
+            except OutOfMemoryError as error:
+                if -(-round_up(nbytes) // self.granularity) * self.granularity <= self.limit:
+                    return None
+                raise OutOfMemoryError(
+                    f"{nbytes} bytes of pinned memory are more than the limit of {self.limit}",
+                    requested=nbytes,
+                    limit=self.limit,
+                    device=self._device,
+                    remedy="Open the device with a higher pinned_limit, or use smaller arrays.",
+                ) from error
+
+    def fulfil(self, request: SlabRequest) -> None:
+        """Make the block that was planned. May block. If it raises, the request is over."""
+        try:
+            block = request.create()
+            with self._lock:
+                self._allocator.adopt(request, block)
+        except BaseException:
+            self.cancel(request)
+            raise
+        self._tell()
+
+    def cancel(self, request: SlabRequest) -> None:
+        """Withdraw a request. May block: what was made for it is unmapped."""
+        with self._lock:
+            left = self._allocator.cancel(request)
+        for block in left:
+            block.close()
+        self._tell()
+
+    # -- the device
+
+    def attach(self, registrar: HostRegistrar | None) -> None:
+        """Register all blocks, those to come too, with a context. May block.
+
+        Raises
+        ------
+        AccelError
+            From the backend. The blocks stay; those that were not registered are slower.
+        """
+        with self._registering:
+            self._registrar = registrar
+            for block in self._blocks if registrar is not None else ():
+                if block.registration is None:
+                    block.registration = registrar.register_host(block.address, block.nbytes)  # type: ignore[union-attr]
+
+    def detach(self) -> None:
+        """Take all blocks from the context, whose streams have ended or wait for nothing more. Pieces stay. May block. Idempotent."""
+        with self._registering:
+            self._registrar = None
+            for block in self._blocks:
+                block.unregister()
+
+    def close(self) -> None:
+        """Give everything back; memory that arrays still show goes with them. May block. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            slabs = self._allocator.take_all()
+            self._drain()
+        for slab in slabs:
+            slab.close()
+        with self._registering:
+            self._blocks.clear()
+            self._registrar = None
+
+    # -- state
+
+    def statistics(self) -> ArenaStatistics:
+        """Return the state in numbers."""
+        with self._lock:
+            self._drain()
+            return ArenaStatistics(self._allocator.used, self._allocator.reserved, self.limit)
+
+    def _tell(self) -> None:
+        tell = self.on_room
+        if tell is not None:
+            tell()
+
+    def _drain(self) -> None:
+        freed = self._freed
+        while freed:
+            self._allocator.free(freed.popleft())
+
+    def _make(self, nbytes: int) -> HostBlock:
+        """Make a block and register it."""
+        with self._registering:
+            # Blocks that went since, to make room, are not looked at again.
+            self._blocks = {block: None for block in self._blocks if block.fd >= 0 or block.registration is not None}
+            if self._is_closed:
+                raise ClosedError("the arena is closed", device=self._device)
+            block = HostBlock(nbytes)
+            try:
+                if self._registrar is not None:
+                    block.registration = self._registrar.register_host(block.address, block.nbytes)
+            except BaseException as error:
+                # A context that is dying takes no more memory; the block is good for the next one.
+                if not (isinstance(error, AccelError) and (error.is_fault or isinstance(error, ClosedError))):
+                    block.close()
+                    raise
+            self._blocks[block] = None
+            return block
