@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 from typing import TYPE_CHECKING, Any
 
 from accel import DType, Transpose
@@ -18,15 +17,16 @@ __all__ = ["Blas"]
 _DISALLOW_REDUCED_PRECISION_REDUCTION = 16
 _DEFAULT_ALGORITHM = -1
 _OPERATION = {Transpose.NONE: 0, Transpose.TRANSPOSE: 1, Transpose.CONJUGATE: 2}
-_F32, _F64 = 68, 70
-# Element type of the arrays, type that is computed in, layout of the scaling factors. Plain 32-bit computing: without TF32.
-_TYPES: dict[DType, tuple[int, int, struct.Struct]] = {
-    DType.FLOAT16: (2, _F32, struct.Struct("f")),
-    DType.BFLOAT16: (14, _F32, struct.Struct("f")),
-    DType.FLOAT32: (0, _F32, struct.Struct("f")),
-    DType.FLOAT64: (1, _F64, struct.Struct("d")),
-    DType.COMPLEX64: (4, _F32, struct.Struct("ff")),
-    DType.COMPLEX128: (5, _F64, struct.Struct("dd")),
+_REAL_OPERATION = {Transpose.NONE: 0, Transpose.TRANSPOSE: 1, Transpose.CONJUGATE: 1}
+_F32, _F64, _TF32 = 68, 70, 77
+# Element type of the arrays, type that is computed in, operations. Plain 32-bit computing: without TF32.
+_TYPES: dict[DType, tuple[int, int, dict[Transpose, int]]] = {
+    DType.FLOAT16: (2, _F32, _REAL_OPERATION),
+    DType.BFLOAT16: (14, _F32, _REAL_OPERATION),
+    DType.FLOAT32: (0, _F32, _REAL_OPERATION),
+    DType.FLOAT64: (1, _F64, _REAL_OPERATION),
+    DType.COMPLEX64: (4, _F32, _OPERATION),
+    DType.COMPLEX128: (5, _F64, _OPERATION),
 }
 _FACTOR = 16
 
@@ -47,8 +47,10 @@ class Blas:
         self._cublas = load_module("nvmath.bindings.cublas", "nvmath-python")
         self._stream = stream
         self._error: Any = self._cublas.cuBLASError
-        self._factors = (ctypes.c_char * (2 * _FACTOR))()
-        self._alpha = ctypes.addressof(self._factors)
+        # As ctypes has them, numbers beyond a float's range become infinite.
+        self._doubles = (ctypes.c_double * 4)()
+        self._floats = (ctypes.c_float * 8).from_buffer(self._doubles)
+        self._alpha = ctypes.addressof(self._doubles)
         self._beta = self._alpha + _FACTOR
         self._written: tuple[DType, complex, complex] | None = None
         try:
@@ -64,30 +66,28 @@ class Blas:
 
     def gemm(
         self, ta: Transpose, tb: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, b: int, ldb: int, beta: complex, c: int,
-        ldc: int, dtype: DType,
+        ldc: int, dtype: DType, allow_tf32: bool = False,
     ) -> None:  # fmt: skip
         """Enqueue one product; the arguments are checked."""
-        element, compute = self._prepare(dtype, alpha, beta)
-        operations = _OPERATION[ta], _OPERATION[tb]
+        element, compute, operation = self._prepare(dtype, alpha, beta)
         try:
-            self._cublas.gemm_ex(
-                self.handle, *operations, m, n, k, self._alpha, a, element, lda, b, element, ldb, self._beta, c, element, ldc, compute,
-                _DEFAULT_ALGORITHM,
+            self._cublas.gemm_ex_64(
+                self.handle, operation[ta], operation[tb], m, n, k, self._alpha, a, element, lda, b, element, ldb, self._beta, c, element, ldc,
+                _TF32 if allow_tf32 else compute, _DEFAULT_ALGORITHM,
             )  # fmt: skip
         except self._error as error:
             raise self._failure(error, "gemm") from error
 
     def batched_gemm(
         self, ta: Transpose, tb: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, stride_a: int, b: int, ldb: int,
-        stride_b: int, beta: complex, c: int, ldc: int, stride_c: int, count: int, dtype: DType,
+        stride_b: int, beta: complex, c: int, ldc: int, stride_c: int, count: int, dtype: DType, allow_tf32: bool = False,
     ) -> None:  # fmt: skip
         """Enqueue ``count`` products in one call; the arguments are checked."""
-        element, compute = self._prepare(dtype, alpha, beta)
-        operations = _OPERATION[ta], _OPERATION[tb]
+        element, compute, operation = self._prepare(dtype, alpha, beta)
         try:
-            self._cublas.gemm_strided_batched_ex(
-                self.handle, *operations, m, n, k, self._alpha, a, element, lda, stride_a, b, element, ldb, stride_b, self._beta, c, element,
-                ldc, stride_c, count, compute, _DEFAULT_ALGORITHM,
+            self._cublas.gemm_strided_batched_ex_64(
+                self.handle, operation[ta], operation[tb], m, n, k, self._alpha, a, element, lda, stride_a, b, element, ldb, stride_b,
+                self._beta, c, element, ldc, stride_c, count, _TF32 if allow_tf32 else compute, _DEFAULT_ALGORITHM,
             )  # fmt: skip
         except self._error as error:
             raise self._failure(error, "batched_gemm") from error
@@ -96,19 +96,16 @@ class Blas:
         """Give the handle back. May block; the context is current and healthy."""
         self._cublas.destroy(self.handle)
 
-    def _prepare(self, dtype: DType, alpha: complex, beta: complex) -> tuple[int, int]:
+    def _prepare(self, dtype: DType, alpha: complex, beta: complex) -> tuple[int, int, dict[Transpose, int]]:
         """Write the scaling factors where the library reads them, during the call."""
-        element, compute, layout = _TYPES[dtype]
+        types = _TYPES[dtype]
         wanted = (dtype, alpha, beta)
         if self._written != wanted:
-            if dtype.is_complex:
-                layout.pack_into(self._factors, 0, alpha.real, alpha.imag)
-                layout.pack_into(self._factors, _FACTOR, beta.real, beta.imag)
-            else:
-                layout.pack_into(self._factors, 0, alpha.real)
-                layout.pack_into(self._factors, _FACTOR, beta.real)
+            values = self._floats if types[1] == _F32 else self._doubles
+            half = len(values) // 2
+            values[0], values[1], values[half], values[half + 1] = alpha.real, alpha.imag, beta.real, beta.imag
             self._written = wanted
-        return element, compute
+        return types
 
     def _failure(self, error: Any, op: str) -> Exception:
         """Return what the status means; the device's fault, if there is one behind it."""

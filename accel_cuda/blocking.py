@@ -48,12 +48,15 @@ class Blocking:
             "get": lambda lane, op: self._copies(lane, op.destination),
             "reduce": lambda lane, op: not lane.compute.has_workspace,
             "attention": lambda lane, op: not lane.compute.has_workspace,
-            "gemm": lambda lane, op: self._is_new((op.kind, op.a.shape, op.b.shape, op.a.dtype, op.transpose_a, op.transpose_b)),
-            "gemm_batched": lambda lane, op: self._is_new((op.kind, op.a.shape, op.b.shape, op.a.dtype, op.transpose_a, op.transpose_b)),
+            "gemm": lambda lane, op: self._is_new(
+                (op.kind, op.a.shape, op.b.shape, op.a.dtype, op.transpose_a, op.transpose_b, op.allow_tf32)
+            ),
+            "gemm_batched": lambda lane, op: self._is_new(
+                (op.kind, op.a.shape, op.b.shape, op.a.dtype, op.transpose_a, op.transpose_b, op.allow_tf32)
+            ),
             "gemv": lambda lane, op: self._is_new((op.kind, op.a.shape, op.a.dtype, op.transpose_a)),
-            "axpy": lambda lane, op: self._is_new((op.kind, op.x.size, op.x.dtype)),
-            "dot": lambda lane, op: self._is_new((op.kind, op.x.size, op.x.dtype)),
-            "nrm2": lambda lane, op: self._is_new((op.kind, op.x.size, op.x.dtype)),
+            # Some convolutions are products, and need more memory than others.
+            "conv2d": lambda lane, op: self._is_new((id(lane.compute), op.input.shape, op.filter.shape, op.input.dtype)),
         }
         self._lacks = lacks
 

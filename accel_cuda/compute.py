@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-import struct
 from typing import TYPE_CHECKING
 
 from accel import BinaryOp, DType, ReduceOp, Transpose, UnaryOp, UnsupportedError, arguments
 from accel.arguments import BASE
 from accel_cuda.attention import attend
 from accel_cuda.blas import Blas
-from accel_cuda.compute_memory import WORKSPACE, CudaMemory
+from accel_cuda.compute_memory import WORKSPACE
+from accel_cuda.compute_vectors import CudaVectors, bits
+from accel_cuda.conv2d import Convolution
 from accel_cuda.kernels import CODES
 from accel_cuda.reduction import launches
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CudaCompute"]
 
-_NONE, _TURNED, _CONJUGATE = Transpose.NONE, Transpose.TRANSPOSE, Transpose.CONJUGATE
+_NONE, _TURNED = Transpose.NONE, Transpose.TRANSPOSE
 _EXTREMES = frozenset({ReduceOp.MAX, ReduceOp.MIN})
 # What the lanes of these libraries are about to need; in other lanes, that of batches among them, it is made at its first use.
 # During a capture nothing can be made.
@@ -33,18 +33,13 @@ _STAGES, _WORKS, _MULTIPLIES = (
     frozenset({"blas", "capture"}),
 )
 _BLOCK = 256
-_TILE = 64
+_PIXELS = 128
 _LIMIT = 2**31 - 1
-_DOUBLE = struct.Struct("d")
 # Elements that one thread of the elementwise kernels takes.
 _PER_THREAD = {dtype: max(1, 16 // dtype.itemsize) * _BLOCK for dtype in CODES}
 
 
-def _bits(value: float) -> int:
-    return int.from_bytes(_DOUBLE.pack(value), "little")
-
-
-class CudaCompute(CudaMemory):
+class CudaCompute(CudaVectors):
     """:class:`accel.ComputeBackend` on a GPU, one instance a stream. Made by ``CudaDevice.create_compute``."""
 
     def init(self) -> None:
@@ -57,10 +52,18 @@ class CudaCompute(CudaMemory):
             self.prepare_workspace()
         if self._library in _MULTIPLIES:
             self.prepare_blas()
+        if self._library == "capture":
+            self.prepare_columns()
         # Filled as they are used: to look one up may load its program.
         self._unary: dict[tuple[UnaryOp, DType], Handle] = {}
         self._binary: dict[tuple[BinaryOp, DType], Handle] = {}
         self._supported = self.capabilities()
+
+    def prepare_columns(self) -> int:
+        """Take the memory that convolutions build matrices in, if it is not there, and return its address. May block."""
+        if not self._columns:
+            self._columns = self._take(WORKSPACE)
+        return self._columns
 
     @property
     def has_blas(self) -> bool:
@@ -89,7 +92,8 @@ class CudaCompute(CudaMemory):
                 return
             arguments.pointers(f"unary.{op.value}", input=input, output=output)
         self._stream.ready()
-        self._stream.launch(function, -(-n // _PER_THREAD[dtype]), _BLOCK, input, output, n)
+        lead = output % 16 // dtype.itemsize
+        self._stream.launch(function, -(-(n + lead) // _PER_THREAD[dtype]), _BLOCK, input, output, n)
 
     def binary(self, op: BinaryOp, a: int, b: int, output: int, n: int, *, dtype: DType = DType.FLOAT32) -> None:
         """Enqueue a function of each of n pairs of elements."""
@@ -105,7 +109,8 @@ class CudaCompute(CudaMemory):
                 return
             arguments.pointers(f"binary.{op.value}", a=a, b=b, output=output)
         self._stream.ready()
-        self._stream.launch(function, -(-n // _PER_THREAD[dtype]), _BLOCK, a, b, output, n)
+        lead = output % 16 // dtype.itemsize
+        self._stream.launch(function, -(-(n + lead) // _PER_THREAD[dtype]), _BLOCK, a, b, output, n)
 
     def reduce(self, op: ReduceOp, input: int, output: int, shape: Sequence[int], axis: int, *, dtype: DType = DType.FLOAT32) -> None:
         """Enqueue a reduction along one axis of a C-contiguous array."""
@@ -122,7 +127,7 @@ class CudaCompute(CudaMemory):
         self._stream.ready()
         name = f"{'sum' if op is ReduceOp.MEAN else op.value}_{CODES[dtype]}"
         divisor = length if op is ReduceOp.MEAN else 0
-        plan = launches(outer, length, inner, dtype.itemsize, self._context.multiprocessors, is_aligned=input % 16 == 0)
+        plan = launches(outer, length, inner, dtype.itemsize, self._context.multiprocessors, is_aligned=(input | output) % 16 == 0)
         if len(plan) > 1:
             self.prepare_workspace()
         for each in plan:
@@ -144,16 +149,22 @@ class CudaCompute(CudaMemory):
             arguments.leading_dimensions("gemm", lda=(lda, rows_a), ldb=(ldb, rows_b), ldc=(ldc, m))
         self._check_sizes("gemm", m, n, k, alpha, a, b, c)
         alpha, beta = arguments.real_scalars("gemm", alpha, beta, dtype)
+        self.product(transpose_a, transpose_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, dtype)
+
+    def product(
+        self, transpose_a: Transpose, transpose_b: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, b: int, ldb: int,
+        beta: complex, c: int, ldc: int, dtype: DType, allow_tf32: bool = False,
+    ) -> None:  # fmt: skip
+        """Do what :meth:`gemm` does, with arguments that are known to be right. Float32 is rounded to TF32 only if that is allowed."""
         if not (m and n):
             return
         self._stream.ready()
-        if not k or not alpha:
-            self._scale(c, m, n, ldc, 0, 1, beta, dtype)
-        else:
-            ta, tb = _real(transpose_a, dtype), _real(transpose_b, dtype)
+        if k and alpha:
             blas = self._blas or self.prepare_blas()
             with self._context.section:
-                blas.gemm(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, dtype)
+                blas.gemm(transpose_a, transpose_b, m, n, k, alpha, a, lda or 1, b, ldb or 1, beta, c, ldc, dtype, allow_tf32)
+        else:
+            self._scale(c, m, n, ldc, 0, 1, beta, dtype)
 
     def batched_gemm(
         self, transpose_a: Transpose, transpose_b: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, stride_a: int,
@@ -167,24 +178,36 @@ class CudaCompute(CudaMemory):
         arguments.leading_dimensions(op, lda=(lda, rows_a), ldb=(ldb, rows_b), ldc=(ldc, m))
         self._check_sizes(op, m, n, k if batch_count else 0, alpha, a, b, c if batch_count else BASE)
         alpha, beta = arguments.real_scalars(op, alpha, beta, dtype)
-        if not (m and n and batch_count):
+        if m and n and batch_count:
+            arguments.separate(op, stride_c, ldc, batch_count)
+        self.products(
+            transpose_a, transpose_b, m, n, k, alpha, a, lda, stride_a, b, ldb, stride_b, beta, c, ldc, stride_c, batch_count, dtype
+        )  # fmt: skip
+
+    def products(
+        self, transpose_a: Transpose, transpose_b: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, stride_a: int,
+        b: int, ldb: int, stride_b: int, beta: complex, c: int, ldc: int, stride_c: int, count: int, dtype: DType, allow_tf32: bool = False,
+    ) -> None:  # fmt: skip
+        """Do what :meth:`batched_gemm` does, with arguments that are known to be right."""
+        if not (m and n and count):
             return
-        arguments.separate(op, stride_c, ldc, batch_count)
         self._stream.ready()
-        if not k or not alpha:
-            self._scale(c, m, n, ldc, stride_c, batch_count, beta, dtype)
-            return
-        ta, tb = _real(transpose_a, dtype), _real(transpose_b, dtype)
-        blas = self._blas or self.prepare_blas()
-        with self._context.section:
-            blas.batched_gemm(ta, tb, m, n, k, alpha, a, lda, stride_a, b, ldb, stride_b, beta, c, ldc, stride_c, batch_count, dtype)
+        if k and alpha:
+            blas = self._blas or self.prepare_blas()
+            with self._context.section:
+                blas.batched_gemm(
+                    transpose_a, transpose_b, m, n, k, alpha, a, lda or 1, stride_a, b, ldb or 1, stride_b, beta, c, ldc, stride_c, count, dtype,
+                    allow_tf32,
+                )  # fmt: skip
+        else:
+            self._scale(c, m, n, ldc, stride_c, count, beta, dtype)
 
     def _scale(self, c: int, m: int, n: int, ldc: int, stride: int, count: int, beta: complex, dtype: DType) -> None:
         if beta != 1:
             function = self._context.functions[f"scale_{CODES[dtype]}"]
             factor = complex(beta)
             blocks = -(-m * n * count // _BLOCK)
-            self._stream.launch(function, blocks, _BLOCK, c, m, n, ldc, stride, count, _bits(factor.real), _bits(factor.imag))
+            self._stream.launch(function, blocks, _BLOCK, c, m, n, ldc, stride, count, bits(factor.real), bits(factor.imag))
 
     def conv2d_forward(
         self, input: int, input_shape: Sequence[int], filter: int, filter_shape: Sequence[int], output: int, output_shape: Sequence[int],
@@ -199,14 +222,52 @@ class CudaCompute(CudaMemory):
         arguments.pointers(op, output=output)
         if 0 not in input_shape:
             arguments.pointers(op, input=input, filter=filter)
-        (n, c, h, w), (k, _, r, s), (_, _, p, q) = input_shape, filter_shape, output_shape
-        sizes = (ctypes.c_int64 * 13)(n, c, h, w, k, r, s, p, q, *stride, *padding)
-        pointers = (ctypes.c_void_p * 3)(input, filter, output)
-        start = ctypes.addressof(pointers)
-        parameters = (ctypes.c_void_p * 4)(start, start + 8, start + 16, ctypes.addressof(sizes))
+        work = Convolution(*(tuple(each) for each in (input_shape, filter_shape, output_shape, stride, padding)))
+        work.check(self._device)
+        n, k, p, q = work.output
+        if work.is_product(dtype):
+            # Each image is a matrix of (channels, pixels) as it lies.
+            pixels, c = p * q, work.taps
+            self.products(
+                _NONE, _NONE, pixels, k, c, 1.0, input, pixels, c * pixels, filter, c, 0, 0.0, output, pixels, k * pixels, n, dtype
+            )
+            return
+        piece = work.piece(dtype, filter, WORKSPACE)
+        if piece:
+            self._convolve_by_products(work, piece, input, filter, output, dtype)
+        else:
+            self._convolve(work, input, filter, output, dtype)
+
+    def _convolve(self, work: Convolution, input: int, filter: int, output: int, dtype: DType) -> None:
+        n, k, p, q = work.output
+        height, each, parts = work.tiling(dtype, self._context.multiprocessors, WORKSPACE)
+        if parts > 1:
+            self.prepare_workspace()
+        parameters, _held = work.parameters(input, filter, output, self._workspace, each)
         self._stream.ready()
-        grid = -(-n * p * q // _TILE), -(-k // _TILE)
-        self._stream.launch_with(self._context.functions[f"conv2d_{CODES[dtype]}"], grid, (_BLOCK, 1), 0, parameters)
+        functions, code = self._context.functions, CODES[dtype]
+        grid = -(-n * p * q // _PIXELS), -(-k // height), parts
+        self._stream.launch_with(functions[f"conv2d_{height}_{code}"], grid, (_BLOCK, 1), 0, parameters)
+        if parts > 1:
+            count = n * k * p * q
+            self._stream.launch(functions[f"conv2d_end_{code}"], -(-count // _BLOCK), _BLOCK, self._workspace, output, count, parts)
+
+    def _convolve_by_products(self, work: Convolution, piece: int, input: int, filter: int, output: int, dtype: DType) -> None:
+        n, k, p, q = work.output
+        functions, code, taps = self._context.functions, CODES[dtype], work.taps
+        # Not the workspace, which is the product's.
+        columns = self.prepare_columns()
+        made = columns + 2 * taps * piece
+        for pixel in range(0, n * p * q, piece):
+            count = min(piece, n * p * q - pixel)
+            ld = -(-count // _PIXELS) * _PIXELS
+            parameters, _held = work.piece_parameters(input, columns, pixel, ld)
+            self._stream.ready()
+            grid = -(-ld // (2 * _BLOCK)), -(-taps // 32)
+            self._stream.launch_with(functions[f"conv2d_columns_{code}"], grid, (_BLOCK, 1), 0, parameters)
+            self.product(_NONE, _NONE, ld, k, taps, 1.0, columns, ld, filter, taps, 0.0, made, ld, dtype)
+            grid = -(-count // _BLOCK), k
+            self._stream.launch_wide(functions[f"conv2d_spread_{code}"], grid, (_BLOCK, 1), 0, made, output, k, p * q, pixel, count, ld)
 
     def attention(
         self, q: int, k: int, v: int, o: int, batch: int, heads: int, seq_q: int, seq_kv: int, head_dim: int, scale: float, causal: Causal, *,
@@ -224,7 +285,3 @@ class CudaCompute(CudaMemory):
                 arguments.pointers(op, c=c)
                 if k and alpha:
                     arguments.pointers(op, a=a, b=b)
-
-
-def _real(transpose: Transpose, dtype: DType) -> Transpose:
-    return _TURNED if transpose is _CONJUGATE and not dtype.is_complex else transpose

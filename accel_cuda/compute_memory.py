@@ -52,6 +52,7 @@ class CudaMemory(ComputeBackend):
         self._sizes: dict[int, int] = {}
         self._free: dict[int, list[int]] = {}
         self._workspace = 0
+        self._columns = 0
         self._blas: Blas | None = None
         self.channel = StreamChannel(stream)
 
@@ -176,7 +177,7 @@ class CudaMemory(ComputeBackend):
     @property
     def workspace_nbytes(self) -> int:
         """Bytes of device memory that reductions and products of this stream work in."""
-        return WORKSPACE if self._workspace else 0
+        return WORKSPACE * (bool(self._workspace) + bool(self._columns))
 
     @property
     def has_workspace(self) -> bool:

@@ -17,6 +17,7 @@ from accel_cuda.interop import CudaExchange
 from accel_cuda.kernels.bench import BENCH, bench_kernels
 from accel_cuda.launch import UserKernels
 from accel_cuda.managed import MANAGED_KERNELS
+from accel_cuda.natives import NATIVE
 from accel_cuda.pinned import PinnedRanges, Registration
 from accel_cuda.programs import OPS_WITH_PROGRAMS, Modules, Programs
 from accel_cuda.rng import RNG
@@ -93,13 +94,15 @@ class CudaDevice:
         self._modules = Modules(self, nvrtc)
         self.functions = Programs(self, self._modules)
         self._user_kernels = UserKernels(self, self._modules)
-        own = dict.fromkeys(OPS_WITH_PROGRAMS, self.functions.lacks)
         self.handle = int(driver.call("cuDevicePrimaryCtxRetain", self._device))
         self.section = driver.section(self.handle)
         self.pinned = PinnedRanges(driver, self.section)
-        self._blocking = Blocking({**own, "launch": self._user_kernels.lacks}, self.pinned)
+        self._blocking = Blocking(
+            {**dict.fromkeys(OPS_WITH_PROGRAMS, self.functions.lacks), "launch": self._user_kernels.lacks}, self.pinned
+        )
         self._kernels: dict[str, Mapping[str, Kernel]] = {
             **GRAPH_KERNELS,
+            **NATIVE,
             "compiler": {"launch": self._user_kernels.launch},
             "memory": MANAGED_KERNELS,
             "fft": self._fft.kernels,

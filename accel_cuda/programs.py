@@ -26,7 +26,7 @@ _LIBRARIES = {
     "blas": ("vectors",),
     "elementwise": ("unary", "binary"),
     "reduce": ("sum", "max", "min"),
-    "dnn": ("dnn", "conv2d", "attention"),
+    "dnn": ("conv2d", "attention"),
     "fft": ("fft",),
     "rng": ("rng",),
 }

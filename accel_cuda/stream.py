@@ -215,10 +215,11 @@ class CudaStream:
         self.launch_with(function, grid, block, shared, self._parameters)
 
     def launch_with(
-        self, function: Handle, grid: tuple[int, int], block: tuple[int, int], shared: int, parameters: ctypes.Array[ctypes.c_void_p]
+        self, function: Handle, grid: tuple[int, ...], block: tuple[int, int], shared: int, parameters: ctypes.Array[ctypes.c_void_p]
     ) -> None:
-        """Enqueue a launch whose arguments ``parameters`` points to."""
-        config = LaunchConfig(*grid, 1, *block, 1, shared, self.handle, None, 0)
+        """Enqueue a launch of two or three dimensions of blocks, whose arguments ``parameters`` points to."""
+        x, y, z = (*grid, 1)[:3]
+        config = LaunchConfig(x, y, z, *block, 1, shared, self.handle, None, 0)
         self.context.check(self._launch(ctypes.byref(config), function, parameters, None), "cuLaunchKernelEx")
 
     def at_close(self, release: Callable[[], object]) -> None:

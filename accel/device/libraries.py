@@ -63,10 +63,11 @@ class Blas(Face[T_co]):
         beta: complex = 0.0,
         transpose_a: bool | str | Transpose = False,
         transpose_b: bool | str | Transpose = False,
+        allow_tf32: bool = False,
         timeout: float | None = None,
     ) -> T_co:
         """Compute ``alpha * op(a) @ op(b) + beta * out``; see :class:`accel.ops.Gemm`."""
-        op = ops.Gemm(a, b, out, alpha, beta, _transpose(transpose_a), _transpose(transpose_b))
+        op = ops.Gemm(a, b, out, alpha, beta, _transpose(transpose_a), _transpose(transpose_b), allow_tf32)
         return self._submit(op, timeout)
 
     def gemm_batched(
@@ -79,10 +80,11 @@ class Blas(Face[T_co]):
         beta: complex = 0.0,
         transpose_a: bool | str | Transpose = False,
         transpose_b: bool | str | Transpose = False,
+        allow_tf32: bool = False,
         timeout: float | None = None,
     ) -> T_co:
         """Compute :meth:`gemm` for every matrix of a (batch, rows, columns) array; see :class:`accel.ops.GemmBatched`."""
-        op = ops.GemmBatched(a, b, out, alpha, beta, _transpose(transpose_a), _transpose(transpose_b))
+        op = ops.GemmBatched(a, b, out, alpha, beta, _transpose(transpose_a), _transpose(transpose_b), allow_tf32)
         return self._submit(op, timeout)
 
     def gemv(

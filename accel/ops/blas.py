@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from accel.compute import Transpose
+from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import KernelOp, Plan, Shape, Spec, factor, not_aliased, operand, result_in, same_dtype
 from accel.ref import AccelRef
 from accel.views import overlap
-
-if TYPE_CHECKING:
-    from accel.dtype import DType
 
 __all__ = ["Axpy", "Dot", "Gemm", "GemmBatched", "Gemv", "Nrm2", "Scal"]
 
@@ -43,6 +41,14 @@ def _set_factors(op: Any, dtype: DType, *names: str) -> None:
         object.__setattr__(op, name, factor(name, getattr(op, name), dtype))
 
 
+def _tf32(allowed: bool, dtype: DType) -> None:
+    """Refuse to let anything but float32 be rounded to TF32."""
+    if allowed and dtype is not DType.FLOAT32:
+        raise InvalidArgumentError(
+            f"allow_tf32 is given for {dtype.value} matrices", remedy="Leave it out: only float32 is ever computed in TF32."
+        )
+
+
 def _no_out() -> InvalidArgumentError:
     return InvalidArgumentError("beta scales out, which is not given", remedy="Pass out=, or leave beta at 0.")
 
@@ -61,6 +67,9 @@ class Gemm(KernelOp):
         Scaling factors. With ``beta == 0`` the old contents of ``out`` are not read.
     transpose_a, transpose_b
         What ``op`` does.
+    allow_tf32
+        Permits a device to round the factors of float32 matrices to TF32 (10 bits of mantissa), where that is faster; sums stay float32. A device
+        without TF32 computes in full float32, which honours it. Rejected with any other dtype.
     """
 
     library: ClassVar[str] = "blas"
@@ -73,6 +82,7 @@ class Gemm(KernelOp):
     beta: complex = 0.0
     transpose_a: Transpose = _NONE
     transpose_b: Transpose = _NONE
+    allow_tf32: bool = False
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
@@ -83,6 +93,8 @@ class Gemm(KernelOp):
         shape = _product(a.shape, b.shape, self.transpose_a, self.transpose_b)
         if type(self.alpha) is not float or type(self.beta) is not float:
             _set_factors(self, dtype, "alpha", "beta")
+        if self.allow_tf32:
+            _tf32(self.allow_tf32, dtype)
         if out is None:
             if self.beta:
                 raise _no_out()
@@ -100,7 +112,7 @@ class GemmBatched(KernelOp):
     ----------
     a, b
         Of shape (batch, rows, columns); one of them may be a single matrix of two dimensions, used for the whole batch.
-    out, alpha, beta, transpose_a, transpose_b
+    out, alpha, beta, transpose_a, transpose_b, allow_tf32
         As in :class:`Gemm`; ``out`` is (batch, m, n).
     """
 
@@ -114,6 +126,7 @@ class GemmBatched(KernelOp):
     beta: complex = 0.0
     transpose_a: Transpose = _NONE
     transpose_b: Transpose = _NONE
+    allow_tf32: bool = False
 
     @property
     def batch_count(self) -> int:
@@ -132,6 +145,7 @@ class GemmBatched(KernelOp):
         if dimensions == (3, 3) and a.shape[0] != b.shape[0]:
             raise InvalidArgumentError(f"a has {a.shape[0]} matrices and b has {b.shape[0]}", remedy="Give both as many.")
         _set_factors(self, dtype, "alpha", "beta")
+        _tf32(self.allow_tf32, dtype)
         if self.beta and self.out is None:
             raise _no_out()
         not_aliased(self.out, a=a, b=b)

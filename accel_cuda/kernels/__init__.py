@@ -44,12 +44,6 @@ def _split(program: str, capabilities: str) -> tuple[str, ...]:
     return tuple(f"{program}_{code}" for dtype, code in CODES.items() if dtype in dtypes)
 
 
-def _dnn() -> str:
-    return "\n".join(
-        f"DNN({CODES[dtype]})" for dtype in sorted(ComputeBackend.CAPABILITIES["conv2d_forward"], key=lambda dtype: dtype.value)
-    )
-
-
 def _attention(code: str) -> str:
     lines = [f"ANYWISE({code})", *(f"ROWWISE({code}, {dim})" for dim in ATTENTION_DIMS)]
     for (dtype, dim), tile in ATTENTION_TILES.items():
@@ -61,6 +55,11 @@ def _attention(code: str) -> str:
     return "\n".join(lines)
 
 
+def _vectors() -> str:
+    dtypes = sorted(ComputeBackend.CAPABILITIES["gemm"], key=lambda dtype: dtype.value)
+    return "\n".join(f"VECTORS({CODES[dtype]})" + ("" if dtype.is_complex else f" NORM({CODES[dtype]})") for dtype in dtypes)
+
+
 PROGRAMS: tuple[str, ...] = (
     "memory",
     *_split("unary", "unary."),
@@ -68,14 +67,15 @@ PROGRAMS: tuple[str, ...] = (
     *_split("sum", "reduce.sum"),
     *_split("max", "reduce.max"),
     *_split("min", "reduce.min"),
-    "dnn",
+    "vectors",
+    "conv2d",
     "fft",
     "rng",
     *_split("attention", "attention"),
 )
 """What is compiled and loaded on its own, when it is first needed. A function's name holds its program's, or one that stands for it below."""
 
-_FAMILIES = {"conv2d": "dnn", "axpy": "vectors", "scal": "vectors", "dot": "vectors", "nrm2": "vectors"} | {
+_FAMILIES = {"axpy": "vectors", "scal": "vectors", "dot": "vectors", "nrm2": "vectors"} | {
     "philox": "rng",
     "xorwow": "rng",
 }
@@ -96,10 +96,10 @@ def source_of(program: str) -> str:
 
 
 def _parts(program: str) -> tuple[str, ...]:
-    if program in ("memory", "fft", "rng"):
+    if program in ("memory", "fft", "rng", "conv2d"):
         return f"{program}.cu", ""
-    if program == "dnn":
-        return "dnn.cu", _dnn()
+    if program == "vectors":
+        return "vectors.cu", _vectors()
     family, _, code = program.partition("_")
     if family == "attention":
         tiled = ("attention_mma.cu", "attention_warpgroup.cu") if code in ("f16", "bf16") else ("attention_fma.cu",)

@@ -81,8 +81,64 @@ template <class R> DEVICE Complex<R> divide_complex(Complex<R> a, Complex<R> b) 
 // A NaN in either operand is the result; fmax would drop it.
 template <class W> DEVICE W larger(W a, W b) { return (a > b || a != a) ? a : b; }
 template <class W> DEVICE W smaller(W a, W b) { return (a < b || a != a) ? a : b; }
+#if __CUDA_ARCH__ >= 800
+template <> DEVICE float larger(float a, float b) { float c; asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b)); return c; }
+template <> DEVICE float smaller(float a, float b) { float c; asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b)); return c; }
+#endif
 
 // N elements that are loaded and stored as one.
 template <class T, int N> struct alignas(sizeof(T) * N) Pack { T v[N]; };
 template <class T> struct Lanes { static constexpr int count = sizeof(T) >= 16 ? 1 : 16 / sizeof(T); };
 DEVICE bool aligned16(const void* pointer) { return ((u64)pointer & 15) == 0; }
+
+// 16 bytes from the address of any element: what the two granules of 16 bytes around it hold, put together. Both must lie in the array.
+struct alignas(16) Quad { u32 w[4]; };
+// 16 bytes that no thread of the kernel writes, in one load whatever their elements are: the compiler would load narrow ones one by one.
+DEVICE Quad load_quad(const void* p) {
+  Quad to;
+  asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(to.w[0]), "=r"(to.w[1]), "=r"(to.w[2]), "=r"(to.w[3]) : "l"(p));
+  return to;
+}
+template <class T> DEVICE Pack<T, Lanes<T>::count> load_whole(const void* p) {
+  Quad all = load_quad(p);
+  return *(const Pack<T, Lanes<T>::count>*)&all;
+}
+template <class T> DEVICE Pack<T, Lanes<T>::count> joined(const Quad& low, const Quad& high, u32 shift) {
+  u32 w[8] = {low.w[0], low.w[1], low.w[2], low.w[3], high.w[0], high.w[1], high.w[2], high.w[3]};
+  if constexpr (sizeof(T) < 16) {
+    bool two = shift & 8;
+#pragma unroll
+    for (int k = 0; k < 6; ++k) w[k] = two ? w[k + 2] : w[k];
+  }
+  if constexpr (sizeof(T) < 8) {
+    bool one = shift & 4;
+#pragma unroll
+    for (int k = 0; k < 5; ++k) w[k] = one ? w[k + 1] : w[k];
+  }
+  if constexpr (sizeof(T) < 4) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) w[k] = __funnelshift_r(w[k], w[k + 1], shift % 4 * 8);
+  }
+  Quad all = {{w[0], w[1], w[2], w[3]}};
+  return *(const Pack<T, Lanes<T>::count>*)&all;
+}
+template <class T> DEVICE Pack<T, Lanes<T>::count> load_any(const T* p) {
+  u64 address = (u64)p;
+  return joined<T>(*(const Quad*)(address & ~15ull), *(const Quad*)((address + 15) & ~15ull), (u32)address & 15);
+}
+// A granule of which what lies in [begin, end), in bytes, is read element by element; the rest is 0.
+template <class T> DEVICE Quad load_cut(u64 granule, u64 begin, u64 end) {
+  if (granule >= begin && granule + 16 <= end) return load_quad((const void*)granule);
+  Pack<T, Lanes<T>::count> some = {};
+#pragma unroll
+  for (int k = 0; k < Lanes<T>::count; ++k) {
+    u64 place = granule + k * sizeof(T);
+    if (place >= begin && place < end) some.v[k] = *(const T*)place;
+  }
+  return *(const Quad*)&some;
+}
+// Any 16 bytes near an array at [begin, end): elements outside it have any value.
+template <class T> DEVICE Pack<T, Lanes<T>::count> load_part(const T* p, u64 begin, u64 end) {
+  u64 address = (u64)p;
+  return joined<T>(load_cut<T>(address & ~15ull, begin, end), load_cut<T>((address + 15) & ~15ull, begin, end), (u32)address & 15);
+}

@@ -41,29 +41,47 @@ struct Min { template <class W> static DEVICE W of(W a, W b) { return smaller(a,
 template <class F, class T> DEVICE T apply(T x) { return narrow<T>(F::of(widen(x))); }
 template <class F, class T> DEVICE T apply(T a, T b) { return narrow<T>(F::of(widen(a), widen(b))); }
 
+template <class T> DEVICE Pack<T, Lanes<T>::count> load_pack(const T* p) {
+  if (aligned16(p)) return *(const Pack<T, Lanes<T>::count>*)p;
+  return load_any(p);
+}
+
+// The results are cut where they can be stored as packs; the first and the last one need not be whole.
+template <class T> DEVICE i64 place_of(const T* y) {
+  constexpr int N = Lanes<T>::count;
+  return ((i64)blockIdx.x * blockDim.x + threadIdx.x) * N - (i64)(((u64)y & 15) / sizeof(T));
+}
+
+// Whether the pack at i can be read as such: whole, and where it is not aligned, with whole packs beside it.
+template <class T> DEVICE bool is_whole(const T* x, i64 i, i64 n) {
+  constexpr int N = Lanes<T>::count;
+  const int margin = aligned16(x + i) ? 0 : N;
+  return i >= margin && i + N + margin <= n;
+}
+
 template <class F, class T> DEVICE void unary(const T* x, T* y, i64 n) {
   constexpr int N = Lanes<T>::count;
-  i64 i = ((i64)blockIdx.x * blockDim.x + threadIdx.x) * N;
-  if (i + N <= n && aligned16(x) && aligned16(y)) {
-    Pack<T, N> p = *(const Pack<T, N>*)(x + i);
+  i64 i = place_of(y);
+  if (is_whole(x, i, n)) {
+    Pack<T, N> p = load_pack(x + i);
 #pragma unroll
     for (int k = 0; k < N; ++k) p.v[k] = apply<F>(p.v[k]);
     *(Pack<T, N>*)(y + i) = p;
   } else {
-    for (i64 end = min(i + N, n); i < end; ++i) y[i] = apply<F>(x[i]);
+    for (i64 end = min(i + N, n), k = max(i, 0ll); k < end; ++k) y[k] = apply<F>(x[k]);
   }
 }
 
 template <class F, class T> DEVICE void binary(const T* a, const T* b, T* y, i64 n) {
   constexpr int N = Lanes<T>::count;
-  i64 i = ((i64)blockIdx.x * blockDim.x + threadIdx.x) * N;
-  if (i + N <= n && aligned16(a) && aligned16(b) && aligned16(y)) {
-    Pack<T, N> p = *(const Pack<T, N>*)(a + i), q = *(const Pack<T, N>*)(b + i);
+  i64 i = place_of(y);
+  if (is_whole(a, i, n) && is_whole(b, i, n)) {
+    Pack<T, N> p = load_pack(a + i), q = load_pack(b + i);
 #pragma unroll
     for (int k = 0; k < N; ++k) p.v[k] = apply<F>(p.v[k], q.v[k]);
     *(Pack<T, N>*)(y + i) = p;
   } else {
-    for (i64 end = min(i + N, n); i < end; ++i) y[i] = apply<F>(a[i], b[i]);
+    for (i64 end = min(i + N, n), k = max(i, 0ll); k < end; ++k) y[k] = apply<F>(a[k], b[k]);
   }
 }
 

@@ -27,6 +27,12 @@ SHAPES: tuple[tuple[tuple[int, int, int], int], ...] = (
     ((2, 1 << 15, 48), 0),
     ((9001, 3, 33), 1),
     ((1 << 15, 2, 160), 0),
+    ((33, 257, 1), 1),
+    ((40, 64, 1), 0),
+    ((2, 40, 1027), 1),
+    ((4, 3, 4096), 0),
+    ((1, 3, 70_001), 1),
+    ((3, 70, 4096), 0),
 )
 
 
@@ -64,7 +70,7 @@ def every_kernel() -> None:
     compute: Any = context.create_compute(stream, "batch")
     memory = Memory(context)
     supported = compute.capabilities()
-    for family in (_elementwise, _reductions, _dnn, _fills):
+    for family in (_elementwise, _reductions, _vectors, _dnn, _fills):
         family(compute, memory, supported)
     _attend(context, compute, memory, supported)
     with memory.take(4096) as (pointer,):
@@ -95,9 +101,25 @@ def _reductions(compute: Any, memory: Memory, supported: Any) -> None:
                     compute.reduce(op, x + skipped, y, (outer, length, inner), 1, dtype=dtype)
 
 
+def _vectors(compute: Any, memory: Memory, supported: Any) -> None:
+    for dtype in supported["gemm"]:
+        for n, skipped in ((ODD, 0), (ODD, 1), (70_001, 1)):
+            size, offset = (n + skipped) * dtype.itemsize, skipped * dtype.itemsize
+            with memory.take(size, size, dtype.itemsize) as (x, y, out):
+                compute.axpy(n, 0.5, x + offset, y + offset, dtype)
+                compute.axpy(n, 0.5, x + offset, y, dtype)
+                compute.scal(n, 0.5, x + offset, dtype)
+                compute.dot(n, x + offset, y, out, dtype)
+                if not dtype.is_complex:
+                    compute.nrm2(n, x + offset, out, dtype)
+
+
 def _dnn(compute: Any, memory: Memory, supported: Any) -> None:
     for dtype in supported["conv2d_forward"]:
         _convolve(compute, memory, dtype, (2, 3, 17, 13), (5, 3, 3, 2), (2, 5, 9, 14), (2, 1), (1, 1))
+        _convolve(compute, memory, dtype, (2, 16, 9, 9), (72, 16, 3, 3), (2, 72, 9, 9), (1, 1), (1, 1))
+        _convolve(compute, memory, dtype, (1, 123, 4, 4), (70, 123, 3, 3), (1, 70, 2, 2), (1, 1), (0, 0))
+        _convolve(compute, memory, dtype, (2, 16, 5, 5), (9, 16, 1, 1), (2, 9, 5, 5), (1, 1), (0, 0))
 
 
 def _attend(context: Any, compute: Any, memory: Memory, supported: Any) -> None:

@@ -1,33 +1,117 @@
-"""How reductions are cut: every element in one chunk, every result in one launch."""
+"""How reductions are cut, and what they give for any shape, axis and alignment."""
 
 from __future__ import annotations
 
 import secrets
+from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
+from accel import BinaryOp, DType, ReduceOp, UnaryOp
+from accel_cuda.kernels import CODES
 from accel_cuda.reduction import launches
+from tests.gpu.compute_support import bench, close, random, wide
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.gpu.compute_support import Bench
+
+_CHUNKED = {"rows": -1, "strips": -1, "column": -1, "column_odd": -1}
+_TILE = 24576
 
 
 def test_plans_cover_every_element_and_result() -> None:
     seed = secrets.randbits(32)
     rng = np.random.default_rng(seed)
-    for _ in range(3000):
+    seen = set()
+    for _ in range(6000):
         outer, length, inner = (int(2 ** rng.uniform(0, 22)) for _ in range(3))
-        inner = 1 if rng.integers(2) else inner
+        inner = 1 if rng.integers(3) == 0 else inner
         itemsize = int(rng.choice([1, 2, 4, 8, 16]))
         case = f"{(outer, length, inner, itemsize)} (seed {seed})"
         plan = launches(outer, length, inner, itemsize, 132, is_aligned=bool(rng.integers(2)))
         first, last = plan[0], plan[-1]
+        seen.add(first.kind)
         assert len(plan) == 1 + first.is_partial, case
         assert first.block[0] * first.block[1] == 256, case
         chunks = first.grid[1]
-        if first.kind in ("rows", "column", "column_packed"):
+        if first.kind in _CHUNKED:
             chunk = first.sizes[-1]
             assert chunk * chunks >= length > chunk * (chunks - 1), case
             assert first.kind != "rows" or chunks == 1 or chunk * itemsize % 16 == 0, case
+        elif first.kind in ("brief", "slices"):
+            per_block, shift = first.sizes[-2:]
+            assert first.grid[0] * per_block >= outer > (first.grid[0] - 1) * per_block, case
+            assert per_block * length * inner * itemsize <= _TILE, case
+            assert 0 <= shift <= 5, case
         if first.is_partial:
             assert chunks * outer * inner * 16 <= 32 << 20, case
             assert last.kind == "finish", case
             assert last.sizes[:3] == (1, chunks, outer * inner), case
         assert chunks <= 65535, case
+    assert seen == {"group", "brief", "slices", "each", "each_odd", *_CHUNKED}, seed
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Bench]:
+    with bench() as opened:
+        yield opened
+
+
+_SHAPES = [
+    (1, 1), (5, 3), (3, 5), (4099, 2), (4099, 7), (1031, 10), (517, 31), (300, 33), (257, 100), (129, 127), (65, 255), (33, 1000), (17, 1025), (9, 4097),
+    (3, 70001), (70001, 3), (1, 500_001), (7, 1003, 33), (13, 513, 101), (2, 40, 1021), (11, 3, 5), (1000, 2, 3), (501, 7, 33), (3, 2001, 17),
+    (2, 5, 70_001), (40, 64, 64), (16, 4096), (64, 1024), (2, 300, 4096), (600, 40, 512),
+]  # fmt: skip
+_ROUNDING = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 3e-6, "float64": 1e-14, "complex64": 3e-6, "complex128": 1e-14}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [dtype.value for dtype in CODES])
+def test_reductions_of_any_shape_axis_and_alignment(device: Bench, dtype: str) -> None:
+    seed = secrets.randbits(32)
+    rng = np.random.default_rng(seed)
+    element = DType.of(dtype)
+    for shape in _SHAPES:
+        x = random(rng, shape, element.numpy)
+        for axis in range(len(shape)):
+            ops = [op for op in ReduceOp if element in device.compute.CAPABILITIES[f"reduce.{op.value}"]]
+            op = ops[int(rng.integers(len(ops)))]
+            lead, lag = (int(each) for each in rng.integers(0, 2, 2) * rng.integers(1, 9, 2))
+            case = f"{op} of {shape} along {axis}, {lead} and {lag} elements off, seed {seed}"
+            result = shape[:axis] + shape[axis + 1 :]
+            source, out = device.put(x, lead), device.poisoned(int(np.prod(result)), element.numpy, lag)
+            device.compute.reduce(op, source, out, shape, axis, dtype=element)
+            got = device.get(out, result, element.numpy)
+            if op in (ReduceOp.MAX, ReduceOp.MIN):
+                expected = x.max(axis) if op is ReduceOp.MAX else x.min(axis)
+                assert np.array_equal(got, expected), case
+            elif element.is_integer:
+                assert np.array_equal(got, np.add.reduce(x, axis, dtype=element.numpy)), case
+            else:
+                scale = 1 if op is ReduceOp.SUM else 1 / shape[axis]
+                error = (_ROUNDING[dtype] + 1e-7 * (element.itemsize < 8)) * np.abs(wide(x)).sum(axis) * scale
+                assert np.all(np.abs(wide(got) - wide(x).sum(axis) * scale) <= error), case
+            device.clear()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int8", "complex64"])
+def test_elementwise_at_any_alignment(device: Bench, dtype: str) -> None:
+    seed = secrets.randbits(32)
+    rng = np.random.default_rng(seed)
+    element = DType.of(dtype)
+    for n in (1, 3, 16, 255, 4096, 4097, 100_003):
+        for _ in range(4):
+            first, second, third = (int(each) for each in rng.integers(0, 9, 3))
+            case = f"{n} elements at {first}, {second}, {third}, seed {seed}"
+            x, y = (random(rng, (n,), element.numpy) for _ in range(2))
+            a, b, out = device.put(x, first), device.put(y, second), device.poisoned(n, element.numpy, third)
+            device.compute.binary(BinaryOp.SUB, a, b, out, n, dtype=element)
+            expected = x - y if element.is_integer else (wide(x) - wide(y)).astype(element.numpy)
+            close(device.get(out, (n,), element.numpy), wide(expected), 1e-6, case)
+            device.compute.unary(UnaryOp.NEG, b, out, n, dtype=element)
+            assert np.array_equal(device.get(out, (n,), element.numpy), -y), case
+            device.clear()

@@ -1,0 +1,194 @@
+"""How fast the backend's own kernels are on a GPU: ``python benchmarks/cuda_kernels.py [--json FILE] [--only PART]``.
+
+Elementwise functions, reductions over rows of any length and along any axis, and vectors: bytes read and written in a second, beside a copy on the same
+device. Convolutions: arithmetic, beside PyTorch where it is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import math
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from accel import BinaryOp, DType, ReduceOp, UnaryOp
+from accel_cuda import CudaBackend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accel_cuda.compute import CudaCompute
+    from accel_cuda.stream import CudaStream
+
+_BYTES = 256 << 20
+_DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int64")
+_LENGTHS = (2, 3, 5, 7, 10, 17, 31, 33, 63, 64, 100, 127, 255, 257, 1000, 1023, 1025, 4096, 4097, 100_003)
+_SHAPES = ((7, 100_003, 33), (1_000_003, 3), (3, 1_000_003), (129, 513, 1021), (64, 1024, 1024), (300_007, 7, 33), (2_000_003, 2, 5))
+# (N, C, side, K, window)
+_CONVOLUTIONS = (
+    (32, 64, 56, 64, 3),
+    (32, 64, 56, 256, 1),
+    (32, 128, 28, 128, 3),
+    (32, 256, 14, 256, 3),
+    (32, 512, 7, 512, 3),
+    (32, 512, 7, 2048, 1),
+)
+
+
+class Report:
+    """Rows of one run, printed as they are added."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, unit: str, where: str, value: float, **parts: float) -> None:
+        """Add a value, and what belongs to it."""
+        self.rows.append({"unit": unit, "where": where, "value": value, **parts})
+        print(f"{where:70} {value:10.1f} {unit:8}", *(f"{name} {part:.2f}" for name, part in parts.items()), flush=True)
+
+    def write(self, path: str | None) -> None:
+        """Write the rows as JSON."""
+        if path is not None:
+            Path(path).write_text(json.dumps(self.rows, indent=1) + "\n", encoding="utf-8")
+
+
+def best(call: Callable[[], object], stream: Any, count: int = 10) -> float:
+    """Return the seconds of one of ``count`` calls in a row, of the best of three rounds."""
+    call()
+    found = float("inf")
+    for _ in range(3):
+        stream.synchronize()
+        began = time.perf_counter()
+        for _ in range(count):
+            call()
+        stream.synchronize()
+        found = min(found, (time.perf_counter() - began) / count)
+    return found
+
+
+class Kernels:
+    """The kernels of one stream, on three buffers."""
+
+    def __init__(self, stream: CudaStream, compute: CudaCompute, report: Report) -> None:
+        self.stream, self.compute, self.report = stream, compute, report
+        slab = stream.context.create_slab(3 * (_BYTES + 4096) + (64 << 20))
+        self.a, self.b, self.c = (slab.address + part * (_BYTES + 4096) for part in range(3))
+        stream.fill(self.a, b"\0", slab.nbytes)
+        self._copy = self._rate(2 * _BYTES, lambda: stream.copy(self.b, self.a, _BYTES))
+        report.add("GB/s", "copy", self._copy, of_copy=1.0)
+
+    def _rate(self, nbytes: int, call: Callable[[], object]) -> float:
+        return nbytes / best(call, self.stream) / 1e9
+
+    def add(self, where: str, nbytes: int, call: Callable[[], object]) -> None:
+        """Measure a call that reads and writes so many bytes."""
+        rate = self._rate(nbytes, call)
+        self.report.add("GB/s", where, rate, of_copy=rate / self._copy)
+
+    def elementwise(self) -> None:
+        """Functions of one and of two arrays; at aligned addresses, and one element behind them."""
+        for name in _DTYPES:
+            size = DType.of(name).itemsize
+            self._functions(name, "aligned", self.a, self.c)
+            self._functions(name, "x odd", self.a + size, self.c)
+            self._functions(name, "out odd", self.a, self.c + size)
+
+    def _functions(self, name: str, where: str, x: int, y: int) -> None:
+        dtype = DType.of(name)
+        n = _BYTES // dtype.itemsize
+        self.add(f"neg {name} {where}", 2 * _BYTES, lambda: self.compute.unary(UnaryOp.NEG, x, y, n, dtype=dtype))
+        self.add(f"add {name} {where}", 3 * _BYTES, lambda: self.compute.binary(BinaryOp.ADD, x, self.b, y, n, dtype=dtype))
+
+    def reductions(self) -> None:
+        """Rows of any length, and any axis of odd shapes, made long enough."""
+        for name in _DTYPES:
+            itemsize = DType.of(name).itemsize
+            for length in _LENGTHS:
+                self._reduce(name, (_BYTES // itemsize // length, length), 1)
+            for shape in _SHAPES:
+                for axis in range(len(shape)):
+                    grown = list(shape)
+                    other = 0 if axis else len(shape) - 1
+                    grown[other] *= max(1, round(_BYTES / itemsize / math.prod(shape)))
+                    self._reduce(name, tuple(grown), axis)
+                    if grown[axis] == shape[axis]:
+                        grown = list(shape)
+                        grown[axis] *= max(1, round(_BYTES / itemsize / math.prod(shape)))
+                        self._reduce(name, tuple(grown), axis)
+
+    def _reduce(self, name: str, shape: tuple[int, ...], axis: int) -> None:
+        dtype = DType.of(name)
+        read = math.prod(shape) * dtype.itemsize
+        if read > _BYTES + (64 << 20):
+            return
+        for op in (ReduceOp.SUM, ReduceOp.MAX) if name != "float32" else tuple(ReduceOp):
+            call = partial(self.compute.reduce, op, self.a, self.b, shape, axis, dtype=dtype)
+            self.add(f"{op.value} {name} {shape} axis {axis}", read + read // shape[axis], call)
+
+    def vectors(self) -> None:
+        """BLAS on vectors."""
+        for name in ("float16", "float32", "float64", "complex64"):
+            dtype, compute = DType.of(name), self.compute
+            n = _BYTES // dtype.itemsize
+            self.add(f"axpy {name}", 3 * _BYTES, partial(compute.axpy, n, 0.5, self.a, self.b, dtype))
+            self.add(f"scal {name}", 2 * _BYTES, partial(compute.scal, n, 0.5, self.a, dtype))
+            self.add(f"dot {name}", 2 * _BYTES, partial(compute.dot, n, self.a, self.b, self.c, dtype))
+            if not dtype.is_complex:
+                self.add(f"nrm2 {name}", _BYTES, partial(compute.nrm2, n, self.a, self.c, dtype))
+
+    def convolutions(self) -> None:
+        """Layers of a residual network, beside PyTorch's (cuDNN, without TF32)."""
+        for name in ("float32", "float16", "bfloat16", "float64"):
+            for n, c, side, k, window in _CONVOLUTIONS:
+                shape, filters, out = (n, c, side, side), (k, c, window, window), (n, k, side, side)
+                flops, pad = 2 * math.prod(out) * c * window**2, (window // 2,) * 2
+                ours = best(self._convolution(name, shape, filters, out, pad), self.stream)
+                theirs = _torch(name, shape, filters, pad)
+                beside = {"torch_TFLOP/s": flops / theirs / 1e12} if theirs else {}
+                self.report.add("TFLOP/s", f"conv2d {name} {shape} {filters}", flops / ours / 1e12, **beside)
+
+    def _convolution(self, name: str, shape: Any, filters: Any, out: Any, pad: Any) -> Callable[[], object]:
+        dtype = DType.of(name)
+        return lambda: self.compute.conv2d_forward(self.a, shape, self.b, filters, self.c, out, (1, 1), pad, dtype=dtype)
+
+
+def _torch(name: str, shape: tuple[int, ...], filters: tuple[int, ...], pad: tuple[int, int]) -> float:
+    """Return the seconds that PyTorch takes, 0 without it."""
+    try:
+        torch: Any = importlib.import_module("torch")
+    except ImportError:
+        return 0.0
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = True
+    x = torch.zeros(shape, dtype=getattr(torch, name), device="cuda")
+    f = torch.zeros(filters, dtype=x.dtype, device="cuda")
+    return best(lambda: torch.nn.functional.conv2d(x, f, padding=pad), torch.cuda)
+
+
+def main() -> None:
+    """Run it."""
+    parts = ("elementwise", "reductions", "vectors", "convolutions")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE")
+    parser.add_argument("--only", choices=parts, action="append", help="measure this part (may be given again)")
+    options = parser.parse_args()
+    report = Report()
+    print(CudaBackend().devices()[0].name)
+    context = CudaBackend().open(0)
+    stream = context.create_stream()
+    kernels = Kernels(stream, context.create_compute(stream, "batch"), report)
+    for part in options.only or parts:
+        getattr(kernels, part)()
+    report.write(options.json)
+    context.close()
+
+
+if __name__ == "__main__":
+    main()
