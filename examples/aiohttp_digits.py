@@ -77,7 +77,7 @@ def make_app(device: str = "auto") -> web.Application:
 if __name__ == "__main__":
     device, port = os.environ.get("ACCEL_DEVICE", "auto"), setting("PORT", 65535, default=8000)
     try:
-        accel.backend.find_device(device)  # here and not when the server has started, where its absence would be a traceback in the log
+        accel.registry.find_device(device)  # here and not when the server has started, where its absence would be a traceback in the log
     except accel.AccelError as error:
         sys.exit(f"ACCEL_DEVICE: {error}")
     # handler_cancellation: a client that goes away takes its work along.

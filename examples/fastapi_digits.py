@@ -85,7 +85,7 @@ async def sample(number: int, classifier: Annotated[Classifier, Depends(get_stat
 if __name__ == "__main__":
     port = setting("PORT", 65535, default=8000)
     try:
-        accel.backend.find_device(DEVICE)  # here and not when the server has started, where its absence would be a traceback in the log
+        accel.registry.find_device(DEVICE)  # here and not when the server has started, where its absence would be a traceback in the log
     except accel.AccelError as error:
         sys.exit(f"ACCEL_DEVICE: {error}")
     # On SIGTERM uvicorn answers what is in flight, closes the lifespan, and then raises the signal once more: that is the end, and a good one.

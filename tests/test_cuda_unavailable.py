@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from accel.backend import find_device
 from accel.errors import AccelError, BackendUnavailableError
+from accel.registry import find_device
 from accel_cuda import CudaBackend, driver
 
 INSTALL = "pip install 'accel-actors[cuda]'"

@@ -7,8 +7,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from accel import BackendUnavailableError, DeviceDescription
-from accel.backend import backend_names, load_backend
 from accel.cli.console import print_table
+from accel.registry import backend_names, load_backend
 
 if TYPE_CHECKING:
     import argparse

@@ -11,12 +11,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from accel import BackendUnavailableError, __version__
-from accel.backend import Check, load_backend
+from accel.backend import Check
 from accel.cli.console import print_table, quiet_log
 from accel.cli.devices import list_devices, memory_text
 from accel.cli.extras import CORE, EXTRAS, UNUSED, install_command, version_of
 from accel.cli.selftest import SelfTest, self_test
 from accel.completion.timer import TimerfdTimer
+from accel.registry import load_backend
 
 if TYPE_CHECKING:
     import argparse

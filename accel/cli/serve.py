@@ -11,8 +11,8 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
-from accel.backend import find_device
 from accel.cli.digits import load_digits
+from accel.registry import find_device
 from accel.testing import FaultPlan
 
 if TYPE_CHECKING:

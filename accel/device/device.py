@@ -6,9 +6,6 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-
-from accel import ops
 from accel.device.batch import Batch
 from accel.device.compiler import Compiler
 from accel.device.graph import Graph
@@ -17,12 +14,10 @@ from accel.device.kernel_library import KernelLibrary, kernels_of
 from accel.device.kernels import LIBRARIES
 from accel.device.libraries import Blas, Dnn, Elementwise, Libraries, Reduce
 from accel.device.lifecycle import DeviceState
-from accel.device.memory_exchange import MemoryExchange
-from accel.device.run import OpSubmission
-from accel.dtype import DType, DTypeLike, native
-from accel.errors import DeadlineExceededError, InvalidArgumentError, UnsupportedError
-from accel.ops.base import as_shape, operand, with_refs
-from accel.ref import AccelRef, AccelToken
+from accel.device.memory_face import MemoryFace
+from accel.errors import InvalidArgumentError
+from accel.ops.base import with_refs
+from accel.ref import AccelRef
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
@@ -35,11 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Device"]
 
-_CONVERT_OFF_LOOP = 1 << 18
-"""Bytes above which a host array that must be rearranged is so on a worker thread."""
 
-
-class Device(MemoryExchange):
+class Device(MemoryFace):
     """One opened device. Made by :meth:`accel.System.open_device`; several may share one piece of hardware, each with its own context and memory.
 
     Every op is sent at the first step of its ``await``, and runs in the order of sending; buffers are kept consistent across streams. An ``await`` ends with
@@ -176,152 +168,6 @@ class Device(MemoryExchange):
         """
         self._sender.check_timeout(timeout)
         return Graph(self._core, self._sender, timeout)
-
-    # -- memory
-
-    async def put(self, array: Any, *, out: AccelRef | None = None, durable: bool = False, timeout: float | None = None) -> AccelRef:
-        """Copy a host array to the device.
-
-        Parameters
-        ----------
-        array
-            Anything ``np.asarray`` takes. Shape (0-d and empty too) and dtype are kept; other memory layouts and byte orders are converted.
-        out
-            Buffer to write instead of making one.
-        durable
-            Not offered by inline hosts: raises :class:`~accel.UnsupportedError`.
-        timeout
-            As in :meth:`run`.
-
-        Notes
-        -----
-        The array is read until the op has ended, even if the ``await`` was cancelled: do not change it before. A large one that must be rearranged
-        is so on a worker thread first; the op takes its place in the device's order after that.
-        """
-        if durable:
-            raise UnsupportedError("durable buffers need a process host", remedy="Leave durable out.", device=self.name)
-        if isinstance(array, AccelRef):
-            raise InvalidArgumentError(f"{array!r} is on a device already", remedy="Use device.copy(source, destination).")
-        source = array if isinstance(array, np.ndarray) else native(array)
-        if source.nbytes > _CONVERT_OFF_LOOP and not (source.flags.c_contiguous and source.dtype.isnative):
-            source, timeout = await self._converted(source, timeout)
-        result: AccelRef = await self._sender.run(ops.Put(native(source), out), timeout)
-        return result
-
-    async def _converted(self, source: np.ndarray[Any, Any], timeout: float | None) -> tuple[np.ndarray[Any, Any], float | None]:
-        """Rearrange a large host array off the loop, and return it with what is left of the timeout."""
-        core = self._core
-        core.guard()
-        self._sender.check_timeout(timeout)
-        deadline = None if timeout is None else core.loop.time() + timeout
-        try:
-            async with asyncio.timeout_at(deadline):
-                source = await core.system.run_blocking(native, source)
-        except TimeoutError:
-            raise DeadlineExceededError(f"the array was not rearranged within {timeout:g} s", op="put", device=self.name) from None
-        return source, None if deadline is None else max(deadline - core.loop.time(), 1e-9)
-
-    async def get(self, ref: AccelRef, *, out: np.ndarray[Any, Any] | None = None, timeout: float | None = None) -> np.ndarray[Any, Any]:
-        """Copy a buffer to the host and return the array.
-
-        Parameters
-        ----------
-        ref
-            The buffer.
-        out
-            Writable C-contiguous array of the same shape and dtype to fill and return. After a cancelled or failed ``await`` its contents are not set.
-        timeout
-            As in :meth:`run`.
-        """
-        if out is None:
-            operand("ref", ref)
-            out = np.empty(ref.shape, ref.dtype.numpy)
-        elif not isinstance(out, np.ndarray):
-            raise InvalidArgumentError(
-                f"out is a {type(out).__name__}, not a numpy array", remedy="Give np.empty(ref.shape, ref.dtype.numpy)."
-            )
-        result: np.ndarray[Any, Any] = await self._sender.run(ops.Get(ref, out), timeout)
-        return result
-
-    async def pinned(self, shape: Any, dtype: DTypeLike = "float32", *, timeout: float | None = None) -> np.ndarray[Any, Any]:
-        """Return a new numpy array, its contents not set, in page-locked host memory: :meth:`put` and ``get(out=)`` move it at the bus's full speed.
-
-        It stays readable and writable after any fault, and after the device is closed. Its memory is given back when the last view of it has gone.
-
-        Parameters
-        ----------
-        shape, dtype
-            As in :meth:`empty`.
-        timeout
-            Seconds to wait for room once ``pinned_limit`` is used up, in the order of the calls; then :class:`~accel.DeadlineExceededError` is raised.
-
-        Raises
-        ------
-        OutOfMemoryError
-            If the array could never fit ``pinned_limit``, or the system locks no more memory.
-        """
-        self._core.guard()
-        self._sender.check_timeout(timeout)
-        return await self._core.pinned.array(as_shape(shape), DType.of(dtype), timeout, self._core.guard)
-
-    async def empty(self, shape: Any, dtype: DTypeLike = "float32", *, durable: bool = False, timeout: float | None = None) -> AccelRef:
-        """Make a buffer whose contents are not set."""
-        return await self._make(ops.Empty(as_shape(shape), DType.of(dtype)), durable, timeout)
-
-    async def zeros(self, shape: Any, dtype: DTypeLike = "float32", *, durable: bool = False, timeout: float | None = None) -> AccelRef:
-        """Make a buffer of zeros."""
-        return await self._make(ops.Fill(as_shape(shape), DType.of(dtype)), durable, timeout)
-
-    async def full(
-        self, shape: Any, value: Any, dtype: DTypeLike = "float32", *, durable: bool = False, timeout: float | None = None
-    ) -> AccelRef:
-        """Make a buffer whose elements are all ``value``, a number; see :class:`accel.ops.Fill` for how it is converted to ``dtype``."""
-        return await self._make(ops.Fill(as_shape(shape), DType.of(dtype), value), durable, timeout)
-
-    async def _make(self, op: KernelOp, durable: bool, timeout: float | None) -> AccelRef:
-        if durable:
-            raise UnsupportedError("durable buffers need a process host", remedy="Leave durable out.", device=self.name)
-        result: AccelRef = await self._sender.run(op, timeout)
-        return result
-
-    async def copy(self, source: AccelRef, destination: AccelRef, *, timeout: float | None = None) -> AccelRef:
-        """Copy one buffer into another of the same shape and dtype, and return the destination."""
-        result: AccelRef = await self._sender.run(ops.Copy(source, destination), timeout)
-        return result
-
-    async def free(self, ref: AccelRef) -> None:
-        """Give a buffer's memory back, after the ops that were sent before. Using the ref raises :class:`~accel.StaleRefError` from now on.
-
-        Dropping the last reference to a ref does the same.
-        """
-        core = self._core
-        core.guard()
-        core.check_ref(operand("ref", ref))
-        core.sharing.check_free(ref)
-        ref.is_freed = True
-        submission = OpSubmission(ops.Free(ref), ops.Plan((), (), ()), core.loop.create_future(), core.live_generation)
-        try:
-            await self._sender.run(None, None, submission)
-        except BaseException:
-            # It never took its place in the queue, and earlier ops may still need the memory: so it is freed when the ref is dropped.
-            if not submission.future.done() or submission.future.cancelled():
-                ref.is_freed = False
-            raise
-        finally:
-            del submission
-
-    def resolve(self, token: AccelToken) -> AccelRef:
-        """Return the ref that a token (a pickled ref) was made from.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the token is of another device.
-        StaleRefError
-            If the buffer is gone.
-        """
-        self._core.guard()
-        return self._core.resolve(token)
 
     # -- state
 

@@ -7,7 +7,6 @@ import time
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from accel.actors import ActorSystem, RestartStrategy
-from accel.backend import find_device
 from accel.device.context_actor import ContextActor
 from accel.device.core import DeviceCore
 from accel.device.device import Device
@@ -16,6 +15,7 @@ from accel.device.options import FaultSource, check_options
 from accel.device.sender import Sender
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.hosts import InlineHost
+from accel.registry import find_device
 
 if TYPE_CHECKING:
     import random

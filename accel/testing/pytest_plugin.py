@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from accel.backend import find_device
 from accel.device import Device, System
 from accel.errors import BackendUnavailableError
+from accel.registry import find_device
 from accel.testing.faults import FaultPlan
 
 if TYPE_CHECKING:

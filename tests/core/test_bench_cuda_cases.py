@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 from accel import UnsupportedError
-from accel.backend import Injection, load_backend
+from accel.backend import Injection
 from accel.cli.bench.command import CASES, suite_of
 from accel.cli.bench.report import Report
 from accel.cli.bench.suite import Bench, Suite
 from accel.cli.main import main
 from accel.cpu.backend import CpuDevice
+from accel.registry import load_backend
 from accel_cuda import CudaBackend
 from accel_cuda.bench import bench_suite, cases_copies, cases_latency, cases_lengths, cases_products
 from accel_cuda.bench.rig import CUPY, OURS, RAW, TORCH_QUERY, TORCH_THREAD, Rig

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from accel.backend import AccelBackend, find_device
+from accel.backend import AccelBackend
 from accel.cpu.backend import CpuBackend, CpuDevice
 from accel.cpu.stream import INLINE_LIMIT
 from accel.errors import (
@@ -19,6 +19,7 @@ from accel.errors import (
     OutOfMemoryError,
     UnsupportedError,
 )
+from accel.registry import find_device
 from tests.cpu_support import LARGE, PATIENCE, SMALL, Gate, Thing, ends, marked, until
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 
 import accel
-from accel.backend import ENTRY_POINT_GROUP
+from accel.registry import ENTRY_POINT_GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -54,10 +54,10 @@ def run_pytest(folder: Path, *arguments: str) -> str:
 
 
 def has_cuda() -> bool:
-    import accel.backend
+    import accel.registry
 
     try:
-        accel.backend.find_device("cuda")
+        accel.registry.find_device("cuda")
     except accel.BackendUnavailableError:
         return False
     return True

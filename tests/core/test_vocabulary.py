@@ -16,9 +16,10 @@ import pytest
 
 import accel
 from accel import errors, ops
-from accel.backend import DeviceDescription, backend_names, find_device, load_backend
+from accel.backend import DeviceDescription
 from accel.dtype import DType, native
 from accel.ref import AccelRef, AccelToken
+from accel.registry import backend_names, find_device, load_backend
 
 ERRORS = [getattr(errors, name) for name in errors.__all__ if name.endswith("Error")]
 
@@ -244,7 +245,7 @@ def test_registered_backend_takes_part_in_auto(monkeypatch: pytest.MonkeyPatch) 
     module.Better = Better  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "better_backend", module)
     monkeypatch.setattr(
-        "accel.backend.metadata.entry_points",
+        "accel.registry.metadata.entry_points",
         lambda group, name="better": [Point()] if (group, name) == ("accel.backends", "better") else [],
     )
     assert find_device("auto")[1].spec == "better:0"

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accel import InvalidArgumentError, UnsupportedError
-from accel.backend import backend_names, find_device, load_backend
 from accel.cli.bench import cases_actors, cases_batcher, cases_data, cases_device, cases_recovery, cases_soak, cases_waiting
 from accel.cli.bench.budgets import BUDGETS
 from accel.cli.bench.plot import draw, need_matplotlib
 from accel.cli.bench.report import Report, describe_machine
 from accel.cli.bench.suite import Bench, Case, Suite, choose
 from accel.cli.console import print_table, progress, quiet_log
+from accel.registry import backend_names, find_device, load_backend
 
 if TYPE_CHECKING:
     import argparse
