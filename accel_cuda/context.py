@@ -97,6 +97,16 @@ class CudaDevice:
         self.handle = int(driver.call("cuDevicePrimaryCtxRetain", self._device))
         self.section = driver.section(self.handle)
         self.pinned = PinnedRanges(driver, self.section)
+        self._offer()
+        try:
+            self.functions.load("memory")  # what any stream may need
+        except BaseException:
+            driver.ignore("cuDevicePrimaryCtxRelease", self._device)
+            raise
+        driver.watch(self)
+
+    def _offer(self) -> None:
+        """Gather the native kernels, and what tells which ops may block."""
         self._blocking = Blocking(
             {**dict.fromkeys(OPS_WITH_PROGRAMS, self.functions.lacks), "launch": self._user_kernels.lacks}, self.pinned
         )
@@ -108,12 +118,6 @@ class CudaDevice:
             "fft": self._fft.kernels,
             "rng": RNG,
         }
-        try:
-            self.functions.load("memory")  # what any stream may need
-        except BaseException:
-            driver.ignore("cuDevicePrimaryCtxRelease", self._device)
-            raise
-        driver.watch(self)
 
     def attribute(self, number: int) -> int:
         """Return one of the driver's CUdevice_attribute."""

@@ -17,7 +17,6 @@ from accel.device.lifecycle import DeviceState
 from accel.device.memory_face import MemoryFace
 from accel.errors import InvalidArgumentError
 from accel.ops.base import with_refs
-from accel.ref import AccelRef
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from accel.device.sender import Sender
     from accel.hosts import Host
     from accel.ops import KernelOp
+    from accel.ref import AccelRef
 
 __all__ = ["Device"]
 
