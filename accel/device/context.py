@@ -302,6 +302,7 @@ class Context:
             If the context faults before.
         """
         limit = max(self.core.options.max_in_flight, count)
+        self.check_alive()  # after a fault nothing retires, and nobody would be told
         while self.in_flight + count > limit:
             self._room = self.core.loop.create_future()
             try:

@@ -146,3 +146,19 @@ async def test_waiters_for_room_survive_a_rebuild_in_order() -> None:
         ref = await device.put(x)
         await failure(device.reduce("sum", ref), accel.ContextPoisonedError)
         await generation(device, 2)
+
+
+async def test_nobody_waits_for_room_on_a_context_that_has_faulted() -> None:
+    plan = FaultPlan().hang_at(1)
+    async with opened(plan, max_in_flight=1) as device:
+        hanging = task(device.zeros(1))
+        await in_flight(device, 1)
+        context = device._host.context
+        context.report_fault(accel.DriverError("gone", code=700, scope=accel.FaultScope.CONTEXT))
+        # What is in flight there never retires: a batch that comes to its next piece only now must not wait for that.
+        with pytest.raises(accel.ContextPoisonedError):
+            await asyncio.wait_for(context.wait_for_room(1), 10)
+        plan.release()
+        with pytest.raises(accel.ContextPoisonedError):
+            await hanging
+        await generation(device, 2)
