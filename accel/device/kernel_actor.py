@@ -43,7 +43,7 @@ class KernelActor(Actor["Sendable", None]):
 
     def receive_now(self, message: Sendable, context: ActorContext) -> bool:
         """Enqueue a run in the turn of who sends it, if all that comes before it is in the streams already."""
-        if type(message) is OpSubmission:
+        if isinstance(message, OpSubmission):
             return self._take_op(message)
         if self._debug or not _is_due(message):
             return False

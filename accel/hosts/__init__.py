@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from accel.hosts.host import Host
 from accel.hosts.inline import InlineHost
+from accel.hosts.process import ProcessHost
 
-__all__ = ["Host", "InlineHost"]
+__all__ = ["Host", "InlineHost", "ProcessHost"]

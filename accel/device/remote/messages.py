@@ -1,0 +1,131 @@
+"""What the two halves say to each other."""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from accel.device.options import DeviceOptions
+from accel.ops import KernelOp, Plan
+from accel.ref import AccelRef
+
+if TYPE_CHECKING:
+    from accel.dtype import DType
+
+__all__ = ["ArenaSlice", "Config", "Failure", "Kind", "WireGet", "WirePut"]
+
+
+class Kind(enum.IntEnum):
+    """Kinds of messages. The parent's have low numbers."""
+
+    CONFIG = 1
+    """What to open; the first message. A pickled :class:`Config`."""
+    OP = 2
+    """One op."""
+    BATCH = 3
+    """Ops of a batch."""
+    FREE = 4
+    """Buffers to be freed."""
+    BLOCK = 5
+    """A block of host memory, with its descriptor."""
+    CLOSE = 6
+    """Give everything back, and end."""
+    RELEASE = 7
+    """Let the hangs that were injected end."""
+
+    READY = 101
+    """The context is there; what it offers."""
+    REFUSED = 102
+    """There is no context to be had; why. The last message."""
+    DONE = 103
+    """Numbers of what has ended well."""
+    FAILED = 104
+    """What has failed, and why."""
+    FAULT = 105
+    """What ended the context. The last message."""
+    MEMORY = 106
+    """What is taken from the device."""
+
+
+Failure = struct.Struct("<Qi")
+"""Number of the submission, and index of the op of a batch (-1: none), before the error of a FAILED message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What the child shall open.
+
+    Parameters
+    ----------
+    version
+        Of this package; both halves have to be the same.
+    backend
+        ``module:class`` of the backend.
+    index
+        Of the device.
+    name
+        What the device is called.
+    generation
+        Of the context.
+    options
+        Of the device, as far as they are the child's business.
+    """
+
+    version: str
+    backend: str
+    index: int
+    name: str
+    generation: int
+    options: DeviceOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaSlice:
+    """An array in a block of shared host memory.
+
+    Parameters
+    ----------
+    block
+        Number of the block.
+    offset
+        Where it starts.
+    shape, dtype
+        What it is.
+    """
+
+    block: int
+    offset: int
+    shape: tuple[int, ...]
+    dtype: DType
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class WirePut(KernelOp):
+    """A put on its way: the array is in shared memory."""
+
+    library: ClassVar[str] = "memory"
+    kind: ClassVar[str] = "put"
+
+    source: ArenaSlice
+    out: AccelRef | None = None
+
+    def plan(self) -> Plan:
+        """Never called: it is made into a put again where it runs."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class WireGet(KernelOp):
+    """A get on its way: the array will be in shared memory."""
+
+    library: ClassVar[str] = "memory"
+    kind: ClassVar[str] = "get"
+
+    source: AccelRef
+    destination: ArenaSlice
+
+    def plan(self) -> Plan:
+        """Never called: it is made into a get again where it runs."""
+        raise NotImplementedError
