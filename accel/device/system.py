@@ -15,7 +15,7 @@ from accel.device.options import FaultSource, check_options
 from accel.device.remote import RemoteContextActor
 from accel.device.sender import Sender
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.hosts import InlineHost, ProcessHost
+from accel.hosts import FailoverHost, InlineHost, ProcessHost
 from accel.registry import find_device
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from accel.completion import CompletionStrategy
     from accel.device.streams import StreamStrategy
+    from accel.hosts import Host
 
 __all__ = ["System"]
 
@@ -98,7 +99,8 @@ class System(ActorSystem):
             ``"auto"`` (the best there is), ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or a device's UUID.
         host
             Where the context lives: ``"inline"`` is this process, ``"process"`` a child of its own, which a fault takes with it while the service goes
-            on; ``"auto"`` means inline.
+            on. ``"auto"``: inline, until a fault has taken the device from this process; then a child. Of several GPUs, which one fault would take all
+            together, the first is inline and the others are in children from the beginning.
         completion
             How ends are waited for: ``"adaptive"``, ``"polled"``, ``"sync"``, ``"host_fn"``, or a strategy with options of its own.
         streams
@@ -144,13 +146,25 @@ class System(ActorSystem):
         )
         backend, description = await self.run_blocking(find_device, spec)
         core = DeviceCore(self, backend, description, options, self._shared)
-        where = ProcessHost(RemoteContextActor, core, options.restart) if host == "process" else InlineHost(ContextActor, core, options.restart)
+        where = self._host(host, core)
         self._opened += 1
         actor = await self.spawn(DeviceActor, core, where, name=f"{core.name}#{self._opened}", mailbox_size=options.pending_limit)
         device = Device(core, Sender(core, actor), where, actor)
         core.device = device
         self._devices = [*self.devices, device]
         return device
+
+    def _host(self, host: str, core: DeviceCore) -> Host:
+        """Return where a device's contexts shall live."""
+        restart = core.options.restart
+        if host == "inline":
+            return InlineHost(ContextActor, core, restart)
+        # A fault on one of them would take all of this process's devices of such a backend with it: so only the first is kept here.
+        mine = core.description
+        here = [device.info() for device in self.devices] if getattr(core.backend, "shares_fate", False) else []
+        if host == "process" or any(info.host == "inline" and info.backend == mine.backend and info.index != mine.index for info in here):
+            return ProcessHost(RemoteContextActor, core, restart)
+        return FailoverHost(ContextActor, RemoteContextActor, core, restart)
 
     async def _close_resources(self, deadline: float) -> None:
         timeout = max(0.0, deadline - self.loop.time())

@@ -30,6 +30,12 @@ __all__ = ["RemoteContextActor"]
 logger = get_logger()
 
 _TARGET = "accel.device.remote.served:serve"
+_BEAT = 1.0
+"""Seconds between two questions whether the child is there."""
+
+_SILENCE = 10
+"""After so many unanswered ones it is not: its loop hangs, or the process is stopped."""
+
 _PATIENCE = 120.0
 """Seconds that a child may take to come up: it imports, and makes a context."""
 
@@ -53,6 +59,7 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
         self._context: RemoteContext | None = None
         self._child: ChildProcess | None = None
         self._ready: asyncio.Future[dict[str, Any]] | None = None
+        self._beat: asyncio.TimerHandle | None = None
 
     async def started(self, context: ActorContext) -> None:
         """Start a child, have it make the context, and declare the generation ready."""
@@ -63,7 +70,7 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
         self._context = made = RemoteContext(core, lambda copy, then: context.self_ref.tell((copy, then)))
         try:
             self._child = await ChildProcess.start(core.system, _TARGET, on_exit=self._exited)
-            made.pid = self._child.pid
+            made.pid, made.kill = self._child.pid, self._child.kill
             made.channel = Channel(self._child.sock, core.loop, on_message=self._received, on_lost=self._lost)
             made.channel.send(Kind.CONFIG, pickle.dumps(self._config(made.generation)))
             async with asyncio.timeout(_PATIENCE):
@@ -81,10 +88,37 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
             core.restarts += 1
             core.rebuild_seconds = time.perf_counter() - core.faulted_at
         core.became_ready()
+        self._listen()
         logger.info(
             "context_ready", device=core.name, generation=core.lifecycle.generation, seconds=round(time.perf_counter() - began, 4), restarts=core.restarts,
             host="process", pid=self._child.pid,
         )  # fmt: skip
+
+    def _listen(self) -> None:
+        """Ask the child from time to time whether it is there; one that does not answer for long is killed."""
+        loop = self._core.loop
+        silent, due = 0, loop.time() + _BEAT
+
+        def beat() -> None:
+            nonlocal silent, due
+            made, now = self._context, loop.time()
+            if made is None or made.fault is not None:
+                return
+            # If this process was stopped itself, or its loop was, it has heard nobody: that says nothing of the child.
+            silent = 0 if made.heard or now > due + _BEAT else silent + 1
+            if silent >= _SILENCE:
+                self._fail(
+                    HostDiedError(
+                        f"the child of {self._core.name} has not answered for {_BEAT * _SILENCE:g} s", device=self._core.name, scope=FaultScope.CONTEXT
+                    )
+                )
+                return
+            made.heard = False
+            made.channel.send(Kind.PING)
+            due = now + _BEAT
+            self._beat = loop.call_at(due, beat)
+
+        self._beat = loop.call_at(due, beat)
 
     async def receive(self, message: tuple[Callable[[], None], Callable[[], None]], context: ActorContext) -> None:
         """Copy what has come back on a worker thread, and say so on the loop."""
@@ -163,6 +197,8 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
         await self._end(abandon=made is None or made.fault is not None or made.in_flight > 0)
 
     async def _end(self, *, abandon: bool) -> None:
+        if self._beat is not None:
+            self._beat.cancel()
         made, self._context = self._context, None
         child, self._child = self._child, None
         if made is not None:

@@ -113,7 +113,7 @@ class SharedArrays:
         address = array.ctypes.data
         for block in self._arena.blocks():
             offset = address - block.address
-            if 0 <= offset and offset + array.nbytes <= block.nbytes:
+            if offset >= 0 and offset + array.nbytes <= block.nbytes:
                 place = ArenaSlice(block.number, offset, array.shape, DType.of(array.dtype))
                 return Outgoing(self._arena, None, address, array, place)
         return None

@@ -8,10 +8,10 @@ import struct
 import threading
 from typing import TYPE_CHECKING, Any
 
-from accel.device.graph import GraphSubmission
+from accel.device.graph import GraphSubmission, Replay
 from accel.device.in_flight import ContextBase
 from accel.device.remote.arrays import COPIED_HERE, Outgoing, SharedArrays
-from accel.device.remote.messages import Failure, Kind, WireGet, WirePut
+from accel.device.remote.messages import Failure, Kind, WireGet, WirePut, WireReplay
 from accel.device.run import OpSubmission
 from accel.device.submission import BatchSubmission
 from accel.errors import AccelError, ClosedError, DriverError, FaultScope, HostDiedError, StaleRefError, UnsupportedError
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from accel.device.core import DeviceCore
+    from accel.device.graph import Program
     from accel.device.submission import Submission
     from accel.hosts.channel import Channel
     from accel.memory import HostBlock
@@ -81,6 +82,8 @@ class RemoteContext(ContextBase):
         self._land = land
         self.channel: Channel
         self.pid = 0
+        self.kill: Callable[[], object] = lambda: None
+        self.heard = True
         self.device = None  # it is in the child
         self.sharing = Apart(core.name)
         self._arrays = SharedArrays(core.pinned.arena, self._announce)
@@ -123,7 +126,8 @@ class RemoteContext(ContextBase):
             return
         assert isinstance(submission, OpSubmission), "there are two kinds"
         if isinstance(submission, GraphSubmission):
-            raise self._not_here("graph")
+            self._send_graph(submission)
+            return
         while not submission.is_settled and not self.dispatch_now(submission):
             op, plan = submission.op, submission.plan
             outgoing = await self._place(op)
@@ -162,7 +166,7 @@ class RemoteContext(ContextBase):
                     array = _array_of(op)
                     if array is not None:
                         arrays.append(await self._place(op))
-                        op = _wired(op, arrays[-1])  # noqa: PLW2901 - as it is sent
+                        op = _wired(op, arrays[-1])
                 except AccelError as error:
                     error.op_index = index
                     raise
@@ -183,6 +187,17 @@ class RemoteContext(ContextBase):
             self._arrays.announce(each)
         self._post(number, _Sent(submission, len(ops), arrays, []), Kind.BATCH, dump_op((number, ids, actions, ops)))
 
+    def _send_graph(self, submission: GraphSubmission) -> None:
+        program = submission.program
+        for plan in program.plans:
+            self._check(plan, of=program)
+        self._live[program.handle.buffer] = 0
+        for refs in program.outputs:
+            self._live.update((ref.buffer, ref.nbytes) for ref in refs)
+        number = next(self._numbers)
+        ids = [[ref.buffer for ref in refs] for refs in program.outputs]
+        self._post(number, _Sent(submission, 1, [], []), Kind.GRAPH, dump_op((number, program.handle.buffer, ids, program.ops)))
+
     def _send_op(self, submission: OpSubmission, plan: Plan, outgoing: Outgoing | None) -> None:
         core, op = self.core, submission.op
         made = submission.made
@@ -196,6 +211,8 @@ class RemoteContext(ContextBase):
         if outgoing is not None:
             self._arrays.announce(outgoing)
             op = _wired(op, outgoing)
+        elif type(op) is Replay:
+            op = WireReplay(op.program.handle.buffer)
         number = next(self._numbers)
         data = dump_op((number, [ref.buffer for ref in made], self._action(submission.name), op))
         self._post(number, _Sent(submission, 1, arrays, landing), Kind.OP, data)
@@ -218,6 +235,9 @@ class RemoteContext(ContextBase):
         if action.kind == "poison":
             error = action.error or DriverError("the context was poisoned by a fault plan", code="INJECTED_FAULT", library="driver")
             return encode_error(error.clone(scope=max(error.scope, FaultScope.CONTEXT)))
+        if action.kind == "kill":
+            self.kill()
+            return None
         if action.release is not None:
             release, loop, channel = action.release, self.core.loop, self.channel
 
@@ -236,9 +256,10 @@ class RemoteContext(ContextBase):
         """Refuse: libraries of the user's own are not sent to the child."""
         raise self._not_here(f"library {library!r}")
 
-    def _check(self, plan: Plan) -> None:
+    def _check(self, plan: Plan, of: Program | None = None) -> None:
+        own = {ref.buffer for refs in of.outputs for ref in refs} if of is not None else ()
         for ref in (*plan.reads, *plan.writes):
-            if ref.buffer not in self._live:
+            if ref.buffer not in self._live and ref.buffer not in own:
                 raise StaleRefError(f"{ref!r} is not in memory any more", reason="freed", device=self.core.name, generation=self.generation)
 
     def _announce(self, number: int, block: HostBlock) -> None:
@@ -267,6 +288,9 @@ class RemoteContext(ContextBase):
 
     def received(self, kind: int, data: bytes) -> None:
         """Take a message of the child's."""
+        self.heard = True
+        if kind == Kind.PONG:
+            return
         if kind == Kind.DONE:
             for (number,) in _NUMBER.iter_unpack(data):
                 self._ended(number, None, -1)

@@ -14,7 +14,7 @@ from accel.ref import AccelRef
 if TYPE_CHECKING:
     from accel.dtype import DType
 
-__all__ = ["ArenaSlice", "Config", "Failure", "Kind", "WireGet", "WirePut"]
+__all__ = ["ArenaSlice", "Config", "Failure", "Kind", "WireGet", "WirePut", "WireReplay"]
 
 
 class Kind(enum.IntEnum):
@@ -35,6 +35,11 @@ class Kind(enum.IntEnum):
     RELEASE = 7
     """Let the hangs that were injected end."""
 
+    GRAPH = 9
+    """Ops to be captured."""
+    PING = 8
+    """Are you there?"""
+
     READY = 101
     """The context is there; what it offers."""
     REFUSED = 102
@@ -47,6 +52,8 @@ class Kind(enum.IntEnum):
     """What ended the context. The last message."""
     MEMORY = 106
     """What is taken from the device."""
+    PONG = 107
+    """Yes."""
 
 
 Failure = struct.Struct("<Qi")
@@ -128,4 +135,18 @@ class WireGet(KernelOp):
 
     def plan(self) -> Plan:
         """Never called: it is made into a get again where it runs."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class WireReplay(KernelOp):
+    """A replay on its way: the child has the program."""
+
+    library: ClassVar[str] = "graph"
+    kind: ClassVar[str] = "replay"
+
+    program: int
+
+    def plan(self) -> Plan:
+        """Never called: it is made into a replay again where it runs."""
         raise NotImplementedError

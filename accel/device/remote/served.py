@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import importlib
+import itertools
 import json
 import mmap
 import os
@@ -21,7 +22,8 @@ from accel.actors import Directive, RestartStrategy
 from accel.backend import Injection
 from accel.device.context_actor import ContextActor
 from accel.device.core import DeviceCore
-from accel.device.remote.messages import ArenaSlice, Failure, Kind, WireGet, WirePut
+from accel.device.graph import GraphSubmission, Program, Replay
+from accel.device.remote.messages import ArenaSlice, Failure, Kind, WireGet, WirePut, WireReplay
 from accel.device.run import OpSubmission
 from accel.device.submission import BatchSubmission
 from accel.device.system import System
@@ -108,6 +110,31 @@ class _Batch(BatchSubmission):
         self.release_operands()
 
 
+class _Graph(GraphSubmission):
+    """A capture of the parent's."""
+
+    __slots__ = ("_answer", "number")
+
+    def __init__(self, answer: Answers, number: int, program: Program, generation: int) -> None:
+        super().__init__(program, asyncio.get_running_loop().create_future(), generation)
+        self._answer = answer
+        self.number = number
+
+    def succeed(self) -> None:
+        """Tell the parent."""
+        if not self.future.done():
+            self.future.cancel()
+            self._answer.done(self.number)
+        self.release_operands()
+
+    def reject(self, error: AccelError) -> None:
+        """Tell the parent."""
+        if not self.future.done():
+            self.future.cancel()
+            self._answer.failed(self.number, error, -1)
+        self.release_operands()
+
+
 class Answers:
     """What goes back: ends are gathered over a turn of the loop."""
 
@@ -146,6 +173,7 @@ class _Server:
         self._config = config
         self._refs: dict[int, AccelRef] = {}
         self._blocks: dict[int, tuple[mmap.mmap, int]] = {}
+        self._programs: dict[int, Program] = {}
         self._script = _Script()
         self._release = threading.Event()
         self.context: Context
@@ -161,6 +189,8 @@ class _Server:
         options = dataclasses.replace(config.options, faults=self._script)
         self._core = core = DeviceCore(system, backend, description, options, {})
         core.name = config.name
+        # The parent numbers buffers; what is made here besides has numbers of its own.
+        core.next_buffer = itertools.count(-1, -1).__next__
         core.lifecycle.generation = config.generation - 1
         # Never restarted here: after a fault the parent makes another child.
         once = RestartStrategy(max_restarts=0, decide=lambda _: Directive.STOP)
@@ -193,10 +223,13 @@ class _Server:
             await self._batch(*load_op(data, self._ref))
         elif kind == Kind.FREE:
             for (buffer,) in struct.iter_unpack("<Q", data):
+                self._programs.pop(buffer, None)
                 ref = self._refs.pop(buffer, None)
                 if ref is not None:
                     ref.is_freed = True
                     self.context.buffers.free(buffer)
+        elif kind == Kind.GRAPH:
+            await self._graph(*load_op(data, self._ref))
         elif kind == Kind.BLOCK:
             await self._block(*struct.unpack("<QQ", data), fds[0])
         elif kind == Kind.RELEASE:
@@ -218,6 +251,15 @@ class _Server:
         self._script.queue.extend(self._action(action) for action in actions)
         await self._dispatch(_Batch(self._answers, number, ops, made, self.context.generation))
 
+    async def _graph(self, number: int, handle: int, ids: list[list[int]], ops: tuple[KernelOp, ...]) -> None:
+        plans = [op.plan() for op in ops]
+        made = [
+            tuple(self._new(buffer, spec) for buffer, spec in zip(mine, plan.creates, strict=True))
+            for mine, plan in zip(ids, plans, strict=True)
+        ]
+        program = self._programs[handle] = Program(self._core, ops, plans, made, self.context.generation)
+        await self._dispatch(_Graph(self._answers, number, program, self.context.generation))
+
     def _new(self, buffer: int, spec: Any) -> AccelRef:
         return self._ref(buffer, spec.shape, spec.dtype)
 
@@ -237,6 +279,8 @@ class _Server:
             return Put(self._array(op.source), op.out)
         if isinstance(op, WireGet):
             return Get(op.source, self._array(op.destination))
+        if isinstance(op, WireReplay):
+            return Replay(self._programs[op.program])
         return op
 
     def _array(self, place: ArenaSlice) -> np.ndarray[Any, Any]:
@@ -280,9 +324,14 @@ async def serve(sock: socket.socket) -> None:
     """Run a context for the process at the other end of ``sock``, until that closes it."""
     inbox: asyncio.Queue[tuple[int, bytes, list[int]] | None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
-    channel = Channel(
-        sock, loop, on_message=lambda *message: inbox.put_nowait(message), on_lost=lambda _: inbox.put_nowait(None)
-    )
+
+    def received(kind: int, data: bytes, fds: list[int]) -> None:
+        if kind == Kind.PING:  # at once: it asks whether the loop turns, not how much there is to do
+            channel.send(Kind.PONG)
+        else:
+            inbox.put_nowait((kind, data, fds))
+
+    channel = Channel(sock, loop, on_message=received, on_lost=lambda _: inbox.put_nowait(None))
     first = await inbox.get()
     if first is None:
         return
