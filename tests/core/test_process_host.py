@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import time
@@ -72,6 +73,7 @@ async def test_graphs_run_in_the_child(device: accel.Device) -> None:
     await asyncio.gather(graph.replay(), graph.replay())
     np.testing.assert_array_equal(await device.get(total), 0.0)
     del graph, y, total
+    gc.collect()
     assert device.info().memory.used == z.nbytes
 
 

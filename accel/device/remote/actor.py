@@ -17,7 +17,7 @@ from accel.dtype import DType
 from accel.errors import AccelError, DeviceLostError, FaultScope, HostDiedError
 from accel.hosts.channel import Channel
 from accel.hosts.child import ChildProcess
-from accel.hosts.errors_wire import decode_error
+from accel.hosts.error_codec import decode_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable

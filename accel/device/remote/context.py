@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 from accel.device.graph import GraphSubmission, Replay
 from accel.device.in_flight import ContextBase
 from accel.device.remote.arrays import COPIED_HERE, Outgoing, SharedArrays
-from accel.device.remote.messages import Failure, Kind, WireGet, WirePut, WireReplay
+from accel.device.remote.messages import Failure, Kind, WireGet, WirePut, WireReplay, pack
 from accel.device.run import OpSubmission
 from accel.device.submission import BatchSubmission
 from accel.errors import AccelError, ClosedError, DriverError, FaultScope, HostDiedError, StaleRefError, UnsupportedError
-from accel.hosts.errors_wire import decode_error, encode_error
-from accel.hosts.ops_wire import dump_op
+from accel.hosts.error_codec import decode_error, encode_error
 from accel.ops import Free, Get, Put
 from accel.ref import AccelRef
 
@@ -185,7 +184,7 @@ class RemoteContext(ContextBase):
         actions = [self._action(op.kind) for op in ops]
         for each in arrays:
             self._arrays.announce(each)
-        self._post(number, _Sent(submission, len(ops), arrays, []), Kind.BATCH, dump_op((number, ids, actions, ops)))
+        self._post(number, _Sent(submission, len(ops), arrays, []), Kind.BATCH, pack(number, ids, ops, actions))
 
     def _send_graph(self, submission: GraphSubmission) -> None:
         program = submission.program
@@ -196,7 +195,7 @@ class RemoteContext(ContextBase):
             self._live.update((ref.buffer, ref.nbytes) for ref in refs)
         number = next(self._numbers)
         ids = [[ref.buffer for ref in refs] for refs in program.outputs]
-        self._post(number, _Sent(submission, 1, [], []), Kind.GRAPH, dump_op((number, program.handle.buffer, ids, program.ops)))
+        self._post(number, _Sent(submission, 1, [], []), Kind.GRAPH, pack(number, ids, program.ops, handle=program.handle.buffer))
 
     def _send_op(self, submission: OpSubmission, plan: Plan, outgoing: Outgoing | None) -> None:
         core, op = self.core, submission.op
@@ -214,7 +213,7 @@ class RemoteContext(ContextBase):
         elif type(op) is Replay:
             op = WireReplay(op.program.handle.buffer)
         number = next(self._numbers)
-        data = dump_op((number, [ref.buffer for ref in made], self._action(submission.name), op))
+        data = pack(number, [[ref.buffer for ref in made]], [op], [self._action(submission.name)])
         self._post(number, _Sent(submission, 1, arrays, landing), Kind.OP, data)
 
     def _post(self, number: int, sent: _Sent, kind: Kind, data: bytes) -> None:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import enum
+import marshal
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from accel.device.options import DeviceOptions
+from accel.hosts.op_codec import dump_op, load_op
 from accel.ops import KernelOp, Plan
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
-    from accel.dtype import DType
+    from collections.abc import Sequence
 
-__all__ = ["ArenaSlice", "Config", "Failure", "Kind", "WireGet", "WirePut", "WireReplay"]
+    from accel.dtype import DType
+    from accel.hosts.op_codec import RefOf
+
+__all__ = ["ArenaSlice", "Config", "Failure", "Kind", "WireGet", "WirePut", "WireReplay", "pack", "unpack"]
 
 
 class Kind(enum.IntEnum):
@@ -54,6 +59,31 @@ class Kind(enum.IntEnum):
     """What is taken from the device."""
     PONG = 107
     """Yes."""
+
+
+def pack(number: int, ids: Sequence[Sequence[int]], ops: Sequence[KernelOp], actions: Sequence[bytes | str | None] = (), handle: int = 0) -> bytes:
+    """Return the payload of an OP, BATCH or GRAPH message: for the child alone, which trusts its parent.
+
+    Parameters
+    ----------
+    number
+        Of the submission.
+    ids
+        For each op the numbers of the buffers that it makes.
+    ops
+        The ops, as they are sent.
+    actions
+        For each op what a fault plan does to it.
+    handle
+        The buffer that stands for a graph.
+    """
+    return marshal.dumps((number, handle, [list(each) for each in ids], list(actions), [dump_op(op) for op in ops]))
+
+
+def unpack(data: bytes, ref_of: RefOf) -> tuple[int, int, list[list[int]], list[bytes | str | None], list[KernelOp]]:
+    """Return what :func:`pack` was given."""
+    number, handle, ids, actions, ops = marshal.loads(data)
+    return number, handle, ids, actions, [load_op(each, ref_of) for each in ops]
 
 
 Failure = struct.Struct("<Qi")

@@ -23,14 +23,13 @@ from accel.backend import Injection
 from accel.device.context_actor import ContextActor
 from accel.device.core import DeviceCore
 from accel.device.graph import GraphSubmission, Program, Replay
-from accel.device.remote.messages import ArenaSlice, Failure, Kind, WireGet, WirePut, WireReplay
+from accel.device.remote.messages import ArenaSlice, Failure, Kind, WireGet, WirePut, WireReplay, unpack
 from accel.device.run import OpSubmission
 from accel.device.submission import BatchSubmission
 from accel.device.system import System
 from accel.errors import AccelError, LibraryError
 from accel.hosts.channel import Channel
-from accel.hosts.errors_wire import decode_error, encode_error
-from accel.hosts.ops_wire import load_op
+from accel.hosts.error_codec import decode_error, encode_error
 from accel.memory import HostRegistrar
 from accel.ops import Get, Put
 from accel.ref import AccelRef, RefView
@@ -216,11 +215,9 @@ class _Server:
     async def handle(self, kind: int, data: bytes, fds: list[int]) -> None:
         """Do what one message asks for."""
         if kind == Kind.OP:
-            number, ids, action, op = load_op(data, self._ref)
-            self._script.queue.append(self._action(action))
-            await self._op(number, ids, op)
+            await self._op(data)
         elif kind == Kind.BATCH:
-            await self._batch(*load_op(data, self._ref))
+            await self._batch(data)
         elif kind == Kind.FREE:
             for (buffer,) in struct.iter_unpack("<Q", data):
                 self._programs.pop(buffer, None)
@@ -229,19 +226,22 @@ class _Server:
                     ref.is_freed = True
                     self.context.buffers.free(buffer)
         elif kind == Kind.GRAPH:
-            await self._graph(*load_op(data, self._ref))
+            await self._graph(data)
         elif kind == Kind.BLOCK:
             await self._block(*struct.unpack("<QQ", data), fds[0])
         elif kind == Kind.RELEASE:
             self._release.set()
 
-    async def _op(self, number: int, ids: list[int], wired: KernelOp) -> None:
+    async def _op(self, data: bytes) -> None:
+        number, _, (ids,), actions, (wired,) = unpack(data, self._ref)
+        self._script.queue.extend(self._action(action) for action in actions)
         op = self._unwired(wired)
         submission = _Op(self._answers, number, op, self.context.generation)
         submission.made = tuple(self._new(buffer, spec) for buffer, spec in zip(ids, submission.plan.creates, strict=True))  # type: ignore[union-attr]
         await self._dispatch(submission)
 
-    async def _batch(self, number: int, ids: list[list[int]], actions: list[Any], wired: list[KernelOp]) -> None:
+    async def _batch(self, data: bytes) -> None:
+        number, _, ids, actions, wired = unpack(data, self._ref)
         ops = tuple(self._unwired(op) for op in wired)
         plans = [op.plan() for op in ops]
         made = [
@@ -251,7 +251,8 @@ class _Server:
         self._script.queue.extend(self._action(action) for action in actions)
         await self._dispatch(_Batch(self._answers, number, ops, made, self.context.generation))
 
-    async def _graph(self, number: int, handle: int, ids: list[list[int]], ops: tuple[KernelOp, ...]) -> None:
+    async def _graph(self, data: bytes) -> None:
+        number, handle, ids, _, ops = unpack(data, self._ref)
         plans = [op.plan() for op in ops]
         made = [
             tuple(self._new(buffer, spec) for buffer, spec in zip(mine, plan.creates, strict=True))
@@ -312,7 +313,7 @@ class _Server:
         error = decode_error(action)
         return Injection("poison", error) if error.is_fault else error
 
-    def _ref(self, buffer: int, shape: tuple[int, ...], dtype: DType, offset: int | None = None) -> AccelRef:
+    def _ref(self, buffer: int, shape: tuple[int, ...], dtype: DType, generation: int = 0, offset: int | None = None) -> AccelRef:
         """Return the ref for a buffer; one that is not known yet is of the batch that is just read, or it is refused when it is used."""
         ref = self._refs.get(buffer)
         if ref is None:
