@@ -188,7 +188,10 @@ class CudaDevice:
     def create_exchange(self) -> CudaExchange:
         """Create what shares memory with other libraries in this process; see :class:`accel.exchange.SharesMemory`."""
         self._check_open()
-        return CudaExchange(self)
+        exchange = CudaExchange(self)
+        with self._lock:
+            self._streams[exchange.stream] = None
+        return exchange
 
     def register_host(self, address: int, nbytes: int) -> Registration:
         """Page-lock host memory; see :class:`accel.memory.HostRegistrar`. May block."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
+from accel import AccelError
 from accel_cuda.driver import Handle
 
 if TYPE_CHECKING:
@@ -54,7 +56,8 @@ def capture(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -
         try:
             op.program.enqueue(lane)
         except BaseException:
-            driver.ignore("cuStreamEndCapture", stream.handle)
+            with contextlib.suppress(AccelError):  # nothing to destroy, if the capture was invalid
+                driver.ignore("cuGraphDestroy", driver.call("cuStreamEndCapture", stream.handle))
             raise
         finally:
             stream.is_capturing = False
