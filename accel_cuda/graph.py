@@ -81,5 +81,5 @@ def replay(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) ->
         raise context.failure(status, "cuGraphLaunch")
 
 
-GRAPH_KERNELS: Mapping[str, Mapping[str, Kernel]] = {"capture": {"capture": capture}, "graph": {"replay": replay}}
-"""Library -> op kind -> kernel."""
+GRAPH_KERNELS: Mapping[str, Kernel] = {"capture": capture, "replay": replay}
+"""Op kind -> kernel. Captures go into a lane of their own, so they are a library of their own."""

@@ -392,7 +392,7 @@ class Context:
             lane.close(abandon=abandon)
         self.buffers.close(abandon=abandon)
         for own in self._own.values() if not abandon else ():
-            own.library.close()
+            own.close()
         self.events.close()
         close_all(self.sharing.take_all())
         self.core.pinned.arena.detach()

@@ -12,6 +12,7 @@ import pytest
 
 from accel import AccelError, DriverError, LibraryError
 from accel.memory import HostArena
+from accel_cuda.channel import StreamChannel
 from accel_cuda.errors import error_of
 from accel_cuda.graph import capture
 from accel_cuda.interop import CudaExchange
@@ -40,7 +41,14 @@ class Driver:
         self.fails: dict[str, int] = {}
         self.called: list[tuple[Any, ...]] = []
         self.while_recording: Callable[[], object] = lambda: None
-        self.hot = SimpleNamespace(launch=None, event_record=self.record, wait_event=self.wait_event)
+        self.hot = SimpleNamespace(
+            launch=None,
+            event_create=lambda handle, flags: 0,
+            event_record=self.record,
+            wait_event=self.wait_event,
+            copy_from_host=None,
+            copy_to_host=None,
+        )
         self.depth = 0
         self.waited: list[tuple[int, int]] = []
 
@@ -50,6 +58,10 @@ class Driver:
 
     def wait_event(self, stream: Any, event: Any, flags: int) -> int:
         self.waited.append((stream.value, self.depth))
+        return 0
+
+    def query(self, event: Any) -> int:
+        self.called.append(("query",))
         return 0
 
     def call(self, name: str, *arguments: Any) -> Any:
@@ -191,6 +203,12 @@ def test_a_capture_that_fails_leaves_no_graph(stream: CudaStream, context: Any, 
         capture(lane, op, (), ())
     assert not stream.is_capturing
     assert (("cuGraphDestroy", 88) in context.driver.called) is is_valid
+
+
+def test_waiting_for_a_copy_disturbs_no_capture(stream: CudaStream, context: Any) -> None:
+    StreamChannel(stream).reached()
+    # By the way that sets the thread's mode: as a hot call by itself it would end a capture that another thread has begun.
+    assert ("query",) in context.driver.called
 
 
 def test_default_streams_of_others_wait_in_our_context(context: Any) -> None:

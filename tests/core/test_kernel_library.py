@@ -147,6 +147,29 @@ async def test_the_backend_is_not_asked_about_ops_that_are_not_its_own(library: 
         np.testing.assert_array_equal(await device.get(y), np.full(4, 3.0))
 
 
+async def test_a_library_that_cannot_be_closed_keeps_nothing_else_from_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    closed: list[bool] = []
+    close = CpuDevice.close
+
+    def noted(self: CpuDevice, *, abandon: bool = False) -> None:
+        closed.append(abandon)
+        close(self, abandon=abandon)
+
+    def broken(self: Mine) -> None:
+        raise ZeroDivisionError("broken")
+
+    monkeypatch.setattr(CpuDevice, "close", noted)
+    monkeypatch.setattr(Mine, "close", broken)
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        await device.register(Mine)
+        await device.run(Scale(await device.put(np.ones(4))))
+    assert closed == [False]
+    assert "library_close_failed" in caplog.text
+
+
 async def test_order_with_other_libraries_is_kept() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu")
