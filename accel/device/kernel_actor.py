@@ -64,9 +64,7 @@ class KernelActor(Actor["Sendable", None]):
         lane = op.lane
         if self._debug or lane.enqueued < op.seq - 1 or (op.dependencies and not _is_due(op)):
             return False
-        if op.beside is None:
-            op.beside = self._context.may_block(lane, op.op)
-        if op.beside:
+        if self._is_beside(op, lane):
             return False
         try:
             if op.dependencies or op.action is not None:
@@ -98,7 +96,11 @@ class KernelActor(Actor["Sendable", None]):
     def _is_beside(self, launch: Bound, lane: Lane) -> bool:
         """Return whether an op is enqueued on another thread; the backend is asked once."""
         if launch.beside is None:
-            launch.beside = self._context.may_block(lane, launch.op)
+            try:
+                launch.beside = self._context.may_block(lane, launch.op)
+            except Exception:  # the backend's bug must not keep the op from being answered
+                logger.exception("may_block_failed", device=self._context.core.name, op=launch.op.kind)
+                launch.beside = True
         return launch.beside
 
     def _enqueue(self, launch: Bound, run: Sendable) -> None:

@@ -192,3 +192,22 @@ async def test_a_kernel_that_ends_after_its_op_was_answered_is_still_named() -> 
     KernelActor(context).receive_now(submission, None)  # type: ignore[arg-type]
     assert [error.op for error in told] == ["empty"]
     assert isinstance(submission.future.exception(), accel.ContextPoisonedError)
+
+
+async def test_a_backend_that_cannot_say_does_not_keep_an_op_from_its_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def may_block(self: CpuDevice, lane: Any, op: Any) -> bool:
+        if op.kind == "gemm":
+            raise AttributeError("no such field")
+        return False
+
+    monkeypatch.setattr(CpuDevice, "may_block", may_block)
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        x = await device.put(np.eye(3))
+        np.testing.assert_array_equal(await device.get(await device.blas.gemm(x, x)), np.eye(3))
+        async with device.batch() as batch:
+            y = batch.blas.gemm(x, x)
+        np.testing.assert_array_equal(await device.get(y), np.eye(3))
+    assert "may_block_failed" in caplog.text
