@@ -245,11 +245,12 @@ class Context:
 
     def add_own(self, library: OwnLibrary) -> None:
         """Take a registered library that was just made for this context."""
-        name = library.library.name
+        name, is_blocking, before = library.library.name, library.library.blocking, self.may_block
         self._own[name] = library
-        if library.library.blocking:
-            before = self.may_block
-            self.may_block = lambda lane, op: op.library == name or (type(op) is Replay and op.calls(name)) or before(lane, op)
+        # The backend is not asked about these ops: it may have some of the same kind, with other fields.
+        self.may_block = lambda lane, op: (
+            is_blocking if op.library == name else (is_blocking and type(op) is Replay and op.calls(name)) or before(lane, op)
+        )
 
     def kernel_of(self, op: KernelOp) -> Kernel:
         """Return how the op is enqueued."""
@@ -391,7 +392,7 @@ class Context:
             lane.close(abandon=abandon)
         self.buffers.close(abandon=abandon)
         for own in self._own.values() if not abandon else ():
-            own.library.close()
+            own.close()
         self.events.close()
         close_all(self.sharing.take_all())
         self.core.pinned.arena.detach()

@@ -89,7 +89,9 @@ class Program:
         shared = Usage()
         for refs in self.outputs:
             for ref in refs:
-                block = context.buffers.block(ref)
+                block = context.buffers.blocks.get(ref.buffer)
+                if block is None:
+                    continue  # given back: whoever recorded it was cancelled during the capture
                 shared.merge(block.usage)
                 block.usage = shared
         context.buffers.hold(self.handle, shared, None if self.native is None else self.native.close)

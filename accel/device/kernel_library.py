@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
+from accel._log import get_logger
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops import KernelOp
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from accel.device.lane import Lane
 
 __all__ = ["KernelLibrary", "Operand", "OwnLibrary", "kernel"]
+
+logger = get_logger()
 
 F = TypeVar("F", bound="Callable[..., object]")
 
@@ -116,6 +119,8 @@ class KernelLibrary:
 
     Rules for a kernel method: it only *enqueues* into the stream that it is given, and waits for nothing. It reads ``inputs``, writes ``outputs``, and
     keeps neither. Memory of its own must stay until the stream has passed its use (torch's and CuPy's allocators see to that in a ``with stream`` block).
+    A graph on a GPU calls it once, at the recording, and repeats what it enqueued: memory of its own must then stay as long as the graph, which those
+    allocators do not know; so record only methods that work in ``inputs``, ``outputs`` and what :meth:`open` made.
     What it raises is the op's error: an :class:`~accel.AccelError` as it is, anything else wrapped in :class:`~accel.LibraryError`. On CUDA the stream
     speaks ``__cuda_stream__`` and has a ``handle``; on the CPU it has ``enqueue(function, *arguments)``.
 
@@ -175,6 +180,13 @@ class OwnLibrary:
                 method(op, lane.stream, reads, writes)
 
         return call
+
+    def close(self) -> None:
+        """Close the instance. What that raises is the library's bug: it is logged, and the rest of the context is given back all the same."""
+        try:
+            self.library.close()
+        except Exception:
+            logger.exception("library_close_failed", library=self.library.name)
 
 
 def kernels_of(library: type[KernelLibrary]) -> dict[type[KernelOp], str]:

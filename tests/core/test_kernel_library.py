@@ -12,6 +12,7 @@ import pytest
 
 import accel
 from accel import ops
+from accel.cpu.backend import CpuDevice
 from accel.ops import Plan, Spec
 from accel.testing import FaultPlan
 
@@ -127,6 +128,46 @@ async def test_what_does_not_block_is_called_on_the_loops_thread() -> None:
         np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), np.full(4, 2.0))
         (instance,) = Quick.made
         assert instance.threads == {threading.current_thread().name}
+
+
+@pytest.mark.parametrize("library", [Mine, Quick])
+async def test_the_backend_is_not_asked_about_ops_that_are_not_its_own(library: type[Mine], monkeypatch: pytest.MonkeyPatch) -> None:
+    def may_block(self: CpuDevice, lane: Any, op: Any) -> bool:
+        assert op.library != "mine", "its kinds may be called like the backend's, with other fields"
+        return False
+
+    monkeypatch.setattr(CpuDevice, "may_block", may_block)
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        await device.register(library)
+        x = await device.put(np.ones(4))
+        np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), np.full(4, 2.0))
+        async with device.batch() as batch:
+            y = batch.run(Scale(x, 3.0))
+        np.testing.assert_array_equal(await device.get(y), np.full(4, 3.0))
+
+
+async def test_a_library_that_cannot_be_closed_keeps_nothing_else_from_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    closed: list[bool] = []
+    close = CpuDevice.close
+
+    def noted(self: CpuDevice, *, abandon: bool = False) -> None:
+        closed.append(abandon)
+        close(self, abandon=abandon)
+
+    def broken(self: Mine) -> None:
+        raise ZeroDivisionError("broken")
+
+    monkeypatch.setattr(CpuDevice, "close", noted)
+    monkeypatch.setattr(Mine, "close", broken)
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        await device.register(Mine)
+        await device.run(Scale(await device.put(np.ones(4))))
+    assert closed == [False]
+    assert "library_close_failed" in caplog.text
 
 
 async def test_order_with_other_libraries_is_kept() -> None:
