@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -12,7 +15,7 @@ import numpy as np
 import pytest
 
 import accel
-from tests.gpu.cuda_programs import failure, run_program
+from tests.gpu.cuda_programs import ROOT, failure, run_program
 from tests.gpu.own_libraries import LIBRARIES, Break, ByNvrtc, ByTorch, Scale
 
 if TYPE_CHECKING:
@@ -214,6 +217,17 @@ async def test_torch_in_another_stream_is_refused(rng: np.random.Generator) -> N
         error = await failure(device.run(Scale(x)), accel.LibraryError)
         assert isinstance(error.__cause__, BufferError)
         assert device.generation == 1
+
+
+@pytest.mark.parametrize("name", ["cuda_torch_library.py", "cuda_nvrtc_library.py"])
+def test_the_examples_run(name: str) -> None:
+    if "torch" in name and not installed("torch"):
+        pytest.skip("torch is not installed")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, f"examples/{name}"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=50, check=False)
+    print(done.stdout)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("way", ["op", "batch", "graph"])
