@@ -119,13 +119,13 @@ class ContextActor(Actor[OpenLibrary, "Port | Exception"]):
         make = self._core.own.get(library)
         if make is None:
             return
-        backend = self._core.description.backend
+        description = self._core.description
         lane = self._lanes.get(library)
         if lane is None:
             lane = self._lanes[library] = await self._lane(made, library)
 
         def open_it() -> OwnLibrary:
-            own = OwnLibrary(make(), backend)
+            own = OwnLibrary(make(), description)
             own.library.open(lane.stream)
             return own
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import accel
-from accel import ops
+from accel import dlpack, ops
 from accel.cpu.backend import CpuDevice
 from accel.ops import Plan, Spec
 from accel.testing import FaultPlan
@@ -271,3 +271,40 @@ async def test_operands_are_views_of_what_the_processor_can_read() -> None:
     assert not hasattr(accel.Operand(4096, (2,), accel.DType.FLOAT32, False, "cpu"), "__cuda_array_interface__")
     empty = accel.Operand(0, (0, 3), accel.DType.FLOAT32, False, "cpu")
     assert np.asarray(empty).shape == (0, 3)
+
+
+async def test_operands_speak_dlpack_in_the_kernels_stream_only() -> None:
+    class Stream:
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return 0, 77
+
+    operand = accel.Operand(4096, (2, 3), accel.DType.BFLOAT16, True, "cuda", 1, Stream())
+    assert operand.__dlpack_device__() == (2, 1)
+    for version in (None, (1, 0)):
+        tensor = dlpack.read(operand.__dlpack__(stream=77, max_version=version))
+        assert (tensor.address, tensor.shape, tensor.dtype, tensor.device) == (4096, (2, 3), accel.DType.BFLOAT16, (2, 1))
+        assert not tensor.read_only
+    operand.__dlpack__(stream=-1)
+    refused: list[dict[str, Any]] = [{"stream": 1}, {"stream": None}, {"stream": 77, "copy": True}, {"stream": 77, "dl_device": (2, 0)}]
+    for wrong in refused:
+        with pytest.raises(BufferError):
+            operand.__dlpack__(**wrong)
+    with pytest.raises(BufferError, match="toy"):
+        accel.Operand(4096, (2,), accel.DType.FLOAT32, False, "toy").__dlpack_device__()
+    empty = accel.Operand(0, (0, 3), accel.DType.FLOAT32, True, "cuda", 0, Stream())
+    assert dlpack.read(empty.__dlpack__(stream=77)).shape == (0, 3)
+
+
+async def test_operands_are_taken_by_dlpack_on_the_cpu() -> None:
+    array = np.arange(6.0)
+    operand = accel.Operand(array.ctypes.data, (2, 3), accel.DType.FLOAT64, True, "cpu")
+    np.from_dlpack(operand)[1, 0] = 7.0
+    assert array[3] == 7.0
+
+
+async def test_a_library_knows_its_device() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        await device.register(Mine)
+        (instance,) = Mine.made
+        assert (instance.description.backend, instance.description.index) == ("cpu", 0)
