@@ -96,9 +96,9 @@ class KernelActor(Actor["Sendable", None]):
         self._finish(message)
 
     def _is_beside(self, launch: Bound, lane: Lane) -> bool:
-        """Return whether an op is enqueued on another thread; the backend is asked once."""
+        """Return whether an op is enqueued on another thread; the backend is asked once. What a fault has answered has let go of its op."""
         if launch.beside is None:
-            launch.beside = self._context.may_block(lane, launch.op)
+            launch.beside = self._context.fault is None and self._context.may_block(lane, launch.op)
         return launch.beside
 
     def _enqueue(self, launch: Bound, run: Sendable) -> None:
