@@ -165,7 +165,8 @@ class KernelActor(Actor["Sendable", None]):
     def _raised(self, error: Exception, launch: Bound, run: Sendable) -> None:
         """Answer an op whose kernel raised."""
         if not isinstance(error, AccelError):  # a kernel's bug ends its op, not the device
-            wrapped = LibraryError(f"the {launch.op.kind} kernel raised {type(error).__name__}: {error}", library=launch.op.library)
+            library = None if launch.op is None else launch.op.library
+            wrapped = LibraryError(f"the {_kind(launch, run)} kernel raised {type(error).__name__}: {error}", library=library)
             wrapped.__cause__ = error
             error = wrapped
             run.submission.launched += 1  # how far it came is not known: what it may have enqueued has to end, and may have faulted
@@ -182,10 +183,10 @@ class KernelActor(Actor["Sendable", None]):
         submission, core = run.submission, self._context.core
         if error.is_fault:
             submission.launched += 1  # it may have reached the device
-            self._context.report_fault(error.clone(op=error.op or launch.op.kind))
+            self._context.report_fault(error.clone(op=error.op or _kind(launch, run)))
             return
         own = error.clone(
-            op=error.op or launch.op.kind,
+            op=error.op or _kind(launch, run),
             device=core.name,
             generation=self._context.generation,
             op_index=None if isinstance(run, OpSubmission) else launch.index,
@@ -235,6 +236,11 @@ class KernelActor(Actor["Sendable", None]):
                 context.watcher.attend(run)
             else:
                 context.watcher.watch(run)
+
+
+def _kind(launch: Bound, run: Sendable) -> str:
+    """Return what an op is called, also when a fault has made its submission let go of it meanwhile."""
+    return run.submission.kinds[launch.index]
 
 
 def _before(run: Sendable) -> Iterator[Dependency]:

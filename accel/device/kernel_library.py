@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
+from accel._log import get_logger
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops import KernelOp
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from accel.device.lane import Lane
 
 __all__ = ["KernelLibrary", "Operand", "OwnLibrary", "kernel"]
+
+logger = get_logger()
 
 F = TypeVar("F", bound="Callable[..., object]")
 
@@ -141,7 +144,10 @@ class KernelLibrary:
         """
 
     def close(self) -> None:
-        """Give back what :meth:`open` made. Called on a worker thread, with nothing in the streams any more. Not called after a fault."""
+        """Give back what :meth:`open` made. Called on a worker thread, with nothing in the streams any more. Not called after a fault.
+
+        What it raises is logged.
+        """
 
 
 class OwnLibrary:
@@ -175,6 +181,13 @@ class OwnLibrary:
                 method(op, lane.stream, reads, writes)
 
         return call
+
+    def close(self) -> None:
+        """Close the instance. What it raises is logged: the rest of the context is given back all the same."""
+        try:
+            self.library.close()
+        except Exception as error:
+            logger.warning("library_not_closed", library=self.library.name, error=error)
 
 
 def kernels_of(library: type[KernelLibrary]) -> dict[type[KernelOp], str]:

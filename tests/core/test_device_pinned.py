@@ -133,6 +133,28 @@ async def test_a_cancelled_call_gives_up_its_place_and_nothing_is_lost() -> None
         assert device.info().pinned.waiting == 0
 
 
+async def test_who_comes_between_two_that_wait_comes_after_them() -> None:
+    async with opened(pinned_limit=LIMIT) as device:
+        held = [await device.pinned(LIMIT // 4, "uint8") for _ in range(4)]
+        order: list[str] = []
+        arrays: list[Any] = []
+
+        async def take(name: str) -> None:
+            arrays.append(await device.pinned(LIMIT // 4, "uint8"))
+            order.append(name)
+
+        waiting = [task(take("first")), task(take("second"))]
+        waiting[0].add_done_callback(lambda _: waiting.append(task(take("newcomer"))))
+        await turns()
+        held.pop()
+        await bounded(waiting[0])
+        held.pop()
+        await until(lambda: len(order) >= 2)
+        held.clear()
+        await bounded(asyncio.gather(*waiting))
+        assert order == ["first", "second", "newcomer"]
+
+
 async def test_cancelling_while_a_block_is_made_leaves_the_limit_as_it_was() -> None:
     async with opened(pinned_limit=LIMIT) as device:
         for pause in range(12):
