@@ -16,7 +16,18 @@ if TYPE_CHECKING:
 
     from accel.backend import AccelDevice
 
-__all__ = ["CompletionStatistics", "CompletionStrategy", "Ended", "LaneWatcher", "Pending", "Watcher", "look", "put_in_line", "take_ended", "thread_end"]
+__all__ = [
+    "CompletionStatistics",
+    "CompletionStrategy",
+    "Ended",
+    "LaneWatcher",
+    "Pending",
+    "Watcher",
+    "look",
+    "put_in_line",
+    "take_ended",
+    "thread_end",
+]
 
 
 class Pending(Protocol):

@@ -173,8 +173,8 @@ class Graph(Recorder):
 
     Where the backend has no graphs (the CPU), a replay enqueues the ops one after the other: the same results, by the same interface.
 
-    If the context is rebuilt while recording, the end of the block raises :class:`~accel.StaleRefError`. After a later rebuild the graph is stale: :meth:`replay` raises :class:`~accel.StaleRefError`, and the graph is to be recorded again. Dropping the graph,
-    or :meth:`aclose`, gives it back.
+    If the context is rebuilt while recording, the end of the block raises :class:`~accel.StaleRefError`. After a later rebuild the graph is stale:
+    :meth:`replay` raises that, and the graph is to be recorded again. Dropping the graph, or :meth:`aclose`, gives it back.
     """
 
     what: ClassVar[str] = "graph"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -134,7 +134,7 @@ async def test_memory_of_others_is_kept_until_its_last_use_is_over(monkeypatch: 
             device = await system.open_device("late", faults=plan, completion=PolledCompletion(interval=0.02), libraries=("blas",))
             array = np.ones((8, 8))
             is_there = weakref.ref(array)
-            wrapped = [await device.wrap(array)]
+            wrapped: list[accel.AccelRef] = [await device.wrap(array)]
             product = await device.empty((8, 8), "float64")
             running = task(device.blas.gemm(wrapped[0], wrapped[0], out=product))
             before = task(device.put(np.zeros(8)))
@@ -146,7 +146,7 @@ async def test_memory_of_others_is_kept_until_its_last_use_is_over(monkeypatch: 
                 wrapped.clear()
                 await device.put(np.zeros(8))
 
-            after = [task(device.put(np.zeros(8))), task(drop()), task(device.put(np.zeros(8)))]
+            after: list[asyncio.Future[Any]] = [task(device.put(np.zeros(8))), task(drop()), task(device.put(np.zeros(8)))]
             await bounded(asyncio.gather(before, after[0]))
             assert device.info().in_flight == 4, "the product that hangs, the last use, which waits for it, and two ops that come after"
             assert is_there() is not None
