@@ -73,7 +73,7 @@ class Context:
         self.lanes: list[Lane] = []
         self.ports: dict[str, Port] = {}
         self._kernels: dict[type[KernelOp], Kernel] = {}
-        self._own: dict[str, OwnLibrary] = {}
+        self.own: dict[str, OwnLibrary] = {}
         self.may_block: Callable[[Any, Any], bool] = device.may_block
         self.submissions: dict[Submission, None] = {}
         self.in_flight = 0
@@ -246,7 +246,7 @@ class Context:
     def add_own(self, library: OwnLibrary) -> None:
         """Take a registered library that was just made for this context."""
         name, is_blocking, before = library.library.name, library.library.blocking, self.may_block
-        self._own[name] = library
+        self.own[name] = library
         # The backend is not asked about these ops: it may have some of the same kind, with other fields.
         self.may_block = lambda lane, op: (
             is_blocking if op.library == name else (is_blocking and type(op) is Replay and op.calls(name)) or before(lane, op)
@@ -258,7 +258,7 @@ class Context:
 
     def _kernel(self, op: KernelOp) -> Kernel:
         """Return how the op is enqueued: by a kernel of the backend's own, else by the one derived from its compute interface."""
-        own = self._own.get(op.library)
+        own = self.own.get(op.library)
         native = self.device.kernels(op.library) if own is None else own.kernels
         kernel = native.get(op.kind) or LIBRARIES.get(op.library, {}).get(op.kind)
         if kernel is None:
@@ -321,7 +321,8 @@ class Context:
             return
         if not error.is_fault:
             error = LibraryError(error.message, code=error.code, library=error.library, scope=FaultScope.CONTEXT, op=error.op)
-        self.fault = error
+        # It stays as long as this does; a traceback's frames hold submissions, and so what their waiters had in hand.
+        self.fault = error.with_traceback(None)
         self.core.lost_context(error, is_survived=is_survived)
         self.fail_all(error)
         self.on_fault(error)
@@ -391,7 +392,7 @@ class Context:
         for lane in self.lanes:
             lane.close(abandon=abandon)
         self.buffers.close(abandon=abandon)
-        for own in self._own.values() if not abandon else ():
+        for own in self.own.values() if not abandon else ():
             own.close()
         self.events.close()
         close_all(self.sharing.take_all())

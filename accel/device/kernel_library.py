@@ -205,7 +205,10 @@ class KernelLibrary:
         """
 
     def close(self) -> None:
-        """Give back what :meth:`open` made. Called on a worker thread, with nothing in the streams any more. Not called after a fault."""
+        """Give back what :meth:`open` made. Called on a worker thread, with nothing in the streams any more. Not called after a fault.
+
+        What it raises is logged.
+        """
 
 
 class OwnLibrary:
@@ -241,11 +244,11 @@ class OwnLibrary:
         return call
 
     def close(self) -> None:
-        """Close the instance. What that raises is the library's bug: it is logged, and the rest of the context is given back all the same."""
+        """Close the instance. What it raises is logged: the rest of the context is given back all the same."""
         try:
             self.library.close()
-        except Exception:
-            logger.exception("library_close_failed", library=self.library.name)
+        except Exception as error:
+            logger.warning("library_not_closed", library=self.library.name, error=error)
 
 
 def kernels_of(library: type[KernelLibrary]) -> dict[type[KernelOp], str]:

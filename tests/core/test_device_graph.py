@@ -122,6 +122,22 @@ async def test_a_freed_operand_ends_the_graph() -> None:
         assert caught.value.reason == "freed"
 
 
+async def test_a_freed_result_ends_the_graph() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        x = await device.put(np.ones(64))
+        async with device.graph() as graph:
+            y = graph.elementwise.unary("neg", x)
+        await graph.replay()
+        await device.free(y)
+        other = await device.full(64, 7.0, "float64")  # where y was, likely
+        with pytest.raises(accel.StaleRefError) as caught:
+            await graph.replay()
+        assert caught.value.reason == "freed"
+        assert caught.value.op == "replay"
+        np.testing.assert_array_equal(await device.get(other), np.full(64, 7.0))
+
+
 async def test_a_body_that_raises_leaves_nothing_behind() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu")

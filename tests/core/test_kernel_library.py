@@ -167,7 +167,7 @@ async def test_a_library_that_cannot_be_closed_keeps_nothing_else_from_it(
         await device.register(Mine)
         await device.run(Scale(await device.put(np.ones(4))))
     assert closed == [False]
-    assert "library_close_failed" in caplog.text
+    assert "library_not_closed" in caplog.text
 
 
 async def test_order_with_other_libraries_is_kept() -> None:
@@ -223,6 +223,45 @@ async def test_library_that_cannot_be_opened_is_refused_and_the_device_goes_on()
         await device.register(Mine)
         np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), np.full(4, 2.0))
         assert device.generation == 1
+
+
+async def test_an_instance_that_does_not_close_keeps_nothing_else_open(caplog: pytest.LogCaptureFixture) -> None:
+    class Stuck(Mine):
+        def close(self) -> None:
+            raise RuntimeError("stuck")
+
+    threads = {thread.name for thread in threading.enumerate()}
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        await device.register(Stuck)
+        x = await device.put(np.ones(4))
+        np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), np.full(4, 2.0))
+    assert "library_not_closed" in caplog.text
+    left = {thread.name for thread in threading.enumerate()} - threads
+    assert not any(name.startswith("accel-cpu") for name in left), f"streams were left open: {left}"
+
+
+async def test_a_cancelled_registration_leaves_nothing_of_its_instance() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    class Slow(Mine):
+        def open(self, stream: Any) -> None:
+            begun.set()
+            go.wait(10)
+            super().open(stream)
+
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        first = asyncio.create_task(device.register(Slow, 3.0))
+        assert await system.run_blocking(begun.wait, 10)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        go.set()
+        await device.register(Slow, 5.0)
+        x = await device.put(np.ones(4))
+        np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), np.full(4, 10.0))
+        assert [len(instance.closed) for instance in Mine.made] == [1, 0]
 
 
 async def test_classes_that_do_not_fit_are_refused() -> None:
