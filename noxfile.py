@@ -79,6 +79,14 @@ def gpu(session: nox.Session) -> None:
 
 
 @nox.session
+def hardware(session: nox.Session) -> None:
+    """Make the record of a machine with a GPU: tests, budgets, service, demo, memcheck, kernels, in at most 9 minutes; ``-- --list`` shows the parts."""
+    install(session, extras="cpu,web,cli,bench,cuda", groups=("tests",))
+    session.install("cupy-cuda13x", "torch")  # what is measured beside
+    session.run("python", "benchmarks/hardware.py", *session.posargs)
+
+
+@nox.session
 def memcheck(session: nox.Session) -> None:
     """Run every CUDA kernel of the backend under compute-sanitizer, which comes with the CUDA toolkit; takes minutes."""
     install(session, extras="cpu,web,cli,cuda", groups=("tests",))

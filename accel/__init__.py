@@ -9,6 +9,10 @@
         a = await device.put(array)
         c = await device.blas.gemm(a, a)
         result = await device.get(c)
+
+A device has the libraries ``blas``, ``elementwise``, ``reduce``, ``dnn``, ``fft`` and ``rng``, batches (``device.batch()``) and graphs
+(``device.graph()``), and takes kernels of your own: CUDA C++ through ``device.compiler``, anything that enqueues through :class:`KernelLibrary`. Two
+backends come with the distribution: ``"cpu"``, and ``"cuda"`` in the package ``accel_cuda``, which is found by its entry point and loaded when it is asked for.
 """
 
 from __future__ import annotations

@@ -131,4 +131,4 @@ def overlap(a: AccelRef, b: AccelRef) -> bool:
         return True
     if a.buffer != b.buffer or a.owner is not b.owner:
         return False
-    return a.offset < b.offset + b.nbytes and b.offset < a.offset + a.nbytes
+    return max(a.offset, b.offset) < min(a.offset + a.nbytes, b.offset + b.nbytes)  # of an empty one in the middle, too

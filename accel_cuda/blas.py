@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from typing import TYPE_CHECKING, Any
 
 from accel import DType, Transpose
-from accel_cuda.errors import error_of
 from accel_cuda.libraries import load_library, load_module
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Blas:
             self._cublas.set_math_mode(self.handle, _DISALLOW_REDUCED_PRECISION_REDUCTION)
             self._cublas.set_pointer_mode(self.handle, 0)
         except self._error as error:
-            raise self._failure(error, "create") from error
+            raise self._stream.failure(int(error.status), "create", "cublas") from error
         stream.at_close(self.close)
 
     def gemm(
@@ -76,7 +76,7 @@ class Blas:
                 _TF32 if allow_tf32 else compute, _DEFAULT_ALGORITHM,
             )  # fmt: skip
         except self._error as error:
-            raise self._failure(error, "gemm") from error
+            raise self._stream.failure(int(error.status), "gemm", "cublas") from error
 
     def batched_gemm(
         self, ta: Transpose, tb: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, stride_a: int, b: int, ldb: int,
@@ -90,11 +90,12 @@ class Blas:
                 self._beta, c, element, ldc, stride_c, count, _TF32 if allow_tf32 else compute, _DEFAULT_ALGORITHM,
             )  # fmt: skip
         except self._error as error:
-            raise self._failure(error, "batched_gemm") from error
+            raise self._stream.failure(int(error.status), "batched_gemm", "cublas") from error
 
     def close(self) -> None:
         """Give the handle back. May block; the context is current and healthy."""
-        self._cublas.destroy(self.handle)
+        with contextlib.suppress(self._error):  # what else the stream has is given back all the same
+            self._cublas.destroy(self.handle)
 
     def _prepare(self, dtype: DType, alpha: complex, beta: complex) -> tuple[int, int, dict[Transpose, int]]:
         """Write the scaling factors where the library reads them, during the call."""
@@ -106,11 +107,3 @@ class Blas:
             values[0], values[1], values[half], values[half + 1] = alpha.real, alpha.imag, beta.real, beta.imag
             self._written = wanted
         return types
-
-    def _failure(self, error: Any, op: str) -> Exception:
-        """Return what the status means; the device's fault, if there is one behind it."""
-        context = self._stream.context
-        status = context.driver.status("cuStreamQuery", self._stream.handle)
-        if status not in (0, 600):
-            return context.failure(status, f"cuBLAS {op}")
-        return error_of(int(error.status), op, library="cublas", device=context.description.spec)

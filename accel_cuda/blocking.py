@@ -1,7 +1,7 @@
 """Which ops may block while they are enqueued.
 
-These are copies of large pageable arrays, small copies while no pinned memory is at hand to stage them in, the first ops in a lane that was made for another
-library, and those whose kernel may not be loaded yet.
+These are captures, advice about managed memory, copies of large pageable arrays, small copies while no pinned memory is at hand to stage them in, the first
+ops in a lane that was made for another library, and those whose kernel may not be loaded yet.
 
 cuBLAS loads a kernel when it is first used, and loading may wait for everything that runs on the device. Which kernel a product uses is known to the
 library alone, so the first product of each signature counts.
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Blocking"]
 
 _REMEMBERED = 4096
+_ALIGNMENT = 16
+_PRODUCTS = frozenset({"gemm", "gemm_batched", "gemv"})
 
 
 class Blocking:
@@ -46,17 +48,10 @@ class Blocking:
             "advise": lambda lane, op: True,
             "put": lambda lane, op: self._copies(lane, op.source),
             "get": lambda lane, op: self._copies(lane, op.destination),
-            "reduce": lambda lane, op: not lane.compute.has_workspace,
-            "attention": lambda lane, op: not lane.compute.has_workspace,
-            "gemm": lambda lane, op: self._is_new(
-                (op.kind, op.a.shape, op.b.shape, op.a.dtype, op.transpose_a, op.transpose_b, op.allow_tf32)
-            ),
-            "gemm_batched": lambda lane, op: self._is_new(
-                (op.kind, op.a.shape, op.b.shape, op.a.dtype, op.transpose_a, op.transpose_b, op.allow_tf32)
-            ),
-            "gemv": lambda lane, op: self._is_new((op.kind, op.a.shape, op.a.dtype, op.transpose_a)),
-            # Some convolutions are products, and need more memory than others.
-            "conv2d": lambda lane, op: self._is_new((id(lane.compute), op.input.shape, op.filter.shape, op.input.dtype)),
+            **dict.fromkeys(("reduce", "attention", "dot", "nrm2"), lambda lane, op: not lane.compute.has_workspace),
+            **dict.fromkeys(("gemm", "gemm_batched"), lambda lane, op: self._is_new(_product(op))),
+            "gemv": lambda lane, op: self._is_new((op.kind, op.a.shape, op.a.dtype, op.transpose_a, op.a.offset % _ALIGNMENT)),
+            "conv2d": lambda lane, op: self._is_new(_convolution(lane, op)),
         }
         self._lacks = lacks
 
@@ -67,7 +62,7 @@ class Blocking:
         if lacks is not None and lacks(op):
             return True
         check = self._checks.get(kind)
-        return check is not None and (check(lane, op) or (op.library == "blas" and not lane.compute.has_blas))
+        return check is not None and (check(lane, op) or (kind in _PRODUCTS and not lane.compute.has_blas))
 
     def _copies(self, lane: Any, array: Any) -> bool:
         nbytes: int = array.nbytes
@@ -87,3 +82,13 @@ class Blocking:
             del seen[next(iter(seen))]
         seen[signature] = None
         return True
+
+
+def _product(op: Any) -> Hashable:
+    alignment = (op.a.offset | op.b.offset) % _ALIGNMENT  # of views: there are other kernels for those
+    return op.kind, op.a.shape, op.b.shape, op.a.dtype, op.transpose_a, op.transpose_b, op.allow_tf32, alignment
+
+
+def _convolution(lane: Any, op: Any) -> Hashable:
+    # Some are products, and need more memory of their lane than others.
+    return id(lane.compute), op.input.shape, op.filter.shape, op.input.dtype, op.stride, op.padding, op.filter.offset % _ALIGNMENT

@@ -50,7 +50,7 @@ class CopyMark:
         if not self.is_set:
             return
         context = self._channel.context
-        status = context.driver.hot.event_query(self.handle)  # mostly it has passed, and waiting costs more
+        status = context.driver.query(self.handle)  # mostly it has passed, and waiting costs more
         if status == NOT_READY:
             context.driver.call("cuEventSynchronize", self.handle.value or 0)
         else:

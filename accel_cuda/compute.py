@@ -128,11 +128,11 @@ class CudaCompute(CudaVectors):
         name = f"{'sum' if op is ReduceOp.MEAN else op.value}_{CODES[dtype]}"
         divisor = length if op is ReduceOp.MEAN else 0
         plan = launches(outer, length, inner, dtype.itemsize, self._context.multiprocessors, is_aligned=(input | output) % 16 == 0)
-        if len(plan) > 1:
-            self.prepare_workspace()
+        # Also where it is not used: once it is there, this never blocks.
+        workspace = self.prepare_workspace()
         for each in plan:
-            source = self._workspace if each.kind == "finish" else input
-            target = self._workspace if each.is_partial else output
+            source = workspace if each.kind == "finish" else input
+            target = workspace if each.is_partial else output
             if each.grid[0] > _LIMIT:
                 raise UnsupportedError(f"an array of shape {tuple(shape)} has too many rows", op=call, device=self._device)
             function = self._context.functions[f"reduce_{each.kind}_{name}"]

@@ -1,6 +1,6 @@
 """BLAS on vectors: what the CUDA backend offers beyond :class:`accel.ComputeBackend`, for native kernels of the ``blas`` library.
 
-These are kernels of the backend's own and not cuBLAS's: they are loaded when the context is, so that enqueuing them never blocks.
+These are kernels of the backend's own and not cuBLAS's: it is known when they are loaded, and so when enqueuing them may block.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class CudaVectors(CudaMemory):
         blocks = 1
         if n * dtype.itemsize > _ALONE:
             blocks = min(_BLOCKS_PER_MULTIPROCESSOR * self._context.multiprocessors, -(-n * dtype.itemsize // (16 * _BLOCK)))
+        # Also where it is not used: once it is there, this never blocks.
+        workspace = self.prepare_workspace()
+        stream.launch(functions[f"{kind}_{code}"], blocks, _BLOCK, *operands, result, workspace, n)
         if blocks > 1:
-            self.prepare_workspace()
-        stream.launch(functions[f"{kind}_{code}"], blocks, _BLOCK, *operands, result, self._workspace, n)
-        if blocks > 1:
-            stream.launch(functions[f"{kind}_end_{code}"], 1, _BLOCK, self._workspace, result, blocks)
+            stream.launch(functions[f"{kind}_end_{code}"], 1, _BLOCK, workspace, result, blocks)

@@ -17,10 +17,10 @@ from accel_cuda.interop import CudaExchange
 from accel_cuda.kernels.bench import BENCH, bench_kernels
 from accel_cuda.launch import UserKernels
 from accel_cuda.managed import MANAGED_KERNELS
-from accel_cuda.natives import NATIVE
+from accel_cuda.natives import BLAS_KERNELS
 from accel_cuda.pinned import PinnedRanges, Registration
 from accel_cuda.programs import OPS_WITH_PROGRAMS, Modules, Programs
-from accel_cuda.rng import RNG
+from accel_cuda.rng import RNG_KERNELS
 from accel_cuda.slab import CudaSlab, allocation_of, granularity_of
 from accel_cuda.staging import Copiers
 from accel_cuda.stream import CudaStream
@@ -111,12 +111,13 @@ class CudaDevice:
             {**dict.fromkeys(OPS_WITH_PROGRAMS, self.functions.lacks), "launch": self._user_kernels.lacks}, self.pinned
         )
         self._kernels: dict[str, Mapping[str, Kernel]] = {
-            **GRAPH_KERNELS,
-            **NATIVE,
+            "blas": BLAS_KERNELS,
+            "capture": GRAPH_KERNELS,
             "compiler": {"launch": self._user_kernels.launch},
-            "memory": MANAGED_KERNELS,
             "fft": self._fft.kernels,
-            "rng": RNG,
+            "graph": GRAPH_KERNELS,
+            "memory": MANAGED_KERNELS,
+            "rng": RNG_KERNELS,
         }
 
     def attribute(self, number: int) -> int:
@@ -188,7 +189,10 @@ class CudaDevice:
     def create_exchange(self) -> CudaExchange:
         """Create what shares memory with other libraries in this process; see :class:`accel.exchange.SharesMemory`."""
         self._check_open()
-        return CudaExchange(self)
+        exchange = CudaExchange(self)
+        with self._lock:
+            self._streams[exchange.stream] = None
+        return exchange
 
     def register_host(self, address: int, nbytes: int) -> Registration:
         """Page-lock host memory; see :class:`accel.memory.HostRegistrar`. May block."""

@@ -51,12 +51,7 @@ class FftLibrary:
             plans = self.plans.get(stream)
             if plans is None:
                 plans = self.plans[stream] = FftPlans(stream, lane.compute)
-            work = _Work(lane, plans, op)
-            if op.kind == "irfft":
-                work.back(inputs[0], outputs[0])
-            else:
-                work.there(inputs[0], outputs[0])
-            work.scale(outputs[0], size)
+            _Work(lane, plans, op).run(inputs[0], outputs[0], size)
 
 
 def _passes(op: Any) -> tuple[Pass, ...]:
@@ -72,6 +67,29 @@ class _Work:
         self._functions = lane.stream.context.functions
         self._passes = _passes(op)
         self._real = 8 if op.x.dtype in _DOUBLES else 4
+
+    def run(self, source: int, destination: int, size: int) -> None:
+        """Enqueue all of it.
+
+        cuFFT takes a real array only where a complex one could lie, which the beginning of a view need not be: such arrays are copied.
+        """
+        op, compute, stream, unit = self._op, self._compute, self._stream, 2 * self._real
+        nbytes = op.spec().nbytes
+        read = compute.alloc(op.x.nbytes) if source % unit else 0
+        written = compute.alloc(nbytes) if destination % unit else 0
+        try:
+            if read:
+                stream.copy(read, source, op.x.nbytes)
+            if op.kind == "irfft":
+                self.back(read or source, written or destination)
+            else:
+                self.there(read or source, written or destination)
+            self.scale(written or destination, size)
+            if written:
+                stream.copy(destination, written, nbytes)
+        finally:
+            compute.free(read)
+            compute.free(written)
 
     def there(self, source: int, destination: int) -> None:
         """Enqueue the passes of a transform whose source is only read by the first."""

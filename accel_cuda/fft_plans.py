@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from accel_cuda.errors import error_of
 from accel_cuda.libraries import load_library, load_module
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class FftPlans:
             for call in range(calls):
                 plan.execute(plan.handle, source + call * step, destination + call * step, *direction)
         except self._error as error:
-            raise self._failure(error, "execute") from error
+            raise self._stream.failure(int(error.status), "execute", "cufft") from error
         finally:
             # For whatever comes next in this stream.
             if area:
@@ -98,7 +98,7 @@ class FftPlans:
     def close(self) -> None:
         """Destroy all plans. May block; the stream has ended, and the context is current and healthy."""
         for plan in (*self._plans.values(), *self._held.values()):
-            self._cufft.destroy(plan.handle)
+            self._destroy(plan.handle)
         self._plans.clear()
         self._held.clear()
         self._destroy_left(is_over=True)
@@ -124,7 +124,7 @@ class FftPlans:
         try:
             handle = int(cufft.create())
         except self._error as error:
-            raise self._failure(error, "create") from error
+            raise self._stream.failure(int(error.status), "create", "cufft") from error
         try:
             cufft.set_auto_allocation(handle, 0)
             sides = [(layout.embed(is_real=each), layout.stride, layout.dist(is_real=each)) for each in self._sides(layout)]
@@ -132,8 +132,8 @@ class FftPlans:
             work = int(cufft.make_plan_many64(handle, len(lengths), lengths, *sides[0], *sides[1], kind, layout.batch))
             cufft.set_stream(handle, self._stream.handle)
         except self._error as error:
-            cufft.destroy(handle)
-            raise self._failure(error, "make_plan") from error
+            self._destroy(handle)
+            raise self._stream.failure(int(error.status), "make_plan", "cufft") from error
         self.made += 1
         return _Plan(handle, work, self._function(layout))
 
@@ -164,16 +164,12 @@ class FftPlans:
         left = []
         for handle, event in self._leaving:
             if is_over or event.query():
-                self._cufft.destroy(handle)
+                self._destroy(handle)
                 event.close()
             else:
                 left.append((handle, event))
         self._leaving = left
 
-    def _failure(self, error: Any, call: str) -> Exception:
-        """Return what the status means; the device's fault, if there is one behind it."""
-        context = self._stream.context
-        status = context.driver.status("cuStreamQuery", self._stream.handle)
-        if status not in (0, 600):
-            return context.failure(status, f"cuFFT {call}")
-        return error_of(int(error.status), call, library="cufft", device=context.description.spec)
+    def _destroy(self, handle: int) -> None:
+        with contextlib.suppress(self._error):  # what else the stream has is given back all the same
+            self._cufft.destroy(handle)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
+from accel import AccelError
 from accel_cuda.driver import Handle
 
 if TYPE_CHECKING:
@@ -54,7 +56,8 @@ def capture(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -
         try:
             op.program.enqueue(lane)
         except BaseException:
-            driver.ignore("cuStreamEndCapture", stream.handle)
+            with contextlib.suppress(AccelError):  # nothing to destroy, if the capture was invalid
+                driver.ignore("cuGraphDestroy", driver.call("cuStreamEndCapture", stream.handle))
             raise
         finally:
             stream.is_capturing = False
@@ -78,5 +81,5 @@ def replay(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) ->
         raise context.failure(status, "cuGraphLaunch")
 
 
-GRAPH_KERNELS: Mapping[str, Mapping[str, Kernel]] = {"capture": {"capture": capture}, "graph": {"replay": replay}}
-"""Library -> op kind -> kernel."""
+GRAPH_KERNELS: Mapping[str, Kernel] = {"capture": capture, "replay": replay}
+"""Op kind -> kernel. Captures go into a lane of their own, so they are a library of their own."""

@@ -98,7 +98,9 @@ class CudaExchange:
     def follow(self, stream: int, event: CudaEvent) -> None:
         """Let another library's stream wait for an event."""
         context = self._context
-        context.check(context.driver.hot.wait_event(Handle(stream), event.handle, 0), "cuStreamWaitEvent")
+        with context.section:  # the default streams have no handles of their own: 1 and 2 are those of the current context
+            status = context.driver.hot.wait_event(Handle(stream), event.handle, 0)
+        context.check(status, "cuStreamWaitEvent")
 
     def take(self, array: Any) -> CudaForeign:
         """Take a CUDA array by DLPack, or else by its ``__cuda_array_interface__``.

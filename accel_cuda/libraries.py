@@ -28,9 +28,10 @@ class Parts:
 REQUIRED: Mapping[str, Parts] = {
     "cuda-bindings": Parts(("cuda.bindings.driver",)),
     "cuda-core": Parts(("cuda.core",)),
-    "nvmath-python": Parts(("nvmath.bindings.cublas",)),
+    "nvmath-python": Parts(("nvmath.bindings.cublas", "nvmath.bindings.cufft")),
     "nvidia-cuda-nvrtc": Parts(libraries=("nvrtc",)),
     "nvidia-cublas": Parts(libraries=("cublas",)),
+    "nvidia-cufft": Parts(libraries=("cufft",)),
 }
 """Distribution -> what of it the backend loads."""
 

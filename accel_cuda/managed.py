@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
-from accel import OutOfMemoryError, UnsupportedError
+from accel import AccelError, OutOfMemoryError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -68,8 +69,8 @@ class CudaManaged:
         # Not after a fault: unlike a mapping, this is an object of the dead context, which the process's end gives back.
         if not self._is_closed and self._context.fault is None:
             self._is_closed = True
-            self._context.enter()
-            self._context.driver.ignore("cuMemFree", self.address)
+            with contextlib.suppress(AccelError), self._context.section:  # the thread may be the loop's
+                self._context.driver.ignore("cuMemFree", self.address)
 
 
 def _location(context: CudaDevice, place: str) -> Any:

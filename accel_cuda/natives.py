@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from accel.backend import Kernel
 
-__all__ = ["NATIVE"]
+__all__ = ["BLAS_KERNELS"]
 
 _NONE = Transpose.NONE
 
@@ -69,7 +69,13 @@ def scal(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> N
     lane.compute.scal(op.x.size, op.alpha, outputs[0], op.x.dtype)
 
 
-NATIVE: Mapping[str, Mapping[str, Kernel]] = {
-    "blas": {"gemm": gemm, "gemm_batched": gemm_batched, "gemv": gemv, "axpy": axpy, "dot": dot, "nrm2": nrm2, "scal": scal}
+BLAS_KERNELS: Mapping[str, Kernel] = {
+    "gemm": gemm,
+    "gemm_batched": gemm_batched,
+    "gemv": gemv,
+    "axpy": axpy,
+    "dot": dot,
+    "nrm2": nrm2,
+    "scal": scal,
 }
-"""Library -> op kind -> kernel."""
+"""Op kind -> kernel."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from accel.backend import Kernel
 
-__all__ = ["RNG"]
+__all__ = ["RNG_KERNELS"]
 
 _BLOCK, _EACH = 256, 4
 _DOUBLE = struct.Struct("d")
@@ -83,7 +83,7 @@ def _kernel(parameters: Callable[[Any], Parameters]) -> Kernel:
     return kernel
 
 
-RNG: Mapping[str, Kernel] = {
+RNG_KERNELS: Mapping[str, Kernel] = {
     "uniform": _kernel(_uniform),
     "normal": _kernel(_normal),
     "lognormal": _kernel(_lognormal),

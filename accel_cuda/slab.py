@@ -60,7 +60,11 @@ class CudaSlab:
             kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
             self.fd = int(driver.call("cuMemExportToShareableHandle", handle, kind, 0))
             os.set_inheritable(self.fd, False)
-            self.address = self._map(driver, handle)
+            try:
+                self.address = self._map(driver, handle)
+            except BaseException:
+                os.close(self.fd)  # it would keep the memory
+                raise
         finally:
             # The mapping and the descriptor keep the memory.
             driver.ignore("cuMemRelease", handle)
@@ -79,7 +83,6 @@ class CudaSlab:
         except BaseException:
             driver.ignore("cuMemUnmap", address, self.nbytes)
             driver.ignore("cuMemAddressFree", address, self.nbytes)
-            os.close(self.fd)
             raise
         return address
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from accel import AccelError, ClosedError, InvalidArgumentError, UnsupportedError
 from accel_cuda.driver import Handle, LaunchConfig
+from accel_cuda.errors import NOT_READY, error_of
 from accel_cuda.pinned import PinnedBlock
 from accel_cuda.transfers import Transfers
 
@@ -36,10 +37,10 @@ class CudaStream:
     ----------
     handle : int
         The driver's CUstream.
-    is_capturing : bool
-        Whether what is enqueued now becomes part of a graph, and does not run.
     pointer : Handle
         The same, for hot calls.
+    is_capturing : bool
+        Whether what is enqueued now becomes part of a graph, and does not run.
     transfers : Transfers
         Copies between host and device that are on their way.
     """
@@ -89,11 +90,13 @@ class CudaStream:
         context = self.ready()
         if event.context is not context:
             raise _foreign()
+        transfers = self.transfers
+        # Before the mark: a thread beside the loop may begin another transfer meanwhile, which the mark says nothing of.
+        ticket = transfers.issued
         status = self._record(event.handle, self.pointer)
         if status:
             raise context.failure(status, "cuEventRecord")
-        transfers = self.transfers
-        event.mark(self, transfers.issued)
+        event.mark(self, ticket)
         if transfers.reserved:
             transfers.release_reserved()
         return False
@@ -222,6 +225,15 @@ class CudaStream:
         config = LaunchConfig(x, y, z, *block, 1, shared, self.handle, None, 0)
         self.context.check(self._launch(ctypes.byref(config), function, parameters, None), "cuLaunchKernelEx")
 
+    def failure(self, status: int, call: str, library: str) -> AccelError:
+        """Return what a library's status stands for: the device's fault, if there is one behind it."""
+        context = self.context
+        # A stream that is being captured must not be asked.
+        found = 0 if self.is_capturing else context.driver.status("cuStreamQuery", self.handle)
+        if found not in (0, NOT_READY):
+            return context.failure(found, f"{library} {call}")
+        return error_of(status, call, library=library, device=context.description.spec)
+
     def at_close(self, release: Callable[[], object]) -> None:
         """Call ``release`` once the stream has ended, unless the context is dead then."""
         self._on_close.append(release)
@@ -259,8 +271,9 @@ class CudaStream:
 
     def _give_back(self, handle: int) -> None:
         context = self.context
-        if handle:
-            context.driver.status("cuStreamSynchronize", handle)
+        status = context.driver.status("cuStreamSynchronize", handle) if handle else 0
+        if status:
+            context.failure(status, "cuStreamSynchronize")  # takes note of a fault
         if context.fault is None:
             self.transfers.finish(self.transfers.issued)
             for release in self._on_close:

@@ -91,13 +91,12 @@ class Transfers:
 
     def release_reserved(self) -> None:
         """Give back what was reserved for copies that were dropped: whatever was reserved before this has been enqueued, or never will be."""
-        while self.reserved:
-            self._give(self.reserved.popleft())
+        while (piece := self._pop_reserved()) is not None:
+            self._give(piece)
 
     def stage(self, nbytes: int) -> Block | None:
         """Return a piece of at least ``nbytes`` for the transfer that is begun next, or ``None`` while there is no room."""
-        while self.reserved:
-            piece = self.reserved.popleft()
+        while (piece := self._pop_reserved()) is not None:
             if piece.nbytes >= nbytes:
                 return piece
             self._give(piece)
@@ -152,6 +151,12 @@ class Transfers:
                 self._arena.free(each.piece)
         self.release_reserved()
         queue.clear()
+
+    def _pop_reserved(self) -> Block | None:
+        try:
+            return self.reserved.popleft()  # alone: the loop's thread gives back while one beside it may take
+        except IndexError:
+            return None
 
     def _take(self, nbytes: int) -> Block | None:
         size = _size(nbytes)

@@ -1,7 +1,7 @@
 """How fast the backend's own kernels are on a GPU: ``python benchmarks/cuda_kernels.py [--json FILE] [--only PART]``.
 
 Elementwise functions, reductions over rows of any length and along any axis, and vectors: bytes read and written in a second, beside a copy on the same
-device. Convolutions: arithmetic, beside PyTorch where it is installed.
+device. Convolutions and attention: arithmetic, beside PyTorch where it is installed.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ _CONVOLUTIONS = (
     (32, 512, 7, 512, 3),
     (32, 512, 7, 2048, 1),
 )
+# (batch, heads, queries, keys, head_dim): long sequences, and few queries over many keys
+_ATTENTIONS = ((4, 16, 2048, 2048, 64), (4, 16, 2048, 2048, 128), (1, 16, 1, 16_384, 128))
 
 
 class Report:
@@ -158,6 +160,34 @@ class Kernels:
         dtype = DType.of(name)
         return lambda: self.compute.conv2d_forward(self.a, shape, self.b, filters, self.c, out, (1, 1), pad, dtype=dtype)
 
+    def attentions(self) -> None:
+        """Attention without and with a causal mask, beside PyTorch's."""
+        for name in ("float16", "bfloat16", "float32"):
+            for sizes in _ATTENTIONS:
+                batch, heads, queries, keys, depth = sizes
+                for causal in (False, True) if queries == keys else (False,):
+                    flops = 4 * math.prod(sizes) // (2 if causal else 1)
+                    ours = best(self._attention(name, sizes, causal), self.stream)
+                    theirs = _torch_attention(name, (batch, heads, queries, depth), (batch, heads, keys, depth), causal)
+                    beside = {"torch_TFLOP/s": flops / theirs / 1e12} if theirs else {}
+                    where = f"attention {name} {sizes}{' causal' if causal else ''}"
+                    self.report.add("TFLOP/s", where, flops / ours / 1e12, **beside)
+
+    def _attention(self, name: str, sizes: tuple[int, int, int, int, int], causal: bool) -> Callable[[], object]:
+        dtype, values = DType.of(name), self.b + _BYTES // 2
+        return lambda: self.compute.attention(self.a, self.b, values, self.c, *sizes, sizes[-1] ** -0.5, causal, dtype=dtype)
+
+
+def _torch_attention(name: str, of_queries: tuple[int, ...], of_keys: tuple[int, ...], causal: bool) -> float:
+    """Return the seconds that PyTorch takes, 0 without it."""
+    try:
+        torch: Any = importlib.import_module("torch")
+    except ImportError:
+        return 0.0
+    q = torch.zeros(of_queries, dtype=getattr(torch, name), device="cuda")
+    k = torch.zeros(of_keys, dtype=q.dtype, device="cuda")
+    return best(lambda: torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=causal), torch.cuda)
+
 
 def _torch(name: str, shape: tuple[int, ...], filters: tuple[int, ...], pad: tuple[int, int]) -> float:
     """Return the seconds that PyTorch takes, 0 without it."""
@@ -174,7 +204,7 @@ def _torch(name: str, shape: tuple[int, ...], filters: tuple[int, ...], pad: tup
 
 def main() -> None:
     """Run it."""
-    parts = ("elementwise", "reductions", "vectors", "convolutions")
+    parts = ("elementwise", "reductions", "vectors", "convolutions", "attentions")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE")
     parser.add_argument("--only", choices=parts, action="append", help="measure this part (may be given again)")

@@ -45,6 +45,9 @@ class _Job:
             self.future.set_exception(error)
         else:
             self.future.set_result(result)
+        finally:
+            # The future keeps an error, whose traceback keeps this frame: with these in it, arguments would live until the next collection.
+            del self, args, kwargs
 
 
 class WorkerPool:

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from accel.completion.strategy import CompletionStrategy, Ended, LaneWatcher, take_ended
+from accel.completion.strategy import CompletionStrategy, Ended, LaneWatcher, put_in_line, take_ended
 from accel.completion.timer import create_timer
 from accel.errors import InvalidArgumentError
 
@@ -56,7 +56,7 @@ class PolledWatcher(LaneWatcher):
     def watch(self, pending: Pending) -> None:
         """Watch a mark until it ends."""
         self._admit()
-        self._lanes.setdefault(pending.lane, deque()).append(pending)
+        put_in_line(self._lanes.setdefault(pending.lane, deque()), pending)
         self._arm()
 
     def _arm(self) -> None:

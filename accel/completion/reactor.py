@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from accel.completion.prediction import Estimate, Predictor
-from accel.completion.strategy import Ended, look, take_ended
+from accel.completion.strategy import Ended, look, put_in_line, take_ended
 from accel.completion.timer import create_timer
 
 if TYPE_CHECKING:
@@ -140,10 +140,10 @@ class Reactor:
         self._alarm: float | None = None
 
     def add(self, lane: ReactorLane, pending: Pending) -> None:
-        """Watch ``pending`` as the newest mark of ``lane``."""
+        """Watch ``pending`` as a mark of ``lane``."""
         queue = lane.queue
-        queue.append(pending)
-        if len(queue) == 1:
+        put_in_line(queue, pending)
+        if queue[0] is pending:
             now = time.perf_counter()
             lane.began = max(pending.enqueued_at, lane.ended)
             lane.looked = now

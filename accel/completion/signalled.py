@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING
 
-from accel.completion.strategy import Ended, LaneWatcher, take_ended
+from accel.completion.strategy import Ended, LaneWatcher, put_in_line, take_ended
 from accel.completion.timer import create_timer
 from accel.errors import AccelError
 
@@ -44,7 +44,7 @@ class SignalledWatcher(LaneWatcher):
         queue = self._lanes.get(pending.lane)
         if queue is None:
             queue = self._lanes[pending.lane] = deque()
-        queue.append(pending)
+        put_in_line(queue, pending)
         self._arm()
         self._ask_for_signal(pending)
 

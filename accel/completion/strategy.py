@@ -16,7 +16,18 @@ if TYPE_CHECKING:
 
     from accel.backend import AccelDevice
 
-__all__ = ["CompletionStatistics", "CompletionStrategy", "Ended", "LaneWatcher", "Pending", "Watcher", "look", "take_ended", "thread_end"]
+__all__ = [
+    "CompletionStatistics",
+    "CompletionStrategy",
+    "Ended",
+    "LaneWatcher",
+    "Pending",
+    "Watcher",
+    "look",
+    "put_in_line",
+    "take_ended",
+    "thread_end",
+]
 
 
 class Pending(Protocol):
@@ -28,7 +39,7 @@ class Pending(Protocol):
 
     @property
     def lane(self) -> Hashable:
-        """Marks of one lane complete in the order in which they were watched."""
+        """Marks of one lane complete in the order in which they were recorded, which :attr:`enqueued_at` tells."""
 
     @property
     def stream(self) -> Any:
@@ -40,7 +51,7 @@ class Pending(Protocol):
 
     @property
     def enqueued_at(self) -> float:
-        """When the work before the mark was enqueued (``time.perf_counter()``, seconds)."""
+        """When the mark was recorded, after its work (``time.perf_counter()``, seconds)."""
 
     def complete(self) -> None:
         """Take note that the stream has passed the mark; called only after ``query()`` of its event, or of a later one in its lane, returned ``True``."""
@@ -226,6 +237,14 @@ class LaneWatcher(Watcher):
     @abstractmethod
     async def _release(self, *, abandon: bool) -> None:
         """Give threads and timers back; called once, when nothing is pending."""
+
+
+def put_in_line(queue: deque[Pending], pending: Pending) -> None:
+    """Add a mark to those of its lane, by when they were recorded: one that is attended may come after a later one, which was watched at once."""
+    at = len(queue)
+    while at and queue[at - 1].enqueued_at > pending.enqueued_at:
+        at -= 1
+    queue.insert(at, pending)
 
 
 def take_ended(queue: deque[Pending], ended: list[Ended]) -> None:

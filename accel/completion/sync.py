@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from accel.completion.strategy import CompletionStrategy, Ended, LaneWatcher, take_ended, thread_end
+from accel.completion.strategy import CompletionStrategy, Ended, LaneWatcher, put_in_line, take_ended, thread_end
 
 if TYPE_CHECKING:
     import asyncio
@@ -101,7 +101,7 @@ class SyncWatcher(LaneWatcher):
         lane = self._lanes.get(pending.lane)
         if lane is None:
             lane = self._lanes[pending.lane] = self._open_lane()
-        lane.queue.append(pending)
+        put_in_line(lane.queue, pending)
         self._block(lane)
 
     def _open_lane(self) -> _Lane:

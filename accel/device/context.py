@@ -65,7 +65,7 @@ class Context(ContextBase):
         self.lanes: list[Lane] = []
         self.ports: dict[str, Port] = {}
         self._kernels: dict[type[KernelOp], Kernel] = {}
-        self._own: dict[str, OwnLibrary] = {}
+        self.own: dict[str, OwnLibrary] = {}
         self.may_block: Callable[[Any, Any], bool] = device.may_block
         self._open_port = open_port
         self._to_close = threading.Lock()  # whoever gets it closes, and keeps it
@@ -236,11 +236,12 @@ class Context(ContextBase):
 
     def add_own(self, library: OwnLibrary) -> None:
         """Take a registered library that was just made for this context."""
-        name = library.library.name
-        self._own[name] = library
-        if library.library.blocking:
-            before = self.may_block
-            self.may_block = lambda lane, op: op.library == name or (type(op) is Replay and op.calls(name)) or before(lane, op)
+        name, is_blocking, before = library.library.name, library.library.blocking, self.may_block
+        self.own[name] = library
+        # The backend is not asked about these ops: it may have some of the same kind, with other fields.
+        self.may_block = lambda lane, op: (
+            is_blocking if op.library == name else (is_blocking and type(op) is Replay and op.calls(name)) or before(lane, op)
+        )
 
     def kernel_of(self, op: KernelOp) -> Kernel:
         """Return how the op is enqueued."""
@@ -248,7 +249,7 @@ class Context(ContextBase):
 
     def _kernel(self, op: KernelOp) -> Kernel:
         """Return how the op is enqueued: by a kernel of the backend's own, else by the one derived from its compute interface."""
-        own = self._own.get(op.library)
+        own = self.own.get(op.library)
         native = self.device.kernels(op.library) if own is None else own.kernels
         kernel = native.get(op.kind) or LIBRARIES.get(op.library, {}).get(op.kind)
         if kernel is None:
@@ -304,8 +305,8 @@ class Context(ContextBase):
         for lane in self.lanes:
             lane.close(abandon=abandon)
         self.buffers.close(abandon=abandon)
-        for own in self._own.values() if not abandon else ():
-            own.library.close()
+        for own in self.own.values() if not abandon else ():
+            own.close()
         self.events.close()
         close_all(self.sharing.take_all())
         self.core.pinned.arena.detach()

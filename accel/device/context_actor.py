@@ -22,7 +22,7 @@ from accel.device.kernel_actor import KernelActor
 from accel.device.kernel_library import OwnLibrary
 from accel.device.lane import Lane
 from accel.device.run import BATCH, Port
-from accel.errors import AccelError, DeviceLostError, FaultScope, LibraryError
+from accel.errors import AccelError, ClosedError, DeviceLostError, FaultScope, LibraryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,17 +119,21 @@ class ContextActor(Actor[OpenLibrary, "Port | Exception"]):
         make = self._core.own.get(library)
         if make is None:
             return
-        backend = self._core.description.backend
+        description = self._core.description
         lane = self._lanes.get(library)
         if lane is None:
             lane = self._lanes[library] = await self._lane(made, library)
 
         def open_it() -> OwnLibrary:
-            own = OwnLibrary(make(), backend)
+            own = OwnLibrary(make(), description)
             own.library.open(lane.stream)
             return own
 
-        made.add_own(await self._core.system.run_blocking(open_it))
+        own = await self._core.system.run_blocking(open_it)
+        if self._core.own.get(library) is not make:  # who registered it has been cancelled meanwhile
+            await self._core.system.run_blocking(own.close)
+            raise ClosedError(f"library {library!r} is not registered any more", library=library, device=self._core.name)
+        made.add_own(own)
 
     async def _open(self, made: Context, library: str, context: ActorContext) -> Port:
         lane = self._lanes.pop(library, None) or await self._lane(made, library)

@@ -132,6 +132,10 @@ class Device(MemoryFace):
             If the class has no name or no kernels, or the device has a library of this name.
         LibraryError
             If it cannot be made or opened; the device goes on without it.
+
+        Notes
+        -----
+        Cancelling before the instance is open leaves the device without the library; after that it has it.
         """
         core = self._core
         core.guard()
@@ -144,7 +148,9 @@ class Device(MemoryFace):
             await self._sender.until_ready(None)
             await self._host.context.port(name)
         except BaseException:
-            del core.own[name]
+            context = self._host.context
+            if context is None or name not in context.own:
+                del core.own[name]
             raise
 
     def batch(self, *, timeout: float | None = None) -> Batch:

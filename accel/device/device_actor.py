@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from accel.actors import Actor, ActorContext
 from accel.device.context_actor import ContextMonitor
+from accel.device.graph import GraphSubmission
 from accel.device.run import OpSubmission
 from accel.device.submission import BatchSubmission, Submission
 from accel.errors import AccelError, LibraryError, StaleRefError
@@ -145,9 +146,9 @@ class DeviceActor(Actor[Submission, None]):
             for ref in (*plan.reads, *plan.writes):
                 if ref.generation != core.live_generation:
                     raise ref.stale_error()
-        if isinstance(submission, BatchSubmission):
+        if isinstance(submission, (BatchSubmission, GraphSubmission)):
             raise StaleRefError(
-                "the context was rebuilt while the batch was recorded",
+                f"the context was rebuilt while the {'batch' if isinstance(submission, BatchSubmission) else 'graph'} was recorded",
                 reason="generation",
                 device=core.name,
                 generation=core.live_generation,

@@ -35,13 +35,15 @@ class Program:
     ----------
     ops, plans, outputs : sequence
         As they were recorded.
+    made : sequence of AccelRef
+        All of ``outputs``.
     native : object
         What the backend made of it, with a ``close`` method; ``None`` where the ops are enqueued one by one.
     handle : AccelRef
         Stands for the program as for a buffer: replays write it, so that they follow each other, and its end is the program's.
     """
 
-    __slots__ = ("_launches", "handle", "native", "ops", "outputs", "plan", "plans")
+    __slots__ = ("_launches", "handle", "made", "native", "ops", "outputs", "plan", "plans")
 
     def __init__(
         self, core: DeviceCore, ops: Sequence[KernelOp], plans: Sequence[Plan], outputs: Sequence[tuple[AccelRef, ...]], generation: int
@@ -49,10 +51,11 @@ class Program:
         self.ops = tuple(ops)
         self.plans = tuple(plans)
         self.outputs = tuple(outputs)
+        self.made = tuple([ref for refs in outputs for ref in refs])
         self.native: Any = None
         self.handle = AccelRef(core, core.next_buffer(), (0,), DType.UINT8, generation)
         self._launches: list[tuple[Kernel, KernelOp, list[int], list[int]]] = []
-        own = {ref.buffer for refs in outputs for ref in refs}
+        own = {ref.buffer for ref in self.made}
         written = {ref.buffer: ref for plan in plans for ref in plan.writes if ref.buffer not in own}
         read = {ref.buffer: ref for plan in plans for ref in plan.reads if ref.buffer not in own and ref.buffer not in written}
         self.plan = Plan(tuple(read.values()), (self.handle, *written.values()), ())
@@ -85,11 +88,14 @@ class Program:
             kernel(lane, op, inputs, outputs)
 
     def settle(self, context: Context) -> None:
-        """Let the program's own buffers be tracked as one from now on, and end what the backend made of it with the handle."""
-        shared = Usage()
-        for refs in self.outputs:
-            for ref in refs:
-                block = context.buffers.block(ref)
+        """Let the program's own buffers be tracked as one from now on, and end what the backend made of it with the handle.
+
+        Buffers that are gone by now were freed while the capture ran, or it was cancelled: no replay will use them.
+        """
+        shared, blocks = Usage(), context.buffers.blocks
+        for ref in self.made:
+            block = blocks.get(ref.buffer)
+            if block is not None:
                 shared.merge(block.usage)
                 block.usage = shared
         context.buffers.hold(self.handle, shared, None if self.native is None else self.native.close)
@@ -119,8 +125,12 @@ class Replay(KernelOp):
     program: Program
 
     def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
-        return self.program.plan
+        """See :meth:`KernelOp.plan`; a buffer of the program's own that was freed has given its memory to others."""
+        program = self.program
+        for ref in program.made:
+            if ref.is_freed:
+                raise ref.stale_error()
+        return program.plan
 
     def calls(self, library: str) -> bool:
         """Whether a replay calls kernels of a library, one by one."""
@@ -142,7 +152,7 @@ class GraphSubmission(OpSubmission):
     async def place(self, context: Context, lane: Lane) -> None:
         """Give the program its memory and its kernels. What it raises is the caller's business."""
         buffers = context.buffers
-        refs = [ref for refs in self.program.outputs for ref in refs]
+        refs = self.program.made
         specs = [spec for plan in self.program.plans for spec in plan.creates]
         while not self.is_settled and not buffers.place(refs, lane):
             await buffers.provide(specs, lane)
@@ -163,8 +173,8 @@ class Graph(Recorder):
 
     Where the backend has no graphs (the CPU), a replay enqueues the ops one after the other: the same results, by the same interface.
 
-    After a rebuild the graph is stale: :meth:`replay` raises :class:`~accel.StaleRefError`, and the graph is to be recorded again. Dropping the graph,
-    or :meth:`aclose`, gives it back.
+    If the context is rebuilt while recording, the end of the block raises :class:`~accel.StaleRefError`. After a later rebuild the graph is stale:
+    :meth:`replay` raises that, and the graph is to be recorded again. Dropping the graph, or :meth:`aclose`, gives it back.
     """
 
     what: ClassVar[str] = "graph"
@@ -190,11 +200,10 @@ class Graph(Recorder):
                 self._program = program
         finally:
             if self._program is None:
-                for refs in program.outputs:
-                    for ref in refs:
-                        if not ref.is_freed:
-                            ref.is_freed = True
-                            ref.owner.dropped.append(ref.buffer)
+                for ref in program.made:
+                    if not ref.is_freed:
+                        ref.is_freed = True
+                        ref.owner.dropped.append(ref.buffer)
             # An error's traceback holds this frame, and the submission's future holds the error.
             del submission, program
 

@@ -88,7 +88,8 @@ class ContextBase:
             return
         if not error.is_fault:
             error = LibraryError(error.message, code=error.code, library=error.library, scope=FaultScope.CONTEXT, op=error.op)
-        self.fault = error
+        # It stays as long as this does; a traceback's frames hold submissions, and so what their waiters had in hand.
+        self.fault = error.with_traceback(None)
         self.core.lost_context(error, is_survived=is_survived)
         self.fail_all(error)
         self.on_fault(error)

@@ -64,9 +64,7 @@ class KernelActor(Actor["Sendable", None]):
         lane = op.lane
         if self._debug or lane.enqueued < op.seq - 1 or (op.dependencies and not _is_due(op)):
             return False
-        if op.beside is None:
-            op.beside = self._context.may_block(lane, op.op)
-        if op.beside:
+        if self._is_beside(op, lane):
             return False
         try:
             if op.dependencies or op.action is not None:
@@ -96,9 +94,13 @@ class KernelActor(Actor["Sendable", None]):
         self._finish(message)
 
     def _is_beside(self, launch: Bound, lane: Lane) -> bool:
-        """Return whether an op is enqueued on another thread; the backend is asked once."""
+        """Return whether an op is enqueued on another thread; the backend is asked once. What a fault has answered has let go of its op."""
         if launch.beside is None:
-            launch.beside = self._context.may_block(lane, launch.op)
+            try:
+                launch.beside = self._context.fault is None and self._context.may_block(lane, launch.op)
+            except Exception:  # the backend's bug must not keep the op from being answered
+                logger.exception("may_block_failed", device=self._context.core.name, op=None if launch.op is None else launch.op.kind)
+                launch.beside = True
         return launch.beside
 
     def _enqueue(self, launch: Bound, run: Sendable) -> None:
@@ -165,7 +167,8 @@ class KernelActor(Actor["Sendable", None]):
     def _raised(self, error: Exception, launch: Bound, run: Sendable) -> None:
         """Answer an op whose kernel raised."""
         if not isinstance(error, AccelError):  # a kernel's bug ends its op, not the device
-            wrapped = LibraryError(f"the {launch.op.kind} kernel raised {type(error).__name__}: {error}", library=launch.op.library)
+            library = None if launch.op is None else launch.op.library
+            wrapped = LibraryError(f"the {_kind(launch, run)} kernel raised {type(error).__name__}: {error}", library=library)
             wrapped.__cause__ = error
             error = wrapped
             run.submission.launched += 1  # how far it came is not known: what it may have enqueued has to end, and may have faulted
@@ -182,10 +185,10 @@ class KernelActor(Actor["Sendable", None]):
         submission, core = run.submission, self._context.core
         if error.is_fault:
             submission.launched += 1  # it may have reached the device
-            self._context.report_fault(error.clone(op=error.op or launch.op.kind))
+            self._context.report_fault(error.clone(op=error.op or _kind(launch, run)))
             return
         own = error.clone(
-            op=error.op or launch.op.kind,
+            op=error.op or _kind(launch, run),
             device=core.name,
             generation=self._context.generation,
             op_index=None if isinstance(run, OpSubmission) else launch.index,
@@ -237,6 +240,11 @@ class KernelActor(Actor["Sendable", None]):
                 context.watcher.attend(run)
             else:
                 context.watcher.watch(run)
+
+
+def _kind(launch: Bound, run: Sendable) -> str:
+    """Return what an op is called, also when a fault has made its submission let go of it meanwhile."""
+    return run.submission.kinds[launch.index]
 
 
 def _before(run: Sendable) -> Iterator[Dependency]:

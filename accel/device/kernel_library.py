@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
+from accel import dlpack
+from accel._log import get_logger
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops import KernelOp
@@ -15,10 +17,12 @@ from accel.ops import KernelOp
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from accel.backend import Kernel
+    from accel.backend import DeviceDescription, Kernel
     from accel.device.lane import Lane
 
 __all__ = ["KernelLibrary", "Operand", "OwnLibrary", "kernel"]
+
+logger = get_logger()
 
 F = TypeVar("F", bound="Callable[..., object]")
 
@@ -29,8 +33,8 @@ _MARK = "__accel_kernel__"
 class Operand:
     """An array in device memory, as a kernel of the user's own gets it: valid until the kernel's work in the stream has ended.
 
-    Speaks ``__cuda_array_interface__`` on CUDA devices, so that ``torch.as_tensor(operand, device="cuda")``, ``cupy.asarray(operand)`` and numba take it
-    without a copy. What is made of it must not outlive the op.
+    Array libraries take it without a copy: on CUDA devices by DLPack (``torch.from_dlpack``, every dtype but float4) or ``__cuda_array_interface__``
+    (``cupy.asarray``, numba), on the CPU by ``np.asarray`` and DLPack. What is made of it must not outlive the op, and an input must not be written.
 
     Attributes
     ----------
@@ -42,6 +46,10 @@ class Operand:
         Whether the op writes it.
     backend : str
         Name of the backend whose memory it is.
+    index : int
+        Of the device, among those of its backend.
+    stream
+        The one that the kernel enqueues into, in whose order the memory may be used.
     """
 
     address: int
@@ -49,6 +57,8 @@ class Operand:
     dtype: DType
     is_output: bool
     backend: str
+    index: int = 0
+    stream: Any = field(default=None, repr=False, compare=False)
 
     @property
     def size(self) -> int:
@@ -75,6 +85,54 @@ class Operand:
             "stream": None,
             "version": 3,
         }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return DLPack's name of the device.
+
+        Raises
+        ------
+        BufferError
+            If DLPack has none for this backend that accel knows.
+        """
+        if self.backend == "cuda":
+            return dlpack.CUDA, self.index
+        if self.backend == "cpu":
+            return dlpack.CPU, 0
+        raise BufferError(f"memory of the backend {self.backend!r} is not shared by DLPack: use the address")
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Return a DLPack capsule over the memory, which it does not keep.
+
+        Parameters
+        ----------
+        stream
+            The consumer's stream: the kernel's own one, because in no other is the memory ready, or -1.
+        max_version
+            The newest DLPack that the consumer knows.
+        dl_device, copy
+            Another device, and ``copy=True``, are refused.
+
+        Raises
+        ------
+        BufferError
+            If the consumer works in another stream, asks for what is refused, or DLPack has no such elements.
+        """
+        device = self.__dlpack_device__()
+        if copy or (dl_device is not None and tuple(dl_device) != device):
+            raise BufferError("an operand is shared where it is, and not copied")
+        if self.backend == "cuda" and stream != -1 and stream != self.stream.__cuda_stream__()[1]:
+            raise BufferError(
+                f"the current stream ({stream}) is not the kernel's: take the operand inside "
+                "`with torch.cuda.stream(torch.cuda.ExternalStream(stream.handle))`, or what your library has for that"
+            )
+        return dlpack.export(self.address, self.shape, self.dtype, device, None, max_version=max_version)
 
     def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray[Any, Any]:
         """Return a view where the processor can read the memory, which is on the CPU backend."""
@@ -116,13 +174,18 @@ class KernelLibrary:
 
     Rules for a kernel method: it only *enqueues* into the stream that it is given, and waits for nothing. It reads ``inputs``, writes ``outputs``, and
     keeps neither. Memory of its own must stay until the stream has passed its use (torch's and CuPy's allocators see to that in a ``with stream`` block).
+    A graph on a GPU calls it once, at the recording, and repeats what it enqueued: memory of its own must then stay as long as the graph, which those
+    allocators do not know; so record only methods that work in ``inputs``, ``outputs`` and what :meth:`open` made.
     What it raises is the op's error: an :class:`~accel.AccelError` as it is, anything else wrapped in :class:`~accel.LibraryError`. On CUDA the stream
-    speaks ``__cuda_stream__`` and has a ``handle``; on the CPU it has ``enqueue(function, *arguments)``.
+    speaks ``__cuda_stream__`` and has a ``handle``; on the CPU it has ``submit(work, cost)``, which calls ``work()`` in its turn (``cost``: about how many
+    seconds that takes; what raises there is a fault of the context).
 
     Attributes
     ----------
     name : str
         The library's name: what its ops have as ``library``, and its kernel actor in ``system.tree()``.
+    description : DeviceDescription
+        Of the device; there before :meth:`open` is called.
     blocking : bool
         Whether a kernel method may take long on the host (it imports, loads kernels, allocates): it is then called on a worker thread, in its place in
         line, one at a time. ``False`` calls it on the loop's thread: for launches that are known not to block.
@@ -130,6 +193,7 @@ class KernelLibrary:
 
     name: ClassVar[str]
     blocking: ClassVar[bool] = True
+    description: DeviceDescription
 
     def open(self, stream: Any) -> None:
         """Prepare: imports, handles, weights. Called once, on a worker thread, before the first kernel.
@@ -141,7 +205,10 @@ class KernelLibrary:
         """
 
     def close(self) -> None:
-        """Give back what :meth:`open` made. Called on a worker thread, with nothing in the streams any more. Not called after a fault."""
+        """Give back what :meth:`open` made. Called on a worker thread, with nothing in the streams any more. Not called after a fault.
+
+        What it raises is logged.
+        """
 
 
 class OwnLibrary:
@@ -151,30 +218,37 @@ class OwnLibrary:
     ----------
     library
         The instance.
-    backend
-        Name of the device's backend.
+    description
+        Of the device.
     """
 
-    def __init__(self, library: KernelLibrary, backend: str) -> None:
+    def __init__(self, library: KernelLibrary, description: DeviceDescription) -> None:
         self.library = library
-        self._backend = backend
+        library.description = self._description = description
         self._lock = threading.Lock()  # its own lane and that of batches may call it from two threads
         self.kernels: Mapping[str, Kernel] = {
             op.kind: self._adapt(getattr(library, name)) for op, name in kernels_of(type(library)).items()
         }
 
     def _adapt(self, method: Callable[..., object]) -> Kernel:
-        backend, lock = self._backend, self._lock
+        backend, index, lock = self._description.backend, self._description.index, self._lock
 
         def call(lane: Lane, op: KernelOp, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-            plan = op.plan()
-            reads = [Operand(a, ref.shape, ref.dtype, False, backend) for a, ref in zip(inputs, plan.reads, strict=True)]
+            plan, stream = op.plan(), lane.stream
+            reads = [Operand(a, ref.shape, ref.dtype, False, backend, index, stream) for a, ref in zip(inputs, plan.reads, strict=True)]
             written = [(ref.shape, ref.dtype) for ref in plan.writes] + [(spec.shape, spec.dtype) for spec in plan.creates]
-            writes = [Operand(a, shape, dtype, True, backend) for a, (shape, dtype) in zip(outputs, written, strict=True)]
+            writes = [Operand(a, shape, dtype, True, backend, index, stream) for a, (shape, dtype) in zip(outputs, written, strict=True)]
             with lock:
-                method(op, lane.stream, reads, writes)
+                method(op, stream, reads, writes)
 
         return call
+
+    def close(self) -> None:
+        """Close the instance. What it raises is logged: the rest of the context is given back all the same."""
+        try:
+            self.library.close()
+        except Exception as error:
+            logger.warning("library_not_closed", library=self.library.name, error=error)
 
 
 def kernels_of(library: type[KernelLibrary]) -> dict[type[KernelOp], str]:

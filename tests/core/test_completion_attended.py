@@ -71,6 +71,39 @@ async def test_attended_mark_does_not_overtake_those_watched_before(watcher: Wat
     assert order == ["first", "second"]
 
 
+async def test_attended_mark_stands_before_those_recorded_later(watcher: Watcher) -> None:
+    """Of many marks only some are looked at, because a stream passes them in order: so their order must be the stream's."""
+    oldest_event, oldest = watched(watcher)
+    early = Mark(Event())
+    blocked_event, blocked = watched(watcher)
+    early.event.end(True)
+    watcher.attend(early)
+    latest_event, latest = watched(watcher)
+    oldest_event.end(True)
+    await asyncio.wait_for(early.ended, PATIENCE)
+    await turns()
+    assert [mark.ends for mark in (oldest, early, blocked, latest)] == [[None], [None], [], []]
+    blocked_event.end(True)
+    await asyncio.wait_for(blocked.ended, PATIENCE)
+    assert latest.ends == []
+    latest_event.end(True)
+    await asyncio.wait_for(latest.ended, PATIENCE)
+
+
+async def test_attended_mark_that_comes_before_all_others_is_looked_at_first(watcher: Watcher) -> None:
+    early = Mark(Event())
+    blocked_event, blocked = watched(watcher)
+    watcher.attend(early)
+    await turns()
+    assert early.ends == []
+    early.event.end(True)
+    await asyncio.wait_for(early.ended, PATIENCE)
+    await turns()
+    assert blocked.ends == []
+    blocked_event.end(True)
+    await asyncio.wait_for(blocked.ended, PATIENCE)
+
+
 async def test_attended_mark_gets_its_fault(watcher: Watcher) -> None:
     mark = Mark(Event())
     mark.event.end(DriverError("gone", code=700, scope=FaultScope.PROCESS))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ import pytest
 import accel
 from accel.cpu.backend import CpuDevice, CpuSlab
 from accel.cpu.stream import CpuStream
+from accel.device.kernel_actor import KernelActor
+from accel.device.run import OpSubmission
+from accel.ops import Empty, Plan
 from accel.testing import FaultPlan
 
 Kernels = Mapping[str, Callable[..., None]]
@@ -166,3 +170,44 @@ async def test_a_fault_gives_nothing_back_under_a_call_either(monkeypatch: pytes
             while "slab" not in held.closed:
                 await asyncio.sleep(0)
         assert held.closed[0] == "the kernel returned"
+
+
+async def test_a_kernel_that_ends_after_its_op_was_answered_is_still_named() -> None:
+    fault = accel.LibraryError("gone", scope=accel.FaultScope.CONTEXT)
+    told: list[accel.AccelError] = []
+    core: Any = SimpleNamespace(options=SimpleNamespace(debug=False), name="cpu:0")
+    context: Any = SimpleNamespace(
+        core=core, fault=None, may_block=lambda lane, op: False, report_fault=told.append, retire=lambda *_, **__: None
+    )
+    lane: Any = SimpleNamespace(enqueued=0, advance=lambda seq: None, stream=None, events=SimpleNamespace(take=lambda: None))
+    plan = Plan((), (), ())
+    submission = OpSubmission(Empty((1,), accel.DType.FLOAT32), plan, asyncio.get_running_loop().create_future(), 1)
+
+    def kernel(*_: Any) -> None:
+        submission.reject(accel.ContextPoisonedError("the context faulted"))  # what becomes of all that is in flight
+        context.fault = fault
+        raise fault
+
+    submission.bind(context, SimpleNamespace(lane=lane), kernel, (), (), 1, [], None)  # type: ignore[arg-type]
+    KernelActor(context).receive_now(submission, None)  # type: ignore[arg-type]
+    assert [error.op for error in told] == ["empty"]
+    assert isinstance(submission.future.exception(), accel.ContextPoisonedError)
+
+
+async def test_a_backend_that_cannot_say_does_not_keep_an_op_from_its_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def may_block(self: CpuDevice, lane: Any, op: Any) -> bool:
+        if op.kind == "gemm":
+            raise AttributeError("no such field")
+        return False
+
+    monkeypatch.setattr(CpuDevice, "may_block", may_block)
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        x = await device.put(np.eye(3))
+        np.testing.assert_array_equal(await device.get(await device.blas.gemm(x, x)), np.eye(3))
+        async with device.batch() as batch:
+            y = batch.blas.gemm(x, x)
+        np.testing.assert_array_equal(await device.get(y), np.eye(3))
+    assert "may_block_failed" in caplog.text

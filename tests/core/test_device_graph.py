@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 import accel
 from accel import ops
+from accel.cpu.backend import CpuDevice
 from accel.testing import FaultPlan
 
 
@@ -118,6 +122,22 @@ async def test_a_freed_operand_ends_the_graph() -> None:
         assert caught.value.reason == "freed"
 
 
+async def test_a_freed_result_ends_the_graph() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        x = await device.put(np.ones(64))
+        async with device.graph() as graph:
+            y = graph.elementwise.unary("neg", x)
+        await graph.replay()
+        await device.free(y)
+        other = await device.full(64, 7.0, "float64")  # where y was, likely
+        with pytest.raises(accel.StaleRefError) as caught:
+            await graph.replay()
+        assert caught.value.reason == "freed"
+        assert caught.value.op == "replay"
+        np.testing.assert_array_equal(await device.get(other), np.full(64, 7.0))
+
+
 async def test_a_body_that_raises_leaves_nothing_behind() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu")
@@ -207,3 +227,43 @@ async def test_cancelled_recordings_and_replays_leave_nothing_behind() -> None:
         np.testing.assert_array_equal(await device.get(x), np.ones((8, 8)))
         assert device.info().memory.used == used
         assert device.info().in_flight == 0
+
+
+async def test_a_recording_that_is_cancelled_during_its_capture_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    began, let_go, closed = threading.Event(), threading.Event(), threading.Event()
+    original = CpuDevice.kernels
+
+    def capture(lane: Any, op: Any, inputs: Any, outputs: Any) -> None:
+        began.set()
+        assert let_go.wait(10)
+        op.program.native = SimpleNamespace(close=closed.set)
+
+    def kernels(self: CpuDevice, library: str) -> Any:
+        return {"capture": capture} if library == "capture" else original(self, library)
+
+    monkeypatch.setattr(CpuDevice, "kernels", kernels)
+    monkeypatch.setattr(CpuDevice, "may_block", lambda self, lane, op: op.kind == "capture")
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        x = await device.put(np.ones(4))
+        used = device.info().memory.used
+        raised: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: raised.append(context))
+
+        async def record() -> None:
+            async with device.graph() as graph:
+                graph.elementwise.unary("neg", x)
+
+        task = asyncio.create_task(record())
+        await asyncio.to_thread(began.wait, 10)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        del task
+        # What was recorded is given back by the next op, before the capture has ended.
+        np.testing.assert_array_equal(await device.get(x), np.ones(4))
+        let_go.set()
+        while not closed.is_set() and not raised:
+            gc.collect()
+            await device.get(x)
+        assert not raised
+        assert device.info().memory.used == used

@@ -133,6 +133,27 @@ async def test_a_cancelled_call_gives_up_its_place_and_nothing_is_lost() -> None
         assert device.info().pinned.waiting == 0
 
 
+async def test_who_comes_between_two_that_wait_comes_after_them() -> None:
+    async with opened(pinned_limit=LIMIT) as device:
+        held = [await device.pinned(LIMIT // 4, "uint8") for _ in range(4)]
+        order: list[str] = []
+        arrays: list[Any] = []
+
+        async def take(name: str) -> None:
+            arrays.append(await device.pinned(LIMIT // 4, "uint8"))
+            order.append(name)
+
+        waiting = [task(take("first")), task(take("second"))]
+        await turns()
+        del held[2:]
+        # The first has had its turn when this comes, and the second does not know yet that it is its own.
+        asyncio.get_running_loop().call_soon(lambda: waiting.append(task(take("newcomer"))))
+        await until(lambda: len(order) == 2)
+        held.clear()
+        await bounded(asyncio.gather(*waiting))
+        assert order == ["first", "second", "newcomer"]
+
+
 async def test_cancelling_while_a_block_is_made_leaves_the_limit_as_it_was() -> None:
     async with opened(pinned_limit=LIMIT) as device:
         for pause in range(12):

@@ -102,13 +102,27 @@ def test_a_setting_that_makes_no_sense_is_said_in_a_line(program: str, name: str
     assert "\n" not in left.value.code
 
 
-def test_the_kernel_example_says_what_is_missing_without_a_gpu() -> None:
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "examples/cuda_custom_kernel.py"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+def run_example(name: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables
+    command = [sys.executable, f"examples/{name}"]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "examples").glob("cuda_*.py")))
+def test_an_example_for_a_gpu_says_what_is_missing_without_one(name: str) -> None:
+    done = run_example(name, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 1, done
-    assert done.stderr.startswith("This example needs an NVIDIA GPU: ")
+    assert done.stderr.startswith("This example needs "), done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_example_of_a_library_of_ones_own_computes_what_numpy_does() -> None:
+    done = run_example("own_library.py")
+    assert done.returncode == 0, done
+    first, *others = done.stdout.splitlines()
+    assert first.startswith("a fault in ")
+    assert len(others) == 3
+    assert all(line.endswith(": True") for line in others), done.stdout
 
 
 async def ask(session: aiohttp.ClientSession, path: str, **options: Any) -> Any:

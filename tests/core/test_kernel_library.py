@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import accel
-from accel import ops
+from accel import dlpack, ops
+from accel.cpu.backend import CpuDevice
 from accel.ops import Plan, Spec
 from accel.testing import FaultPlan
 
@@ -129,6 +130,46 @@ async def test_what_does_not_block_is_called_on_the_loops_thread() -> None:
         assert instance.threads == {threading.current_thread().name}
 
 
+@pytest.mark.parametrize("library", [Mine, Quick])
+async def test_the_backend_is_not_asked_about_ops_that_are_not_its_own(library: type[Mine], monkeypatch: pytest.MonkeyPatch) -> None:
+    def may_block(self: CpuDevice, lane: Any, op: Any) -> bool:
+        assert op.library != "mine", "its kinds may be called like the backend's, with other fields"
+        return False
+
+    monkeypatch.setattr(CpuDevice, "may_block", may_block)
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        await device.register(library)
+        x = await device.put(np.ones(4))
+        np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), np.full(4, 2.0))
+        async with device.batch() as batch:
+            y = batch.run(Scale(x, 3.0))
+        np.testing.assert_array_equal(await device.get(y), np.full(4, 3.0))
+
+
+async def test_a_library_that_cannot_be_closed_keeps_nothing_else_from_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    closed: list[bool] = []
+    close = CpuDevice.close
+
+    def noted(self: CpuDevice, *, abandon: bool = False) -> None:
+        closed.append(abandon)
+        close(self, abandon=abandon)
+
+    def broken(self: Mine) -> None:
+        raise ZeroDivisionError("broken")
+
+    monkeypatch.setattr(CpuDevice, "close", noted)
+    monkeypatch.setattr(Mine, "close", broken)
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        await device.register(Mine)
+        await device.run(Scale(await device.put(np.ones(4))))
+    assert closed == [False]
+    assert "library_not_closed" in caplog.text
+
+
 async def test_order_with_other_libraries_is_kept() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu")
@@ -184,6 +225,45 @@ async def test_library_that_cannot_be_opened_is_refused_and_the_device_goes_on()
         assert device.generation == 1
 
 
+async def test_an_instance_that_does_not_close_keeps_nothing_else_open(caplog: pytest.LogCaptureFixture) -> None:
+    class Stuck(Mine):
+        def close(self) -> None:
+            raise RuntimeError("stuck")
+
+    threads = {thread.name for thread in threading.enumerate()}
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        await device.register(Stuck)
+        x = await device.put(np.ones(4))
+        np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), np.full(4, 2.0))
+    assert "library_not_closed" in caplog.text
+    left = {thread.name for thread in threading.enumerate()} - threads
+    assert not any(name.startswith("accel-cpu") for name in left), f"streams were left open: {left}"
+
+
+async def test_a_cancelled_registration_leaves_nothing_of_its_instance() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    class Slow(Mine):
+        def open(self, stream: Any) -> None:
+            begun.set()
+            go.wait(10)
+            super().open(stream)
+
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        first = asyncio.create_task(device.register(Slow, 3.0))
+        assert await system.run_blocking(begun.wait, 10)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        go.set()
+        await device.register(Slow, 5.0)
+        x = await device.put(np.ones(4))
+        np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), np.full(4, 10.0))
+        assert [len(instance.closed) for instance in Mine.made] == [1, 0]
+
+
 async def test_classes_that_do_not_fit_are_refused() -> None:
     class Nameless(accel.KernelLibrary):
         pass
@@ -230,3 +310,40 @@ async def test_operands_are_views_of_what_the_processor_can_read() -> None:
     assert not hasattr(accel.Operand(4096, (2,), accel.DType.FLOAT32, False, "cpu"), "__cuda_array_interface__")
     empty = accel.Operand(0, (0, 3), accel.DType.FLOAT32, False, "cpu")
     assert np.asarray(empty).shape == (0, 3)
+
+
+async def test_operands_speak_dlpack_in_the_kernels_stream_only() -> None:
+    class Stream:
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return 0, 77
+
+    operand = accel.Operand(4096, (2, 3), accel.DType.BFLOAT16, True, "cuda", 1, Stream())
+    assert operand.__dlpack_device__() == (2, 1)
+    for version in (None, (1, 0)):
+        tensor = dlpack.read(operand.__dlpack__(stream=77, max_version=version))
+        assert (tensor.address, tensor.shape, tensor.dtype, tensor.device) == (4096, (2, 3), accel.DType.BFLOAT16, (2, 1))
+        assert not tensor.read_only
+    operand.__dlpack__(stream=-1)
+    refused: list[dict[str, Any]] = [{"stream": 1}, {"stream": None}, {"stream": 77, "copy": True}, {"stream": 77, "dl_device": (2, 0)}]
+    for wrong in refused:
+        with pytest.raises(BufferError):
+            operand.__dlpack__(**wrong)
+    with pytest.raises(BufferError, match="toy"):
+        accel.Operand(4096, (2,), accel.DType.FLOAT32, False, "toy").__dlpack_device__()
+    empty = accel.Operand(0, (0, 3), accel.DType.FLOAT32, True, "cuda", 0, Stream())
+    assert dlpack.read(empty.__dlpack__(stream=77)).shape == (0, 3)
+
+
+async def test_operands_are_taken_by_dlpack_on_the_cpu() -> None:
+    array = np.arange(6.0)
+    operand = accel.Operand(array.ctypes.data, (2, 3), accel.DType.FLOAT64, True, "cpu")
+    np.from_dlpack(operand)[1, 0] = 7.0
+    assert array[3] == 7.0
+
+
+async def test_a_library_knows_its_device() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        await device.register(Mine)
+        (instance,) = Mine.made
+        assert (instance.description.backend, instance.description.index) == ("cpu", 0)

@@ -18,6 +18,7 @@ import accel
 from accel.testing import FaultPlan, conformance
 from accel_cuda import CudaBackend
 from accel_cuda.driver import load_driver
+from tests.gpu.own_libraries import ByNvrtc, Scale, Stray
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -261,6 +262,33 @@ def faults_in_a_copy(way: str) -> None:
     asyncio.run(main())
 
 
+def own_kernel_faults(way: str) -> None:
+    """A kernel of the user's own that writes to an illegal address ends all that is in flight with the driver's code, and the device."""
+
+    async def send(device: accel.Device, x: accel.AccelRef) -> None:
+        if way == "op":
+            await device.run(Stray(x))
+            return
+        recording = device.batch() if way == "batch" else device.graph()
+        async with recording as recorded:
+            recorded.run(Scale(recorded.run(Stray(x))))
+        if isinstance(recorded, accel.Graph):
+            await recorded.replay()
+
+    async def main() -> None:
+        async with accel.System() as system:
+            device = await system.open_device("cuda")
+            await device.register(ByNvrtc)
+            x = await device.put(np.ones(64, np.float32))
+            assert np.array_equal(await device.get(await device.run(Scale(x))), np.full(64, 2.0, np.float32))
+            error = await failure(send(device, x), accel.ContextPoisonedError)
+            told = (error.code, error.library, error.scope, error.retryable)
+            assert told == (ILLEGAL_ADDRESS, "driver", accel.FaultScope.PROCESS, False), told
+            await is_lost(device)
+
+    asyncio.run(main())
+
+
 PROGRAMS: dict[str, Callable[..., None]] = {
     program.__name__: program
     for program in (
@@ -270,6 +298,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
         gives_memory_back,
         shares_the_context_with_torch,
         faults_in_a_copy,
+        own_kernel_faults,
     )
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from accel import InvalidArgumentError
@@ -73,6 +73,7 @@ def step(ref: AccelRef, kind: str, value: Any) -> AccelRef:
     return ref.ravel() if kind == "ravel" else ref.view(value)
 
 
+@example((2,), "int8", [("index", np.s_[1:]), ("index", np.s_[:0])])  # nothing, in the middle
 @given(SHAPES, DTYPES, STEPS)
 def test_chains_of_views_are_numpys(shape: tuple[int, ...], dtype: str, steps: list[tuple[str, Any]]) -> None:
     owner: Any = Owner()
