@@ -76,7 +76,10 @@ def _watch(sock: socket.socket, parent: int) -> None:
 
     Native code that keeps the GIL can: then the signal of the parent's death is what ends the process.
     """
-    lives = os.pidfd_open(parent)
+    try:
+        lives = os.pidfd_open(parent)
+    except ProcessLookupError:
+        os._exit(_child.ORPHAN)
     # Not poll(): an epoll set forgets a socket that is closed, and does not take the next one of that number for it.
     poll = select.epoll()
     poll.register(lives, select.EPOLLIN)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -34,6 +36,12 @@ def parent_of(target: str, loop: str) -> tuple[subprocess.Popen[str], int]:
     return program, os.pidfd_open(int(program.stdout.readline()))
 
 
+def put_away(pidfd: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    os.close(pidfd)
+
+
 def seconds_until_end(pidfd: int, most: float) -> float:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
@@ -51,7 +59,7 @@ def test_a_child_dies_with_a_parent_that_is_killed(target: str, loop: str) -> No
             program.kill()
             seconds_until_end(pidfd, 1.0)
         finally:
-            os.close(pidfd)
+            put_away(pidfd)
 
 
 @pytest.mark.parametrize(("target", "least", "most"), [("unbound_until_end", 0.0, 1.0), ("unbound_sleeps_in_c", 1.0, 8.0)])
@@ -62,21 +70,21 @@ def test_a_child_ends_without_the_kernels_signal_too(target: str, least: float, 
             program.kill()
             assert seconds_until_end(pidfd, most) >= least
         finally:
-            os.close(pidfd)
+            put_away(pidfd)
 
 
 def test_a_child_without_its_parent_does_not_start() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        command = [sys.executable, "-m", "accel.hosts.worker", str(theirs.fileno()), "1", f"{OURS}echo"]
-        done = subprocess.run(command, pass_fds=(theirs.fileno(),), capture_output=True, timeout=30, check=False)
+        command = [sys.executable, "-m", "accel.hosts.worker", str(theirs.fileno()), str(2**30), f"{OURS}echo"]
+        done = subprocess.run(command, cwd=ROOT, pass_fds=(theirs.fileno(),), capture_output=True, timeout=30, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (66, b"", b"")
 
 
 @pytest.mark.parametrize("arguments", [[], ["x", "y", "z:z"], ["0", str(os.getpid()), "z:z"], ["77", str(os.getpid()), "z:z"]])
 def test_a_wrong_command_line_is_refused(arguments: list[str]) -> None:
     command = [sys.executable, "-m", "accel.hosts.worker", *arguments]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 64
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
