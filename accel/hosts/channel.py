@@ -155,6 +155,11 @@ class Channel:
 
     # -- writing
 
+    def flush(self) -> None:
+        """Write what was sent now, as far as the socket takes it: for a process that is about to end."""
+        if not self._is_closed:
+            self._flush()
+
     def _flush(self) -> None:
         if self._flushing is not None:
             self._flushing.cancel()

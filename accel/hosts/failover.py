@@ -63,7 +63,8 @@ class FailoverHost:
 
     def _make(self) -> Actor[Any, Any]:
         """Make the actor that keeps the next context, where it can be kept."""
-        return self._classes[self.kind](self._core, self._publish)
+        made: Actor[Any, Any] = self._classes[self.kind](self._core, self._publish)  # type: ignore[call-arg]
+        return made
 
     def _publish(self, context: Any) -> None:
         self.context = context

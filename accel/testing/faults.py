@@ -69,8 +69,9 @@ class FaultPlan:
         return self._plan(n, op, OutOfMemoryError("out of memory, as the fault plan asks", remedy=_REMEDY))
 
     def kill_host_at(self, n: int, *, op: str | None = None) -> Self:
-        """Let the process that holds the context be killed at op ``n``. With an inline host, whose process is this one, the op fails instead, with
-        :class:`~accel.UnsupportedError`.
+        """Let the process that holds the context be killed at op ``n``.
+
+        With an inline host, whose process is this one, the op fails instead, with :class:`~accel.UnsupportedError`.
         """
         return self._plan(n, op, Injection("kill"))
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from accel.device.core import DeviceCore
-    from accel.hosts.child import ExitStatus
+    from accel.hosts.exit_status import ExitStatus
 
 __all__ = ["RemoteContextActor"]
 
@@ -69,7 +69,9 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
         self._ready = core.loop.create_future()
         self._context = made = RemoteContext(core, lambda copy, then: context.self_ref.tell((copy, then)))
         try:
-            self._child = await ChildProcess.start(core.system, _TARGET, on_exit=self._exited)
+            self._child = await ChildProcess.start(
+                core.system, _TARGET, uvloop=type(core.loop).__module__.startswith("uvloop"), on_exit=self._exited
+            )
             made.pid, made.kill = self._child.pid, self._child.kill
             made.channel = Channel(self._child.sock, core.loop, on_message=self._received, on_lost=self._lost)
             made.channel.send(Kind.CONFIG, pickle.dumps(self._config(made.generation)))
@@ -109,12 +111,13 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
             if silent >= _SILENCE:
                 self._fail(
                     HostDiedError(
-                        f"the child of {self._core.name} has not answered for {_BEAT * _SILENCE:g} s", device=self._core.name, scope=FaultScope.CONTEXT
+                        f"the child of {self._core.name} has not answered for {_BEAT * _SILENCE:g} s",
+                        device=self._core.name,
+                        scope=FaultScope.CONTEXT,
                     )
                 )
                 return
-            made.heard = False
-            made.channel.send(Kind.PING)
+            made.ping()
             due = now + _BEAT
             self._beat = loop.call_at(due, beat)
 
@@ -153,7 +156,9 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
         elif kind == Kind.REFUSED:
             ready.set_exception(decode_error(data))
         else:
-            ready.set_exception(HostDiedError(f"the child of {self._core.name} began with a message of kind {kind}", device=self._core.name))
+            ready.set_exception(
+                HostDiedError(f"the child of {self._core.name} began with a message of kind {kind}", device=self._core.name)
+            )
 
     def _lost(self, error: AccelError | None) -> None:
         # The end of the process says more; it comes at once, or is brought about.
@@ -165,7 +170,10 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
     def _exited(self, status: ExitStatus) -> None:
         self._fail(
             HostDiedError(
-                f"the child of {self._core.name} has ended: {status.describe()}", code=status.code, device=self._core.name, scope=FaultScope.CONTEXT
+                f"the child of {self._core.name} has ended: {status.describe()}",
+                code=status.code,
+                device=self._core.name,
+                scope=FaultScope.CONTEXT,
             )
         )
 
@@ -206,8 +214,7 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
             made.end()
         if child is not None:
             if made is not None and not abandon:
-                made.channel.send(Kind.CLOSE)
-                made.channel.flush()
+                made.ask_to_close()
             await child.aclose(grace=0.0 if abandon else 5.0)
         if made is not None:
             if hasattr(made, "channel"):

@@ -20,7 +20,7 @@ from accel.ops import Free, Get, Put
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy as np
 
@@ -150,7 +150,9 @@ class RemoteContext(ContextBase):
 
         outgoing = await self.core.system.run_blocking(place)
         if outgoing is None:
-            raise UnsupportedError("there is no room in shared host memory", remedy="Open the device with a larger pinned_limit.", op=op.kind)
+            raise UnsupportedError(
+                "there is no room in shared host memory", remedy="Open the device with a larger pinned_limit.", op=op.kind
+            )
         return outgoing
 
     async def _dispatch_batch(self, submission: BatchSubmission) -> None:
@@ -223,7 +225,7 @@ class RemoteContext(ContextBase):
         submission.launched = submission.outstanding = sent.count
         self.in_flight += sent.count
         self.submissions[submission] = None
-        self.channel.send(kind, data)
+        self._tell(kind, data)
 
     def _action(self, kind: str) -> bytes | str | None:
         """Return what a fault plan does to an op, as the child takes it."""
@@ -238,18 +240,20 @@ class RemoteContext(ContextBase):
             self.kill()
             return None
         if action.release is not None:
-            release, loop, channel = action.release, self.core.loop, self.channel
+            release, loop = action.release, self.core.loop
 
             def wait() -> None:
                 release()
                 with contextlib.suppress(RuntimeError):  # the loop has ended
-                    loop.call_soon_threadsafe(channel.send, Kind.RELEASE)
+                    loop.call_soon_threadsafe(self._tell, Kind.RELEASE)
 
             threading.Thread(target=wait, name="accel-hang", daemon=True).start()
         return action.kind
 
     def _not_here(self, what: str) -> UnsupportedError:
-        return UnsupportedError(f"a process host does not offer {what}", op=what, device=self.core.name, remedy="Open the device with host='inline'.")
+        return UnsupportedError(
+            f"a process host does not offer {what}", op=what, device=self.core.name, remedy="Open the device with host='inline'."
+        )
 
     async def port(self, library: str) -> Any:
         """Refuse: libraries of the user's own are not sent to the child."""
@@ -262,7 +266,17 @@ class RemoteContext(ContextBase):
                 raise StaleRefError(f"{ref!r} is not in memory any more", reason="freed", device=self.core.name, generation=self.generation)
 
     def _announce(self, number: int, block: HostBlock) -> None:
-        self.channel.send(Kind.BLOCK, struct.pack("<QQ", number, block.nbytes), fds=(block.fd,))
+        self._tell(Kind.BLOCK, struct.pack("<QQ", number, block.nbytes), fds=(block.fd,))
+
+    def _tell(self, kind: Kind, data: bytes = b"", fds: Sequence[int] = ()) -> None:
+        """Send a message; to a child that is gone, nothing: its end is about to be told to everybody."""
+        with contextlib.suppress(ClosedError):
+            self.channel.send(kind, data, fds=fds)
+
+    def ping(self) -> None:
+        """Ask the child whether it is there; it answers from its loop."""
+        self.heard = False
+        self._tell(Kind.PING)
 
     # -- memory
 
@@ -277,7 +291,7 @@ class RemoteContext(ContextBase):
     def _drop(self, buffers: list[int]) -> None:
         known = [buffer for buffer in buffers if self._live.pop(buffer, None) is not None]
         if known and self.fault is None:
-            self.channel.send(Kind.FREE, struct.pack(f"<{len(known)}Q", *known))
+            self._tell(Kind.FREE, struct.pack(f"<{len(known)}Q", *known))
 
     def memory(self) -> tuple[int, int, int]:
         """Return the bytes that are used, reserved, and held by libraries."""
@@ -306,7 +320,9 @@ class RemoteContext(ContextBase):
     def _ended(self, number: int, error: AccelError | None, index: int) -> None:
         sent = self._sent.pop(number, None)
         if sent is None:
-            raise HostDiedError(f"the child of {self.core.name} answered what it was not asked", device=self.core.name, scope=FaultScope.CONTEXT)
+            raise HostDiedError(
+                f"the child of {self.core.name} answered what it was not asked", device=self.core.name, scope=FaultScope.CONTEXT
+            )
         if error is not None:
             self._failed(sent, error, index)
         elif any(each.is_copied for each in sent.landing) and sent.landing[0].array.nbytes > COPIED_HERE:
@@ -335,6 +351,11 @@ class RemoteContext(ContextBase):
         for each in sent.values():
             for outgoing in each.arrays:
                 outgoing.close()
+
+    def ask_to_close(self) -> None:
+        """Ask the child to give everything back and end."""
+        self._tell(Kind.CLOSE)
+        self.channel.flush()
 
     def end(self) -> None:
         """Take no more, and tell everybody who waits that it was closed."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from accel.device.options import DeviceOptions
+from accel.dtype import DType
 from accel.hosts.op_codec import dump_op, load_op
 from accel.ops import KernelOp, Plan
 from accel.ref import AccelRef
@@ -16,7 +17,6 @@ from accel.ref import AccelRef
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from accel.dtype import DType
     from accel.hosts.op_codec import RefOf
 
 __all__ = ["ArenaSlice", "Config", "Failure", "Kind", "WireGet", "WirePut", "WireReplay", "pack", "unpack"]
@@ -61,7 +61,9 @@ class Kind(enum.IntEnum):
     """Yes."""
 
 
-def pack(number: int, ids: Sequence[Sequence[int]], ops: Sequence[KernelOp], actions: Sequence[bytes | str | None] = (), handle: int = 0) -> bytes:
+def pack(
+    number: int, ids: Sequence[Sequence[int]], ops: Sequence[KernelOp], actions: Sequence[bytes | str | None] = (), handle: int = 0
+) -> bytes:
     """Return the payload of an OP, BATCH or GRAPH message: for the child alone, which trusts its parent.
 
     Parameters

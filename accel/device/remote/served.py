@@ -228,7 +228,8 @@ class _Server:
         elif kind == Kind.GRAPH:
             await self._graph(data)
         elif kind == Kind.BLOCK:
-            await self._block(*struct.unpack("<QQ", data), fds[0])
+            number, nbytes = struct.unpack("<QQ", data)
+            await self._block(number, nbytes, fds[0])
         elif kind == Kind.RELEASE:
             self._release.set()
 
@@ -330,7 +331,8 @@ async def serve(sock: socket.socket) -> None:
         if kind == Kind.PING:  # at once: it asks whether the loop turns, not how much there is to do
             channel.send(Kind.PONG)
         else:
-            inbox.put_nowait((kind, data, fds))
+            inbox.put_nowait((kind, data, fds.copy()))
+            fds.clear()  # they are ours now
 
     channel = Channel(sock, loop, on_message=received, on_lost=lambda _: inbox.put_nowait(None))
     first = await inbox.get()
