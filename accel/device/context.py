@@ -98,11 +98,7 @@ class Context(ContextBase):
                 buffers.block(ref)  # it says which
             raise
         if plan.creates:
-            made = submission.made
-            if made is None:
-                made = buffers.create(plan.creates, lane)
-            elif not buffers.place(made, lane):
-                made = None
+            made = buffers.create(plan.creates, lane, submission.made)
             if made is None:
                 return False
             writes += [blocks[ref.buffer] for ref in made]

@@ -130,12 +130,9 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
         then()
 
     def _config(self, generation: int) -> Config:
-        from accel import __version__  # the package is whole by now
-
         core, options = self._core, self._core.options
         kind = type(core.backend)
         return Config(
-            __version__,
             f"{kind.__module__}:{kind.__qualname__}",
             core.description.index,
             core.name,

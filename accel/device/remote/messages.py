@@ -98,8 +98,6 @@ class Config:
 
     Parameters
     ----------
-    version
-        Of this package; both halves have to be the same.
     backend
         ``module:class`` of the backend.
     index
@@ -112,7 +110,6 @@ class Config:
         Of the device, as far as they are the child's business.
     """
 
-    version: str
     backend: str
     index: int
     name: str
