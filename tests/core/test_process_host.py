@@ -166,7 +166,7 @@ async def test_faults_of_every_scope_but_the_devices_are_survived() -> None:
         x = await device.put(np.ones(4))
         with pytest.raises(accel.ContextPoisonedError) as caught:
             await asyncio.wait_for(device.elementwise.unary("neg", x), 10)
-        assert (caught.value.code, caught.value.scope) == (700, accel.FaultScope.PROCESS)
+        assert (caught.value.code, caught.value.scope, caught.value.retryable) == (700, accel.FaultScope.PROCESS, True)
         x = await asyncio.wait_for(device.put(np.ones(4)), 20)
         with pytest.raises(accel.ContextPoisonedError):
             await asyncio.wait_for(device.elementwise.unary("neg", x), 10)

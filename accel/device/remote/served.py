@@ -137,9 +137,10 @@ class _Graph(GraphSubmission):
 class Answers:
     """What goes back: ends are gathered over a turn of the loop."""
 
-    def __init__(self, channel: Channel, memory: Callable[[], tuple[int, int]]) -> None:
+    def __init__(self, channel: Channel, memory: Callable[[], tuple[int, int]], is_over: Callable[[], bool]) -> None:
         self._channel = channel
         self._memory = memory
+        self._is_over = is_over
         self._ended: list[int] = []
         self._told = (0, 0)
 
@@ -150,8 +151,10 @@ class Answers:
         self._ended.append(number)
 
     def failed(self, number: int, error: AccelError, index: int) -> None:
-        """Tell of a failure, after the successes before it."""
+        """Tell of a failure, after the successes before it. After a fault the parent tells everybody itself: it knows what comes next."""
         self._flush()
+        if self._is_over():
+            return
         self._channel.send(Kind.FAILED, Failure.pack(number, index), encode_error(error))
 
     def _flush(self) -> None:
@@ -177,7 +180,7 @@ class _Server:
         self._release = threading.Event()
         self.context: Context
         self._core: DeviceCore
-        self._answers = Answers(channel, self._memory)
+        self._answers = Answers(channel, self._memory, lambda: self.context.fault is not None)
 
     async def open(self, system: System) -> None:
         """Make the context and say what it offers."""
