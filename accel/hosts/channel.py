@@ -45,7 +45,7 @@ class Channel:
         says that the payload is malformed, goes to ``on_lost`` only.
     on_lost
         ``on_lost(error)``, once, when the other end is gone or talks nonsense, after the messages before that were delivered. ``None`` if it closed the
-        connection between two messages. Not called after :meth:`close`.
+        connection between two messages and had read all that was sent to it. Not called after :meth:`close`.
     max_message
         Bytes of the largest payload, sent or received.
     """
