@@ -17,57 +17,62 @@ backends come with the distribution: ``"cpu"``, and ``"cuda"`` in the package ``
 
 from __future__ import annotations
 
-from accel import _startup as _startup  # first: it minds Ctrl-C while the rest is imported
-from accel import testing
-from accel.actors import Actor, ActorContext, ActorRef, ActorState, Directive, RestartStrategy, Terminated
-from accel.backend import AccelBackend, AccelDevice, AccelEvent, AccelStream, DeviceDescription
-from accel.completion import (
-    AdaptiveCompletion,
-    CompletionStrategy,
-    HostFnCompletion,
-    PolledCompletion,
-    SyncCompletion,
-)
-from accel.compute import BinaryOp, ComputeBackend, ReduceOp, Transpose, UnaryOp
-from accel.device import (
-    Batch,
-    Device,
-    DeviceHealth,
-    DeviceInfo,
-    DeviceState,
-    Graph,
-    KernelLibrary,
-    MemoryInfo,
-    Operand,
-    PinnedInfo,
-    StreamStrategy,
-    System,
-    kernel,
-)
-from accel.dtype import DType
-from accel.errors import (
-    AccelError,
-    ActorStoppedError,
-    BackendUnavailableError,
-    ClosedError,
-    CompileError,
-    ContextPoisonedError,
-    DeadlineExceededError,
-    DeviceLostError,
-    DriverError,
-    FaultScope,
-    HostDiedError,
-    InvalidArgumentError,
-    LibraryError,
-    MailboxFullError,
-    NotInitializedError,
-    OutOfMemoryError,
-    PoisonedInputError,
-    StaleRefError,
-    UnsupportedError,
-)
-from accel.ops import KernelOp
-from accel.ref import AccelRef, AccelToken, RefView, ViewToken
+from accel import _child as _child  # first: it binds the life of a child process to its parent's
+from accel import _startup as _startup  # it minds Ctrl-C while the rest is imported
+
+if _child.is_deferred():
+    _child.defer(globals())
+else:
+    from accel import testing
+    from accel.actors import Actor, ActorContext, ActorRef, ActorState, Directive, RestartStrategy, Terminated
+    from accel.backend import AccelBackend, AccelDevice, AccelEvent, AccelStream, DeviceDescription
+    from accel.completion import (
+        AdaptiveCompletion,
+        CompletionStrategy,
+        HostFnCompletion,
+        PolledCompletion,
+        SyncCompletion,
+    )
+    from accel.compute import BinaryOp, ComputeBackend, ReduceOp, Transpose, UnaryOp
+    from accel.device import (
+        Batch,
+        Device,
+        DeviceHealth,
+        DeviceInfo,
+        DeviceState,
+        Graph,
+        KernelLibrary,
+        MemoryInfo,
+        Operand,
+        PinnedInfo,
+        StreamStrategy,
+        System,
+        kernel,
+    )
+    from accel.dtype import DType
+    from accel.errors import (
+        AccelError,
+        ActorStoppedError,
+        BackendUnavailableError,
+        ClosedError,
+        CompileError,
+        ContextPoisonedError,
+        DeadlineExceededError,
+        DeviceLostError,
+        DriverError,
+        FaultScope,
+        HostDiedError,
+        InvalidArgumentError,
+        LibraryError,
+        MailboxFullError,
+        NotInitializedError,
+        OutOfMemoryError,
+        PoisonedInputError,
+        StaleRefError,
+        UnsupportedError,
+    )
+    from accel.ops import KernelOp
+    from accel.ref import AccelRef, AccelToken, RefView, ViewToken
 
 __version__ = "0.1.0"
 

@@ -180,14 +180,15 @@ class Injection:
     Parameters
     ----------
     kind
-        ``"poison"``: the context faults once the stream gets here. ``"hang"``: the stream stops here until ``release`` returns.
+        ``"poison"``: the context faults once the stream gets here. ``"hang"``: the stream stops here until ``release`` returns. ``"kill"``: the process that
+        holds the context is killed; it never reaches a backend.
     error
         The error that a poisoned context reports; ``None`` leaves the choice to the backend.
     release
         For ``"hang"``: blocks until the hang shall end. Called on a thread of the backend's, never on the loop's.
     """
 
-    kind: Literal["poison", "hang"]
+    kind: Literal["poison", "hang", "kill"]
     error: AccelError | None = None
     release: Callable[[], None] | None = None
 
@@ -299,6 +300,8 @@ class AccelBackend(Protocol):
 
     A backend may have a method ``checks()`` besides, which returns :class:`Check` objects: what it needs of this machine, one by one, found or missing. The
     doctor prints them. It never raises, and may block.
+
+    One whose devices are all lost to the process when one of them faults says so with ``shares_fate = True``.
 
     A backend may also have a method ``bench_suite()``, which gives ``accel bench`` cases of its own: see :class:`accel.cli.bench.suite.Suite`.
 

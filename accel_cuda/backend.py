@@ -27,12 +27,15 @@ class CudaBackend:
     ----------
     name : str
         ``"cuda"``, as in ``open_device("cuda:1")``.
+    shares_fate : bool
+        ``True``: a fault of one device ends CUDA for the whole process.
     preference : int
         Higher than the CPU backend's, so that ``open_device("auto")`` takes a GPU where there is one that can be used.
     """
 
     name: str = "cuda"
     preference: int = 100
+    shares_fate: bool = True
 
     def devices(self) -> Sequence[DeviceDescription]:
         """List the GPUs that this process may use. May block: it loads the driver.

@@ -96,3 +96,24 @@ def run_on_loop(request: pytest.FixtureRequest) -> Callable[[Callable[[], Corout
             runner.run(main())
 
     return run
+
+
+@pytest.fixture
+def run_checked(
+    run_on_loop: Callable[[Callable[[], Coroutine[Any, Any, None]]], None], used_loops: None
+) -> Callable[[Callable[[], Coroutine[Any, Any, None]]], None]:
+    """Run a coroutine function on each kind of event loop; fail if a descriptor is left, or something goes to the loop's exception handler."""
+
+    def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async def checked() -> None:
+            unexpected: list[Any] = []
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: unexpected.append(context))
+            await asyncio.sleep(0)
+            before = os.listdir("/proc/self/fd")
+            await main()
+            assert unexpected == []
+            assert os.listdir("/proc/self/fd") == before
+
+        run_on_loop(checked)
+
+    return run

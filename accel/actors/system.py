@@ -100,6 +100,7 @@ class ActorSystem:
         self._cells: dict[asyncio.Task[Any], ActorCell] = {}
         self._numbers = itertools.count(1)
         self._pool = WorkerPool(min(32, (os.cpu_count() or 1) + 4) if workers is None else workers)
+        self._spawner = WorkerPool(1, "accel-spawner")
         self._state = "new"
         self._home: Home | None = None
         self._root: asyncio.Task[None] | None = None
@@ -201,6 +202,7 @@ class ActorSystem:
             self._state = "closed"
             self._ready.set()
             self._pool.close()
+            self._spawner.close()
             if self._last_call is not None:
                 self._last_call.cancel()
 
@@ -223,9 +225,9 @@ class ActorSystem:
             self._last_call = self.loop.call_later(_GRACE, self._give_up)
         if self._cells:
             await asyncio.wait(set(self._cells), timeout=_GRACE)
-        left = await self._pool.aclose(max(self._deadline, self.loop.time() + _GRACE))
-        if left:
-            logger.error("threads_left_behind", system=self.name, threads=left)
+        patience = max(self._deadline, self.loop.time() + _GRACE)
+        if left := [*await self._pool.aclose(patience), *await self._spawner.aclose(patience)]:
+            logger.error("threads_left_behind", system=self.name, threads=tuple(left))
 
     async def _close_gracefully(self, deadline: float) -> None:
         try:
@@ -334,6 +336,12 @@ class ActorSystem:
         """Return a picture of all living actors; print it."""
         self._check_home()
         return ActorTree(self.name, self._state, children=tuple(map(picture, self._children.values())))
+
+    @property
+    def spawner(self) -> WorkerPool:
+        """One thread that lives as long as the system: child processes are started from it, since the kernel ends them with their thread."""
+        self._check_home()
+        return self._spawner
 
     # -- for this package
 

@@ -79,6 +79,8 @@ class WorkerPool:
         ------
         ClosedError
             The pool is closed.
+        RuntimeError
+            The pool has no thread, and the operating system refuses one.
         """
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         with self._ready:
@@ -88,10 +90,19 @@ class WorkerPool:
             if self._idle >= len(self._jobs):
                 self._ready.notify()
             elif len(self._threads) < self._size:
-                thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+                self._start_thread()
         return future
+
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no more
+            if not self._threads:
+                self._jobs.pop()
+                raise
+        else:
+            self._threads.append(thread)
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function on a worker thread and return what it returns.

@@ -116,10 +116,13 @@ class Buffers:
         """
         self.blocks[ref.buffer] = Held(usage, release)
 
-    def create(self, specs: Sequence[Spec], lane: Lane) -> tuple[AccelRef, ...] | None:
-        """Make a new buffer for each of ``specs`` from the slabs there are; ``None``, with nothing made, if there is no room."""
+    def create(self, specs: Sequence[Spec], lane: Lane, named: tuple[AccelRef, ...] | None = None) -> tuple[AccelRef, ...] | None:
+        """Make a new buffer for each of ``specs`` from the slabs there are; ``None``, with nothing made, if there is no room.
+
+        ``named`` are their refs, where somebody has named them already.
+        """
         core = self._core
-        refs = tuple([AccelRef(core, core.next_buffer(), spec.shape, spec.dtype, self._generation) for spec in specs])
+        refs = named or tuple([AccelRef(core, core.next_buffer(), spec.shape, spec.dtype, self._generation) for spec in specs])
         return refs if self.place(refs, lane) else None
 
     def place(self, refs: Iterable[AccelRef], lane: Lane) -> bool:

@@ -12,20 +12,13 @@ from typing import TYPE_CHECKING, Any
 from accel.device.beside import CallsBeside
 from accel.device.buffers import Buffers, Held, close_all
 from accel.device.graph import GraphSubmission, Replay
+from accel.device.in_flight import ContextBase
 from accel.device.kernels import LIBRARIES
 from accel.device.lane import EventPool, Lane
 from accel.device.run import BATCH, Launch, OpSubmission, Run
 from accel.device.sharing import Sharing
 from accel.device.submission import BatchSubmission
-from accel.errors import (
-    AccelError,
-    ClosedError,
-    ContextPoisonedError,
-    DeviceLostError,
-    FaultScope,
-    LibraryError,
-    UnsupportedError,
-)
+from accel.errors import AccelError, ClosedError, UnsupportedError
 from accel.memory import Allocator
 from accel.ops import Free
 
@@ -45,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Context"]
 
 
-class Context:
+class Context(ContextBase):
     """The disposable part of a device.
 
     Parameters
@@ -61,10 +54,9 @@ class Context:
     """
 
     def __init__(self, core: DeviceCore, device: AccelDevice, watcher: Watcher, open_port: Callable[[str], Awaitable[Port]]) -> None:
-        self.core = core
+        super().__init__(core)
         self.device = device
         self.watcher = watcher
-        self.generation = core.lifecycle.generation + 1
         allocator = Allocator(device.create_slab, device=core.name, limit=core.options.memory_limit, granularity=device.granularity)
         self.buffers = Buffers(core, allocator, self.generation, self.check_alive)
         self.events = EventPool(device)
@@ -75,12 +67,7 @@ class Context:
         self._kernels: dict[type[KernelOp], Kernel] = {}
         self.own: dict[str, OwnLibrary] = {}
         self.may_block: Callable[[Any, Any], bool] = device.may_block
-        self.submissions: dict[Submission, None] = {}
-        self.in_flight = 0
-        self.fault: AccelError | None = None
-        self.on_fault: Callable[[AccelError], object] = lambda _: None
         self._open_port = open_port
-        self._room: asyncio.Future[None] | None = None
         self._to_close = threading.Lock()  # whoever gets it closes, and keeps it
 
     # -- dispatch: called by the device's actor, one submission at a time, in order
@@ -111,7 +98,7 @@ class Context:
                 buffers.block(ref)  # it says which
             raise
         if plan.creates:
-            made = buffers.create(plan.creates, lane)
+            made = buffers.create(plan.creates, lane, submission.made)
             if made is None:
                 return False
             writes += [blocks[ref.buffer] for ref in made]
@@ -277,92 +264,14 @@ class Context:
             self.ports[library] = port
         return port
 
-    # -- the way back
+    def apply_frees(self) -> None:
+        """Give the memory of dropped refs back."""
+        self.buffers.apply_frees()
 
-    def retire(self, submission: Submission, count: int, *, is_last: bool) -> None:
-        """Note that ``count`` ops of a submission are over; answer it if it ends here."""
-        self.in_flight -= count
-        self.core.retired += count
-        submission.outstanding -= count
-        if is_last or not submission.outstanding:
-            self.submissions.pop(submission, None)
-        if is_last:
-            submission.succeed()
-        if self.core.is_closing:
-            self.core.settled()
-        room = self._room
-        if room is not None and not room.done():
-            room.set_result(None)
-
-    async def wait_for_room(self, count: int) -> None:
-        """Wait until ``count`` more ops fit under ``max_in_flight``.
-
-        Raises
-        ------
-        ContextPoisonedError
-            If the context faults before.
-        """
-        limit = max(self.core.options.max_in_flight, count)
-        self.check_alive()  # after a fault nothing retires, and nobody would be told
-        while self.in_flight + count > limit:
-            self._room = self.core.loop.create_future()
-            try:
-                await self._room
-            finally:
-                self._room = None
-            self.check_alive()
-
-    def report_fault(self, error: AccelError, *, is_survived: bool = False) -> None:
-        """Take the first fault that surfaces: fail all that is in flight at once, and tell the supervisor. Later ones change nothing.
-
-        With ``is_survived`` the supervisor knows already, and has decided for another context.
-        """
-        if self.fault is not None:
-            return
-        if not error.is_fault:
-            error = LibraryError(error.message, code=error.code, library=error.library, scope=FaultScope.CONTEXT, op=error.op)
-        # It stays as long as this does; a traceback's frames hold submissions, and so what their waiters had in hand.
-        self.fault = error.with_traceback(None)
-        self.core.lost_context(error, is_survived=is_survived)
-        self.fail_all(error)
-        self.on_fault(error)
-
-    def fail_all(self, error: AccelError) -> None:
-        """End every submission in flight with an error of its own."""
-        submissions, self.submissions = self.submissions, {}
-        suspects = tuple(kind for sub in submissions if sub.launched for kind in sub.kinds[: sub.launched])[:64]
-        lifecycle = self.core.lifecycle
-        # Of the fault that lost the device, those in flight are told like of any other: what was running, and whether it may have run.
-        is_over = lifecycle.is_final and lifecycle.cause is not error
-        for submission in submissions:
-            submission.reject(lifecycle.final_error() if is_over else self.poisoned(error, submission, suspects))
-        if self._room is not None and not self._room.done():
-            self._room.set_result(None)
-
-    def poisoned(self, error: AccelError, submission: Submission | None = None, suspects: tuple[str, ...] = ()) -> ContextPoisonedError:
-        """Return a new error that tells a waiter what became of its work."""
-        name = submission.name if submission is not None else None
-        is_lost = self.core.lifecycle.is_final
-        result = ContextPoisonedError(
-            f"the context of {self.core.name} faulted: {error.message}",
-            executed="unknown" if submission is not None and submission.launched else "no",
-            suspects=suspects,
-            code=error.code,
-            library=error.library,
-            device=self.core.name,
-            generation=self.generation,
-            scope=error.scope,
-            op=error.op or name,
-            retryable=not is_lost,
-            remedy=DeviceLostError.default_remedy if is_lost else None,
-        )
-        result.__cause__ = error.clone()
-        return result
-
-    def check_alive(self) -> None:
-        """Raise what tells that the context has faulted, if it has."""
-        if self.fault is not None:
-            raise self.poisoned(self.fault)
+    def memory(self) -> tuple[int, int, int]:
+        """Return the bytes that are used, reserved, and held by libraries. Any thread may ask."""
+        allocator = self.buffers.allocator
+        return allocator.used, allocator.reserved, sum(lane.compute.workspace_nbytes for lane in tuple(self.lanes))
 
     # -- the end
 

@@ -213,7 +213,7 @@ class Device(MemoryFace):
         core, context = self._core, self._host.context
         core.check_process()
         if context is not None and core.is_home:
-            context.buffers.apply_frees()
+            context.apply_frees()
         return picture(core, self._host, self._actor.mailbox.statistics())
 
     def health(self) -> DeviceHealth:

@@ -128,8 +128,7 @@ def picture(core: DeviceCore, host: Host, queue: MailboxStatistics) -> DeviceInf
     context = host.context
     used = reserved = workspace = 0
     if context is not None:
-        used, reserved = context.buffers.allocator.used, context.buffers.allocator.reserved
-        workspace = sum(lane.compute.workspace_nbytes for lane in tuple(context.lanes))
+        used, reserved, workspace = context.memory()
     return DeviceInfo(
         name=core.name,
         backend=core.description.backend,

@@ -8,7 +8,7 @@ from accel._log import get_logger
 from accel.actors import Actor, ActorContext
 from accel.backend import Injection
 from accel.device.run import OpSubmission
-from accel.errors import AccelError, LibraryError
+from accel.errors import AccelError, LibraryError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ class KernelActor(Actor["Sendable", None]):
 
     def receive_now(self, message: Sendable, context: ActorContext) -> bool:
         """Enqueue a run in the turn of who sends it, if all that comes before it is in the streams already."""
-        if type(message) is OpSubmission:
+        if isinstance(message, OpSubmission):
             return self._take_op(message)
         if self._debug or not _is_due(message):
             return False
@@ -199,6 +199,8 @@ class KernelActor(Actor["Sendable", None]):
     def _act(action: Injection | AccelError, lane: Lane) -> None:
         """Bring about what a fault plan asks for."""
         if isinstance(action, Injection):
+            if action.kind == "kill":
+                raise UnsupportedError("the host to be killed is this process", remedy="Open the device with host='process'.")
             lane.device.inject(action, lane.stream)
         else:
             raise action.clone()

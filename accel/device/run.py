@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from accel.errors import AccelError
     from accel.memory.usage import Dependency
     from accel.ops import KernelOp, Plan
+    from accel.ref import AccelRef
 
 __all__ = ["BATCH", "Bound", "Launch", "OpSubmission", "Port", "Run", "Sendable"]
 
@@ -145,6 +146,8 @@ class OpSubmission(Submission):
 
     Attributes
     ----------
+    made : tuple of AccelRef or None
+        The refs of what it makes, where somebody has named them already.
     op, plan
         The work, and what it does to memory; ``None`` when it has reached the device, so that operands are not kept from being freed.
     kernel, inputs, outputs, seq, dependencies, action, beside
@@ -154,7 +157,7 @@ class OpSubmission(Submission):
     """
 
     __slots__ = (
-        "_context", "action", "beside", "dependencies", "enqueued_at", "event", "inputs", "kernel", "kind", "lane", "op", "outputs", "plan",
+        "_context", "action", "beside", "dependencies", "enqueued_at", "event", "inputs", "kernel", "kind", "lane", "made", "op", "outputs", "plan",
         "seq", "stream",
     )  # fmt: skip
 
@@ -172,6 +175,7 @@ class OpSubmission(Submission):
         self.timer = None
         self.op: Any = op
         self.plan: Plan | None = plan
+        self.made: tuple[AccelRef, ...] | None = None
         self.event: AccelEvent | None = None
         self.is_attended = False
 

@@ -12,9 +12,10 @@ from accel.device.core import DeviceCore
 from accel.device.device import Device
 from accel.device.device_actor import DeviceActor
 from accel.device.options import FaultSource, check_options
+from accel.device.remote import RemoteContextActor
 from accel.device.sender import Sender
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.hosts import InlineHost
+from accel.hosts import FailoverHost, InlineHost, ProcessHost
 from accel.registry import find_device
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from accel.completion import CompletionStrategy
     from accel.device.streams import StreamStrategy
+    from accel.hosts import Host
 
 __all__ = ["System"]
 
@@ -96,7 +98,9 @@ class System(ActorSystem):
         spec
             ``"auto"`` (the best there is), ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or a device's UUID.
         host
-            Where the context lives: ``"inline"`` is this process; ``"auto"`` means inline.
+            Where the context lives: ``"inline"`` is this process, ``"process"`` a child of its own, which a fault takes with it while the service goes
+            on. ``"auto"``: inline, until a fault has taken the device from this process; then a child. Of several GPUs, which one fault would take all
+            together, the first is inline and the others are in children from the beginning.
         completion
             How ends are waited for: ``"adaptive"``, ``"polled"``, ``"sync"``, ``"host_fn"``, or a strategy with options of its own.
         streams
@@ -142,13 +146,25 @@ class System(ActorSystem):
         )
         backend, description = await self.run_blocking(find_device, spec)
         core = DeviceCore(self, backend, description, options, self._shared)
-        inline = InlineHost(ContextActor, core, options.restart)
+        where = self._host(host, core)
         self._opened += 1
-        actor = await self.spawn(DeviceActor, core, inline, name=f"{core.name}#{self._opened}", mailbox_size=options.pending_limit)
-        device = Device(core, Sender(core, actor), inline, actor)
+        actor = await self.spawn(DeviceActor, core, where, name=f"{core.name}#{self._opened}", mailbox_size=options.pending_limit)
+        device = Device(core, Sender(core, actor), where, actor)
         core.device = device
         self._devices = [*self.devices, device]
         return device
+
+    def _host(self, host: str, core: DeviceCore) -> Host:
+        """Return where a device's contexts shall live."""
+        restart = core.options.restart
+        if host == "inline":
+            return InlineHost(ContextActor, core, restart)
+        # A fault on one of them would take all of this process's devices of such a backend with it: so only the first is kept here.
+        mine = core.description
+        here = [device.info() for device in self.devices] if getattr(core.backend, "shares_fate", False) else []
+        if host == "process" or any(info.host == "inline" and info.backend == mine.backend and info.index != mine.index for info in here):
+            return ProcessHost(RemoteContextActor, core, restart)
+        return FailoverHost(ContextActor, RemoteContextActor, core, restart)
 
     async def _close_resources(self, deadline: float) -> None:
         timeout = max(0.0, deadline - self.loop.time())
@@ -162,10 +178,9 @@ class System(ActorSystem):
 
 
 def _check_host(host: str, standby: str) -> None:
-    if host == "process" or standby in ("imports", "context"):
-        what = "host='process'" if host == "process" else f"standby={standby!r}"
-        raise UnsupportedError(f"{what} is not offered in this release", remedy="Use host='inline' and standby='none'.")
-    if host not in ("auto", "inline"):
-        raise InvalidArgumentError(f"host is {host!r}", remedy="Use 'auto' or 'inline'.")
+    if standby in ("imports", "context"):
+        raise UnsupportedError(f"standby={standby!r} is not offered in this release", remedy="Use standby='none'.")
+    if host not in ("auto", "inline", "process"):
+        raise InvalidArgumentError(f"host is {host!r}", remedy="Use 'auto', 'inline' or 'process'.")
     if standby != "none":
         raise InvalidArgumentError(f"standby is {standby!r}", remedy="Use 'none'.")

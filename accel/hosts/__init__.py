@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from accel.hosts.failover import FailoverHost
 from accel.hosts.host import Host
 from accel.hosts.inline import InlineHost
+from accel.hosts.process import ProcessHost
 
-__all__ = ["Host", "InlineHost"]
+__all__ = ["FailoverHost", "Host", "InlineHost", "ProcessHost"]

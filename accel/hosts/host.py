@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from accel.actors import ActorContext, ActorRef
@@ -15,17 +15,19 @@ class Host(Protocol):
 
     Attributes
     ----------
-    kind : str
-        ``"inline"`` for this process.
-    pid : int
-        The process that holds the context.
     context : object or None
         The context of the present generation; ``None`` while there is none.
     """
 
-    kind: ClassVar[str]
-    pid: int
     context: Any
+
+    @property
+    def kind(self) -> str:
+        """``"inline"`` for this process, ``"process"`` for a child."""
+
+    @property
+    def pid(self) -> int:
+        """The process that holds the context."""
 
     async def start(self, owner: ActorContext) -> ActorRef[Any, Any]:
         """Bring up the first context under ``owner`` and return the actor that keeps it up.

@@ -6,6 +6,7 @@ of the device; that it is registered only makes it fast. Each block is held by a
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from dataclasses import dataclass
@@ -53,14 +54,17 @@ class HostBlock(MemfdSlab):
 
     Attributes
     ----------
+    number : int
+        Which block of its arena it is, from 1; never used again.
     registration : HostRegistration or None
         What ends its being registered with the device; ``None`` while no device has it.
     """
 
-    __slots__ = ("registration",)
+    __slots__ = ("number", "registration")
 
     def __init__(self, nbytes: int) -> None:
         self.registration: HostRegistration | None = None
+        self.number = 0
         super().__init__(nbytes, name="accel-host")
 
     def unregister(self) -> None:
@@ -135,6 +139,7 @@ class HostArena:
         self._registering = threading.Lock()  # taken before the other one, where both are
         self._registrar = registrar
         self._blocks: dict[HostBlock, None] = {}
+        self._numbers = itertools.count(1)
         self._is_closed = False
 
     granularity = 1 << 16
@@ -254,6 +259,10 @@ class HostArena:
             self._blocks.clear()
             self._registrar = None
 
+    def blocks(self) -> list[HostBlock]:
+        """Return the blocks there are, oldest first."""
+        return [block for block in tuple(self._blocks) if block.fd >= 0]
+
     # -- state
 
     def statistics(self) -> ArenaStatistics:
@@ -280,6 +289,7 @@ class HostArena:
             if self._is_closed:
                 raise ClosedError("the arena is closed", device=self._device)
             block = HostBlock(nbytes)
+            block.number = next(self._numbers)
             try:
                 if self._registrar is not None:
                     block.registration = self._registrar.register_host(block.address, block.nbytes)

@@ -8,7 +8,7 @@ from typing import Self
 
 from accel.backend import Injection
 from accel.device.kernels import LIBRARIES
-from accel.errors import AccelError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
+from accel.errors import AccelError, InvalidArgumentError, OutOfMemoryError
 
 __all__ = ["FaultPlan"]
 
@@ -69,14 +69,11 @@ class FaultPlan:
         return self._plan(n, op, OutOfMemoryError("out of memory, as the fault plan asks", remedy=_REMEDY))
 
     def kill_host_at(self, n: int, *, op: str | None = None) -> Self:
-        """Let the process that holds the context be killed at op ``n``; for process hosts only.
+        """Let the process that holds the context be killed at op ``n``.
 
-        Raises
-        ------
-        UnsupportedError
-            Always, in this release: there are inline hosts only, and the process to kill would be this one.
+        With an inline host, whose process is this one, the op fails instead, with :class:`~accel.UnsupportedError`.
         """
-        raise UnsupportedError(f"kill_host_at({n}, op={op!r}) needs a process host", remedy="Use poison_at, which an inline host survives.")
+        return self._plan(n, op, Injection("kill"))
 
     def release(self) -> None:
         """End all hangs, those to come too. Callable from any thread."""

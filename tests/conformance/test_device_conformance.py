@@ -38,3 +38,8 @@ async def test_debug_changes_no_result() -> None:
     for check in CHECKS:
         if check.name in ("device.libraries_compute", "device.batch_computes", "device.fault_is_survived"):
             await check.run(DeviceHarness(CpuBackend(), options={"debug": True}))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+async def test_device_conformance_on_a_process_host(check: Check) -> None:
+    await check.run(DeviceHarness(CpuBackend(), options={"host": "process"}))

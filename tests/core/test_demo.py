@@ -139,7 +139,7 @@ def test_a_lost_request_fails_the_demo_and_is_shown(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    "words", [["--host", "process"], ["--json", "/there/is/no/such/folder/x"], ["--requests", "0"], ["--clients", "x"]], ids=str
+    "words", [["--host", "elsewhere"], ["--json", "/there/is/no/such/folder/x"], ["--requests", "0"], ["--clients", "x"]], ids=str
 )
 def test_what_cannot_be_served_is_said_and_exits_with_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", *words]) == 2

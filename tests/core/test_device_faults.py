@@ -247,7 +247,7 @@ async def _listen(device: accel.Device) -> list[int]:
 @pytest.mark.parametrize("scope", [accel.FaultScope.PROCESS, accel.FaultScope.DEVICE])
 async def test_fault_that_this_process_cannot_survive_loses_the_device(scope: accel.FaultScope) -> None:
     plan = FaultPlan().poison_at(1, accel.DriverError("dead", code=719, scope=scope))
-    async with opened(plan) as device:
+    async with opened(plan, host="inline") as device:
         error = await failure(device.zeros(1), accel.ContextPoisonedError)
         assert error.scope is scope
         lost = await failure(device.zeros(1), accel.DeviceLostError)

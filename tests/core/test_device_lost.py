@@ -29,7 +29,7 @@ def assert_final(error: accel.ContextPoisonedError, device: accel.Device) -> Non
 @pytest.mark.parametrize("scope", [accel.FaultScope.PROCESS, accel.FaultScope.DEVICE])
 async def test_fault_that_this_process_cannot_survive_is_final_at_once(scope: accel.FaultScope, caplog: pytest.LogCaptureFixture) -> None:
     plan = FaultPlan().hang_at(1, op="gemm").poison_at(1, dead(scope), op="unary")
-    async with opened(plan, libraries=["blas", "elementwise"]) as device:
+    async with opened(plan, libraries=["blas", "elementwise"], host="inline") as device:
         a = await device.zeros((2, 2))
         flying = task(device.blas.gemm(a, a))
         await turns()

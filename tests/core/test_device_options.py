@@ -38,7 +38,7 @@ async def test_wrong_option_is_rejected(name: str, value: Any) -> None:
         assert system.devices == ()
 
 
-@pytest.mark.parametrize("option", [{"host": "process"}, {"standby": "context"}, {"standby": "imports"}])
+@pytest.mark.parametrize("option", [{"standby": "context"}, {"standby": "imports"}])
 async def test_option_of_a_later_release_is_unsupported(option: dict[str, Any]) -> None:
     async with accel.System() as system:
         await failure(system.open_device("cpu", **option), accel.UnsupportedError)

@@ -62,7 +62,7 @@ def loses_the_device(completion: str) -> None:
     async def main() -> None:
         async with accel.System() as system:
             plan = FaultPlan().poison_at(3, op="gemm")
-            device = await system.open_device("cuda", completion=completion, faults=plan)
+            device = await system.open_device("cuda", host="inline", completion=completion, faults=plan)
             x = np.eye(64, dtype=np.float32)
             a = await device.put(x)
             assert np.array_equal(await device.get(await device.blas.gemm(a, a)), x)
@@ -84,7 +84,7 @@ def loses_the_device(completion: str) -> None:
                 told = (error.code, error.library, error.scope, error.retryable)
                 assert told == (ILLEGAL_ADDRESS, "driver", accel.FaultScope.PROCESS, False), told
             await is_lost(device)
-            again = await failure(system.open_device("cuda"), accel.DeviceLostError)
+            again = await failure(system.open_device("cuda", host="inline"), accel.DeviceLostError)
             assert again.code == ILLEGAL_ADDRESS
             cpu = await system.open_device("cpu")
             assert np.array_equal(await cpu.get(await cpu.put(x)), x)
@@ -146,7 +146,7 @@ def ends_batches_and_generations() -> None:
 
     async def main() -> None:
         async with accel.System() as system:
-            device = await system.open_device("cuda", faults=FaultPlan().poison_at(3))
+            device = await system.open_device("cuda", host="inline", faults=FaultPlan().poison_at(3))
             seen: list[int] = []
 
             async def listen() -> None:
@@ -179,7 +179,7 @@ def gives_memory_back() -> None:
 
     async def use() -> None:
         async with accel.System() as system:
-            device = await system.open_device("cuda")
+            device = await system.open_device("cuda", host="inline")
             a = await device.put(np.ones((1024, 1024), np.float32))
             for _ in range(3):
                 a = await device.blas.gemm(a, a, alpha=1e-3)
@@ -203,7 +203,7 @@ def shares_the_context_with_torch() -> None:
 
     async def main() -> None:
         async with accel.System() as system:
-            device = await system.open_device("cuda")
+            device = await system.open_device("cuda", host="inline")
             a = np.random.default_rng().standard_normal((256, 256)).astype(np.float32)
             ref = await device.put(a)
             total, stop = torch.zeros(8, device="cuda"), asyncio.Event()
@@ -239,7 +239,7 @@ def faults_in_a_copy(way: str) -> None:
 
     async def main() -> None:
         async with accel.System() as system:
-            device = await system.open_device("cuda", faults=FaultPlan().poison_at(2))
+            device = await system.open_device("cuda", host="inline", faults=FaultPlan().poison_at(2))
             pinned = await device.pinned(1 << 20, "uint8")
             pinned[:] = 7
             array = np.random.default_rng().integers(0, 256, 256 << 20, np.uint8)
@@ -277,7 +277,7 @@ def own_kernel_faults(way: str) -> None:
 
     async def main() -> None:
         async with accel.System() as system:
-            device = await system.open_device("cuda")
+            device = await system.open_device("cuda", host="inline")
             await device.register(ByNvrtc)
             x = await device.put(np.ones(64, np.float32))
             assert np.array_equal(await device.get(await device.run(Scale(x))), np.full(64, 2.0, np.float32))
@@ -285,6 +285,23 @@ def own_kernel_faults(way: str) -> None:
             told = (error.code, error.library, error.scope, error.retryable)
             assert told == (ILLEGAL_ADDRESS, "driver", accel.FaultScope.PROCESS, False), told
             await is_lost(device)
+
+    asyncio.run(main())
+
+
+def moves_to_a_child() -> None:
+    """After a fault in this process the device goes on in a child, and gives its own memory in this process back."""
+
+    async def main() -> None:
+        async with accel.System() as system:
+            device = await system.open_device("cuda", faults=FaultPlan().poison_at(2))
+            x = await device.put(np.ones(4))
+            assert device.info().host == "inline"
+            fault = await failure(device.elementwise.unary("neg", x), accel.ContextPoisonedError)
+            assert (fault.code, fault.retryable) == (ILLEGAL_ADDRESS, True)
+            x = await asyncio.wait_for(device.put(np.arange(4.0)), PATIENCE)
+            assert device.info().host == "process"
+            np.testing.assert_array_equal(await device.get(x), np.arange(4.0))
 
     asyncio.run(main())
 
@@ -299,6 +316,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
         shares_the_context_with_torch,
         faults_in_a_copy,
         own_kernel_faults,
+        moves_to_a_child,
     )
 }
 

@@ -1,0 +1,132 @@
+"""What contexts do alike, wherever they live: they know what is in flight, for how much there is room, and end everything at the first fault."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from accel.errors import AccelError, ContextPoisonedError, DeviceLostError, FaultScope, LibraryError
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from accel.device.core import DeviceCore
+    from accel.device.submission import Submission
+
+__all__ = ["ContextBase"]
+
+
+class ContextBase:
+    """One generation of a device, as its device actor sees it.
+
+    Parameters
+    ----------
+    core
+        What the device keeps over all generations.
+
+    Attributes
+    ----------
+    generation : int
+    submissions : dict
+        Those that were dispatched and have not ended, oldest first.
+    in_flight : int
+        Their ops.
+    fault : AccelError or None
+        What ended the context. It is never used again.
+    on_fault : callable
+        Told of the fault, once.
+    """
+
+    def __init__(self, core: DeviceCore) -> None:
+        self.core = core
+        self.generation = core.lifecycle.generation + 1
+        self.submissions: dict[Submission, None] = {}
+        self.in_flight = 0
+        self.fault: AccelError | None = None
+        self.on_fault: Callable[[AccelError], object] = lambda _: None
+        self._room: asyncio.Future[None] | None = None
+
+    def retire(self, submission: Submission, count: int, *, is_last: bool) -> None:
+        """Note that ``count`` ops of a submission are over; answer it if it ends here."""
+        self.in_flight -= count
+        self.core.retired += count
+        submission.outstanding -= count
+        if is_last or not submission.outstanding:
+            self.submissions.pop(submission, None)
+        if is_last:
+            submission.succeed()
+        if self.core.is_closing:
+            self.core.settled()
+        room = self._room
+        if room is not None and not room.done():
+            room.set_result(None)
+
+    async def wait_for_room(self, count: int) -> None:
+        """Wait until ``count`` more ops fit under ``max_in_flight``.
+
+        Raises
+        ------
+        ContextPoisonedError
+            If the context faults before.
+        """
+        limit = max(self.core.options.max_in_flight, count)
+        self.check_alive()  # after a fault nothing retires, and nobody would be told
+        while self.in_flight + count > limit:
+            self._room = self.core.loop.create_future()
+            try:
+                await self._room
+            finally:
+                self._room = None
+            self.check_alive()
+
+    def report_fault(self, error: AccelError, *, is_survived: bool = False) -> None:
+        """Take the first fault that surfaces: fail all that is in flight at once, and tell the supervisor. Later ones change nothing.
+
+        With ``is_survived`` the supervisor knows already, and has decided for another context.
+        """
+        if self.fault is not None:
+            return
+        if not error.is_fault:
+            error = LibraryError(error.message, code=error.code, library=error.library, scope=FaultScope.CONTEXT, op=error.op)
+        # It stays as long as this does; a traceback's frames hold submissions, and so what their waiters had in hand.
+        self.fault = error.with_traceback(None)
+        self.core.lost_context(error, is_survived=is_survived)
+        self.fail_all(error)
+        self.on_fault(error)
+
+    def fail_all(self, error: AccelError) -> None:
+        """End every submission in flight with an error of its own."""
+        submissions, self.submissions = self.submissions, {}
+        suspects = tuple(kind for sub in submissions if sub.launched for kind in sub.kinds[: sub.launched])[:64]
+        lifecycle = self.core.lifecycle
+        # Of the fault that lost the device, those in flight are told like of any other: what was running, and whether it may have run.
+        is_over = lifecycle.is_final and lifecycle.cause is not error
+        for submission in submissions:
+            submission.reject(lifecycle.final_error() if is_over else self.poisoned(error, submission, suspects))
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+
+    def poisoned(self, error: AccelError, submission: Submission | None = None, suspects: tuple[str, ...] = ()) -> ContextPoisonedError:
+        """Return a new error that tells a waiter what became of its work."""
+        name = submission.name if submission is not None else None
+        is_lost = self.core.lifecycle.is_final
+        result = ContextPoisonedError(
+            f"the context of {self.core.name} faulted: {error.message}",
+            executed="unknown" if submission is not None and submission.launched else "no",
+            suspects=suspects,
+            code=error.code,
+            library=error.library,
+            device=self.core.name,
+            generation=self.generation,
+            scope=error.scope,
+            op=error.op or name,
+            retryable=not is_lost,
+            remedy=DeviceLostError.default_remedy if is_lost else None,
+        )
+        result.__cause__ = error.clone()
+        return result
+
+    def check_alive(self) -> None:
+        """Raise what tells that the context has faulted, if it has."""
+        if self.fault is not None:
+            raise self.poisoned(self.fault)

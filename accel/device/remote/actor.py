@@ -1,0 +1,219 @@
+"""The parent's actor that keeps a context in a child process: a child per generation, replaced by its supervisor when it faults or dies."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import pickle
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from accel._log import get_logger
+from accel.actors import Actor, ActorContext, RestartStrategy
+from accel.device.remote.context import RemoteContext
+from accel.device.remote.messages import Config, Kind
+from accel.dtype import DType
+from accel.errors import AccelError, DeviceLostError, FaultScope, HostDiedError
+from accel.hosts.channel import Channel
+from accel.hosts.child import ChildProcess
+from accel.hosts.error_codec import decode_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accel.device.core import DeviceCore
+    from accel.hosts.exit_status import ExitStatus
+
+__all__ = ["RemoteContextActor"]
+
+logger = get_logger()
+
+_TARGET = "accel.device.remote.served:serve"
+_BEAT = 1.0
+"""Seconds between two questions whether the child is there."""
+
+_SILENCE = 10
+"""After so many unanswered ones it is not: its loop hangs, or the process is stopped."""
+
+_PATIENCE = 120.0
+"""Seconds that a child may take to come up: it imports, and makes a context."""
+
+
+class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", None]):
+    """Owns one child, and through it one context. Its messages are what has to be copied off the loop when it comes back.
+
+    Parameters
+    ----------
+    core
+        What the device keeps over all generations.
+    publish
+        Told the context once it is ready, and ``None`` when it is not any more.
+    """
+
+    carries_context: ClassVar[bool] = False
+
+    def __init__(self, core: DeviceCore, publish: Callable[[RemoteContext | None], None]) -> None:
+        self._core = core
+        self._publish = publish
+        self._context: RemoteContext | None = None
+        self._child: ChildProcess | None = None
+        self._ready: asyncio.Future[dict[str, Any]] | None = None
+        self._beat: asyncio.TimerHandle | None = None
+
+    async def started(self, context: ActorContext) -> None:
+        """Start a child, have it make the context, and declare the generation ready."""
+        core = self._core
+        core.restarts_left = context.restarts_left
+        began = time.perf_counter()
+        self._ready = core.loop.create_future()
+        self._context = made = RemoteContext(core, lambda copy, then: context.self_ref.tell((copy, then)))
+        try:
+            self._child = await ChildProcess.start(
+                core.system, _TARGET, uvloop=type(core.loop).__module__.startswith("uvloop"), on_exit=self._exited
+            )
+            made.pid, made.kill = self._child.pid, self._child.kill
+            made.channel = Channel(self._child.sock, core.loop, on_message=self._received, on_lost=self._lost)
+            made.channel.send(Kind.CONFIG, pickle.dumps(self._config(made.generation)))
+            async with asyncio.timeout(_PATIENCE):
+                offer = await self._ready
+        except BaseException as error:
+            await self._end(abandon=True)
+            if isinstance(error, TimeoutError):
+                raise HostDiedError(f"the child of {core.name} was not ready within {_PATIENCE:g} s", device=core.name) from None
+            raise
+        core.capabilities = {name: frozenset(DType(each) for each in dtypes) for name, dtypes in offer["capabilities"].items()}
+        made.on_fault = context.self_ref.fail
+        self._publish(made)
+        core.sharing = made.sharing
+        if core.lifecycle.generation:
+            core.restarts += 1
+            core.rebuild_seconds = time.perf_counter() - core.faulted_at
+        core.became_ready()
+        self._listen()
+        logger.info(
+            "context_ready", device=core.name, generation=core.lifecycle.generation, seconds=round(time.perf_counter() - began, 4), restarts=core.restarts,
+            host="process", pid=self._child.pid,
+        )  # fmt: skip
+
+    def _listen(self) -> None:
+        """Ask the child from time to time whether it is there; one that does not answer for long is killed."""
+        loop = self._core.loop
+        silent, due = 0, loop.time() + _BEAT
+
+        def beat() -> None:
+            nonlocal silent, due
+            made, now = self._context, loop.time()
+            if made is None or made.fault is not None:
+                return
+            # If this process was stopped itself, or its loop was, it has heard nobody: that says nothing of the child.
+            silent = 0 if made.heard or now > due + _BEAT else silent + 1
+            if silent >= _SILENCE:
+                self._fail(
+                    HostDiedError(
+                        f"the child of {self._core.name} has not answered for {_BEAT * _SILENCE:g} s",
+                        device=self._core.name,
+                        scope=FaultScope.CONTEXT,
+                    )
+                )
+                return
+            made.ping()
+            due = now + _BEAT
+            self._beat = loop.call_at(due, beat)
+
+        self._beat = loop.call_at(due, beat)
+
+    async def receive(self, message: tuple[Callable[[], None], Callable[[], None]], context: ActorContext) -> None:
+        """Copy what has come back on a worker thread, and say so on the loop."""
+        copy, then = message
+        await self._core.system.run_blocking(copy)
+        then()
+
+    def _config(self, generation: int) -> Config:
+        core, options = self._core, self._core.options
+        kind = type(core.backend)
+        return Config(
+            f"{kind.__module__}:{kind.__qualname__}",
+            core.description.index,
+            core.name,
+            generation,
+            dataclasses.replace(options, faults=None, restart=RestartStrategy(), priorities=dict(options.priorities), overload="wait"),
+        )
+
+    # -- called by the channel and the child
+
+    def _received(self, kind: int, data: bytes, fds: list[int]) -> None:
+        made, ready = self._context, self._ready
+        if made is None or ready is None:
+            return
+        if ready.done():
+            made.received(kind, data)
+        elif kind == Kind.READY:
+            ready.set_result(json.loads(data))
+        elif kind == Kind.REFUSED:
+            ready.set_exception(decode_error(data))
+        else:
+            ready.set_exception(
+                HostDiedError(f"the child of {self._core.name} began with a message of kind {kind}", device=self._core.name)
+            )
+
+    def _lost(self, error: AccelError | None) -> None:
+        # The end of the process says more; it comes at once, or is brought about.
+        if error is not None:
+            self._fail(error)
+        if self._child is not None:
+            self._child.kill()
+
+    def _exited(self, status: ExitStatus) -> None:
+        self._fail(
+            HostDiedError(
+                f"the child of {self._core.name} has ended: {status.describe()}",
+                code=status.code,
+                device=self._core.name,
+                scope=FaultScope.CONTEXT,
+            )
+        )
+
+    def _fail(self, error: AccelError) -> None:
+        made, ready = self._context, self._ready
+        if ready is not None and not ready.done():
+            ready.set_exception(error)
+        elif made is not None:
+            made.report_fault(error)
+
+    # -- the end
+
+    async def restarting(self, error: BaseException, context: ActorContext) -> None:
+        """See the child dead, and give its shared memory back."""
+        made = self._context
+        if made is not None and made.fault is None:
+            fault = (
+                error
+                if isinstance(error, AccelError) and error.is_fault
+                else DeviceLostError("the context's actor failed", scope=FaultScope.CONTEXT)
+            )
+            made.report_fault(fault, is_survived=True)
+        logger.info("context_rebuilding", device=self._core.name, generation=self._core.lifecycle.generation)
+        await self._end(abandon=True)
+
+    async def stopped(self, context: ActorContext) -> None:
+        """Have the child give everything back, and see it end."""
+        made = self._context
+        await self._end(abandon=made is None or made.fault is not None or made.in_flight > 0)
+
+    async def _end(self, *, abandon: bool) -> None:
+        if self._beat is not None:
+            self._beat.cancel()
+        made, self._context = self._context, None
+        child, self._child = self._child, None
+        if made is not None:
+            self._publish(None)
+            made.end()
+        if child is not None:
+            if made is not None and not abandon:
+                made.ask_to_close()
+            await child.aclose(grace=0.0 if abandon else 5.0)
+        if made is not None:
+            if hasattr(made, "channel"):
+                made.channel.close()
+            made.gone()

@@ -1,0 +1,119 @@
+"""Host arrays on their way to and from a child: in blocks of memory that both processes map."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+from accel.device.remote.messages import ArenaSlice
+from accel.dtype import DType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+
+    from accel.memory import Block, HostArena, HostBlock
+
+__all__ = ["COPIED_HERE", "Outgoing", "SharedArrays"]
+
+COPIED_HERE = 128 << 10
+"""Bytes up to which the loop's thread copies by itself: more takes longer than the hand-off to a worker thread."""
+
+
+class Outgoing:
+    """An array in shared memory, for one op.
+
+    Attributes
+    ----------
+    place : ArenaSlice
+        Where the child finds it.
+    array : ndarray
+        The user's array.
+    is_copied : bool
+        Whether the array itself is not in shared memory.
+    """
+
+    __slots__ = ("_arena", "_piece", "address", "array", "place")
+
+    def __init__(self, arena: HostArena, piece: Block | None, address: int, array: np.ndarray[Any, Any], place: ArenaSlice) -> None:
+        self._arena = arena
+        self._piece = piece
+        self.address = address
+        self.array = array
+        self.place = place
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether the array itself is not in shared memory."""
+        return self._piece is not None
+
+    def fill(self) -> None:
+        """Copy the array into shared memory. May block for as long as that takes."""
+        if self._piece is not None:
+            ctypes.memmove(self.address, self.array.ctypes.data, self.array.nbytes)
+
+    def land(self) -> None:
+        """Copy shared memory into the array. May block for as long as that takes."""
+        if self._piece is not None:
+            ctypes.memmove(self.array.ctypes.data, self.address, self.array.nbytes)
+
+    def close(self) -> None:
+        """Give the memory back; the child uses it no more. Idempotent."""
+        piece, self._piece = self._piece, None
+        if piece is not None:
+            self._arena.free(piece)
+
+
+class SharedArrays:
+    """The blocks that one child knows of.
+
+    Parameters
+    ----------
+    arena
+        Host memory of the device, over all generations.
+    announce
+        Tells the child of a block: ``announce(number, block)``.
+    """
+
+    def __init__(self, arena: HostArena, announce: Callable[[int, HostBlock], None]) -> None:
+        self._arena = arena
+        self._announce = announce
+        self._known: set[int] = set()
+
+    def take(self, array: np.ndarray[Any, Any]) -> Outgoing | None:
+        """Return a place for an array that is there at once, or ``None``."""
+        if not array.nbytes:
+            return Outgoing(self._arena, None, 0, array, ArenaSlice(0, 0, array.shape, DType.of(array.dtype)))
+        found = self._find(array)
+        if found is not None:
+            return found
+        piece = self._arena.take(array.nbytes)
+        return None if piece is None else self._in(piece, array)
+
+    def make(self, array: np.ndarray[Any, Any]) -> Outgoing | None:
+        """Return a place for an array, with a new block if it takes one; ``None`` while the limit forbids that. May block."""
+        piece = self._arena.grow(array.nbytes)
+        return None if piece is None else self._in(piece, array)
+
+    def announce(self, outgoing: Outgoing) -> None:
+        """See that the child knows of the block. On the loop's thread, before the op is sent."""
+        number = outgoing.place.block
+        if number and number not in self._known:
+            self._known.add(number)
+            self._announce(number, next(block for block in self._arena.blocks() if block.number == number))
+
+    def _in(self, piece: Block, array: np.ndarray[Any, Any]) -> Outgoing:
+        block: HostBlock = piece.slab  # type: ignore[assignment]  # an arena's slabs are its own
+        place = ArenaSlice(block.number, piece.offset, array.shape, DType.of(array.dtype))
+        return Outgoing(self._arena, piece, piece.address, array, place)
+
+    def _find(self, array: np.ndarray[Any, Any]) -> Outgoing | None:
+        """Return the place of an array that lies in shared memory already."""
+        address = array.ctypes.data
+        for block in self._arena.blocks():
+            offset = address - block.address
+            if offset >= 0 and offset + array.nbytes <= block.nbytes:
+                place = ArenaSlice(block.number, offset, array.shape, DType.of(array.dtype))
+                return Outgoing(self._arena, None, address, array, place)
+        return None

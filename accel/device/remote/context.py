@@ -1,0 +1,377 @@
+"""The parent's half of a context: it sends ops to the child, and answers those who wait with what comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import struct
+import threading
+from typing import TYPE_CHECKING, Any
+
+from accel.device.graph import GraphSubmission, Replay
+from accel.device.in_flight import ContextBase
+from accel.device.remote.arrays import COPIED_HERE, Outgoing, SharedArrays
+from accel.device.remote.messages import Failure, Kind, WireGet, WirePut, WireReplay, pack
+from accel.device.run import OpSubmission
+from accel.device.submission import BatchSubmission
+from accel.errors import AccelError, ClosedError, DriverError, FaultScope, HostDiedError, StaleRefError, UnsupportedError
+from accel.hosts.error_codec import decode_error, encode_error
+from accel.ops import Free, Get, Put
+from accel.ref import AccelRef
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+
+    from accel.device.core import DeviceCore
+    from accel.device.graph import Program
+    from accel.device.submission import Submission
+    from accel.hosts.channel import Channel
+    from accel.memory import HostBlock
+    from accel.ops import KernelOp, Plan
+
+__all__ = ["RemoteContext"]
+
+_NUMBER = struct.Struct("<Q")
+
+
+class _Sent:
+    """A submission that the child has."""
+
+    __slots__ = ("arrays", "count", "landing", "submission")
+
+    def __init__(self, submission: Submission, count: int, arrays: list[Outgoing], landing: list[Outgoing]) -> None:
+        self.submission = submission
+        self.count = count
+        self.arrays = arrays
+        self.landing = landing
+
+
+class Apart:
+    """Stands where a context in this process shares memory with other libraries: they cannot reach a child's."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+
+    def check_free(self, ref: AccelRef) -> None:
+        """Agree: nobody else has the memory."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise UnsupportedError(
+            "other libraries cannot reach the memory of a process host",
+            device=self._device,
+            remedy="Open the device with host='inline', or copy: await device.get(ref), await device.put(array).",
+        )
+
+
+class RemoteContext(ContextBase):
+    """One generation of a device in a child process.
+
+    Parameters
+    ----------
+    core
+        What the device keeps over all generations.
+    land
+        Has a function called on a worker thread, and then another one on the loop, in order.
+    """
+
+    def __init__(self, core: DeviceCore, land: Callable[[Callable[[], None], Callable[[], None]], None]) -> None:
+        super().__init__(core)
+        self._land = land
+        self.channel: Channel
+        self.pid = 0
+        self.kill: Callable[[], object] = lambda: None
+        self.heard = True
+        self.device = None  # it is in the child
+        self.sharing = Apart(core.name)
+        self._arrays = SharedArrays(core.pinned.arena, self._announce)
+        self._numbers = itertools.count(1)
+        self._sent: dict[int, _Sent] = {}
+        self._live: dict[int, int] = {}
+        self._reserved = self._workspace = 0
+
+    # -- dispatch
+
+    def dispatch_now(self, submission: OpSubmission) -> bool:
+        """Send one op if nothing has to be waited for; else change nothing and return ``False``."""
+        if self.core.dropped:
+            self.apply_frees()
+        op = submission.op
+        if type(op) is Free:
+            self._drop([op.ref.buffer])
+            submission.succeed()
+            return True
+        plan = submission.plan
+        assert plan is not None, "an op that is not dispatched has its plan"
+        self._check(plan)
+        array = _array_of(op)
+        outgoing = None
+        if array is not None:
+            outgoing = self._arrays.take(array)
+            if outgoing is None or (type(op) is Put and outgoing.is_copied and array.nbytes > COPIED_HERE):
+                if outgoing is not None:
+                    outgoing.close()
+                return False
+            if type(op) is Put:
+                outgoing.fill()
+        self._send_op(submission, plan, outgoing)
+        return True
+
+    async def dispatch(self, submission: Submission) -> None:
+        """Send a submission; see :meth:`accel.device.context.Context.dispatch`."""
+        if isinstance(submission, BatchSubmission):
+            await self._dispatch_batch(submission)
+            return
+        assert isinstance(submission, OpSubmission), "there are two kinds"
+        if isinstance(submission, GraphSubmission):
+            self._send_graph(submission)
+            return
+        while not submission.is_settled and not self.dispatch_now(submission):
+            op, plan = submission.op, submission.plan
+            outgoing = await self._place(op)
+            self.check_alive()
+            if submission.is_settled or plan is None:
+                outgoing.close()
+                return
+            self._send_op(submission, plan, outgoing)
+            return
+
+    async def _place(self, op: KernelOp) -> Outgoing:
+        """Make a place for an op's array, and fill it, off the loop."""
+        array = _array_of(op)
+        assert array is not None, "other ops need not wait"
+
+        def place() -> Outgoing | None:
+            outgoing = self._arrays.take(array) or self._arrays.make(array)
+            if outgoing is not None and type(op) is Put:
+                outgoing.fill()
+            return outgoing
+
+        outgoing = await self.core.system.run_blocking(place)
+        if outgoing is None:
+            raise UnsupportedError(
+                "there is no room in shared host memory", remedy="Open the device with a larger pinned_limit.", op=op.kind
+            )
+        return outgoing
+
+    async def _dispatch_batch(self, submission: BatchSubmission) -> None:
+        arrays: list[Outgoing] = []
+        ops: list[KernelOp] = []
+        limit = self.core.options.max_in_flight
+        await self.wait_for_room(min(len(submission.ops), limit))
+        try:
+            for index, (op, plan, made) in enumerate(zip(submission.ops, submission.plans, submission.outputs, strict=True)):
+                try:
+                    self._check(plan)
+                    array = _array_of(op)
+                    if array is not None:
+                        arrays.append(await self._place(op))
+                        op = _wired(op, arrays[-1])
+                except AccelError as error:
+                    error.op_index = index
+                    raise
+                self._live.update((ref.buffer, ref.nbytes) for ref in made)
+                ops.append(op)
+            self.check_alive()
+        except BaseException:
+            for each in arrays:
+                each.close()
+            raise
+        if submission.is_settled:
+            submission.void_unsound()
+            return
+        number = next(self._numbers)
+        ids = [[ref.buffer for ref in refs] for refs in submission.outputs]
+        actions = [self._action(op.kind) for op in ops]
+        for each in arrays:
+            self._arrays.announce(each)
+        self._post(number, _Sent(submission, len(ops), arrays, []), Kind.BATCH, pack(number, ids, ops, actions))
+
+    def _send_graph(self, submission: GraphSubmission) -> None:
+        program = submission.program
+        for plan in program.plans:
+            self._check(plan, of=program)
+        self._live[program.handle.buffer] = 0
+        for refs in program.outputs:
+            self._live.update((ref.buffer, ref.nbytes) for ref in refs)
+        number = next(self._numbers)
+        ids = [[ref.buffer for ref in refs] for refs in program.outputs]
+        self._post(number, _Sent(submission, 1, [], []), Kind.GRAPH, pack(number, ids, program.ops, handle=program.handle.buffer))
+
+    def _send_op(self, submission: OpSubmission, plan: Plan, outgoing: Outgoing | None) -> None:
+        core, op = self.core, submission.op
+        made = submission.made
+        if made is None:
+            made = tuple([AccelRef(core, core.next_buffer(), spec.shape, spec.dtype, self.generation) for spec in plan.creates])
+        for ref in made:
+            self._live[ref.buffer] = ref.nbytes
+        submission.result = op.result(plan.writes + made)
+        arrays = [] if outgoing is None else [outgoing]
+        landing = arrays if type(op) is Get else []
+        if outgoing is not None:
+            self._arrays.announce(outgoing)
+            op = _wired(op, outgoing)
+        elif type(op) is Replay:
+            op = WireReplay(op.program.handle.buffer)
+        number = next(self._numbers)
+        data = pack(number, [[ref.buffer for ref in made]], [op], [self._action(submission.name)])
+        self._post(number, _Sent(submission, 1, arrays, landing), Kind.OP, data)
+
+    def _post(self, number: int, sent: _Sent, kind: Kind, data: bytes) -> None:
+        submission = sent.submission
+        self._sent[number] = sent
+        # From here on it may be on the device.
+        submission.launched = submission.outstanding = sent.count
+        self.in_flight += sent.count
+        self.submissions[submission] = None
+        self._tell(kind, data)
+
+    def _action(self, kind: str) -> bytes | str | None:
+        """Return what a fault plan does to an op, as the child takes it."""
+        faults = self.core.options.faults
+        action = None if faults is None else faults.take(kind)
+        if action is None or isinstance(action, AccelError):
+            return None if action is None else encode_error(action)
+        if action.kind == "poison":
+            error = action.error or DriverError("the context was poisoned by a fault plan", code="INJECTED_FAULT", library="driver")
+            return encode_error(error.clone(scope=max(error.scope, FaultScope.CONTEXT)))
+        if action.kind == "kill":
+            self.kill()
+            return None
+        if action.release is not None:
+            release, loop = action.release, self.core.loop
+
+            def wait() -> None:
+                release()
+                with contextlib.suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(self._tell, Kind.RELEASE)
+
+            threading.Thread(target=wait, name="accel-hang", daemon=True).start()
+        return action.kind
+
+    def _not_here(self, what: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"a process host does not offer {what}", op=what, device=self.core.name, remedy="Open the device with host='inline'."
+        )
+
+    async def port(self, library: str) -> Any:
+        """Refuse: libraries of the user's own are not sent to the child."""
+        raise self._not_here(f"library {library!r}")
+
+    def _check(self, plan: Plan, of: Program | None = None) -> None:
+        own = {ref.buffer for refs in of.outputs for ref in refs} if of is not None else ()
+        for ref in (*plan.reads, *plan.writes):
+            if ref.buffer not in self._live and ref.buffer not in own:
+                raise StaleRefError(f"{ref!r} is not in memory any more", reason="freed", device=self.core.name, generation=self.generation)
+
+    def _announce(self, number: int, block: HostBlock) -> None:
+        self._tell(Kind.BLOCK, struct.pack("<QQ", number, block.nbytes), fds=(block.fd,))
+
+    def _tell(self, kind: Kind, data: bytes = b"", fds: Sequence[int] = ()) -> None:
+        """Send a message; to a child that is gone, nothing: its end is about to be told to everybody."""
+        with contextlib.suppress(ClosedError):
+            self.channel.send(kind, data, fds=fds)
+
+    def ping(self) -> None:
+        """Ask the child whether it is there; it answers from its loop."""
+        self.heard = False
+        self._tell(Kind.PING)
+
+    # -- memory
+
+    def apply_frees(self) -> None:
+        """Tell the child of refs that were dropped."""
+        dropped = self.core.dropped
+        buffers = []
+        while dropped:
+            buffers.append(dropped.popleft())
+        self._drop(buffers)
+
+    def _drop(self, buffers: list[int]) -> None:
+        known = [buffer for buffer in buffers if self._live.pop(buffer, None) is not None]
+        if known and self.fault is None:
+            self._tell(Kind.FREE, struct.pack(f"<{len(known)}Q", *known))
+
+    def memory(self) -> tuple[int, int, int]:
+        """Return the bytes that are used, reserved, and held by libraries."""
+        return sum(self._live.values()), self._reserved, self._workspace
+
+    # -- the way back
+
+    def received(self, kind: int, data: bytes) -> None:
+        """Take a message of the child's."""
+        self.heard = True
+        if kind == Kind.PONG:
+            return
+        if kind == Kind.DONE:
+            for (number,) in _NUMBER.iter_unpack(data):
+                self._ended(number, None, -1)
+        elif kind == Kind.FAILED:
+            number, index = Failure.unpack_from(data)
+            self._ended(number, decode_error(data[Failure.size :]), index)
+        elif kind == Kind.FAULT:
+            self.report_fault(decode_error(data))
+        elif kind == Kind.MEMORY:
+            self._reserved, self._workspace = struct.unpack("<QQ", data)
+        else:
+            self.report_fault(HostDiedError(f"the child of {self.core.name} sent a message of kind {kind}", device=self.core.name))
+
+    def _ended(self, number: int, error: AccelError | None, index: int) -> None:
+        sent = self._sent.pop(number, None)
+        if sent is None:
+            raise HostDiedError(
+                f"the child of {self.core.name} answered what it was not asked", device=self.core.name, scope=FaultScope.CONTEXT
+            )
+        if error is not None:
+            self._failed(sent, error, index)
+        elif any(each.is_copied for each in sent.landing) and sent.landing[0].array.nbytes > COPIED_HERE:
+            self._land(lambda: _land(sent), lambda: self._retire(sent))
+            return
+        else:
+            _land(sent)
+        self._retire(sent)
+
+    def _failed(self, sent: _Sent, error: AccelError, index: int) -> None:
+        submission = sent.submission
+        own = error.clone(device=self.core.name, generation=self.generation, op_index=index if index >= 0 else None)
+        submission.reject_from(max(index, 0), own)
+
+    def _retire(self, sent: _Sent) -> None:
+        for each in sent.arrays:
+            each.close()
+        if self.fault is None:
+            self.retire(sent.submission, sent.count, is_last=True)
+
+    # -- the end
+
+    def gone(self) -> None:
+        """Give the shared memory back that the child used: it is gone. Not before."""
+        sent, self._sent = self._sent, {}
+        for each in sent.values():
+            for outgoing in each.arrays:
+                outgoing.close()
+
+    def ask_to_close(self) -> None:
+        """Ask the child to give everything back and end."""
+        self._tell(Kind.CLOSE)
+        self.channel.flush()
+
+    def end(self) -> None:
+        """Take no more, and tell everybody who waits that it was closed."""
+        if self.fault is None:
+            self.fault = ClosedError(f"the context of {self.core.name} was closed", device=self.core.name)
+        self.fail_all(self.fault)
+
+
+def _array_of(op: KernelOp) -> np.ndarray[Any, Any] | None:
+    return op.source if type(op) is Put else op.destination if type(op) is Get else None
+
+
+def _wired(op: Any, outgoing: Outgoing) -> KernelOp:
+    return WirePut(outgoing.place, op.out) if type(op) is Put else WireGet(op.source, outgoing.place)
+
+
+def _land(sent: _Sent) -> None:
+    for each in sent.landing:
+        each.land()

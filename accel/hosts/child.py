@@ -1,0 +1,303 @@
+"""A child process as its parent's event loop sees it: a socket, a death that is seen at once, and an end that leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import re
+import signal
+import termios
+from typing import TYPE_CHECKING, Any, Self
+
+from accel.actors.checks import check_seconds
+from accel.errors import ClosedError, InvalidArgumentError
+from accel.hosts.exit_status import ExitStatus
+from accel.hosts.spawning import Spawned, cannot_start, spawn
+
+if TYPE_CHECKING:
+    import concurrent.futures
+    from collections.abc import Callable, Mapping
+
+    from accel.actors.system import ActorSystem
+
+__all__ = ["ChildProcess"]
+
+_TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_TAIL = 4096
+_PIECE = 65536
+_MOST_PIECES = 64
+"""How much is read at the end: more than a pipe holds, and an end where a descendant of the child goes on writing."""
+_READING = 0.25
+"""Seconds that the owner of the socket gets to read what the child had sent before it died."""
+
+
+class ChildProcess:
+    """A process that runs one coroutine function in a fresh interpreter; made by :meth:`start`.
+
+    Attributes
+    ----------
+    pid : int
+        The process's number; of no use any more when :attr:`exit` is set.
+    sock : socket.socket
+        This process's end of the socket pair, non-blocking, not inherited by others. Closed by :meth:`aclose`; who reads it through a
+        transport closes that first.
+    exit : ExitStatus or None
+        How the process ended; ``None`` while it runs.
+
+    Notes
+    -----
+    When the process dies, its status is collected and :attr:`exit` set in the same turn of the loop; what it had sent is still in
+    :attr:`sock`. ``on_exit`` is called in the first turn that finds nothing unread there, or after 0.25 s if nobody reads it; then those in
+    :meth:`wait` go on.
+
+    The process dies with this one, whatever ends it, and with the system's spawner thread, so with the system.
+    """
+
+    def __init__(self, spawned: Spawned, on_exit: Callable[[ExitStatus], None] | None) -> None:
+        self.pid = spawned.popen.pid
+        self.sock = spawned.sock
+        self.exit: ExitStatus | None = None
+        self._popen = spawned.popen
+        self._pidfd = spawned.pidfd
+        self._stderr: int | None = spawned.stderr
+        self._tail = b""
+        self._on_exit = on_exit
+        self._ended = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(spawned.stderr, self._read)
+        try:
+            self._loop.add_reader(spawned.pidfd, self._died)
+        except BaseException:
+            self._loop.remove_reader(spawned.stderr)
+            raise
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} pid={self.pid} {'running' if self.exit is None else self.exit}>"
+
+    # -- starting
+
+    @classmethod
+    async def start(
+        cls,
+        system: ActorSystem,
+        target: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        uvloop: bool = False,
+        on_exit: Callable[[ExitStatus], None] | None = None,
+    ) -> Self:
+        """Start a process; returns as soon as its interpreter runs, long before it has imported anything.
+
+        Parameters
+        ----------
+        system
+            The system with which the process ends at the latest.
+        target
+            ``"MODULE:FUNCTION"``: a coroutine function that takes the child's socket, found on this process's ``sys.path``. It is expected to
+            return when the socket reaches its end.
+        env
+            Environment variables to set, besides this process's.
+        uvloop
+            Whether the child runs on uvloop's event loop.
+        on_exit
+            Called once, on the loop, after the process has ended.
+
+        Raises
+        ------
+        BackendUnavailableError
+            Descriptors, processes or memory ran out.
+        InvalidArgumentError
+            ``target`` or ``env`` is malformed. Whether the target is there only the child finds out: see :attr:`exit`.
+        ClosedError
+            The system is closed, or this is not its loop.
+
+        Notes
+        -----
+        Cancelling kills the process, and returns when nothing of it is left, which takes milliseconds.
+        """
+        more = _checked(target, env)
+        try:
+            future = system.spawner.submit(spawn, target, more, uvloop=uvloop)
+        except RuntimeError as error:  # no more threads
+            raise cannot_start(error) from error
+        cancelled = await _unbroken(future)
+        if cancelled is not None:
+            if future.exception() is None:
+                await _undo(system, future.result())
+            raise cancelled
+        spawned = future.result()
+        try:
+            return cls(spawned, on_exit)
+        except BaseException:
+            await _undo(system, spawned)
+            raise
+
+    # -- ending
+
+    def kill(self) -> None:
+        """End the process at once (SIGKILL), whatever it is doing. Never reaches another process; does nothing when it has ended."""
+        if self.exit is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    async def wait(self) -> ExitStatus:
+        """Wait until the process has ended and ``on_exit`` was called. Cancelling detaches the waiter.
+
+        Raises
+        ------
+        ClosedError
+            This is not the loop on which the process was started.
+        """
+        self._check_home()
+        await self._ended.wait()
+        assert self.exit is not None
+        return self.exit
+
+    async def aclose(self, grace: float = 1.0) -> ExitStatus:
+        """Close the socket, wait for the process to end by itself, kill it if it does not, and return how it ended. Idempotent.
+
+        Parameters
+        ----------
+        grace
+            Seconds that the process gets to end by itself; with 0 it is killed at once.
+
+        Raises
+        ------
+        InvalidArgumentError
+            ``grace`` is negative or not a number.
+        ClosedError
+            This is not the loop on which the process was started.
+
+        Notes
+        -----
+        Cancelling kills the process and detaches at once; the loop collects it when it is gone. A process that sits in a driver call ends when
+        that returns, even if it was killed.
+        """
+        check_seconds("grace", grace)
+        if grace < 0:
+            raise InvalidArgumentError(f"grace is {grace!r}", remedy="Give seconds, at least 0.")
+        self._check_home()
+        self._close_socket()
+        try:
+            async with asyncio.timeout(grace):
+                return await self.wait()
+        except TimeoutError:
+            self.kill()
+            return await self.wait()
+        except asyncio.CancelledError:
+            self.kill()
+            raise
+
+    def _check_home(self) -> None:
+        if asyncio.get_running_loop() is not self._loop:
+            raise ClosedError(f"{self!r} belongs to another event loop")
+
+    def _close_socket(self) -> None:
+        fd = self.sock.fileno()
+        if fd < 0:
+            return
+        # A loop that still knew the number would mistake the next descriptor of that number for it.
+        with contextlib.suppress(RuntimeError):  # a transport has it
+            self._loop.remove_reader(fd)
+            self._loop.remove_writer(fd)
+        self.sock.close()
+
+    # -- what the loop sees
+
+    def _read(self) -> bool:
+        """Read a piece of what the child wrote, and return whether there may be more."""
+        if self._stderr is None:
+            return False
+        try:
+            piece = os.read(self._stderr, _PIECE)
+        except BlockingIOError:
+            return False
+        self._tail = (self._tail + piece)[-_TAIL:]
+        if not piece:
+            self._close_stderr()
+        return bool(piece)
+
+    def _close_stderr(self) -> None:
+        if self._stderr is not None:
+            self._loop.remove_reader(self._stderr)
+            os.close(self._stderr)
+            self._stderr = None
+
+    def _died(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        code, number = self._reap()
+        os.close(self._pidfd)
+        for _ in range(_MOST_PIECES):
+            if not self._read():
+                break
+        self._close_stderr()
+        self.exit = ExitStatus(code, number, self._tail.decode("utf-8", "replace"))
+        self._tell(self.exit, self._loop.time() + _READING, 0.0)
+
+    def _reap(self) -> tuple[int | None, int | None]:
+        try:
+            info = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
+        except ChildProcessError:  # somebody waits for all children, or ignores SIGCHLD
+            info = None
+        if info is None:
+            self._popen.returncode = 0  # it is over: nobody needs to wait for it any more
+            return None, None
+        if info.si_code == os.CLD_EXITED:
+            self._popen.returncode = info.si_status
+            return info.si_status, None
+        self._popen.returncode = -info.si_status
+        return None, info.si_status
+
+    def _unread(self) -> bool:
+        if self.sock.fileno() < 0:
+            return False
+        count = bytearray(4)
+        fcntl.ioctl(self.sock, termios.FIONREAD, count)
+        return any(count)
+
+    def _tell(self, status: ExitStatus, deadline: float, pause: float) -> None:
+        if self._unread() and self._loop.time() < deadline:
+            self._loop.call_later(pause, self._tell, status, deadline, 0.001)
+            return
+        try:
+            if self._on_exit is not None:
+                self._on_exit(status)
+        finally:
+            self._on_exit = None
+            self._ended.set()
+
+
+def _checked(target: str, env: Mapping[str, str] | None) -> dict[str, str]:
+    if not isinstance(target, str) or _TARGET.fullmatch(target) is None:
+        raise InvalidArgumentError(f"target is {target!r}", remedy='Give "MODULE:FUNCTION", names that can be imported.')
+    more = dict(env or {})
+    for name, value in more.items():
+        if not (isinstance(name, str) and isinstance(value, str)) or not name or "=" in name or "\0" in name + value:
+            raise InvalidArgumentError(
+                f"env has {name!r}: {value!r}", remedy="Give names and values as str, without NUL, names without '='."
+            )
+    return more
+
+
+async def _unbroken(future: concurrent.futures.Future[Any]) -> asyncio.CancelledError | None:
+    """Wait until ``future`` is done, and return the cancellation that came meanwhile."""
+    waiter = asyncio.wrap_future(future)
+    cancelled: asyncio.CancelledError | None = None
+    while not waiter.done():
+        try:
+            await asyncio.wait({waiter})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    waiter.exception()  # seen: whoever asks the future is told too
+    return cancelled
+
+
+async def _undo(system: ActorSystem, spawned: Spawned) -> None:
+    try:
+        future = system.spawner.submit(spawned.destroy)
+    except (ClosedError, RuntimeError):
+        spawned.destroy()  # there is no thread for it any more; a process that was killed ends soon
+    else:
+        await _unbroken(future)

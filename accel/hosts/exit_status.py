@@ -1,0 +1,69 @@
+"""How a child process ended, and the error that says so."""
+
+from __future__ import annotations
+
+import signal as signals
+from dataclasses import dataclass
+from typing import Any
+
+from accel import _child
+from accel.errors import HostDiedError
+
+__all__ = ["ExitStatus"]
+
+_LINES = 8
+_CHARACTERS = 1000
+_MEANINGS = {
+    1: "it raised",
+    _child.USAGE: "its command line or its socket is wrong",
+    _child.TARGET: "its function cannot be imported",
+    _child.ORPHAN: "it had lost its parent",
+    _child.CLOSED_WITHOUT_END: "it did not end by itself in time",
+}
+
+
+@dataclass(frozen=True)
+class ExitStatus:
+    """How a child process ended.
+
+    Attributes
+    ----------
+    code
+        What it exited with; ``None`` if a signal ended it, or if it is not known.
+    signal
+        Number of the signal that ended it; ``None`` if none did, or if it is not known.
+    stderr
+        The last few KiB of what it wrote to stdout and stderr.
+    """
+
+    code: int | None
+    signal: int | None
+    stderr: str = ""
+
+    def describe(self) -> str:
+        """Say in words how the process ended, with the last lines that it wrote."""
+        lines = self.stderr.rstrip().splitlines()[-_LINES:]
+        said = "\n".join(lines)[-_CHARACTERS:]
+        return f"{self._ending()}; it last wrote:\n{said}" if said else self._ending()
+
+    def error(self, **fields: Any) -> HostDiedError:
+        """Return the error for those who waited for the process.
+
+        Parameters
+        ----------
+        **fields
+            Fields of :class:`~accel.errors.AccelError`, such as ``device="cuda:0"``.
+        """
+        return HostDiedError(f"the child process {self.describe()}", exit_code=self.code, signal=self.signal, **fields)
+
+    def _ending(self) -> str:
+        if self.signal is not None:
+            try:
+                name = signals.Signals(self.signal).name
+            except ValueError:  # a real-time signal has no name
+                name = "unnamed"
+            return f"was ended by signal {self.signal} ({name})"
+        if self.code is None:
+            return "ended, and something else in this process took its exit status"
+        meaning = _MEANINGS.get(self.code)
+        return f"ended with exit code {self.code}" + (f" ({meaning})" if meaning else "")

@@ -1,0 +1,106 @@
+"""The host that begins in this process and moves to a child when this process has lost the device."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from accel._log import get_logger
+from accel.actors import Actor, ActorContext, Directive, RestartStrategy
+from accel.actors.supervision import default_decision
+from accel.errors import AccelError, FaultScope
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accel.actors import ActorRef
+
+__all__ = ["FailoverHost"]
+
+logger = get_logger()
+
+
+class FailoverHost:
+    """Keeps the context in this process, at the lowest latency, until a fault takes the device from the process for good; then in a child.
+
+    Parameters
+    ----------
+    inline, remote
+        The actor classes that keep a context here, and in a child; called with ``core`` and a function that publishes the context.
+    core
+        What the device keeps over all generations.
+    restart
+        How often contexts are rebuilt.
+
+    Attributes
+    ----------
+    kind : str
+        ``"inline"``, and ``"process"`` once it has moved.
+    """
+
+    def __init__(self, inline: type[Actor[Any, Any]], remote: type[Actor[Any, Any]], core: Any, restart: RestartStrategy) -> None:
+        self.kind = "inline"
+        self.context: Any = None
+        self._classes = {"inline": inline, "process": remote}
+        self._core = core
+        self._decide_otherwise = restart.decide
+        self._restart = dataclasses.replace(restart, decide=self._decide)
+        core.survives = self.survives
+
+    @property
+    def pid(self) -> int:
+        """The process that holds the context."""
+        return int(getattr(self.context, "pid", 0)) or os.getpid()
+
+    async def start(self, owner: ActorContext) -> ActorRef[Any, Any]:
+        """See :meth:`accel.hosts.Host.start`."""
+        return await owner.spawn(_Keeper, self._make, name="context", restart=self._restart)
+
+    def survives(self, error: BaseException) -> bool:
+        """Return whether a new context can follow ``error``, here or in a child."""
+        return self._decide_otherwise is not None or not (isinstance(error, AccelError) and error.scope >= FaultScope.DEVICE)
+
+    def _make(self) -> Actor[Any, Any]:
+        """Make the actor that keeps the next context, where it can be kept."""
+        made: Actor[Any, Any] = self._classes[self.kind](self._core, self._publish)  # type: ignore[call-arg]
+        return made
+
+    def _publish(self, context: Any) -> None:
+        self.context = context
+
+    def _decide(self, error: BaseException) -> Directive:
+        if self._core.lifecycle.is_final:
+            return Directive.STOP
+        directive = default_decision(error) if self._decide_otherwise is None else self._decide_otherwise(error)
+        if not self.survives(error):
+            return directive if self._decide_otherwise is not None else Directive.STOP
+        if self.kind == "inline" and isinstance(error, AccelError) and error.scope >= FaultScope.PROCESS:
+            self.kind = "process"
+            logger.warning("device_moves_to_a_child", device=self._core.name, generation=self._core.lifecycle.generation, error=error)
+        return Directive.RESTART if self._decide_otherwise is None else directive
+
+
+class _Keeper(Actor[Any, Any]):
+    """Is, for each generation, the actor that the host has made for it."""
+
+    carries_context: ClassVar[bool] = False
+
+    def __init__(self, make: Callable[[], Actor[Any, Any]]) -> None:
+        self._actor = make()
+
+    async def started(self, context: ActorContext) -> None:
+        """Bring up the context."""
+        await self._actor.started(context)
+
+    async def receive(self, message: Any, context: ActorContext) -> Any:
+        """Hand the message on."""
+        return await self._actor.receive(message, context)
+
+    async def restarting(self, error: BaseException, context: ActorContext) -> None:
+        """Give the dead context back."""
+        await self._actor.restarting(error, context)
+
+    async def stopped(self, context: ActorContext) -> None:
+        """Give the context back."""
+        await self._actor.stopped(context)

@@ -1,0 +1,114 @@
+"""What is read from a socket: whole messages, each with the file descriptors that it announced, and no other."""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+from collections import deque
+from typing import NamedTuple
+
+from accel.hosts.protocol import MAX_DESCRIPTORS, Frame, FrameDecoder, ProtocolError
+
+__all__ = ["Incoming", "Message"]
+
+_CONTROL = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
+
+
+class Message(NamedTuple):
+    """One message with its file descriptors, which are closed on ``exec``.
+
+    Who takes a descriptor removes it from the list; :meth:`close` closes the others.
+    """
+
+    kind: int
+    payload: bytes
+    descriptors: list[int]
+
+    def close(self) -> None:
+        """Close the descriptors that nobody took."""
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+
+
+class Incoming:
+    """Messages that the other end sent.
+
+    Parameters
+    ----------
+    sock
+        A connected, non-blocking ``AF_UNIX`` stream socket.
+    max_message
+        Bytes of the largest payload that is accepted.
+
+    Attributes
+    ----------
+    messages : deque of Message
+        What was read and not taken yet.
+    """
+
+    def __init__(self, sock: socket.socket, max_message: int) -> None:
+        self.messages: deque[Message] = deque()
+        self._sock = sock
+        self._decoder = FrameDecoder(max_message)
+        self._descriptors: deque[int] = deque()
+
+    def read(self, size: int) -> int:
+        """Read once, up to ``size`` bytes, and return how many there were: 0 at the end of the stream.
+
+        Messages that precede what is malformed are in :attr:`messages` when it raises.
+
+        Raises
+        ------
+        ProtocolError
+            If the stream is malformed, ends within a message, or descriptors came that no message announced, or fewer than one did.
+        BlockingIOError
+            If there is nothing to read now.
+        OSError
+            If the connection is broken.
+        """
+        data, control, flags, _ = self._sock.recvmsg(size, _CONTROL, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, content in control:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                numbers = array.array("i")
+                numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
+                self._descriptors.extend(numbers)
+        if not data:
+            self._decoder.end()
+            return 0
+        for frame in self._decoder.feed(data):
+            self.messages.append(Message(frame.kind, frame.payload, self._take(frame)))
+        if self._decoder.error is not None:
+            raise self._decoder.error.clone()
+        if flags & socket.MSG_CTRUNC:
+            raise ProtocolError(
+                f"file descriptors got lost: more than {MAX_DESCRIPTORS} came at once, or this process may open no more",
+                remedy="Raise `ulimit -n` if this process has too many files open.",
+            )
+        self._check_surplus()
+        return len(data)
+
+    def close(self) -> None:
+        """Forget what was not taken, and close its descriptors."""
+        for message in self.messages:
+            message.close()
+        self.messages.clear()
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
+
+    def _take(self, frame: Frame) -> list[int]:
+        if frame.descriptors > len(self._descriptors):
+            raise ProtocolError(
+                f"a message of kind {frame.kind} announces {frame.descriptors} descriptors, and {len(self._descriptors)} came",
+                remedy="Raise `ulimit -n` if this process has too many files open.",
+            )
+        return [self._descriptors.popleft() for _ in range(frame.descriptors)]
+
+    def _check_surplus(self) -> None:
+        """Raise where more came than the message that is not complete yet can want: nobody would ever close them."""
+        if not self._descriptors:
+            return
+        awaited = self._decoder.awaited
+        allowed = awaited if awaited is not None else MAX_DESCRIPTORS if self._decoder.buffered else 0
+        if len(self._descriptors) > allowed:
+            raise ProtocolError(f"{len(self._descriptors)} descriptors came where {allowed} are announced")

@@ -1,0 +1,110 @@
+"""What is to be written to a socket: messages glued together, and file descriptors that leave with the first byte of theirs."""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+from collections import deque
+from typing import TYPE_CHECKING
+
+from accel.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["Outgoing"]
+
+
+class Outgoing:
+    """Bytes and descriptors that the other end has not been sent yet.
+
+    Parameters
+    ----------
+    sock
+        A connected, non-blocking ``AF_UNIX`` stream socket.
+
+    Attributes
+    ----------
+    pending : int
+        Bytes that are still to be written.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.pending = 0
+        self._sock = sock
+        # The kernel delivers descriptors with the first byte of a call, so that a message that has some begins a segment, and a segment a call.
+        self._segments: deque[tuple[bytearray, list[int]]] = deque()
+
+    def append(self, parts: Iterable[bytes], descriptors: Sequence[int] = ()) -> None:
+        """Add one message. The descriptors are duplicated: the caller may close its own.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If a descriptor cannot be duplicated. Nothing is added.
+        """
+        if descriptors or not self._segments:
+            self._segments.append((bytearray(), _duplicates(descriptors)))
+        data = self._segments[-1][0]
+        before = len(data)
+        for part in parts:
+            data += part
+        self.pending += len(data) - before
+
+    def write(self, budget: int) -> bool:
+        """Write what the socket takes, but not much more than ``budget`` bytes; return whether nothing is left.
+
+        Raises
+        ------
+        OSError
+            If the other end is gone. A socket that is full raises nothing.
+        """
+        while self._segments and budget > 0:
+            data, descriptors = self._segments[0]
+            try:
+                written = self._write(data, descriptors, budget)
+            except BlockingIOError:
+                return False
+            if descriptors:
+                _close_all(descriptors)
+            self.pending -= written
+            budget -= written
+            if written < len(data):
+                del data[:written]
+            else:
+                self._segments.popleft()
+        return not self._segments
+
+    def close(self) -> None:
+        """Forget what was not written, and close its descriptors."""
+        for _, descriptors in self._segments:
+            _close_all(descriptors)
+        self._segments.clear()
+        self.pending = 0
+
+    def _write(self, data: bytearray, descriptors: list[int], budget: int) -> int:
+        with memoryview(data) as view, view[:budget] as part:
+            if not descriptors:
+                return self._sock.send(part, socket.MSG_NOSIGNAL)
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+            return self._sock.sendmsg([part], [rights], socket.MSG_NOSIGNAL)
+
+
+def _duplicates(descriptors: Iterable[int]) -> list[int]:
+    made: list[int] = []
+    for descriptor in descriptors:
+        try:
+            made.append(os.dup(descriptor))
+        except OSError as error:
+            _close_all(made)
+            raise InvalidArgumentError(
+                f"file descriptor {descriptor} cannot be sent: {error}",
+                remedy="Send open ones, and raise `ulimit -n` where there are too many.",
+            ) from error
+    return made
+
+
+def _close_all(descriptors: list[int]) -> None:
+    while descriptors:
+        os.close(descriptors.pop())

@@ -1,0 +1,62 @@
+"""The host that is a child process: a fault costs the child, and the next one goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from accel.actors import Directive, RestartStrategy
+from accel.errors import AccelError, FaultScope
+
+if TYPE_CHECKING:
+    from accel.actors import Actor, ActorContext, ActorRef
+
+__all__ = ["ProcessHost"]
+
+
+class ProcessHost:
+    """Keeps the context in a child, which is replaced when it faults, dies or hangs. Only what the device itself has lost is not survived.
+
+    Parameters
+    ----------
+    context_actor
+        The actor class that keeps a context in a child; called with ``core`` and a function that publishes the context.
+    core
+        What the device keeps over all generations.
+    restart
+        How often contexts are rebuilt.
+    """
+
+    kind: ClassVar[str] = "process"
+
+    def __init__(self, context_actor: type[Actor[Any, Any]], core: Any, restart: RestartStrategy) -> None:
+        self.context: Any = None
+        self._context_actor = context_actor
+        self._core = core
+        self._decide_otherwise = restart.decide
+        self._restart = dataclasses.replace(restart, decide=self._decide)
+        core.survives = self.survives
+
+    @property
+    def pid(self) -> int:
+        """The child's process; this one while there is no child."""
+        return os.getpid() if self.context is None else int(self.context.pid)
+
+    async def start(self, owner: ActorContext) -> ActorRef[Any, Any]:
+        """See :meth:`accel.hosts.Host.start`."""
+        return await owner.spawn(self._context_actor, self._core, self._publish, name="context", restart=self._restart)
+
+    def survives(self, error: BaseException) -> bool:
+        """Return whether a new context can follow ``error``."""
+        return self._decide_otherwise is not None or not (isinstance(error, AccelError) and error.scope >= FaultScope.DEVICE)
+
+    def _publish(self, context: Any) -> None:
+        self.context = context
+
+    def _decide(self, error: BaseException) -> Directive:
+        if self._core.lifecycle.is_final:
+            return Directive.STOP
+        if self._decide_otherwise is not None:
+            return self._decide_otherwise(error)
+        return Directive.RESTART if self.survives(error) else Directive.STOP

@@ -1,0 +1,154 @@
+"""Starting the program of a child process: what blocks, and what must be undone if it fails halfway."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from accel import _child
+from accel.errors import BackendUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Spawned", "cannot_start", "spawn"]
+
+_FILES = "Raise the limit of open files (ulimit -n), or close what is not needed."
+_PROCESSES = "Raise the limit of processes and threads (ulimit -u, pids.max of the control group), or end some."
+_REMEDIES = {
+    errno.EMFILE: _FILES,
+    errno.ENFILE: _FILES,
+    errno.EAGAIN: _PROCESSES,
+    errno.ENOMEM: "Free memory of this machine, or raise the control group's limit.",
+    errno.ENOENT: "sys.executable must name a Python interpreter that has accel.",
+    errno.EACCES: "sys.executable must name a Python interpreter that may be run.",
+    errno.ENOSYS: "Child processes need Linux 5.4 or newer, and pidfd_open allowed.",
+}
+
+
+@dataclass
+class Spawned:
+    """A process that was started, and all that is open for it; all of it is its holder's to close.
+
+    Attributes
+    ----------
+    popen
+        The process. Nobody may wait for it but the one who sets its ``returncode``.
+    pidfd
+        Names the process, even after its number was given to another.
+    sock
+        This process's end of the socket pair.
+    stderr
+        Reading end of the pipe that the child writes stdout and stderr to; non-blocking.
+    """
+
+    popen: subprocess.Popen[bytes]
+    pidfd: int
+    sock: socket.socket
+    stderr: int
+
+    def destroy(self) -> None:
+        """Kill the process, wait for its end, and close everything. Blocks."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        self.sock.close()
+        os.close(self.stderr)
+        self.popen.wait()
+        os.close(self.pidfd)
+
+
+def cannot_start(error: Exception) -> BackendUnavailableError:
+    """Return the error that says why there is no child process, and what to do."""
+    number = error.errno if isinstance(error, OSError) else errno.EAGAIN  # else: no thread to start it from
+    remedy = None if number is None else _REMEDIES.get(number)
+    code = None if number is None else errno.errorcode.get(number, number)
+    new = BackendUnavailableError(f"a child process cannot be started: {error}", code=code, library="os", remedy=remedy)
+    new.__cause__ = error
+    return new
+
+
+def _environment(more: Mapping[str, str]) -> dict[str, str]:
+    # As PYTHONPATH, so that the child finds `accel` and the function wherever this process would, in the same order.
+    paths = [path or os.getcwd() for path in sys.path if isinstance(path, str)]
+    return {**os.environ, **more, "PYTHONPATH": os.pathsep.join(path for path in paths if os.pathsep not in path)}
+
+
+def _command(fd: int, target: str, env: Mapping[str, str], *, uvloop: bool) -> list[str]:
+    command = [sys.executable, "-P", "-m", _child.WORKER, str(fd), str(os.getpid()), target]
+    if uvloop:
+        command.append("--uvloop")
+    python_path = env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+    return command if python_path is None else [*command, f"--python-path={python_path}"]
+
+
+def _reap(popen: subprocess.Popen[bytes]) -> None:
+    popen.kill()
+    popen.wait()
+
+
+def spawn(target: str, env: Mapping[str, str], *, uvloop: bool) -> Spawned:
+    """Start the worker as a fresh interpreter, in a session of its own. Blocks for some milliseconds.
+
+    Parameters
+    ----------
+    target
+        ``MODULE:FUNCTION``.
+    env
+        Environment variables to set, besides this process's.
+    uvloop
+        Whether the child's loop is uvloop's.
+
+    Raises
+    ------
+    BackendUnavailableError
+        Descriptors, processes or memory ran out, or there is no interpreter to start. Nothing is left open then.
+
+    Notes
+    -----
+    The kernel kills the child when the *thread* that started it ends: call this from one that lives as long as the child may.
+    """
+    try:
+        if not sys.executable:
+            raise FileNotFoundError(errno.ENOENT, "sys.executable is empty")
+        with contextlib.ExitStack() as undo:
+            ours, theirs = socket.socketpair()
+            undo.callback(ours.close)
+            ours.setblocking(False)
+            with theirs:
+                popen, stderr = _start(theirs.fileno(), target, env, uvloop=uvloop)
+            undo.callback(os.close, stderr)
+            undo.callback(_reap, popen)
+            pidfd = os.pidfd_open(popen.pid)
+            undo.pop_all()
+            return Spawned(popen, pidfd, ours, stderr)
+    except OSError as error:
+        raise cannot_start(error) from error
+
+
+def _start(fd: int, target: str, env: Mapping[str, str], *, uvloop: bool) -> tuple[subprocess.Popen[bytes], int]:
+    reading, writing = os.pipe()
+    try:
+        os.set_blocking(reading, False)
+        popen = subprocess.Popen(
+            _command(fd, target, env, uvloop=uvloop),
+            env=_environment(env),
+            stdin=subprocess.DEVNULL,
+            stdout=writing,
+            stderr=writing,
+            close_fds=True,
+            pass_fds=(fd,),
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+    return popen, reading

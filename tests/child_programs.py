@@ -1,0 +1,155 @@
+"""What the child processes of the tests run, and a parent to be killed: ``python -m tests.child_programs TARGET [asyncio | uvloop]``."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import itertools
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import socket
+
+PR_SET_PDEATHSIG = 1
+
+
+def send(sock: socket.socket, data: bytes) -> None:
+    sock.setblocking(True)
+    sock.sendall(data)
+    sock.setblocking(False)
+
+
+async def until_end(sock: socket.socket) -> None:
+    while await asyncio.get_running_loop().sock_recv(sock, 65536):
+        pass
+
+
+async def echo(sock: socket.socket) -> None:
+    while data := await asyncio.get_running_loop().sock_recv(sock, 65536):
+        await asyncio.get_running_loop().sock_sendall(sock, data)
+
+
+async def returns(sock: socket.socket) -> None:
+    pass
+
+
+async def raises(sock: socket.socket) -> None:
+    raise LookupError("no such thing")
+
+
+async def exits(sock: socket.socket) -> None:
+    sys.exit(17)
+
+
+async def writes_much(sock: socket.socket) -> None:
+    for number in range(100_000):
+        print(f"line {number}", file=sys.stderr if number % 2 else sys.stdout)
+    raise LookupError("after much")
+
+
+async def sends_and_dies(sock: socket.socket) -> None:
+    send(sock, b"x" * 100_000)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def faults(sock: socket.socket) -> None:
+    ctypes.string_at(0)
+
+
+async def describes_itself(sock: socket.socket) -> None:
+    targets = {}
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            targets[fd] = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:  # the descriptor of the listing
+            continue
+    about = {
+        "fds": targets,
+        "sock": sock.fileno(),
+        "sid": os.getsid(0),
+        "pid": os.getpid(),
+        "loop": type(asyncio.get_running_loop()).__module__,
+        "modules": sorted(sys.modules),
+        "path": sys.path,
+        "env": dict(os.environ),
+        "sigint": signal.getsignal(signal.SIGINT) is signal.SIG_IGN,
+        "inheritable": [fd for fd in map(int, targets) if fd > 2 and os.get_inheritable(fd)],
+    }
+    send(sock, json.dumps(about).encode() + b"\n")
+    await until_end(sock)
+
+
+async def uses_accel(sock: socket.socket) -> None:
+    import accel
+
+    before = "accel.device" in sys.modules
+    names = [name for name in accel.__all__ if getattr(accel, name) is None]
+    try:
+        missing = str(accel.no_such_name)  # type: ignore[attr-defined]
+    except AttributeError as error:
+        missing = str(error)
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        kind = type(device) is accel.Device
+    send(sock, json.dumps([before, names, missing, kind]).encode() + b"\n")
+
+
+def ready_then(sock: socket.socket) -> None:
+    send(sock, b"ready\n")
+
+
+async def ignores_socket(sock: socket.socket) -> None:
+    ready_then(sock)
+    await asyncio.Event().wait()
+
+
+async def spins_in_c(sock: socket.socket) -> None:
+    ready_then(sock)
+    sum(itertools.repeat(1))  # keeps the GIL; no bytecode runs, so no signal handler of Python's either
+
+
+async def sleeps_in_c(sock: socket.socket) -> None:
+    ready_then(sock)
+    time.sleep(1000)
+
+
+async def unbound_sleeps_in_c(sock: socket.socket) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
+    await sleeps_in_c(sock)
+
+
+async def unbound_until_end(sock: socket.socket) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
+    ready_then(sock)
+    await until_end(sock)
+
+
+async def leaves_a_thread(sock: socket.socket) -> None:
+    threading.Thread(target=time.sleep, args=(1000,)).start()
+
+
+async def parent(target: str, *, uvloop: bool) -> None:
+    from accel.actors import ActorSystem
+    from accel.hosts.child import ChildProcess
+
+    async with ActorSystem() as system:
+        child = await ChildProcess.start(system, f"tests.child_programs:{target}", uvloop=uvloop)
+        if target != "returns":
+            assert await asyncio.get_running_loop().sock_recv(child.sock, 100)
+        print(child.pid, flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    if sys.argv[2] == "uvloop":
+        import uvloop
+
+        uvloop.run(parent(sys.argv[1], uvloop=True))
+    else:
+        asyncio.run(parent(sys.argv[1], uvloop=False))

@@ -1,0 +1,60 @@
+"""What the tests of child processes share: reading, waiting, counting what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from accel.hosts.child import ChildProcess
+    from accel.hosts.exit_status import ExitStatus
+
+OURS = "tests.child_programs:"
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def children() -> set[int]:
+    """Return the numbers of all child processes of this process, zombies too."""
+    found: set[int] = set()
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/children", encoding="ascii") as file:
+                found.update(map(int, file.read().split()))
+        except OSError:  # the thread ended
+            continue
+    return found
+
+
+def held() -> tuple[int, int, set[int]]:
+    """Return the number of open descriptors and of threads, and the child processes."""
+    return len(os.listdir("/proc/self/fd")), threading.active_count(), children()
+
+
+@pytest.fixture
+def no_child_left() -> Iterator[None]:
+    before = children()
+    yield
+    assert children() - before == set()
+
+
+async def received(child: ChildProcess) -> bytes:
+    """Read a line, or what comes until the child's end."""
+    data = b""
+    while not data.endswith(b"\n"):
+        piece = await asyncio.get_running_loop().sock_recv(child.sock, 65536)
+        if not piece:
+            break
+        data += piece
+    return data
+
+
+async def ended(child: ChildProcess, patience: float = 20.0) -> ExitStatus:
+    async with asyncio.timeout(patience):
+        return await child.wait()

@@ -1,0 +1,290 @@
+"""Child processes: what they hold, how they end, and how that is seen. All with real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import accel
+from accel.actors import ActorSystem
+from accel.hosts.child import ChildProcess
+from accel.hosts.exit_status import ExitStatus
+from tests.child_support import OURS, ended, no_child_left, received
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+__all__ = ["no_child_left"]
+
+pytestmark = pytest.mark.usefixtures("nothing_left", "no_child_left")
+
+
+async def test_a_child_that_returns_exits_with_0() -> None:
+    async with ActorSystem() as system:
+        child = await ChildProcess.start(system, f"{OURS}returns")
+        assert await ended(child) == ExitStatus(0, None, "")
+        assert await child.aclose() == ExitStatus(0, None, "")
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "said"),
+    [
+        (f"{OURS}raises", 1, "LookupError: no such thing"),
+        (f"{OURS}exits", 17, ""),
+        (f"{OURS}no_such_function", 65, "AttributeError: module 'tests.child_programs' has no attribute 'no_such_function'"),
+        ("no_such_module_at_all:main", 65, "ModuleNotFoundError: No module named 'no_such_module_at_all'"),
+        (f"{OURS}PR_SET_PDEATHSIG", 65, "TypeError: tests.child_programs:PR_SET_PDEATHSIG is no function"),
+        (f"{OURS}writes_much", 1, "LookupError: after much"),
+    ],
+)
+async def test_an_end_with_an_error_says_why(target: str, code: int, said: str) -> None:
+    seen: list[ExitStatus] = []
+    async with ActorSystem() as system:
+        child = await ChildProcess.start(system, target, on_exit=seen.append)
+        status = await ended(child)
+        await child.aclose()
+    assert seen == [status]
+    assert (status.code, status.signal) == (code, None)
+    assert said in status.describe()
+    assert len(status.stderr) <= 4096
+    error = status.error(device="cpu:0")
+    assert isinstance(error, accel.HostDiedError)
+    assert (error.exit_code, error.signal, error.device) == (code, None, "cpu:0")
+    assert f"exit code {code}" in str(error)
+    assert said in str(error)
+
+
+async def test_a_segmentation_fault_shows_where() -> None:
+    async with ActorSystem() as system:
+        child = await ChildProcess.start(system, f"{OURS}faults")
+        status = await ended(child)
+        await child.aclose()
+    assert (status.code, status.signal) == (None, signal.SIGSEGV)
+    assert "child_programs.py" in status.stderr
+    assert "SIGSEGV" in status.describe()
+
+
+async def test_a_killed_child_is_seen_at_once_and_reported_once() -> None:
+    seen: list[ExitStatus] = []
+    async with ActorSystem() as system:
+        child = await ChildProcess.start(system, f"{OURS}ignores_socket", on_exit=seen.append)
+        assert await received(child) == b"ready\n"
+        before = time.perf_counter()
+        child.kill()
+        child.kill()
+        status = await ended(child)
+        print(f"seen after {(time.perf_counter() - before) * 1e3:.1f} ms")
+        child.kill()
+        assert status is child.exit
+        assert await child.aclose() is await child.aclose() is status
+    assert seen == [status]
+    assert (status.code, status.signal) == (None, signal.SIGKILL)
+    assert status.error().signal == signal.SIGKILL
+    with pytest.raises(ProcessLookupError):
+        os.kill(child.pid, 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_sigterm_ends_it_and_sigint_does_not(number: signal.Signals) -> None:
+    async with ActorSystem() as system:
+        child = await ChildProcess.start(system, f"{OURS}echo")
+        child.sock.send(b"1\n")
+        assert await received(child) == b"1\n"
+        os.kill(child.pid, number)
+        if number == signal.SIGTERM:
+            assert (await ended(child)).signal == signal.SIGTERM
+        else:
+            child.sock.send(b"2\n")
+            assert await received(child) == b"2\n"
+        await child.aclose(grace=20.0)
+    assert child.exit == (ExitStatus(None, signal.SIGTERM) if number == signal.SIGTERM else ExitStatus(0, None))
+
+
+async def test_what_it_sent_before_it_died_can_be_read_before_on_exit() -> None:
+    got = bytearray()
+    got_then: list[int] = []
+    loop = asyncio.get_running_loop()
+    async with ActorSystem() as system:
+        child = await ChildProcess.start(system, f"{OURS}sends_and_dies", on_exit=lambda status: got_then.append(len(got)))
+        loop.add_reader(child.sock, lambda: got.extend(child.sock.recv(1000)))
+        status = await ended(child)
+        await child.aclose()
+    assert status.signal == signal.SIGKILL
+    assert got_then == [100_000]
+
+
+async def test_on_exit_does_not_wait_for_ever_for_a_socket_that_nobody_reads() -> None:
+    seen: list[ExitStatus] = []
+    async with ActorSystem() as system:
+        child = await ChildProcess.start(system, f"{OURS}sends_and_dies", on_exit=seen.append)
+        assert (await ended(child)).signal == signal.SIGKILL
+        assert seen == [child.exit]
+        assert len(child.sock.recv(1_000_000)) > 0
+        await child.aclose()
+
+
+async def test_a_failing_on_exit_keeps_nobody_waiting() -> None:
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
+
+    def fail(status: ExitStatus) -> None:
+        raise LookupError("in on_exit")
+
+    async with ActorSystem() as system:
+        child = await ChildProcess.start(system, f"{OURS}returns", on_exit=fail)
+        assert (await ended(child)).code == 0
+        await child.aclose()
+    assert [type(context["exception"]) for context in reported] == [LookupError]
+
+
+@pytest.mark.parametrize("target", ["ignores_socket", "spins_in_c", "sleeps_in_c"])
+async def test_closing_ends_a_child_that_does_not_end(target: str) -> None:
+    async with ActorSystem() as system:
+        child = await ChildProcess.start(system, f"{OURS}{target}")
+        assert await received(child) == b"ready\n"
+        async with asyncio.timeout(10):
+            status = await child.aclose(grace=0.05)
+    assert status.signal == signal.SIGKILL
+
+
+async def test_closing_ends_a_stopped_child() -> None:
+    async with ActorSystem() as system:
+        child = await ChildProcess.start(system, f"{OURS}until_end")
+        os.kill(child.pid, signal.SIGSTOP)
+        async with asyncio.timeout(10):
+            status = await child.aclose(grace=0.05)
+    assert status.signal == signal.SIGKILL
+
+
+async def test_cancelling_the_close_kills() -> None:
+    async with ActorSystem() as system:
+        child = await ChildProcess.start(system, f"{OURS}ignores_socket")
+        assert await received(child) == b"ready\n"
+        closing = asyncio.create_task(child.aclose(grace=1000.0))
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert (await ended(child)).signal == signal.SIGKILL
+
+
+async def test_the_worker_ends_by_itself_when_its_loop_hangs_or_a_thread_is_left() -> None:
+    async with ActorSystem() as system:
+        hung = await ChildProcess.start(system, f"{OURS}unbound_sleeps_in_c")
+        left = await ChildProcess.start(system, f"{OURS}leaves_a_thread")
+        assert await received(hung) == b"ready\n"
+        statuses = await asyncio.gather(hung.aclose(grace=20.0), left.aclose(grace=20.0))
+    assert [status.code for status in statuses] == [67, 67]
+
+
+async def test_the_child_dies_with_its_system() -> None:
+    async with ActorSystem() as system:
+        child = await ChildProcess.start(system, f"{OURS}ignores_socket")
+        assert await received(child) == b"ready\n"
+    assert (await ended(child)).signal == signal.SIGKILL
+    await child.aclose()
+
+
+async def test_what_a_child_holds_and_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/only/of/the/parent")
+    ends = os.pipe()
+    try:
+        for end in ends:
+            os.set_inheritable(end, True)
+        async with ActorSystem() as system:
+            child = await ChildProcess.start(system, f"{OURS}describes_itself", env={"ACCEL_TEST": "1"})
+            about = json.loads(await received(child))
+            assert not os.get_inheritable(child.sock.fileno())
+            assert (await child.aclose(grace=20.0)).code == 0
+    finally:
+        for end in ends:
+            os.close(end)
+    others = {fd: target for fd, target in about["fds"].items() if int(fd) not in (0, 1, 2, about["sock"])}
+    # The parent's pidfd, the watchdog's set, and what the loop itself needs: its own set and a socket pair.
+    assert sorted(target for target in others.values() if not target.startswith("socket:")) == [
+        "anon_inode:[eventpoll]",
+        "anon_inode:[eventpoll]",
+        "anon_inode:[pidfd]",
+    ]
+    assert len([target for target in others.values() if target.startswith("socket:")]) == 2, others
+    assert about["fds"]["0"] == "/dev/null"
+    assert about["fds"]["1"] == about["fds"]["2"]
+    assert about["fds"]["1"].startswith("pipe:")
+    assert about["sid"] == about["pid"] == child.pid
+    assert about["inheritable"] == []
+    assert about["sigint"]
+    assert about["env"]["ACCEL_TEST"] == "1"
+    assert about["env"]["PYTHONPATH"] == "/only/of/the/parent"
+    assert about["path"] == list(dict.fromkeys(path or os.getcwd() for path in sys.path))
+    loaded = {name.partition(".")[0] for name in about["modules"]}
+    assert not loaded & {"numpy", "uvloop", "ml_dtypes"}
+    assert "accel.device" not in about["modules"]
+
+
+async def test_the_package_is_whole_in_a_child_that_uses_it() -> None:
+    async with ActorSystem() as system:
+        child = await ChildProcess.start(system, f"{OURS}uses_accel")
+        got = await received(child)
+        status = await child.aclose(grace=20.0)
+    assert status == ExitStatus(0, None, "")
+    assert json.loads(got) == [False, [], "module 'accel' has no attribute 'no_such_name'", True]
+
+
+def test_both_kinds_of_loop(run_on_loop: Callable[[Callable[[], Coroutine[Any, Any, None]]], None]) -> None:
+    seen: list[ExitStatus] = []
+
+    async def main() -> None:
+        name = type(asyncio.get_running_loop()).__module__
+        async with ActorSystem() as system:
+            uses = name.startswith("uvloop")
+            child = await ChildProcess.start(system, f"{OURS}describes_itself", uvloop=uses, on_exit=seen.append)
+            about = json.loads(await received(child))
+            assert about["loop"].startswith("uvloop" if uses else "asyncio")
+            dying = await ChildProcess.start(system, f"{OURS}sends_and_dies", on_exit=seen.append)
+            assert len(await received(dying)) == 100_000
+            assert (await ended(dying)).signal == signal.SIGKILL
+            await dying.aclose()
+            assert (await child.aclose(grace=20.0)).code == 0
+
+    run_on_loop(main)
+    assert [(status.code, status.signal) for status in seen] == [(None, signal.SIGKILL), (0, None)]
+
+
+async def test_a_stolen_exit_status_is_admitted() -> None:
+    async with ActorSystem() as system:
+        child = await ChildProcess.start(system, f"{OURS}ignores_socket")
+        assert await received(child) == b"ready\n"
+        child.kill()
+        os.waitpid(child.pid, 0)
+        status = await ended(child)
+        await child.aclose()
+    assert (status.code, status.signal) == (None, None)
+    assert "took its exit status" in status.describe()
+
+
+@pytest.mark.parametrize("target", ["", "module", ":function", "module:", "a b:c", "a:b:c", "../a:b", 3])
+async def test_a_malformed_target_is_refused(target: Any) -> None:
+    async with ActorSystem() as system:
+        with pytest.raises(accel.InvalidArgumentError):
+            await ChildProcess.start(system, target)
+
+
+@pytest.mark.parametrize("env", [{"": "x"}, {"a=b": "x"}, {"a": "x\0"}, {"a": 3}])
+async def test_a_malformed_environment_is_refused(env: Any) -> None:
+    async with ActorSystem() as system:
+        with pytest.raises(accel.InvalidArgumentError):
+            await ChildProcess.start(system, f"{OURS}returns", env=env)
+
+
+async def test_a_closed_system_starts_nothing() -> None:
+    async with ActorSystem() as system:
+        pass
+    with pytest.raises(accel.ClosedError):
+        await ChildProcess.start(system, f"{OURS}returns")

@@ -1,0 +1,229 @@
+"""Two ends of a channel, on every kind of loop: messages, descriptors, backpressure, and every way in which it ends."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+import select
+import socket
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+
+from accel.errors import InvalidArgumentError
+from accel.hosts.protocol import MAX_DESCRIPTORS, ProtocolError, encode_header, greeting
+from tests.host_support import PATIENCE, End, frames, message, raw_end, take_all, two_ends, write_end
+
+if TYPE_CHECKING:
+    from tests.host_support import Run
+
+MIB = 1 << 20
+
+
+def test_messages_go_both_ways_in_order(run_checked: Run) -> None:
+    async def main() -> None:
+        with two_ends() as (one, other):
+            expected = [(kind, bytes([kind % 256]) * kind) for kind in range(1, 700)]
+            for kind, payload in expected:
+                one.channel.send(kind, payload[: kind // 2], bytearray(payload[kind // 2 :]))
+                other.channel.send(kind, memoryview(payload))
+            assert await one.received(len(expected)) == expected
+            assert await other.received(len(expected)) == expected
+
+    run_checked(main)
+
+
+def test_what_is_sent_in_one_turn_leaves_in_one_call(run_checked: Run) -> None:
+    async def main() -> None:
+        with raw_end() as (end, raw):
+            await asyncio.sleep(0)
+            assert raw.recv(MIB) == greeting()
+            for kind in (1, 2, 3):
+                end.channel.send(kind, b"x")
+            assert end.channel.pending == 3 * 13
+            assert select.select([raw], [], [], 0)[0] == []
+            await asyncio.sleep(0)
+            assert end.channel.pending == 0
+            assert raw.recv(MIB) == message(1, b"x") + message(2, b"x") + message(3, b"x")
+
+    run_checked(main)
+
+
+def test_much_is_sent_at_once(run_checked: Run) -> None:
+    async def main() -> None:
+        with raw_end() as (end, raw):
+            end.channel.send(1, b"x" * (65 << 10))
+            assert end.channel.pending == 0
+            received = raw.recv(MIB)
+            assert received.startswith(greeting())
+            while len(received) < 24 + (65 << 10) + 4:
+                received += raw.recv(MIB)
+            assert frames(received)[1] == (1, b"x" * (65 << 10))
+
+    run_checked(main)
+
+
+def test_a_full_socket_takes_the_rest_later(run_checked: Run) -> None:
+    async def main() -> None:
+        with two_ends() as (one, other):
+            payload = os.urandom(5 * MIB)
+            one.channel.send(1, payload)
+            one.channel.send(2, b"after")
+            assert one.channel.pending > 4 * MIB
+            async with asyncio.timeout(PATIENCE):
+                await asyncio.gather(one.channel.drained(), one.channel.drained())
+            assert one.channel.pending == 0
+            assert await other.received(2) == [(1, payload), (2, b"after")]
+            await one.channel.drained()
+
+    run_checked(main)
+
+
+def test_a_talkative_peer_starves_nobody(run_checked: Run) -> None:
+    async def main() -> None:
+        with raw_end() as (end, raw):
+            raw.sendall(message(1) * 4000)
+            counts = [0]
+            while counts[-1] < 4000:
+                await asyncio.sleep(0)
+                counts.append(len(end.messages))
+            most = max(after - before for before, after in pairwise(counts))
+            assert 0 < most <= 512
+
+    run_checked(main)
+
+
+def test_descriptors_travel_with_their_message_only(run_checked: Run) -> None:
+    async def main() -> None:
+        with two_ends() as (one, other):
+            took: list[tuple[int, list[int]]] = []
+
+            def react(end: End, kind: int, payload: bytes, descriptors: list[int]) -> None:
+                took.append((kind, list(descriptors)))
+                descriptors.clear()
+
+            other.react = react
+            mine = [write_end() for _ in range(MAX_DESCRIPTORS)]
+            one.channel.send(1, b"none")
+            one.channel.send(2, b"two", fds=mine[:2])
+            one.channel.send(3, b"x" * 300_000, fds=mine)
+            one.channel.send(4)
+            one.channel.send(5, fds=[mine[2]])
+            files = [os.fstat(fd).st_ino for fd in mine]
+            for fd in mine:
+                os.close(fd)  # the channel has its own
+            await other.received(5)
+            assert [(kind, len(fds)) for kind, fds in took] == [(1, 0), (2, 2), (3, MAX_DESCRIPTORS), (4, 0), (5, 1)]
+            assert [[os.fstat(fd).st_ino for fd in fds] for _, fds in took] == [[], files[:2], files, [], [files[2]]]
+            for _, fds in took:
+                for fd in fds:
+                    assert not os.get_inheritable(fd)
+                    os.close(fd)
+
+    run_checked(main)
+
+
+def test_descriptors_that_nobody_takes_are_closed(run_checked: Run) -> None:
+    async def main() -> None:
+        fd = write_end()
+        with two_ends() as (one, other):
+            one.channel.send(1, fds=[fd, fd])
+            await other.received(1)
+            one.channel.send(2, fds=[fd])  # not sent any more, or not read any more
+            one.channel.close()
+            other.channel.close()
+        with two_ends() as (one, other):
+            other.react = lambda end, *_: end.channel.close()
+            for _ in range(3):
+                one.channel.send(1, fds=[fd])
+            await one.lost()
+            assert len(other.messages) == 1
+        os.close(fd)
+
+    run_checked(main)
+
+
+def test_descriptors_of_a_message_that_never_completes_are_closed(run_checked: Run) -> None:
+    async def main() -> None:
+        fd = write_end()
+        with raw_end() as (end, raw):
+            send_raw(raw, encode_header(1, 10, 1) + b"half", [fd])
+            raw.shutdown(socket.SHUT_WR)
+            assert isinstance(await end.lost(), ProtocolError)
+        os.close(fd)
+
+    run_checked(main)
+
+
+def send_raw(raw: socket.socket, data: bytes, fds: list[int]) -> None:
+    raw.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+
+
+@pytest.mark.parametrize(
+    ("data", "count", "word"),
+    [
+        (message(1, b"x", 2), 1, "announces 2 descriptors, and 1 came"),
+        (message(1, b"x", 1), 0, "announces 1 descriptors, and 0 came"),
+        (message(1, b"x", 1), 2, "1 descriptors came where 0"),
+        (message(1, b"x"), 1, "1 descriptors came where 0"),
+        (message(1, b"xy", 1)[:-1], 2, "2 descriptors came where 1"),
+        (message(1, b"x", 64)[:5], MAX_DESCRIPTORS + 1, "got lost"),
+        (message(1, b"x", 64), MAX_DESCRIPTORS + 30, "got lost"),
+    ],
+)
+def test_other_descriptors_than_announced_are_an_error(run_checked: Run, data: bytes, count: int, word: str) -> None:
+    async def main() -> None:
+        fd = write_end()
+        with raw_end() as (end, raw):
+            send_raw(raw, data, [fd] * count) if count else raw.sendall(data)
+            error = await end.lost()
+            assert isinstance(error, ProtocolError)
+            assert word in str(error)
+        os.close(fd)
+
+    run_checked(main)
+
+
+def test_a_handler_may_answer_take_and_close(run_checked: Run) -> None:
+    async def main() -> None:
+        fd = write_end()
+        with two_ends() as (one, other):
+            other.react = lambda end, kind, payload, descriptors: end.channel.send(kind + 1, payload, fds=descriptors)
+            one.react = take_all
+            one.channel.send(1, b"hello", fds=[fd])
+            assert await one.received(1) == [(2, b"hello")]
+            assert len(one.descriptors) == 1
+            os.close(one.descriptors.pop())
+            other.react = lambda end, *_: end.channel.close()
+            one.channel.send(1)
+            one.channel.send(1)
+            assert await one.lost() is None
+            assert len(other.messages) == 2
+            assert other.losses == []
+        os.close(fd)
+
+    run_checked(main)
+
+
+def test_what_cannot_be_sent_is_refused_and_leaves_nothing(run_checked: Run) -> None:
+    async def main() -> None:
+        fd = write_end()
+        with two_ends(max_message=100) as (one, other):
+            for arguments, fds in [
+                ((1, b"x" * 101), []),
+                ((1,), [fd] * (MAX_DESCRIPTORS + 1)),
+                ((0,), []),
+                ((1 << 16,), []),
+                ((1,), [fd, 1 << 20]),
+            ]:
+                with pytest.raises(InvalidArgumentError):
+                    one.channel.send(*arguments, fds=fds)  # type: ignore[arg-type]
+            with pytest.raises(TypeError):
+                one.channel.send(1, b"half", "text")  # type: ignore[arg-type]
+            one.channel.send(1, b"x" * 100)
+            assert await other.received(1) == [(1, b"x" * 100)]
+        os.close(fd)
+
+    run_checked(main)

@@ -1,0 +1,224 @@
+"""Ops travel to the child: refs as numbers, everything else as it is, and no array."""
+
+from __future__ import annotations
+
+import copyreg
+import dataclasses
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from accel import ops
+from accel.compute import BinaryOp, ReduceOp, Transpose, UnaryOp
+from accel.dtype import DType
+from accel.errors import StaleRefError, UnsupportedError
+from accel.hosts.op_codec import dump_op, load_op
+from accel.ops import KernelOp, Plan
+from accel.ref import AccelRef, RefView
+
+
+class Owner:
+    """As much of a device as its refs ask for."""
+
+    name, identity, is_closing, live_generation, device, sharing = "cpu:0", "x", False, 3, None, None
+
+    def __init__(self) -> None:
+        self.dropped: deque[int] = deque()
+        self.refs: dict[int, AccelRef] = {}
+
+    def check_process(self) -> None: ...
+
+    def register_token(self, ref: AccelRef) -> None:
+        raise AssertionError("no token is made on the way")
+
+    def ref(self, *shape: int, dtype: DType = DType.FLOAT32) -> AccelRef:
+        ref = AccelRef(self, len(self.refs) + 1, shape, dtype, 3)
+        self.refs[ref.buffer] = ref
+        return ref
+
+    def resolve(self, buffer: int, shape: tuple[int, ...], dtype: DType, generation: int, offset: int | None) -> AccelRef:
+        base = self.refs[buffer]
+        assert generation == base.generation
+        if offset is not None:
+            return RefView(base, offset, shape, dtype)
+        assert (shape, dtype) == (base.shape, base.dtype)
+        return base
+
+
+OWNER = Owner()
+A, B, C = OWNER.ref(8, 8), OWNER.ref(8, 8), OWNER.ref(8, 8)
+IMAGE, KERNEL = OWNER.ref(1, 2, 8, 8), OWNER.ref(3, 2, 3, 3)
+Q = OWNER.ref(1, 2, 4, 8, dtype=DType.BFLOAT16)
+COMPILED = ops.CompiledKernel('extern "C" __global__ void f(float* x, float y) {}', "f", parameters=("float32*", "float32"))
+
+
+@dataclass(frozen=True, eq=False)
+class Mine(KernelOp):
+    """An op of a user's: no slots, refs in a tuple, whatever else."""
+
+    library: ClassVar[str] = "mine"
+    kind: ClassVar[str] = "mine"
+
+    refs: tuple[Any, ...]
+    value: Any = None
+
+    def plan(self) -> Plan:
+        return Plan(tuple(ref for ref in self.refs if isinstance(ref, AccelRef)), (), ())
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Knows(KernelOp):
+    """An op that says itself how it is pickled."""
+
+    library: ClassVar[str] = "mine"
+    kind: ClassVar[str] = "knows"
+
+    value: Any
+
+    def plan(self) -> Plan:
+        return Plan((), (), ())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Knows, ((self.value, "reduced"),)
+
+
+def there_and_back(op: KernelOp) -> Any:
+    return load_op(dump_op(op), OWNER.resolve)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        ops.Gemm(A, B),
+        ops.Gemm(A, B, out=C, alpha=2.0, beta=0.5, transpose_a=Transpose.TRANSPOSE, allow_tf32=True),
+        ops.Copy(A, B),
+        ops.Free(A),
+        ops.Empty((2, 3), DType.FLOAT8_E4M3FN),
+        ops.Fill((2, 3), DType.INT8, np.int8(-7)),
+        ops.Reduce(ReduceOp.SUM, A, axis=1),
+        ops.Unary(UnaryOp.RELU, A),
+        ops.Binary(BinaryOp.ADD, A, B, out=C),
+        ops.Conv2d(IMAGE, KERNEL),
+        ops.Attention(Q, Q, Q),
+        ops.Rfft(A),
+        ops.Axpy(A, B, 0.5),
+    ],
+    ids=lambda op: op.kind,
+)
+def test_ops_come_back_as_they_were(op: Any) -> None:
+    back = there_and_back(op)
+    assert type(back) is type(op)
+    for each in dataclasses.fields(op):
+        before, after = getattr(op, each.name), getattr(back, each.name)
+        assert type(after) is type(before)
+        assert after is before if isinstance(before, AccelRef) else after == before
+    assert back.plan() == op.plan()
+
+
+def test_views_travel_as_views_of_the_childs_own_buffer() -> None:
+    back = there_and_back(ops.Gemm(A[2:4], B.reshape((8, 8)), out=C.view("int32").view("float32")[:2]))
+    assert isinstance(back.a, RefView)
+    assert back.a.base is A
+    assert (back.a.offset, back.a.shape, back.a.dtype) == (64, (2, 8), DType.FLOAT32)
+    assert isinstance(back.b, RefView)
+    assert back.b.offset == 0
+    assert (back.out.base, back.out.shape) == (C, (2, 8))
+
+
+def test_refs_in_tuples_keep_their_places() -> None:
+    op = Mine((1, A, None, B[0], "x", A), value={"a": [DType.INT8, np.float32(0.5)]})
+    object.__setattr__(op, "beside", 7)
+    back = there_and_back(op)
+    assert back.refs[:3] == (1, A, None)
+    assert (back.refs[3].base, back.refs[3].shape) == (B, (8,))
+    assert back.refs[4:] == ("x", A)
+    assert back.value == op.value
+    assert back.beside == 7
+    assert op.refs[1] is A, "the op itself is as it was"
+
+
+def test_a_launch_travels_with_its_kernel() -> None:
+    op = ops.Launch(COMPILED, (4, 1, 1), (32, 1, 1), (A, np.float32(0.5)))
+    op.plan()
+    back = there_and_back(op)
+    assert back.args == op.args
+    assert back.kernel == COMPILED
+    assert back.plan() == op.plan()
+
+
+def test_an_op_that_says_how_it_is_pickled_is_heard() -> None:
+    assert there_and_back(Knows(5)).value == (5, "reduced")
+
+
+def test_an_array_without_a_dimension_is_a_number() -> None:
+    back = there_and_back(ops.Fill((2,), DType.FLOAT32, np.array(1.5)))
+    assert isinstance(back.value, np.float64)
+    assert back.value == 1.5
+
+
+class Special(np.ndarray[Any, Any]):
+    """An array of somebody's own kind."""
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        ops.Put(np.zeros(3)),
+        ops.Get(A, np.zeros((8, 8), np.float32)),
+        Mine((A,), np.zeros(3).view(Special)),
+        Mine((np.zeros(2),)),
+        Mine((), [{"deep": np.zeros(1)}]),
+        Knows(np.zeros(1)),
+    ],
+)
+def test_arrays_are_refused(op: KernelOp) -> None:
+    with pytest.raises(UnsupportedError, match="arrays inside ops") as caught:
+        dump_op(op)
+    assert caught.value.op == op.kind
+
+
+@pytest.mark.parametrize("op", [Mine((), [A]), Mine(((A,),)), Mine((), {1: B[0]}), Knows(A)])
+def test_refs_elsewhere_than_in_fields_are_refused(op: KernelOp) -> None:
+    with pytest.raises(UnsupportedError, match="neither a field"):
+        dump_op(op)
+
+
+def test_what_cannot_be_imported_is_refused_by_its_sender() -> None:
+    @dataclass(frozen=True)
+    class Local(Mine):
+        pass
+
+    for op in (Local(()), Mine((), lambda: None)):
+        with pytest.raises(UnsupportedError, match="cannot be sent") as caught:
+            dump_op(op)
+        assert caught.value.op == "mine"
+
+
+def test_what_cannot_be_loaded_is_an_error_of_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = dump_op(Mine(()))
+    monkeypatch.delitem(globals(), "Mine")
+    with pytest.raises(UnsupportedError, match="cannot be loaded"):
+        load_op(data, OWNER.resolve)
+
+
+def test_what_resolving_raises_is_raised() -> None:
+    def gone(*_: Any) -> AccelRef:
+        raise StaleRefError("gone")
+
+    with pytest.raises(StaleRefError):
+        load_op(dump_op(ops.Gemm(A, B)), gone)
+
+
+class Registered:
+    """Cannot be pickled but by what copyreg is told, after the codec was imported."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise AssertionError("copyreg was not asked")
+
+
+def test_what_copyreg_is_told_later_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(copyreg.dispatch_table, Registered, lambda _: (complex, (1, 2)))
+    assert there_and_back(Mine((), Registered())).value == 1 + 2j

@@ -1,0 +1,237 @@
+"""A device whose context lives in a child process: the same ops, and a service that outlives the child."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import accel
+from accel.device.remote import actor
+from accel.testing import FaultPlan
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@pytest.fixture
+async def device() -> AsyncIterator[accel.Device]:
+    async with accel.System() as system:
+        yield await system.open_device("cpu", host="process")
+
+
+async def generation(device: accel.Device, wanted: int) -> None:
+    async with asyncio.timeout(20):
+        async for number in device.generations():
+            if number >= wanted:
+                return
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+async def test_it_computes_what_inline_computes(device: accel.Device) -> None:
+    rng = np.random.default_rng(np.random.SeedSequence().entropy)
+    assert device.info().host == "process"
+    assert device.info().pid != os.getpid()
+    a, b = rng.standard_normal((2, 65, 65))
+    x, y = await device.put(a), await device.put(b)
+    np.testing.assert_allclose(await device.get(await device.blas.gemm(x, y)), a @ b)
+    np.testing.assert_array_equal(await device.get(x[3:7].reshape(-1)), a[3:7].reshape(-1))
+    async with device.batch() as batch:
+        h = batch.blas.gemm(batch.put(b), x)
+        h = batch.elementwise.unary("tanh", h)
+        total = batch.reduce("sum", h, axis=0)
+    np.testing.assert_allclose(await device.get(total), np.tanh(b @ a).sum(axis=0))
+    empty = await device.put(np.empty((0, 3), np.float32))
+    assert (await device.get(empty)).shape == (0, 3)
+
+
+async def test_graphs_run_in_the_child(device: accel.Device) -> None:
+    x = await device.put(np.arange(6.0))
+    async with device.graph() as graph:
+        y = graph.elementwise.unary("neg", x)
+        z = graph.elementwise.binary("add", x, y, out=x)
+        total = graph.reduce("sum", y)
+    await graph.replay()
+    np.testing.assert_array_equal(await device.get(z), np.zeros(6))
+    np.testing.assert_array_equal(await device.get(total), -15.0)
+    await device.put(np.ones(6), out=x)
+    await asyncio.gather(graph.replay(), graph.replay())
+    np.testing.assert_array_equal(await device.get(total), 0.0)
+    del graph, y, total
+    gc.collect()
+    assert device.info().memory.used == z.nbytes
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 4096, 1 << 20, 80 << 20])
+async def test_arrays_of_any_size_come_back_as_they_went(device: accel.Device, nbytes: int) -> None:
+    source = np.random.default_rng(1).integers(0, 256, nbytes, np.uint8)
+    ref = await device.put(source)
+    np.testing.assert_array_equal(await device.get(ref), source)
+
+
+async def test_pinned_arrays_are_not_copied_on_their_way(device: accel.Device) -> None:
+    array = await device.pinned((1 << 20,), "uint8")
+    array[:] = np.random.default_rng(2).integers(0, 256, array.size, np.uint8)
+    used = device.info().pinned.used
+    back = await device.pinned((1 << 20,), "uint8")
+    ref = await device.put(array)
+    assert await device.get(ref, out=back) is back
+    np.testing.assert_array_equal(back, array)
+    assert device.info().pinned.used == 2 * used, "no further shared memory was taken"
+
+
+async def test_memory_is_accounted_for_and_comes_back(device: accel.Device) -> None:
+    refs = [await device.zeros((1000,), "float64") for _ in range(5)]
+    assert device.info().memory.used >= 40_000
+    assert device.info().memory.reserved >= device.info().memory.used
+    await device.free(refs.pop())
+    refs.clear()
+    assert device.info().memory.used == 0
+    assert device.info().pinned.used == 0
+
+
+async def test_errors_of_ops_come_back_with_their_fields(device: accel.Device) -> None:
+    x = await device.put(np.ones((4, 4)))
+    with pytest.raises(accel.InvalidArgumentError):
+        await device.blas.gemm(x, x, out=x)
+    await device.free(x)
+    with pytest.raises(accel.StaleRefError) as stale:
+        await device.get(x)
+    assert stale.value.reason == "freed"
+
+
+async def test_a_planned_failure_is_one_ops_business() -> None:
+    async with accel.System() as system:
+        plan = FaultPlan().fail_at(2, accel.LibraryError("broken", code=13)).fail_at(5, accel.LibraryError("broken too", code=14))
+        device = await system.open_device("cpu", host="process", faults=plan)
+        x = await device.put(np.ones(4))
+        with pytest.raises(accel.LibraryError) as caught:
+            await device.elementwise.unary("neg", x)
+        assert (caught.value.code, caught.value.op) == (13, "unary")
+        with pytest.raises(accel.LibraryError) as caught:
+            async with device.batch() as batch:
+                first = batch.elementwise.unary("neg", x)
+                batch.elementwise.unary("neg", first)
+                second = batch.elementwise.unary("neg", first)
+        assert (caught.value.code, caught.value.op_index) == (14, 2)
+        np.testing.assert_array_equal(await device.get(first), -np.ones(4))
+        with pytest.raises(accel.StaleRefError):
+            await device.get(second)
+        assert device.generation == 1
+
+
+async def test_a_killed_child_is_replaced_and_everybody_is_told() -> None:
+    async with accel.System() as system:
+        plan = FaultPlan().hang_at(2)
+        device = await system.open_device("cpu", host="process", faults=plan)
+        x = await device.put(np.ones(4))
+        hanging = asyncio.ensure_future(device.elementwise.unary("neg", x))
+        async with asyncio.timeout(10):
+            while device.info().in_flight != 1:
+                await asyncio.sleep(0)
+        pid = device.info().pid
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(accel.ContextPoisonedError) as caught:
+            await asyncio.wait_for(hanging, 10)
+        assert caught.value.executed == "unknown"
+        assert isinstance(caught.value.__cause__, accel.HostDiedError)
+        with pytest.raises(accel.StaleRefError):
+            await device.get(x)
+        x = await asyncio.wait_for(device.put(np.ones(4)), 20)
+        assert device.generation == 2
+        assert device.info().pid not in (pid, os.getpid())
+        np.testing.assert_array_equal(await device.get(x), np.ones(4))
+        plan.release()
+
+
+async def test_faults_of_every_scope_but_the_devices_are_survived() -> None:
+    async with accel.System() as system:
+        plan = FaultPlan().poison_at(2, accel.DriverError("illegal address", code=700, scope=accel.FaultScope.PROCESS)).kill_host_at(4)
+        device = await system.open_device("cpu", host="process", faults=plan)
+        x = await device.put(np.ones(4))
+        with pytest.raises(accel.ContextPoisonedError) as caught:
+            await asyncio.wait_for(device.elementwise.unary("neg", x), 10)
+        assert (caught.value.code, caught.value.scope, caught.value.retryable) == (700, accel.FaultScope.PROCESS, True)
+        x = await asyncio.wait_for(device.put(np.ones(4)), 20)
+        with pytest.raises(accel.ContextPoisonedError):
+            await asyncio.wait_for(device.elementwise.unary("neg", x), 10)
+        await generation(device, 3)
+        x = await device.put(np.ones(4))
+        np.testing.assert_array_equal(await device.get(x), np.ones(4))
+        assert device.info().restarts == 2
+
+
+async def test_a_stopped_child_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor, "_BEAT", 0.05)
+    monkeypatch.setattr(actor, "_SILENCE", 4)
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process")
+        x = await device.put(np.ones(4))
+        pid = device.info().pid
+        os.kill(pid, signal.SIGSTOP)
+        began = time.perf_counter()
+        with pytest.raises(accel.ContextPoisonedError) as caught:
+            await asyncio.wait_for(device.get(x), 20)
+        assert "not answered" in str(caught.value)
+        assert time.perf_counter() - began < 10
+        x = await asyncio.wait_for(device.put(np.ones(4)), 20)
+        np.testing.assert_array_equal(await device.get(x), np.ones(4))
+        assert is_gone(pid)
+
+
+async def test_nothing_is_left_of_the_child_after_close() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process")
+        pid = device.info().pid
+        await device.put(np.ones(4))
+        await device.aclose()
+        assert is_gone(pid)
+        assert device.state is accel.DeviceState.CLOSED
+
+
+async def test_a_hanging_child_does_not_hold_up_close() -> None:
+    plan = FaultPlan().hang_at(1)
+    async with accel.System(close_timeout=0.5) as system:
+        device = await system.open_device("cpu", host="process", faults=plan)
+        hanging = asyncio.ensure_future(device.zeros(4))
+        async with asyncio.timeout(10):
+            while device.info().in_flight != 1:
+                await asyncio.sleep(0)
+        pid = device.info().pid
+    with pytest.raises(accel.AccelError):
+        await hanging
+    assert is_gone(pid)
+    plan.release()
+
+
+async def test_what_a_process_host_does_not_offer_is_said(device: accel.Device) -> None:
+    with pytest.raises(accel.UnsupportedError):
+        await device.wrap(np.ones(4))
+    with pytest.raises(accel.UnsupportedError):
+        await device.compiler.compile("extern void kernel();", "kernel")
+
+
+async def test_a_budget_that_is_spent_loses_the_device() -> None:
+    async with accel.System() as system:
+        plan = FaultPlan().kill_host_at(1)
+        device = await system.open_device("cpu", host="process", faults=plan, restart=accel.RestartStrategy(max_restarts=0))
+        with pytest.raises(accel.AccelError):
+            await asyncio.wait_for(device.zeros(4), 20)
+        assert device.state is accel.DeviceState.LOST
+        with pytest.raises(accel.DeviceLostError):
+            await device.zeros(4)
