@@ -55,6 +55,7 @@ class Activations(accel.KernelLibrary):
     """Compiles the kernels, and launches them in the stream that it is given."""
 
     name = "activations"
+    capturable = True  # the kernels work in inputs and outputs alone
 
     def open(self, stream: Any) -> None:
         """Compile for this GPU, once for each context."""

@@ -9,7 +9,7 @@ from accel import ops
 from accel.device.recording import Recorder
 from accel.device.run import OpSubmission
 from accel.dtype import DType
-from accel.errors import ClosedError, InvalidArgumentError, NotInitializedError
+from accel.errors import ClosedError, InvalidArgumentError, NotInitializedError, UnsupportedError
 from accel.memory import Usage
 from accel.ops import KernelOp, Plan
 from accel.ref import AccelRef
@@ -67,10 +67,12 @@ class Program:
         Raises
         ------
         UnsupportedError
-            If the backend has no kernel for one of them.
+            If the backend has no kernel for one of them, or it is of a library of the user's own that does not say that it can be captured.
         StaleRefError
             If a buffer is gone.
         """
+        if context.device.kernels(Capture.library):
+            self._check_own(context)
         address = context.buffers.address
         self._launches = [
             (
@@ -81,6 +83,18 @@ class Program:
             )
             for op, plan, made in zip(self.ops, self.plans, self.outputs, strict=True)
         ]
+
+    def _check_own(self, context: Context) -> None:
+        """Refuse libraries whose kernels may use memory that is somebody else's by the next replay: the results would be wrong, and nobody told."""
+        for op in self.ops:
+            own = context.own.get(op.library)
+            if own is not None and not own.library.capturable:
+                raise UnsupportedError(
+                    f"library {op.library!r} does not say that its kernels can be captured into a graph",
+                    library=op.library,
+                    op=op.kind,
+                    remedy="Set `capturable = True` in the class if they use no memory of an allocator; or run the op outside the graph.",
+                )
 
     def enqueue(self, lane: Lane) -> None:
         """Enqueue all ops. What one of them raises ends it."""

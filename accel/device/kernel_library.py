@@ -189,10 +189,14 @@ class KernelLibrary:
     blocking : bool
         Whether a kernel method may take long on the host (it imports, loads kernels, allocates): it is then called on a worker thread, in its place in
         line, one at a time. ``False`` calls it on the loop's thread: for launches that are known not to block.
+    capturable : bool
+        Whether what a kernel method enqueues may be captured into a graph and repeated: it works in ``inputs``, ``outputs`` and what :meth:`open` made, and
+        in no memory that an allocator may give to others between two replays. ``False`` has such recordings refused where graphs are captured.
     """
 
     name: ClassVar[str]
     blocking: ClassVar[bool] = True
+    capturable: ClassVar[bool] = False
     description: DeviceDescription
 
     def open(self, stream: Any) -> None:

@@ -347,3 +347,25 @@ async def test_a_library_knows_its_device() -> None:
         await device.register(Mine)
         (instance,) = Mine.made
         assert (instance.description.backend, instance.description.index) == ("cpu", 0)
+
+
+async def test_a_library_that_cannot_be_captured_is_refused_where_graphs_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = CpuDevice.kernels
+    captured: list[str] = []
+
+    def with_graphs(self: CpuDevice, library: str) -> Any:
+        return {"capture": lambda *_: captured.append("capture")} if library == "capture" else kernels(self, library)
+
+    monkeypatch.setattr(CpuDevice, "kernels", with_graphs)
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        await device.register(Mine)
+        x = await device.put(np.ones(4))
+        with pytest.raises(accel.UnsupportedError, match="can be captured"):
+            async with device.graph() as graph:
+                graph.run(Scale(x))
+        assert not captured
+        monkeypatch.setattr(Mine, "capturable", True)
+        async with device.graph() as graph:
+            graph.run(Scale(x))
+        assert captured == ["capture"]

@@ -78,6 +78,8 @@ class Own(accel.KernelLibrary):
 class ByNvrtc(Own):
     """cuda-core: compiled in ``open``, launched with accel's stream as it is."""
 
+    capturable = True
+
     def open(self, stream: Any) -> None:
         self._core: Any = importlib.import_module("cuda.core")
         device = self._device()
@@ -104,6 +106,8 @@ class ByNvrtc(Own):
 class ByCupy(Own):
     """CuPy: arrays by the CUDA array interface, its stream around accel's."""
 
+    capturable = True  # its kernel works in the two arrays alone
+
     def open(self, stream: Any) -> None:
         self._cupy: Any = importlib.import_module("cupy")
         self._kernel = self._cupy.RawKernel(SOURCE, "scale")
@@ -117,6 +121,8 @@ class ByCupy(Own):
 
 class ByTorch(Own):
     """torch: tensors by DLPack, a factor that is kept on the device as weights are."""
+
+    capturable = True  # torch.mul(out=) makes no tensor
 
     def open(self, stream: Any) -> None:
         self._torch: Any = importlib.import_module("torch")
