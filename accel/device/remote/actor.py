@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from accel._log import get_logger
 from accel.actors import Actor, ActorContext, RestartStrategy
 from accel.device.remote.context import RemoteContext
-from accel.device.remote.messages import Config, Kind
+from accel.device.remote.messages import Config, Kind, pickled_library
 from accel.dtype import DType
-from accel.errors import AccelError, DeviceLostError, FaultScope, HostDiedError
+from accel.errors import AccelError, DeviceLostError, FaultScope, HostDiedError, UnsupportedError
 from accel.hosts.channel import Channel
 from accel.hosts.child import ChildProcess
 from accel.hosts.error_codec import decode_error
@@ -134,11 +134,22 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
         kind = type(core.backend)
         return Config(
             f"{kind.__module__}:{kind.__qualname__}",
-            core.description.index,
+            core.description.uuid,
             core.name,
             generation,
             dataclasses.replace(options, faults=None, restart=RestartStrategy(), priorities=dict(options.priorities), overload="wait"),
+            self._own(),
         )
+
+    def _own(self) -> dict[str, bytes]:
+        """Return the registered libraries that can be sent; ops of others are refused by the child."""
+        found = {}
+        for name, make in self._core.own.items():
+            try:
+                found[name] = pickled_library(name, make)
+            except UnsupportedError as error:
+                logger.warning("library_not_sent", device=self._core.name, library=name, error=error)
+        return found
 
     # -- called by the channel and the child
 

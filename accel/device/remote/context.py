@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import pickle
 import struct
 import threading
 from typing import TYPE_CHECKING, Any
 
 from accel.device.graph import GraphSubmission, Replay
 from accel.device.in_flight import ContextBase
+from accel.device.remote.apart import Apart
 from accel.device.remote.arrays import COPIED_HERE, Outgoing, SharedArrays
-from accel.device.remote.messages import Failure, Kind, WireGet, WirePut, WireReplay, pack
+from accel.device.remote.messages import Failure, Kind, WireGet, WirePut, WireReplay, pack, pickled_library
 from accel.device.run import OpSubmission
 from accel.device.submission import BatchSubmission
 from accel.errors import AccelError, ClosedError, DriverError, FaultScope, HostDiedError, StaleRefError, UnsupportedError
@@ -20,6 +22,7 @@ from accel.ops import Free, Get, Put
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Sequence
 
     import numpy as np
@@ -48,23 +51,6 @@ class _Sent:
         self.landing = landing
 
 
-class Apart:
-    """Stands where a context in this process shares memory with other libraries: they cannot reach a child's."""
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-
-    def check_free(self, ref: AccelRef) -> None:
-        """Agree: nobody else has the memory."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise UnsupportedError(
-            "other libraries cannot reach the memory of a process host",
-            device=self._device,
-            remedy="Open the device with host='inline', or copy: await device.get(ref), await device.put(array).",
-        )
-
-
 class RemoteContext(ContextBase):
     """One generation of a device in a child process.
 
@@ -88,6 +74,8 @@ class RemoteContext(ContextBase):
         self._arrays = SharedArrays(core.pinned.arena, self._announce)
         self._numbers = itertools.count(1)
         self._sent: dict[int, _Sent] = {}
+        self._asked: dict[int, asyncio.Future[None]] = {}
+        self.own: dict[str, bool] = {}
         self._live: dict[int, int] = {}
         self._reserved = self._workspace = 0
 
@@ -250,14 +238,25 @@ class RemoteContext(ContextBase):
             threading.Thread(target=wait, name="accel-hang", daemon=True).start()
         return action.kind
 
-    def _not_here(self, what: str) -> UnsupportedError:
-        return UnsupportedError(
-            f"a process host does not offer {what}", op=what, device=self.core.name, remedy="Open the device with host='inline'."
-        )
+    async def port(self, library: str) -> None:
+        """Have the child make a registered library.
 
-    async def port(self, library: str) -> Any:
-        """Refuse: libraries of the user's own are not sent to the child."""
-        raise self._not_here(f"library {library!r}")
+        Raises
+        ------
+        UnsupportedError
+            If its class cannot be sent.
+        LibraryError
+            If it cannot be made or opened there.
+        """
+        data = pickled_library(library, self.core.own[library])
+        number = next(self._numbers)
+        answer = self._asked[number] = self.core.loop.create_future()
+        self._tell(Kind.REGISTER, _NUMBER.pack(number) + pickle.dumps((library, data)))
+        try:
+            await answer
+        finally:
+            self._asked.pop(number, None)
+        self.own[library] = True
 
     def _check(self, plan: Plan, of: Program | None = None) -> None:
         own = {ref.buffer for refs in of.outputs for ref in refs} if of is not None else ()
@@ -318,6 +317,11 @@ class RemoteContext(ContextBase):
             self.report_fault(HostDiedError(f"the child of {self.core.name} sent a message of kind {kind}", device=self.core.name))
 
     def _ended(self, number: int, error: AccelError | None, index: int) -> None:
+        asked = self._asked.pop(number, None)
+        if asked is not None:
+            if not asked.done():
+                asked.set_result(None) if error is None else asked.set_exception(error)
+            return
         sent = self._sent.pop(number, None)
         if sent is None:
             raise HostDiedError(
@@ -351,6 +355,14 @@ class RemoteContext(ContextBase):
         for each in sent.values():
             for outgoing in each.arrays:
                 outgoing.close()
+
+    def fail_all(self, error: AccelError) -> None:
+        """End everything that waits for the child."""
+        asked, self._asked = self._asked, {}
+        for each in asked.values():
+            if not each.done():
+                each.set_exception(self.poisoned(error))
+        super().fail_all(error)
 
     def ask_to_close(self) -> None:
         """Ask the child to give everything back and end."""

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import enum
 import marshal
+import pickle
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from accel.device.options import DeviceOptions
 from accel.dtype import DType
+from accel.errors import UnsupportedError
 from accel.hosts.op_codec import dump_op, load_op
 from accel.ops import KernelOp, Plan
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from accel.device.kernel_library import KernelLibrary
     from accel.hosts.op_codec import RefOf
 
-__all__ = ["ArenaSlice", "Config", "Failure", "Kind", "WireGet", "WirePut", "WireReplay", "pack", "unpack"]
+__all__ = ["ArenaSlice", "Config", "Failure", "Kind", "WireGet", "WirePut", "WireReplay", "pack", "pickled_library", "unpack"]
 
 
 class Kind(enum.IntEnum):
@@ -42,6 +45,8 @@ class Kind(enum.IntEnum):
 
     GRAPH = 9
     """Ops to be captured."""
+    REGISTER = 10
+    """A library of the user's own: a number, and its name and what makes it, pickled."""
     PING = 8
     """Are you there?"""
 
@@ -100,21 +105,24 @@ class Config:
     ----------
     backend
         ``module:class`` of the backend.
-    index
-        Of the device.
+    uuid
+        Of the device: it has another index where other devices are visible.
     name
         What the device is called.
     generation
         Of the context.
     options
         Of the device, as far as they are the child's business.
+    own
+        Libraries that were registered: name -> what makes an instance, pickled.
     """
 
     backend: str
-    index: int
+    uuid: str
     name: str
     generation: int
     options: DeviceOptions
+    own: dict[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,3 +187,25 @@ class WireReplay(KernelOp):
     def plan(self) -> Plan:
         """Never called: it is made into a replay again where it runs."""
         raise NotImplementedError
+
+
+def pickled_library(name: str, make: Callable[[], KernelLibrary]) -> bytes:
+    """Return what makes a registered library as bytes.
+
+    Raises
+    ------
+    UnsupportedError
+        If its class, or an argument, cannot be sent to another process.
+    """
+    try:
+        data = pickle.dumps(make)
+        why: object = "what is in __main__ is not found in another process" if b"__main__" in data else None
+    except Exception as error:  # pickle raises what it likes, and so do the arguments
+        data, why = b"", error
+    if why is not None:
+        raise UnsupportedError(
+            f"library {name!r} cannot be sent to the device's process: {why}",
+            library=name,
+            remedy="Define its class, and what it is made with, at the top of a module that can be imported.",
+        )
+    return data

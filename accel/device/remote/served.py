@@ -14,6 +14,7 @@ import struct
 import threading
 from collections import deque
 from ctypes import addressof, c_char
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -27,7 +28,7 @@ from accel.device.remote.messages import ArenaSlice, Failure, Kind, WireGet, Wir
 from accel.device.run import OpSubmission
 from accel.device.submission import BatchSubmission
 from accel.device.system import System
-from accel.errors import AccelError, LibraryError
+from accel.errors import AccelError, BackendUnavailableError, LibraryError
 from accel.hosts.channel import Channel
 from accel.hosts.error_codec import decode_error, encode_error
 from accel.memory import HostRegistrar
@@ -187,13 +188,17 @@ class _Server:
         config = self._config
         module, _, name = config.backend.partition(":")
         backend = getattr(importlib.import_module(module), name)()
-        description = await system.run_blocking(lambda: backend.devices()[config.index])
+        devices = await system.run_blocking(backend.devices)
+        description = next((each for each in devices if each.uuid == config.uuid), None)
+        if description is None:
+            raise BackendUnavailableError(f"there is no device {config.uuid} any more", device=config.name)
         options = dataclasses.replace(config.options, faults=self._script)
         self._core = core = DeviceCore(system, backend, description, options, {})
         core.name = config.name
         # The parent numbers buffers; what is made here besides has numbers of its own.
         core.next_buffer = itertools.count(-1, -1).__next__
         core.lifecycle.generation = config.generation - 1
+        core.own.update((name, partial(_made, data)) for name, data in config.own.items())
         # Never restarted here: after a fault the parent makes another child.
         once = RestartStrategy(max_restarts=0, decide=lambda _: Directive.STOP)
         await system.spawn(ContextActor, core, self._published, name="context", restart=once)
@@ -233,6 +238,8 @@ class _Server:
         elif kind == Kind.BLOCK:
             number, nbytes = struct.unpack("<QQ", data)
             await self._block(number, nbytes, fds[0])
+        elif kind == Kind.REGISTER:
+            await self._register(data)
         elif kind == Kind.RELEASE:
             self._release.set()
 
@@ -296,6 +303,18 @@ class _Server:
         flat = np.frombuffer(mapping, np.uint8, count, place.offset)
         return flat.view(place.dtype.numpy).reshape(place.shape)
 
+    async def _register(self, data: bytes) -> None:
+        (number,) = struct.unpack_from("<Q", data)
+        name, made = pickle.loads(data[8:])
+        self._core.own[name] = partial(_made, made)
+        try:
+            await self.context.port(name)
+        except AccelError as error:
+            del self._core.own[name]
+            self._answers.failed(number, error, -1)
+        else:
+            self._answers.done(number)
+
     async def _block(self, number: int, nbytes: int, fd: int) -> None:
         try:
             mapping = mmap.mmap(fd, nbytes)
@@ -323,6 +342,11 @@ class _Server:
         if ref is None:
             ref = self._refs[buffer] = AccelRef(self._core, buffer, shape, dtype, self.context.generation)
         return ref if offset is None else RefView(ref, offset, shape, dtype)
+
+
+def _made(data: bytes) -> Any:
+    """Make an instance of a registered library: the class is imported here."""
+    return pickle.loads(data)()
 
 
 async def serve(sock: socket.socket) -> None:

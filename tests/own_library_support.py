@@ -1,0 +1,57 @@
+"""A library of the user's own that another process can import."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+import accel
+from accel.ops import Plan, Spec
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Scale(accel.KernelOp):
+    """``factor * x``."""
+
+    library: ClassVar[str] = "sent"
+    kind: ClassVar[str] = "scale"
+
+    x: accel.AccelRef
+    factor: float = 2.0
+
+    def plan(self) -> Plan:
+        return Plan((self.x,), (), (Spec(self.x.shape, self.x.dtype),))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Where(Scale):
+    """The number of the process that runs it."""
+
+    kind: ClassVar[str] = "where"
+
+
+class Sent(accel.KernelLibrary):
+    """Scales with numpy."""
+
+    name = "sent"
+
+    def __init__(self, extra: float = 1.0, *, fails: bool = False) -> None:
+        self.extra = extra
+        self.fails = fails
+
+    def open(self, stream: Any) -> None:
+        if self.fails:
+            raise RuntimeError("no such library")
+
+    @accel.kernel(Scale)
+    def scale(self, op: Scale, stream: Any, inputs: list[accel.Operand], outputs: list[accel.Operand]) -> None:
+        source, target = np.asarray(inputs[0]), np.asarray(outputs[0])
+        stream.submit(lambda: np.multiply(source, op.factor * self.extra, out=target), 1e-6)
+
+    @accel.kernel(Where)
+    def where(self, op: Where, stream: Any, inputs: list[accel.Operand], outputs: list[accel.Operand]) -> None:
+        target = np.asarray(outputs[0])
+        stream.submit(lambda: target.fill(os.getpid()), 1e-6)
