@@ -6,8 +6,9 @@ import asyncio
 import dataclasses
 import json
 import pickle
+import struct
 import time
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from accel._log import get_logger
 from accel.actors import Actor, ActorContext, RestartStrategy
@@ -18,6 +19,7 @@ from accel.errors import AccelError, DeviceLostError, FaultScope, HostDiedError,
 from accel.hosts.channel import Channel
 from accel.hosts.child import ChildProcess
 from accel.hosts.error_codec import decode_error
+from accel.hosts.protocol import ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +60,7 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
         self._publish = publish
         self._context: RemoteContext | None = None
         self._child: ChildProcess | None = None
-        self._ready: asyncio.Future[dict[str, Any]] | None = None
+        self._ready: asyncio.Future[dict[str, frozenset[DType]]] | None = None
         self._beat: asyncio.TimerHandle | None = None
 
     async def started(self, context: ActorContext) -> None:
@@ -77,12 +79,13 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
             made.channel.send(Kind.CONFIG, pickle.dumps(self._config(made.generation)))
             async with asyncio.timeout(_PATIENCE):
                 offer = await self._ready
+            made.check_alive()  # it may have ended right after it was ready
         except BaseException as error:
             await self._end(abandon=True)
             if isinstance(error, TimeoutError):
                 raise HostDiedError(f"the child of {core.name} was not ready within {_PATIENCE:g} s", device=core.name) from None
             raise
-        core.capabilities = {name: frozenset(DType(each) for each in dtypes) for name, dtypes in offer["capabilities"].items()}
+        core.capabilities = offer
         made.on_fault = context.self_ref.fail
         self._publish(made)
         core.sharing = made.sharing
@@ -154,13 +157,20 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
     # -- called by the channel and the child
 
     def _received(self, kind: int, data: bytes, fds: list[int]) -> None:
+        try:
+            self._take(kind, data)
+        except (ValueError, TypeError, KeyError, struct.error) as error:
+            raise ProtocolError(f"the child of {self._core.name} sent a message of kind {kind} that means nothing: {error!r}") from error
+
+    def _take(self, kind: int, data: bytes) -> None:
         made, ready = self._context, self._ready
         if made is None or ready is None:
             return
         if ready.done():
             made.received(kind, data)
         elif kind == Kind.READY:
-            ready.set_result(json.loads(data))
+            offer = json.loads(data)["capabilities"]
+            ready.set_result({str(name): frozenset(DType(each) for each in dtypes) for name, dtypes in offer.items()})
         elif kind == Kind.REFUSED:
             ready.set_exception(decode_error(data))
         else:

@@ -16,8 +16,9 @@ from accel.device.remote.arrays import COPIED_HERE, Outgoing, SharedArrays
 from accel.device.remote.messages import Failure, Kind, WireGet, WirePut, WireReplay, pack, pickled_library
 from accel.device.run import OpSubmission
 from accel.device.submission import BatchSubmission
-from accel.errors import AccelError, ClosedError, DriverError, FaultScope, HostDiedError, StaleRefError, UnsupportedError
+from accel.errors import AccelError, ClosedError, DriverError, FaultScope, StaleRefError, UnsupportedError
 from accel.hosts.error_codec import decode_error, encode_error
+from accel.hosts.protocol import ProtocolError
 from accel.ops import Free, Get, Put
 from accel.ref import AccelRef
 
@@ -314,7 +315,7 @@ class RemoteContext(ContextBase):
         elif kind == Kind.MEMORY:
             self._reserved, self._workspace = struct.unpack("<QQ", data)
         else:
-            self.report_fault(HostDiedError(f"the child of {self.core.name} sent a message of kind {kind}", device=self.core.name))
+            raise ProtocolError(f"the child of {self.core.name} sent a message of kind {kind}", device=self.core.name)
 
     def _ended(self, number: int, error: AccelError | None, index: int) -> None:
         asked = self._asked.pop(number, None)
@@ -324,9 +325,7 @@ class RemoteContext(ContextBase):
             return
         sent = self._sent.pop(number, None)
         if sent is None:
-            raise HostDiedError(
-                f"the child of {self.core.name} answered what it was not asked", device=self.core.name, scope=FaultScope.CONTEXT
-            )
+            raise ProtocolError(f"the child of {self.core.name} answered what it was not asked", device=self.core.name)
         if error is not None:
             self._failed(sent, error, index)
         elif any(each.is_copied for each in sent.landing) and sent.landing[0].array.nbytes > COPIED_HERE:

@@ -1,0 +1,38 @@
+"""A child that sends nonsense is killed, and its device says so; the parent is never harmed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import accel
+from accel.device.remote import actor
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+ONCE = accel.RestartStrategy(max_restarts=0)
+
+
+@pytest.mark.parametrize("child", ["noise", "unknown_kind", "no_json", "other_json", "no_error"])
+async def test_nonsense_at_the_beginning_is_an_error_of_the_opening(child: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor, "_TARGET", f"tests.hostile_children:{child}")
+    async with accel.System() as system:
+        with pytest.raises(accel.HostDiedError):
+            await asyncio.wait_for(system.open_device("cpu", host="process", restart=ONCE), 20)
+        cpu = await system.open_device("cpu", host="inline")
+        await cpu.zeros(4)
+
+
+@pytest.mark.parametrize("child", ["answers_unasked", "cut_numbers", "fault_of_noise"])
+async def test_nonsense_later_on_loses_the_child(child: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor, "_TARGET", f"tests.hostile_children:{child}")
+    async with accel.System() as system:
+        device = await asyncio.wait_for(system.open_device("cpu", host="process", restart=ONCE), 20)
+        with pytest.raises(accel.AccelError):
+            await asyncio.wait_for(device.zeros(4), 20)
+        async with asyncio.timeout(20):
+            while device.state is not accel.DeviceState.LOST:
+                await asyncio.sleep(0)
+        with pytest.raises(accel.DeviceLostError):
+            await device.zeros(4)

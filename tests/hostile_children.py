@@ -1,0 +1,71 @@
+"""Children that do not keep to the protocol, for tests of the parent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import struct
+from typing import TYPE_CHECKING
+
+from accel.hosts.channel import Channel
+
+if TYPE_CHECKING:
+    import socket
+
+
+async def noise(sock: socket.socket) -> None:
+    """Send bytes that are no message."""
+    sock.setblocking(True)
+    sock.sendall(os.urandom(4096))
+    await asyncio.Event().wait()
+
+
+async def _speak(sock: socket.socket, first: tuple[int, bytes], later: tuple[int, bytes] | None = None) -> None:
+    """Answer the first message with ``first``, and the second, which is an op, with ``later``."""
+    asked: asyncio.Queue[int] = asyncio.Queue()
+    channel = Channel(sock, asyncio.get_running_loop(), on_message=lambda kind, *_: asked.put_nowait(kind), on_lost=lambda _: None)
+    for answer in (first, later):
+        await asked.get()
+        if answer is not None:
+            channel.send(*answer)
+    await asyncio.Event().wait()
+
+
+async def unknown_kind(sock: socket.socket) -> None:
+    """Begin with something that no child says."""
+    await _speak(sock, (999, b"?"))
+
+
+async def no_json(sock: socket.socket) -> None:
+    """Offer something that cannot be read."""
+    await _speak(sock, (101, b"\xff{"))
+
+
+async def other_json(sock: socket.socket) -> None:
+    """Offer something else."""
+    await _speak(sock, (101, b"[1, 2]"))
+
+
+async def no_error(sock: socket.socket) -> None:
+    """Refuse with something that is no error."""
+    await _speak(sock, (102, os.urandom(64)))
+
+
+def _ready() -> tuple[int, bytes]:
+    return 101, json.dumps({"capabilities": {"unary.neg": ["float64"]}}).encode()
+
+
+async def answers_unasked(sock: socket.socket) -> None:
+    """Say that something has ended which was never sent."""
+    await _speak(sock, _ready(), (103, struct.pack("<Q", 7)))
+
+
+async def cut_numbers(sock: socket.socket) -> None:
+    """Say that half a number has ended."""
+    await _speak(sock, _ready(), (103, b"\0\0\0"))
+
+
+async def fault_of_noise(sock: socket.socket) -> None:
+    """Tell of a fault that is none."""
+    await _speak(sock, _ready(), (105, os.urandom(100)))
