@@ -60,40 +60,15 @@ class _Script:
         return self.queue.popleft() if self.queue else None
 
 
-class _Op(OpSubmission):
-    """An op of the parent's: who waits for it is there."""
+class _Answered:
+    """What the submissions below have in common: who waits for them is the parent, and is answered by a message."""
 
-    __slots__ = ("_answer", "number")
+    __slots__ = ()
 
-    def __init__(self, answer: Answers, number: int, op: KernelOp, generation: int) -> None:
-        super().__init__(op, op.plan(), asyncio.get_running_loop().create_future(), generation)
-        self._answer = answer
-        self.number = number
-
-    def succeed(self) -> None:
-        """Tell the parent."""
-        if not self.future.done():
-            self.future.cancel()
-            self._answer.done(self.number)
-        self.release_operands()
-
-    def reject(self, error: AccelError) -> None:
-        """Tell the parent."""
-        if not self.future.done():
-            self.future.cancel()
-            self._answer.failed(self.number, error, -1)
-        self.release_operands()
-
-
-class _Batch(BatchSubmission):
-    """A batch of the parent's."""
-
-    __slots__ = ("_answer", "number")
-
-    def __init__(self, answer: Answers, number: int, ops: tuple[KernelOp, ...], made: list[tuple[AccelRef, ...]], generation: int) -> None:
-        super().__init__(ops, tuple(op.plan() for op in ops), made, asyncio.get_running_loop().create_future(), generation)
-        self._answer = answer
-        self.number = number
+    number: int
+    future: asyncio.Future[Any]
+    _answer: Answers
+    release_operands: Callable[[], None]
 
     def succeed(self) -> None:
         """Tell the parent."""
@@ -110,7 +85,29 @@ class _Batch(BatchSubmission):
         self.release_operands()
 
 
-class _Graph(GraphSubmission):
+class _Op(_Answered, OpSubmission):
+    """An op of the parent's: who waits for it is there."""
+
+    __slots__ = ("_answer", "number")
+
+    def __init__(self, answer: Answers, number: int, op: KernelOp, generation: int) -> None:
+        super().__init__(op, op.plan(), asyncio.get_running_loop().create_future(), generation)
+        self._answer = answer
+        self.number = number
+
+
+class _Batch(_Answered, BatchSubmission):
+    """A batch of the parent's."""
+
+    __slots__ = ("_answer", "number")
+
+    def __init__(self, answer: Answers, number: int, ops: tuple[KernelOp, ...], made: list[tuple[AccelRef, ...]], generation: int) -> None:
+        super().__init__(ops, tuple(op.plan() for op in ops), made, asyncio.get_running_loop().create_future(), generation)
+        self._answer = answer
+        self.number = number
+
+
+class _Graph(_Answered, GraphSubmission):
     """A capture of the parent's."""
 
     __slots__ = ("_answer", "number")
@@ -119,20 +116,6 @@ class _Graph(GraphSubmission):
         super().__init__(program, asyncio.get_running_loop().create_future(), generation)
         self._answer = answer
         self.number = number
-
-    def succeed(self) -> None:
-        """Tell the parent."""
-        if not self.future.done():
-            self.future.cancel()
-            self._answer.done(self.number)
-        self.release_operands()
-
-    def reject(self, error: AccelError) -> None:
-        """Tell the parent."""
-        if not self.future.done():
-            self.future.cancel()
-            self._answer.failed(self.number, error, -1)
-        self.release_operands()
 
 
 class Answers:
