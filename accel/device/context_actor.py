@@ -18,11 +18,12 @@ from accel.backend import PreparesLibraries
 from accel.device.acquire import acquire
 from accel.device.context import Context
 from accel.device.graph import Capture
+from accel.device.in_flight import fault_behind
 from accel.device.kernel_actor import KernelActor
 from accel.device.kernel_library import OwnLibrary
 from accel.device.lane import Lane
 from accel.device.run import BATCH, Port
-from accel.errors import AccelError, ClosedError, DeviceLostError, FaultScope, LibraryError
+from accel.errors import AccelError, ClosedError, LibraryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,12 +165,7 @@ class ContextActor(Actor[OpenLibrary, "Port | Exception"]):
     async def restarting(self, error: BaseException, context: ActorContext) -> None:
         """Give the dead context back, waiting for nothing that runs in it."""
         if self._context is not None and self._context.fault is None:
-            fault = (
-                error
-                if isinstance(error, AccelError) and error.is_fault
-                else DeviceLostError("the context's actor failed", scope=FaultScope.CONTEXT)
-            )
-            self._context.report_fault(fault, is_survived=True)
+            self._context.report_fault(fault_behind(error), is_survived=True)
         logger.info("context_rebuilding", device=self._core.name, generation=self._core.lifecycle.generation)
         await self._close(abandon=True)
 

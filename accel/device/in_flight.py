@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from accel.device.core import DeviceCore
     from accel.device.submission import Submission
 
-__all__ = ["ContextBase"]
+__all__ = ["ContextBase", "fault_behind"]
 
 
 class ContextBase:
@@ -130,3 +130,10 @@ class ContextBase:
         """Raise what tells that the context has faulted, if it has."""
         if self.fault is not None:
             raise self.poisoned(self.fault)
+
+
+def fault_behind(error: BaseException) -> AccelError:
+    """Return the fault for which a context is given up: ``error`` itself, or that what kept the context has failed."""
+    if isinstance(error, AccelError) and error.is_fault:
+        return error
+    return DeviceLostError("the context's actor failed", scope=FaultScope.CONTEXT)

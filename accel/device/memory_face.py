@@ -37,7 +37,7 @@ class MemoryFace(MemoryExchange):
         out
             Buffer to write instead of making one.
         durable
-            Not offered by inline hosts: raises :class:`~accel.UnsupportedError`.
+            Not offered in this release: raises :class:`~accel.UnsupportedError`.
         timeout
             As in :meth:`run`.
 
@@ -47,7 +47,7 @@ class MemoryFace(MemoryExchange):
         is so on a worker thread first; the op takes its place in the device's order after that.
         """
         if durable:
-            raise UnsupportedError("durable buffers need a process host", remedy="Leave durable out.", device=self._core.name)
+            raise UnsupportedError("durable buffers are not offered in this release", remedy="Leave durable out.", device=self._core.name)
         if isinstance(array, AccelRef):
             raise InvalidArgumentError(f"{array!r} is on a device already", remedy="Use device.copy(source, destination).")
         source = array if isinstance(array, np.ndarray) else native(array)
@@ -128,7 +128,7 @@ class MemoryFace(MemoryExchange):
 
     async def _make(self, op: KernelOp, durable: bool, timeout: float | None) -> AccelRef:
         if durable:
-            raise UnsupportedError("durable buffers need a process host", remedy="Leave durable out.", device=self._core.name)
+            raise UnsupportedError("durable buffers are not offered in this release", remedy="Leave durable out.", device=self._core.name)
         result: AccelRef = await self._sender.run(op, timeout)
         return result
 

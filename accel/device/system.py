@@ -121,7 +121,7 @@ class System(ActorSystem):
         restart
             How often contexts are rebuilt, and how fast; ``None`` is ``RestartStrategy()``.
         standby
-            Only ``"none"`` is offered by inline hosts.
+            Only ``"none"`` is offered in this release.
         faults
             A :class:`accel.testing.FaultPlan` that brings faults about on purpose.
         debug
@@ -132,7 +132,7 @@ class System(ActorSystem):
         InvalidArgumentError
             If an option is wrong.
         UnsupportedError
-            If an option asks for what inline hosts cannot do.
+            If an option asks for what this release does not offer.
         BackendUnavailableError
             If there is no such device.
         ClosedError

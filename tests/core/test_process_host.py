@@ -149,7 +149,9 @@ async def test_a_killed_child_is_replaced_and_everybody_is_told() -> None:
         with pytest.raises(accel.ContextPoisonedError) as caught:
             await asyncio.wait_for(hanging, 10)
         assert caught.value.executed == "unknown"
-        assert isinstance(caught.value.__cause__, accel.HostDiedError)
+        cause = caught.value.__cause__
+        assert isinstance(cause, accel.HostDiedError)
+        assert cause.signal == signal.SIGKILL
         with pytest.raises(accel.StaleRefError):
             await device.get(x)
         x = await asyncio.wait_for(device.put(np.ones(4)), 20)

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from accel._log import get_logger
 from accel.actors import Actor, ActorContext, RestartStrategy
+from accel.device.in_flight import fault_behind
 from accel.device.remote.context import RemoteContext
 from accel.device.remote.messages import Config, Kind, pickled_library
 from accel.dtype import DType
-from accel.errors import AccelError, DeviceLostError, FaultScope, HostDiedError, UnsupportedError
+from accel.errors import AccelError, FaultScope, HostDiedError, UnsupportedError
 from accel.hosts.channel import Channel
 from accel.hosts.child import ChildProcess
 from accel.hosts.error_codec import decode_error
@@ -186,14 +187,7 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
             self._child.kill()
 
     def _exited(self, status: ExitStatus) -> None:
-        self._fail(
-            HostDiedError(
-                f"the child of {self._core.name} has ended: {status.describe()}",
-                code=status.code,
-                device=self._core.name,
-                scope=FaultScope.CONTEXT,
-            )
-        )
+        self._fail(status.error(device=self._core.name, scope=FaultScope.CONTEXT))
 
     def _fail(self, error: AccelError) -> None:
         made, ready = self._context, self._ready
@@ -208,12 +202,7 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
         """See the child dead, and give its shared memory back."""
         made = self._context
         if made is not None and made.fault is None:
-            fault = (
-                error
-                if isinstance(error, AccelError) and error.is_fault
-                else DeviceLostError("the context's actor failed", scope=FaultScope.CONTEXT)
-            )
-            made.report_fault(fault, is_survived=True)
+            made.report_fault(fault_behind(error), is_survived=True)
         logger.info("context_rebuilding", device=self._core.name, generation=self._core.lifecycle.generation)
         await self._end(abandon=True)
 
