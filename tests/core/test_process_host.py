@@ -148,6 +148,7 @@ async def test_a_killed_child_is_replaced_and_everybody_is_told() -> None:
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(accel.ContextPoisonedError) as caught:
             await asyncio.wait_for(hanging, 10)
+        plan.release()
         assert caught.value.executed == "unknown"
         cause = caught.value.__cause__
         assert isinstance(cause, accel.HostDiedError)

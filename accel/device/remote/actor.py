@@ -180,8 +180,8 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
             )
 
     def _lost(self, error: AccelError | None) -> None:
-        # The end of the process says more; it comes at once, or is brought about.
-        if error is not None:
+        # Of a connection that only broke, the end of the process says why; it comes at once, or is brought about.
+        if isinstance(error, ProtocolError):
             self._fail(error)
         if self._child is not None:
             self._child.kill()
