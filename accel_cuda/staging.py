@@ -8,7 +8,6 @@ pieces are large, but for some at that end of the copy where the bus, or the las
 from __future__ import annotations
 
 import itertools
-import queue
 import threading
 from collections import deque
 from functools import partial
@@ -123,44 +122,61 @@ class Copiers:
         return True
 
 
+class _Thread:
+    """One thread that waits for work. Each has a lock of its own to wait for: so all are woken at once, and not one by the other."""
+
+    __slots__ = ("wake", "work")
+
+    def __init__(self) -> None:
+        self.wake = threading.Lock()
+        self.wake.acquire()
+        self.work: Callable[[], None] | None = None
+
+
 class _Threads:
     """Threads that wait for work, more of them when all have some. What costs time here is the GIL, so there are no futures and no conditions."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._idle = 0
+        self._idle: list[_Thread] = []
         self._count = 0
         self._is_closed = False
 
     def start(self, work: Callable[[], None]) -> None:
-        """Have a thread do ``work``, which raises nothing."""
+        """Have a thread do ``work``, which raises nothing: the one that was busy last, whose processor has not slept for long."""
         with self._lock:
-            if self._idle:
-                self._idle -= 1
-            else:
+            thread = self._idle.pop() if self._idle else None
+            if thread is None:
                 self._count += 1
-                # A daemon: a stream that never ends must not keep the process.
-                threading.Thread(target=self._run, name=f"{self._name}-{self._count}", daemon=True).start()
-        self._work.put(work)
+                number = self._count
+        if thread is not None:
+            thread.work = work
+            thread.wake.release()
+            return
+        thread = _Thread()
+        thread.work = work
+        # A daemon: a stream that never ends must not keep the process.
+        threading.Thread(target=self._run, args=(thread,), name=f"{self._name}-{number}", daemon=True).start()
 
     def close(self) -> None:
         """End those that wait, and the others when they are through."""
         with self._lock:
-            if not self._is_closed:
-                self._is_closed = True
-                for _ in range(self._count):
-                    self._work.put(None)
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+        for thread in idle:
+            thread.wake.release()
 
-    def _run(self) -> None:
-        while (work := self._work.get()) is not None:
+    def _run(self, thread: _Thread) -> None:
+        while (work := thread.work) is not None:
+            thread.work = None
             work()
             del work
             with self._lock:
                 if self._is_closed:
                     return
-                self._idle += 1
+                self._idle.append(thread)
+            thread.wake.acquire()
 
 
 class _Copy:

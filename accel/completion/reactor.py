@@ -40,7 +40,9 @@ class Pacing:
     shortest, longest
         Bounds of the sleeps that are not to a predicted end. A sleep shorter than ``shortest`` is not worth a timer.
     fine
-        A sleep of more than twice this is cut in two, of which the second is so long: the longer a processor was idle, the later its timers are.
+        The last sleep to a predicted end is at most so long, and so is each of an op that takes no longer than ``trust``. A processor that idles for
+        more than about a millisecond is put to a deeper sleep, from which its timers are late, and the op's whole way is slow, for its caches are
+        empty: see ``docs/performance.md``. An op that takes longer does not feel that.
     trust
         The first sleep to a predicted end is at most this long, later ones at most as long as the op has run: what has become
         much faster than it was is seen to be.
@@ -55,7 +57,7 @@ class Pacing:
     hold: float = 10e-6
     shortest: float = 50e-6
     longest: float = 2e-3
-    fine: float = 0.5e-3
+    fine: float = 0.9e-3
     trust: float = 10e-3
     patience: float = 8.0
     kinds: int = 512
@@ -85,13 +87,13 @@ def pause(elapsed: float, estimate: Estimate | None, pacing: Pacing) -> float:
     ahead = -late - margin - min(spread, margin)
     if ahead < pacing.shortest:
         return 0.0
-    if spread <= margin:
-        ahead = min(ahead, max(pacing.trust, elapsed))
-        return ahead - pacing.fine if ahead > 2 * pacing.fine else ahead
     ahead = min(ahead, max(pacing.trust, elapsed))
-    # Durations of this kind scatter: it can end long before the mean, so the way there is cut into steps.
-    certain = mean - 2 * spread - elapsed
-    return min(ahead, max(certain, _step(elapsed, pacing)))
+    if spread > margin:
+        # Durations of this kind scatter: it can end long before the mean, so the way there is cut into steps.
+        certain = mean - 2 * spread - elapsed
+        ahead = min(ahead, max(certain, _step(elapsed, pacing)))
+    fine = pacing.fine
+    return ahead - fine if ahead > 2 * fine and mean > pacing.trust else min(ahead, fine)
 
 
 def _step(elapsed: float, pacing: Pacing) -> float:
