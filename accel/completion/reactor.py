@@ -37,6 +37,8 @@ class Pacing:
         It spins for this long on an op of a kind that it has not seen.
     hold
         Ops that take no longer are looked for without giving the loop back, once their caller has let it take a turn.
+    throughout
+        Ops that take no longer are spun on from beginning to end: after a sleep, however short, the way of the result is several microseconds longer.
     shortest, longest
         Bounds of the sleeps that are not to a predicted end. A sleep shorter than ``shortest`` is not worth a timer.
     fine
@@ -55,6 +57,7 @@ class Pacing:
     window: float = 150e-6
     unknown_spin: float = 75e-6
     hold: float = 10e-6
+    throughout: float = 300e-6
     shortest: float = 50e-6
     longest: float = 2e-3
     fine: float = 0.9e-3
@@ -81,7 +84,9 @@ def pause(elapsed: float, estimate: Estimate | None, pacing: Pacing) -> float:
     late = elapsed - mean
     if late > pacing.window:
         return _step(max(late, elapsed / pacing.patience), pacing)
-    # Long ops have room for a wide margin; one of 200 us would be spun on throughout.
+    if mean <= pacing.throughout:
+        return 0.0
+    # Long ops have room for a wide margin.
     margin = min(pacing.window, max(mean / 8, pacing.shortest))
     spread = 2 * deviation
     ahead = -late - margin - min(spread, margin)

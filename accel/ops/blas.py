@@ -27,11 +27,15 @@ def _product(a: Shape, b: Shape, transpose_a: Transpose, transpose_b: Transpose)
     m, k = _applied(a, transpose_a)
     k_b, n = _applied(b, transpose_b)
     if k != k_b:
-        raise InvalidArgumentError(
-            f"op(a) has {k} columns and op(b) has {k_b} rows (shapes {a} and {b})",
-            remedy="Give matrices that can be multiplied, with transpose_a= or transpose_b= where they lie the other way round.",
-        )
+        raise _no_product(a, b, k, k_b)
     return m, n
+
+
+def _no_product(a: Shape, b: Shape, k: int, k_b: int) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"op(a) has {k} columns and op(b) has {k_b} rows (shapes {a} and {b})",
+        remedy="Give matrices that can be multiplied, with transpose_a= or transpose_b= where they lie the other way round.",
+    )
 
 
 def _set_factors(op: Any, dtype: DType, *names: str) -> None:
@@ -90,7 +94,10 @@ class Gemm(KernelOp):
         dtype = a.dtype
         if b.dtype is not dtype:
             same_dtype(a=a, b=b)
-        shape = _product(a.shape, b.shape, self.transpose_a, self.transpose_b)
+        m, k = a.shape if self.transpose_a is _NONE else a.shape[::-1]
+        k_b, n = b.shape if self.transpose_b is _NONE else b.shape[::-1]
+        if k != k_b:
+            raise _no_product(a.shape, b.shape, k, k_b)
         if type(self.alpha) is not float or type(self.beta) is not float:
             _set_factors(self, dtype, "alpha", "beta")
         if self.allow_tf32:
@@ -98,9 +105,10 @@ class Gemm(KernelOp):
         if out is None:
             if self.beta:
                 raise _no_out()
-            return Plan((a, b), (), (Spec(shape, dtype),), "gemm", dtype)
-        not_aliased(out, a=a, b=b)
-        writes, creates = result_in(out, shape, dtype)
+            return Plan((a, b), (), (Spec((m, n), dtype),), "gemm", dtype)
+        writes, creates = result_in(out, (m, n), dtype)
+        if out.buffer == a.buffer or out.buffer == b.buffer:
+            not_aliased(out, a=a, b=b)
         return Plan((a, b), writes, creates, "gemm", dtype)
 
 
