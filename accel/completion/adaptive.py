@@ -75,6 +75,19 @@ class AdaptiveWatcher(LaneWatcher):
         else:
             self.watch(pending)
 
+    def attend_once(self, pending: Pending) -> bool:
+        """Complete a mark at once if it is found to be passed; return ``False`` if its waiter is to look itself; else watch it."""
+        lane = self._lanes.get(pending.lane)
+        if lane is None or not lane.queue:
+            if self._reactor.meets(pending):
+                self._completed += 1
+                pending.complete()
+                return True
+            if self._reactor.is_near(pending):
+                return False
+        self.watch(pending)
+        return True
+
     def statistics(self) -> CompletionStatistics:
         """Return counters; ``looks`` counts those of the reactor, for all devices together."""
         return CompletionStatistics(self._pending, self._completed, self._failed, self._reactor.looks)

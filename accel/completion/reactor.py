@@ -60,7 +60,7 @@ class Pacing:
     throughout: float = 300e-6
     shortest: float = 50e-6
     longest: float = 2e-3
-    fine: float = 0.9e-3
+    fine: float = 0.5e-3
     trust: float = 10e-3
     patience: float = 8.0
     kinds: int = 512
@@ -145,6 +145,7 @@ class Reactor:
         self._next_turn: asyncio.Handle | None = None
         self._timer = create_timer(loop, self._on_timer)
         self._alarm: float | None = None
+        self._stayed_for = self._stays_until = 0.0  # when the mark began whose waiter looks itself, and until when it does
 
     def add(self, lane: ReactorLane, pending: Pending) -> None:
         """Watch ``pending`` as a mark of ``lane``."""
@@ -171,8 +172,24 @@ class Reactor:
                 now = time.perf_counter()
         if answer is None or answer[1] is not None:  # a fault is told on the way that all marks go
             return False
+        self._stays_until = 0.0
         if known is None or is_long:
             self._predictor.observe(pending.kind, now - pending.enqueued_at)
+        return True
+
+    def is_near(self, pending: Pending) -> bool:
+        """Return whether the waiter of a mark that is not passed had better look itself, in each turn of the loop, for as long as this is so.
+
+        The reactor would look as often, and then the waiter would have to be woken. But several that look would look too often.
+        """
+        began, now = pending.enqueued_at, time.perf_counter()
+        if self._lanes or (began != self._stayed_for and now < self._stays_until):
+            return False
+        known, pacing = self._predictor.expect(pending.kind), self._pacing
+        if known is None or known.mean > pacing.throughout or now > began + known.mean + pacing.window:
+            return False
+        self._stayed_for, self._stays_until = began, began + known.mean + pacing.window
+        self.looks += 1
         return True
 
     def take(self, lane: ReactorLane) -> list[Pending]:

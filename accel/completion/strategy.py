@@ -100,6 +100,14 @@ class Watcher(ABC):
         """
         self.watch(pending)
 
+    def attend_once(self, pending: Pending) -> bool:
+        """Do what :meth:`attend` does, or return ``False``: its waiter, which runs now, is to call again after another turn of the loop.
+
+        That is so where the mark is about to be passed and is the only one: then it takes less to wait like this than to be told.
+        """
+        self.attend(pending)
+        return True
+
     @abstractmethod
     async def aclose(self, *, abandon: bool = False) -> None:
         """Wait until every watched mark has ended, then stop the threads and timers of this watcher. Idempotent.

@@ -256,14 +256,24 @@ class OpSubmission(Submission):
                 nbytes += spec.nbytes
         return self.name, nbytes.bit_length(), self.beside
 
-    def attend(self) -> None:
+    def attend(self, *, stays: bool = False) -> bool:
         """Take the end of the op, if it is there, or have it watched: its caller has let the loop take a turn, and would wait now.
 
         Small work has ended by then. Nothing else had to be told of it, and nobody needs to be woken.
+
+        Parameters
+        ----------
+        stays
+            Whether the caller can look again itself; then this returns ``False`` if it should, after another turn.
         """
-        self.is_attended = False
         if self.event is not None and self._context.fault is None:
-            self._context.watcher.attend(self)
+            watcher = self._context.watcher
+            if not stays:
+                watcher.attend(self)
+            elif not watcher.attend_once(self):
+                return False
+        self.is_attended = False
+        return True
 
     def complete(self) -> None:
         """Retire the op; called by the watcher, once."""

@@ -106,8 +106,8 @@ class Sender:
                     await self._queue(submission, timeout)
             # Others get their turn whatever happens, and the device its time: what is small has ended when this goes on.
             await _turn()
-            if submission.is_attended:
-                submission.attend()
+            while submission.is_attended and not submission.attend(stays=not future.done()):
+                await _turn()
             return await future
         except asyncio.CancelledError:
             self._withdraw(submission)

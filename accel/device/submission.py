@@ -85,9 +85,13 @@ class Submission(ABC):
     def void_unsound(self) -> None:
         """Make those refs unusable whose ops will not be launched now that the future has ended."""
 
-    def attend(self) -> None:
-        """Take note that the caller has let the loop take a turn and waits now; its work may have ended meanwhile."""
+    def attend(self, *, stays: bool = False) -> bool:
+        """Take note that the caller has let the loop take a turn and waits now; its work may have ended meanwhile.
+
+        Returns ``False`` if the caller, which ``stays``, is to do the same again after another turn.
+        """
         self.is_attended = False
+        return True
 
     @property
     def is_settled(self) -> bool:

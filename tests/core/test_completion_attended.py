@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from accel.completion import (
     AdaptiveCompletion,
     CompletionStrategy,
+    Pacing,
     Watcher,
 )
 from accel.errors import DriverError, FaultScope
@@ -123,3 +125,81 @@ async def test_adaptive_takes_short_work_without_a_look_of_the_reactor() -> None
         assert mark.ends == [None], "taken in the call"
     assert watcher.statistics().looks == 0
     await watcher.aclose()
+
+
+async def known(watcher: Watcher) -> None:
+    """Let the reactor see what marks take: next to nothing."""
+    for _ in range(3):
+        mark = Mark(Event())
+        mark.event.end(True)
+        assert watcher.attend_once(mark)
+
+
+async def test_a_mark_of_which_nothing_is_known_is_watched_at_once(watcher: Watcher) -> None:
+    mark = Mark(Event())
+    assert watcher.attend_once(mark)
+    assert watcher.statistics().pending == 1
+    mark.event.end(True)
+    await asyncio.wait_for(mark.ended, PATIENCE)
+    assert mark.ends == [None]
+
+
+async def test_the_waiter_of_the_only_mark_that_is_near_looks_itself() -> None:
+    watcher = open_watcher(AdaptiveCompletion(Pacing(window=3600.0)))
+    await known(watcher)
+    mark = Mark(Event())
+    looks = watcher.statistics().looks
+    for _ in range(5):
+        assert not watcher.attend_once(mark)
+    assert (watcher.statistics().pending, watcher.statistics().looks) == (0, looks + 5)
+    mark.event.end(True)
+    assert watcher.attend_once(mark)
+    assert mark.ends == [None], "taken in the call"
+    await watcher.aclose()
+
+
+async def test_of_several_waiters_one_looks_itself_and_gives_way_to_the_reactor() -> None:
+    watcher = open_watcher(AdaptiveCompletion(Pacing(window=3600.0)))
+    await known(watcher)
+    first, second = Mark(Event(), lane="first"), Mark(Event(), lane="second")
+    assert not watcher.attend_once(first)
+    assert watcher.attend_once(second), "another looks already"
+    assert watcher.statistics().pending == 1
+    assert watcher.attend_once(first), "the reactor looks anyway"
+    assert watcher.statistics().pending == 2
+    for mark in (second, first):
+        mark.event.end(True)
+        await asyncio.wait_for(mark.ended, PATIENCE)
+        assert mark.ends == [None]
+    await watcher.aclose()
+
+
+async def test_a_mark_that_is_late_or_not_known_is_not_stayed_for() -> None:
+    watcher = open_watcher(AdaptiveCompletion(Pacing(window=0.0)))
+    await known(watcher)
+    mark = Mark(Event(), lane="unknown", kind="unknown")
+    assert watcher.attend_once(mark)
+    late = Mark(Event())
+    late.enqueued_at -= 1.0
+    assert watcher.attend_once(late)
+    for each in (mark, late):
+        each.event.end(True)
+        await asyncio.wait_for(each.ended, PATIENCE)
+    await watcher.aclose()
+
+
+async def test_a_waiter_that_went_away_keeps_nobody_from_looking() -> None:
+    watcher = open_watcher(AdaptiveCompletion(Pacing(window=1e-3)))
+    await known(watcher)
+    gone = Mark(Event())
+    gone.enqueued_at -= 0.5e-3
+    watcher.attend_once(gone)  # and never again: its context has faulted
+    other = Mark(Event(), lane="other")
+    other.enqueued_at = gone.enqueued_at + 3600.0
+    while time.perf_counter() < gone.enqueued_at + 2e-3:
+        await asyncio.sleep(0)
+    assert not watcher.attend_once(other)
+    watcher.attend(other)
+    other.event.end(True)
+    await asyncio.wait_for(other.ended, PATIENCE)
+    await watcher.aclose(abandon=True)
