@@ -69,9 +69,12 @@ class Blocking:
         if nbytes <= STAGED:
             return bool(nbytes) and not lane.stream.transfers.reserve(nbytes)
         try:
-            return not self._pinned.covers(array.ctypes.data, nbytes)
+            is_staged = not self._pinned.covers(array.ctypes.data, nbytes)
         except AccelError:
             return True  # the copy itself will say what is wrong
+        if is_staged:
+            lane.device.copiers.rouse(nbytes)
+        return is_staged
 
     def _is_new(self, signature: Hashable) -> bool:
         """Return whether a signature was not seen before. It counts as seen from now on: what is enqueued next in its lane comes after it."""

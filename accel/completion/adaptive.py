@@ -12,6 +12,7 @@ from accel.completion.strategy import CompletionStatistics, CompletionStrategy, 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Hashable
+    from contextlib import AbstractContextManager
 
     from accel.backend import AccelDevice
     from accel.completion.strategy import Pending
@@ -87,6 +88,10 @@ class AdaptiveWatcher(LaneWatcher):
                 return False
         self.watch(pending)
         return True
+
+    def expecting(self) -> AbstractContextManager[object]:
+        """Return a block in which the loop's processor is kept awake."""
+        return self._reactor.expecting()
 
     def statistics(self) -> CompletionStatistics:
         """Return counters; ``looks`` counts those of the reactor, for all devices together."""

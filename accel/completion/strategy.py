@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     import threading
     from collections import deque
     from collections.abc import Hashable
+    from contextlib import AbstractContextManager
 
     from accel.backend import AccelDevice
 
@@ -108,6 +110,10 @@ class Watcher(ABC):
         self.attend(pending)
         return True
 
+    def expecting(self) -> AbstractContextManager[object]:
+        """Return a block during which something on another thread is about to end, and the loop should be quick to take note."""
+        return _AT_EASE
+
     @abstractmethod
     async def aclose(self, *, abandon: bool = False) -> None:
         """Wait until every watched mark has ended, then stop the threads and timers of this watcher. Idempotent.
@@ -149,6 +155,8 @@ class CompletionStrategy(ABC):
             A dictionary that lives as long as the system: what watchers of several devices have in common is found there.
         """
 
+
+_AT_EASE = contextlib.nullcontext()
 
 _FEW = 2
 """So many marks are cheaper looked at one by one."""

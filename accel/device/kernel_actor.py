@@ -127,7 +127,8 @@ class KernelActor(Actor["Sendable", None]):
                 # Counted before: from here on it may be on the device, whoever stops waiting.
                 submission.launched += 1
                 try:
-                    await run_blocking(self._context.beside.run, launch.kernel, lane, launch.op, launch.inputs, launch.outputs)
+                    with self._context.watcher.expecting():
+                        await run_blocking(self._context.beside.run, launch.kernel, lane, launch.op, launch.inputs, launch.outputs)
                 except Exception:
                     submission.launched -= 1
                     raise
