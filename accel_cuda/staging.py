@@ -2,7 +2,7 @@
 
 One thread copies host memory at a sixth of the speed of the bus. So several take pieces, copy them, and enqueue their transfers themselves; the order
 of the pieces of one copy does not matter. What a piece costs besides, mostly the way to and from the GIL, is as much as copying 200 KiB: so the
-pieces are large, but for some at that end of the copy where the bus, or the last thread, would otherwise wait for a large one.
+pieces are large, but for some at the beginning, where the bus would wait for a large one, and at the end, where everybody would wait for the slowest thread.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _SLOTS = 2  # pieces that one thread has on their way
 _SMALLEST, _LARGEST = 512 << 10, 4 << 20
 _SHARE = 24  # of the whole, that a piece is at most
 _PAGE = 4096
-# Seconds for which a thread that is needed again in a moment sleeps, so often at most: the processor does not go to sleep for so little.
-_NAP, _NAPS = 50e-6, 20
+# Seconds for which a thread that may be needed again in a moment sleeps, so often at most: the processor does not go to sleep for so little.
+_NAP, _NAPS = 200e-6, 5
 
 
 def _ROUSED() -> None:  # noqa: N802 - a constant, of the type of what it stands among
@@ -103,8 +103,7 @@ class Copiers:
     def get(self, channel: Channel, destination: int, source: int, nbytes: int) -> bool:
         """Copy device memory to the host: returns when it is there. ``False``, with nothing done, if the arena has no room."""
         channel.reached()  # by one thread that sleeps; from here on there is little to wait for
-        # Large ones first: the last thread to end holds everybody up.
-        pieces = pieces_of(nbytes)[::-1]
+        pieces = pieces_of(nbytes)
         return self._run(_Copy(channel, destination, source, pieces), _Copy.get, pieces, nbytes)
 
     def rouse(self, nbytes: int) -> None:
@@ -177,26 +176,26 @@ class _Threads:
             inbox.put(None)
 
     def _run(self, inbox: _Inbox) -> None:
-        while (work := _taken(inbox)) is not None:
+        work = inbox.get()
+        while work is not None:
             work()
             del work
             with self._lock:
                 if self._is_closed:
                     return
                 self._idle.append(inbox)
+            # A copy is often followed by another.
+            work = _ROUSED
+            while work is _ROUSED:
+                work = _soon(inbox)
 
 
-def _taken(inbox: _Inbox) -> Callable[[], None] | None:
-    """Return what there is to do; ``None`` for the end."""
-    work = inbox.get()
-    while work is _ROUSED:
-        for _ in range(_NAPS):
-            with contextlib.suppress(queue.Empty):
-                work = inbox.get(timeout=_NAP)
-                break
-        else:
-            work = inbox.get()
-    return work
+def _soon(inbox: _Inbox) -> Callable[[], None] | None:
+    """Return what there is to do, with naps at first; ``None`` for the end."""
+    for _ in range(_NAPS):
+        with contextlib.suppress(queue.Empty):
+            return inbox.get(timeout=_NAP)
+    return inbox.get()
 
 
 class _Copy:
@@ -230,23 +229,32 @@ class _Copy:
 
     def put(self, slots: list[int]) -> None:
         """Copy pieces to the device until none is left, through the given places."""
-        channel, destination, source = self.channel, self._destination, self._source
+        channel, destination = self.channel, self._destination
         marks: list[Mark] = []
         try:
+            # Before anything else: with this the GIL goes to the next thread, which begins too.
+            piece = self._fill(slots[0])
             with channel.section:
                 marks += [channel.create_mark(is_near=False) for _ in slots]
-                for slot, mark in itertools.cycle(zip(slots, marks, strict=True)):
-                    mark.wait()
-                    piece = self._next()
-                    if piece is None:
-                        break
+                places = itertools.cycle(zip(slots, marks, strict=True))
+                slot, mark = next(places)
+                while piece is not None:
                     start, nbytes = piece
-                    move(slot, source + start, nbytes)
                     channel.push(destination + start, slot, nbytes, mark)
+                    slot, mark = next(places)
+                    mark.wait()
+                    piece = self._fill(slot)
         except Exception as error:
             self.error = error
         finally:
             self._end(marks)
+
+    def _fill(self, slot: int) -> tuple[int, int] | None:
+        """Copy a piece that nobody has taken into a place, and return it."""
+        piece = self._next()
+        if piece is not None:
+            move(slot, self._source + piece[0], piece[1])
+        return piece
 
     def get(self, slots: list[int]) -> None:
         """Copy pieces from the device until none is left; while one is copied here, the next is on its way."""
@@ -284,14 +292,17 @@ def _count(nbytes: int) -> int:
 
 
 def pieces_of(nbytes: int) -> list[tuple[int, int]]:
-    """Return starts and lengths of the pieces of a copy, the small ones first."""
+    """Return starts and lengths of the pieces of a copy: small ones, large ones, small ones."""
     largest = min(_LARGEST, max(_SMALLEST, -(-nbytes // (_SHARE * _PAGE)) * _PAGE))
-    found: list[tuple[int, int]] = []
-    start, length = 0, _SMALLEST
-    while start < nbytes:
-        size = min(length, nbytes - start)
-        found.append((start, size))
-        start += size
-        if len(found) % 2 == 0:
-            length = min(largest, 2 * length)
-    return found
+    ends: list[int] = []
+    length = _SMALLEST
+    while length < largest and 4 * (sum(ends) + 2 * length) <= nbytes:
+        ends += [length, length]
+        length *= 2
+    rest = nbytes - 2 * sum(ends)
+    count = -(-rest // largest)
+    each = -(-rest // (max(count, 1) * _PAGE)) * _PAGE
+    lengths = [*ends, *[each] * count, *ends[::-1]]
+    starts = itertools.accumulate(lengths, initial=0)
+    # The last of the large ones is rounded up like the others; the end takes that back.
+    return [(start, min(length, nbytes - start)) for start, length in zip(starts, lengths, strict=False) if start < nbytes]
