@@ -232,8 +232,10 @@ class _Copy:
         channel, destination = self.channel, self._destination
         marks: list[Mark] = []
         try:
-            # Before anything else: with this the GIL goes to the next thread, which begins too.
-            piece = self._fill(slots[0])
+            piece = self._next()
+            if piece is not None:
+                # Before anything else: with this the GIL goes to the next thread, which begins too.
+                self._fill(slots[0], piece)
             with channel.section:
                 marks += [channel.create_mark(is_near=False) for _ in slots]
                 places = itertools.cycle(zip(slots, marks, strict=True))
@@ -241,20 +243,19 @@ class _Copy:
                 while piece is not None:
                     start, nbytes = piece
                     channel.push(destination + start, slot, nbytes, mark)
-                    slot, mark = next(places)
-                    mark.wait()
-                    piece = self._fill(slot)
+                    piece = self._next()
+                    if piece is not None:
+                        slot, mark = next(places)
+                        mark.wait()
+                        self._fill(slot, piece)
         except Exception as error:
             self.error = error
         finally:
             self._end(marks)
 
-    def _fill(self, slot: int) -> tuple[int, int] | None:
-        """Copy a piece that nobody has taken into a place, and return it."""
-        piece = self._next()
-        if piece is not None:
-            move(slot, self._source + piece[0], piece[1])
-        return piece
+    def _fill(self, slot: int, piece: tuple[int, int]) -> None:
+        start, nbytes = piece
+        move(slot, self._source + start, nbytes)
 
     def get(self, slots: list[int]) -> None:
         """Copy pieces from the device until none is left; while one is copied here, the next is on its way."""
