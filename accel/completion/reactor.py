@@ -33,7 +33,7 @@ class Pacing:
     Parameters
     ----------
     window
-        It spins from at most this long before a predicted end until this long after.
+        It spins from at most this long before a predicted end until twice as long after.
     unknown_spin
         It spins for this long on an op of a kind that it has not seen.
     hold
@@ -46,6 +46,8 @@ class Pacing:
         The last sleep to a predicted end is at most so long, and so is each of an op that takes no longer than ``trust``. A processor that idles for
         more than about a millisecond is put to a deeper sleep, from which its timers are late, and the op's whole way is slow, for its caches are
         empty: see ``docs/performance.md``. An op that takes longer does not feel that.
+    alert
+        So long it sleeps at most while something on another thread is about to end.
     trust
         The first sleep to a predicted end is at most this long, later ones at most as long as the op has run: what has become
         much faster than it was is seen to be.
@@ -62,6 +64,7 @@ class Pacing:
     shortest: float = 50e-6
     longest: float = 2e-3
     fine: float = 0.5e-3
+    alert: float = 0.2e-3
     trust: float = 10e-3
     patience: float = 8.0
     kinds: int = 512
@@ -83,7 +86,7 @@ def pause(elapsed: float, estimate: Estimate | None, pacing: Pacing) -> float:
         return 0.0 if elapsed < pacing.unknown_spin else _step(elapsed, pacing)
     mean, deviation = estimate.mean, estimate.deviation
     late = elapsed - mean
-    if late > pacing.window:
+    if late > 2 * pacing.window:
         return _step(max(late, elapsed / pacing.patience), pacing)
     if mean <= pacing.throughout:
         return 0.0
@@ -212,7 +215,7 @@ class Reactor:
         self._expected += 1
         now = time.perf_counter()
         self._expected_until = now + self._pacing.trust
-        self._schedule(now, self._pacing.fine)
+        self._schedule(now, self._pacing.alert)
         try:
             yield
         finally:
@@ -267,7 +270,7 @@ class Reactor:
                 del self._lanes[lane]
         is_expecting = self._expected and now < self._expected_until
         if self._lanes or is_expecting:
-            self._schedule(now, min(soonest, self._pacing.fine) if is_expecting else soonest)
+            self._schedule(now, min(soonest, self._pacing.alert) if is_expecting else soonest)
         elif self._alarm is not None:
             self._rest()
         for settle, ended in over:
