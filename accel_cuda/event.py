@@ -24,16 +24,22 @@ class CudaEvent:
     ----------
     handle : Handle
         The driver's CUevent.
+    has_passed : bool
+        Whether it was seen to be passed.
+    stream : CudaStream or None
+        Where it was recorded last.
+    number : int
+        Which of that stream's marks it is.
     """
 
-    __slots__ = ("_query", "_stream", "_ticket", "context", "handle", "has_passed")
+    __slots__ = ("_query", "_ticket", "context", "handle", "has_passed", "number", "stream")
 
     def __init__(self, context: CudaDevice) -> None:
         self.context = context
         # What was seen to have passed stays so: after a fault the driver answers with the fault for every event.
         self.has_passed = True
-        self._stream: CudaStream | None = None
-        self._ticket = 0
+        self.stream: CudaStream | None = None
+        self._ticket = self.number = 0
         self._query = context.driver.query
         self.handle = Handle()
         with context.section:
@@ -49,12 +55,18 @@ class CudaEvent:
         """
         if self.has_passed:
             return True
+        stream = self.stream
+        if stream is not None and stream.passed >= self.number:
+            self._pass()
+            return True
         context = self.context
         if context.fault is not None:
             raise context.fault.clone()
         status = self._query(self.handle)
         if status == 0:
             self._pass()
+            if stream is not None and stream.newest is not self and self.number > stream.asked:
+                self._ask_newest(stream)
             return True
         if status == NOT_READY:
             return False
@@ -70,6 +82,7 @@ class CudaEvent:
         """Give the event back. Idempotent. What the driver keeps of a dead context is left to it."""
         handle, self.handle = self.handle, Handle()
         self.has_passed = True
+        self.stream = None
         if handle.value and self.context.is_alive:
             with self.context.section:
                 self.context.driver.ignore("cuEventDestroy", handle.value)
@@ -77,10 +90,20 @@ class CudaEvent:
     def mark(self, stream: CudaStream, ticket: int) -> None:
         """Take the place in ``stream`` that was just recorded; ``ticket`` counts the transfers before it."""
         self.has_passed = False
-        self._stream, self._ticket = stream, ticket
+        self.stream, self._ticket = stream, ticket
+        stream.recorded = self.number = stream.recorded + 1
+        stream.newest = self
+
+    def _ask_newest(self, stream: CudaStream) -> None:
+        """Ask the driver for the stream's last mark: with many short ops on their way that has passed too, and none of those between has to be asked for."""
+        newest = stream.newest
+        if newest is not None and newest.stream is stream:  # else it is recorded elsewhere meanwhile
+            stream.asked = newest.number
+            if self._query(newest.handle) == 0:
+                stream.passed = newest.number
 
     def _pass(self) -> None:
-        stream = self._stream
+        stream = self.stream
         if stream is not None and self._ticket > stream.transfers.finished:
             stream.transfers.finish(self._ticket)
         self.has_passed = True
