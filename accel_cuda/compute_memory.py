@@ -136,7 +136,7 @@ class CudaMemory(ComputeBackend):
         # stream it might hold others up, so that is done before.
         stream.synchronize()
         with context.section:
-            context.driver.call("cuMemcpyHtoDAsync", destination, address, nbytes, stream.handle)
+            context.call("cuMemcpyHtoDAsync", destination, address, nbytes, stream.handle)
         stream.transfers.begin(source)
 
     def copy_dtoh(self, destination: memoryview, source: int) -> None:
@@ -167,7 +167,7 @@ class CudaMemory(ComputeBackend):
             return
         stream.synchronize()
         with context.section:
-            context.driver.call("cuMemcpyDtoHAsync", address, source, nbytes, stream.handle)
+            context.call("cuMemcpyDtoHAsync", address, source, nbytes, stream.handle)
         stream.transfers.begin(destination)
 
     def prepare_transfers(self) -> None:
@@ -198,7 +198,7 @@ class CudaMemory(ComputeBackend):
     def _take(self, size: int) -> int:
         try:
             with self._context.section:
-                pointer = int(self._context.driver.call("cuMemAlloc", size))
+                pointer = int(self._context.call("cuMemAlloc", size))
         except OutOfMemoryError as error:
             raise OutOfMemoryError(
                 f"the device has no {size} bytes", requested=size, code=error.code, library=error.library, device=self._device, op="alloc"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from accel import ClosedError, InvalidArgumentError
+from accel import AccelError, ClosedError, InvalidArgumentError
 from accel.memory import HostArena
 from accel_cuda.blocking import Blocking
 from accel_cuda.compiler import Nvrtc, architecture
 from accel_cuda.compute import CudaCompute
+from accel_cuda.driver import Handle
 from accel_cuda.event import CudaEvent
 from accel_cuda.fft import FftLibrary
 from accel_cuda.graph import GRAPH_KERNELS
@@ -28,7 +29,7 @@ from accel_cuda.stream import CudaStream
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from accel import AccelError, DeviceDescription
+    from accel import DeviceDescription
     from accel.backend import Injection, Kernel
     from accel.ops import CompiledKernel, KernelLayout
     from accel_cuda.driver import Driver
@@ -50,6 +51,8 @@ class CudaDevice:
     shares_processor : bool
         ``False``: the work runs on the GPU.
     driver : Driver
+    device : CUdevice
+        The driver's handle of the GPU.
     handle : int
         The driver's CUcontext.
     section : Section
@@ -84,7 +87,7 @@ class CudaDevice:
         self._fft = FftLibrary()
         self.staging = HostArena(_STAGING, registrar=self, block_bytes=_STAGING_BLOCK, device=description.spec)
         self.copiers = Copiers(self.staging, f"accel-cuda-{description.index}-copy")
-        self._device = driver.call("cuDeviceGet", description.index)
+        self.device = driver.call("cuDeviceGet", description.index)
         self.allocation = allocation_of(driver, description.index)
         self.granularity = granularity_of(driver, self.allocation)
         self.multiprocessors = self.attribute(_MULTIPROCESSORS)
@@ -94,14 +97,14 @@ class CudaDevice:
         self._modules = Modules(self, nvrtc)
         self.functions = Programs(self, self._modules)
         self._user_kernels = UserKernels(self, self._modules)
-        self.handle = int(driver.call("cuDevicePrimaryCtxRetain", self._device))
-        self.section = driver.section(self.handle)
+        self.handle = int(driver.call("cuDevicePrimaryCtxRetain", self.device))
+        self.section = driver.section(self.handle, self.failure)
         self.pinned = PinnedRanges(driver, self.section)
         self._offer()
         try:
             self.functions.load("memory")  # what any stream may need
         except BaseException:
-            driver.ignore("cuDevicePrimaryCtxRelease", self._device)
+            driver.ignore("cuDevicePrimaryCtxRelease", self.device)
             raise
         driver.watch(self)
 
@@ -122,7 +125,7 @@ class CudaDevice:
 
     def attribute(self, number: int) -> int:
         """Return one of the driver's CUdevice_attribute."""
-        return int(self.driver.call("cuDeviceGetAttribute", self.driver.CUdevice_attribute(number), self._device))
+        return int(self.driver.call("cuDeviceGetAttribute", self.driver.CUdevice_attribute(number), self.device))
 
     # -- what the protocol asks for
 
@@ -230,7 +233,7 @@ class CudaDevice:
             self.release(self._release_context)
 
     def _release_context(self) -> None:
-        self._modules.close(lambda: self.driver.ignore("cuDevicePrimaryCtxRelease", self._device))
+        self._modules.close(lambda: self.driver.ignore("cuDevicePrimaryCtxRelease", self.device))
 
     # -- what streams, events and slabs call
 
@@ -241,7 +244,16 @@ class CudaDevice:
 
     def enter(self) -> None:
         """Make the context current on this thread for good. Only for threads of our own, where what blocks is done; elsewhere, use :attr:`section`."""
-        self.driver.enter(self.handle)
+        self.check(self.driver.hot.set_current(Handle(self.handle)), "cuCtxSetCurrent")
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call a driver function; see :meth:`accel_cuda.driver.Driver.call`. A fault that it raises is this context's, and taken note of."""
+        try:
+            return self.driver.call(name, *arguments)
+        except AccelError as error:
+            if error.is_fault:
+                self.faulted(error)
+            raise
 
     def check(self, status: int, call: str) -> None:
         """Raise what ``status`` stands for, unless it is success."""
@@ -295,7 +307,7 @@ class CudaDevice:
         if not priority:
             return
         with self.section:
-            lowest, highest = (int(each) for each in self.driver.call("cuCtxGetStreamPriorityRange"))
+            lowest, highest = (int(each) for each in self.call("cuCtxGetStreamPriorityRange"))
         if not highest <= priority <= lowest:
             raise InvalidArgumentError(
                 f"a stream cannot have priority {priority} on {self.description.name}",

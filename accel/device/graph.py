@@ -205,7 +205,7 @@ class Graph(Recorder):
         core = self._core
         program = Program(core, self._ops, self._plans, self._outputs, self._generation)
         submission = GraphSubmission(program, core.loop.create_future(), self._generation)
-        self._ops, self._plans, self._outputs = [], [], []
+        self._ops, self._plans = [], []
         self._program: Program | None = None
         try:
             if error is None:
@@ -213,6 +213,9 @@ class Graph(Recorder):
                 await self._sender.run(None, self._timeout, submission)
                 self._program = program
         finally:
+            # Not before: how their uses are tracked is settled when the capture ends, and nobody has given them away by then.
+            self._publish()
+            self._outputs = []
             if self._program is None:
                 for ref in program.made:
                     if not ref.is_freed:

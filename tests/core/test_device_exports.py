@@ -1,0 +1,123 @@
+"""Memory that other libraries have: who keeps it, what replays wait for, and the end of what outlives its device. Shown on a CPU that exports."""
+
+from __future__ import annotations
+
+import gc
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import accel
+from accel import dlpack
+from accel.cpu.exchange import CpuExchange
+from accel.testing import FaultPlan
+from tests.device_support import failure, in_flight, opened, task, until
+
+if TYPE_CHECKING:
+    from accel.cpu.event import CpuEvent
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@pytest.fixture(autouse=True)
+def marks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let the CPU device export its memory; write down what is asked of everybody else in the process."""
+    asked: list[str] = []
+
+    class Others:
+        def record(self, event: CpuEvent) -> bool:
+            asked.append("record")
+            return True
+
+    def init(self: CpuExchange, context: Any) -> None:
+        self._context = context
+        self.stream: Any = Others()
+        self.device = (dlpack.CPU, 0)
+
+    monkeypatch.setattr(CpuExchange, "__init__", init)
+    monkeypatch.setattr(CpuExchange, "follow", lambda self, stream, event: event.synchronize())
+    monkeypatch.setattr(CpuExchange, "settle", lambda self: asked.append("settle"))
+    return asked
+
+
+def slabs() -> int:
+    """Return how many slabs this process has mapped."""
+    return sum(os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:accel-slab") for fd in os.listdir("/proc/self/fd") if _is_open(fd))
+
+
+def _is_open(fd: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{fd}")
+
+
+async def test_memory_that_outlives_its_device_goes_with_the_last_tensor(marks: list[str]) -> None:
+    before = slabs()
+    async with opened() as device:
+        refs = [await device.full(1000, value) for value in (4.0, 5.0)]
+        arrays = [np.from_dlpack(ref) for ref in refs]
+        assert slabs() > before
+        del refs
+    assert float(arrays[0].sum()) == 4000.0
+    del arrays[0]
+    gc.collect()
+    assert float(arrays[0].sum()) == 5000.0
+    assert marks.count("settle") == 0, "both are in one slab, and one is still shown"
+    assert slabs() > before
+    del arrays
+    gc.collect()
+    await until(lambda: slabs() == before, "giving the slab back")
+    assert marks.count("settle") == 1
+
+
+async def test_replays_wait_for_others_as_long_as_one_result_is_theirs(marks: list[str]) -> None:
+    async with opened() as device:
+        x = await device.put(np.ones(64))
+        async with device.graph() as graph:
+            y = graph.elementwise.unary("neg", x)
+            z = graph.elementwise.binary("add", y, y)
+        await graph.replay()
+        first, second = np.from_dlpack(y), np.from_dlpack(z)
+        await device.put(np.full(64, 3.0), out=x)
+        marks.clear()
+        await graph.replay()
+        assert marks == ["record"]
+        np.testing.assert_array_equal(first, np.full(64, -3.0))
+        np.testing.assert_array_equal(second, np.full(64, -6.0))
+        del second
+        gc.collect()
+        for _ in range(3):
+            marks.clear()
+            await graph.replay()
+            assert marks == ["record"], "the first result is another library's still"
+        del first
+        gc.collect()
+        await graph.replay()
+        marks.clear()
+        await graph.replay()
+        assert marks == []
+
+
+async def test_a_result_is_not_given_away_before_the_graph_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sharing it would be forgotten when the capture ends, which tracks the uses of all results as one from then on."""
+    plan = FaultPlan().hang_at(1, op="unary")
+    async with opened(plan, max_in_flight=1) as device:
+        x = await device.put(np.ones(64))
+        blocker = task(device.elementwise.unary("neg", x))
+        await in_flight(device, 1)
+        given: list[accel.AccelRef] = []
+
+        async def record() -> None:
+            async with device.graph() as graph:
+                given.append(graph.elementwise.unary("abs", x))
+
+        recording = task(record())
+        await until(lambda: given, "recording")
+        assert not recording.done()
+        with pytest.raises(accel.InvalidArgumentError, match="graph that has not ended"):
+            np.from_dlpack(given[0])
+        await failure(device.get(given[0]), accel.InvalidArgumentError)
+        plan.release()
+        await blocker
+        await recording
+        assert np.from_dlpack(given[0]).shape == (64,)
