@@ -290,8 +290,16 @@ class CompilesKernels(Protocol):
 class PreparesLibraries(Protocol):
     """What an :class:`AccelDevice` has besides if the first ops of a library would have to wait, for kernels that are compiled or loaded."""
 
-    def prepare(self, library: str) -> None:
-        """Make everything ready that the library's ops need. May block; called for the libraries that ``open_device`` is asked to warm."""
+    def prepare(self, library: str, compute: Any) -> None:
+        """Make everything ready that the library's ops need in one stream. May block; called for each library that ``open_device`` is asked to warm.
+
+        Parameters
+        ----------
+        library
+            The library.
+        compute
+            The stream's, from :meth:`AccelDevice.create_compute`. Where libraries share a stream, it was created for another one of them.
+        """
 
 
 @runtime_checkable

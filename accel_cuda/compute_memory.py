@@ -57,6 +57,11 @@ class CudaMemory(ComputeBackend):
         self.channel = StreamChannel(stream)
 
     @property
+    def stream(self) -> CudaStream:
+        """Where the work goes."""
+        return self._stream
+
+    @property
     def name(self) -> str:
         """``"cuda"``."""
         return "cuda"

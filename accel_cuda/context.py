@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from accel import AccelError, ClosedError, InvalidArgumentError
 from accel.memory import HostArena
-from accel_cuda.blocking import Blocking
+from accel_cuda.blocking import NOTED, Blocking
 from accel_cuda.compiler import Nvrtc, architecture
 from accel_cuda.compute import CudaCompute
 from accel_cuda.driver import Handle
@@ -18,7 +18,7 @@ from accel_cuda.interop import CudaExchange
 from accel_cuda.kernels.bench import BENCH, bench_kernels
 from accel_cuda.launch import UserKernels
 from accel_cuda.managed import MANAGED_KERNELS
-from accel_cuda.natives import BLAS_KERNELS
+from accel_cuda.natives import BLAS_KERNELS, DNN_KERNELS
 from accel_cuda.pinned import PinnedRanges, Registration
 from accel_cuda.programs import OPS_WITH_PROGRAMS, Modules, Programs
 from accel_cuda.rng import RNG_KERNELS
@@ -114,7 +114,7 @@ class CudaDevice:
             {**dict.fromkeys(OPS_WITH_PROGRAMS, self.functions.lacks), "launch": self._user_kernels.lacks}, self.pinned
         )
         self._kernels: dict[str, Mapping[str, Kernel]] = {
-            "blas": BLAS_KERNELS,
+            **{name: self._noting(kernels) for name, kernels in (("blas", BLAS_KERNELS), ("dnn", DNN_KERNELS))},
             "capture": GRAPH_KERNELS,
             "compiler": {"launch": self._user_kernels.launch},
             "fft": self._fft.kernels,
@@ -122,6 +122,9 @@ class CudaDevice:
             "memory": MANAGED_KERNELS,
             "rng": RNG_KERNELS,
         }
+
+    def _noting(self, kernels: Mapping[str, Kernel]) -> Mapping[str, Kernel]:
+        return {kind: self._blocking.noting(kernel) if kind in NOTED else kernel for kind, kernel in kernels.items()}
 
     def attribute(self, number: int) -> int:
         """Return one of the driver's CUdevice_attribute."""
@@ -170,9 +173,12 @@ class CudaDevice:
         self._check_open()
         return self._user_kernels.compile(kernel)
 
-    def prepare(self, library: str) -> None:
-        """Load the kernels of a library; see :class:`accel.backend.PreparesLibraries`."""
+    def prepare(self, library: str, compute: CudaCompute) -> None:
+        """Load the kernels of a library, and make what it needs in a stream; see :class:`accel.backend.PreparesLibraries`."""
         self.functions.prepare(library)
+        compute.prepare(library)
+        if library == "fft":
+            self._fft.prepare(compute)
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` may block this time; asked once for each op."""

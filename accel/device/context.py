@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from accel.device.kernel_library import OwnLibrary
     from accel.device.run import Port
     from accel.device.submission import Submission
-    from accel.memory import Block, Dependency
+    from accel.memory import Block, Dependency, Usage
     from accel.ops import KernelOp
     from accel.ref import AccelRef
 
@@ -264,6 +264,18 @@ class Context(ContextBase):
             self.ports[library] = port
         return port
 
+    def hold(self, ref: AccelRef, usage: Usage, release: Callable[[], object] | None) -> None:
+        """Take note of something that is no memory of the allocator's; see :meth:`~accel.device.buffers.Buffers.hold`.
+
+        It is given back when it is not used any more, also if nothing is sent after that.
+        """
+        self.buffers.hold(ref, usage, release)
+        self.after_retire = self._settle
+
+    def _settle(self) -> None:
+        if not self.buffers.settle():
+            self.after_retire = None
+
     def apply_frees(self) -> None:
         """Give the memory of dropped refs back."""
         self.buffers.apply_frees()
@@ -284,9 +296,11 @@ class Context(ContextBase):
             # From here on nothing that surfaces in a stream is news.
             self.fault = ClosedError(f"the context of {self.core.name} was closed", device=self.core.name)
         self.fail_all(self.fault)
+        self.after_retire = None
         try:
             await self.watcher.aclose(abandon=abandon)
             await self.sharing.aclose()
+            await self.buffers.aclose()
             await self.core.system.run_blocking(self._close_blocking, abandon)
         except asyncio.CancelledError:
             self._close_blocking(abandon=True)

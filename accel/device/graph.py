@@ -112,7 +112,7 @@ class Program:
             if block is not None:
                 shared.merge(block.usage)
                 block.usage = shared
-        context.buffers.hold(self.handle, shared, None if self.native is None else self.native.close)
+        context.hold(self.handle, shared, None if self.native is None else self.native.close)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -107,7 +107,7 @@ class FaultPlan:
 def _kinds() -> set[str]:
     """Return the kinds of all op classes that there are now, those of users included, but of what is not counted."""
     found: set[str] = set()
-    classes: list[type[KernelOp]] = [KernelOp]
+    classes: list[type] = [KernelOp]
     while classes:
         each = classes.pop()
         classes += each.__subclasses__()

@@ -33,7 +33,7 @@ def marks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def init(self: CpuExchange, context: Any) -> None:
         self._context = context
-        self.stream: Any = Others()
+        self.stream = Others()  # type: ignore[assignment]
         self.device = (dlpack.CPU, 0)
 
     monkeypatch.setattr(CpuExchange, "__init__", init)
