@@ -16,6 +16,7 @@ from accel.arguments import BASE
 from accel.device.acquire import acquire
 from accel.device.exports import Export, Exports, Sharers, close_when_dropped
 from accel.device.lane import Lane
+from accel.device.outside import OutsideLane, captures_of
 from accel.device.run import OpSubmission
 from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
 from accel.exchange import SharesMemory
@@ -112,8 +113,7 @@ class Sharing:
                     remedy="Use device.put and device.get.",
                 )
             exchange = self._exchange = device.create_exchange()
-            compute: Any = None  # nothing is computed there
-            self._lane = lane = Lane("outside", context.device, exchange.stream, compute, context.events)
+            self._lane = lane = OutsideLane(device, exchange.stream, context.events, captures_of(context.core))
             self._outside = Outside(lane, lane.advance, self._watch)
         return exchange
 
@@ -236,6 +236,9 @@ class Sharing:
         """Learn when all is over that others have enqueued by now."""
         context, lane = self._context, self._lane
         if context.fault is not None:
+            return
+        if lane.is_held:
+            lane.later(self._watch)
             return
         event = context.events.take()
         try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,9 +13,10 @@ import pytest
 
 import accel
 from accel import dlpack
+from accel.cpu.backend import CpuDevice
 from accel.cpu.exchange import CpuExchange
 from accel.testing import FaultPlan
-from tests.device_support import failure, in_flight, opened, task, until
+from tests.device_support import PATIENCE, bounded, failure, generation, in_flight, opened, task, turns, until
 
 if TYPE_CHECKING:
     from accel.cpu.event import CpuEvent
@@ -121,3 +124,84 @@ async def test_a_result_is_not_given_away_before_the_graph_is_recorded(monkeypat
         await blocker
         await recording
         assert np.from_dlpack(given[0]).shape == (64,)
+
+
+async def test_nobodys_work_is_marked_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch, marks: list[str]) -> None:
+    """A mark of all streams breaks captures off: ops on shared memory wait for their end, also those of another device that has the same driver's context."""
+    began, go_on, original = threading.Event(), threading.Event(), CpuDevice.kernels
+
+    def capture(lane: Any, op: Any, inputs: Any, outputs: Any) -> None:
+        marks.append("capture")
+        began.set()
+        assert go_on.wait(PATIENCE)
+        marks.append("captured")
+
+    def kernels(self: CpuDevice, library: str) -> Any:
+        return {"capture": capture} if library == "capture" else original(self, library)
+
+    monkeypatch.setattr(CpuDevice, "kernels", kernels)
+    monkeypatch.setattr(CpuDevice, "may_block", lambda self, lane, op: op.kind == "capture")
+    async with accel.System() as system:
+        device, other = await system.open_device("cpu"), await system.open_device("cpu")
+        x = await device.put(np.ones(4))
+        mine, theirs = [await each.wrap(np.full(4, 2.0)) for each in (device, other)]
+        early = await device.elementwise.unary("neg", mine)  # by a mark from before
+
+        async def record() -> accel.AccelRef:
+            async with device.graph() as graph:
+                y = graph.elementwise.unary("neg", x)
+            await graph.replay()
+            return y
+
+        recording = task(record())
+        await asyncio.to_thread(began.wait, PATIENCE)
+        marks.clear()
+        waiting = [task(device.elementwise.unary("neg", mine)), task(other.elementwise.unary("neg", theirs))]
+        late = task(device.wrap(np.full(4, 3.0)))
+        async with device.batch() as batch:
+            plain = batch.elementwise.unary("neg", x)
+        await turns()
+        assert not any(each.done() for each in waiting)
+        assert marks == []
+        np.testing.assert_array_equal(await device.get(plain), np.full(4, -1.0))
+        np.testing.assert_array_equal(await device.get(early), np.full(4, -2.0))
+        await late
+        del early
+        device.info()
+        go_on.set()
+        np.testing.assert_array_equal(await device.get(await bounded(waiting[0])), np.full(4, -2.0))
+        np.testing.assert_array_equal(await other.get(await bounded(waiting[1])), np.full(4, -2.0))
+        assert marks[0] == "captured"
+        assert marks.count("record") >= 2
+        np.testing.assert_array_equal(await device.get(await bounded(recording)), np.full(4, -1.0))
+
+
+async def test_what_waits_for_a_capture_is_told_of_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    began, go_on, original = threading.Event(), threading.Event(), CpuDevice.kernels
+
+    def capture(lane: Any, op: Any, inputs: Any, outputs: Any) -> None:
+        began.set()
+        assert go_on.wait(PATIENCE)
+
+    monkeypatch.setattr(CpuDevice, "kernels", lambda self, library: {"capture": capture} if library == "capture" else original(self, library))
+    monkeypatch.setattr(CpuDevice, "may_block", lambda self, lane, op: op.kind == "capture")
+    async with opened(FaultPlan().poison_at(1, op="gemm")) as device:
+        x = await device.put(np.ones((4, 4)))
+        shared = await device.wrap(np.ones(4))
+
+        async def record() -> None:
+            async with device.graph() as graph:
+                graph.elementwise.unary("neg", x)
+
+        recording = task(record())
+        await asyncio.to_thread(began.wait, PATIENCE)
+        waiting = task(device.elementwise.unary("neg", shared))
+        await turns()
+        assert not waiting.done()
+        await failure(device.blas.gemm(x, x), accel.ContextPoisonedError)
+        await failure(waiting, accel.ContextPoisonedError)
+        await failure(recording, accel.ContextPoisonedError)
+        go_on.set()
+        await generation(device, 2)
+        shared = await device.wrap(np.ones(4))
+        np.testing.assert_array_equal(await device.get(await bounded(device.elementwise.unary("neg", shared))), -np.ones(4))
