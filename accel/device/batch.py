@@ -34,7 +34,6 @@ class Batch(Recorder):
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._end()
-        self._publish()
         core = self._core
         submission = BatchSubmission(tuple(self._ops), tuple(self._plans), self._outputs, core.loop.create_future(), self._generation)
         if error is not None:

@@ -231,6 +231,7 @@ class Buffers:
         elif block is not None:
             self._held -= 1
             self._resting.append(block)
+            self._sweep()
 
 
 def _release_all(held: Iterable[Held]) -> None:

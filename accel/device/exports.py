@@ -64,6 +64,11 @@ class Sharers:
         """Count the exports of one more buffer."""
         self._all = [*(each for each in self._all if each is not exports and each.are_live()), exports]
 
+    def join(self, other: Sharers) -> None:
+        """Count all that another has counted."""
+        for exports in other._all:
+            self.add(exports)
+
     def __call__(self) -> bool:
         return any(each.are_live() for each in self._all)
 

@@ -10,7 +10,6 @@ from accel.device.recording import Recorder
 from accel.device.run import OpSubmission
 from accel.dtype import DType
 from accel.errors import ClosedError, InvalidArgumentError, NotInitializedError, UnsupportedError
-from accel.memory import Usage
 from accel.ops import KernelOp, Plan
 from accel.ref import AccelRef
 
@@ -104,14 +103,14 @@ class Program:
     def settle(self, context: Context) -> None:
         """Let the program's own buffers be tracked as one from now on, and end what the backend made of it with the handle.
 
-        Buffers that are gone by now were freed while the capture ran, or it was cancelled: no replay will use them.
+        Buffers that are gone by now were freed while the capture ran, or it was cancelled: no replay will use them. What other libraries have of them
+        by now, or will have, replays come after what these enqueue, as any op does on shared memory.
         """
-        shared, blocks = Usage(), context.buffers.blocks
-        for ref in self.made:
-            block = blocks.get(ref.buffer)
-            if block is not None:
-                shared.merge(block.usage)
-                block.usage = shared
+        found = [context.buffers.blocks.get(ref.buffer) for ref in self.made]
+        blocks = [block for block in found if block is not None]
+        shared = context.sharing.as_one([block.usage for block in blocks])
+        for block in blocks:
+            block.usage = shared
         context.hold(self.handle, shared, None if self.native is None else self.native.close)
 
 
@@ -205,7 +204,7 @@ class Graph(Recorder):
         core = self._core
         program = Program(core, self._ops, self._plans, self._outputs, self._generation)
         submission = GraphSubmission(program, core.loop.create_future(), self._generation)
-        self._ops, self._plans = [], []
+        self._ops, self._plans, self._outputs = [], [], []
         self._program: Program | None = None
         try:
             if error is None:
@@ -213,9 +212,6 @@ class Graph(Recorder):
                 await self._sender.run(None, self._timeout, submission)
                 self._program = program
         finally:
-            # Not before: how their uses are tracked is settled when the capture ends, and nobody has given them away by then.
-            self._publish()
-            self._outputs = []
             if self._program is None:
                 for ref in program.made:
                     if not ref.is_freed:

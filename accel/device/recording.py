@@ -156,12 +156,9 @@ class Recorder:
         return self
 
     def _end(self) -> None:
-        """Record no more."""
+        """Record no more; the refs are not of a block any more."""
         self._state = "ended"
         self._recording = None
-
-    def _publish(self) -> None:
-        """Let the refs be used outside: they are not of a block any more."""
         for refs in self._outputs:
             for ref in refs:
                 self._core.recording.pop(ref.buffer, None)

@@ -211,6 +211,15 @@ class Sharing:
                 self._context.buffers.special[ref.buffer] = partial(self._unshare, ref.buffer)
         return exports
 
+    def as_one(self, usages: Sequence[Usage]) -> Usage:
+        """Return what stands for several buffers' uses from now on; others may have some of the buffers."""
+        one, sharers = Usage(), Sharers()
+        for usage in usages:
+            one.merge(usage)
+            if isinstance(usage, SharedUsage) and isinstance(usage.is_shared, Sharers):
+                sharers.join(usage.is_shared)
+        return SharedUsage(one, self._outside, sharers) if sharers() else one
+
     def _hand_over(self, ref: AccelRef, block: Block, follow: Any) -> bool:
         """Let a stream wait for what is enqueued on a buffer; return whether there was anything."""
         pending = [pair for pair in block.usage.pending() if pair[0] is not self._outside.timeline]

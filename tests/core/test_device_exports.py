@@ -15,8 +15,9 @@ import accel
 from accel import dlpack
 from accel.cpu.backend import CpuDevice
 from accel.cpu.exchange import CpuExchange
+from accel.device.kernels import LIBRARIES
 from accel.testing import FaultPlan
-from tests.device_support import PATIENCE, bounded, failure, generation, in_flight, opened, task, turns, until
+from tests.device_support import PATIENCE, bounded, failure, generation, opened, task, turns, until
 
 if TYPE_CHECKING:
     from accel.cpu.event import CpuEvent
@@ -101,46 +102,53 @@ async def test_replays_wait_for_others_as_long_as_one_result_is_theirs(marks: li
         assert marks == []
 
 
-async def test_a_result_is_not_given_away_before_the_graph_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sharing it would be forgotten when the capture ends, which tracks the uses of all results as one from then on."""
-    plan = FaultPlan().hang_at(1, op="unary")
-    async with opened(plan, max_in_flight=1) as device:
+async def test_a_result_that_is_given_away_during_the_capture_is_shared_after_it(monkeypatch: pytest.MonkeyPatch, marks: list[str]) -> None:
+    """When the capture ends, the uses of all results are tracked as one from then on."""
+    began, go_on = blocked_capture(monkeypatch)
+    async with opened() as device:
         x = await device.put(np.ones(64))
-        blocker = task(device.elementwise.unary("neg", x))
-        await in_flight(device, 1)
         given: list[accel.AccelRef] = []
 
-        async def record() -> None:
+        async def record() -> accel.Graph:
             async with device.graph() as graph:
+                given.append(graph.elementwise.unary("neg", x))
                 given.append(graph.elementwise.unary("abs", x))
+            return graph
 
         recording = task(record())
-        await until(lambda: given, "recording")
-        assert not recording.done()
-        with pytest.raises(accel.InvalidArgumentError, match="graph that has not ended"):
-            np.from_dlpack(given[0])
-        await failure(device.get(given[0]), accel.InvalidArgumentError)
-        plan.release()
-        await blocker
-        await recording
-        assert np.from_dlpack(given[0]).shape == (64,)
+        await asyncio.to_thread(began.wait, PATIENCE)
+        array = np.from_dlpack(given[0])
+        go_on.set()
+        graph = await bounded(recording)
+        for _ in range(2):
+            marks.clear()
+            await graph.replay()
+            assert marks == ["record"]
+        np.testing.assert_array_equal(array, -np.ones(64))
+
+
+def blocked_capture(monkeypatch: pytest.MonkeyPatch, marks: list[str] | None = None) -> tuple[threading.Event, threading.Event]:
+    """Let captures wait, beside the loop; return what says that one has begun, and what lets it go on."""
+    began, go_on, original, said = threading.Event(), threading.Event(), CpuDevice.kernels, [] if marks is None else marks
+    at_replay = LIBRARIES["graph"]["replay"]
+
+    def capture(lane: Any, op: Any, inputs: Any, outputs: Any) -> None:
+        said.append("capture")
+        began.set()
+        assert go_on.wait(PATIENCE)
+        said.append("captured")
+
+    def kernels(self: CpuDevice, library: str) -> Any:
+        return {"capture": capture, "replay": at_replay} if library in ("capture", "graph") else original(self, library)
+
+    monkeypatch.setattr(CpuDevice, "kernels", kernels)
+    monkeypatch.setattr(CpuDevice, "may_block", lambda self, lane, op: op.kind == "capture")
+    return began, go_on
 
 
 async def test_nobodys_work_is_marked_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch, marks: list[str]) -> None:
     """A mark of all streams breaks captures off: ops on shared memory wait for their end, also those of another device that has the same driver's context."""
-    began, go_on, original = threading.Event(), threading.Event(), CpuDevice.kernels
-
-    def capture(lane: Any, op: Any, inputs: Any, outputs: Any) -> None:
-        marks.append("capture")
-        began.set()
-        assert go_on.wait(PATIENCE)
-        marks.append("captured")
-
-    def kernels(self: CpuDevice, library: str) -> Any:
-        return {"capture": capture} if library == "capture" else original(self, library)
-
-    monkeypatch.setattr(CpuDevice, "kernels", kernels)
-    monkeypatch.setattr(CpuDevice, "may_block", lambda self, lane, op: op.kind == "capture")
+    began, go_on = blocked_capture(monkeypatch, marks)
     async with accel.System() as system:
         device, other = await system.open_device("cpu"), await system.open_device("cpu")
         x = await device.put(np.ones(4))
@@ -177,14 +185,7 @@ async def test_nobodys_work_is_marked_while_a_graph_is_captured(monkeypatch: pyt
 
 
 async def test_what_waits_for_a_capture_is_told_of_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    began, go_on, original = threading.Event(), threading.Event(), CpuDevice.kernels
-
-    def capture(lane: Any, op: Any, inputs: Any, outputs: Any) -> None:
-        began.set()
-        assert go_on.wait(PATIENCE)
-
-    monkeypatch.setattr(CpuDevice, "kernels", lambda self, library: {"capture": capture} if library == "capture" else original(self, library))
-    monkeypatch.setattr(CpuDevice, "may_block", lambda self, lane, op: op.kind == "capture")
+    began, go_on = blocked_capture(monkeypatch)
     async with opened(FaultPlan().poison_at(1, op="gemm")) as device:
         x = await device.put(np.ones((4, 4)))
         shared = await device.wrap(np.ones(4))
