@@ -97,7 +97,8 @@ class ViewToken(AccelToken):
             raise InvalidArgumentError(f"{self!r} names no view: offset and shape are sizes", remedy=_OWN_TOKENS)
         if offset + math.prod(shape) * dtype.itemsize > ref.nbytes or offset % dtype.itemsize or ref.alignment % dtype.itemsize:
             raise InvalidArgumentError(
-                f"{self!r} names no view of {ref!r}: it runs past its {ref.nbytes} bytes, or is not aligned to its elements", remedy=_OWN_TOKENS
+                f"{self!r} names no view of {ref!r}: it runs past its {ref.nbytes} bytes, or is not aligned to its elements",
+                remedy=_OWN_TOKENS,
             )
         return RefView(ref, offset, shape, dtype)
 

@@ -50,6 +50,8 @@ class CudaDevice:
         Slabs are multiples of so many bytes.
     shares_processor : bool
         ``False``: the work runs on the GPU.
+    scratch_libraries : frozenset of str
+        Libraries whose kernels work in memory that the layers above lend them.
     driver : Driver
     device : CUdevice
         The driver's handle of the GPU.
@@ -74,6 +76,7 @@ class CudaDevice:
     """
 
     shares_processor: bool = False
+    scratch_libraries: frozenset[str] = frozenset({"fft"})
 
     def __init__(self, driver: Driver, description: DeviceDescription) -> None:
         self.driver = driver
@@ -84,7 +87,7 @@ class CudaDevice:
         self._abandoned: dict[CudaStream, None] = {}
         self._leftovers: list[Callable[[], None]] = []
         self._is_closed = False
-        self._fft = FftLibrary()
+        self._fft = FftLibrary(self)
         self.staging = HostArena(_STAGING, registrar=self, block_bytes=_STAGING_BLOCK, device=description.spec)
         self.copiers = Copiers(self.staging, f"accel-cuda-{description.index}-copy")
         self.device = driver.call("cuDeviceGet", description.index)
@@ -178,7 +181,16 @@ class CudaDevice:
         self.functions.prepare(library)
         compute.prepare(library)
         if library == "fft":
-            self._fft.prepare(compute)
+            self._fft.prepare(compute.stream)
+
+    def scratch_nbytes(self, op: Any) -> int | None:
+        """Return how many bytes a kernel works in; see :class:`accel.backend.TakesScratch`."""
+        return self._fft.scratch_nbytes(op)
+
+    def measure_scratch(self, op: Any) -> None:
+        """See that :meth:`scratch_nbytes` knows. May block."""
+        self._check_open()
+        self._fft.measure(op)
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` may block this time; asked once for each op."""
@@ -239,6 +251,7 @@ class CudaDevice:
             self.release(self._release_context)
 
     def _release_context(self) -> None:
+        self._fft.close()
         self._modules.close(lambda: self.driver.ignore("cuDevicePrimaryCtxRelease", self.device))
 
     # -- what streams, events and slabs call

@@ -367,9 +367,7 @@ class Sharing:
         kept = [memory for memory, _ in live.values()]
         if kept:
             tensors = sum(len(capsules) for _, capsules in live.values())
-            logger.warning(
-                "exported_memory_left", device=context.core.name, tensors=tensors, nbytes=sum(memory.nbytes for memory in kept)
-            )
+            logger.warning("exported_memory_left", device=context.core.name, tensors=tensors, nbytes=sum(memory.nbytes for memory in kept))
             close_when_dropped(live.values(), self._open().settle, context.core.name)
         lone = [block.memory for block in (*self._leaving, *self._lone.values())]
         memories = [*context.buffers.allocator.take_all(), *self._left, *self._sent, *lone]

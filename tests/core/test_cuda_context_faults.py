@@ -59,7 +59,12 @@ def enter(context: CudaDevice) -> None:
 
 @pytest.mark.parametrize(
     "use",
-    [enter, CudaDevice.enter, lambda context: context.call("cuStreamSynchronize", 1), lambda context: context.check(DESTROYED, "cuLaunchKernel")],
+    [
+        enter,
+        CudaDevice.enter,
+        lambda context: context.call("cuStreamSynchronize", 1),
+        lambda context: context.check(DESTROYED, "cuLaunchKernel"),
+    ],
     ids=["section", "enter", "call", "status"],
 )
 def test_a_context_that_somebody_destroyed_knows_it_whatever_finds_out(bindings: Bindings, use: Any) -> None:

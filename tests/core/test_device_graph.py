@@ -290,7 +290,9 @@ def native(monkeypatch: pytest.MonkeyPatch) -> Native:
     def capture(lane: Any, op: Any, inputs: Any, outputs: Any) -> None:
         op.program.native = made
 
-    monkeypatch.setattr(CpuDevice, "kernels", lambda self, library: {"capture": capture} if library == "capture" else original(self, library))
+    monkeypatch.setattr(
+        CpuDevice, "kernels", lambda self, library: {"capture": capture} if library == "capture" else original(self, library)
+    )
     return made
 
 
