@@ -53,7 +53,7 @@ class Exports:
 
 
 class Sharers:
-    """Who has memory whose uses are tracked as one: that of one buffer, or of several results of a graph. Called, it says whether anybody has."""
+    """Who has memory whose uses are tracked as one: that of one buffer, or of several results of a graph."""
 
     __slots__ = ("_all",)
 
@@ -70,6 +70,7 @@ class Sharers:
             self.add(exports)
 
     def __call__(self) -> bool:
+        """Return whether anybody may still have any of it."""
         return any(each.are_live() for each in self._all)
 
 

@@ -81,7 +81,7 @@ class OutsideLane(Lane):
         return self._captures.count > 0
 
     @property
-    def enqueued(self) -> int:  # type: ignore[override]
+    def enqueued(self) -> int:
         """The last number that can be waited for now."""
         return 0 if self._captures.count else self._number
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 from accel import DType, LibraryError, ops
@@ -15,6 +14,8 @@ from accel_cuda.fft_layout import Layout, passes
 from accel_cuda.fft_memory import Rehearsal, WorkMemory
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from accel.device.core import DeviceCore
 
 BASE = 1 << 20

@@ -359,7 +359,7 @@ async def test_dropping_a_graph_or_a_batch_needs_no_collector() -> None:
             await graph.replay()
             async with device.batch() as batch:
                 y = batch.blas.gemm(x, x)
-            gone = weakref.ref(graph), weakref.ref(batch)
+            gone: list[weakref.ref[Any]] = [weakref.ref(graph), weakref.ref(batch)]
             assert device.info().memory.used > used
             del graph, batch, y
             assert [each() for each in gone] == [None, None]
@@ -368,7 +368,7 @@ async def test_dropping_a_graph_or_a_batch_needs_no_collector() -> None:
                 async with device.graph() as graph:
                     graph.blas.gemm(x, x)
                     raise RuntimeError("mine")
-            gone = weakref.ref(graph), weakref.ref(graph)
+            gone = [weakref.ref(graph)]
             del graph
             assert gone[0]() is None
         finally:

@@ -318,7 +318,12 @@ async def test_what_a_cancelled_call_leaves_is_unmapped_beside_the_loop(monkeypa
         del small
         assert device.info().pinned.reserved == 32 * MIB
         begun, go_on = threading.Event(), threading.Event()
-        monkeypatch.setattr(HostArena, "fulfil", lambda self, request: (begun.set(), go_on.wait(10)))
+
+        def never_begins(self: HostArena, request: object) -> None:
+            begun.set()
+            go_on.wait(10)
+
+        monkeypatch.setattr(HostArena, "fulfil", never_begins)
         waiting = task(device.pinned(48 * MIB, "uint8"))
         await asyncio.to_thread(begun.wait, 10)
         monkeypatch.undo()
