@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from accel import ComputeBackend, InvalidArgumentError, NotInitializedError, OutOfMemoryError, UnsupportedError, arguments
 from accel_cuda.channel import StreamChannel
@@ -115,7 +113,7 @@ class CudaMemory(ComputeBackend):
         with others, piece by piece; both block while the stream is behind.
         """
         self._ready()
-        data = _bytes_of("copy_htod", source)
+        data = arguments.host_bytes("copy_htod", source)
         nbytes = data.size
         if not nbytes:
             return
@@ -147,9 +145,7 @@ class CudaMemory(ComputeBackend):
     def copy_dtoh(self, destination: memoryview, source: int) -> None:
         """Enqueue a copy of device memory to the host; see :meth:`copy_htod`."""
         self._ready()
-        if destination.readonly:
-            raise InvalidArgumentError("the destination is read-only", op="copy_dtoh", remedy="Pass a writable buffer.")
-        data = _bytes_of("copy_dtoh", destination)
+        data = arguments.host_bytes("copy_dtoh", destination, is_written=True)
         nbytes = data.size
         if not nbytes:
             return
@@ -221,11 +217,3 @@ class CudaMemory(ComputeBackend):
             self._ready()
         elif dtype not in self._supported.get(call, ()):
             raise UnsupportedError(f"{call} is not offered for {getattr(dtype, 'value', dtype)!s}", device=self._device, op=call)
-
-
-def _bytes_of(op: str, view: memoryview) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    if not view.c_contiguous:
-        raise InvalidArgumentError(
-            "the host memory is not C-contiguous", op=op, remedy="Pass contiguous memory, such as accel.native(array)."
-        )
-    return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
