@@ -6,7 +6,9 @@ Each raises :class:`~accel.InvalidArgumentError` with ``op`` set.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from accel.errors import InvalidArgumentError
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BASE",
     "convolution",
+    "host_bytes",
     "increments",
     "leading_dimensions",
     "not_negative",
@@ -43,6 +46,17 @@ def pointers(op: str, **addresses: int) -> None:
     for name, value in addresses.items():
         if value < BASE:
             raise InvalidArgumentError(f"{name} is {value:#x}: that is not the address of device memory", op=op)
+
+
+def host_bytes(op: str, view: memoryview, *, is_written: bool = False) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return host memory that is copied, as bytes; refuse what is not C-contiguous, or is read-only and to be written."""
+    if is_written and view.readonly:
+        raise InvalidArgumentError("the destination is read-only", op=op, remedy="Pass a writable buffer.")
+    if not view.c_contiguous:
+        raise InvalidArgumentError(
+            "the host memory is not C-contiguous", op=op, remedy="Pass contiguous memory, such as accel.native(array)."
+        )
+    return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
 
 
 def leading_dimensions(op: str, **pairs: tuple[int, int]) -> None:

@@ -29,6 +29,7 @@ __all__ = [
     "Kernel",
     "PreparesLibraries",
     "SlabMemory",
+    "TakesScratch",
 ]
 
 
@@ -290,8 +291,40 @@ class CompilesKernels(Protocol):
 class PreparesLibraries(Protocol):
     """What an :class:`AccelDevice` has besides if the first ops of a library would have to wait, for kernels that are compiled or loaded."""
 
-    def prepare(self, library: str) -> None:
-        """Make everything ready that the library's ops need. May block; called for the libraries that ``open_device`` is asked to warm."""
+    def prepare(self, library: str, compute: Any) -> None:
+        """Make everything ready that the library's ops need in one stream. May block; called for each library that ``open_device`` is asked to warm.
+
+        Parameters
+        ----------
+        library
+            The library.
+        compute
+            The stream's, from :meth:`AccelDevice.create_compute`. Where libraries share a stream, it was created for another one of them.
+        """
+
+
+@runtime_checkable
+class TakesScratch(Protocol):
+    """What an :class:`AccelDevice` has besides if kernels of its own work in device memory that is neither an operand nor a result.
+
+    That memory is the context's, for the time of the op and in its stream's order: it counts against the limit, and the next op has it.
+
+    Attributes
+    ----------
+    scratch_libraries : frozenset of str
+        Whose ops are asked about.
+    """
+
+    scratch_libraries: frozenset[str]
+
+    def scratch_nbytes(self, op: Any) -> int | None:
+        """Return how many bytes the op's kernel works in, at least; it finds their address behind those of its results, also if they are 0.
+
+        ``None`` asks for :meth:`measure_scratch` first. Quick; called on the loop's thread, perhaps several times for one op.
+        """
+
+    def measure_scratch(self, op: Any) -> None:
+        """See that :meth:`scratch_nbytes` knows. May block; called on any thread, several at once."""
 
 
 @runtime_checkable

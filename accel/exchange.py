@@ -71,6 +71,15 @@ class Exchange(Protocol):
             If there is no room.
         """
 
+    def settle(self) -> None:
+        """Block until all is over that anybody in the process has enqueued on the device by now; also when the context was closed.
+
+        Raises
+        ------
+        AccelError
+            If that cannot be known.
+        """
+
     def close(self) -> None:
         """Give back what this holds; streams have ended."""
 

@@ -85,8 +85,29 @@ class ViewToken(AccelToken):
     dtype: str
 
     def of(self, ref: AccelRef) -> AccelRef:
-        """Return a view of ``ref`` like the one that was pickled."""
-        return RefView(ref, self.offset, self.shape, DType.of(self.dtype))
+        """Return a view of ``ref`` like the one that was pickled.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If it is not within the buffer, or not aligned to its elements: no view was ever like that.
+        """
+        dtype, offset, shape = DType.of(self.dtype), self.offset, self.shape
+        if not (isinstance(shape, tuple) and all(_is_size(n) for n in (offset, *shape))):
+            raise InvalidArgumentError(f"{self!r} names no view: offset and shape are sizes", remedy=_OWN_TOKENS)
+        if offset + math.prod(shape) * dtype.itemsize > ref.nbytes or offset % dtype.itemsize or ref.alignment % dtype.itemsize:
+            raise InvalidArgumentError(
+                f"{self!r} names no view of {ref!r}: it runs past its {ref.nbytes} bytes, or is not aligned to its elements",
+                remedy=_OWN_TOKENS,
+            )
+        return RefView(ref, offset, shape, dtype)
+
+
+_OWN_TOKENS = "Give a token that a view's own token() returned."
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 class AccelRef(Interchange):

@@ -4,22 +4,25 @@ These are captures, advice about managed memory, copies of large pageable arrays
 ops in a lane that was made for another library, and those whose kernel may not be loaded yet.
 
 cuBLAS loads a kernel when it is first used, and loading may wait for everything that runs on the device. Which kernel a product uses is known to the
-library alone, so the first product of each signature counts.
+library alone, so products of a signature are enqueued beside the loop until one of them has been: functions are loaded into the context, for all of its
+streams. That one is asked about says nothing: it may be dropped before it gets there, or another lane's turn may come while it is loading.
 """
 
 from __future__ import annotations
 
+from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
 
 from accel import AccelError
 from accel_cuda.transfers import STAGED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
+    from accel.backend import Kernel
     from accel_cuda.pinned import PinnedRanges
 
-__all__ = ["Blocking"]
+__all__ = ["NOTED", "Blocking"]
 
 _REMEMBERED = 4096
 _ALIGNMENT = 16
@@ -27,7 +30,7 @@ _PRODUCTS = frozenset({"gemm", "gemm_batched", "gemv"})
 
 
 class Blocking:
-    """What one context's streams have done before, as far as it matters here.
+    """What one context's streams have done before, as far as it matters here. The loop's thread asks; any thread enqueues.
 
     Parameters
     ----------
@@ -37,11 +40,13 @@ class Blocking:
         Which host memory is page-locked.
     """
 
-    __slots__ = ("_checks", "_lacks", "_pinned", "_seen")
+    __slots__ = ("_checks", "_home", "_lacks", "_lock", "_pinned", "_seen", "_signatures")
 
     def __init__(self, lacks: Mapping[str, Callable[[Any], bool]], pinned: PinnedRanges) -> None:
         self._pinned = pinned
         self._seen: dict[Hashable, None] = {}
+        self._lock = Lock()
+        self._home = 0
         self._checks: dict[str, Callable[[Any, Any], bool]] = {
             "capture": lambda lane, op: True,
             "prefetch": lambda lane, op: True,  # the driver may have to set pages up, and takes locks of the system's
@@ -49,14 +54,13 @@ class Blocking:
             "put": lambda lane, op: self._copies(lane, op.source),
             "get": lambda lane, op: self._copies(lane, op.destination),
             **dict.fromkeys(("reduce", "attention", "dot", "nrm2"), lambda lane, op: not lane.compute.has_workspace),
-            **dict.fromkeys(("gemm", "gemm_batched"), lambda lane, op: self._is_new(_product(op))),
-            "gemv": lambda lane, op: self._is_new((op.kind, op.a.shape, op.a.dtype, op.transpose_a, op.a.offset % _ALIGNMENT)),
-            "conv2d": lambda lane, op: self._is_new(_convolution(lane, op)),
+            **dict.fromkeys(_SIGNATURES, lambda lane, op: _SIGNATURES[op.kind](lane, op) not in self._seen),
         }
         self._lacks = lacks
 
     def may_block(self, lane: Any, op: Any) -> bool:
-        """Return whether enqueuing ``op`` may block this time; asked once for each."""
+        """Return whether enqueuing ``op`` may block this time; asked once for each, on the loop's thread."""
+        self._home = get_ident()
         kind = op.kind
         lacks = self._lacks.get(kind)
         if lacks is not None and lacks(op):
@@ -76,22 +80,45 @@ class Blocking:
             lane.device.copiers.rouse(nbytes)
         return is_staged
 
-    def _is_new(self, signature: Hashable) -> bool:
-        """Return whether a signature was not seen before. It counts as seen from now on: what is enqueued next in its lane comes after it."""
-        seen = self._seen
-        if signature in seen:
-            return False
-        if len(seen) >= _REMEMBERED:
-            del seen[next(iter(seen))]
-        seen[signature] = None
-        return True
+    def noting(self, kernel: Kernel) -> Kernel:
+        """Return a kernel that takes note of what it has loaded, wherever that may be: beside the loop."""
+
+        def noted(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+            kernel(lane, op, inputs, outputs)
+            if get_ident() != self._home:
+                self._note(_SIGNATURES[op.kind](lane, op))
+
+        return noted
+
+    def _note(self, signature: Hashable) -> None:
+        with self._lock:
+            seen = self._seen
+            if len(seen) >= _REMEMBERED and signature not in seen:
+                del seen[next(iter(seen))]
+            seen[signature] = None
 
 
-def _product(op: Any) -> Hashable:
+def _product(lane: Any, op: Any) -> Hashable:
     alignment = (op.a.offset | op.b.offset) % _ALIGNMENT  # of views: there are other kernels for those
     return op.kind, op.a.shape, op.b.shape, op.a.dtype, op.transpose_a, op.transpose_b, op.allow_tf32, alignment
 
 
+def _matrix_by_vector(lane: Any, op: Any) -> Hashable:
+    return op.kind, op.a.shape, op.a.dtype, op.transpose_a, op.a.offset % _ALIGNMENT
+
+
 def _convolution(lane: Any, op: Any) -> Hashable:
     # Some are products, and need more memory of their lane than others.
-    return id(lane.compute), op.input.shape, op.filter.shape, op.input.dtype, op.stride, op.padding, op.filter.offset % _ALIGNMENT
+    return op.kind, id(lane.compute), op.input.shape, op.filter.shape, op.input.dtype, op.stride, op.padding, op.filter.offset % _ALIGNMENT
+
+
+_SIGNATURES: Mapping[str, Callable[[Any, Any], Hashable]] = {
+    "gemm": _product,
+    "gemm_batched": _product,
+    "gemv": _matrix_by_vector,
+    "conv2d": _convolution,
+}
+"""Op kind -> all that decides which functions of a library such an op uses."""
+
+NOTED = tuple(_SIGNATURES)
+"""Kinds of ops whose kernels have to be :meth:`Blocking.noting` ones."""

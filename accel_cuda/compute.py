@@ -46,18 +46,22 @@ class CudaCompute(CudaVectors):
         """Make the instance ready, with what its library needs: pinned memory, a workspace, a cuBLAS handle. Called again it does nothing. May block."""
         if self._supported is not None:
             return
-        if self._library in _STAGES:
-            self.prepare_transfers()
-        if self._library in _WORKS:
-            self.prepare_workspace()
-        if self._library in _MULTIPLIES:
-            self.prepare_blas()
-        if self._library == "capture":
-            self.prepare_columns()
+        self.prepare(self._library)
         # Filled as they are used: to look one up may load its program.
         self._unary: dict[tuple[UnaryOp, DType], Handle] = {}
         self._binary: dict[tuple[BinaryOp, DType], Handle] = {}
         self._supported = self.capabilities()
+
+    def prepare(self, library: str) -> None:
+        """Make what a library needs in this stream, as far as it is not there. May block."""
+        if library in _STAGES:
+            self.prepare_transfers()
+        if library in _WORKS:
+            self.prepare_workspace()
+        if library in _MULTIPLIES:
+            self.prepare_blas()
+        if library == "capture":
+            self.prepare_columns()
 
     def prepare_columns(self) -> int:
         """Take the memory that convolutions build matrices in, if it is not there, and return its address. May block."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from accel import ComputeBackend, InvalidArgumentError, NotInitializedError, OutOfMemoryError, UnsupportedError, arguments
 from accel_cuda.channel import StreamChannel
@@ -55,6 +53,11 @@ class CudaMemory(ComputeBackend):
         self._columns = 0
         self._blas: Blas | None = None
         self.channel = StreamChannel(stream)
+
+    @property
+    def stream(self) -> CudaStream:
+        """Where the work goes."""
+        return self._stream
 
     @property
     def name(self) -> str:
@@ -110,7 +113,7 @@ class CudaMemory(ComputeBackend):
         with others, piece by piece; both block while the stream is behind.
         """
         self._ready()
-        data = _bytes_of("copy_htod", source)
+        data = arguments.host_bytes("copy_htod", source)
         nbytes = data.size
         if not nbytes:
             return
@@ -136,15 +139,13 @@ class CudaMemory(ComputeBackend):
         # stream it might hold others up, so that is done before.
         stream.synchronize()
         with context.section:
-            context.driver.call("cuMemcpyHtoDAsync", destination, address, nbytes, stream.handle)
+            context.call("cuMemcpyHtoDAsync", destination, address, nbytes, stream.handle)
         stream.transfers.begin(source)
 
     def copy_dtoh(self, destination: memoryview, source: int) -> None:
         """Enqueue a copy of device memory to the host; see :meth:`copy_htod`."""
         self._ready()
-        if destination.readonly:
-            raise InvalidArgumentError("the destination is read-only", op="copy_dtoh", remedy="Pass a writable buffer.")
-        data = _bytes_of("copy_dtoh", destination)
+        data = arguments.host_bytes("copy_dtoh", destination, is_written=True)
         nbytes = data.size
         if not nbytes:
             return
@@ -167,7 +168,7 @@ class CudaMemory(ComputeBackend):
             return
         stream.synchronize()
         with context.section:
-            context.driver.call("cuMemcpyDtoHAsync", address, source, nbytes, stream.handle)
+            context.call("cuMemcpyDtoHAsync", address, source, nbytes, stream.handle)
         stream.transfers.begin(destination)
 
     def prepare_transfers(self) -> None:
@@ -198,7 +199,7 @@ class CudaMemory(ComputeBackend):
     def _take(self, size: int) -> int:
         try:
             with self._context.section:
-                pointer = int(self._context.driver.call("cuMemAlloc", size))
+                pointer = int(self._context.call("cuMemAlloc", size))
         except OutOfMemoryError as error:
             raise OutOfMemoryError(
                 f"the device has no {size} bytes", requested=size, code=error.code, library=error.library, device=self._device, op="alloc"
@@ -216,11 +217,3 @@ class CudaMemory(ComputeBackend):
             self._ready()
         elif dtype not in self._supported.get(call, ()):
             raise UnsupportedError(f"{call} is not offered for {getattr(dtype, 'value', dtype)!s}", device=self._device, op=call)
-
-
-def _bytes_of(op: str, view: memoryview) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    if not view.c_contiguous:
-        raise InvalidArgumentError(
-            "the host memory is not C-contiguous", op=op, remedy="Pass contiguous memory, such as accel.native(array)."
-        )
-    return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from accel import ClosedError, InvalidArgumentError
+from accel import AccelError, ClosedError, InvalidArgumentError
 from accel.memory import HostArena
-from accel_cuda.blocking import Blocking
+from accel_cuda.blocking import NOTED, Blocking
 from accel_cuda.compiler import Nvrtc, architecture
 from accel_cuda.compute import CudaCompute
+from accel_cuda.driver import Handle
 from accel_cuda.event import CudaEvent
 from accel_cuda.fft import FftLibrary
 from accel_cuda.graph import GRAPH_KERNELS
@@ -17,7 +18,7 @@ from accel_cuda.interop import CudaExchange
 from accel_cuda.kernels.bench import BENCH, bench_kernels
 from accel_cuda.launch import UserKernels
 from accel_cuda.managed import MANAGED_KERNELS
-from accel_cuda.natives import BLAS_KERNELS
+from accel_cuda.natives import BLAS_KERNELS, DNN_KERNELS
 from accel_cuda.pinned import PinnedRanges, Registration
 from accel_cuda.programs import OPS_WITH_PROGRAMS, Modules, Programs
 from accel_cuda.rng import RNG_KERNELS
@@ -28,7 +29,7 @@ from accel_cuda.stream import CudaStream
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from accel import AccelError, DeviceDescription
+    from accel import DeviceDescription
     from accel.backend import Injection, Kernel
     from accel.ops import CompiledKernel, KernelLayout
     from accel_cuda.driver import Driver
@@ -49,7 +50,11 @@ class CudaDevice:
         Slabs are multiples of so many bytes.
     shares_processor : bool
         ``False``: the work runs on the GPU.
+    scratch_libraries : frozenset of str
+        Libraries whose kernels work in memory that the layers above lend them.
     driver : Driver
+    device : CUdevice
+        The driver's handle of the GPU.
     handle : int
         The driver's CUcontext.
     section : Section
@@ -71,6 +76,7 @@ class CudaDevice:
     """
 
     shares_processor: bool = False
+    scratch_libraries: frozenset[str] = frozenset({"fft"})
 
     def __init__(self, driver: Driver, description: DeviceDescription) -> None:
         self.driver = driver
@@ -81,10 +87,10 @@ class CudaDevice:
         self._abandoned: dict[CudaStream, None] = {}
         self._leftovers: list[Callable[[], None]] = []
         self._is_closed = False
-        self._fft = FftLibrary()
+        self._fft = FftLibrary(self)
         self.staging = HostArena(_STAGING, registrar=self, block_bytes=_STAGING_BLOCK, device=description.spec)
         self.copiers = Copiers(self.staging, f"accel-cuda-{description.index}-copy")
-        self._device = driver.call("cuDeviceGet", description.index)
+        self.device = driver.call("cuDeviceGet", description.index)
         self.allocation = allocation_of(driver, description.index)
         self.granularity = granularity_of(driver, self.allocation)
         self.multiprocessors = self.attribute(_MULTIPROCESSORS)
@@ -94,14 +100,14 @@ class CudaDevice:
         self._modules = Modules(self, nvrtc)
         self.functions = Programs(self, self._modules)
         self._user_kernels = UserKernels(self, self._modules)
-        self.handle = int(driver.call("cuDevicePrimaryCtxRetain", self._device))
-        self.section = driver.section(self.handle)
+        self.handle = int(driver.call("cuDevicePrimaryCtxRetain", self.device))
+        self.section = driver.section(self.handle, self.failure)
         self.pinned = PinnedRanges(driver, self.section)
         self._offer()
         try:
             self.functions.load("memory")  # what any stream may need
         except BaseException:
-            driver.ignore("cuDevicePrimaryCtxRelease", self._device)
+            driver.ignore("cuDevicePrimaryCtxRelease", self.device)
             raise
         driver.watch(self)
 
@@ -111,7 +117,7 @@ class CudaDevice:
             {**dict.fromkeys(OPS_WITH_PROGRAMS, self.functions.lacks), "launch": self._user_kernels.lacks}, self.pinned
         )
         self._kernels: dict[str, Mapping[str, Kernel]] = {
-            "blas": BLAS_KERNELS,
+            **{name: self._noting(kernels) for name, kernels in (("blas", BLAS_KERNELS), ("dnn", DNN_KERNELS))},
             "capture": GRAPH_KERNELS,
             "compiler": {"launch": self._user_kernels.launch},
             "fft": self._fft.kernels,
@@ -120,9 +126,12 @@ class CudaDevice:
             "rng": RNG_KERNELS,
         }
 
+    def _noting(self, kernels: Mapping[str, Kernel]) -> Mapping[str, Kernel]:
+        return {kind: self._blocking.noting(kernel) if kind in NOTED else kernel for kind, kernel in kernels.items()}
+
     def attribute(self, number: int) -> int:
         """Return one of the driver's CUdevice_attribute."""
-        return int(self.driver.call("cuDeviceGetAttribute", self.driver.CUdevice_attribute(number), self._device))
+        return int(self.driver.call("cuDeviceGetAttribute", self.driver.CUdevice_attribute(number), self.device))
 
     # -- what the protocol asks for
 
@@ -167,9 +176,21 @@ class CudaDevice:
         self._check_open()
         return self._user_kernels.compile(kernel)
 
-    def prepare(self, library: str) -> None:
-        """Load the kernels of a library; see :class:`accel.backend.PreparesLibraries`."""
+    def prepare(self, library: str, compute: CudaCompute) -> None:
+        """Load the kernels of a library, and make what it needs in a stream; see :class:`accel.backend.PreparesLibraries`."""
         self.functions.prepare(library)
+        compute.prepare(library)
+        if library == "fft":
+            self._fft.prepare(compute.stream)
+
+    def scratch_nbytes(self, op: Any) -> int | None:
+        """Return how many bytes a kernel works in; see :class:`accel.backend.TakesScratch`."""
+        return self._fft.scratch_nbytes(op)
+
+    def measure_scratch(self, op: Any) -> None:
+        """See that :meth:`scratch_nbytes` knows. May block."""
+        self._check_open()
+        self._fft.measure(op)
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` may block this time; asked once for each op."""
@@ -230,7 +251,8 @@ class CudaDevice:
             self.release(self._release_context)
 
     def _release_context(self) -> None:
-        self._modules.close(lambda: self.driver.ignore("cuDevicePrimaryCtxRelease", self._device))
+        self._fft.close()
+        self._modules.close(lambda: self.driver.ignore("cuDevicePrimaryCtxRelease", self.device))
 
     # -- what streams, events and slabs call
 
@@ -241,7 +263,16 @@ class CudaDevice:
 
     def enter(self) -> None:
         """Make the context current on this thread for good. Only for threads of our own, where what blocks is done; elsewhere, use :attr:`section`."""
-        self.driver.enter(self.handle)
+        self.check(self.driver.hot.set_current(Handle(self.handle)), "cuCtxSetCurrent")
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call a driver function; see :meth:`accel_cuda.driver.Driver.call`. A fault that it raises is this context's, and taken note of."""
+        try:
+            return self.driver.call(name, *arguments)
+        except AccelError as error:
+            if error.is_fault:
+                self.faulted(error)
+            raise
 
     def check(self, status: int, call: str) -> None:
         """Raise what ``status`` stands for, unless it is success."""
@@ -295,7 +326,7 @@ class CudaDevice:
         if not priority:
             return
         with self.section:
-            lowest, highest = (int(each) for each in self.driver.call("cuCtxGetStreamPriorityRange"))
+            lowest, highest = (int(each) for each in self.call("cuCtxGetStreamPriorityRange"))
         if not highest <= priority <= lowest:
             raise InvalidArgumentError(
                 f"a stream cannot have priority {priority} on {self.description.name}",

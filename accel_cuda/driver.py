@@ -108,10 +108,11 @@ class Section:
     For what needs a current context on a thread that may be the user's, such as calls of a library. Sections nest.
     """
 
-    __slots__ = ("_context", "_driver", "_popped", "_relaxed")
+    __slots__ = ("_context", "_driver", "_failure", "_popped", "_relaxed")
 
-    def __init__(self, driver: Driver, context: int, relaxed: _Relaxed) -> None:
+    def __init__(self, driver: Driver, context: int, relaxed: _Relaxed, failure: Callable[[int, str], AccelError]) -> None:
         self._driver = driver
+        self._failure = failure
         self._context = Handle(context)
         self._relaxed = relaxed
         self._popped = ctypes.byref(Handle())
@@ -119,7 +120,7 @@ class Section:
     def __enter__(self) -> None:
         status = self._driver.hot.push(self._context)
         if status:
-            raise self._driver.failure(status, "cuCtxPushCurrent")
+            raise self._failure(status, "cuCtxPushCurrent")
         relaxed = self._relaxed
         if not relaxed.depth:
             self._driver.hot.exchange_mode(relaxed.mode)
@@ -205,15 +206,12 @@ class Driver:
         exchange(mode)
         return status
 
-    def section(self, context: int) -> Section:
-        """Return what makes ``context`` current on whichever thread enters it, and leaves that thread as it was."""
-        return Section(self, context, self._relaxed)
+    def section(self, context: int, failure: Callable[[int, str], AccelError] | None = None) -> Section:
+        """Return what makes ``context`` current on whichever thread enters it, and leaves that thread as it was.
 
-    def enter(self, context: int) -> None:
-        """Make a context current on this thread for good: on threads of our own alone."""
-        status = self.hot.set_current(Handle(context))
-        if status:
-            raise self.failure(status, "cuCtxSetCurrent")
+        ``failure`` makes the error where that cannot be done: the context's own takes note that it was destroyed.
+        """
+        return Section(self, context, self._relaxed, failure or self.failure)
 
     def watch(self, context: Faultable) -> None:
         """Tell ``context`` when the process loses CUDA; at once if it has."""

@@ -75,7 +75,7 @@ class CudaEvent:
     def synchronize(self) -> None:
         """Block this thread until the stream has passed the mark, releasing the GIL; raises as :meth:`query` does."""
         if not self.has_passed:
-            self.context.driver.call("cuEventSynchronize", self.handle.value or 0)
+            self.context.call("cuEventSynchronize", self.handle.value or 0)
             self._pass()
 
     def close(self) -> None:

@@ -4,27 +4,39 @@ from __future__ import annotations
 
 import math
 import struct
+import threading
 from typing import TYPE_CHECKING, Any
 
 from accel import DType
 from accel_cuda.fft_layout import Pass, passes
-from accel_cuda.fft_plans import FftPlans
+from accel_cuda.fft_memory import Rehearsal, WorkMemory
+from accel_cuda.fft_plans import FftPlans, PlanMaker
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
+    from accel import AccelRef
     from accel.backend import Kernel
+    from accel_cuda.context import CudaDevice
+    from accel_cuda.fft_layout import Layout
+    from accel_cuda.stream import CudaStream
 
-__all__ = ["FftLibrary"]
+__all__ = ["FftLibrary", "Work"]
 
 _BLOCK = 256
 _TILE, _ROWS = 32, 8
 _DOUBLE = struct.Struct("d")
+_ALIGNED, _REMEMBERED = 1 << 20, 4096
 _DOUBLES = frozenset({DType.FLOAT64, DType.COMPLEX128})
 
 
 class FftLibrary:
     """The library of one context; its plans belong to its streams.
+
+    Parameters
+    ----------
+    context
+        The context.
 
     Attributes
     ----------
@@ -34,14 +46,54 @@ class FftLibrary:
         Stream -> its plans.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, context: CudaDevice) -> None:
         self.plans: dict[Any, FftPlans] = {}
         self.kernels: Mapping[str, Kernel] = dict.fromkeys(("fft", "ifft", "rfft", "irfft"), self._run)
+        self._context = context
+        self._lock = threading.Lock()
+        self._maker: PlanMaker | None = None
+        self._scratch: dict[Hashable, int] = {}
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` makes a plan, or loads cuFFT, which takes milliseconds and waits for the device."""
         plans = self.plans.get(lane.stream)
         return plans is None or any(each.layout not in plans for each in _passes(op))
+
+    def prepare(self, stream: CudaStream) -> None:
+        """Load cuFFT, for a stream that will need it. May block."""
+        maker = self._made()
+        if stream not in self.plans:
+            self.plans[stream] = FftPlans(stream, maker)
+
+    def scratch_nbytes(self, op: Any) -> int | None:
+        """Return how many bytes an op works in, or ``None`` if a plan of its has not been measured; see :class:`accel.backend.TakesScratch`."""
+        key = _signature(op)
+        nbytes = self._scratch.get(key)
+        if nbytes is None and self._maker is not None:
+            sizes = self._maker.sizes
+            if all(each.layout in sizes for each in _passes(op)):
+                nbytes = _rehearsed(op, sizes)
+                if len(self._scratch) >= _REMEMBERED:
+                    self._scratch.clear()
+                self._scratch[key] = nbytes
+        return nbytes
+
+    def measure(self, op: Any) -> None:
+        """See that :meth:`scratch_nbytes` knows. May block."""
+        maker = self._made()
+        for each in _passes(op):
+            maker.measure(each.layout)
+
+    def close(self) -> None:
+        """Destroy what no stream has. May block; the context is healthy."""
+        if self._maker is not None:
+            self._maker.close()
+
+    def _made(self) -> PlanMaker:
+        with self._lock:
+            if self._maker is None:
+                self._maker = PlanMaker(self._context)
+            return self._maker
 
     def _run(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         if not (size := math.prod(op.spec().shape)):
@@ -50,8 +102,32 @@ class FftLibrary:
         with stream.ready().section:
             plans = self.plans.get(stream)
             if plans is None:
-                plans = self.plans[stream] = FftPlans(stream, lane.compute)
-            _Work(lane, plans, op).run(inputs[0], outputs[0], size)
+                self.prepare(stream)
+                plans = self.plans[stream]
+            Work(stream, WorkMemory(outputs[1], self.scratch_nbytes(op)), plans, op).run(inputs[0], outputs[0], size)
+
+
+def _signature(op: Any) -> Hashable:
+    x, unit = op.x, 2 * _real(op)
+    return op.kind, x.shape, x.dtype, op.axes, op.lengths()[-1], _begins_between(x, unit), _begins_between(op.out, unit)
+
+
+def _begins_between(ref: AccelRef | None, unit: int) -> bool:
+    return ref is not None and bool(ref.offset % unit or ref.alignment % unit)
+
+
+def _rehearsed(op: Any, sizes: Mapping[Layout, int]) -> int:
+    """Return how many bytes an op works in, wherever in its memory it begins."""
+    unit = 2 * _real(op)
+    memory, stage = WorkMemory(_ALIGNED), Rehearsal(sizes)
+    size = math.prod(op.spec().shape)
+    if size:
+        Work(stage, memory, stage, op).run(int(_begins_between(op.x, unit)), int(_begins_between(op.out, unit)), size)
+    return memory.most
+
+
+def _real(op: Any) -> int:
+    return 8 if op.x.dtype in _DOUBLES else 4
 
 
 def _passes(op: Any) -> tuple[Pass, ...]:
@@ -59,24 +135,34 @@ def _passes(op: Any) -> tuple[Pass, ...]:
     return passes(op.kind, shape, op.axes, op.lengths()[-1], op.x.dtype in _DOUBLES)
 
 
-class _Work:
-    """One op on its way into a stream."""
+class Work:
+    """One op on its way into a stream.
 
-    def __init__(self, lane: Any, plans: FftPlans, op: Any) -> None:
-        self._stream, self._compute, self._plans, self._op = lane.stream, lane.compute, plans, op
-        self._functions = lane.stream.context.functions
+    Parameters
+    ----------
+    stream, plans
+        Where it goes, and what it is made of; or a :class:`~accel_cuda.fft_memory.Rehearsal` for both.
+    memory
+        What it works in.
+    op
+        The op, planned.
+    """
+
+    def __init__(self, stream: Any, memory: WorkMemory, plans: Any, op: Any) -> None:
+        self._stream, self._memory, self._plans, self._op = stream, memory, plans, op
+        self._functions = stream.context.functions
         self._passes = _passes(op)
-        self._real = 8 if op.x.dtype in _DOUBLES else 4
+        self._real = _real(op)
 
     def run(self, source: int, destination: int, size: int) -> None:
         """Enqueue all of it.
 
         cuFFT takes a real array only where a complex one could lie, which the beginning of a view need not be: such arrays are copied.
         """
-        op, compute, stream, unit = self._op, self._compute, self._stream, 2 * self._real
+        op, memory, stream, unit = self._op, self._memory, self._stream, 2 * self._real
         nbytes = op.spec().nbytes
-        read = compute.alloc(op.x.nbytes) if source % unit else 0
-        written = compute.alloc(nbytes) if destination % unit else 0
+        read = memory.alloc(op.x.nbytes) if source % unit else 0
+        written = memory.alloc(nbytes) if destination % unit else 0
         try:
             if read:
                 stream.copy(read, source, op.x.nbytes)
@@ -88,8 +174,8 @@ class _Work:
             if written:
                 stream.copy(destination, written, nbytes)
         finally:
-            compute.free(read)
-            compute.free(written)
+            memory.free(written)
+            memory.free(read)
 
     def there(self, source: int, destination: int) -> None:
         """Enqueue the passes of a transform whose source is only read by the first."""
@@ -102,7 +188,7 @@ class _Work:
     def back(self, source: int, destination: int) -> None:
         """Enqueue an inverse real transform, on a copy: cuFFT may overwrite what it reads, and takes the ends of a spectrum for real unseen."""
         op, (*others, last) = self._op, self._passes
-        scratch = self._compute.alloc(op.x.nbytes)
+        scratch = self._memory.alloc(op.x.nbytes)
         try:
             for each in others:
                 self._pass(each, source, scratch)
@@ -117,7 +203,7 @@ class _Work:
             )
             self._pass(last, scratch, destination)
         finally:
-            self._compute.free(scratch)
+            self._memory.free(scratch)
 
     def scale(self, address: int, size: int) -> None:
         """Enqueue the multiplication that the norm asks for."""
@@ -133,25 +219,25 @@ class _Work:
         layout, is_forward = each.layout, self._op.is_forward
         if not each.is_turned:
             step = 2 * self._real * each.count(is_real=False) * each.inner if each.calls > 1 else 0
-            self._plans.execute(layout, source, destination, is_forward=is_forward, calls=each.calls, step=step)
+            self._plans.execute(layout, source, destination, self._memory, is_forward=is_forward, calls=each.calls, step=step)
             return
         real_in, real_out = layout.transform == "real", layout.transform == "back"
         count_in, count_out = each.count(is_real=real_in), each.count(is_real=real_out)
         width_in, width_out = self._real * (2 - real_in), self._real * (2 - real_out)
         groups = each.outer * each.inner
-        before = self._compute.alloc(groups * count_in * width_in)
+        before = self._memory.alloc(groups * count_in * width_in)
         try:
             self._turn(source, before, each.outer, count_in, each.inner, width_in)
             # In place where both sides are alike.
-            after = before if layout.transform == "whole" else self._compute.alloc(groups * count_out * width_out)
+            after = before if layout.transform == "whole" else self._memory.alloc(groups * count_out * width_out)
             try:
-                self._plans.execute(layout, before, after, is_forward=is_forward)
+                self._plans.execute(layout, before, after, self._memory, is_forward=is_forward)
                 self._turn(after, destination, each.outer, each.inner, count_out, width_out)
             finally:
                 if after != before:
-                    self._compute.free(after)
+                    self._memory.free(after)
         finally:
-            self._compute.free(before)
+            self._memory.free(before)
 
     def _turn(self, source: int, destination: int, batch: int, rows: int, columns: int, width: int) -> None:
         tiles = batch * -(-rows // _TILE) * -(-columns // _TILE)

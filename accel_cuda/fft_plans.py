@@ -1,27 +1,31 @@
-"""cuFFT plans of one stream: made when first needed, kept while they are used, with work areas from the stream's own memory."""
+"""cuFFT plans of one stream: made when first needed, kept while they are used, and with the caller's memory to work in."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from accel_cuda.errors import error_of
 from accel_cuda.libraries import load_library, load_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accel_cuda.compute import CudaCompute
+    from accel_cuda.context import CudaDevice
     from accel_cuda.event import CudaEvent
     from accel_cuda.fft_layout import Layout
+    from accel_cuda.fft_memory import WorkMemory
     from accel_cuda.stream import CudaStream
 
-__all__ = ["KEPT", "FftPlans"]
+__all__ = ["KEPT", "FftPlans", "PlanMaker"]
 
 KEPT = 64
 """How many plans one stream keeps; the one that was not used for longest goes first. Those of graphs stay beside them, as long as the stream."""
 
 _LEAVING = 8
+_SPARE, _SIZES = 16, 1 << 16
 _FORWARD, _INVERSE = -1, 1
 # Transform, double precision -> cufftType.
 _TYPES = {
@@ -40,6 +44,96 @@ class _Plan(NamedTuple):
     execute: Callable[..., None]
 
 
+class PlanMaker:
+    """Makes the plans of one context, and knows how much memory each works in. Any thread may call it.
+
+    Parameters
+    ----------
+    context
+        The context.
+
+    Attributes
+    ----------
+    sizes : dict
+        Layout -> bytes that its plans work in, of those that were made or measured.
+    """
+
+    def __init__(self, context: CudaDevice) -> None:
+        load_library("cufft", "nvidia-cufft")
+        self.cufft = load_module("nvmath.bindings.cufft", "nvmath-python")
+        self.error: Any = self.cufft.cuFFTError
+        self.sizes: dict[Layout, int] = {}
+        self._context = context
+        self._lock = threading.Lock()
+        self._spare: OrderedDict[Layout, tuple[int, int]] = OrderedDict()
+
+    def measure(self, layout: Layout) -> None:
+        """See that :attr:`sizes` has a layout. The plan that this takes waits for the stream that will need it. May block."""
+        if layout not in self.sizes:
+            made = self._make(layout)
+            with self._lock:
+                left = [self._spare.pop(layout)] if layout in self._spare else []
+                self._spare[layout] = made
+                if len(self._spare) > _SPARE:
+                    left.append(self._spare.popitem(last=False)[1])
+            self._destroy(left)
+
+    def take(self, layout: Layout, stream: CudaStream) -> _Plan:
+        """Return a plan for a stream, whose it is from now on. May block."""
+        with self._lock:
+            made = self._spare.pop(layout, None)
+        handle, work = made or self._make(layout)
+        try:
+            self.cufft.set_stream(handle, stream.handle)
+        except self.error as error:
+            self._destroy([(handle, work)])
+            raise stream.failure(int(error.status), "set_stream", "cufft") from error
+        return _Plan(handle, work, self._function(layout))
+
+    def close(self) -> None:
+        """Destroy the plans that nobody took. May block; the context is current and healthy."""
+        with self._lock:
+            spare, self._spare = list(self._spare.values()), OrderedDict()
+        self._destroy(spare)
+
+    def _make(self, layout: Layout) -> tuple[int, int]:
+        cufft, call = self.cufft, "create"
+        handle = 0
+        try:
+            with self._context.section:
+                handle = int(cufft.create())
+                call = "make_plan"
+                cufft.set_auto_allocation(handle, 0)
+                sides = [(layout.embed(is_real=each), layout.stride, layout.dist(is_real=each)) for each in self._sides(layout)]
+                lengths, kind = layout.lengths, _TYPES[layout.transform, layout.is_double]
+                work = int(cufft.make_plan_many64(handle, len(lengths), lengths, *sides[0], *sides[1], kind, layout.batch))
+        except self.error as error:
+            if handle:
+                self._destroy([(handle, 0)])
+            raise error_of(int(error.status), call, library="cufft", device=self._context.description.spec) from error
+        with self._lock:
+            if len(self.sizes) >= _SIZES:
+                self.sizes = {}  # measured again, those that come again
+            self.sizes[layout] = work
+        return handle, work
+
+    @staticmethod
+    def _sides(layout: Layout) -> tuple[bool, bool]:
+        """Return whether the source and the destination are real."""
+        return layout.transform == "real", layout.transform == "back"
+
+    def _function(self, layout: Layout) -> Callable[..., None]:
+        names = {"real": ("exec_r2c", "exec_d2z"), "back": ("exec_c2r", "exec_z2d"), "whole": ("exec_c2c", "exec_z2z")}
+        function: Callable[..., None] = getattr(self.cufft, names[layout.transform][layout.is_double])
+        return function
+
+    def _destroy(self, made: list[tuple[int, int]]) -> None:
+        with self._context.section:
+            for handle, _ in made:
+                with contextlib.suppress(self.error):  # what else there is is given back all the same
+                    self.cufft.destroy(handle)
+
+
 class FftPlans:
     """The plans of one stream. One thread at a time uses them.
 
@@ -47,8 +141,8 @@ class FftPlans:
     ----------
     stream
         Where the work goes.
-    compute
-        The stream's compute interface, which has the memory of the work areas.
+    maker
+        Makes them.
     kept
         How many plans are kept.
 
@@ -58,12 +152,11 @@ class FftPlans:
         How many plans were made, and how many of them had to go.
     """
 
-    def __init__(self, stream: CudaStream, compute: CudaCompute, kept: int = KEPT) -> None:
-        load_library("cufft", "nvidia-cufft")
-        self._cufft = load_module("nvmath.bindings.cufft", "nvmath-python")
-        self._error: Any = self._cufft.cuFFTError
+    def __init__(self, stream: CudaStream, maker: PlanMaker, kept: int = KEPT) -> None:
+        self._maker = maker
+        self._cufft = maker.cufft
+        self._error: Any = maker.error
         self._stream = stream
-        self._compute = compute
         self._kept = kept
         self._plans: OrderedDict[Layout, _Plan] = OrderedDict()
         self._leaving: list[tuple[int, CudaEvent]] = []
@@ -78,11 +171,13 @@ class FftPlans:
     def __len__(self) -> int:
         return len(self._plans)
 
-    def execute(self, layout: Layout, source: int, destination: int, *, is_forward: bool, calls: int = 1, step: int = 0) -> None:
+    def execute(
+        self, layout: Layout, source: int, destination: int, memory: WorkMemory, *, is_forward: bool, calls: int = 1, step: int = 0
+    ) -> None:
         """Enqueue a plan, ``calls`` times on memory that lies ``step`` bytes further each time. May block where the plan is new."""
         plan = self._hold(layout) if self._stream.is_capturing else self._take(layout)
         direction = (_FORWARD if is_forward else _INVERSE,) if layout.transform == "whole" else ()
-        area = self._compute.alloc(plan.work) if plan.work else 0
+        area = memory.alloc(plan.work)
         try:
             if area:
                 self._cufft.set_work_area(plan.handle, area)
@@ -91,9 +186,7 @@ class FftPlans:
         except self._error as error:
             raise self._stream.failure(int(error.status), "execute", "cufft") from error
         finally:
-            # For whatever comes next in this stream.
-            if area:
-                self._compute.free(area)
+            memory.free(area)
 
     def close(self) -> None:
         """Destroy all plans. May block; the stream has ended, and the context is current and healthy."""
@@ -120,32 +213,9 @@ class FftPlans:
         return plan
 
     def _make(self, layout: Layout) -> _Plan:
-        cufft = self._cufft
-        try:
-            handle = int(cufft.create())
-        except self._error as error:
-            raise self._stream.failure(int(error.status), "create", "cufft") from error
-        try:
-            cufft.set_auto_allocation(handle, 0)
-            sides = [(layout.embed(is_real=each), layout.stride, layout.dist(is_real=each)) for each in self._sides(layout)]
-            lengths, kind = layout.lengths, _TYPES[layout.transform, layout.is_double]
-            work = int(cufft.make_plan_many64(handle, len(lengths), lengths, *sides[0], *sides[1], kind, layout.batch))
-            cufft.set_stream(handle, self._stream.handle)
-        except self._error as error:
-            self._destroy(handle)
-            raise self._stream.failure(int(error.status), "make_plan", "cufft") from error
+        plan = self._maker.take(layout, self._stream)
         self.made += 1
-        return _Plan(handle, work, self._function(layout))
-
-    @staticmethod
-    def _sides(layout: Layout) -> tuple[bool, bool]:
-        """Return whether the source and the destination are real."""
-        return layout.transform == "real", layout.transform == "back"
-
-    def _function(self, layout: Layout) -> Callable[..., None]:
-        names = {"real": ("exec_r2c", "exec_d2z"), "back": ("exec_c2r", "exec_z2d"), "whole": ("exec_c2c", "exec_z2z")}
-        function: Callable[..., None] = getattr(self._cufft, names[layout.transform][layout.is_double])
-        return function
+        return plan
 
     def _evict(self) -> None:
         """Let plans go that are too many; they are destroyed once the stream has passed their last use."""

@@ -51,19 +51,19 @@ def capture(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -
     driver = context.driver
     with context.section:
         # Relaxed: what is forbidden to others during a capture (to load a kernel, say) is what this thread may have to do for it.
-        driver.call("cuStreamBeginCapture", stream.handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        context.call("cuStreamBeginCapture", stream.handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
         stream.is_capturing = True
         try:
             op.program.enqueue(lane)
         except BaseException:
             with contextlib.suppress(AccelError):  # nothing to destroy, if the capture was invalid
-                driver.ignore("cuGraphDestroy", driver.call("cuStreamEndCapture", stream.handle))
+                driver.ignore("cuGraphDestroy", context.call("cuStreamEndCapture", stream.handle))
             raise
         finally:
             stream.is_capturing = False
-        graph = driver.call("cuStreamEndCapture", stream.handle)
+        graph = context.call("cuStreamEndCapture", stream.handle)
         try:
-            executable = driver.call("cuGraphInstantiate", graph, 0)
+            executable = context.call("cuGraphInstantiate", graph, 0)
         finally:
             driver.ignore("cuGraphDestroy", graph)
         op.program.native = made = CudaGraph(context, executable)

@@ -161,7 +161,7 @@ class CudaExchange:
         attribute = context.driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
         try:
             with context.section:
-                index = int(context.driver.call("cuPointerGetAttribute", attribute, address))
+                index = int(context.call("cuPointerGetAttribute", attribute, address))
         except AccelError as error:
             if error.is_fault:
                 raise
@@ -174,6 +174,20 @@ class CudaExchange:
     def create_managed(self, nbytes: int) -> CudaManaged:
         """Take managed memory. May block."""
         return CudaManaged(self._context, nbytes)
+
+    def settle(self) -> None:
+        """Block until the device's primary context is idle, or nobody in the process has it any more.
+
+        Raises
+        ------
+        AccelError
+            If the driver does not say: a fault, or somebody captures a graph at this moment.
+        """
+        context = self._context
+        _, is_active = context.call("cuDevicePrimaryCtxGetState", context.device)
+        if int(is_active):
+            with context.section:
+                context.call("cuCtxSynchronize")
 
     def close(self) -> None:
         """Do nothing: the stream is closed with the context."""

@@ -122,7 +122,7 @@ class UserKernels:
     def _make(self, kernel: CompiledKernel) -> _Loaded:
         def take(module: Any, symbols: tuple[str, ...]) -> _Loaded:
             try:
-                function = self._context.driver.call("cuModuleGetFunction", module, symbols[0].encode())
+                function = self._context.call("cuModuleGetFunction", module, symbols[0].encode())
             except AccelError as error:
                 if error.code != _NOT_FOUND:
                     raise
@@ -135,10 +135,10 @@ class UserKernels:
         """Load a function, whose first launch would else wait for the whole device, and ask what its launches need to know."""
         context = self._context
         driver = context.driver
-        driver.call("cuFuncLoad", function)
+        context.call("cuFuncLoad", function)
         static = self._of_function(_STATIC_SHARED, function)
         shared = max(0, context.shared_limit - static)
-        driver.call("cuFuncSetAttribute", function, driver.CUfunction_attribute(_MAX_DYNAMIC_SHARED), shared)
+        context.call("cuFuncSetAttribute", function, driver.CUfunction_attribute(_MAX_DYNAMIC_SHARED), shared)
         limits = [context.attribute(number) for number in (*_MAX_BLOCK, *_MAX_GRID)]
         layout = KernelLayout(
             self._sizes(function),
@@ -150,20 +150,21 @@ class UserKernels:
         return _Loaded(int(function), layout)
 
     def _of_function(self, number: int, function: Any) -> int:
-        driver = self._context.driver
-        return int(driver.call("cuFuncGetAttribute", driver.CUfunction_attribute(number), function))
+        context = self._context
+        driver = context.driver
+        return int(context.call("cuFuncGetAttribute", driver.CUfunction_attribute(number), function))
 
     def _sizes(self, function: Any) -> tuple[int, ...]:
         """Return the sizes of a kernel's parameters."""
-        driver = self._context.driver
+        context = self._context
         try:
-            count = int(driver.call("cuFuncGetParamCount", function))
+            count = int(context.call("cuFuncGetParamCount", function))
         except RuntimeError:  # what the bindings raise where the driver is older than the function
             count = _MANY
         sizes: list[int] = []
         while len(sizes) < count:
             try:
-                sizes.append(int(driver.call("cuFuncGetParamInfo", function, len(sizes))[1]))
+                sizes.append(int(context.call("cuFuncGetParamInfo", function, len(sizes))[1]))
             except AccelError as error:
                 if error.code != _INVALID_VALUE:
                     raise

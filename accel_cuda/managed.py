@@ -51,7 +51,7 @@ class CudaManaged:
                 remedy="Use device.empty.",
             )
         try:
-            self.address = int(driver.call("cuMemAllocManaged", nbytes, _ATTACH_GLOBAL))
+            self.address = int(context.call("cuMemAllocManaged", nbytes, _ATTACH_GLOBAL))
         except OutOfMemoryError as error:
             raise OutOfMemoryError(
                 f"there is no room for {nbytes} bytes of managed memory",
@@ -86,7 +86,7 @@ def prefetch(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) 
     context = lane.stream.ready()
     if op.ref.nbytes:
         with context.section:
-            context.driver.call("cuMemPrefetchAsync", inputs[0], op.ref.nbytes, _location(context, op.to), 0, lane.stream.handle)
+            context.call("cuMemPrefetchAsync", inputs[0], op.ref.nbytes, _location(context, op.to), 0, lane.stream.handle)
 
 
 def advise(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -98,7 +98,7 @@ def advise(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) ->
     kind = {"read": "READ_MOSTLY", "preferred": "PREFERRED_LOCATION", "accessed_by": "ACCESSED_BY"}[subject]
     advice = getattr(context.driver.CUmem_advise, f"CU_MEM_ADVISE_{'UNSET' if op.undo else 'SET'}_{kind}")
     with context.section:
-        context.driver.call("cuMemAdvise", inputs[0], op.ref.nbytes, advice, _location(context, place))
+        context.call("cuMemAdvise", inputs[0], op.ref.nbytes, advice, _location(context, place))
 
 
 MANAGED_KERNELS: Mapping[str, Kernel] = {"prefetch": prefetch, "advise": advise}

@@ -1,4 +1,4 @@
-"""Native kernels of the ``blas`` library: what an op's plan has checked is not checked again, and vectors do not go through a product."""
+"""Native kernels of the ``blas`` and ``dnn`` libraries: what an op's plan has checked is not checked again, and vectors do not go through a product."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from accel.backend import Kernel
 
-__all__ = ["BLAS_KERNELS"]
+__all__ = ["BLAS_KERNELS", "DNN_KERNELS"]
 
 _NONE = Transpose.NONE
 
@@ -69,6 +69,12 @@ def scal(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> N
     lane.compute.scal(op.x.size, op.alpha, outputs[0], op.x.dtype)
 
 
+def conv2d(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Convolve."""
+    shapes = inputs[0], op.input.shape, inputs[1], op.filter.shape, outputs[0], op.output_shape()
+    lane.compute.conv2d_forward(*shapes, op.stride, op.padding, dtype=op.input.dtype)
+
+
 BLAS_KERNELS: Mapping[str, Kernel] = {
     "gemm": gemm,
     "gemm_batched": gemm_batched,
@@ -79,3 +85,6 @@ BLAS_KERNELS: Mapping[str, Kernel] = {
     "scal": scal,
 }
 """Op kind -> kernel."""
+
+DNN_KERNELS: Mapping[str, Kernel] = {"conv2d": conv2d}
+"""Op kind -> kernel, of those that are not as the compute interface has them."""

@@ -83,13 +83,13 @@ class Modules:
         context = self._context
         with self._in_use(), context.section:
             try:
-                module = context.driver.call("cuModuleLoadData", cubin.code)
+                module = context.call("cuModuleLoadData", cubin.code)
             except CompileError:
                 if not cubin.is_cached:
                     raise
                 # What the cache has is not what was put there.
                 cubin = self._nvrtc.cubin(source, names, options, headers, is_fresh=True)
-                module = context.driver.call("cuModuleLoadData", cubin.code)
+                module = context.call("cuModuleLoadData", cubin.code)
             self._modules.append(module)
             return take(module, cubin.symbols)
 
@@ -175,14 +175,15 @@ class Programs(Mapping[str, Handle]):
             self._loaded.add(program)
 
     def _functions_of(self, module: Any, symbols: tuple[str, ...]) -> dict[str, Handle]:
-        driver, functions = self._context.driver, {}
-        count = int(driver.call("cuModuleGetFunctionCount", module))
-        for function in driver.call("cuModuleEnumerateFunctions", count, module):
-            driver.call("cuFuncLoad", function)
-            name = driver.call("cuFuncGetName", function).decode()
+        context, functions = self._context, {}
+        driver = context.driver
+        count = int(context.call("cuModuleGetFunctionCount", module))
+        for function in context.call("cuModuleEnumerateFunctions", count, module):
+            context.call("cuFuncLoad", function)
+            name = context.call("cuFuncGetName", function).decode()
             if name.startswith("attention"):
                 limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                driver.call("cuFuncSetAttribute", function, limit, self._context.shared_limit)
+                context.call("cuFuncSetAttribute", function, limit, self._context.shared_limit)
             functions[name] = Handle(int(function))
         return functions
 

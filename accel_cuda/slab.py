@@ -47,7 +47,7 @@ class CudaSlab:
         self.nbytes = max(1, -(-nbytes // unit)) * unit
         context.enter()
         try:
-            handle = driver.call("cuMemCreate", self.nbytes, context.allocation, 0)
+            handle = context.call("cuMemCreate", self.nbytes, context.allocation, 0)
         except OutOfMemoryError as error:
             raise OutOfMemoryError(
                 f"the device has no {self.nbytes} bytes for a slab",
@@ -58,10 +58,10 @@ class CudaSlab:
             ) from error
         try:
             kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-            self.fd = int(driver.call("cuMemExportToShareableHandle", handle, kind, 0))
+            self.fd = int(context.call("cuMemExportToShareableHandle", handle, kind, 0))
             os.set_inheritable(self.fd, False)
             try:
-                self.address = self._map(driver, handle)
+                self.address = self._map(handle)
             except BaseException:
                 os.close(self.fd)  # it would keep the memory
                 raise
@@ -72,14 +72,16 @@ class CudaSlab:
     def __repr__(self) -> str:
         return f"<CudaSlab {self.nbytes} bytes{' closed' if self.fd < 0 else ''}>"
 
-    def _map(self, driver: Driver, handle: Any) -> int:
-        address = int(driver.call("cuMemAddressReserve", self.nbytes, 0, 0, 0))
+    def _map(self, handle: Any) -> int:
+        context = self._context
+        driver = context.driver
+        address = int(context.call("cuMemAddressReserve", self.nbytes, 0, 0, 0))
         try:
-            driver.call("cuMemMap", address, self.nbytes, 0, handle, 0)
+            context.call("cuMemMap", address, self.nbytes, 0, handle, 0)
             access = driver.CUmemAccessDesc()
-            access.location = self._context.allocation.location
+            access.location = context.allocation.location
             access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-            driver.call("cuMemSetAccess", address, self.nbytes, [access], 1)
+            context.call("cuMemSetAccess", address, self.nbytes, [access], 1)
         except BaseException:
             driver.ignore("cuMemUnmap", address, self.nbytes)
             driver.ignore("cuMemAddressFree", address, self.nbytes)

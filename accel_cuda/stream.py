@@ -87,7 +87,7 @@ class CudaStream:
         start = ctypes.addressof(self._values)
         self._parameters = (ctypes.c_void_p * _ARGUMENTS)(*(start + 8 * i for i in range(_ARGUMENTS)))
         with context.section:
-            self.handle = int(context.driver.call("cuStreamCreateWithPriority", _NON_BLOCKING, priority))
+            self.handle = int(context.call("cuStreamCreateWithPriority", _NON_BLOCKING, priority))
         self.is_capturing = False
         self.pointer = Handle(self.handle)
         self._config = LaunchConfig(1, 1, 1, 1, 1, 1, 0, self.handle, None, 0)
@@ -174,7 +174,7 @@ class CudaStream:
         if not self.handle:
             raise self._refusal or ClosedError("the stream is closed", device=context.description.spec)
         ticket = self.transfers.issued
-        context.driver.call("cuStreamSynchronize", self.handle)
+        context.call("cuStreamSynchronize", self.handle)
         self.transfers.finish(ticket)
 
     def close(self, *, abandon: bool = False) -> None:

@@ -108,11 +108,10 @@ class Device:
 class Mark:
     """A watched mark that writes down how it ended."""
 
-    stream = None
-
-    def __init__(self, event: Any, lane: object = "lane", kind: object = "kind") -> None:
+    def __init__(self, event: Any, lane: object = "lane", kind: object = "kind", stream: Any = None) -> None:
         self.event = event
         self.lane = lane
+        self.stream = stream
         self.kind = kind
         self.enqueued_at = time.perf_counter()
         self.ends: list[AccelError | None] = []

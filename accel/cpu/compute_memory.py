@@ -114,7 +114,7 @@ class CpuMemory(ComputeBackend):
     def copy_htod(self, destination: int, source: memoryview) -> None:
         """Enqueue a copy of host memory to the device."""
         self._ready()
-        data = _bytes_of("copy_htod", source)
+        data = arguments.host_bytes("copy_htod", source)
         if data.size:
             arguments.pointers("copy_htod", destination=destination)
             self._submit(partial(_copy, array(destination, data.shape, _BYTES), data), costs.copying(data.size), source)
@@ -122,9 +122,7 @@ class CpuMemory(ComputeBackend):
     def copy_dtoh(self, destination: memoryview, source: int) -> None:
         """Enqueue a copy of device memory to the host."""
         self._ready()
-        if destination.readonly:
-            raise InvalidArgumentError("the destination is read-only", op="copy_dtoh", remedy="Pass a writable buffer.")
-        data = _bytes_of("copy_dtoh", destination)
+        data = arguments.host_bytes("copy_dtoh", destination, is_written=True)
         if data.size:
             arguments.pointers("copy_dtoh", source=source)
             self._submit(partial(_copy, data, array(source, data.shape, _BYTES)), costs.copying(data.size), destination)
@@ -147,11 +145,3 @@ def _nothing() -> None:
 
 def _copy(destination: Array, source: Array) -> None:
     destination[...] = source
-
-
-def _bytes_of(op: str, view: memoryview) -> Array:
-    if not view.c_contiguous:
-        raise InvalidArgumentError(
-            "the host memory is not C-contiguous", op=op, remedy="Pass contiguous memory, such as accel.native(array)."
-        )
-    return np.frombuffer(view, _BYTES) if view.nbytes else np.empty(0, _BYTES)

@@ -103,5 +103,8 @@ class CpuExchange:
             remedy="Use device.empty(shape, dtype).",
         )
 
+    def settle(self) -> None:
+        """Do nothing: what others do is over when their calls return."""
+
     def close(self) -> None:
         """Do nothing."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel.errors import OutOfMemoryError, StaleRefError
+from accel.errors import ClosedError, OutOfMemoryError, StaleRefError
 from accel.memory import Block
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Iterable, Sequence
 
     from accel.backend import SlabMemory
@@ -38,15 +39,8 @@ class Held:
         self.address = address
         self._release = release
 
-    def is_over(self) -> bool:
-        """Give it back if all its uses are over, and return whether they are."""
-        if not self.usage.is_idle():
-            return False
-        self.release()
-        return True
-
     def release(self) -> None:
-        """Give it back. Idempotent."""
+        """Give it back. May block. Idempotent."""
         release, self._release = self._release, None
         if release is not None:
             release()
@@ -74,7 +68,7 @@ class Buffers:
         How those buffers are given back that are not simply the allocator's; see :class:`~accel.device.sharing.Sharing`.
     """
 
-    __slots__ = ("_check_alive", "_core", "_generation", "_resting", "allocator", "blocks", "special")
+    __slots__ = ("_check_alive", "_closing", "_core", "_generation", "_held", "_leaving", "_resting", "allocator", "blocks", "special")
 
     def __init__(self, core: DeviceCore, allocator: Allocator, generation: int, check_alive: Callable[[], None]) -> None:
         self._core = core
@@ -83,7 +77,10 @@ class Buffers:
         self.allocator = allocator
         self.blocks: dict[int, Block | Held] = {}
         self.special: dict[int, Callable[[Block], None]] = {}
+        self._held = 0  # how many are in `blocks`
         self._resting: list[Held] = []  # freed, and still in use
+        self._leaving: list[Held] = []  # freed, and used no more
+        self._closing: asyncio.Task[None] | None = None
 
     def block(self, ref: AccelRef) -> Block | Held:
         """Return where a buffer is.
@@ -112,9 +109,10 @@ class Buffers:
         usage
             Who uses it until when.
         release
-            Gives it back; may block. Not called after a fault.
+            Gives it back; may block, and is called on another thread. Not called after a fault.
         """
         self.blocks[ref.buffer] = Held(usage, release)
+        self._held += 1
 
     def create(self, specs: Sequence[Spec], lane: Lane, named: tuple[AccelRef, ...] | None = None) -> tuple[AccelRef, ...] | None:
         """Make a new buffer for each of ``specs`` from the slabs there are; ``None``, with nothing made, if there is no room.
@@ -184,11 +182,40 @@ class Buffers:
         while dropped:
             self.free(dropped.popleft())
         if self._resting:
-            self._resting = [held for held in self._resting if not held.is_over()]
+            self._sweep()
+
+    def settle(self) -> bool:
+        """Apply frees when work has ended, for what is held may rest until then; return whether anything still is, or may come to."""
+        self.apply_frees()
+        return bool(self._held or self._resting)
+
+    def _sweep(self) -> None:
+        """Have given back what rests and is used no more: on another thread, for that may block."""
+        over = [held for held in self._resting if held.usage.is_idle()]
+        if over:
+            self._resting = [held for held in self._resting if held not in over]
+            self._leaving += over
+            if self._closing is None or self._closing.done():
+                self._closing = self._core.loop.create_task(self._close_leaving())
+
+    async def _close_leaving(self) -> None:
+        while self._leaving:
+            leaving = tuple(self._leaving)
+            try:
+                await self._core.system.run_blocking(_release_all, leaving)
+            except ClosedError:  # the system ends: `close` does it
+                return
+            del self._leaving[: len(leaving)]
+
+    async def aclose(self) -> None:
+        """Wait until what is being given back is so."""
+        if self._closing is not None:
+            await self._closing
 
     def close(self, *, abandon: bool) -> None:
         """Give back what is held and no memory of the allocator's; the streams have ended, or are abandoned. May block."""
-        held, self._resting = [*self._resting, *(block for block in self.blocks.values() if isinstance(block, Held))], []
+        kept = [block for block in self.blocks.values() if isinstance(block, Held)]
+        held, self._resting = [*self._leaving, *self._resting, *kept], []
         if not abandon:
             for each in held:
                 each.release()
@@ -202,7 +229,14 @@ class Buffers:
             else:
                 self.allocator.free(block)
         elif block is not None:
+            self._held -= 1
             self._resting.append(block)
+            self._sweep()
+
+
+def _release_all(held: Iterable[Held]) -> None:
+    for each in held:
+        each.release()
 
 
 def close_all(slabs: Iterable[SlabMemory]) -> None:

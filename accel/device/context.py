@@ -16,6 +16,7 @@ from accel.device.in_flight import ContextBase
 from accel.device.kernels import LIBRARIES
 from accel.device.lane import EventPool, Lane
 from accel.device.run import BATCH, Launch, OpSubmission, Run
+from accel.device.scratch import Scratch
 from accel.device.sharing import Sharing
 from accel.device.submission import BatchSubmission
 from accel.errors import AccelError, ClosedError, UnsupportedError
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from accel.device.kernel_library import OwnLibrary
     from accel.device.run import Port
     from accel.device.submission import Submission
-    from accel.memory import Block, Dependency
+    from accel.memory import Block, Dependency, Usage
     from accel.ops import KernelOp
     from accel.ref import AccelRef
 
@@ -59,6 +60,7 @@ class Context(ContextBase):
         self.watcher = watcher
         allocator = Allocator(device.create_slab, device=core.name, limit=core.options.memory_limit, granularity=device.granularity)
         self.buffers = Buffers(core, allocator, self.generation, self.check_alive)
+        self.scratch = Scratch(device, allocator, core.system)
         self.events = EventPool(device)
         self.beside = CallsBeside()
         self.sharing = Sharing(self)
@@ -97,27 +99,24 @@ class Context(ContextBase):
             for ref in (*plan.reads, *refs):
                 buffers.block(ref)  # it says which
             raise
+        if op.library in self.scratch.libraries and not self.scratch.reserve(op, lane):
+            return False
         if plan.creates:
             made = buffers.create(plan.creates, lane, submission.made)
             if made is None:
+                self.scratch.give_up()
                 return False
             writes += [blocks[ref.buffer] for ref in made]
             refs += made
         submission.result = op.result(refs)
         self._place(submission, port, kernel, reads, writes, (plan.reads, refs))
-        # On its way: from here on it is in flight.
-        submission.outstanding = 1
-        self.in_flight += 1
-        self.submissions[submission] = None
-        if not port.hand_over(submission):
-            port.actor.tell(submission)
         return True
 
     def _place(
         self, submission: OpSubmission, port: Port, kernel: Kernel, reads: Sequence[Block | Held], writes: Sequence[Block | Held],
         refs: tuple[tuple[AccelRef, ...], tuple[AccelRef, ...]],
     ) -> None:  # fmt: skip
-        """Give an op its place in line, after what its memory was used for before. ``refs`` are those of ``reads`` and of ``writes``."""
+        """Give an op its place in line, after what its memory was used for before, and send it. ``refs`` are those of ``reads`` and of ``writes``."""
         lane, faults = port.lane, self.core.options.faults
         action = None if faults is None else faults.take(submission.name)
         seq = lane.issue()
@@ -131,7 +130,15 @@ class Context(ContextBase):
         for at, block in enumerate(writes):
             block.usage.write(lane, seq, dependencies)
             outputs.append(block.address + written[at].offset)
+        if submission.op.library in self.scratch.libraries:
+            outputs.append(self.scratch.lend(lane, seq, dependencies))
         submission.bind(self, port, kernel, inputs, outputs, seq, dependencies, action)
+        # On its way: from here on it is in flight.
+        submission.outstanding = 1
+        self.in_flight += 1
+        self.submissions[submission] = None
+        if not port.hand_over(submission):
+            port.actor.tell(submission)
 
     async def dispatch(self, submission: Submission) -> None:
         """Give memory and places in line to the ops of a submission, and send them to their kernel actors.
@@ -145,8 +152,10 @@ class Context(ContextBase):
                 await submission.place(self, (await self.port(submission.op.library)).lane)
             while not submission.is_settled and not self.dispatch_now(submission):
                 port = await self.port(submission.op.library)
-                for plan in submission.plans:  # none, if it was settled meanwhile
-                    await self.buffers.provide(plan.creates, port.lane)
+                if not submission.is_settled:
+                    scratch = await self.scratch.specs((submission.op,))
+                    for plan in submission.plans:  # none, if it was settled meanwhile
+                        await self.buffers.provide((*scratch, *plan.creates), port.lane)
             return
         assert isinstance(submission, BatchSubmission), "there are two kinds"
         ops = submission.ops
@@ -176,7 +185,8 @@ class Context(ContextBase):
                     while launch is None and not submission.is_settled:
                         launch = self._bind(submission, index, port.lane)
                         if launch is None:
-                            await self.buffers.provide(submission.plans[index].creates, port.lane)
+                            scratch = await self.scratch.specs((submission.ops[index],))
+                            await self.buffers.provide((*scratch, *submission.plans[index].creates), port.lane)
                 except AccelError as error:
                     error.op_index = index
                     raise
@@ -205,9 +215,12 @@ class Context(ContextBase):
         reads = [buffers.block(ref) for ref in plan.reads]
         refs = plan.writes
         writes = [buffers.block(ref) for ref in refs]
+        if op.library in self.scratch.libraries and not self.scratch.reserve(op, lane):
+            return None
         if plan.creates:
             made = submission.outputs[index]
             if not buffers.place(made, lane):
+                self.scratch.give_up()
                 return None
             writes += [buffers.block(ref) for ref in made]
             refs += made
@@ -221,6 +234,8 @@ class Context(ContextBase):
             block.usage.write(lane, seq, dependencies)
         inputs = [block.address + ref.offset for block, ref in zip(reads, plan.reads, strict=True)]
         outputs = [block.address + ref.offset for block, ref in zip(writes, refs, strict=True)]
+        if op.library in self.scratch.libraries:
+            outputs.append(self.scratch.lend(lane, seq, dependencies))
         return Launch(op, kernel, inputs, outputs, seq, dependencies, action, index)
 
     async def open_own(self, ops: Iterable[KernelOp]) -> None:
@@ -264,6 +279,18 @@ class Context(ContextBase):
             self.ports[library] = port
         return port
 
+    def hold(self, ref: AccelRef, usage: Usage, release: Callable[[], object] | None) -> None:
+        """Take note of something that is no memory of the allocator's; see :meth:`~accel.device.buffers.Buffers.hold`.
+
+        It is given back when it is not used any more, also if nothing is sent after that.
+        """
+        self.buffers.hold(ref, usage, release)
+        self.after_retire = self._settle
+
+    def _settle(self) -> None:
+        if not self.buffers.settle():
+            self.after_retire = None
+
     def apply_frees(self) -> None:
         """Give the memory of dropped refs back."""
         self.buffers.apply_frees()
@@ -284,9 +311,11 @@ class Context(ContextBase):
             # From here on nothing that surfaces in a stream is news.
             self.fault = ClosedError(f"the context of {self.core.name} was closed", device=self.core.name)
         self.fail_all(self.fault)
+        self.after_retire = None
         try:
             await self.watcher.aclose(abandon=abandon)
             await self.sharing.aclose()
+            await self.buffers.aclose()
             await self.core.system.run_blocking(self._close_blocking, abandon)
         except asyncio.CancelledError:
             self._close_blocking(abandon=True)

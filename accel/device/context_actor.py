@@ -82,7 +82,7 @@ class ContextActor(Actor[OpenLibrary, "Port | Exception"]):
             for library in dict.fromkeys(("memory", *libraries, *core.options.priorities, *((BATCH,) if libraries else ()))):
                 made.ports[library] = await self._open(made, library, context)
                 if isinstance(device, PreparesLibraries):
-                    await core.system.run_blocking(device.prepare, library)
+                    await core.system.run_blocking(device.prepare, library, made.ports[library].lane.compute)
             await core.pinned.attach(device)
             core.capabilities = made.lanes[0].compute.capabilities()
             made.check_alive()

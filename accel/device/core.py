@@ -189,11 +189,11 @@ class DeviceCore:
         Raises
         ------
         InvalidArgumentError
-            If it is no token, or of another device.
+            If it is no token, of another device, or of a view that runs past its buffer.
         StaleRefError
             If the buffer is gone.
         """
-        if not isinstance(token, AccelToken):
+        if not (isinstance(token, AccelToken) and isinstance(token.buffer, int)):
             raise InvalidArgumentError(f"{token!r} is not a token", remedy="Give what ref.token() returned.", device=self.name)
         if token.device != self.identity:
             raise InvalidArgumentError(

@@ -10,7 +10,6 @@ from accel.device.recording import Recorder
 from accel.device.run import OpSubmission
 from accel.dtype import DType
 from accel.errors import ClosedError, InvalidArgumentError, NotInitializedError, UnsupportedError
-from accel.memory import Usage
 from accel.ops import KernelOp, Plan
 from accel.ref import AccelRef
 
@@ -36,14 +35,14 @@ class Program:
     ops, plans, outputs : sequence
         As they were recorded.
     made : sequence of AccelRef
-        All of ``outputs``.
+        All of ``outputs``, and what the kernels work in.
     native : object
         What the backend made of it, with a ``close`` method; ``None`` where the ops are enqueued one by one.
     handle : AccelRef
         Stands for the program as for a buffer: replays write it, so that they follow each other, and its end is the program's.
     """
 
-    __slots__ = ("_launches", "handle", "made", "native", "ops", "outputs", "plan", "plans")
+    __slots__ = ("_launches", "_scratch", "handle", "made", "native", "ops", "outputs", "plan", "plans")
 
     def __init__(
         self, core: DeviceCore, ops: Sequence[KernelOp], plans: Sequence[Plan], outputs: Sequence[tuple[AccelRef, ...]], generation: int
@@ -53,6 +52,7 @@ class Program:
         self.outputs = tuple(outputs)
         self.made = tuple([ref for refs in outputs for ref in refs])
         self.native: Any = None
+        self._scratch: AccelRef | None = None
         self.handle = AccelRef(core, core.next_buffer(), (0,), DType.UINT8, generation)
         self._launches: list[tuple[Kernel, KernelOp, list[int], list[int]]] = []
         own = {ref.buffer for ref in self.made}
@@ -74,15 +74,21 @@ class Program:
         if context.device.kernels(Capture.library):
             self._check_own(context)
         address = context.buffers.address
+        work = () if self._scratch is None else (self._scratch,)
         self._launches = [
             (
                 context.kernel_of(op),
                 op,
                 [address(ref) for ref in plan.reads],
-                [address(ref) for ref in (*plan.writes, *made)],
+                [address(ref) for ref in (*plan.writes, *made, *(work if op.library in context.scratch.libraries else ()))],
             )
             for op, plan, made in zip(self.ops, self.plans, self.outputs, strict=True)
         ]
+
+    def work_in(self, ref: AccelRef) -> None:
+        """Take what the kernels work in, one after the other; the program keeps it, as it keeps its results."""
+        self._scratch = ref
+        self.made = (*self.made, ref)
 
     def _check_own(self, context: Context) -> None:
         """Refuse libraries whose kernels may use memory that is somebody else's by the next replay: the results would be wrong, and nobody told."""
@@ -104,15 +110,15 @@ class Program:
     def settle(self, context: Context) -> None:
         """Let the program's own buffers be tracked as one from now on, and end what the backend made of it with the handle.
 
-        Buffers that are gone by now were freed while the capture ran, or it was cancelled: no replay will use them.
+        Buffers that are gone by now were freed while the capture ran, or it was cancelled: no replay will use them. What other libraries have of them
+        by now, or will have, replays come after what these enqueue, as any op does on shared memory.
         """
-        shared, blocks = Usage(), context.buffers.blocks
-        for ref in self.made:
-            block = blocks.get(ref.buffer)
-            if block is not None:
-                shared.merge(block.usage)
-                block.usage = shared
-        context.buffers.hold(self.handle, shared, None if self.native is None else self.native.close)
+        found = [context.buffers.blocks.get(ref.buffer) for ref in self.made]
+        blocks = [block for block in found if block is not None]
+        shared = context.sharing.as_one([block.usage for block in blocks])
+        for block in blocks:
+            block.usage = shared
+        context.hold(self.handle, shared, None if self.native is None else self.native.close)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -165,13 +171,15 @@ class GraphSubmission(OpSubmission):
 
     async def place(self, context: Context, lane: Lane) -> None:
         """Give the program its memory and its kernels. What it raises is the caller's business."""
-        buffers = context.buffers
-        refs = self.program.made
-        specs = [spec for plan in self.program.plans for spec in plan.creates]
-        while not self.is_settled and not buffers.place(refs, lane):
-            await buffers.provide(specs, lane)
+        buffers, program, core = context.buffers, self.program, context.core
+        scratch = await context.scratch.specs(program.ops)
+        for spec in scratch:
+            program.work_in(AccelRef(core, core.next_buffer(), spec.shape, spec.dtype, self.generation))
+        specs = [spec for plan in program.plans for spec in plan.creates]
+        while not self.is_settled and not buffers.place(program.made, lane):
+            await buffers.provide((*specs, *scratch), lane)
         if not self.is_settled:
-            self.program.bind(context)
+            program.bind(context)
 
     def complete(self) -> None:
         """Take note that the program is there; called once."""

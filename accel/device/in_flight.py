@@ -35,6 +35,8 @@ class ContextBase:
         What ended the context. It is never used again.
     on_fault : callable
         Told of the fault, once.
+    after_retire : callable or None
+        Called whenever ops are over.
     """
 
     def __init__(self, core: DeviceCore) -> None:
@@ -44,6 +46,7 @@ class ContextBase:
         self.in_flight = 0
         self.fault: AccelError | None = None
         self.on_fault: Callable[[AccelError], object] = lambda _: None
+        self.after_retire: Callable[[], object] | None = None
         self._room: asyncio.Future[None] | None = None
 
     def retire(self, submission: Submission, count: int, *, is_last: bool) -> None:
@@ -60,6 +63,8 @@ class ContextBase:
         room = self._room
         if room is not None and not room.done():
             room.set_result(None)
+        if self.after_retire is not None:
+            self.after_retire()
 
     async def wait_for_room(self, count: int) -> None:
         """Wait until ``count`` more ops fit under ``max_in_flight``.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, ClassVar
 
 from accel._log import get_logger
 from accel.actors import Actor, ActorContext
 from accel.backend import Injection
+from accel.device.graph import Capture
+from accel.device.outside import captures_of
 from accel.device.run import OpSubmission
 from accel.errors import AccelError, LibraryError, UnsupportedError
 
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["KernelActor"]
 
 logger = get_logger()
+
+_NO_CAPTURE = contextlib.nullcontext()
 
 
 class KernelActor(Actor["Sendable", None]):
@@ -82,6 +87,7 @@ class KernelActor(Actor["Sendable", None]):
         await _until_due(message)
         for launch in message.launches:
             try:
+                await _until_met(launch)
                 if self._is_beside(launch, message.lane):
                     await self._enqueue_beside(launch, message)
                 else:
@@ -127,7 +133,8 @@ class KernelActor(Actor["Sendable", None]):
                 # Counted before: from here on it may be on the device, whoever stops waiting.
                 submission.launched += 1
                 try:
-                    with self._context.watcher.expecting():
+                    is_capture = type(launch.op) is Capture
+                    with self._context.watcher.expecting(), captures_of(self._context.core).one_more() if is_capture else _NO_CAPTURE:
                         await run_blocking(self._context.beside.run, launch.kernel, lane, launch.op, launch.inputs, launch.outputs)
                 except Exception:
                     submission.launched -= 1
@@ -263,6 +270,12 @@ def _is_due(run: Sendable) -> bool:
         if not run.dependencies:
             return True
     return all(timeline.enqueued >= seq for timeline, seq in _before(run))
+
+
+async def _until_met(launch: Bound) -> None:
+    """Wait for what an op depends on, once more: a capture may have begun while something else was waited for."""
+    while late := next(((timeline, seq) for timeline, seq in launch.dependencies if timeline.enqueued < seq), None):
+        await late[0].reached(late[1])  # type: ignore[attr-defined]  # the timelines of a context are its lanes
 
 
 async def _until_due(run: Sendable) -> None:

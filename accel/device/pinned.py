@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from accel.device.buffers import close_all
 from accel.device.info import PinnedInfo
-from accel.errors import DeadlineExceededError
+from accel.errors import ClosedError, DeadlineExceededError
 from accel.memory import HostArena, HostRegistrar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from accel.actors import ActorSystem
-    from accel.backend import AccelDevice
+    from accel.backend import AccelDevice, SlabMemory
     from accel.dtype import DType
     from accel.memory import Block, MemfdSlab
 
@@ -63,6 +64,7 @@ class PinnedMemory:
         self._turn = asyncio.Lock()  # first come, first served
         self._waiting = 0
         self._room: asyncio.Future[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def attach(self, device: AccelDevice) -> None:
         """Let a new context know of the memory there is, and of what will come."""
@@ -102,6 +104,8 @@ class PinnedMemory:
         arena = self.arena
         try:
             while True:
+                while self._closing:  # until then it counts, although the arena has let go of it
+                    await asyncio.wait(self._closing)
                 check()
                 room = self._room = self._loop.create_future()
                 arena.on_room = partial(self._tell, room)  # before the look, so that nothing is missed
@@ -115,10 +119,23 @@ class PinnedMemory:
                 try:
                     await self._system.run_blocking(arena.fulfil, request)
                 except BaseException:
-                    arena.cancel(request)  # it may never have begun
+                    self._close_beside(arena.withdraw(request))  # it may never have begun
                     raise
         finally:
             arena.on_room = self._room = None
+
+    def _close_beside(self, left: list[SlabMemory]) -> None:
+        """Unmap blocks on another thread: that waits for the driver. Who is cancelled does not wait for it."""
+        if left:
+            task = self._loop.create_task(self._close(left))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def _close(self, left: list[SlabMemory]) -> None:
+        try:
+            await self._system.run_blocking(close_all, left)
+        except ClosedError:  # the system ends, and has no thread for it any more
+            close_all(left)
 
     def ended(self) -> None:
         """Let who waits look whether there still is a device."""
@@ -137,6 +154,8 @@ class PinnedMemory:
     async def aclose(self) -> None:
         """Give the memory back that no array shows; the rest goes with its arrays."""
         try:
+            while self._closing:
+                await asyncio.wait(self._closing)
             await self._system.run_blocking(self.arena.close)
         finally:
             self.arena.close()

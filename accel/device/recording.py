@@ -44,7 +44,12 @@ class Recorder:
         self._outputs: list[tuple[AccelRef, ...]] = []
         self._generation = 0
         self._state = "new"
-        self._libraries: Libraries[AccelRef] = Libraries(self._record)
+        # They know the recorder: it has them while it records only, so that one that is dropped later is gone at once.
+        self._recording: Libraries[AccelRef] | None = None
+
+    @property
+    def _libraries(self) -> Libraries[AccelRef]:
+        return self._recording or Libraries(self._record)
 
     @property
     def blas(self) -> Blas[AccelRef]:
@@ -147,11 +152,13 @@ class Recorder:
         await self._sender.until_ready(self._timeout)
         self._generation = self._core.live_generation
         self._state = "recording"
+        self._recording = Libraries(self._record)
         return self
 
     def _end(self) -> None:
         """Record no more; the refs are not of a block any more."""
         self._state = "ended"
+        self._recording = None
         for refs in self._outputs:
             for ref in refs:
                 self._core.recording.pop(ref.buffer, None)

@@ -6,7 +6,6 @@ on the device by then, which a stream can be made to wait for without knowing wh
 
 from __future__ import annotations
 
-import weakref
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -15,7 +14,9 @@ from accel import dlpack
 from accel._log import get_logger
 from accel.arguments import BASE
 from accel.device.acquire import acquire
+from accel.device.exports import Export, Exports, Sharers, close_when_dropped
 from accel.device.lane import Lane
+from accel.device.outside import OutsideLane, captures_of
 from accel.device.run import OpSubmission
 from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
 from accel.exchange import SharesMemory
@@ -56,29 +57,6 @@ _NO_PLAN: Final = Plan((), (), ())
 _LAST: Final = _Last()
 
 
-class _Export:
-    """Kept by a consumer's tensor; keeps the ref."""
-
-    __slots__ = ("__weakref__", "ref")
-
-    def __init__(self, ref: AccelRef) -> None:
-        self.ref = ref
-
-
-class _Exports:
-    """Who has the memory of one buffer."""
-
-    __slots__ = ("capsules", "is_open")
-
-    def __init__(self) -> None:
-        self.capsules: weakref.WeakSet[_Export] = weakref.WeakSet()
-        self.is_open = False
-        """Whether it was given to somebody who does not say when he is done."""
-
-    def are_live(self) -> bool:
-        return self.is_open or len(self.capsules) > 0
-
-
 class _OutsideMark:
     """The end of what others had enqueued at one moment; see :class:`accel.completion.Pending`."""
 
@@ -113,7 +91,7 @@ class Sharing:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._exchange: Exchange | None = None
-        self._exports: dict[int, _Exports] = {}
+        self._exports: dict[int, Exports] = {}
         self._lone: dict[int, LoneBlock] = {}
         self._leaving: list[LoneBlock] = []
         self._sent: list[SlabMemory] = []
@@ -135,8 +113,7 @@ class Sharing:
                     remedy="Use device.put and device.get.",
                 )
             exchange = self._exchange = device.create_exchange()
-            compute: Any = None  # nothing is computed there
-            self._lane = lane = Lane("outside", context.device, exchange.stream, compute, context.events)
+            self._lane = lane = OutsideLane(device, exchange.stream, context.events, captures_of(context.core))
             self._outside = Outside(lane, lane.advance, self._watch)
         return exchange
 
@@ -169,7 +146,7 @@ class Sharing:
         if stream is not None and (isinstance(stream, bool) or not isinstance(stream, int) or stream < -1 or stream == 0):
             raise BufferError(f"stream is {stream!r}: give None, -1, 1, 2 or a handle")
         block = self._found(ref)
-        owner = _Export(ref.base if isinstance(ref, RefView) else ref)
+        owner = Export(ref.base if isinstance(ref, RefView) else ref)
         made = dlpack.export(block.address + ref.offset, ref.shape, ref.dtype, device, owner, max_version=max_version)
         if stream != -1:
             self._hand_over(ref, block, partial(self._open().follow, 1 if stream is None else stream))
@@ -216,19 +193,32 @@ class Sharing:
         assert isinstance(found, Block), "what is held and no memory has no ref that users see"
         return found
 
-    def _share(self, ref: AccelRef, block: Block) -> _Exports:
+    def _share(self, ref: AccelRef, block: Block) -> Exports:
         """See that ops on the buffer come after what others do to it from now on."""
         exports = self._exports.get(ref.buffer)
         if exports is None:
-            exports = self._exports[ref.buffer] = _Exports()
+            exports = self._exports[ref.buffer] = Exports()
         if not ref.is_foreign:
-            before, shared = block.usage, SharedUsage(block.usage, self._outside, exports.are_live)
+            before = block.usage
+            known = before.is_shared if isinstance(before, SharedUsage) else None
+            sharers = known if isinstance(known, Sharers) else Sharers()
+            sharers.add(exports)
+            shared = SharedUsage(before, self._outside, sharers)
             for each in self._context.buffers.blocks.values():
                 if each.usage is before:  # the buffers of a graph are tracked as one
                     each.usage = shared
             if not ref.is_managed:
                 self._context.buffers.special[ref.buffer] = partial(self._unshare, ref.buffer)
         return exports
+
+    def as_one(self, usages: Sequence[Usage]) -> Usage:
+        """Return what stands for several buffers' uses from now on; others may have some of the buffers."""
+        one, sharers = Usage(), Sharers()
+        for usage in usages:
+            one.merge(usage)
+            if isinstance(usage, SharedUsage) and isinstance(usage.is_shared, Sharers):
+                sharers.join(usage.is_shared)
+        return SharedUsage(one, self._outside, sharers) if sharers() else one
 
     def _hand_over(self, ref: AccelRef, block: Block, follow: Any) -> bool:
         """Let a stream wait for what is enqueued on a buffer; return whether there was anything."""
@@ -255,6 +245,9 @@ class Sharing:
         """Learn when all is over that others have enqueued by now."""
         context, lane = self._context, self._lane
         if context.fault is not None:
+            return
+        if lane.is_held:
+            lane.later(self._watch)
             return
         event = context.events.take()
         try:
@@ -358,17 +351,24 @@ class Sharing:
             await self._closing
 
     def take_all(self) -> list[SlabMemory]:
-        """Take all memory out of the context, for the caller to close: slabs and the rest, but what other libraries' tensors still show."""
+        """Take all memory out of the context, for the caller to close: slabs and the rest.
+
+        What other libraries' tensors still show is closed when these are dropped.
+        """
         context = self._context
         blocks, fault = context.buffers.blocks, context.fault
-        live = [blocks[buffer] for buffer, exports in self._exports.items() if exports.capsules and buffer in blocks]
-        if fault is not None and fault.is_fault:
-            live = []  # nobody can reach it any more
-        kept = [block.memory if isinstance(block, LoneBlock) else block.slab for block in live if isinstance(block, Block)]
+        live: dict[int, tuple[SlabMemory, list[Export]]] = {}
+        if fault is None or not fault.is_fault:  # after a fault nobody can reach it any more
+            for buffer, exports in self._exports.items():
+                block, capsules = blocks.get(buffer), list(exports.capsules)
+                if capsules and isinstance(block, Block):
+                    memory = block.memory if isinstance(block, LoneBlock) else block.slab
+                    live.setdefault(id(memory), (memory, []))[1].extend(capsules)
+        kept = [memory for memory, _ in live.values()]
         if kept:
-            logger.warning(
-                "exported_memory_left", device=context.core.name, tensors=len(kept), nbytes=sum(memory.nbytes for memory in kept)
-            )
+            tensors = sum(len(capsules) for _, capsules in live.values())
+            logger.warning("exported_memory_left", device=context.core.name, tensors=tensors, nbytes=sum(memory.nbytes for memory in kept))
+            close_when_dropped(live.values(), self._open().settle, context.core.name)
         lone = [block.memory for block in (*self._leaving, *self._lone.values())]
         memories = [*context.buffers.allocator.take_all(), *self._left, *self._sent, *lone]
         if self._exchange is not None:

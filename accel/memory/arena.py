@@ -20,6 +20,7 @@ from accel.memory.space import round_up
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from accel.backend import SlabMemory
     from accel.memory.block import Block
     from accel.memory.growth import SlabRequest
 
@@ -218,11 +219,14 @@ class HostArena:
 
     def cancel(self, request: SlabRequest) -> None:
         """Withdraw a request. May block: what was made for it is unmapped."""
-        with self._lock:
-            left = self._allocator.cancel(request)
-        for block in left:
+        for block in self.withdraw(request):
             block.close()
         self._tell()
+
+    def withdraw(self, request: SlabRequest) -> list[SlabMemory]:
+        """Withdraw a request, without blocking, and return what the caller has to close. Idempotent."""
+        with self._lock:
+            return self._allocator.cancel(request)
 
     # -- the device
 

@@ -86,7 +86,7 @@ class SharedUsage(Usage):
         Whether they can still enqueue uses; once they cannot, only those that they did are waited for.
     """
 
-    __slots__ = ("_is_over", "_is_shared", "_outside", "_seq")
+    __slots__ = ("_is_over", "_outside", "_seq", "is_shared")
 
     def __init__(self, usage: Usage, outside: Outside, is_shared: Callable[[], object]) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class SharedUsage(Usage):
             # Merged uses are only waited for by writes; this one is not over, and reads come after it too.
             self._writer, self._written = written
         self._outside = outside
-        self._is_shared = is_shared
+        self.is_shared = is_shared
         self._is_over = False
         self._seq = 0
 
@@ -113,7 +113,7 @@ class SharedUsage(Usage):
     def _follow(self, dependencies: list[Dependency]) -> None:
         outside = self._outside
         if not self._is_over:
-            self._is_over = not self._is_shared()
+            self._is_over = not self.is_shared()
             self._seq = outside.last() if self._is_over else outside.now()
         if self._seq > outside.timeline.completed:
             dependencies.append((outside.timeline, self._seq))

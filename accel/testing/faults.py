@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Self
 
 from accel.backend import Injection
-from accel.device.kernels import LIBRARIES
 from accel.errors import AccelError, InvalidArgumentError, OutOfMemoryError
+from accel.ops import Free, KernelOp
 
 __all__ = ["FaultPlan"]
 
-_KINDS = tuple(kind for library in LIBRARIES.values() for kind in library)
 _REMEDY = "A fault plan asked for it: see that what was tested copes with it."
 
 
@@ -28,7 +27,8 @@ class FaultPlan:
     """A plan of faults for one device: ``await system.open_device("cpu", faults=FaultPlan().poison_at(3))``.
 
     ``n`` counts the device's ops from 1 in the order in which they are dispatched, over all rebuilds; puts and gets count, frees do not. With
-    ``op="gemm"`` only ops of that kind are counted. Each entry fires once. Methods return the plan, so that they chain.
+    ``op="gemm"`` only ops of that kind are counted; it may be the kind of an op class of your own, which is defined before the plan is made. Each entry
+    fires once. Methods return the plan, so that they chain.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,23 @@ class FaultPlan:
     def _plan(self, n: int, op: str | None, action: Injection | AccelError) -> Self:
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise InvalidArgumentError(f"n is {n!r}", remedy="Ops are counted from 1.")
-        if op is not None and op not in _KINDS:
-            raise InvalidArgumentError(f"op is {op!r}, and no op that is counted is called that", remedy=f"Use one of {', '.join(_KINDS)}.")
+        if op is not None and op not in (kinds := _kinds()):
+            raise InvalidArgumentError(
+                f"op is {op!r}, and no op that is counted is called that",
+                remedy=f"Use one of {', '.join(sorted(kinds))}; or import the module that defines yours before.",
+            )
         self._planned.append(_Planned(n, op, action))
         return self
+
+
+def _kinds() -> set[str]:
+    """Return the kinds of all op classes that there are now, those of users included, but of what is not counted."""
+    found: set[str] = set()
+    classes: list[type] = [KernelOp]
+    while classes:
+        each = classes.pop()
+        classes += each.__subclasses__()
+        kind = getattr(each, "kind", None)
+        if isinstance(kind, str) and not each.__name__.startswith("_"):
+            found.add(kind)
+    return found - {Free.kind}

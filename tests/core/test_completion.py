@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,26 +16,7 @@ from accel.completion import (
     resolve_strategy,
 )
 from accel.errors import ClosedError, DriverError, FaultScope, InvalidArgumentError
-from tests.completion_support import STRATEGIES, Device, Event, Mark, completion_threads, open_watcher, threads_gone, turns, watched
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-
-@pytest.fixture(params=STRATEGIES, ids=repr)
-def strategy(request: pytest.FixtureRequest) -> CompletionStrategy:
-    chosen: CompletionStrategy = request.param
-    return chosen
-
-
-@pytest.fixture
-async def watcher(strategy: CompletionStrategy) -> AsyncIterator[Watcher]:
-    shared: dict[Any, Any] = {}
-    opened = open_watcher(strategy, shared=shared)
-    yield opened
-    await opened.aclose(abandon=True)
-    assert shared == {}
-    await threads_gone()
+from tests.completion_support import Device, Event, Mark, completion_threads, open_watcher, threads_gone, turns, watched
 
 
 def test_strategies_are_found_by_name_or_taken_as_they_are() -> None:

@@ -4,37 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
-
-import pytest
 
 from accel.completion import (
     AdaptiveCompletion,
-    CompletionStrategy,
     Pacing,
     Watcher,
 )
 from accel.errors import DriverError, FaultScope
-from tests.completion_support import PATIENCE, STRATEGIES, Event, Mark, open_watcher, threads_gone, turns, watched
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-
-@pytest.fixture(params=STRATEGIES, ids=repr)
-def strategy(request: pytest.FixtureRequest) -> CompletionStrategy:
-    chosen: CompletionStrategy = request.param
-    return chosen
-
-
-@pytest.fixture
-async def watcher(strategy: CompletionStrategy) -> AsyncIterator[Watcher]:
-    shared: dict[Any, Any] = {}
-    opened = open_watcher(strategy, shared=shared)
-    yield opened
-    await opened.aclose(abandon=True)
-    assert shared == {}
-    await threads_gone()
+from tests.completion_support import PATIENCE, Event, Mark, open_watcher, turns, watched
 
 
 async def test_attended_mark_that_was_passed_completes(watcher: Watcher) -> None:

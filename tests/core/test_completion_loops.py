@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,40 +11,10 @@ from accel.backend import Injection
 from accel.completion import resolve_strategy
 from accel.cpu.backend import CpuBackend
 from accel.errors import FaultScope
+from tests.completion_support import PATIENCE, Mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
-
-    from accel.cpu.event import CpuEvent
-    from accel.cpu.stream import CpuStream
-    from accel.errors import AccelError
-
-PATIENCE = 10.0
-
-
-class Mark:
-    """A watched mark that writes down how it ended."""
-
-    def __init__(self, event: CpuEvent, stream: CpuStream) -> None:
-        self.event = event
-        self.stream = self.lane = stream
-        self.kind = "work"
-        self.enqueued_at = time.perf_counter()
-        self.ends: list[AccelError | None] = []
-        self.ended = asyncio.get_running_loop().create_future()
-        self._thread = threading.current_thread()
-
-    def complete(self) -> None:
-        assert self.event.query() is True
-        self._end(None)
-
-    def fail(self, error: AccelError) -> None:
-        self._end(error)
-
-    def _end(self, error: AccelError | None) -> None:
-        assert threading.current_thread() is self._thread
-        self.ends.append(error)
-        self.ended.set_result(None)
 
 
 async def on_a_cpu_stream(strategy: str) -> None:
@@ -60,7 +29,7 @@ async def on_a_cpu_stream(strategy: str) -> None:
     for number, gate in enumerate(gates):
         stream = streams[number % 2]
         stream.submit(lambda gate=gate: gate.wait(PATIENCE), 1.0)  # type: ignore[misc]
-        marks.append(Mark(device.create_event(), stream))
+        marks.append(Mark(device.create_event(), stream, stream=stream))
         stream.record(marks[-1].event)
         watcher.watch(marks[-1])
     for gate, mark in list(zip(gates, marks, strict=True))[:6]:

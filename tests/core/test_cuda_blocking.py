@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +18,22 @@ class Lane:
 
     def __init__(self) -> None:
         self.compute = SimpleNamespace(has_workspace=False, has_blas=False)
+
+
+def run(blocking: Blocking, lane: Lane, op: Any, error: Exception | None = None) -> None:
+    """Enqueue an op beside the loop, as its kernel is."""
+
+    def kernel(*arguments: Any) -> None:
+        if error is not None:
+            raise error
+
+    def enqueue() -> None:
+        with contextlib.suppress(ValueError):
+            blocking.noting(kernel)(lane, op, (), ())
+
+    thread = threading.Thread(target=enqueue)
+    thread.start()
+    thread.join()
 
 
 def ref(*shape: int, offset: int = 0) -> Any:
@@ -55,10 +73,12 @@ def test_a_product_is_beside_the_first_time_and_where_there_is_no_handle(blockin
     lane, other = Lane(), Lane()
     lane.compute.has_blas = True
     assert blocking.may_block(lane, gemm(kind=kind))
+    run(blocking, lane, gemm(kind=kind))
     assert not blocking.may_block(lane, gemm(kind=kind))
     assert blocking.may_block(other, gemm(kind=kind))
     # The library has other kernels for what is not aligned.
     assert blocking.may_block(lane, gemm(2, kind))
+    run(blocking, lane, gemm(2, kind))
     assert not blocking.may_block(lane, gemm(2, kind))
     assert not blocking.may_block(lane, gemm(32, kind))
 
@@ -67,8 +87,40 @@ def test_a_convolution_is_known_by_all_that_decides_how_it_is_made(blocking: Blo
     lane, other = Lane(), Lane()
     for op in (conv2d(2), conv2d(1), conv2d(1, 1)):
         assert blocking.may_block(lane, op)
+        run(blocking, lane, op)
         assert not blocking.may_block(lane, op)
     assert blocking.may_block(other, conv2d(1))
+
+
+@pytest.mark.parametrize("op", [gemm(), gemm(kind="gemm_batched"), conv2d()], ids=["gemm", "gemm_batched", "conv2d"])
+def test_what_was_asked_about_and_never_loaded_is_beside_again(blocking: Blocking, op: Any) -> None:
+    """It was dropped before its turn, it failed, or it is another lane's that is still loading."""
+    lane = Lane()
+    lane.compute.has_blas = True
+    assert blocking.may_block(lane, op)
+    assert blocking.may_block(lane, op)
+    run(blocking, lane, op, error=ValueError("no room"))
+    assert blocking.may_block(lane, op)
+    run(blocking, lane, op)
+    assert not blocking.may_block(lane, op)
+
+
+def test_what_one_lane_has_loaded_the_others_have(blocking: Blocking) -> None:
+    """Functions are loaded into the context."""
+    lane, other = Lane(), Lane()
+    lane.compute.has_blas = other.compute.has_blas = True
+    assert blocking.may_block(lane, gemm())
+    assert blocking.may_block(other, gemm())
+    run(blocking, lane, gemm())
+    assert not blocking.may_block(other, gemm())
+
+
+def test_only_so_many_signatures_are_remembered(blocking: Blocking, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accel_cuda.blocking._REMEMBERED", 2)
+    lane = Lane()
+    for stride in (1, 2, 3, 3):
+        run(blocking, lane, conv2d(stride))
+    assert [blocking.may_block(lane, conv2d(stride)) for stride in (1, 2, 3)] == [True, False, False]
 
 
 def test_scaling_needs_nothing(blocking: Blocking) -> None:

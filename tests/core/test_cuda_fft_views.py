@@ -7,38 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from accel import DType, ops
+from accel import DType, LibraryError, ops
 from accel.ref import AccelRef
-from accel_cuda.fft import FftLibrary
+from accel_cuda.fft import FftLibrary, Work
+from accel_cuda.fft_layout import Layout, passes
+from accel_cuda.fft_memory import Rehearsal, WorkMemory
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from accel.device.core import DeviceCore
 
 BASE = 1 << 20
-
-
-class Compute:
-    """Memory that is only counted."""
-
-    def __init__(self) -> None:
-        self.live: set[int] = set()
-        self.next = 1 << 30
-
-    def alloc(self, nbytes: int) -> int:
-        self.next += 1 << 20
-        self.live.add(self.next)
-        return self.next
-
-    def free(self, pointer: int) -> None:
-        if pointer:
-            self.live.remove(pointer)
+WORK = 1 << 30
 
 
 class Plans:
     def __init__(self, log: list[Any]) -> None:
         self.log = log
 
-    def execute(self, layout: Any, source: int, destination: int, **options: Any) -> None:
+    def execute(self, layout: Any, source: int, destination: int, memory: WorkMemory, **options: Any) -> None:
         self.log.append(("plan", source, destination))
 
 
@@ -66,10 +54,9 @@ class Stream:
 
 def run(op: ops.KernelOp, source: int, destination: int) -> list[Any]:
     op.plan()
-    library, stream, compute = FftLibrary(), Stream(), Compute()
+    library, stream = FftLibrary(None), Stream()  # type: ignore[arg-type]  # nothing is made in the context
     library.plans[stream] = Plans(stream.log)  # type: ignore[assignment]
-    library.kernels[op.kind](SimpleNamespace(stream=stream, compute=compute), op, [source], [destination])
-    assert not compute.live
+    library.kernels[op.kind](SimpleNamespace(stream=stream), op, [source], [destination, WORK])
     return stream.log
 
 
@@ -97,3 +84,74 @@ def test_a_real_result_that_begins_in_between_is_scaled_and_copied_there(spectru
     assert plan[2] % (2 * size) == 0
     assert scale[1] == plan[2]
     assert copy == ("copy", 2 * BASE + size, plan[2], 16 * size)
+
+
+def test_memory_is_a_stack_that_says_how_high_it_was() -> None:
+    memory = WorkMemory(WORK, 1024)
+    first = memory.alloc(1)
+    second = memory.alloc(300)
+    assert (first, second, memory.most) == (WORK, WORK + 256, 768)
+    memory.free(second)
+    assert memory.alloc(512) == second
+    memory.free(first)
+    assert memory.alloc(1024) == first
+    assert (memory.alloc(0), memory.most) == (0, 1024)
+    memory.free(0)
+    with pytest.raises(LibraryError, match="expected"):
+        memory.alloc(1)
+
+
+class Sizes(dict[Layout, int]):
+    """What plans work in: some number of bytes for each layout."""
+
+    def __missing__(self, layout: Layout) -> int:
+        return self.setdefault(layout, hash(layout) % 5000)
+
+
+class Stage(Rehearsal):
+    """Counts as the real thing does, and looks whether each part lies within what was measured and apart from the others."""
+
+    __slots__ = ("log",)
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        self.log: list[tuple[int, int]] = []
+
+    def execute(self, layout: Layout, source: int, destination: int, memory: WorkMemory, **options: Any) -> None:
+        area = memory.alloc(self._sizes[layout])
+        assert not self._sizes[layout] or area not in (source, destination)
+        self.log.append((source, destination))
+        memory.free(area)
+
+
+@pytest.mark.parametrize("kind", ["fft", "ifft", "rfft", "irfft"])
+def test_what_is_rehearsed_is_enough_wherever_memory_begins(kind: str, rng: np.random.Generator) -> None:
+    for _ in range(200):
+        shape = tuple(int(n) for n in rng.integers(1, 9, rng.integers(1, 5)))
+        axes = tuple(int(axis) for axis in rng.permutation(len(shape))[: rng.integers(1, min(3, len(shape)) + 1)])
+        dtype = DType.FLOAT32 if kind == "rfft" else DType.COMPLEX64
+        if kind == "irfft" and shape[axes[-1]] == 1:
+            continue
+        made = {"fft": ops.Fft, "ifft": ops.Ifft, "rfft": ops.Rfft, "irfft": ops.Irfft}[kind]
+        op: Any = made(ref(shape, dtype), axes)
+        out = ref(op.plan().creates[0].shape, op.plan().creates[0].dtype)
+        for between in ({"x"}, {"out"}, {"x", "out"}, set()):
+            op = made(ref(shape, dtype), axes, "backward", out)
+            op.plan()
+            for name in between & ({"x"} if kind == "rfft" else {"out"} if kind == "irfft" else set()):
+                getattr(op, name).offset = 4
+            library, sizes = FftLibrary(None), Sizes()  # type: ignore[arg-type]
+            library._maker = SimpleNamespace(sizes=sizes)  # type: ignore[assignment]
+            assert library.scratch_nbytes(op) is None or not _layouts(op)
+            for layout in _layouts(op):
+                _ = sizes[layout]
+            nbytes = library.scratch_nbytes(op)
+            assert nbytes is not None
+            memory = WorkMemory(WORK, nbytes)
+            Work(Stage(sizes), memory, Stage(sizes), op).run(BASE + op.x.offset, 2 * BASE + out.offset, 1)
+            assert memory.most == nbytes, (shape, axes, between)
+
+
+def _layouts(op: Any) -> list[Layout]:
+    shape = op.x.shape if op.kind == "rfft" else op.spec().shape
+    return [each.layout for each in passes(op.kind, shape, op.axes, op.lengths()[-1], False)]

@@ -114,6 +114,9 @@ class Context:
     def release(self, close: Callable[[], None]) -> None:
         self.released.append(close)
 
+    def call(self, name: str, *arguments: Any) -> Any:
+        return self.driver.call(name, *arguments)
+
     def check(self, status: int, call: str) -> None:
         if status:
             raise self.failure(status, call)

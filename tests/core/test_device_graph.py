@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ import accel
 from accel import ops
 from accel.cpu.backend import CpuDevice
 from accel.testing import FaultPlan
+from tests.device_support import in_flight, opened, task, until
 
 
 def rng() -> np.random.Generator:
@@ -267,3 +269,107 @@ async def test_a_recording_that_is_cancelled_during_its_capture_gives_everything
             await device.get(x)
         assert not raised
         assert device.info().memory.used == used
+
+
+class Native:
+    """What a backend made of a graph: its closing waits until it is let go on."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self.closed: list[threading.Thread] = []
+
+    def close(self) -> None:
+        assert self.go_on.wait(10)
+        self.closed.append(threading.current_thread())
+
+
+@pytest.fixture
+def native(monkeypatch: pytest.MonkeyPatch) -> Native:
+    made, original = Native(), CpuDevice.kernels
+
+    def capture(lane: Any, op: Any, inputs: Any, outputs: Any) -> None:
+        op.program.native = made
+
+    monkeypatch.setattr(
+        CpuDevice, "kernels", lambda self, library: {"capture": capture} if library == "capture" else original(self, library)
+    )
+    return made
+
+
+async def test_a_graph_is_given_back_beside_the_loop(native: Native) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        x = await device.put(np.ones(4))
+        async with device.graph() as graph:
+            y = graph.elementwise.unary("neg", x)
+        await graph.replay()
+        del graph, y
+        for _ in range(3):
+            np.testing.assert_array_equal(await device.get(x), np.ones(4))
+        assert not native.closed
+        native.go_on.set()
+        await until(lambda: native.closed, "giving the graph back")
+        assert native.closed != [threading.current_thread()]
+    assert len(native.closed) == 1
+
+
+async def test_a_graph_that_is_dropped_in_flight_is_given_back_when_its_replay_has_ended(native: Native) -> None:
+    """Although nothing is sent after it, and nobody asks the device for anything."""
+    native.go_on.set()
+    plan = FaultPlan().hang_at(1, op="replay")
+    async with opened(plan) as device:
+        x = await device.put(np.ones(4))
+        async with device.graph() as graph:
+            graph.elementwise.unary("neg", x, out=x)
+        replay = task(graph.replay())
+        await in_flight(device, 1)
+        await graph.aclose()
+        del graph
+        device.info()  # takes note of what was dropped
+        assert not native.closed
+        plan.release()
+        await replay
+        await until(lambda: native.closed, "giving the graph back")
+
+
+async def test_closing_gives_graphs_back_that_rest() -> None:
+    plan = FaultPlan().hang_at(1, op="replay")
+    async with opened(plan) as device:
+        x = await device.put(np.ones(4))
+        async with device.graph() as graph:
+            graph.elementwise.unary("neg", x, out=x)
+        replay = task(graph.replay())
+        await in_flight(device, 1)
+        await graph.aclose()
+        plan.release()
+    await replay
+
+
+async def test_dropping_a_graph_or_a_batch_needs_no_collector() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        x = await device.put(np.ones((64, 64)))
+        used = device.info().memory.used
+        gc.collect()
+        gc.disable()
+        try:
+            async with device.graph() as graph:
+                y = graph.blas.gemm(x, x)
+                del y
+            await graph.replay()
+            async with device.batch() as batch:
+                y = batch.blas.gemm(x, x)
+            gone: list[weakref.ref[Any]] = [weakref.ref(graph), weakref.ref(batch)]
+            assert device.info().memory.used > used
+            del graph, batch, y
+            assert [each() for each in gone] == [None, None]
+            assert device.info().memory.used == used
+            with pytest.raises(RuntimeError, match="mine"):
+                async with device.graph() as graph:
+                    graph.blas.gemm(x, x)
+                    raise RuntimeError("mine")
+            gone = [weakref.ref(graph)]
+            del graph
+            assert gone[0]() is None
+        finally:
+            gc.enable()

@@ -12,6 +12,8 @@ import pytest
 
 import accel
 from accel.cpu.backend import CpuDevice
+from accel.memory import HostArena
+from accel.memory.arena import HostBlock
 from accel.testing import FaultPlan
 from tests.device_support import bounded, cancelled, failure, generation, opened, task, turns, until
 
@@ -298,3 +300,36 @@ async def test_closing_with_a_copy_that_hangs_leaves_its_array_mapped() -> None:
         assert (array == 6).all()
         del array, copy
         plan.release()
+
+
+async def test_what_a_cancelled_call_leaves_is_unmapped_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To make room a block is given up, which the driver may have to be waited for; the thread that should do so may never begin."""
+    closed: list[threading.Thread] = []
+    close = HostBlock.close
+
+    def closing(self: HostBlock) -> None:
+        if self.fd >= 0:
+            closed.append(threading.current_thread())
+        close(self)
+
+    monkeypatch.setattr(HostBlock, "close", closing)
+    async with opened(pinned_limit=64 * MIB) as device:
+        small = await device.pinned(1, "uint8")
+        del small
+        assert device.info().pinned.reserved == 32 * MIB
+        begun, go_on = threading.Event(), threading.Event()
+
+        def never_begins(self: HostArena, request: object) -> None:
+            begun.set()
+            go_on.wait(10)
+
+        monkeypatch.setattr(HostArena, "fulfil", never_begins)
+        waiting = task(device.pinned(48 * MIB, "uint8"))
+        await asyncio.to_thread(begun.wait, 10)
+        monkeypatch.undo()
+        monkeypatch.setattr(HostBlock, "close", closing)
+        await cancelled(waiting)
+        assert (await bounded(device.pinned(48 * MIB, "uint8"))).nbytes == 48 * MIB
+        assert len(closed) == 1
+        assert closed[0] is not threading.current_thread()
+        go_on.set()

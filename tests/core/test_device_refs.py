@@ -8,13 +8,14 @@ import gc
 import os
 import pickle
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import accel
 from accel import ops
+from accel.ref import ViewToken
 from accel.testing import FaultPlan
 from tests.device_support import failure, generation, in_flight, opened, task, turns, until, used
 
@@ -191,3 +192,43 @@ async def test_info_and_health_tell_the_numbers() -> None:
         plan.release()
         await work
         assert "ready generation 1" in repr(device)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"offset": 4},
+        {"offset": -8},
+        {"offset": 1 << 62},
+        {"shape": (4, 4)},
+        {"shape": (-1, -2)},
+        {"shape": (1 << 40, 1 << 40)},
+        {"shape": [2, 3]},
+        {"shape": (2.0, 3)},
+        {"shape": None},
+        {"offset": 8.0},
+        {"offset": True},
+        {"dtype": "complex128"},
+        {"dtype": "nonsense"},
+        {"buffer": [1]},
+    ],
+    ids=repr,
+)
+async def test_a_token_of_a_view_that_runs_past_its_buffer_is_refused(device: accel.Device, forged: dict[str, Any]) -> None:
+    ref = await device.zeros((3, 3), "float64")
+    token = ref[1:].token()
+    assert isinstance(token, ViewToken)
+    again = device.resolve(token)
+    assert (again.offset, again.shape, again.dtype) == (24, (2, 3), ref.dtype)
+    fields = {name: getattr(token, name) for name in ("device", "buffer", "generation", "offset", "shape", "dtype")}
+    with pytest.raises(accel.InvalidArgumentError) as caught:
+        device.resolve(ViewToken(**{**fields, **forged}))
+    assert caught.value.remedy
+
+
+async def test_a_forged_token_cannot_be_put_to_use_in_an_op(device: accel.Device) -> None:
+    ref, other = await device.zeros(8, "float64"), await device.zeros(64, "float64")
+    named = ref.token()
+    token: Any = ViewToken(named.device, named.buffer, named.generation, 0, (64,), "float64")
+    error = await failure(device.run(ops.Copy(token, other)), accel.InvalidArgumentError)
+    assert "64 bytes" in error.message

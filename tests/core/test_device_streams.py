@@ -98,3 +98,17 @@ async def test_what_libraries_hold_to_work_in_is_shown(monkeypatch: pytest.Monke
     monkeypatch.setattr(CpuCompute, "workspace_nbytes", property(lambda self: 1000), raising=False)
     async with opened(libraries=("blas",)) as device:
         assert device.info().memory.workspace == 3000, "memory, blas and batch"
+
+
+@pytest.mark.parametrize("streams", ["per_actor", "single", "pooled(2)"])
+async def test_each_named_library_is_prepared_in_the_stream_that_it_runs_in(monkeypatch: pytest.MonkeyPatch, streams: str) -> None:
+    """Also where it shares the stream with others, which was made for the first of them."""
+    prepared: list[tuple[str, Any]] = []
+    monkeypatch.setattr(CpuDevice, "prepare", lambda self, library, compute: prepared.append((library, compute)), raising=False)
+    libraries = ("blas", "elementwise", "reduce", "fft")
+    async with opened(streams=streams, libraries=libraries) as device:
+        ports = device._host.context.ports
+        assert prepared == [(library, ports[library].lane.compute) for library in ("memory", *libraries, "batch")]
+        prepared.clear()
+        await device.rng.normal(3)
+        assert not prepared, "others are made at their first use"

@@ -369,3 +369,20 @@ async def test_a_library_that_cannot_be_captured_is_refused_where_graphs_are(mon
         async with device.graph() as graph:
             graph.run(Scale(x))
         assert captured == ["capture"]
+
+
+async def test_a_fault_plan_knows_ops_of_the_users_own() -> None:
+    plan = FaultPlan().fail_at(2, accel.LibraryError("asked for", code=13), op="scale")
+    async with accel.System() as system:
+        device = await system.open_device("cpu", faults=plan)
+        await device.register(Mine)
+        x = await device.put(np.ones(3))
+        np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), np.full(3, 2.0))
+        with pytest.raises(accel.LibraryError) as caught:
+            await device.run(Scale(x))
+        assert (caught.value.code, caught.value.op) == (13, "scale")
+        assert plan.fired == 1
+    for unknown in ("scael", "free", "last_use", 3):
+        with pytest.raises(accel.InvalidArgumentError) as refused:
+            FaultPlan().hang_at(1, op=unknown)  # type: ignore[arg-type]
+        assert "scale" in (refused.value.remedy or "")

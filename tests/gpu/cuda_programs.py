@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 30.0
-ILLEGAL_ADDRESS = 700
+ILLEGAL_ADDRESS, DESTROYED = 700, 709
 
 E = TypeVar("E", bound=Exception)
 
@@ -306,6 +306,26 @@ def moves_to_a_child() -> None:
     asyncio.run(main())
 
 
+def outlives_its_context() -> None:
+    """Who resets the device (torch's or numba's ``cudaDeviceReset``) destroys the context under us: that is told, and another is made."""
+
+    async def main() -> None:
+        async with accel.System() as system:
+            device = await system.open_device("cuda", host="inline")
+            x = await device.put(np.ones(64, np.float32))
+            await device.elementwise.unary("neg", x)
+            driver = load_driver()
+            driver.call("cuDevicePrimaryCtxReset", driver.call("cuDeviceGet", 0))
+            error = await failure(device.get(x), accel.ContextPoisonedError)
+            print("after a reset of the device:", error)
+            assert (error.code, error.scope) == (DESTROYED, accel.FaultScope.CONTEXT)
+            x = await asyncio.wait_for(device.put(np.arange(64.0)), PATIENCE)
+            assert device.generation == 2
+            assert np.array_equal(await device.get(await device.elementwise.unary("neg", x)), -np.arange(64.0))
+
+    asyncio.run(main())
+
+
 PROGRAMS: dict[str, Callable[..., None]] = {
     program.__name__: program
     for program in (
@@ -317,6 +337,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
         faults_in_a_copy,
         own_kernel_faults,
         moves_to_a_child,
+        outlives_its_context,
     )
 }
 

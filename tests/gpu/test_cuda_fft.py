@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import accel
+from accel_cuda.driver import load_driver
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -193,3 +194,46 @@ async def test_no_room_for_a_plan_is_out_of_memory() -> None:
         await device.free(x)
         small = await device.zeros(8, "complex64")
         assert not (await device.get(await device.fft.fft(small))).any()
+
+
+MIB = 1 << 20
+
+
+def taken() -> int:
+    """Return how many bytes of the device's memory are taken, by whomever."""
+    driver = load_driver()
+    with driver.section(int(driver.call("cuDevicePrimaryCtxRetain", driver.call("cuDeviceGet", 0)))):
+        free, total = driver.call("cuMemGetInfo")
+    driver.call("cuDevicePrimaryCtxRelease", driver.call("cuDeviceGet", 0))
+    return int(total) - int(free)
+
+
+async def test_what_transforms_work_in_is_the_contexts_and_comes_back() -> None:
+    async with opened(libraries=("fft",)) as device:
+        x = await device.zeros((4, 1 << 23), "complex64")
+        warm = await device.fft.fft(x[0, :1024])
+        del warm
+        before, reserved = taken(), device.info().memory.reserved
+        for axes in ((1,), (0, 1)):
+            result = await device.fft.fft(x, axes=axes)
+            assert not (await device.get(result[0, :16])).any()
+            del result
+        assert device.info().memory.used == x.nbytes
+        grown = device.info().memory.reserved - reserved
+        outside = taken() - before - grown
+        print(f"slabs grew by {grown / MIB:.0f} MiB, everything else by {outside / MIB:.0f} MiB")
+        assert grown >= x.nbytes, "there was room for the result without a slab: nothing is shown"
+        assert outside <= 64 * MIB, "cuFFT works in memory that nobody counts"
+
+
+async def test_a_limit_holds_for_what_transforms_work_in() -> None:
+    async with opened(memory_limit=128 * MIB) as device:
+        x = await device.zeros((5 * MIB,), "complex64")
+        with pytest.raises(accel.OutOfMemoryError) as caught:
+            # A length with a large prime factor: cuFFT works in several times as much.
+            await device.fft.fft(x[: 5 * MIB - 27], out=x[: 5 * MIB - 27])
+            await device.fft.fft(x.reshape((5, MIB)), axes=0)
+        assert caught.value.limit == 128 * MIB
+        small = await device.put(np.ones(1000, np.complex64))
+        assert abs((await device.get(await device.fft.fft(small)))[0] - 1000) < 1e-3
+        assert device.info().memory.reserved <= 128 * MIB

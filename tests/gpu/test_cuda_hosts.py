@@ -39,8 +39,10 @@ async def test_a_killed_child_is_replaced() -> None:
 
 async def test_a_fault_in_the_child_costs_this_process_nothing() -> None:
     async with accel.System() as system:
+        # What the plan's fault is reported as: one without an error says that it was injected.
+        error = accel.DriverError("an illegal address, as the fault plan asks", code=700, scope=accel.FaultScope.PROCESS)
         inline = await system.open_device("cuda", host="inline")
-        device = await system.open_device("cuda", host="process", faults=FaultPlan().poison_at(2))
+        device = await system.open_device("cuda", host="process", faults=FaultPlan().poison_at(2, error))
         here = await inline.put(np.ones(4))
         x = await device.put(np.ones(4))
         with pytest.raises(accel.ContextPoisonedError) as caught:

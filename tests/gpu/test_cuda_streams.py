@@ -87,3 +87,23 @@ async def test_libraries_that_share_a_stream_find_what_they_need(streams: str, r
         async with device.batch() as batch:
             total = batch.reduce("sum", batch.blas.gemm(x, x))
         np.testing.assert_allclose(await device.get(total), (a @ a).sum(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("streams", ["per_actor", "single", "pooled(2)"])
+async def test_every_library_that_was_named_is_warm(streams: str) -> None:
+    """Also where it shares a stream with others: nothing that its ops need is made later, so none is enqueued beside the loop."""
+    libraries = ("elementwise", "reduce", "blas", "fft")
+    async with accel.System() as system:
+        device = await system.open_device("cuda", streams=streams, libraries=libraries)
+        context = device._host.context
+        computes = {library: context.ports[library].lane.compute for library in libraries}
+        assert computes["blas"].has_blas
+        assert computes["reduce"].has_workspace
+        assert computes["fft"].stream in context.device._fft.plans
+        x = await device.put(np.ones((8, 8), np.float32))
+        for library, op in (
+            ("elementwise", accel.ops.Unary(accel.UnaryOp.NEG, x)),
+            ("reduce", accel.ops.Reduce(accel.ReduceOp.SUM, x)),
+            ("blas", accel.ops.Axpy(x, x)),
+        ):
+            assert not context.device.may_block(context.ports[library].lane, op), library

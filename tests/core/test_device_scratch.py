@@ -1,0 +1,167 @@
+"""Memory that kernels of a backend work in: the context's own, counted, bounded, and anybody's as soon as the op is over."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import accel
+from accel.cpu.backend import CpuDevice
+from accel.testing import FaultPlan
+from tests.device_support import bounded, cancelled, failure, in_flight, opened, task, turns, used
+
+if TYPE_CHECKING:
+    from accel.backend import Kernel
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+MIB = 1 << 20
+
+
+class Worked:
+    """What the kernels and the device were asked."""
+
+    def __init__(self) -> None:
+        self.addresses: list[int] = []
+        self.known: dict[Any, int] = {}
+        self.measured: list[threading.Thread] = []
+
+
+@pytest.fixture
+def worked(monkeypatch: pytest.MonkeyPatch) -> Worked:
+    """Let ``unary`` work in as much memory as its operand has, and a reduction in none; how much is measured once for each shape."""
+    said = Worked()
+    original = CpuDevice.kernels
+
+    def unary(lane: Any, op: Any, inputs: Any, outputs: Any) -> None:
+        result, work = outputs
+        said.addresses.append(work)
+        lane.stream.copy(work, inputs[0], op.x.nbytes)
+        lane.compute.unary(op.op, work, result, op.x.size, dtype=op.x.dtype)
+
+    def binary(lane: Any, op: Any, inputs: Any, outputs: Any) -> None:
+        lane.compute.binary(op.op, *inputs, outputs[0], op.x.size, dtype=op.x.dtype)
+
+    kernels: dict[str, Kernel] = {"unary": unary, "binary": binary}
+
+    def measure(self: CpuDevice, op: Any) -> None:
+        said.measured.append(threading.current_thread())
+        if op.x.size == 13:
+            raise accel.LibraryError("unlucky")
+        said.known[op.kind, op.x.shape] = op.x.nbytes if op.kind == "unary" else 0
+
+    monkeypatch.setattr(CpuDevice, "kernels", lambda self, library: kernels if library == "elementwise" else original(self, library))
+    monkeypatch.setattr(CpuDevice, "scratch_libraries", frozenset({"elementwise"}), raising=False)
+    monkeypatch.setattr(CpuDevice, "scratch_nbytes", lambda self, op: said.known.get((op.kind, op.x.shape)), raising=False)
+    monkeypatch.setattr(CpuDevice, "measure_scratch", measure, raising=False)
+    return said
+
+
+async def test_it_is_there_for_the_op_and_then_for_the_next(worked: Worked, rng: np.random.Generator) -> None:
+    async with opened() as device:
+        x = rng.standard_normal(1000)
+        ref = await device.put(x)
+        before = used(device)
+        for _ in range(3):
+            result = await device.elementwise.unary("neg", ref)
+            np.testing.assert_array_equal(await device.get(result), -x)
+            del result
+            assert used(device) == before
+        assert len(worked.measured) == 1
+        assert worked.measured[0] is not threading.current_thread()
+        np.testing.assert_array_equal(await device.get(await device.elementwise.binary("add", ref, ref)), x + x)
+        assert len(set(worked.addresses)) <= 2, "it and the result change places, at most"
+
+
+async def test_it_counts_against_the_limit(worked: Worked) -> None:
+    async with opened(memory_limit=4 * MIB) as device:
+        x = await device.zeros((3 * MIB // 8,), "float64")
+        error = await failure(device.elementwise.unary("neg", x, out=x), accel.OutOfMemoryError)
+        assert error.limit == 4 * MIB
+        assert not worked.addresses
+        small = await device.zeros((1000,), "float64")
+        await device.elementwise.unary("neg", small, out=small)
+
+
+async def test_what_is_in_use_is_nobody_elses(worked: Worked, rng: np.random.Generator) -> None:
+    """In a slab that is full, so that what was given back is what is had next: whoever has it comes after the op."""
+    n = MIB // 8
+    plan = FaultPlan().hang_at(2, op="unary")
+    async with opened(plan, memory_limit=4 * MIB) as device:
+        x = rng.standard_normal(n)
+        ref, out = await device.put(x), await device.zeros((n,), "float64")
+        await device.elementwise.unary("neg", ref, out=out)
+        hanging = task(device.elementwise.unary("neg", ref, out=out))
+        await in_flight(device, 1)
+        others = [task(device.full((n,), 7.0, "float64")) for _ in range(2)]
+        await turns()
+        plan.release()
+        await bounded(hanging)
+        for other in others:
+            np.testing.assert_array_equal(await device.get(await other), np.full(n, 7.0))
+        np.testing.assert_array_equal(await device.get(out), -x)
+
+
+async def test_batches_and_graphs_have_it_too(worked: Worked, rng: np.random.Generator) -> None:
+    async with opened() as device:
+        x, y = rng.standard_normal((2, 500))
+        ref = await device.put(x)
+        before = used(device)
+        async with device.batch() as batch:
+            result = batch.elementwise.unary("neg", batch.elementwise.binary("add", ref, ref))
+        np.testing.assert_array_equal(await device.get(result), -(x + x))
+        del result, batch
+        assert used(device) == before
+        async with device.graph() as graph:
+            half = graph.elementwise.unary("abs", ref[:250])
+            result = graph.elementwise.unary("neg", graph.elementwise.unary("abs", ref))
+        for each in (x, y):
+            await device.put(each, out=ref)
+            await graph.replay()
+            # Between two replays nobody else is given what the graph works in.
+            fillers = [await device.full((500,), 9.0, "float64") for _ in range(8)]
+            np.testing.assert_array_equal(await device.get(result), -abs(each))
+            np.testing.assert_array_equal(await device.get(half), abs(each[:250]))
+            assert not {worked.addresses[-1]} & {device._host.context.buffers.address(filler) for filler in fillers}
+            del fillers
+        del graph, half, result
+        assert used(device) == before
+
+
+async def test_what_cannot_be_measured_fails_its_op_alone(worked: Worked) -> None:
+    async with opened() as device:
+        x, good = await device.put(np.ones(13)), await device.put(np.ones(14))
+        await failure(device.elementwise.unary("neg", x), accel.LibraryError)
+        with pytest.raises(accel.LibraryError) as caught:
+            async with device.batch() as batch:
+                batch.elementwise.unary("neg", good)
+                batch.elementwise.unary("neg", x)
+        assert caught.value.op_index == 1
+        with pytest.raises(accel.LibraryError):
+            async with device.graph() as graph:
+                graph.elementwise.unary("neg", x)
+        np.testing.assert_array_equal(await device.get(await device.elementwise.unary("neg", good)), -np.ones(14))
+
+
+async def test_whoever_goes_while_it_is_measured_leaves_nothing(worked: Worked, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on, measure = threading.Event(), threading.Event(), CpuDevice.measure_scratch  # type: ignore[attr-defined]
+
+    def slowly(self: CpuDevice, op: Any) -> None:
+        begun.set()
+        assert go_on.wait(10)
+        measure(self, op)
+
+    monkeypatch.setattr(CpuDevice, "measure_scratch", slowly, raising=False)
+    async with opened() as device:
+        x = await device.put(np.ones(14))
+        before = used(device)
+        waiting = task(device.elementwise.unary("neg", x))
+        await asyncio.to_thread(begun.wait, 10)
+        await cancelled(waiting)
+        go_on.set()
+        np.testing.assert_array_equal(await bounded(device.get(x)), np.ones(14))
+        assert used(device) == before

@@ -1,0 +1,110 @@
+"""Captures of our own beside what else goes on: marks of everybody's work, which would break them off, and the end of graphs."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib.util
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import accel
+from accel_cuda import CudaBackend
+from accel_cuda.graph import CudaGraph
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
+
+CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED = 900, 901
+
+
+def test_a_mark_of_everybodys_work_breaks_a_capture_off() -> None:
+    """Why they must not meet."""
+    context = CudaBackend().open(0)
+    stream, exchange = context.create_stream(), context.create_exchange()
+    driver, event = context.driver, context.create_event()
+    with context.section:
+        driver.call("cuStreamBeginCapture", stream.handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        with pytest.raises(accel.DriverError) as caught:
+            exchange.stream.record(event)
+        assert caught.value.code == CAPTURE_UNSUPPORTED
+        assert driver.status("cuStreamEndCapture", stream.handle) == CAPTURE_INVALIDATED
+    assert context.fault is None
+    event.close()
+    context.close()
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+async def test_ops_on_shared_memory_and_recordings_do_not_disturb_each_other(devices: int, rng: np.random.Generator) -> None:
+    """With two devices on one GPU, which have what the driver calls a context in common, the one records while the other shares."""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    torch: Any = importlib.import_module("torch")
+    async with accel.System() as system:
+        recorder = await system.open_device("cuda", host="inline", libraries=("elementwise",))
+        sharer = recorder if devices == 1 else await system.open_device("cuda", host="inline", libraries=("elementwise",))
+        x = rng.standard_normal(1 << 16)
+        source = await recorder.put(x)
+        tensor = torch.arange(4096, device="cuda", dtype=torch.float64)
+        shared = await sharer.wrap(tensor)
+        own = await sharer.put(np.ones(4096))
+        exported = torch.from_dlpack(own)
+        stop = False
+        used = 0
+
+        async def share() -> None:
+            nonlocal used
+            while not stop:
+                result = await sharer.elementwise.unary("neg", shared)
+                assert np.array_equal(await sharer.get(result), -np.arange(4096.0))
+                await sharer.elementwise.unary("neg", own, out=own)
+                used += 1
+
+        users = [asyncio.ensure_future(share()) for _ in range(2)]
+        for length in range(1, 13):
+            async with recorder.graph() as graph:
+                y = source
+                for _ in range(length):
+                    y = graph.elementwise.unary("neg", y)
+                total = graph.blas.gemm(y.reshape((256, 256)), y.reshape((256, 256)))
+            await graph.replay()
+            np.testing.assert_array_equal(await recorder.get(y), x * (-1.0) ** length)
+            np.testing.assert_allclose(await recorder.get(total), x.reshape(256, 256) @ x.reshape(256, 256), rtol=1e-9, atol=1e-9)
+        stop = True
+        await asyncio.gather(*users)
+        assert used > 2
+        assert set(exported.abs().cpu().tolist()) == {1.0}
+        del exported, tensor
+        gc.collect()
+
+
+async def test_a_graph_is_destroyed_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[threading.Thread] = []
+    close = CudaGraph.close
+
+    def closing(self: CudaGraph) -> None:
+        closed.append(threading.current_thread())
+        close(self)
+
+    monkeypatch.setattr(CudaGraph, "close", closing)
+    async with accel.System() as system:
+        device = await system.open_device("cuda")
+        x = await device.put(np.ones(1 << 20))
+        gc.collect()
+        gc.disable()
+        try:
+            async with device.graph() as graph:
+                for _ in range(50):
+                    graph.elementwise.unary("exp", x, out=x)
+            await graph.replay()
+            del graph
+            async with asyncio.timeout(20):
+                while not closed:
+                    device.info()  # takes note of what was dropped
+                    await asyncio.sleep(0)
+        finally:
+            gc.enable()
+        assert closed[0] is not threading.current_thread()
+        assert device.info().memory.used == x.nbytes
