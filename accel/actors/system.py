@@ -226,6 +226,8 @@ class ActorSystem:
         if self._cells:
             await asyncio.wait(set(self._cells), timeout=_GRACE)
         patience = max(self._deadline, self.loop.time() + _GRACE)
+        self._last_call.cancel()
+        self._last_call = self.loop.call_at(patience + _GRACE, self._give_up)
         if left := [*await self._pool.aclose(patience), *await self._spawner.aclose(patience)]:
             logger.error("threads_left_behind", system=self.name, threads=tuple(left))
 
