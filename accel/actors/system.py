@@ -222,12 +222,10 @@ class ActorSystem:
                 self._portal.close()
             for cell in tuple(self._children.values()):
                 cell.request_stop(Stop.KILL)
-            self._last_call = self.loop.call_later(_GRACE, self._give_up)
+            self._last_call = self.loop.call_later(3 * _GRACE, self._give_up)  # after what is waited for below
         if self._cells:
             await asyncio.wait(set(self._cells), timeout=_GRACE)
         patience = max(self._deadline, self.loop.time() + _GRACE)
-        self._last_call.cancel()
-        self._last_call = self.loop.call_at(patience + _GRACE, self._give_up)
         if left := [*await self._pool.aclose(patience), *await self._spawner.aclose(patience)]:
             logger.error("threads_left_behind", system=self.name, threads=tuple(left))
 
