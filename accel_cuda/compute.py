@@ -131,7 +131,7 @@ class CudaCompute(CudaVectors):
         self._stream.ready()
         name = f"{'sum' if op is ReduceOp.MEAN else op.value}_{CODES[dtype]}"
         divisor = length if op is ReduceOp.MEAN else 0
-        plan = launches(outer, length, inner, dtype.itemsize, self._context.multiprocessors, is_aligned=(input | output) % 16 == 0)
+        plan = launches(outer, length, inner, dtype.itemsize, self._context.multiprocessors)
         # Also where it is not used: once it is there, this never blocks.
         workspace = self.prepare_workspace()
         for each in plan:
