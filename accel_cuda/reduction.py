@@ -69,9 +69,8 @@ def _of_rows(rows: int, length: int, itemsize: int, wanted: int) -> Launch:
     per_block = min(rows, _TILE // nbytes)
     # Single elements are cheaper than granules that belong to two rows; of rows that begin in the same banks they are not.
     if nbytes >= (48 if itemsize == 1 else 64) or nbytes % 32 == 0:
-        width = min(_WARP, _power(-(-nbytes // (4 * _GRANULE))))
+        width = min(_WARP, _power(-(-nbytes // ((4 if nbytes < 256 else 8) * _GRANULE))))
         return Launch("group", (-(-rows // per_block), 1), (_BLOCK, 1), (rows, length, per_block, _shift(width)))
-    per_block = per_block // _AT_ONCE * _AT_ONCE or per_block
     return Launch("brief", (-(-rows // per_block), 1), (_BLOCK, 1), (rows, length, per_block))
 
 

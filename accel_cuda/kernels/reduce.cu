@@ -45,6 +45,9 @@ struct Sum {
 };
 struct Max {
   static constexpr bool is_sum = false;
+#if __CUDA_ARCH__ >= 900
+  static DEVICE u32 of_pairs(u32 a, u32 b) { u32 c; asm("max.s16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b)); return c; }
+#endif
   template <class T> using Accumulator = typename Extremes<T>::type;
   template <class W> static DEVICE W identity() { return Limits<W>::low(); }
   template <class T> static DEVICE T neutral() { return lowest<T>(); }
@@ -52,6 +55,9 @@ struct Max {
 };
 struct Min {
   static constexpr bool is_sum = false;
+#if __CUDA_ARCH__ >= 900
+  static DEVICE u32 of_pairs(u32 a, u32 b) { u32 c; asm("min.s16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b)); return c; }
+#endif
   template <class T> using Accumulator = typename Extremes<T>::type;
   template <class W> static DEVICE W identity() { return Limits<W>::high(); }
   template <class T> static DEVICE T neutral() { return highest<T>(); }
@@ -74,12 +80,28 @@ template <class T, class W> DEVICE void finish(T* y, W value, typename Divisor<W
   }
   *y = narrow<T>(value);
 }
+// Bytes of a word, by the digits of `places`: 4 is a zero, and 8 more stands for the sign of the byte.
+DEVICE u32 permuted(u32 word, u32 places) { u32 to; asm("prmt.b32 %0, %1, 0, %2;" : "=r"(to) : "r"(word), "r"(places)); return to; }
 // The elements of a pack into one accumulator. Sums of bytes are kept to their last 8 bits, signed or not.
 template <class Op, class T, class W, int N> DEVICE void absorb(W& to, const Pack<T, N>& pack) {
   if constexpr (Op::is_sum && sizeof(T) == 1 && N % 4 == 0) {
     const u32* words = (const u32*)&pack;
 #pragma unroll
     for (int k = 0; k < N / 4; ++k) to = __dp4a(words[k], 0x01010101u, (u32)to);
+#if __CUDA_ARCH__ >= 900
+  } else if constexpr (!Op::is_sum && sizeof(T) == 1 && N == 16) {
+    // Bytes are widened two by two, and compared so.
+    constexpr bool is_signed = T(-1) < T(0);
+    const u32* words = (const u32*)&pack;
+    u32 pairs[8];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) pairs[k] = permuted(words[k / 2], k % 2 ? (is_signed ? 0xb3a2 : 0x4342) : (is_signed ? 0x9180 : 0x4140));
+#pragma unroll
+    for (int k = 4; k; k /= 2)
+#pragma unroll
+      for (int i = 0; i < k; ++i) pairs[i] = Op::of_pairs(pairs[i], pairs[i + k]);
+    to = Op::of(Op::of(to, (W)(i16)pairs[0]), (W)((int)pairs[0] >> 16));
+#endif
   } else {
 #pragma unroll
     for (int k = 0; k < N; ++k) to = Op::of(to, load<W>(pack.v[k]));
@@ -132,6 +154,7 @@ template <class Op, class T> DEVICE void rows(const T* __restrict__ x, T* y, i64
 // -- through shared memory
 
 constexpr u32 TILE = 24576, THREADS = 256;
+constexpr bool IN_ONE = true;
 
 // Begin to bring the granules from `base` on into shared memory, by `threads` threads of which this is one. `begin` and `end` are the array's: of what does
 // not lie in it nothing is read.
@@ -161,64 +184,132 @@ template <int begun> DEVICE void arrive() {
 #endif
   __syncthreads();
 }
+// Tiles that the device's copy engine brings: one thread of few asks for each of their parts, and a barrier in shared memory knows when all of it is there.
+#if __CUDA_ARCH__ >= 900
+constexpr bool HAS_ENGINE = true;
+DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+DEVICE void open_barrier(u64* barrier, u32 parts) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(shared_address(barrier)), "r"(parts) : "memory");
+}
+DEVICE void await_barrier(u64* barrier, u32 phase) {
+  u32 is_there;
+  do {
+    asm volatile("{ .reg .pred there; mbarrier.try_wait.parity.shared::cta.b64 there, [%1], %2; selp.u32 %0, 1, 0, there; }"
+                 : "=r"(is_there) : "r"(shared_address(barrier)), "r"(phase) : "memory");
+  } while (!is_there);
+}
+// One part: granules from `base` on, none of them or some.
+template <class T> DEVICE void bring_part(char* tile, u64 base, u32 granules, u64 begin, u64 end, u64* barrier) {
+  if (granules && base < begin) *(Quad*)tile = load_cut<T>(base, begin, end), base += 16, tile += 16, --granules;
+  if (granules && base + 16ull * granules > end) --granules, *(Quad*)(tile + 16 * granules) = load_cut<T>(base + 16ull * granules, begin, end);
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(16 * granules) : "memory");
+  if (granules)
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(shared_address(tile)), "l"(base), "r"(16 * granules), "r"(shared_address(barrier)) : "memory");
+}
+#else
+constexpr bool HAS_ENGINE = false;
+DEVICE void open_barrier(u64*, u32) {}
+DEVICE void await_barrier(u64*, u32) {}
+template <class T> DEVICE void bring_part(char*, u64, u32, u64, u64, u64*) {}
+#endif
 // Bring `count` elements from `x` on, and return the offset in bytes at which the first of them lies.
 template <class T> DEVICE u32 stage(char* tile, const T* x, u32 count, u64 begin, u64 end) {
-  u64 base = (u64)x & ~15ull;
-  bring<T>(tile, base, (u32)(((u64)(x + count) + 15 - base) / 16), threadIdx.x, THREADS, begin, end);
-  commit();
-  arrive<0>();
+  const u64 base = (u64)x & ~15ull;
+  const u32 granules = (u32)(((u64)(x + count) + 15 - base) / 16);
+  if constexpr (HAS_ENGINE && IN_ONE) {
+    __shared__ u64 barrier;
+    if (threadIdx.x == 0) open_barrier(&barrier, 1), bring_part<T>(tile, base, granules, begin, end, &barrier);
+    __syncthreads();
+    await_barrier(&barrier, 0);
+  } else {
+    bring<T>(tile, base, granules, threadIdx.x, THREADS, begin, end);
+    commit();
+    arrive<0>();
+  }
   return (u32)((u64)x - base);
 }
-// N elements at a multiple of their size.
-template <class T, int N> DEVICE Pack<T, N> take(const char* place) {
-  if constexpr (N == 1) {
-    return *(const Pack<T, 1>*)place;
-  } else {
-    u32 word = *(const u32*)place;
-    return *(const Pack<T, N>*)&word;
-  }
+// Word `k` of 16 bytes of elements that do not change a result.
+template <class Op, class T> DEVICE u32 word_of(int k) {
+  Pack<T, Lanes<T>::count> all;
+#pragma unroll
+  for (int i = 0; i < Lanes<T>::count; ++i) all.v[i] = Op::template neutral<T>();
+  return ((const Quad*)&all)->w[k];
+}
+// 16 bytes in one load: the compiler would load narrow elements one by one.
+DEVICE Quad take_quad(const char* place) {
+  Quad to;
+#ifdef __CUDA_ARCH__
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to.w[0]), "=r"(to.w[1]), "=r"(to.w[2]), "=r"(to.w[3]) : "r"((u32)__cvta_generic_to_shared(place)));
+#else
+  to = *(const Quad*)place;
+#endif
+  return to;
 }
 
-// Each thread takes four rows at a time, N elements of each.
-template <int N, class Op, class T> DEVICE void brief(const char* tile, T* y, u32 rows, u32 length, typename Divisor<typename Op::template Accumulator<T>>::type scale) {
+// Rows of so few elements that each thread takes several at a time, element by element.
+template <class Op, class T> DEVICE void brief_elements(const char* tile, T* y, u32 rows, u32 length, i64 divisor) {
   typedef typename Op::template Accumulator<T> W;
-  for (u32 row = threadIdx.x; row < rows; row += 4 * THREADS) {
-    const char* place[4];
-    W acc[4];
+  constexpr u32 SIZE = sizeof(T), J = SIZE < 4 ? 4 : 2;
+  const auto scale = divisor_of<W>(divisor);
+  for (u32 row = threadIdx.x; row < rows; row += J * THREADS) {
+    u32 place[J];
+    W acc[J];
 #pragma unroll
-    for (u32 j = 0; j < 4; ++j) place[j] = tile + min(row + j * THREADS, rows - 1) * length * (u32)sizeof(T), acc[j] = Op::template identity<W>();
+    for (u32 j = 0; j < J; ++j) place[j] = min(row + j * THREADS, rows - 1) * length * SIZE, acc[j] = Op::template identity<W>();
 #pragma unroll 4
-    for (u32 k = 0; k < length / N; ++k)
+    for (u32 k = 0; k < length; ++k)
 #pragma unroll
-      for (u32 j = 0; j < 4; ++j) absorb<Op>(acc[j], take<T, N>(place[j] + k * (u32)sizeof(T) * N));
+      for (u32 j = 0; j < J; ++j) acc[j] = Op::of(acc[j], load<W>(*(const T*)(tile + place[j] + k * SIZE)));
 #pragma unroll
-    for (u32 j = 0; j < 4; ++j)
+    for (u32 j = 0; j < J; ++j)
       if (row + j * THREADS < rows) finish(y + row + j * THREADS, acc[j], scale);
   }
 }
+// Rows of narrow elements, word by word, from wherever they begin.
+template <class Op, class T> DEVICE void brief_words(const char* tile, u32 at, T* y, u32 rows, u32 length, i64 divisor) {
+  typedef typename Op::template Accumulator<T> W;
+  constexpr u32 SIZE = sizeof(T), N = 4 / SIZE;
+  typedef Pack<T, N> Some;
+  const u32 whole = length / N, rest = length % N, kept = (1u << rest * 8 * SIZE) - 1, nothing = word_of<Op, T>(0) & ~kept;
+  const auto scale = divisor_of<W>(divisor);
+  for (u32 row = threadIdx.x; row < rows; row += THREADS) {
+    const u32 place = at + row * length * SIZE, shift = place % 4 * 8;
+    const u32* words = (const u32*)(tile + place / 4 * 4);
+    W acc = Op::template identity<W>();
+    u32 before = words[0];
+#pragma unroll 4
+    for (u32 k = 0; k < whole; ++k) {
+      const u32 after = words[k + 1], word = __funnelshift_r(before, after, shift);
+      absorb<Op>(acc, *(const Some*)&word), before = after;
+    }
+    if (rest) {
+      const u32 word = (__funnelshift_r(before, words[whole + 1], shift) & kept) | nothing;
+      absorb<Op>(acc, *(const Some*)&word);
+    }
+    finish(y + row, acc, scale);
+  }
+}
 template <class Op, class T> DEVICE void brief(const T* __restrict__ x, T* y, i64 rows, i64 length, i64 per_block, i64 divisor) {
-  constexpr int N = sizeof(T) < 4 ? 4 / sizeof(T) : 1;
   __shared__ alignas(16) char tile[TILE + 32];
   const i64 first = (i64)blockIdx.x * per_block;
   const u32 mine = (u32)min(per_block, rows - first), many = (u32)length;
   const u32 at = stage(tile, x + first * length, mine * many, (u64)x, (u64)(x + rows * length));
-  const auto scale = divisor_of<typename Op::template Accumulator<T>>(divisor);
-  if (N > 1 && many % N == 0 && at % 4 == 0) brief<N, Op>(tile + at, y + first, mine, many, scale);
-  else brief<1, Op>(tile + at, y + first, mine, many, scale);
+  if constexpr (sizeof(T) < 4)
+    if (many >= 8) return brief_words<Op>(tile, at, y + first, mine, many, divisor);
+  brief_elements<Op>(tile + at, y + first, mine, many, divisor);
 }
 
 // A granule whose first `bytes` bytes, or all but them, are replaced by what does not change a result.
-template <class Op, class T> DEVICE Pack<T, Lanes<T>::count> cut(Quad all, u32 bytes, bool is_end) {
-  Pack<T, Lanes<T>::count> nothing;
-#pragma unroll
-  for (int k = 0; k < Lanes<T>::count; ++k) nothing.v[k] = Op::template neutral<T>();
-  const Quad& none = *(const Quad*)&nothing;
+template <class Op, class T> DEVICE Quad cut(Quad all, u32 bytes, bool is_end) {
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     u32 kept = __funnelshift_lc(0, 0xffffffffu, (u32)max(0, (int)bytes * 8 - 32 * k)) ^ (is_end ? 0xffffffffu : 0);
-    all.w[k] = (all.w[k] & kept) | (none.w[k] & ~kept);
+    all.w[k] = (all.w[k] & kept) | (word_of<Op, T>(k) & ~kept);
   }
-  return *(const Pack<T, Lanes<T>::count>*)&all;
+  return all;
 }
 // Rows of more than a granule.
 template <class Op, class T> DEVICE void group(const T* __restrict__ x, T* y, i64 rows, i64 length, i64 per_block, i64 shift, i64 divisor) {
@@ -228,14 +319,19 @@ template <class Op, class T> DEVICE void group(const T* __restrict__ x, T* y, i6
   const u32 mine = (u32)min(per_block, rows - first), bytes = (u32)length * (u32)sizeof(T), width = 1u << shift, lane = threadIdx.x & (width - 1);
   const u32 at = stage(tile, x + first * length, mine * (u32)length, (u64)x, (u64)(x + rows * length));
   const auto scale = divisor_of<W>(divisor);
-  const Quad* granules = (const Quad*)tile;
+  typedef Pack<T, Lanes<T>::count> Some;
   for (u32 row0 = 0; row0 < mine; row0 += THREADS >> shift) {
     const u32 row = row0 + (threadIdx.x >> shift), start = at + min(row, mine - 1) * bytes, end = start + bytes, head = start / 16, tail = (end - 1) / 16;
     W acc = Op::template identity<W>();
 #pragma unroll 4
-    for (u32 g = head + 1 + lane; g < tail; g += width) absorb<Op>(acc, *(const Pack<T, Lanes<T>::count>*)(granules + g));
-    for (u32 is_end = lane; is_end < 2; is_end += width)
-      absorb<Op>(acc, cut<Op, T>(granules[is_end ? tail : head], is_end ? end - 16 * tail : start % 16, is_end));
+    for (u32 g = head + 1 + lane; g < tail; g += width) {
+      const Quad all = take_quad(tile + 16 * g);
+      absorb<Op>(acc, *(const Some*)&all);
+    }
+    for (u32 is_end = lane; is_end < 2; is_end += width) {
+      const Quad all = cut<Op, T>(take_quad(tile + 16 * (is_end ? tail : head)), is_end ? end - 16 * tail : start % 16, is_end);
+      absorb<Op>(acc, *(const Some*)&all);
+    }
     for (u32 offset = width / 2; offset; offset /= 2) acc = Op::of(acc, shuffle(acc, offset));
     if (lane == 0 && row < mine) finish(y + first + row, acc, scale);
   }
@@ -262,7 +358,7 @@ DEVICE void slices(const char* tile, T* y, u32 results, u32 length, u32 inner, u
 #pragma unroll 2
     for (u32 k = lane; k < length; k += lanes)
 #pragma unroll
-      for (u32 j = 0; j < 4; ++j, place[j - 1] += step) absorb<Op>(acc[j], take<T, 1>(tile + place[j]));
+      for (u32 j = 0; j < 4; ++j, place[j - 1] += step) acc[j] = Op::of(acc[j], load<W>(*(const T*)(tile + place[j])));
     if constexpr (is_split)
       for (u32 offset = lanes / 2; offset; offset /= 2)
 #pragma unroll
@@ -284,23 +380,16 @@ DEVICE void slices(const T* __restrict__ x, T* y, i64 outer, i64 length, i64 inn
 }
 
 constexpr u32 SPAN = 2048, SLOTS = 8, SLOT = SPAN + 16;
-// What a block's threads need to know of a span: where it lies in its slot, how many elements it has, and, of a piece's last one, where the results belong.
-struct alignas(16) Mark { u32 at, size; i64 out; };
 
-// The spans of a block, in the order in which they are taken. A piece is `columns` columns wide, its spans hold `fold` rows each.
-template <class T> struct Walk {
-  const T* x;
-  i64 length, inner, fold, tiles, columns, slice, tile;
-  u32 first, count, row;
-  DEVICE void skip(u32 many) {
-    for (row += many; row >= count; row -= count)
-      if (++tile == tiles) tile = 0, ++slice;
-  }
-  DEVICE const T* start() const { return x + (slice * length + (i64)(first + row) * fold) * inner + tile * columns; }
-  // A piece's last tile may be narrower, and the last one of its spans may hold fewer rows.
-  DEVICE Mark mark() const {
-    i64 rows = min(fold, length - (i64)(first + row) * fold), out = slice * inner + tile * columns;
-    return Mark{(u32)(u64)start() % 16, (u32)min(columns, rows * inner - tile * columns), row + 1 == count ? out : -1};
+// A piece is `columns` columns wide and as long as the block's chunk; its spans hold `fold` rows each.
+template <class T> struct Piece {
+  const T* start;
+  i64 out;
+  u32 columns;
+  DEVICE Piece(const T* x, i64 piece, i64 length, i64 inner, i64 fold, i64 tiles, i64 columns, i64 first) {
+    const i64 slice = piece <= 0xffffffffll ? (i64)((u32)piece / (u32)tiles) : piece / tiles, column = (piece - slice * tiles) * columns;
+    start = x + (slice * length + first * fold) * inner + column, out = slice * inner + column;
+    this->columns = (u32)min(columns, fold * inner - column);
   }
 };
 
@@ -309,22 +398,27 @@ DEVICE void spans(const T* __restrict__ x, T* y, i64 outer, i64 length, i64 inne
   typedef typename Op::template Accumulator<T> W;
   constexpr u32 SIZE = sizeof(T), J = SPAN / SIZE > THREADS ? SPAN / SIZE / THREADS : 1;
   __shared__ alignas(16) char tile[2][SLOTS * SLOT];
-  __shared__ Mark marks[2][SLOTS];
-  const i64 piece = (i64)blockIdx.x * each, first = (i64)blockIdx.y * chunk;
-  const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  Walk<T> walk{x, length, inner, fold, tiles, columns, piece / tiles, piece % tiles, (u32)first, (u32)min(chunk, (length + fold - 1) / fold - first), 0};
-  const u32 total = (u32)min(each, outer * tiles - piece) * walk.count;
-  const u64 begin = (u64)x, end = (u64)(x + outer * length * inner);
-  walk.skip(warp);
-  // Each warp brings every eighth span.
-  auto bring_next = [&](u32 span, u32 side) {
-    if (span < total) {
-      const Mark mark = walk.mark();
-      const u64 base = (u64)walk.start() & ~15ull;
-      if (lane == 0) marks[side][warp] = mark;
-      bring<T>(tile[side] + warp * SLOT, base, (mark.at + mark.size * SIZE + 15) / 16, lane, 32, begin, end);
-      walk.skip(SLOTS);
+  __shared__ u64 barriers[2];
+  const i64 piece0 = (i64)blockIdx.x * each, first = (i64)blockIdx.y * chunk, left = length - first * fold, step = fold * inner;
+  const u32 spans = (u32)min(chunk, (left + fold - 1) / fold), pieces = (u32)min(each, outer * tiles - piece0);
+  // A tile has some spans of a piece, or all spans of several. Each is asked for by one thread, or brought by one warp.
+  const u32 many = min(spans, SLOTS), beside = SLOTS / many, own_slot = HAS_ENGINE ? threadIdx.x : threadIdx.x / 32;
+  const u32 slot_piece = own_slot / many, slot_span = own_slot - slot_piece * many;
+  auto piece_at = [&](u32 piece) { return Piece<T>(x, piece0 + piece, length, inner, fold, tiles, columns, first); };
+  auto bring_tile = [&](u32 piece, u32 span, u32 side) {
+    if (own_slot >= SLOTS) return;
+    u64 base = 0;
+    u32 granules = 0;
+    piece += slot_piece, span += slot_span;
+    if (piece < pieces && span < spans && slot_piece < beside) {
+      const Piece<T> from = piece_at(piece);
+      const T* start = from.start + span * step;
+      const u64 end = (u64)(start + min((i64)from.columns, (left - span * fold) * inner));
+      base = (u64)start & ~15ull, granules = (u32)((end + 15 - base) / 16);
     }
+    char* slot = tile[side] + own_slot * SLOT;
+    if (HAS_ENGINE) bring_part<T>(slot, base, granules, (u64)x, (u64)(x + outer * length * inner), &barriers[side]);
+    else bring<T>(slot, base, granules, threadIdx.x % 32, 32, (u64)x, (u64)(x + outer * length * inner));
     commit();
   };
   auto deliver = [&](i64 out, W value) {
@@ -332,30 +426,47 @@ DEVICE void spans(const T* __restrict__ x, T* y, i64 outer, i64 length, i64 inne
     else finish(y + out, value, divisor_of<W>(divisor));
   };
   W acc[J];
-#pragma unroll
-  for (u32 j = 0; j < J; ++j) acc[j] = Op::template identity<W>();
   // With elements of 16 bytes half of the threads have none.
-  const u32 own = min(threadIdx.x, SPAN / SIZE - 1) * SIZE, least = fold > 1 ? (u32)columns : 0;
-  bring_next(warp, 0);
-  for (u32 span = 0, side = 0; span < total; span += SLOTS, side ^= 1) {
+  const u32 own = min(threadIdx.x, SPAN / SIZE - 1) * SIZE, further = (u32)step * SIZE;
+  u32 low = 0;
+  if (HAS_ENGINE && threadIdx.x == 0) open_barrier(&barriers[0], SLOTS), open_barrier(&barriers[1], SLOTS);
+  __syncthreads();
+  bring_tile(0, 0, 0);
+  for (u32 piece = 0, span = 0, side = 0, phases = 0; piece < pieces; phases ^= 1 << side, side ^= 1) {
+    const bool is_last = span + many >= spans;
+    const u32 next_piece = is_last ? piece + beside : piece, next_span = is_last ? 0 : span + many;
     // The next tile is on its way while this one is taken.
-    bring_next(span + SLOTS + warp, side ^ 1);
-    arrive<1>();
-    for (u32 slot = 0; slot < min(SLOTS, total - span); ++slot) {
-      const Mark mark = marks[side][slot];
-      const char* place = tile[side] + slot * SLOT + mark.at + own;
-      // Beyond a row's end anything may be taken, for it is not delivered; beyond the last of the folded rows nothing may.
+    bring_tile(next_piece, next_span, side ^ 1);
+    if (HAS_ENGINE) await_barrier(&barriers[side], phases >> side & 1);
+    else arrive<1>();
+    const char* place = tile[side] + own;
+    for (u32 k = piece; k < min(piece + beside, pieces); ++k) {
+      const u32 here = min(many, spans - span);
+      if (span == 0) {
+        low = (u32)(u64)piece_at(k).start;
+#pragma unroll
+        for (u32 j = 0; j < J; ++j) acc[j] = Op::template identity<W>();
+      }
+      // Beyond a row's end anything may be taken, for it is not delivered; beyond the last of folded rows nothing may.
+      const u32 whole = fold == 1 || (span + here) * fold <= left ? here : here - 1;
+#pragma unroll 4
+      for (u32 slot = 0; slot < whole; ++slot, low += further, place += SLOT)
+#pragma unroll
+        for (u32 j = 0; j < J; ++j) acc[j] = Op::of(acc[j], load<W>(*(const T*)(place + low % 16 + j * THREADS * SIZE)));
+      if (whole < here) {
+        const u32 size = (u32)((left - (span + whole) * fold) * inner);
+#pragma unroll
+        for (u32 j = 0; j < J; ++j)
+          if (threadIdx.x + j * THREADS < size) acc[j] = Op::of(acc[j], load<W>(*(const T*)(place + low % 16 + j * THREADS * SIZE)));
+      }
+      if (!is_last || fold > 1) continue;
+      const Piece<T> to = piece_at(k);
 #pragma unroll
       for (u32 j = 0; j < J; ++j)
-        if (mark.size >= least || threadIdx.x + j * THREADS < mark.size) absorb<Op>(acc[j], take<T, 1>(place + j * THREADS * SIZE));
-      if (fold > 1 || mark.out < 0) continue;
-#pragma unroll
-      for (u32 j = 0; j < J; ++j) {
-        if (threadIdx.x + j * THREADS < mark.size) deliver(mark.out + threadIdx.x + j * THREADS, acc[j]);
-        acc[j] = Op::template identity<W>();
-      }
+        if (threadIdx.x + j * THREADS < to.columns) deliver(to.out + threadIdx.x + j * THREADS, acc[j]);
     }
     __syncthreads();
+    piece = next_piece, span = next_span;
   }
   if (fold == 1) return;
   // The block's only piece: its folded rows become one.
@@ -370,7 +481,7 @@ DEVICE void spans(const T* __restrict__ x, T* y, i64 outer, i64 length, i64 inne
     high = half;
   }
   __syncthreads();
-  for (u32 c = threadIdx.x; c < (u32)inner; c += THREADS) deliver(piece * inner + c, sums[c]);
+  for (u32 c = threadIdx.x; c < (u32)inner; c += THREADS) deliver(piece0 * inner + c, sums[c]);
 }
 
 template <class Op, class T> DEVICE void finish(const typename Op::template Accumulator<T>* __restrict__ x, T* y, i64 chunks, i64 results, i64 divisor) {
@@ -393,7 +504,7 @@ template <class Op, class T> DEVICE void finish(const typename Op::template Accu
 
 #define KERNEL(kind, name, T, blocks) extern "C" __global__ void __launch_bounds__(256, blocks) reduce_##kind##_##name##_##T
 #define REDUCE(name, Op, T)                                                                                                             \
-  KERNEL(brief, name, T, sizeof(T) > 8 ? 4 : 6)(const T* x, T* y, i64 rows, i64 length, i64 some, i64 d) { brief<Op>(x, y, rows, length, some, d); }        \
+  KERNEL(brief, name, T, 6)(const T* x, T* y, i64 rows, i64 length, i64 some, i64 d) { brief<Op>(x, y, rows, length, some, d); }        \
   KERNEL(group, name, T, 6)(const T* x, T* y, i64 rows, i64 length, i64 some, i64 shift, i64 d) { group<Op>(x, y, rows, length, some, shift, d); } \
   KERNEL(rows, name, T, 1)(const T* x, T* y, i64 length, i64 chunk, i64 d) { rows<Op>(x, y, length, chunk, d); }                        \
   KERNEL(slices, name, T, sizeof(T) > 8 ? 4 : 6)(const T* x, T* y, i64 o, i64 l, i64 i, i64 some, i64 shift, i64 d) { slices<Op>(x, y, o, l, i, some, shift, d); } \
