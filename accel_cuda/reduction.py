@@ -10,7 +10,7 @@ __all__ = ["Launch", "launches"]
 
 _BLOCK = 256
 _WARP = 32
-_BLOCKS_PER_MULTIPROCESSOR = 6
+_BLOCKS_PER_MULTIPROCESSOR = 4
 _CHUNK_ROUNDING = 64
 _BANKS = 32
 _GRANULE = 16
@@ -64,7 +64,7 @@ def _of_rows(rows: int, length: int, itemsize: int, wanted: int) -> Launch:
     nbytes = length * itemsize
     if nbytes > _SHORT:
         # A chunk keeps every thread busy for a few granules.
-        chunk, chunks = _cut(length, rows, 3 * wanted, 8 * _BLOCK * max(1, _GRANULE // itemsize))
+        chunk, chunks = _cut(length, rows, 4 * wanted, 8 * _BLOCK * max(1, _GRANULE // itemsize))
         return Launch("rows", (rows, chunks), (_BLOCK, 1), (length, chunk), chunks > 1)
     per_block = min(rows, _TILE // nbytes)
     # Single elements are cheaper than granules that belong to two rows; of rows that begin in the same banks they are not.
@@ -102,7 +102,7 @@ def _spans(outer: int, length: int, inner: int, itemsize: int, wanted: int) -> L
 
 def _finish(chunks: int, results: int) -> Launch:
     # High blocks: what matters is how many partial results one thread takes, one after the other.
-    height = min(_BLOCK if results <= 64 else 64, _power(chunks))
+    height = min(_BLOCK if results <= 512 else 64, _power(-(-chunks // 8)))
     width = _BLOCK // height
     return Launch("finish", (-(-results // width), 1), (width, height), (chunks, results))
 
@@ -117,7 +117,7 @@ def _lanes(slices: int, length: int, inner: int, itemsize: int) -> int:
             word = (result // inner * length * inner + lane * inner + result % inner) * itemsize // 4
             banks[word % _BANKS].add(word)
         passes = -(-slices * inner * width // _AT_ONCE)
-        return passes * (-(-length // width) * (12 + 4 * max(map(len, banks))) + 50 + 16 * _shift(width))
+        return passes * (-(-length // width) * (12 + 16 * max(map(len, banks))) + 50 + 16 * _shift(width))
 
     return min((1 << shift for shift in range(6)), key=work)
 

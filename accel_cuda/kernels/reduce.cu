@@ -379,7 +379,7 @@ DEVICE void slices(const T* __restrict__ x, T* y, i64 outer, i64 length, i64 inn
   else slices<false, Op>(tile + at, y + first * inner, mine * (u32)inner, (u32)length, (u32)inner, 0, scale);
 }
 
-constexpr u32 SPAN = 2048, SLOTS = 8, SLOT = SPAN + 16;
+constexpr u32 SPAN = 2048, SLOT = SPAN + 16, SLOTS = 7, STAGES = 3;
 
 // A piece is `columns` columns wide and as long as the block's chunk; its spans hold `fold` rows each.
 template <class T> struct Piece {
@@ -387,7 +387,7 @@ template <class T> struct Piece {
   i64 out;
   u32 columns;
   DEVICE Piece(const T* x, i64 piece, i64 length, i64 inner, i64 fold, i64 tiles, i64 columns, i64 first) {
-    const i64 slice = piece <= 0xffffffffll ? (i64)((u32)piece / (u32)tiles) : piece / tiles, column = (piece - slice * tiles) * columns;
+    const i64 slice = piece < tiles ? 0 : piece <= 0xffffffffll ? (i64)((u32)piece / (u32)tiles) : piece / tiles, column = (piece - slice * tiles) * columns;
     start = x + (slice * length + first * fold) * inner + column, out = slice * inner + column;
     this->columns = (u32)min(columns, fold * inner - column);
   }
@@ -397,27 +397,30 @@ template <class Op, class T>
 DEVICE void spans(const T* __restrict__ x, T* y, i64 outer, i64 length, i64 inner, i64 fold, i64 tiles, i64 columns, i64 each, i64 chunk, i64 divisor) {
   typedef typename Op::template Accumulator<T> W;
   constexpr u32 SIZE = sizeof(T), J = SPAN / SIZE > THREADS ? SPAN / SIZE / THREADS : 1;
-  __shared__ alignas(16) char tile[2][SLOTS * SLOT];
-  __shared__ u64 barriers[2];
+  __shared__ alignas(16) char tile[STAGES][SLOTS * SLOT];
+  __shared__ u64 barriers[STAGES];
   const i64 piece0 = (i64)blockIdx.x * each, first = (i64)blockIdx.y * chunk, left = length - first * fold, step = fold * inner;
   const u32 spans = (u32)min(chunk, (left + fold - 1) / fold), pieces = (u32)min(each, outer * tiles - piece0);
   // A tile has some spans of a piece, or all spans of several. Each is asked for by one thread, or brought by one warp.
   const u32 many = min(spans, SLOTS), beside = SLOTS / many, own_slot = HAS_ENGINE ? threadIdx.x : threadIdx.x / 32;
   const u32 slot_piece = own_slot / many, slot_span = own_slot - slot_piece * many;
   auto piece_at = [&](u32 piece) { return Piece<T>(x, piece0 + piece, length, inner, fold, tiles, columns, first); };
-  auto bring_tile = [&](u32 piece, u32 span, u32 side) {
+  u32 next_piece = 0, next_span = 0;
+  auto bring_next = [&](u32 stage) {
+    const u32 piece = next_piece + slot_piece, span = next_span + slot_span;
+    next_span += many;
+    if (next_span >= spans) next_span = 0, next_piece += beside;
     if (own_slot >= SLOTS) return;
     u64 base = 0;
     u32 granules = 0;
-    piece += slot_piece, span += slot_span;
     if (piece < pieces && span < spans && slot_piece < beside) {
       const Piece<T> from = piece_at(piece);
       const T* start = from.start + span * step;
       const u64 end = (u64)(start + min((i64)from.columns, (left - span * fold) * inner));
       base = (u64)start & ~15ull, granules = (u32)((end + 15 - base) / 16);
     }
-    char* slot = tile[side] + own_slot * SLOT;
-    if (HAS_ENGINE) bring_part<T>(slot, base, granules, (u64)x, (u64)(x + outer * length * inner), &barriers[side]);
+    char* slot = tile[stage] + own_slot * SLOT;
+    if (HAS_ENGINE) bring_part<T>(slot, base, granules, (u64)x, (u64)(x + outer * length * inner), &barriers[stage]);
     else bring<T>(slot, base, granules, threadIdx.x % 32, 32, (u64)x, (u64)(x + outer * length * inner));
     commit();
   };
@@ -429,44 +432,44 @@ DEVICE void spans(const T* __restrict__ x, T* y, i64 outer, i64 length, i64 inne
   // With elements of 16 bytes half of the threads have none.
   const u32 own = min(threadIdx.x, SPAN / SIZE - 1) * SIZE, further = (u32)step * SIZE;
   u32 low = 0;
-  if (HAS_ENGINE && threadIdx.x == 0) open_barrier(&barriers[0], SLOTS), open_barrier(&barriers[1], SLOTS);
+  if (HAS_ENGINE && threadIdx.x == 0)
+    for (u32 stage = 0; stage < STAGES; ++stage) open_barrier(&barriers[stage], SLOTS);
   __syncthreads();
-  bring_tile(0, 0, 0);
-  for (u32 piece = 0, span = 0, side = 0, phases = 0; piece < pieces; phases ^= 1 << side, side ^= 1) {
+  for (u32 stage = 0; stage + 1 < STAGES; ++stage) bring_next(stage);
+  Piece<T> here(x, piece0, length, inner, fold, tiles, columns, first);
+  for (u32 piece = 0, span = 0, stage = 0, phases = 0; piece < pieces;) {
+    // The next tiles are on their way while this one is taken.
+    bring_next(stage ? stage - 1 : STAGES - 1);
+    if (HAS_ENGINE) await_barrier(&barriers[stage], phases >> stage & 1);
+    else arrive<STAGES - 1>();
     const bool is_last = span + many >= spans;
-    const u32 next_piece = is_last ? piece + beside : piece, next_span = is_last ? 0 : span + many;
-    // The next tile is on its way while this one is taken.
-    bring_tile(next_piece, next_span, side ^ 1);
-    if (HAS_ENGINE) await_barrier(&barriers[side], phases >> side & 1);
-    else arrive<1>();
-    const char* place = tile[side] + own;
+    const char* place = tile[stage] + own;
     for (u32 k = piece; k < min(piece + beside, pieces); ++k) {
-      const u32 here = min(many, spans - span);
+      const u32 mine = min(many, spans - span);
       if (span == 0) {
-        low = (u32)(u64)piece_at(k).start;
+        here = piece_at(k), low = (u32)(u64)here.start;
 #pragma unroll
         for (u32 j = 0; j < J; ++j) acc[j] = Op::template identity<W>();
       }
       // Beyond a row's end anything may be taken, for it is not delivered; beyond the last of folded rows nothing may.
-      const u32 whole = fold == 1 || (span + here) * fold <= left ? here : here - 1;
+      const u32 whole = fold == 1 || (span + mine) * fold <= left ? mine : mine - 1;
 #pragma unroll 4
       for (u32 slot = 0; slot < whole; ++slot, low += further, place += SLOT)
 #pragma unroll
         for (u32 j = 0; j < J; ++j) acc[j] = Op::of(acc[j], load<W>(*(const T*)(place + low % 16 + j * THREADS * SIZE)));
-      if (whole < here) {
+      if (whole < mine) {
         const u32 size = (u32)((left - (span + whole) * fold) * inner);
 #pragma unroll
         for (u32 j = 0; j < J; ++j)
           if (threadIdx.x + j * THREADS < size) acc[j] = Op::of(acc[j], load<W>(*(const T*)(place + low % 16 + j * THREADS * SIZE)));
       }
       if (!is_last || fold > 1) continue;
-      const Piece<T> to = piece_at(k);
 #pragma unroll
       for (u32 j = 0; j < J; ++j)
-        if (threadIdx.x + j * THREADS < to.columns) deliver(to.out + threadIdx.x + j * THREADS, acc[j]);
+        if (threadIdx.x + j * THREADS < here.columns) deliver(here.out + threadIdx.x + j * THREADS, acc[j]);
     }
     __syncthreads();
-    piece = next_piece, span = next_span;
+    piece += is_last ? beside : 0, span = is_last ? 0 : span + many, phases ^= 1 << stage, stage = stage + 1 < STAGES ? stage + 1 : 0;
   }
   if (fold == 1) return;
   // The block's only piece: its folded rows become one.
@@ -508,7 +511,7 @@ template <class Op, class T> DEVICE void finish(const typename Op::template Accu
   KERNEL(group, name, T, 6)(const T* x, T* y, i64 rows, i64 length, i64 some, i64 shift, i64 d) { group<Op>(x, y, rows, length, some, shift, d); } \
   KERNEL(rows, name, T, 1)(const T* x, T* y, i64 length, i64 chunk, i64 d) { rows<Op>(x, y, length, chunk, d); }                        \
   KERNEL(slices, name, T, sizeof(T) > 8 ? 4 : 6)(const T* x, T* y, i64 o, i64 l, i64 i, i64 some, i64 shift, i64 d) { slices<Op>(x, y, o, l, i, some, shift, d); } \
-  KERNEL(spans, name, T, sizeof(T) > 8 ? 4 : 6)(const T* x, T* y, i64 o, i64 l, i64 i, i64 fold, i64 tiles, i64 columns, i64 each, i64 chunk, i64 d) {      \
+  KERNEL(spans, name, T, 4)(const T* x, T* y, i64 o, i64 l, i64 i, i64 fold, i64 tiles, i64 columns, i64 each, i64 chunk, i64 d) {      \
     spans<Op>(x, y, o, l, i, fold, tiles, columns, each, chunk, d);                                                                     \
   }                                                                                                                                     \
   KERNEL(finish, name, T, 1)(const Op::Accumulator<T>* x, T* y, i64 chunks, i64 results, i64 d) { finish<Op>(x, y, chunks, results, d); }
