@@ -17,7 +17,7 @@ _GRANULE = 16
 # Bytes that a block brings into shared memory at once, and of the longest row, or slice, of which it brings several.
 _TILE, _SHORT = 24576, 8192
 # Bytes of one span, how many a block brings at once, and how many make a block worth its beginning.
-_SPAN, _SLOTS, _ENOUGH = 2048, 8, 24
+_SPAN, _SLOTS, _ENOUGH = 2048, 11, 33
 # Rows, or slices, whose results one thread takes at a time.
 _AT_ONCE = 4 * _BLOCK
 _PARTIALS = 32 << 20
@@ -92,12 +92,21 @@ def _spans(outer: int, length: int, inner: int, itemsize: int, wanted: int) -> L
     tiles = -(-inner // columns)
     pieces = outer * tiles
     limit = max(1, _PARTIALS // (outer * inner * _WIDEST))
-    shared = 2 * wanted // pieces if pieces <= wanted else 2 if pieces < 2 * wanted else 1
-    chunks = max(1, min(shared, spans // (4 * _SLOTS), limit))
+    chunks = max(1, min(_shares(pieces, wanted), spans // (3 * _SLOTS), limit))
     chunk = -(-spans // chunks)
     chunks = -(-spans // chunk)
     each = max(1, min(_ENOUGH // spans, pieces // (4 * wanted))) if fold == 1 else 1
-    return Launch("spans", (-(-pieces // each), chunks), (_BLOCK, 1), (outer, length, inner, fold, tiles, columns, each, chunk), chunks > 1)
+    return Launch("spans", (-(-pieces // each), chunks), (_BLOCK + _WARP * (itemsize < 4), 1), (outer, length, inner, fold, tiles, columns, each, chunk), chunks > 1)
+
+
+def _shares(pieces: int, wanted: int) -> int:
+    """Return into how many chunks pieces are cut: such that all of the device is busy to the end, with few blocks."""
+
+    def cost(chunks: int) -> float:
+        waves = -(-pieces * chunks // wanted)
+        return waves * wanted / (pieces * chunks) + 0.02 * waves
+
+    return min(range(1, max(2, 4 * wanted // pieces + 1)), key=cost)
 
 
 def _finish(chunks: int, results: int) -> Launch:

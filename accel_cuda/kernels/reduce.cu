@@ -177,12 +177,11 @@ DEVICE void commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-// Wait until all but the last `begun` tiles are there.
+// Wait until all but the last `begun` tiles are there, of what this thread brought.
 template <int begun> DEVICE void arrive() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(begun) : "memory");
 #endif
-  __syncthreads();
 }
 // Tiles that the device's copy engine brings: one thread of few asks for each of their parts, and a barrier in shared memory knows when all of it is there.
 #if __CUDA_ARCH__ >= 900
@@ -198,11 +197,13 @@ DEVICE void await_barrier(u64* barrier, u32 phase) {
                  : "=r"(is_there) : "r"(shared_address(barrier)), "r"(phase) : "memory");
   } while (!is_there);
 }
+DEVICE void arrive_barrier(u64* barrier) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory"); }
 // One part: granules from `base` on, none of them or some.
 template <class T> DEVICE void bring_part(char* tile, u64 base, u32 granules, u64 begin, u64 end, u64* barrier) {
-  if (granules && base < begin) *(Quad*)tile = load_cut<T>(base, begin, end), base += 16, tile += 16, --granules;
-  if (granules && base + 16ull * granules > end) --granules, *(Quad*)(tile + 16 * granules) = load_cut<T>(base + 16ull * granules, begin, end);
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  const bool is_begin = granules && base < begin, is_end = granules > is_begin && base + 16ull * granules > end;
+  if (is_begin) *(Quad*)tile = load_cut<T>(base, begin, end), base += 16, tile += 16, --granules;
+  if (is_end) --granules, *(Quad*)(tile + 16 * granules) = load_cut<T>(base + 16ull * granules, begin, end);
+  if (is_begin || is_end) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(16 * granules) : "memory");
   if (granules)
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
@@ -212,6 +213,7 @@ template <class T> DEVICE void bring_part(char* tile, u64 base, u32 granules, u6
 constexpr bool HAS_ENGINE = false;
 DEVICE void open_barrier(u64*, u32) {}
 DEVICE void await_barrier(u64*, u32) {}
+DEVICE void arrive_barrier(u64*) {}
 template <class T> DEVICE void bring_part(char*, u64, u32, u64, u64, u64*) {}
 #endif
 // Bring `count` elements from `x` on, and return the offset in bytes at which the first of them lies.
@@ -227,6 +229,7 @@ template <class T> DEVICE u32 stage(char* tile, const T* x, u32 count, u64 begin
     bring<T>(tile, base, granules, threadIdx.x, THREADS, begin, end);
     commit();
     arrive<0>();
+    __syncthreads();
   }
   return (u32)((u64)x - base);
 }
@@ -379,7 +382,18 @@ DEVICE void slices(const T* __restrict__ x, T* y, i64 outer, i64 length, i64 inn
   else slices<false, Op>(tile + at, y + first * inner, mine * (u32)inner, (u32)length, (u32)inner, 0, scale);
 }
 
-constexpr u32 SPAN = 2048, SLOT = SPAN + 16, SLOTS = 7, STAGES = 3;
+constexpr u32 SPAN = 2048, SLOT = SPAN + 16, SLOTS = HAS_ENGINE ? 11 : 8, STAGES = 2, WARPS = THREADS / 32;
+// Narrow elements keep the threads so busy that one warp more does nothing but ask for tiles.
+template <class T> constexpr bool IS_APART = HAS_ENGINE && sizeof(T) < 4;
+
+// A barrier of the threads that take elements, without those that only ask for them.
+DEVICE void meet() {
+#ifdef __CUDA_ARCH__
+  asm volatile("bar.sync 1, 256;" ::: "memory");
+#else
+  __syncthreads();
+#endif
+}
 
 // A piece is `columns` columns wide and as long as the block's chunk; its spans hold `fold` rows each.
 template <class T> struct Piece {
@@ -398,32 +412,45 @@ DEVICE void spans(const T* __restrict__ x, T* y, i64 outer, i64 length, i64 inne
   typedef typename Op::template Accumulator<T> W;
   constexpr u32 SIZE = sizeof(T), J = SPAN / SIZE > THREADS ? SPAN / SIZE / THREADS : 1;
   __shared__ alignas(16) char tile[STAGES][SLOTS * SLOT];
-  __shared__ u64 barriers[STAGES];
+  __shared__ u64 full[STAGES], empty[STAGES];
   const i64 piece0 = (i64)blockIdx.x * each, first = (i64)blockIdx.y * chunk, left = length - first * fold, step = fold * inner;
   const u32 spans = (u32)min(chunk, (left + fold - 1) / fold), pieces = (u32)min(each, outer * tiles - piece0);
-  // A tile has some spans of a piece, or all spans of several. Each is asked for by one thread, or brought by one warp.
-  const u32 many = min(spans, SLOTS), beside = SLOTS / many, own_slot = HAS_ENGINE ? threadIdx.x : threadIdx.x / 32;
-  const u32 slot_piece = own_slot / many, slot_span = own_slot - slot_piece * many;
+  // A tile has as many spans as there is room for, of one piece after the other. Each is asked for by one thread, or brought by one warp.
+  const u32 total = pieces * spans, own_slot = !HAS_ENGINE ? threadIdx.x / 32 : threadIdx.x - (IS_APART<T> ? THREADS : 0);
   auto piece_at = [&](u32 piece) { return Piece<T>(x, piece0 + piece, length, inner, fold, tiles, columns, first); };
-  u32 next_piece = 0, next_span = 0;
+  u32 next = own_slot;
   auto bring_next = [&](u32 stage) {
-    const u32 piece = next_piece + slot_piece, span = next_span + slot_span;
-    next_span += many;
-    if (next_span >= spans) next_span = 0, next_piece += beside;
+    const u32 piece = next / spans, span = next - piece * spans;
+    next += SLOTS;
     if (own_slot >= SLOTS) return;
     u64 base = 0;
     u32 granules = 0;
-    if (piece < pieces && span < spans && slot_piece < beside) {
+    if (piece < pieces) {
       const Piece<T> from = piece_at(piece);
       const T* start = from.start + span * step;
       const u64 end = (u64)(start + min((i64)from.columns, (left - span * fold) * inner));
       base = (u64)start & ~15ull, granules = (u32)((end + 15 - base) / 16);
     }
     char* slot = tile[stage] + own_slot * SLOT;
-    if (HAS_ENGINE) bring_part<T>(slot, base, granules, (u64)x, (u64)(x + outer * length * inner), &barriers[stage]);
+    if (HAS_ENGINE) bring_part<T>(slot, base, granules, (u64)x, (u64)(x + outer * length * inner), &full[stage]);
     else bring<T>(slot, base, granules, threadIdx.x % 32, 32, (u64)x, (u64)(x + outer * length * inner));
     commit();
   };
+  if (HAS_ENGINE) {
+    if (threadIdx.x < STAGES) open_barrier(&full[threadIdx.x], SLOTS), open_barrier(&empty[threadIdx.x], WARPS);
+    __syncthreads();
+  }
+  if (threadIdx.x >= THREADS) {
+    if (own_slot < SLOTS)
+      for (u32 stage = 0, phase = 1; next - own_slot < total;) {
+        await_barrier(&empty[stage], phase);
+        bring_next(stage);
+        if (++stage == STAGES) stage = 0, phase ^= 1;
+      }
+    return;
+  }
+  if (!IS_APART<T>)
+    for (u32 stage = 0; stage + 1 < STAGES; ++stage) bring_next(stage);
   auto deliver = [&](i64 out, W value) {
     if (gridDim.y > 1) ((W*)y)[(i64)blockIdx.y * outer * inner + out] = value;
     else finish(y + out, value, divisor_of<W>(divisor));
@@ -432,22 +459,17 @@ DEVICE void spans(const T* __restrict__ x, T* y, i64 outer, i64 length, i64 inne
   // With elements of 16 bytes half of the threads have none.
   const u32 own = min(threadIdx.x, SPAN / SIZE - 1) * SIZE, further = (u32)step * SIZE;
   u32 low = 0;
-  if (HAS_ENGINE && threadIdx.x == 0)
-    for (u32 stage = 0; stage < STAGES; ++stage) open_barrier(&barriers[stage], SLOTS);
-  __syncthreads();
-  for (u32 stage = 0; stage + 1 < STAGES; ++stage) bring_next(stage);
   Piece<T> here(x, piece0, length, inner, fold, tiles, columns, first);
-  for (u32 piece = 0, span = 0, stage = 0, phases = 0; piece < pieces;) {
+  for (u32 done = 0, piece = 0, span = 0, stage = 0, phase = 0; done < total; done += SLOTS) {
     // The next tiles are on their way while this one is taken.
-    bring_next(stage ? stage - 1 : STAGES - 1);
-    if (HAS_ENGINE) await_barrier(&barriers[stage], phases >> stage & 1);
-    else arrive<STAGES - 1>();
-    const bool is_last = span + many >= spans;
+    if (!IS_APART<T>) bring_next(stage ? stage - 1 : STAGES - 1);
+    if (HAS_ENGINE) await_barrier(&full[stage], phase);
+    else arrive<STAGES - 1>(), meet();
     const char* place = tile[stage] + own;
-    for (u32 k = piece; k < min(piece + beside, pieces); ++k) {
-      const u32 mine = min(many, spans - span);
+    for (u32 rest = min(SLOTS, total - done); rest;) {
+      const u32 mine = min(rest, spans - span);
       if (span == 0) {
-        here = piece_at(k), low = (u32)(u64)here.start;
+        here = piece_at(piece), low = (u32)(u64)here.start;
 #pragma unroll
         for (u32 j = 0; j < J; ++j) acc[j] = Op::template identity<W>();
       }
@@ -463,27 +485,32 @@ DEVICE void spans(const T* __restrict__ x, T* y, i64 outer, i64 length, i64 inne
         for (u32 j = 0; j < J; ++j)
           if (threadIdx.x + j * THREADS < size) acc[j] = Op::of(acc[j], load<W>(*(const T*)(place + low % 16 + j * THREADS * SIZE)));
       }
-      if (!is_last || fold > 1) continue;
+      rest -= mine, span += mine;
+      if (span < spans) continue;
+      span = 0, ++piece;
+      if (fold > 1) continue;
 #pragma unroll
       for (u32 j = 0; j < J; ++j)
         if (threadIdx.x + j * THREADS < here.columns) deliver(here.out + threadIdx.x + j * THREADS, acc[j]);
     }
-    __syncthreads();
-    piece += is_last ? beside : 0, span = is_last ? 0 : span + many, phases ^= 1 << stage, stage = stage + 1 < STAGES ? stage + 1 : 0;
+    if (!IS_APART<T>) meet();
+    else if (__syncwarp(), threadIdx.x % 32 == 0) arrive_barrier(&empty[stage]);
+    if (++stage == STAGES) stage = 0, phase ^= 1;
   }
   if (fold == 1) return;
   // The block's only piece: its folded rows become one.
   W* sums = (W*)tile[0];
+  meet();
 #pragma unroll
   for (u32 j = 0; j < J; ++j)
     if (threadIdx.x + j * THREADS < (u32)columns) sums[threadIdx.x + j * THREADS] = acc[j];
   for (u32 high = (u32)fold; high > 1;) {
     const u32 half = (high + 1) / 2;
-    __syncthreads();
+    meet();
     for (u32 c = threadIdx.x; c < (high - half) * (u32)inner; c += THREADS) sums[c] = Op::of(sums[c], sums[c + half * (u32)inner]);
     high = half;
   }
-  __syncthreads();
+  meet();
   for (u32 c = threadIdx.x; c < (u32)inner; c += THREADS) deliver(piece0 * inner + c, sums[c]);
 }
 
@@ -505,13 +532,13 @@ template <class Op, class T> DEVICE void finish(const typename Op::template Accu
   if (threadIdx.y == 0 && column < results) finish(y + column, sums[place], divisor_of<W>(divisor));
 }
 
-#define KERNEL(kind, name, T, blocks) extern "C" __global__ void __launch_bounds__(256, blocks) reduce_##kind##_##name##_##T
+#define KERNEL(kind, name, T, threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks) reduce_##kind##_##name##_##T
 #define REDUCE(name, Op, T)                                                                                                             \
-  KERNEL(brief, name, T, 6)(const T* x, T* y, i64 rows, i64 length, i64 some, i64 d) { brief<Op>(x, y, rows, length, some, d); }        \
-  KERNEL(group, name, T, 6)(const T* x, T* y, i64 rows, i64 length, i64 some, i64 shift, i64 d) { group<Op>(x, y, rows, length, some, shift, d); } \
-  KERNEL(rows, name, T, 1)(const T* x, T* y, i64 length, i64 chunk, i64 d) { rows<Op>(x, y, length, chunk, d); }                        \
-  KERNEL(slices, name, T, sizeof(T) > 8 ? 4 : 6)(const T* x, T* y, i64 o, i64 l, i64 i, i64 some, i64 shift, i64 d) { slices<Op>(x, y, o, l, i, some, shift, d); } \
-  KERNEL(spans, name, T, 4)(const T* x, T* y, i64 o, i64 l, i64 i, i64 fold, i64 tiles, i64 columns, i64 each, i64 chunk, i64 d) {      \
+  KERNEL(brief, name, T, 256, 6)(const T* x, T* y, i64 rows, i64 length, i64 some, i64 d) { brief<Op>(x, y, rows, length, some, d); }        \
+  KERNEL(group, name, T, 256, 6)(const T* x, T* y, i64 rows, i64 length, i64 some, i64 shift, i64 d) { group<Op>(x, y, rows, length, some, shift, d); } \
+  KERNEL(rows, name, T, 256, 1)(const T* x, T* y, i64 length, i64 chunk, i64 d) { rows<Op>(x, y, length, chunk, d); }                        \
+  KERNEL(slices, name, T, 256, sizeof(T) > 8 ? 4 : 6)(const T* x, T* y, i64 o, i64 l, i64 i, i64 some, i64 shift, i64 d) { slices<Op>(x, y, o, l, i, some, shift, d); } \
+  KERNEL(spans, name, T, 288, 4)(const T* x, T* y, i64 o, i64 l, i64 i, i64 fold, i64 tiles, i64 columns, i64 each, i64 chunk, i64 d) {      \
     spans<Op>(x, y, o, l, i, fold, tiles, columns, each, chunk, d);                                                                     \
   }                                                                                                                                     \
-  KERNEL(finish, name, T, 1)(const Op::Accumulator<T>* x, T* y, i64 chunks, i64 results, i64 d) { finish<Op>(x, y, chunks, results, d); }
+  KERNEL(finish, name, T, 256, 1)(const Op::Accumulator<T>* x, T* y, i64 chunks, i64 results, i64 d) { finish<Op>(x, y, chunks, results, d); }
