@@ -96,7 +96,8 @@ def _spans(outer: int, length: int, inner: int, itemsize: int, wanted: int) -> L
     chunk = -(-spans // chunks)
     chunks = -(-spans // chunk)
     each = max(1, min(_ENOUGH // spans, pieces // (4 * wanted))) if fold == 1 else 1
-    return Launch("spans", (-(-pieces // each), chunks), (_BLOCK + _WARP * (itemsize < 4), 1), (outer, length, inner, fold, tiles, columns, each, chunk), chunks > 1)
+    sizes = outer, length, inner, fold, tiles, columns, each, chunk
+    return Launch("spans", (-(-pieces // each), chunks), (_BLOCK, 1), sizes, chunks > 1)
 
 
 def _shares(pieces: int, wanted: int) -> int:

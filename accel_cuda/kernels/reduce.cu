@@ -151,88 +151,8 @@ template <class Op, class T> DEVICE void rows(const T* __restrict__ x, T* y, i64
   else finish(y + blockIdx.x, acc, divisor_of<W>(divisor));
 }
 
-// -- through shared memory
+// -- rows that are not long
 
-constexpr u32 TILE = 24576, THREADS = 256;
-constexpr bool IN_ONE = true;
-
-// Begin to bring the granules from `base` on into shared memory, by `threads` threads of which this is one. `begin` and `end` are the array's: of what does
-// not lie in it nothing is read.
-template <class T> DEVICE void bring(char* tile, u64 base, u32 granules, u32 thread, u32 threads, u64 begin, u64 end) {
-  if (base >= begin && base + 16ull * granules <= end) {
-#pragma unroll 4
-    for (u32 g = thread; g < granules; g += threads) {
-#if __CUDA_ARCH__ >= 800
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(tile + 16 * g)), "l"(base + 16ull * g) : "memory");
-#else
-      *(Quad*)(tile + 16 * g) = load_quad((const void*)(base + 16ull * g));
-#endif
-    }
-  } else {
-    for (u32 g = thread; g < granules; g += threads) *(Quad*)(tile + 16 * g) = load_cut<T>(base + 16ull * g, begin, end);
-  }
-}
-DEVICE void commit() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-// Wait until all but the last `begun` tiles are there, of what this thread brought.
-template <int begun> DEVICE void arrive() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group %0;" ::"n"(begun) : "memory");
-#endif
-}
-// Tiles that the device's copy engine brings: one thread of few asks for each of their parts, and a barrier in shared memory knows when all of it is there.
-#if __CUDA_ARCH__ >= 900
-constexpr bool HAS_ENGINE = true;
-DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-DEVICE void open_barrier(u64* barrier, u32 parts) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(shared_address(barrier)), "r"(parts) : "memory");
-}
-DEVICE void await_barrier(u64* barrier, u32 phase) {
-  u32 is_there;
-  do {
-    asm volatile("{ .reg .pred there; mbarrier.try_wait.parity.shared::cta.b64 there, [%1], %2; selp.u32 %0, 1, 0, there; }"
-                 : "=r"(is_there) : "r"(shared_address(barrier)), "r"(phase) : "memory");
-  } while (!is_there);
-}
-DEVICE void arrive_barrier(u64* barrier) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory"); }
-// One part: granules from `base` on, none of them or some.
-template <class T> DEVICE void bring_part(char* tile, u64 base, u32 granules, u64 begin, u64 end, u64* barrier) {
-  const bool is_begin = granules && base < begin, is_end = granules > is_begin && base + 16ull * granules > end;
-  if (is_begin) *(Quad*)tile = load_cut<T>(base, begin, end), base += 16, tile += 16, --granules;
-  if (is_end) --granules, *(Quad*)(tile + 16 * granules) = load_cut<T>(base + 16ull * granules, begin, end);
-  if (is_begin || is_end) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(16 * granules) : "memory");
-  if (granules)
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 ::"r"(shared_address(tile)), "l"(base), "r"(16 * granules), "r"(shared_address(barrier)) : "memory");
-}
-#else
-constexpr bool HAS_ENGINE = false;
-DEVICE void open_barrier(u64*, u32) {}
-DEVICE void await_barrier(u64*, u32) {}
-DEVICE void arrive_barrier(u64*) {}
-template <class T> DEVICE void bring_part(char*, u64, u32, u64, u64, u64*) {}
-#endif
-// Bring `count` elements from `x` on, and return the offset in bytes at which the first of them lies.
-template <class T> DEVICE u32 stage(char* tile, const T* x, u32 count, u64 begin, u64 end) {
-  const u64 base = (u64)x & ~15ull;
-  const u32 granules = (u32)(((u64)(x + count) + 15 - base) / 16);
-  if constexpr (HAS_ENGINE && IN_ONE) {
-    __shared__ u64 barrier;
-    if (threadIdx.x == 0) open_barrier(&barrier, 1), bring_part<T>(tile, base, granules, begin, end, &barrier);
-    __syncthreads();
-    await_barrier(&barrier, 0);
-  } else {
-    bring<T>(tile, base, granules, threadIdx.x, THREADS, begin, end);
-    commit();
-    arrive<0>();
-    __syncthreads();
-  }
-  return (u32)((u64)x - base);
-}
 // Word `k` of 16 bytes of elements that do not change a result.
 template <class Op, class T> DEVICE u32 word_of(int k) {
   Pack<T, Lanes<T>::count> all;
@@ -240,18 +160,6 @@ template <class Op, class T> DEVICE u32 word_of(int k) {
   for (int i = 0; i < Lanes<T>::count; ++i) all.v[i] = Op::template neutral<T>();
   return ((const Quad*)&all)->w[k];
 }
-// 16 bytes in one load: the compiler would load narrow elements one by one.
-DEVICE Quad take_quad(const char* place) {
-  Quad to;
-#ifdef __CUDA_ARCH__
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to.w[0]), "=r"(to.w[1]), "=r"(to.w[2]), "=r"(to.w[3]) : "r"((u32)__cvta_generic_to_shared(place)));
-#else
-  to = *(const Quad*)place;
-#endif
-  return to;
-}
-
 // Rows of so few elements that each thread takes several at a time, element by element.
 template <class Op, class T> DEVICE void brief_elements(const char* tile, T* y, u32 rows, u32 length, i64 divisor) {
   typedef typename Op::template Accumulator<T> W;
@@ -382,137 +290,7 @@ DEVICE void slices(const T* __restrict__ x, T* y, i64 outer, i64 length, i64 inn
   else slices<false, Op>(tile + at, y + first * inner, mine * (u32)inner, (u32)length, (u32)inner, 0, scale);
 }
 
-constexpr u32 SPAN = 2048, SLOT = SPAN + 16, SLOTS = HAS_ENGINE ? 11 : 8, STAGES = 2, WARPS = THREADS / 32;
-// Narrow elements keep the threads so busy that one warp more does nothing but ask for tiles.
-template <class T> constexpr bool IS_APART = HAS_ENGINE && sizeof(T) < 4;
-
-// A barrier of the threads that take elements, without those that only ask for them.
-DEVICE void meet() {
-#ifdef __CUDA_ARCH__
-  asm volatile("bar.sync 1, 256;" ::: "memory");
-#else
-  __syncthreads();
-#endif
-}
-
-// A piece is `columns` columns wide and as long as the block's chunk; its spans hold `fold` rows each.
-template <class T> struct Piece {
-  const T* start;
-  i64 out;
-  u32 columns;
-  DEVICE Piece(const T* x, i64 piece, i64 length, i64 inner, i64 fold, i64 tiles, i64 columns, i64 first) {
-    const i64 slice = piece < tiles ? 0 : piece <= 0xffffffffll ? (i64)((u32)piece / (u32)tiles) : piece / tiles, column = (piece - slice * tiles) * columns;
-    start = x + (slice * length + first * fold) * inner + column, out = slice * inner + column;
-    this->columns = (u32)min(columns, fold * inner - column);
-  }
-};
-
-template <class Op, class T>
-DEVICE void spans(const T* __restrict__ x, T* y, i64 outer, i64 length, i64 inner, i64 fold, i64 tiles, i64 columns, i64 each, i64 chunk, i64 divisor) {
-  typedef typename Op::template Accumulator<T> W;
-  constexpr u32 SIZE = sizeof(T), J = SPAN / SIZE > THREADS ? SPAN / SIZE / THREADS : 1;
-  __shared__ alignas(16) char tile[STAGES][SLOTS * SLOT];
-  __shared__ u64 full[STAGES], empty[STAGES];
-  const i64 piece0 = (i64)blockIdx.x * each, first = (i64)blockIdx.y * chunk, left = length - first * fold, step = fold * inner;
-  const u32 spans = (u32)min(chunk, (left + fold - 1) / fold), pieces = (u32)min(each, outer * tiles - piece0);
-  // A tile has as many spans as there is room for, of one piece after the other. Each is asked for by one thread, or brought by one warp.
-  const u32 total = pieces * spans, own_slot = !HAS_ENGINE ? threadIdx.x / 32 : threadIdx.x - (IS_APART<T> ? THREADS : 0);
-  auto piece_at = [&](u32 piece) { return Piece<T>(x, piece0 + piece, length, inner, fold, tiles, columns, first); };
-  u32 next = own_slot;
-  auto bring_next = [&](u32 stage) {
-    const u32 piece = next / spans, span = next - piece * spans;
-    next += SLOTS;
-    if (own_slot >= SLOTS) return;
-    u64 base = 0;
-    u32 granules = 0;
-    if (piece < pieces) {
-      const Piece<T> from = piece_at(piece);
-      const T* start = from.start + span * step;
-      const u64 end = (u64)(start + min((i64)from.columns, (left - span * fold) * inner));
-      base = (u64)start & ~15ull, granules = (u32)((end + 15 - base) / 16);
-    }
-    char* slot = tile[stage] + own_slot * SLOT;
-    if (HAS_ENGINE) bring_part<T>(slot, base, granules, (u64)x, (u64)(x + outer * length * inner), &full[stage]);
-    else bring<T>(slot, base, granules, threadIdx.x % 32, 32, (u64)x, (u64)(x + outer * length * inner));
-    commit();
-  };
-  if (HAS_ENGINE) {
-    if (threadIdx.x < STAGES) open_barrier(&full[threadIdx.x], SLOTS), open_barrier(&empty[threadIdx.x], WARPS);
-    __syncthreads();
-  }
-  if (threadIdx.x >= THREADS) {
-    if (own_slot < SLOTS)
-      for (u32 stage = 0, phase = 1; next - own_slot < total;) {
-        await_barrier(&empty[stage], phase);
-        bring_next(stage);
-        if (++stage == STAGES) stage = 0, phase ^= 1;
-      }
-    return;
-  }
-  if (!IS_APART<T>)
-    for (u32 stage = 0; stage + 1 < STAGES; ++stage) bring_next(stage);
-  auto deliver = [&](i64 out, W value) {
-    if (gridDim.y > 1) ((W*)y)[(i64)blockIdx.y * outer * inner + out] = value;
-    else finish(y + out, value, divisor_of<W>(divisor));
-  };
-  W acc[J];
-  // With elements of 16 bytes half of the threads have none.
-  const u32 own = min(threadIdx.x, SPAN / SIZE - 1) * SIZE, further = (u32)step * SIZE;
-  u32 low = 0;
-  Piece<T> here(x, piece0, length, inner, fold, tiles, columns, first);
-  for (u32 done = 0, piece = 0, span = 0, stage = 0, phase = 0; done < total; done += SLOTS) {
-    // The next tiles are on their way while this one is taken.
-    if (!IS_APART<T>) bring_next(stage ? stage - 1 : STAGES - 1);
-    if (HAS_ENGINE) await_barrier(&full[stage], phase);
-    else arrive<STAGES - 1>(), meet();
-    const char* place = tile[stage] + own;
-    for (u32 rest = min(SLOTS, total - done); rest;) {
-      const u32 mine = min(rest, spans - span);
-      if (span == 0) {
-        here = piece_at(piece), low = (u32)(u64)here.start;
-#pragma unroll
-        for (u32 j = 0; j < J; ++j) acc[j] = Op::template identity<W>();
-      }
-      // Beyond a row's end anything may be taken, for it is not delivered; beyond the last of folded rows nothing may.
-      const u32 whole = fold == 1 || (span + mine) * fold <= left ? mine : mine - 1;
-#pragma unroll 4
-      for (u32 slot = 0; slot < whole; ++slot, low += further, place += SLOT)
-#pragma unroll
-        for (u32 j = 0; j < J; ++j) acc[j] = Op::of(acc[j], load<W>(*(const T*)(place + low % 16 + j * THREADS * SIZE)));
-      if (whole < mine) {
-        const u32 size = (u32)((left - (span + whole) * fold) * inner);
-#pragma unroll
-        for (u32 j = 0; j < J; ++j)
-          if (threadIdx.x + j * THREADS < size) acc[j] = Op::of(acc[j], load<W>(*(const T*)(place + low % 16 + j * THREADS * SIZE)));
-      }
-      rest -= mine, span += mine;
-      if (span < spans) continue;
-      span = 0, ++piece;
-      if (fold > 1) continue;
-#pragma unroll
-      for (u32 j = 0; j < J; ++j)
-        if (threadIdx.x + j * THREADS < here.columns) deliver(here.out + threadIdx.x + j * THREADS, acc[j]);
-    }
-    if (!IS_APART<T>) meet();
-    else if (__syncwarp(), threadIdx.x % 32 == 0) arrive_barrier(&empty[stage]);
-    if (++stage == STAGES) stage = 0, phase ^= 1;
-  }
-  if (fold == 1) return;
-  // The block's only piece: its folded rows become one.
-  W* sums = (W*)tile[0];
-  meet();
-#pragma unroll
-  for (u32 j = 0; j < J; ++j)
-    if (threadIdx.x + j * THREADS < (u32)columns) sums[threadIdx.x + j * THREADS] = acc[j];
-  for (u32 high = (u32)fold; high > 1;) {
-    const u32 half = (high + 1) / 2;
-    meet();
-    for (u32 c = threadIdx.x; c < (high - half) * (u32)inner; c += THREADS) sums[c] = Op::of(sums[c], sums[c + half * (u32)inner]);
-    high = half;
-  }
-  meet();
-  for (u32 c = threadIdx.x; c < (u32)inner; c += THREADS) deliver(piece0 * inner + c, sums[c]);
-}
+// -- partial results
 
 template <class Op, class T> DEVICE void finish(const typename Op::template Accumulator<T>* __restrict__ x, T* y, i64 chunks, i64 results, i64 divisor) {
   typedef typename Op::template Accumulator<T> W;
@@ -531,14 +309,3 @@ template <class Op, class T> DEVICE void finish(const typename Op::template Accu
   }
   if (threadIdx.y == 0 && column < results) finish(y + column, sums[place], divisor_of<W>(divisor));
 }
-
-#define KERNEL(kind, name, T, threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks) reduce_##kind##_##name##_##T
-#define REDUCE(name, Op, T)                                                                                                             \
-  KERNEL(brief, name, T, 256, 6)(const T* x, T* y, i64 rows, i64 length, i64 some, i64 d) { brief<Op>(x, y, rows, length, some, d); }        \
-  KERNEL(group, name, T, 256, 6)(const T* x, T* y, i64 rows, i64 length, i64 some, i64 shift, i64 d) { group<Op>(x, y, rows, length, some, shift, d); } \
-  KERNEL(rows, name, T, 256, 1)(const T* x, T* y, i64 length, i64 chunk, i64 d) { rows<Op>(x, y, length, chunk, d); }                        \
-  KERNEL(slices, name, T, 256, sizeof(T) > 8 ? 4 : 6)(const T* x, T* y, i64 o, i64 l, i64 i, i64 some, i64 shift, i64 d) { slices<Op>(x, y, o, l, i, some, shift, d); } \
-  KERNEL(spans, name, T, 288, 4)(const T* x, T* y, i64 o, i64 l, i64 i, i64 fold, i64 tiles, i64 columns, i64 each, i64 chunk, i64 d) {      \
-    spans<Op>(x, y, o, l, i, fold, tiles, columns, each, chunk, d);                                                                     \
-  }                                                                                                                                     \
-  KERNEL(finish, name, T, 256, 1)(const Op::Accumulator<T>* x, T* y, i64 chunks, i64 results, i64 d) { finish<Op>(x, y, chunks, results, d); }

@@ -35,7 +35,7 @@ def test_plans_cover_every_element_and_result() -> None:
         first, last = plan[0], plan[-1]
         seen.add(first.kind)
         assert len(plan) == 1 + first.is_partial, case
-        assert first.block == (288 if first.kind == "spans" and itemsize < 4 else 256, 1), case
+        assert first.block == (256, 1), case
         _check_first(first, outer, length, inner, itemsize, case)
         chunks = first.grid[1]
         if first.is_partial:
