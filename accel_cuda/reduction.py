@@ -18,7 +18,7 @@ _GRANULE = 16
 _TILE, _SHORT = 24576, 8192
 # Bytes of one span, how many a block brings at once, and how many make a block worth its beginning.
 _SPAN, _SLOTS, _ENOUGH = 2048, 11, 33
-# Rows, or slices, whose results one thread takes at a time.
+# Results that a block makes of slices at a time: four a thread.
 _AT_ONCE = 4 * _BLOCK
 _PARTIALS = 32 << 20
 _WIDEST = 16
