@@ -11,7 +11,7 @@ from accel_cuda.attention import attend
 from accel_cuda.blas import Blas
 from accel_cuda.compute_memory import WORKSPACE
 from accel_cuda.compute_vectors import CudaVectors, bits
-from accel_cuda.conv2d import Convolution
+from accel_cuda.conv2d import Convolution, convolution
 from accel_cuda.kernels import CODES
 from accel_cuda.reduction import launches
 
@@ -131,7 +131,7 @@ class CudaCompute(CudaVectors):
         self._stream.ready()
         name = f"{'sum' if op is ReduceOp.MEAN else op.value}_{CODES[dtype]}"
         divisor = length if op is ReduceOp.MEAN else 0
-        plan = launches(outer, length, inner, dtype.itemsize, self._context.multiprocessors, is_aligned=(input | output) % 16 == 0)
+        plan = launches(outer, length, inner, dtype.itemsize, self._context.multiprocessors)
         # Also where it is not used: once it is there, this never blocks.
         workspace = self.prepare_workspace()
         for each in plan:
@@ -220,14 +220,13 @@ class CudaCompute(CudaVectors):
         """Enqueue a 2-d cross-correlation of NCHW arrays."""
         op = "conv2d_forward"
         self._require(op, dtype)
-        arguments.convolution(op, input_shape, filter_shape, output_shape, stride, padding)
-        if 0 in output_shape:
+        shapes = tuple(input_shape), tuple(filter_shape), tuple(output_shape), tuple(stride), tuple(padding)
+        work = convolution(op, *shapes, self._device)
+        if 0 in work.output:
             return
         arguments.pointers(op, output=output)
-        if 0 not in input_shape:
+        if 0 not in work.input:
             arguments.pointers(op, input=input, filter=filter)
-        work = Convolution(*(tuple(each) for each in (input_shape, filter_shape, output_shape, stride, padding)))
-        work.check(self._device)
         n, k, p, q = work.output
         if work.is_product(dtype):
             # Each image is a matrix of (channels, pixels) as it lies.

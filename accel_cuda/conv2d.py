@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
-from accel import DType, UnsupportedError
+from accel import DType, UnsupportedError, arguments
 
-__all__ = ["Convolution"]
+__all__ = ["Convolution", "convolution"]
 
 _PIXELS = 128
 _LIMIT = 1 << 29
@@ -115,3 +116,24 @@ class Convolution:
         held.further[:] = (pixel, ld)
         start, further = ctypes.addressof(held), ctypes.addressof(held) + _Sizes.further.offset
         return (ctypes.c_void_p * 5)(start, start + 8, start + _Sizes.numbers.offset, further, further + 8), held
+
+
+@lru_cache(maxsize=256)
+def convolution(
+    op: str, input: tuple[int, ...], filter: tuple[int, ...], output: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...],
+    device: str,
+) -> Convolution:  # fmt: skip
+    """Return a convolution whose shapes are right: those of one layer are looked at once, for that takes as long as some layers do.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If shapes, strides and paddings do not belong together.
+    UnsupportedError
+        As :meth:`Convolution.check`.
+    """
+    arguments.convolution(op, input, filter, output, stride, padding)
+    work = Convolution(input, filter, output, stride, padding)
+    if 0 not in output:
+        work.check(device)
+    return work

@@ -9,13 +9,17 @@ from typing import Literal
 __all__ = ["Launch", "launches"]
 
 _BLOCK = 256
-_BLOCKS_PER_MULTIPROCESSOR = 8
+_WARP = 32
+_BLOCKS_PER_MULTIPROCESSOR = 4
 _CHUNK_ROUNDING = 64
 _BANKS = 32
+_GRANULE = 16
 # Bytes that a block brings into shared memory at once, and of the longest row, or slice, of which it brings several.
 _TILE, _SHORT = 24576, 8192
-# Bytes of the widest rows that strips are cut of: a thread takes 4 bytes of one.
-_NARROW = 4 * _BLOCK
+# Bytes of one span, how many a block brings at once, and how many make a block worth its beginning.
+_SPAN, _SLOTS, _ENOUGH = 2048, 11, 33
+# Results that a block makes of slices at a time: four a thread.
+_AT_ONCE = 4 * _BLOCK
 _PARTIALS = 32 << 20
 _WIDEST = 16
 
@@ -36,7 +40,7 @@ class Launch:
         Whether it leaves partial results, which a launch of ``"finish"`` takes up.
     """
 
-    kind: Literal["group", "brief", "rows", "slices", "strips", "each", "each_odd", "column", "column_odd", "finish"]
+    kind: Literal["brief", "group", "rows", "slices", "spans", "finish"]
     grid: tuple[int, int]
     block: tuple[int, int]
     sizes: tuple[int, ...]
@@ -44,92 +48,88 @@ class Launch:
 
 
 @lru_cache(maxsize=1024)
-def launches(outer: int, length: int, inner: int, itemsize: int, multiprocessors: int, *, is_aligned: bool) -> tuple[Launch, ...]:
-    """Return the launches for an ``[outer, length, inner]`` array of elements of ``itemsize`` bytes, none of the sizes 0.
-
-    ``is_aligned`` says that the array and the result start at multiples of 16 bytes.
-    """
+def launches(outer: int, length: int, inner: int, itemsize: int, multiprocessors: int) -> tuple[Launch, ...]:
+    """Return the launches for an ``[outer, length, inner]`` array of elements of ``itemsize`` bytes, none of the sizes 0."""
     wanted = _BLOCKS_PER_MULTIPROCESSOR * multiprocessors
     if inner == 1:
-        first = _of_rows(outer, length, itemsize, wanted, is_aligned=is_aligned)
-    elif length * inner * itemsize <= _SHORT and inner * itemsize <= _NARROW:
+        first = _of_rows(outer, length, itemsize, wanted)
+    elif length * inner * itemsize <= _SHORT:
         first = _slices(outer, length, inner, itemsize)
-    elif inner * itemsize <= _NARROW:
-        first = _strips(outer, length, inner, itemsize, wanted)
     else:
-        first = _of_columns(outer, length, inner, itemsize, wanted, is_aligned=is_aligned)
+        first = _spans(outer, length, inner, itemsize, wanted)
     return (first, _finish(first.grid[1], outer * inner)) if first.is_partial else (first,)
 
 
-def _of_rows(rows: int, length: int, itemsize: int, wanted: int, *, is_aligned: bool) -> Launch:
-    lanes, nbytes = max(1, 16 // itemsize), length * itemsize
-    if is_aligned and length % lanes == 0 and (nbytes <= _SHORT or rows >= 32 * wanted):
-        width = min(32, _power(-(-length // (4 * lanes))))
-        return Launch("group", (-(-rows * width // _BLOCK), 1), (_BLOCK, 1), (rows, length, _shift(width)))
-    if nbytes <= _SHORT:
-        per_block = min(rows, _TILE // nbytes)
-        width = _lanes(per_block, nbytes, itemsize)
-        return Launch("brief", (-(-rows // per_block), 1), (_BLOCK, 1), (rows, length, per_block, _shift(width)))
-    # A chunk keeps every thread busy for a few loads of 16 bytes.
-    chunk, chunks = _cut(length, rows, 2 * wanted, 8 * _BLOCK * lanes)
-    return Launch("rows", (rows, chunks), (_BLOCK, 1), (length, chunk), chunks > 1)
+def _of_rows(rows: int, length: int, itemsize: int, wanted: int) -> Launch:
+    nbytes = length * itemsize
+    if nbytes > _SHORT:
+        # A chunk keeps every thread busy for a few granules.
+        chunk, chunks = _cut(length, rows, 4 * wanted, 8 * _BLOCK * max(1, _GRANULE // itemsize))
+        return Launch("rows", (rows, chunks), (_BLOCK, 1), (length, chunk), chunks > 1)
+    per_block = min(rows, _TILE // nbytes)
+    # Single elements are cheaper than granules that belong to two rows; of rows that begin in the same banks they are not.
+    if nbytes >= (48 if itemsize == 1 else 64) or nbytes % 32 == 0:
+        width = min(_WARP, _power(-(-nbytes // ((4 if nbytes < 256 else 8) * _GRANULE))))
+        return Launch("group", (-(-rows // per_block), 1), (_BLOCK, 1), (rows, length, per_block, _shift(width)))
+    return Launch("brief", (-(-rows // per_block), 1), (_BLOCK, 1), (rows, length, per_block))
 
 
 def _slices(outer: int, length: int, inner: int, itemsize: int) -> Launch:
     per_block = min(outer, _TILE // (length * inner * itemsize))
-    groups = per_block * -(-inner // max(1, 4 // itemsize))
-    width = min(32, _power(length), _power(max(1, _BLOCK // groups) + 1) // 2)
+    width = _lanes(per_block, length, inner, itemsize)
     return Launch("slices", (-(-outer // per_block), 1), (_BLOCK, 1), (outer, length, inner, per_block, _shift(width)))
 
 
-def _strips(outer: int, length: int, inner: int, itemsize: int, wanted: int) -> Launch:
-    per_tile = _TILE // 2 // (inner * itemsize)
+def _spans(outer: int, length: int, inner: int, itemsize: int, wanted: int) -> Launch:
+    room = _SPAN // itemsize
+    fold = max(1, min(length, room // inner))
+    spans = -(-length // fold)
+    columns = fold * inner
+    if fold == 1:
+        # Tiles of the same width, that begin where lines of the cache do if rows do.
+        line = 128 // itemsize
+        columns = min(room, -(-inner // (-(-inner // room) * line)) * line)
+    tiles = -(-inner // columns)
+    pieces = outer * tiles
     limit = max(1, _PARTIALS // (outer * inner * _WIDEST))
-    chunks = max(1, min(2 * wanted // outer, length // (2 * per_tile), limit))
-    chunk = -(-length // chunks)
-    chunks = -(-length // chunk)
-    return Launch("strips", (outer, chunks), (_BLOCK, 1), (outer, length, inner, chunk), chunks > 1)
+    chunks = max(1, min(_shares(pieces, wanted), spans // (3 * _SLOTS), limit))
+    chunk = -(-spans // chunks)
+    chunks = -(-spans // chunk)
+    each = max(1, min(_ENOUGH // spans, pieces // (4 * wanted))) if fold == 1 else 1
+    sizes = outer, length, inner, fold, tiles, columns, each, chunk
+    return Launch("spans", (-(-pieces // each), chunks), (_BLOCK, 1), sizes, chunks > 1)
 
 
-def _of_columns(outer: int, length: int, inner: int, itemsize: int, wanted: int, *, is_aligned: bool) -> Launch:
-    lanes = max(1, 16 // itemsize)
-    is_odd = not (is_aligned and inner % lanes == 0)
-    # Results that are not aligned are cut where they would be: one more pack in a row.
-    groups = (inner + lanes - 1) // lanes + is_odd
-    if outer * groups >= 2 * wanted * _BLOCK or length < 8:
-        blocks = -(-outer * groups // _BLOCK)
-        return Launch("each_odd" if is_odd else "each", (blocks, 1), (_BLOCK, 1), (outer, length, inner, groups))
-    width, height = 32, _BLOCK // 32
-    tiles = -(-inner // (width * lanes))
-    limit = max(1, _PARTIALS // (outer * inner * _WIDEST))
-    chunks = max(1, min(2 * wanted // (outer * tiles), length // (8 * height), limit))
-    chunk = -(-length // chunks)
-    chunks = -(-length // chunk)
-    kind: Literal["column", "column_odd"] = "column_odd" if is_odd else "column"
-    return Launch(kind, (outer * tiles, chunks), (width, height), (outer, length, inner, tiles, chunk), chunks > 1)
+def _shares(pieces: int, wanted: int) -> int:
+    """Return into how many chunks pieces are cut: such that all of the device is busy to the end, with few blocks."""
+
+    def cost(chunks: int) -> float:
+        waves = -(-pieces * chunks // wanted)
+        return waves * wanted / (pieces * chunks) + 0.02 * waves
+
+    return min(range(1, max(2, 4 * wanted // pieces + 1)), key=cost)
 
 
 def _finish(chunks: int, results: int) -> Launch:
     # High blocks: what matters is how many partial results one thread takes, one after the other.
-    height = min(_BLOCK if results < 8 else 64, _power(chunks))
+    height = min(_BLOCK if results <= 512 else 64, _power(-(-chunks // 8)))
     width = _BLOCK // height
-    tiles = -(-results // width)
-    return Launch("finish", (tiles, 1), (width, height), (1, chunks, results, tiles, chunks))
+    return Launch("finish", (-(-results // width), 1), (width, height), (chunks, results))
 
 
-def _lanes(rows: int, nbytes: int, itemsize: int) -> int:
-    """Return how many threads take one of a block's rows from shared memory: the least work, with all of them busy."""
-    words, reads = max(1, nbytes // max(4, itemsize)), 2 if itemsize < 4 else 1
+def _lanes(slices: int, length: int, inner: int, itemsize: int) -> int:
+    """Return how many threads share the elements of one of a block's results: the least work, with as few waiting for the same banks as can be."""
 
     def work(width: int) -> int:
-        banks = [0] * _BANKS
-        for place in range(_BANKS):
-            row, lane = divmod(place, width)
-            banks[(row * nbytes // 4 + lane * max(1, itemsize // 4)) % _BANKS] += 1
-        return width * (-(-words // width) * (5 + 2 * reads * max(banks)) + 12 + 5 * _shift(width))
+        banks: list[set[int]] = [set() for _ in range(_BANKS)]
+        for place in range(_WARP):
+            result, lane = divmod(place, width)
+            word = (result // inner * length * inner + lane * inner + result % inner) * itemsize // 4
+            banks[word % _BANKS].add(word)
+        passes = -(-slices * inner * width // _AT_ONCE)
+        return passes * (-(-length // width) * (12 + 16 * max(map(len, banks))) + 50 + 16 * _shift(width))
 
-    # The greatest power of two with which no thread is left over is the least that keeps all of them busy.
-    return min((1 << shift for shift in range(6) if 2 * rows << shift > _BLOCK or shift == 5), key=work)
+    return min((1 << shift for shift in range(6)), key=work)
 
 
 def _cut(length: int, blocks: int, wanted: int, least: int) -> tuple[int, int]:

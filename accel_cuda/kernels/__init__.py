@@ -107,4 +107,4 @@ def _parts(program: str) -> tuple[str, ...]:
     if family in _MACROS:
         return "elementwise.cu", _functions(family, tuple(UnaryOp) if family == "unary" else tuple(BinaryOp), code)
     # A mean is a sum with a divisor.
-    return "reduce.cu", _functions("reduce", (ReduceOp(family),), code)
+    return "tiles.cuh", "reduce.cu", "reduce_spans.cu", _functions("reduce", (ReduceOp(family),), code)

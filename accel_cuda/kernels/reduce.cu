@@ -1,14 +1,13 @@
-// Reductions of a C-contiguous [outer, length, inner] array along its middle axis.
+// Reductions of a C-contiguous [outer, length, inner] array along its middle axis. What a kernel reads it brings into shared memory in granules of 16 bytes,
+// whatever the shape is, and takes its elements from there: so neither the length nor the place of a row matters to the device's memory.
 //
-// group:  inner == 1 and rows of whole packs, not long; a power of two of neighbouring threads takes one row.
-// brief:  inner == 1 and any other rows that are not long; a block brings some of them into shared memory, granule by granule.
-// rows:   inner == 1 and long rows; a block takes one chunk of one row.
-// slices: inner > 1, and small [length, inner] slices; a block brings some of them into shared memory.
-// strips: inner is small and length is not; a block brings pieces of one slice into shared memory, one after the other.
-// each:   inner is large, and so is the number of results; a thread takes as many as make 16 bytes.
-// column: inner is large, and results are few; threads next to each other take columns next to each other, a block takes one chunk of the axis.
-// With more than one chunk (gridDim.y), rows, strips and column leave unscaled partial results [chunks, outer * inner] in the accumulator's type,
-// which a second launch of the column kernel finishes.
+// brief:  inner == 1 and rows of a few bytes; a thread takes whole rows of those that its block brings.
+// group:  inner == 1 and rows that are not long; a power of two of neighbouring threads takes each row, a granule at a time.
+// rows:   inner == 1 and long rows; a block takes one chunk of one row, straight from the device's memory.
+// slices: inner > 1, and small [length, inner] slices; a thread, or several neighbours, makes each result of those that its block brings.
+// spans:  anything else; a block brings spans of 2 KiB at most, parts of rows or several rows in one, and a thread takes the same columns of all of them.
+// With more than one chunk (gridDim.y), rows and spans leave unscaled partial results [chunks, outer * inner] in the accumulator's type, and
+// finish:  makes results of them.
 
 template <class T> struct Sums { typedef typename Wide<T>::type type; };
 #define SUMS(T, W) template <> struct Sums<T> { typedef W type; };
@@ -27,22 +26,41 @@ LIMITS(u32, 0u, 4294967295u)
 LIMITS(i64, (-9223372036854775807ll - 1), 9223372036854775807ll)
 LIMITS(u64, 0ull, 18446744073709551615ull)
 
+// The same for an element: integers that are computed in wider ones have limits of their own.
+template <class T> DEVICE T lowest() {
+  if constexpr (Kind<T>::integer && sizeof(T) < 4) return T(-1) < T(0) ? (T)(1u << (8 * sizeof(T) - 1)) : T(0);
+  else return narrow<T>(Limits<typename Wide<T>::type>::low());
+}
+template <class T> DEVICE T highest() {
+  if constexpr (Kind<T>::integer) return (T)~lowest<T>();
+  else return narrow<T>(Limits<typename Wide<T>::type>::high());
+}
+
 struct Sum {
   static constexpr bool is_sum = true;
   template <class T> using Accumulator = typename Sums<T>::type;
   template <class W> static DEVICE W identity() { return W{}; }
+  template <class T> static DEVICE T neutral() { return T{}; }
   template <class W> static DEVICE W of(W a, W b) { return add(a, b); }
 };
 struct Max {
   static constexpr bool is_sum = false;
+#if __CUDA_ARCH__ >= 900
+  static DEVICE u32 of_pairs(u32 a, u32 b) { u32 c; asm("max.s16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b)); return c; }
+#endif
   template <class T> using Accumulator = typename Extremes<T>::type;
   template <class W> static DEVICE W identity() { return Limits<W>::low(); }
+  template <class T> static DEVICE T neutral() { return lowest<T>(); }
   template <class W> static DEVICE W of(W a, W b) { return larger(a, b); }
 };
 struct Min {
   static constexpr bool is_sum = false;
+#if __CUDA_ARCH__ >= 900
+  static DEVICE u32 of_pairs(u32 a, u32 b) { u32 c; asm("min.s16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b)); return c; }
+#endif
   template <class T> using Accumulator = typename Extremes<T>::type;
   template <class W> static DEVICE W identity() { return Limits<W>::high(); }
+  template <class T> static DEVICE T neutral() { return highest<T>(); }
   template <class W> static DEVICE W of(W a, W b) { return smaller(a, b); }
 };
 
@@ -62,12 +80,28 @@ template <class T, class W> DEVICE void finish(T* y, W value, typename Divisor<W
   }
   *y = narrow<T>(value);
 }
+// Bytes of a word, by the digits of `places`: 4 is a zero, and 8 more stands for the sign of the byte.
+DEVICE u32 permuted(u32 word, u32 places) { u32 to; asm("prmt.b32 %0, %1, 0, %2;" : "=r"(to) : "r"(word), "r"(places)); return to; }
 // The elements of a pack into one accumulator. Sums of bytes are kept to their last 8 bits, signed or not.
 template <class Op, class T, class W, int N> DEVICE void absorb(W& to, const Pack<T, N>& pack) {
   if constexpr (Op::is_sum && sizeof(T) == 1 && N % 4 == 0) {
     const u32* words = (const u32*)&pack;
 #pragma unroll
     for (int k = 0; k < N / 4; ++k) to = __dp4a(words[k], 0x01010101u, (u32)to);
+#if __CUDA_ARCH__ >= 900
+  } else if constexpr (!Op::is_sum && sizeof(T) == 1 && N == 16) {
+    // Bytes are widened two by two, and compared so.
+    constexpr bool is_signed = T(-1) < T(0);
+    const u32* words = (const u32*)&pack;
+    u32 pairs[8];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) pairs[k] = permuted(words[k / 2], k % 2 ? (is_signed ? 0xb3a2 : 0x4342) : (is_signed ? 0x9180 : 0x4140));
+#pragma unroll
+    for (int k = 4; k; k /= 2)
+#pragma unroll
+      for (int i = 0; i < k; ++i) pairs[i] = Op::of_pairs(pairs[i], pairs[i + k]);
+    to = Op::of(Op::of(to, (W)(i16)pairs[0]), (W)((int)pairs[0] >> 16));
+#endif
   } else {
 #pragma unroll
     for (int k = 0; k < N; ++k) to = Op::of(to, load<W>(pack.v[k]));
@@ -82,22 +116,7 @@ template <class W> DEVICE W shuffle(W value, int offset) {
   return other;
 }
 
-// -- inner == 1
-
-template <class Op, class T> DEVICE void group(const T* __restrict__ x, T* y, i64 rows, i64 length, i64 shift, i64 divisor) {
-  typedef typename Op::template Accumulator<T> W;
-  constexpr u32 N = Lanes<T>::count;
-  const u32 width = 1u << shift, lane = threadIdx.x & (width - 1), packs = (u32)length / N;
-  const i64 row = (i64)blockIdx.x * (blockDim.x >> shift) + (threadIdx.x >> shift);
-  W acc = Op::template identity<W>();
-  if (row < rows) {
-    const Pack<T, N>* packed = (const Pack<T, N>*)(x + row * length);
-#pragma unroll 4
-    for (u32 p = lane; p < packs; p += width) absorb<Op>(acc, load_whole<T>(packed + p));
-  }
-  for (u32 offset = width / 2; offset; offset /= 2) acc = Op::of(acc, shuffle(acc, offset));
-  if (lane == 0 && row < rows) finish(y + row, acc, divisor_of<W>(divisor));
-}
+// -- long rows
 
 template <class Op, class T> DEVICE void rows(const T* __restrict__ x, T* y, i64 length, i64 chunk, i64 divisor) {
   typedef typename Op::template Accumulator<T> W;
@@ -132,291 +151,161 @@ template <class Op, class T> DEVICE void rows(const T* __restrict__ x, T* y, i64
   else finish(y + blockIdx.x, acc, divisor_of<W>(divisor));
 }
 
-// -- through shared memory
+// -- rows that are not long
 
-constexpr u32 TILE = 24576, THREADS = 256;
-
-// Begin to bring `count` elements from `x` on into shared memory, and return the offset in bytes at which the first of them will lie there.
-// `begin` and `end` are the array's: granules that do not lie in it are cut.
-template <class T> DEVICE u32 stage(char* tile, const T* x, u32 count, u64 begin, u64 end) {
-  u64 base = (u64)x & ~15ull;
-  u32 granules = count ? (u32)(((u64)(x + count) + 15 - base) / 16) : 0;
-  for (u32 g = threadIdx.x; g < granules; g += THREADS) {
-    u64 from = base + 16ull * g;
-    if (from < begin || from + 16 > end) {
-      *(Quad*)(tile + 16 * g) = load_cut<T>(from, begin, end);
-      continue;
-    }
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(tile + 16 * g)), "l"(from) : "memory");
-#else
-    *(Quad*)(tile + 16 * g) = load_quad((const void*)from);
-#endif
-  }
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-  return (u32)((u64)x - base);
-}
-// Wait until all but the last `begun` tiles are there.
-template <int begun> DEVICE void arrive() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group %0;" ::"n"(begun) : "memory");
-#endif
-  __syncthreads();
-}
-
-// As many elements as make 4 bytes, or one: what is read from shared memory at once, from the offset of any element.
-template <class T> struct Few { static constexpr int count = sizeof(T) >= 4 ? 1 : 4 / sizeof(T); };
-template <class T> DEVICE Pack<T, Few<T>::count> few(const char* tile, u32 offset) {
-  if constexpr (sizeof(T) >= 4) {
-    return *(const Pack<T, 1>*)(tile + offset);
-  } else {
-    const u32* words = (const u32*)(tile + (offset & ~3u));
-    u32 word = __funnelshift_r(words[0], words[1], offset % 4 * 8);
-    return *(const Pack<T, Few<T>::count>*)&word;
-  }
-}
-
-template <class Op, class T> DEVICE void brief(const T* __restrict__ x, T* y, i64 rows, i64 length, i64 per_block, i64 shift, i64 divisor) {
-  typedef typename Op::template Accumulator<T> W;
-  constexpr u32 E = Few<T>::count, SIZE = sizeof(T);
-  __shared__ alignas(16) char tile[TILE + 48];
-  const i64 first = (i64)blockIdx.x * per_block;
-  const u32 mine = (u32)min(per_block, rows - first), many = (u32)length, rest = many % E, width = 1u << shift, lane = threadIdx.x & (width - 1);
-  const u32 at = stage(tile, x + first * length, mine * many, (u64)x, (u64)(x + rows * length)), full = (many - rest) * SIZE;
-  const bool ends = rest && lane == (many / E & (width - 1));
-  const auto scale = divisor_of<W>(divisor);
-  arrive<0>();
-  u32 row = threadIdx.x >> shift, place = at + row * many * SIZE;
-  const u32 rows_at_once = THREADS >> shift, step = rows_at_once * many * SIZE;
-  y += first;
-  for (u32 row0 = 0; row0 < mine; row0 += rows_at_once, row += rows_at_once, place += step) {
-    W acc = Op::template identity<W>();
-    if (row < mine) {
-      const u32 end = place + full;
-#pragma unroll 4
-      for (u32 p = place + lane * (E * SIZE); p < end; p += width * (E * SIZE)) absorb<Op>(acc, few<T>(tile, p));
-      if (E > 1 && ends) {
-        Pack<T, E> part = few<T>(tile, end);
+// Word `k` of 16 bytes of elements that do not change a result.
+template <class Op, class T> DEVICE u32 word_of(int k) {
+  Pack<T, Lanes<T>::count> all;
 #pragma unroll
-        for (u32 k = 0; k + 1 < E; ++k)
-          if (k < rest) acc = Op::of(acc, load<W>(part.v[k]));
-      }
+  for (int i = 0; i < Lanes<T>::count; ++i) all.v[i] = Op::template neutral<T>();
+  return ((const Quad*)&all)->w[k];
+}
+// Rows of so few elements that each thread takes several at a time, element by element.
+template <class Op, class T> DEVICE void brief_elements(const char* tile, T* y, u32 rows, u32 length, i64 divisor) {
+  typedef typename Op::template Accumulator<T> W;
+  constexpr u32 SIZE = sizeof(T), J = SIZE < 4 ? 4 : 2;
+  const auto scale = divisor_of<W>(divisor);
+  for (u32 row = threadIdx.x; row < rows; row += J * THREADS) {
+    u32 place[J];
+    W acc[J];
+#pragma unroll
+    for (u32 j = 0; j < J; ++j) place[j] = min(row + j * THREADS, rows - 1) * length * SIZE, acc[j] = Op::template identity<W>();
+#pragma unroll 4
+    for (u32 k = 0; k < length; ++k)
+#pragma unroll
+      for (u32 j = 0; j < J; ++j) acc[j] = Op::of(acc[j], load<W>(*(const T*)(tile + place[j] + k * SIZE)));
+#pragma unroll
+    for (u32 j = 0; j < J; ++j)
+      if (row + j * THREADS < rows) finish(y + row + j * THREADS, acc[j], scale);
+  }
+}
+// Rows of narrow elements, word by word, from wherever they begin.
+template <class Op, class T> DEVICE void brief_words(const char* tile, u32 at, T* y, u32 rows, u32 length, i64 divisor) {
+  typedef typename Op::template Accumulator<T> W;
+  constexpr u32 SIZE = sizeof(T), N = 4 / SIZE;
+  typedef Pack<T, N> Some;
+  const u32 whole = length / N, rest = length % N, kept = (1u << rest * 8 * SIZE) - 1, nothing = word_of<Op, T>(0) & ~kept;
+  const auto scale = divisor_of<W>(divisor);
+  for (u32 row = threadIdx.x; row < rows; row += THREADS) {
+    const u32 place = at + row * length * SIZE, shift = place % 4 * 8;
+    const u32* words = (const u32*)(tile + place / 4 * 4);
+    W acc = Op::template identity<W>();
+    u32 before = words[0];
+#pragma unroll 4
+    for (u32 k = 0; k < whole; ++k) {
+      const u32 after = words[k + 1], word = __funnelshift_r(before, after, shift);
+      absorb<Op>(acc, *(const Some*)&word), before = after;
+    }
+    if (rest) {
+      const u32 word = (__funnelshift_r(before, words[whole + 1], shift) & kept) | nothing;
+      absorb<Op>(acc, *(const Some*)&word);
+    }
+    finish(y + row, acc, scale);
+  }
+}
+template <class Op, class T> DEVICE void brief(const T* __restrict__ x, T* y, i64 rows, i64 length, i64 per_block, i64 divisor) {
+  __shared__ alignas(16) char tile[TILE + 32];
+  const i64 first = (i64)blockIdx.x * per_block;
+  const u32 mine = (u32)min(per_block, rows - first), many = (u32)length;
+  const u32 at = stage(tile, x + first * length, mine * many, (u64)x, (u64)(x + rows * length));
+  if constexpr (sizeof(T) < 4)
+    if (many >= 8) return brief_words<Op>(tile, at, y + first, mine, many, divisor);
+  brief_elements<Op>(tile + at, y + first, mine, many, divisor);
+}
+
+// A granule whose first `bytes` bytes, or all but them, are replaced by what does not change a result.
+template <class Op, class T> DEVICE Quad cut(Quad all, u32 bytes, bool is_end) {
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    u32 kept = __funnelshift_lc(0, 0xffffffffu, (u32)max(0, (int)bytes * 8 - 32 * k)) ^ (is_end ? 0xffffffffu : 0);
+    all.w[k] = (all.w[k] & kept) | (word_of<Op, T>(k) & ~kept);
+  }
+  return all;
+}
+// Rows of more than a granule.
+template <class Op, class T> DEVICE void group(const T* __restrict__ x, T* y, i64 rows, i64 length, i64 per_block, i64 shift, i64 divisor) {
+  typedef typename Op::template Accumulator<T> W;
+  __shared__ alignas(16) char tile[TILE + 32];
+  const i64 first = (i64)blockIdx.x * per_block;
+  const u32 mine = (u32)min(per_block, rows - first), bytes = (u32)length * (u32)sizeof(T), width = 1u << shift, lane = threadIdx.x & (width - 1);
+  const u32 at = stage(tile, x + first * length, mine * (u32)length, (u64)x, (u64)(x + rows * length));
+  const auto scale = divisor_of<W>(divisor);
+  typedef Pack<T, Lanes<T>::count> Some;
+  for (u32 row0 = 0; row0 < mine; row0 += THREADS >> shift) {
+    const u32 row = row0 + (threadIdx.x >> shift), start = at + min(row, mine - 1) * bytes, end = start + bytes, head = start / 16, tail = (end - 1) / 16;
+    W acc = Op::template identity<W>();
+#pragma unroll 4
+    for (u32 g = head + 1 + lane; g < tail; g += width) {
+      const Quad all = take_quad(tile + 16 * g);
+      absorb<Op>(acc, *(const Some*)&all);
+    }
+    for (u32 is_end = lane; is_end < 2; is_end += width) {
+      const Quad all = cut<Op, T>(take_quad(tile + 16 * (is_end ? tail : head)), is_end ? end - 16 * tail : start % 16, is_end);
+      absorb<Op>(acc, *(const Some*)&all);
     }
     for (u32 offset = width / 2; offset; offset /= 2) acc = Op::of(acc, shuffle(acc, offset));
-    if (lane == 0 && row < mine) finish(y + row, acc, scale);
+    if (lane == 0 && row < mine) finish(y + first + row, acc, scale);
   }
 }
 
+// Each thread takes four results at a time; where `is_split` says so, neighbouring threads share a result's elements.
+template <bool is_split, class Op, class T>
+DEVICE void slices(const char* tile, T* y, u32 results, u32 length, u32 inner, u32 shift, typename Divisor<typename Op::template Accumulator<T>>::type scale) {
+  typedef typename Op::template Accumulator<T> W;
+  constexpr u32 SIZE = sizeof(T);
+  if constexpr (!is_split) shift = 0;
+  const u32 lanes = 1u << shift, lane = threadIdx.x & (lanes - 1), at_once = THREADS >> shift, inverse = 0xffffffffu / inner + 1;
+  const u32 step = lanes * inner * SIZE, further = (length - 1) * inner;
+  for (u32 first = 0; first < results; first += 4 * at_once) {
+    const u32 result = first + (threadIdx.x >> shift);
+    u32 place[4];
+    W acc[4];
+#pragma unroll
+    for (u32 j = 0; j < 4; ++j) {
+      // The quotient by multiplication is exact for numbers below 2^16.
+      u32 mine = min(result + j * at_once, results - 1), slice = inner == 1 ? mine : __umulhi(mine, inverse);
+      place[j] = (mine + slice * further + lane * inner) * SIZE, acc[j] = Op::template identity<W>();
+    }
+#pragma unroll 2
+    for (u32 k = lane; k < length; k += lanes)
+#pragma unroll
+      for (u32 j = 0; j < 4; ++j, place[j - 1] += step) acc[j] = Op::of(acc[j], load<W>(*(const T*)(tile + place[j])));
+    if constexpr (is_split)
+      for (u32 offset = lanes / 2; offset; offset /= 2)
+#pragma unroll
+        for (u32 j = 0; j < 4; ++j) acc[j] = Op::of(acc[j], shuffle(acc[j], offset));
+#pragma unroll
+    for (u32 j = 0; j < 4; ++j)
+      if (lane == 0 && result + j * at_once < results) finish(y + result + j * at_once, acc[j], scale);
+  }
+}
 template <class Op, class T>
 DEVICE void slices(const T* __restrict__ x, T* y, i64 outer, i64 length, i64 inner, i64 per_block, i64 shift, i64 divisor) {
-  typedef typename Op::template Accumulator<T> W;
-  constexpr u32 E = Few<T>::count;
-  __shared__ alignas(16) char tile[TILE + 48];
+  __shared__ alignas(16) char tile[TILE + 32];
   const i64 first = (i64)blockIdx.x * per_block;
-  const u32 mine = (u32)min(per_block, outer - first), many = (u32)length, columns = (u32)inner, size = many * columns;
-  const u32 lanes = 1u << shift, lane = threadIdx.x & (lanes - 1), groups = (columns + E - 1) / E, inverse = 0xffffffffu / groups + 1;
-  const u32 at = stage(tile, x + first * size, mine * size, (u64)x, (u64)(x + outer * size)), step = lanes * columns * (u32)sizeof(T);
-  const auto scale = divisor_of<W>(divisor);
-  arrive<0>();
-  for (u32 group0 = 0; group0 < mine * groups; group0 += THREADS >> shift) {
-    u32 group = group0 + (threadIdx.x >> shift);
-    // The quotient by multiplication is exact for groups below 2^16.
-    u32 slice = groups == 1 ? group : __umulhi(group, inverse), column = (group - slice * groups) * E;
-    bool is_mine = group < mine * groups;
-    W acc[E];
-#pragma unroll
-    for (u32 k = 0; k < E; ++k) acc[k] = Op::template identity<W>();
-    if (is_mine) {
-      u32 place = at + (slice * size + lane * columns + column) * (u32)sizeof(T);
-#pragma unroll 4
-      for (u32 i = lane; i < many; i += lanes, place += step) {
-        Pack<T, E> part = few<T>(tile, place);
-#pragma unroll
-        for (u32 k = 0; k < E; ++k) acc[k] = Op::of(acc[k], load<W>(part.v[k]));
-      }
-    }
-#pragma unroll
-    for (u32 k = 0; k < E; ++k) {
-      for (u32 offset = lanes / 2; offset; offset /= 2) acc[k] = Op::of(acc[k], shuffle(acc[k], offset));
-      if (is_mine && lane == 0 && column + k < columns) finish(y + (first + slice) * inner + column + k, acc[k], scale);
-    }
-  }
+  const u32 mine = (u32)min(per_block, outer - first), size = (u32)(length * inner);
+  const u32 at = stage(tile, x + first * size, mine * size, (u64)x, (u64)(x + outer * size));
+  const auto scale = divisor_of<typename Op::template Accumulator<T>>(divisor);
+  if (shift) slices<true, Op>(tile + at, y + first * inner, mine * (u32)inner, (u32)length, (u32)inner, (u32)shift, scale);
+  else slices<false, Op>(tile + at, y + first * inner, mine * (u32)inner, (u32)length, (u32)inner, 0, scale);
 }
 
-template <class Op, class T> DEVICE void strips(const T* __restrict__ x, T* y, i64 outer, i64 length, i64 inner, i64 chunk, i64 divisor) {
+// -- partial results
+
+template <class Op, class T> DEVICE void finish(const typename Op::template Accumulator<T>* __restrict__ x, T* y, i64 chunks, i64 results, i64 divisor) {
   typedef typename Op::template Accumulator<T> W;
-  constexpr u32 E = Few<T>::count, HALF = TILE / 2;
-  __shared__ alignas(16) char tile[2][HALF + 48];
-  const u32 columns = (u32)inner, groups = (columns + E - 1) / E, height = THREADS / groups, row = threadIdx.x / groups;
-  const u32 column = (threadIdx.x - row * groups) * E, per_tile = HALF / (columns * (u32)sizeof(T));
-  const i64 start = (i64)blockIdx.y * chunk, end = min(start + chunk, length);
-  const u32 own = (row * columns + column) * (u32)sizeof(T), step = height * columns * (u32)sizeof(T);
-  W acc[E];
-#pragma unroll
-  for (u32 k = 0; k < E; ++k) acc[k] = Op::template identity<W>();
-  const T* from = x + (blockIdx.x * length + start) * inner;
-  const u64 first = (u64)x, last = (u64)(x + outer * length * inner);
-  u32 mine = (u32)min((i64)per_tile, end - start), at = stage(tile[0], from, mine * columns, first, last), side = 0;
-  for (i64 row0 = start; row0 < end; row0 += per_tile, side ^= 1) {
-    // The next tile is on its way while this one is added up.
-    from += per_tile * columns;
-    const u32 next = (u32)max(0ll, min((i64)per_tile, end - row0 - per_tile)), next_at = stage(tile[side ^ 1], from, next * columns, first, last);
-    arrive<1>();
-    if (row < height) {
-      u32 place = at + own;
-#pragma unroll 4
-      for (u32 i = row; i < mine; i += height, place += step) {
-        Pack<T, E> part = few<T>(tile[side], place);
-#pragma unroll
-        for (u32 k = 0; k < E; ++k) acc[k] = Op::of(acc[k], load<W>(part.v[k]));
-      }
-    }
-    __syncthreads();
-    mine = next, at = next_at;
-  }
-  W* sums = (W*)tile[0];
-#pragma unroll
-  for (u32 k = 0; k < E; ++k) sums[threadIdx.x * E + k] = acc[k];
-  for (u32 high = height; high > 1;) {
-    u32 half = (high + 1) / 2;
-    __syncthreads();
-    if (row < high - half)
-#pragma unroll
-      for (u32 k = 0; k < E; ++k) sums[threadIdx.x * E + k] = Op::of(sums[threadIdx.x * E + k], sums[(threadIdx.x + half * groups) * E + k]);
-    high = half;
-  }
-  if (row) return;
-#pragma unroll
-  for (u32 k = 0; k < E; ++k) {
-    if (column + k >= columns) continue;
-    i64 out = blockIdx.x * inner + column + k;
-    if (gridDim.y > 1) ((W*)y)[(i64)blockIdx.y * outer * inner + out] = sums[threadIdx.x * E + k];
-    else finish(y + out, sums[threadIdx.x * E + k], divisor_of<W>(divisor));
-  }
-}
-
-// -- large inner
-
-template <class T> DEVICE Pack<T, Lanes<T>::count> load_inside(const T* p) {
-  u64 address = (u64)p;
-  return joined<T>(load_quad((const void*)(address & ~15ull)), load_quad((const void*)((address + 15) & ~15ull)), (u32)address & 15);
-}
-enum Where { ALIGNED, INSIDE, AT_THE_EDGE };
-// V elements next to each other; at the edge not all of them need lie in the array.
-template <int V, Where where, class In> DEVICE Pack<In, V> some(const In* p, u64 first, u64 last) {
-  if constexpr (where == ALIGNED && V == Lanes<In>::count) return load_whole<In>(p);
-  else if constexpr (where == ALIGNED) return *(const Pack<In, V>*)p;
-  else if constexpr (where == INSIDE) return load_inside<In>(p);
-  else return load_part<In>(p, first, last);
-}
-template <int V, Where where, class Op, class In, class W>
-DEVICE void down(W (&acc)[V], const In* base, i64 begin, i64 end, i64 step, i64 inner, u64 first, u64 last) {
-  // Four rows are on their way at a time, also at the end, where the last one is read again and not used.
-  for (i64 row = begin; row < end; row += 4 * step) {
-    Pack<In, V> part[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) part[j] = some<V, where>(base + min(row + j * step, end - 1) * inner, first, last);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (row + j * step >= end) break;
-#pragma unroll
-      for (int k = 0; k < V; ++k) acc[k] = Op::of(acc[k], load<W>(part[j].v[k]));
-    }
-  }
-}
-template <int V, bool is_odd, class Op, class In, class W>
-DEVICE void down(W (&acc)[V], const In* base, i64 begin, i64 end, i64 step, i64 inner, bool is_inside, u64 first, u64 last) {
-  if constexpr (!is_odd) down<V, ALIGNED, Op>(acc, base, begin, end, step, inner, first, last);
-  else if (is_inside) down<V, INSIDE, Op>(acc, base, begin, end, step, inner, first, last);
-  else down<V, AT_THE_EDGE, Op>(acc, base, begin, end, step, inner, first, last);
-}
-
-template <bool is_odd, class Op, class T>
-DEVICE void each(const T* __restrict__ x, T* y, i64 outer, i64 length, i64 inner, i64 groups, i64 divisor) {
-  typedef typename Op::template Accumulator<T> W;
-  constexpr int V = Lanes<T>::count;
-  i64 place = (i64)blockIdx.x * blockDim.x + threadIdx.x, o;
-  if (place >= outer * groups) return;
-  if (outer == 1) o = 0;
-  else if (outer * groups <= 0xffffffffll) o = (u32)place / (u32)groups;
-  else o = place / groups;
-  // The results are cut where they can be stored as packs.
-  i64 column = (place - o * groups) * V;
-  if constexpr (is_odd) column -= (i64)(((u64)(y + o * inner) & 15) / sizeof(T));
-  if (column >= inner) return;
-  const u64 first = (u64)x, last = (u64)(x + outer * length * inner);
-  const T* base = x + o * length * inner + column;
-  W acc[V];
-#pragma unroll
-  for (int k = 0; k < V; ++k) acc[k] = Op::template identity<W>();
-  // What is read beside a pack lies in the array, but for that of its first and last packs.
-  const bool is_inside = (o > 0 || column >= V) && (o + 1 < outer || column + 2 * V <= inner);
-  down<V, is_odd, Op>(acc, base, 0, length, 1, inner, is_inside, first, last);
-  const auto scale = divisor_of<W>(divisor);
-  Pack<T, V> result;
-#pragma unroll
-  for (int k = 0; k < V; ++k) finish(&result.v[k], acc[k], scale);
-  T* out = y + o * inner + column;
-  if (column >= 0 && column + V <= inner) {
-    *(Pack<T, V>*)out = result;
-  } else {
-#pragma unroll
-    for (int k = 0; k < V; ++k)
-      if (column + k >= 0 && column + k < inner) out[k] = result.v[k];
-  }
-}
-
-// In is T, or the accumulator's type where partial results are finished.
-template <int V, bool is_odd, class Op, class In, class T>
-DEVICE void column(const In* __restrict__ x, T* y, i64 outer, i64 length, i64 inner, i64 tiles, i64 chunk, i64 divisor) {
-  typedef typename Op::template Accumulator<T> W;
-  i64 o = blockIdx.x / tiles, c = ((blockIdx.x % tiles) * blockDim.x + threadIdx.x) * V;
-  i64 start = (i64)blockIdx.y * chunk, end = min(start + chunk, length);
-  const u64 first = (u64)x, last = (u64)(x + outer * length * inner);
-  W acc[V];
-#pragma unroll
-  for (int k = 0; k < V; ++k) acc[k] = Op::template identity<W>();
-  const bool is_inside = (o > 0 || c >= V) && (o + 1 < outer || c + 2 * V <= inner);
-  if (c < inner) down<V, is_odd, Op>(acc, x + o * length * inner + c, start + threadIdx.y, end, blockDim.y, inner, is_inside, first, last);
-  __shared__ alignas(16) char storage[V * 256 * sizeof(W)];
+  __shared__ alignas(16) char storage[THREADS * sizeof(W)];
   W* sums = (W*)storage;
-  int place = threadIdx.y * blockDim.x + threadIdx.x;
-#pragma unroll
-  for (int k = 0; k < V; ++k) sums[k * 256 + place] = acc[k];
-  for (int height = blockDim.y / 2; height; height /= 2) {
+  const i64 column = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  const u32 place = threadIdx.y * blockDim.x + threadIdx.x;
+  W acc = Op::template identity<W>();
+  if (column < results)
+#pragma unroll 8
+    for (u32 chunk = threadIdx.y; chunk < (u32)chunks; chunk += blockDim.y) acc = Op::of(acc, x[chunk * results + column]);
+  sums[place] = acc;
+  for (u32 height = blockDim.y / 2; height; height /= 2) {
     __syncthreads();
-    if (threadIdx.y < height) {
-#pragma unroll
-      for (int k = 0; k < V; ++k) sums[k * 256 + place] = Op::of(sums[k * 256 + place], sums[k * 256 + place + height * blockDim.x]);
-    }
+    if (threadIdx.y < height) sums[place] = Op::of(sums[place], sums[place + height * blockDim.x]);
   }
-  if (threadIdx.y) return;
-#pragma unroll
-  for (int k = 0; k < V; ++k) {
-    if (c + k >= inner) continue;
-    i64 out = o * inner + c + k;
-    if (gridDim.y > 1) ((W*)y)[(i64)blockIdx.y * outer * inner + out] = sums[k * 256 + place];
-    else finish(y + out, sums[k * 256 + place], divisor_of<W>(divisor));
-  }
+  if (threadIdx.y == 0 && column < results) finish(y + column, sums[place], divisor_of<W>(divisor));
 }
-
-#define KERNEL(kind, name, T) extern "C" __global__ void __launch_bounds__(256) reduce_##kind##_##name##_##T
-#define REDUCE(name, Op, T)                                                                                                             \
-  KERNEL(group, name, T)(const T* x, T* y, i64 rows, i64 length, i64 shift, i64 d) { group<Op>(x, y, rows, length, shift, d); }         \
-  KERNEL(brief, name, T)(const T* x, T* y, i64 rows, i64 length, i64 some, i64 shift, i64 d) { brief<Op>(x, y, rows, length, some, shift, d); } \
-  KERNEL(rows, name, T)(const T* x, T* y, i64 length, i64 chunk, i64 d) { rows<Op>(x, y, length, chunk, d); }                           \
-  KERNEL(slices, name, T)(const T* x, T* y, i64 o, i64 l, i64 i, i64 some, i64 shift, i64 d) { slices<Op>(x, y, o, l, i, some, shift, d); } \
-  KERNEL(strips, name, T)(const T* x, T* y, i64 o, i64 l, i64 i, i64 chunk, i64 d) { strips<Op>(x, y, o, l, i, chunk, d); }             \
-  KERNEL(each, name, T)(const T* x, T* y, i64 o, i64 l, i64 i, i64 groups, i64 d) { each<false, Op>(x, y, o, l, i, groups, d); }        \
-  KERNEL(each_odd, name, T)(const T* x, T* y, i64 o, i64 l, i64 i, i64 groups, i64 d) { each<true, Op>(x, y, o, l, i, groups, d); }     \
-  KERNEL(column, name, T)(const T* x, T* y, i64 o, i64 l, i64 i, i64 tiles, i64 chunk, i64 d) {                                         \
-    column<Lanes<T>::count, false, Op>(x, y, o, l, i, tiles, chunk, d);                                                                 \
-  }                                                                                                                                     \
-  KERNEL(column_odd, name, T)(const T* x, T* y, i64 o, i64 l, i64 i, i64 tiles, i64 chunk, i64 d) {                                     \
-    column<Lanes<T>::count, true, Op>(x, y, o, l, i, tiles, chunk, d);                                                                  \
-  }                                                                                                                                     \
-  KERNEL(finish, name, T)(const Op::Accumulator<T>* x, T* y, i64 o, i64 l, i64 i, i64 tiles, i64 chunk, i64 d) {                        \
-    column<1, false, Op>(x, y, o, l, i, tiles, chunk, d);                                                                               \
-  }

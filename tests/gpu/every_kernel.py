@@ -19,6 +19,7 @@ ODD = 1001
 # Few and many rows, short and long axes, narrow and wide columns, aligned and not: every way in which reductions are cut.
 SHAPES: tuple[tuple[tuple[int, int, int], int], ...] = (
     ((5, 7, 1), 0),
+    ((300, 3, 1), 1),
     ((3, 5001, 1), 0),
     ((1, (1 << 20) + 1, 1), 0),
     ((3, 100, 5), 0),

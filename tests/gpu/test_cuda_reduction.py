@@ -16,10 +16,10 @@ from tests.gpu.compute_support import bench, close, random, wide
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from accel_cuda.reduction import Launch
     from tests.gpu.compute_support import Bench
 
-_CHUNKED = {"rows": -1, "strips": -1, "column": -1, "column_odd": -1}
-_TILE = 24576
+_TILE, _SPAN = 24576, 2048
 
 
 def test_plans_cover_every_element_and_result() -> None:
@@ -31,27 +31,44 @@ def test_plans_cover_every_element_and_result() -> None:
         inner = 1 if rng.integers(3) == 0 else inner
         itemsize = int(rng.choice([1, 2, 4, 8, 16]))
         case = f"{(outer, length, inner, itemsize)} (seed {seed})"
-        plan = launches(outer, length, inner, itemsize, 132, is_aligned=bool(rng.integers(2)))
+        plan = launches(outer, length, inner, itemsize, 132)
         first, last = plan[0], plan[-1]
         seen.add(first.kind)
         assert len(plan) == 1 + first.is_partial, case
-        assert first.block[0] * first.block[1] == 256, case
+        assert first.block == (256, 1), case
+        _check_first(first, outer, length, inner, itemsize, case)
         chunks = first.grid[1]
-        if first.kind in _CHUNKED:
-            chunk = first.sizes[-1]
-            assert chunk * chunks >= length > chunk * (chunks - 1), case
-            assert first.kind != "rows" or chunks == 1 or chunk * itemsize % 16 == 0, case
-        elif first.kind in ("brief", "slices"):
-            per_block, shift = first.sizes[-2:]
-            assert first.grid[0] * per_block >= outer > (first.grid[0] - 1) * per_block, case
-            assert per_block * length * inner * itemsize <= _TILE, case
-            assert 0 <= shift <= 5, case
         if first.is_partial:
             assert chunks * outer * inner * 16 <= 32 << 20, case
             assert last.kind == "finish", case
-            assert last.sizes[:3] == (1, chunks, outer * inner), case
+            assert last.sizes == (chunks, outer * inner), case
+            assert last.grid[0] * last.block[0] >= outer * inner, case
+            assert last.block[0] * last.block[1] == 256, case
         assert chunks <= 65535, case
-    assert seen == {"group", "brief", "slices", "each", "each_odd", *_CHUNKED}, seed
+    assert seen == {"brief", "group", "rows", "slices", "spans"}, seed
+
+
+def _check_first(first: Launch, outer: int, length: int, inner: int, itemsize: int, case: str) -> None:
+    blocks, chunks = first.grid
+    if first.kind == "rows":
+        chunk = first.sizes[-1]
+        assert blocks == outer, case
+        assert chunk * chunks >= length > chunk * (chunks - 1), case
+        assert chunks == 1 or chunk * itemsize % 16 == 0, case
+    elif first.kind == "spans":
+        fold, tiles, columns, each, chunk = first.sizes[3:]
+        spans = -(-length // fold)
+        assert chunk * chunks >= spans > chunk * (chunks - 1), case
+        assert columns * itemsize <= _SPAN, case
+        assert (columns == fold * inner and tiles == each == 1) if fold > 1 else tiles * columns >= inner > (tiles - 1) * columns, case
+        assert blocks * each >= outer * tiles > (blocks - 1) * each, case
+    else:
+        per_block = first.sizes[2 if inner == 1 else 3]
+        assert blocks * per_block >= outer > (blocks - 1) * per_block, case
+        assert per_block * length * inner * itemsize <= _TILE, case
+        assert first.kind == "brief" or 0 <= first.sizes[-1] <= 5, case
+        # The granules at a row's ends are two.
+        assert first.kind != "group" or length * itemsize > 16, case
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +80,8 @@ def device() -> Iterator[Bench]:
 _SHAPES = [
     (1, 1), (5, 3), (3, 5), (4099, 2), (4099, 7), (1031, 10), (517, 31), (300, 33), (257, 100), (129, 127), (65, 255), (33, 1000), (17, 1025), (9, 4097),
     (3, 70001), (70001, 3), (1, 500_001), (7, 1003, 33), (13, 513, 101), (2, 40, 1021), (11, 3, 5), (1000, 2, 3), (501, 7, 33), (3, 2001, 17),
-    (2, 5, 70_001), (40, 64, 64), (16, 4096), (64, 1024), (2, 300, 4096), (600, 40, 512),
+    (2, 5, 70_001), (40, 64, 64), (16, 4096), (64, 1024), (2, 300, 4096), (600, 40, 512), (5000, 4), (3001, 16), (901, 24), (700, 32), (400, 48),
+    (61, 2, 2047), (1, 3, 300_001), (3, 400, 1021), (30, 9, 1100), (4, 700, 129), (1500, 8, 4), (700, 32, 4), (3, 1024, 256), (20, 9001),
 ]  # fmt: skip
 _ROUNDING = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 3e-6, "float64": 1e-14, "complex64": 3e-6, "complex128": 1e-14}
 
@@ -95,6 +113,27 @@ def test_reductions_of_any_shape_axis_and_alignment(device: Bench, dtype: str) -
                 error = (_ROUNDING[dtype] + 1e-7 * (element.itemsize < 8)) * np.abs(wide(x)).sum(axis) * scale
                 assert np.all(np.abs(wide(got) - wide(x).sum(axis) * scale) <= error), case
             device.clear()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_a_nan_is_the_result_of_its_own_reduction_alone(device: Bench, dtype: str) -> None:
+    seed = secrets.randbits(32)
+    rng = np.random.default_rng(seed)
+    element = DType.of(dtype)
+    for shape, axis in (((700, 5), 1), ((300, 127), 1), ((5, 9001), 1), ((50, 7, 33), 1), ((3, 400, 1021), 1), ((5001, 40), 0)):
+        x = random(rng, shape, element.numpy)
+        place = tuple(int(rng.integers(size)) for size in shape)
+        x[place] = np.nan
+        result = shape[:axis] + shape[axis + 1 :]
+        expected = np.zeros(result, bool)
+        expected[place[:axis] + place[axis + 1 :]] = True
+        for op in ReduceOp:
+            out = device.poisoned(int(np.prod(result)), element.numpy)
+            device.compute.reduce(op, device.put(x), out, shape, axis, dtype=element)
+            got = device.get(out, result, element.numpy)
+            assert np.array_equal(np.isnan(wide(got)), expected), f"{op} of {shape} along {axis}, NaN at {place}, seed {seed}"
+        device.clear()
 
 
 @pytest.mark.gpu
