@@ -170,9 +170,9 @@ async def _demonstrate(arguments: argparse.Namespace, out: TextIO) -> tuple[Demo
         device = await system.open_device(arguments.device, host=arguments.host, libraries=("blas", "elementwise"), faults=plan)
         info = device.info()
         _say(out, f"opened {info.name} ({info.host} host, generation {info.generation})")
-        if plan is not None and info.backend != "cpu" and info.host != "process":
-            # A fault of real hardware takes the whole process's access to it along, and the context is in this process.
-            _say(out, "the fault is left out: it would take the device from this process; --host process shows it")
+        if plan is not None and info.backend != "cpu" and arguments.host == "inline":
+            # A fault of real hardware takes the whole process's access to it along, and --host inline keeps the context here.
+            _say(out, "the fault is left out: with --host inline it would lose the device")
             plan = None
         _say(out, "importing scikit-learn, which has the digits")
         # Not in a thread: nothing else runs yet, and an import could not be called off there either.

@@ -87,4 +87,5 @@ async def find_poison(host: Any) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(find_poison(sys.argv[1]))
+    # Not this module's own: what is in __main__ is not found in a child.
+    asyncio.run(importlib.import_module("tests.gpu.poison_programs").find_poison(sys.argv[1]))
