@@ -39,6 +39,9 @@ R = TypeVar("R")
 _WAITERS = 16
 """How many times the queue's length may wait for room in it: the queue of waiters has a bound too."""
 
+_AGES = 1e9
+"""Seconds that a timer may take: loops count in 64 bits."""
+
 
 class DynamicBatcher(Generic[T, R]):
     """Gathers items from many tasks and hands them to a handler in batches: ``async with DynamicBatcher(handler) as batcher``.
@@ -228,7 +231,7 @@ class DynamicBatcher(Generic[T, R]):
             raise self._full()
         self._counters.submitted += 1
         if timeout is not None:
-            request.timer = loop.call_later(timeout, self._expire, request, timeout)
+            request.timer = loop.call_later(min(timeout, _AGES), self._expire, request, timeout)
         if self._turn is None and self._in_flight < self._max_in_flight:
             # Not now but at the end of the turn, so that all who submit in this turn come along.
             self._turn = loop.call_soon(self._launch, context=Context())
