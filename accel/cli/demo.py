@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -21,8 +23,9 @@ from accel.patterns import DynamicBatcher
 from accel.testing import FaultPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from accel.device import DeviceInfo
     from accel.patterns import BatcherStatistics
 
 __all__ = ["DemoReport", "add_arguments", "run"]
@@ -52,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-fault",
         action="store_true",
-        help="leave out the fault in the middle; it is left out anyway where it would take the device from this process",
+        help="leave out the fault in the middle; it is left out anyway where it would lose the device",
     )
     parser.add_argument(
         "--json", metavar="FILE", help="write the numbers to FILE, or with - to standard output (the text goes to standard error)"
@@ -86,10 +89,14 @@ class DemoReport:
         Calls of the handler, and their mean size.
     retried
         Requests that the fault cut short and that were sent again.
+    fault
+        What brought the fault about; ``None`` without.
     fault_at_request, fault_to_answer_ms
         How many requests had been launched when the fault surfaced, and the time from then to the first good answer; ``None`` without.
     generation_before, generation_after
         The device's.
+    pid_before, pid_after
+        The process that held the context: this one, or a child.
     ok
         Whether nothing was lost or wrong, the accuracy is as it must be, and the fault, if there was to be one, came and was survived.
     """
@@ -109,10 +116,13 @@ class DemoReport:
     batches: int
     mean_batch: float
     retried: int
+    fault: str | None
     fault_at_request: int | None
     fault_to_answer_ms: float | None
     generation_before: int
     generation_after: int
+    pid_before: int
+    pid_after: int
     ok: bool
 
 
@@ -165,15 +175,16 @@ def _write(report: DemoReport, target: str) -> None:
 
 async def _demonstrate(arguments: argparse.Namespace, out: TextIO) -> tuple[DemoReport, list[Exception]]:
     check_digits()
-    plan = None if arguments.no_fault else FaultPlan()
+    plan = FaultPlan()
     async with accel.System() as system:
         device = await system.open_device(arguments.device, host=arguments.host, libraries=("blas", "elementwise"), faults=plan)
         info = device.info()
-        _say(out, f"opened {info.name} ({info.host} host, generation {info.generation})")
-        if plan is not None and info.backend != "cpu" and arguments.host == "inline":
+        _say(out, f"opened {info.name} ({info.host} host, process {info.pid}, generation {info.generation})")
+        strike = None if arguments.no_fault else _striking(device, plan)
+        if strike is not None and info.backend != "cpu" and arguments.host == "inline":
             # A fault of real hardware takes the whole process's access to it along, and --host inline keeps the context here.
             _say(out, "the fault is left out: with --host inline it would lose the device")
-            plan = None
+            strike = None
         _say(out, "importing scikit-learn, which has the digits")
         # Not in a thread: nothing else runs yet, and an import could not be called off there either.
         digits = load_digits(arguments.seed)
@@ -183,23 +194,38 @@ async def _demonstrate(arguments: argparse.Namespace, out: TextIO) -> tuple[Demo
         _say(
             out, f"fitted {len(digits.train_labels):,} digits on the device in {fitted:.2f} s; {len(digits.held_out_labels)} were held out"
         )
-        return await _serve(arguments, device, model, digits, plan, out)
+        return await _serve(arguments, device, model, digits, strike, out)
+
+
+def _striking(device: accel.Device, plan: FaultPlan) -> Callable[[], str]:
+    """Return what brings the fault about, and says what it did."""
+
+    def strike() -> str:
+        info = device.info()
+        if info.host == "process":
+            os.kill(info.pid, signal.SIGKILL)
+            return f"SIGKILL to process {info.pid}"
+        # The second op from now on: the batch has begun, and others are under way.
+        plan.poison_at(plan.count + 2)
+        return "an op that poisons the context"
+
+    return strike
 
 
 async def _serve(
-    arguments: argparse.Namespace, device: accel.Device, model: Model, digits: Digits, plan: FaultPlan | None, out: TextIO
+    arguments: argparse.Namespace, device: accel.Device, model: Model, digits: Digits, strike: Callable[[], str] | None, out: TextIO
 ) -> tuple[DemoReport, list[Exception]]:
-    generation = device.generation
+    before = device.info()
     traffic = Traffic(digits, arguments.requests, arguments.seed)
     _say(out, f"serving {arguments.requests:,} requests from {arguments.clients:,} clients")
     with ServingProgress(arguments.requests, out) as progress:
-        witness = Witness(model, plan, (arguments.requests + 1) // 2, progress.note)
+        witness = Witness(model, strike, (arguments.requests + 1) // 2, progress.note)
         batcher = DynamicBatcher(witness.classify, max_items=64, max_in_flight=4, idempotent=True, device=device)
         async with batcher:
             await traffic.run(batcher, arguments.clients, progress.advance)
     # All of them at once, by the context that survived, so that the number does not depend on which were asked for.
     right = await model.predict(digits.held_out_images) == digits.held_out_labels
-    return _report(device, model, digits, traffic, witness, batcher.statistics(), generation, float(right.mean())), traffic.errors
+    return _report(device, model, digits, traffic, witness, batcher.statistics(), before, float(right.mean())), traffic.errors
 
 
 def _report(
@@ -209,7 +235,7 @@ def _report(
     traffic: Traffic,
     witness: Witness,
     statistics: BatcherStatistics,
-    generation: int,
+    before: DeviceInfo,
     accuracy: float,
 ) -> DemoReport:
     info = device.info()
@@ -235,10 +261,13 @@ def _report(
         batches=statistics.batches,
         mean_batch=statistics.mean_batch,
         retried=statistics.retried,
+        fault=witness.struck,
         fault_at_request=witness.fault_at,
         fault_to_answer_ms=None if witness.seconds_to_answer is None else witness.seconds_to_answer * 1e3,
-        generation_before=generation,
+        generation_before=before.generation,
         generation_after=info.generation,
+        pid_before=before.pid,
+        pid_after=info.pid,
         ok=not lost and not wrong and accuracy >= _ACCURACY and witness.is_over,
     )
 
@@ -255,9 +284,11 @@ def _print(report: DemoReport, errors: Sequence[Exception], out: TextIO) -> None
         ("latency p50 / p99", "-" if report.p50_ms is None else f"{report.p50_ms:.2f} ms / {report.p99_ms:.2f} ms"),
         ("throughput", f"{report.requests_per_s:,.0f} requests/s"),
         ("mean batch", f"{report.mean_batch:.1f} images ({report.batches:,} batches)"),
+        ("fault", "-" if report.fault is None else report.fault),
         ("fault to first good answer", "-" if report.fault_to_answer_ms is None else f"{report.fault_to_answer_ms:.1f} ms"),
         ("requests retried", f"{report.retried:,}"),
         ("generation before / after", f"{report.generation_before} / {report.generation_after}"),
+        ("process before / after", f"{report.pid_before} / {report.pid_after}"),
     ]
     width = max(len(name) for name, _ in rows)
     _say(out, "\n" + "\n".join(f"  {name:<{width}}  {value}" for name, value in rows) + "\n")
