@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import accel
-from accel.cli.demo import DemoReport
+from accel.cli.demo_report import DemoReport
 from accel.cli.digits import Digits, Model, load_digits
 from accel.cli.main import main
 from accel.cli.progress import ServingProgress
