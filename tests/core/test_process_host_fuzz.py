@@ -20,6 +20,7 @@ import pytest
 import accel
 from accel.device.remote import actor
 from accel.device.remote.messages import Kind
+from accel.hosts.child import ChildProcess
 from accel.hosts.error_codec import encode_error
 from accel.hosts.exit_status import ExitStatus
 from accel.hosts.protocol import FrameDecoder, ProtocolError, encode_header, greeting
@@ -209,7 +210,7 @@ async def use(device: accel.Device, rng: random.Random) -> int:
 async def test_whatever_a_child_says_every_await_ends_and_the_next_child_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     seed = secrets.randbits(32)
     print(f"seed {seed}")
-    monkeypatch.setattr(actor, "ChildProcess", Peer)
+    monkeypatch.setattr(ChildProcess, "start", Peer.start)
     monkeypatch.setattr(Peer, "rng", random.Random(seed))
     # A header that announces more than comes is silence, which ends like that of a child that hangs.
     for name, value in (("_BEAT", 0.05), ("_SILENCE", 4), ("_PATIENCE", 0.5)):
