@@ -49,6 +49,7 @@ class Peer:
         self.pid = os.getpid()
         for end in (self.sock, self._own):
             end.setblocking(False)
+        self.exit: ExitStatus | None = None
         self._on_exit = on_exit
         self._task = asyncio.get_running_loop().create_task(self._talk())
         self._task.add_done_callback(self._ended)
@@ -68,8 +69,9 @@ class Peer:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._own.close()
+        self.exit = ExitStatus(None, 9, "")
         if self._on_exit is not None:
-            self._on_exit(ExitStatus(None, 9, ""))
+            self._on_exit(self.exit)
             self._on_exit = None
 
     async def _talk(self) -> None:
