@@ -133,7 +133,7 @@ def _parse(like: DTypeLike) -> DType:
         raise InvalidArgumentError("None is not a dtype", remedy="Name one, such as 'float32'.")
     try:
         dtype = np.dtype(like)
-    except TypeError as error:
+    except Exception as error:  # by what it is told, numpy raises nearly anything
         raise InvalidArgumentError(f"{like!r} is not a dtype", remedy=f"Use one of {', '.join(_BY_NAME)}.") from error
     if not dtype.isnative:
         raise InvalidArgumentError(

@@ -42,7 +42,7 @@ def indexed(shape: Shape, itemsize: int, index: Any) -> tuple[int, Shape]:
         if isinstance(entry, slice):
             try:
                 chosen = range(length)[entry]
-            except (TypeError, ValueError) as error:
+            except Exception as error:
                 raise InvalidArgumentError(f"{entry!r} is no slice: {error}", remedy=_INDEX) from None
             offset += chosen.start * stride if len(chosen) else 0
             result.append(len(chosen))
@@ -71,9 +71,12 @@ def _entries(index: Any, ndim: int) -> list[Any]:
         elif isinstance(part, slice):
             entries.append(part)
         else:
-            if isinstance(part, bool) or not hasattr(part, "__index__"):
+            try:
+                entries.append(operator.index(part))
+            except Exception:
+                raise InvalidArgumentError(f"{part!r} is not an index of a view", remedy=_INDEX) from None
+            if isinstance(part, bool):
                 raise InvalidArgumentError(f"{part!r} is not an index of a view", remedy=_INDEX)
-            entries.append(operator.index(part))
     given = sum(entry is not Ellipsis for entry in entries)
     if given > ndim:
         raise InvalidArgumentError(f"{given} indices for {ndim} dimension(s)", remedy=_INDEX)
@@ -93,7 +96,7 @@ def reshaped(shape: Shape, wanted: Any) -> Shape:
     size = math.prod(shape)
     try:
         result = [operator.index(n) for n in (wanted if isinstance(wanted, (tuple, list)) else (wanted,))]
-    except TypeError:
+    except Exception:
         raise InvalidArgumentError(f"{wanted!r} is not a shape", remedy="Use an int or a tuple of ints; one may be -1.") from None
     known = math.prod(n for n in result if n != -1)
     if result.count(-1) == 1 and known and size % known == 0:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
+import os
+import signal
 import sys
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
 import accel
 from accel.cli.console import quiet_log
+from accel.cli.demo_report import ACCURACY, DemoReport, print_report, say, write_report
 from accel.cli.digits import Digits, Model, check_digits, load_digits
 from accel.cli.progress import ServingProgress
 from accel.cli.traffic import Traffic, Witness
@@ -21,19 +22,15 @@ from accel.patterns import DynamicBatcher
 from accel.testing import FaultPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
+    from accel.device import DeviceInfo
     from accel.patterns import BatcherStatistics
 
-__all__ = ["DemoReport", "add_arguments", "run"]
-
-_ACCURACY = 0.93
-"""Fraction of held-out digits that must be told right."""
+__all__ = ["add_arguments", "run"]
 
 _TIE = 1e-4
 """How far below the best a score may be for its label to count as the same answer: the device rounds to float32, the reference does not."""
-
-_LOST_SHOWN = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-fault",
         action="store_true",
-        help="leave out the fault in the middle; it is left out anyway where it would take the device from this process",
+        help="leave out the fault in the middle; it is left out anyway where it would lose the device",
     )
     parser.add_argument(
         "--json", metavar="FILE", help="write the numbers to FILE, or with - to standard output (the text goes to standard error)"
@@ -64,56 +61,6 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
     return value
-
-
-@dataclass(frozen=True, slots=True)
-class DemoReport:
-    """What a run of the demo found; ``--json`` writes it.
-
-    Parameters
-    ----------
-    device, backend, host
-        What served.
-    requests, answered, lost, wrong
-        How many were sent, got a label, got none, and got another label than numpy computes with the same model.
-    accuracy
-        Fraction of the digits held out from fitting that the served model tells right, after the fault.
-    p50_ms, p99_ms
-        Milliseconds from sending a request to its answer.
-    requests_per_s, seconds
-        Throughput, and the time that serving took.
-    batches, mean_batch
-        Calls of the handler, and their mean size.
-    retried
-        Requests that the fault cut short and that were sent again.
-    fault_at_request, fault_to_answer_ms
-        How many requests had been launched when the fault surfaced, and the time from then to the first good answer; ``None`` without.
-    generation_before, generation_after
-        The device's.
-    ok
-        Whether nothing was lost or wrong, the accuracy is as it must be, and the fault, if there was to be one, came and was survived.
-    """
-
-    device: str
-    backend: str
-    host: str
-    requests: int
-    answered: int
-    lost: int
-    wrong: int
-    accuracy: float
-    p50_ms: float | None
-    p99_ms: float | None
-    requests_per_s: float
-    seconds: float
-    batches: int
-    mean_batch: float
-    retried: int
-    fault_at_request: int | None
-    fault_to_answer_ms: float | None
-    generation_before: int
-    generation_after: int
-    ok: bool
 
 
 async def run(arguments: argparse.Namespace) -> int:
@@ -144,9 +91,9 @@ async def run(arguments: argparse.Namespace) -> int:
     except (accel.UnsupportedError, accel.BackendUnavailableError) as error:
         print(f"accel demo: {error}", file=sys.stderr)
         return 2
-    _print(report, errors, out)
+    print_report(report, errors, out)
     if target is not None:
-        _write(report, target)
+        write_report(report, target)
     return 0 if report.ok else 1
 
 
@@ -154,52 +101,57 @@ def _has_folder(target: str) -> bool:
     return Path(target).resolve().parent.is_dir()
 
 
-def _write(report: DemoReport, target: str) -> None:
-    text = json.dumps(asdict(report), indent=2) + "\n"
-    if target == "-":
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    else:
-        Path(target).write_text(text, encoding="utf-8")
-
-
 async def _demonstrate(arguments: argparse.Namespace, out: TextIO) -> tuple[DemoReport, list[Exception]]:
     check_digits()
-    plan = None if arguments.no_fault else FaultPlan()
+    plan = FaultPlan()
     async with accel.System() as system:
         device = await system.open_device(arguments.device, host=arguments.host, libraries=("blas", "elementwise"), faults=plan)
         info = device.info()
-        _say(out, f"opened {info.name} ({info.host} host, generation {info.generation})")
-        if plan is not None and info.backend != "cpu" and info.host != "process":
-            # A fault of real hardware takes the whole process's access to it along, and the context is in this process.
-            _say(out, "the fault is left out: it would take the device from this process; --host process shows it")
-            plan = None
-        _say(out, "importing scikit-learn, which has the digits")
+        say(out, f"opened {info.name} ({info.host} host, process {info.pid}, generation {info.generation})")
+        strike = None if arguments.no_fault else _striking(device, plan)
+        if strike is not None and info.backend != "cpu" and arguments.host == "inline":
+            # A fault of real hardware takes the whole process's access to it along, and --host inline keeps the context here.
+            say(out, "the fault is left out: with --host inline it would lose the device")
+            strike = None
+        say(out, "importing scikit-learn, which has the digits")
         # Not in a thread: nothing else runs yet, and an import could not be called off there either.
         digits = load_digits(arguments.seed)
         began = time.perf_counter()
         model = await Model.load(device, digits, seed=arguments.seed)
         fitted = time.perf_counter() - began
-        _say(
-            out, f"fitted {len(digits.train_labels):,} digits on the device in {fitted:.2f} s; {len(digits.held_out_labels)} were held out"
-        )
-        return await _serve(arguments, device, model, digits, plan, out)
+        say(out, f"fitted {len(digits.train_labels):,} digits on the device in {fitted:.2f} s; {len(digits.held_out_labels)} were held out")
+        return await _serve(arguments, device, model, digits, strike, out)
+
+
+def _striking(device: accel.Device, plan: FaultPlan) -> Callable[[], str]:
+    """Return what brings the fault about, and says what it did."""
+
+    def strike() -> str:
+        info = device.info()
+        if info.host == "process":
+            os.kill(info.pid, signal.SIGKILL)
+            return f"SIGKILL to process {info.pid}"
+        # The second op from now on: the batch has begun, and others are under way.
+        plan.poison_at(plan.count + 2)
+        return "an op that poisons the context"
+
+    return strike
 
 
 async def _serve(
-    arguments: argparse.Namespace, device: accel.Device, model: Model, digits: Digits, plan: FaultPlan | None, out: TextIO
+    arguments: argparse.Namespace, device: accel.Device, model: Model, digits: Digits, strike: Callable[[], str] | None, out: TextIO
 ) -> tuple[DemoReport, list[Exception]]:
-    generation = device.generation
+    before = device.info()
     traffic = Traffic(digits, arguments.requests, arguments.seed)
-    _say(out, f"serving {arguments.requests:,} requests from {arguments.clients:,} clients")
+    say(out, f"serving {arguments.requests:,} requests from {arguments.clients:,} clients")
     with ServingProgress(arguments.requests, out) as progress:
-        witness = Witness(model, plan, (arguments.requests + 1) // 2, progress.note)
+        witness = Witness(model, strike, (arguments.requests + 1) // 2, progress.note)
         batcher = DynamicBatcher(witness.classify, max_items=64, max_in_flight=4, idempotent=True, device=device)
         async with batcher:
             await traffic.run(batcher, arguments.clients, progress.advance)
     # All of them at once, by the context that survived, so that the number does not depend on which were asked for.
     right = await model.predict(digits.held_out_images) == digits.held_out_labels
-    return _report(device, model, digits, traffic, witness, batcher.statistics(), generation, float(right.mean())), traffic.errors
+    return _report(device, model, digits, traffic, witness, batcher.statistics(), before, float(right.mean())), traffic.errors
 
 
 def _report(
@@ -209,62 +161,54 @@ def _report(
     traffic: Traffic,
     witness: Witness,
     statistics: BatcherStatistics,
-    generation: int,
+    before: DeviceInfo,
     accuracy: float,
 ) -> DemoReport:
     info = device.info()
     got = traffic.answers >= 0
-    answers, chosen = traffic.answers[got], traffic.chosen[got]
-    scores = model.reference(digits.held_out_images)
-    wrong = int(np.sum(scores[chosen, answers] < scores.max(axis=1)[chosen] - _TIE))
-    latencies = traffic.latencies[got]
-    lost = len(got) - len(answers)
+    answered, wrong, latencies = int(got.sum()), _wrong(model, digits, traffic), traffic.latencies[got]
+    lost = len(got) - answered
     return DemoReport(
         device=info.name,
         backend=info.backend,
         host=info.host,
         requests=len(got),
-        answered=len(answers),
+        answered=answered,
         lost=lost,
         wrong=wrong,
         accuracy=accuracy,
         p50_ms=_percentile(latencies, 50),
         p99_ms=_percentile(latencies, 99),
-        requests_per_s=len(answers) / traffic.seconds,
+        requests_per_s=answered / traffic.seconds,
         seconds=traffic.seconds,
         batches=statistics.batches,
         mean_batch=statistics.mean_batch,
         retried=statistics.retried,
-        fault_at_request=witness.fault_at,
-        fault_to_answer_ms=None if witness.seconds_to_answer is None else witness.seconds_to_answer * 1e3,
-        generation_before=generation,
-        generation_after=info.generation,
-        ok=not lost and not wrong and accuracy >= _ACCURACY and witness.is_over,
+        **_recovery(witness, before, info),
+        ok=not lost and not wrong and accuracy >= ACCURACY and witness.is_over,
     )
+
+
+def _wrong(model: Model, digits: Digits, traffic: Traffic) -> int:
+    """Return how many labels are not the one that numpy computes."""
+    got = traffic.answers >= 0
+    answers, chosen = traffic.answers[got], traffic.chosen[got]
+    scores = model.reference(digits.held_out_images)
+    return int(np.sum(scores[chosen, answers] < scores.max(axis=1)[chosen] - _TIE))
+
+
+def _recovery(witness: Witness, before: DeviceInfo, after: DeviceInfo) -> dict[str, Any]:
+    """Return the report's fields that tell of the fault."""
+    return {
+        "fault": witness.struck,
+        "fault_at_request": witness.fault_at,
+        "fault_to_answer_ms": None if witness.seconds_to_answer is None else witness.seconds_to_answer * 1e3,
+        "generation_before": before.generation,
+        "generation_after": after.generation,
+        "pid_before": before.pid,
+        "pid_after": after.pid,
+    }
 
 
 def _percentile(seconds: np.ndarray[tuple[int], np.dtype[np.float64]], which: float) -> float | None:
     return float(np.percentile(seconds, which)) * 1e3 if len(seconds) else None
-
-
-def _print(report: DemoReport, errors: Sequence[Exception], out: TextIO) -> None:
-    rows = [
-        ("device", f"{report.device} ({report.backend}, {report.host} host)"),
-        ("requests answered", f"{report.answered:,} of {report.requests:,}; {report.lost} lost, {report.wrong} wrong"),
-        ("accuracy, held-out digits", f"{report.accuracy:.4f} (must be at least {_ACCURACY})"),
-        ("latency p50 / p99", "-" if report.p50_ms is None else f"{report.p50_ms:.2f} ms / {report.p99_ms:.2f} ms"),
-        ("throughput", f"{report.requests_per_s:,.0f} requests/s"),
-        ("mean batch", f"{report.mean_batch:.1f} images ({report.batches:,} batches)"),
-        ("fault to first good answer", "-" if report.fault_to_answer_ms is None else f"{report.fault_to_answer_ms:.1f} ms"),
-        ("requests retried", f"{report.retried:,}"),
-        ("generation before / after", f"{report.generation_before} / {report.generation_after}"),
-    ]
-    width = max(len(name) for name, _ in rows)
-    _say(out, "\n" + "\n".join(f"  {name:<{width}}  {value}" for name, value in rows) + "\n")
-    for error in errors[:_LOST_SHOWN]:
-        _say(out, f"lost: {type(error).__name__}: {error}")
-    _say(out, "every request was answered, and right" if report.ok else "FAILED: see above")
-
-
-def _say(out: TextIO, text: str) -> None:
-    print(text, file=out, flush=True)

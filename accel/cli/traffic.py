@@ -17,20 +17,19 @@ if TYPE_CHECKING:
 
     from accel.cli.digits import Digits, Model
     from accel.patterns import DynamicBatcher
-    from accel.testing import FaultPlan
 
 __all__ = ["Traffic", "Witness"]
 
 
 class Witness:
-    """The batcher's handler: the model's own, with a fault planned for the batch that holds a certain request, and the times noted.
+    """The batcher's handler: the model's own, with a fault for the batch that holds a certain request, and the times noted.
 
     Parameters
     ----------
     model
         Who classifies.
-    plan
-        Where to plan the fault; ``None`` for none.
+    strike
+        Brings the fault about, and says what it did; ``None`` for none.
     at
         Number of the request whose batch is to meet the fault, from 1.
     note
@@ -40,6 +39,8 @@ class Witness:
     ----------
     launched : int
         Requests handed over so far, retries included.
+    struck : str or None
+        What brought the fault about.
     fault_at : int or None
         What ``launched`` was when the fault surfaced.
     failed_batches : int
@@ -48,15 +49,16 @@ class Witness:
         From when the fault surfaced to the first good answer of the next generation.
     """
 
-    def __init__(self, model: Model, plan: FaultPlan | None, at: int, note: Callable[[str], None]) -> None:
+    def __init__(self, model: Model, strike: Callable[[], str] | None, at: int, note: Callable[[str], None]) -> None:
         self._model = model
-        self._plan = plan
-        self._planned = plan is not None
+        self._strike = strike
+        self._planned = strike is not None
         self._at = at
         self._note = note
         self._surfaced = 0.0
         self._lost = 0
         self.launched = 0
+        self.struck: str | None = None
         self.fault_at: int | None = None
         self.failed_batches = 0
         self.seconds_to_answer: float | None = None
@@ -64,16 +66,15 @@ class Witness:
     @property
     def is_over(self) -> bool:
         """Whether nothing is to come: no fault was planned, or it surfaced and was survived."""
-        return self._plan is None and (not self._planned or self.seconds_to_answer is not None)
+        return self._strike is None and (not self._planned or self.seconds_to_answer is not None)
 
     async def classify(self, images: list[NDArray[np.float32]]) -> Sequence[int]:
         """Classify a batch of single images."""
         self.launched += len(images)
-        if self._plan is not None and self.launched >= self._at:
-            # The second op from now on: the batch has begun, and others are under way.
-            self._plan.poison_at(self._plan.count + 2)
-            self._plan = None
         generation = self._model.device.generation
+        if self._strike is not None and self.launched >= self._at:
+            self.struck = self._strike()
+            self._strike = None
         try:
             labels = await self._model.classify(images)
         except AccelError as error:
@@ -90,7 +91,8 @@ class Witness:
             self.fault_at = self.launched
             self._lost = generation
             self._note(
-                f"fault at request {self.launched:,}: {type(error).__name__} in generation {generation}, the context is being rebuilt"
+                f"fault at request {self.launched:,}, by {self.struck}: {type(error).__name__} in generation {generation}, "
+                "the context is being rebuilt"
             )
 
     def _answered(self) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from accel.backend import CompilesKernels
 from accel.device.kernels import NO_COMPILER
-from accel.errors import AccelError, ClosedError, DeadlineExceededError, UnsupportedError
+from accel.errors import AccelError, ClosedError, DeadlineExceededError, InvalidArgumentError, UnsupportedError
 from accel.ops.compiler import CompiledKernel, Dimensions, KernelLayout, Launch, kernel_of
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Launches(Generic[T_co]):
     ) -> T_co:
         """Launch a kernel; see :class:`accel.ops.Launch`. Gives what it writes: one ref, a tuple of several, or ``None``."""
         program = kernel.program if isinstance(kernel, DeviceKernel) else kernel
-        return self._submit(Launch(program, grid, block, tuple(args), shared_bytes), timeout)
+        return self._submit(Launch(program, grid, block, _arguments(args), shared_bytes), timeout)
 
 
 class DeviceKernel:
@@ -95,7 +95,7 @@ class DeviceKernel:
         InvalidArgumentError
             Before anything is sent: arguments do not fit the parameters, or the device cannot launch so much at once.
         """
-        return self._submit(Launch(self.program, grid, block, tuple(args), shared_bytes), timeout)
+        return self._submit(Launch(self.program, grid, block, _arguments(args), shared_bytes), timeout)
 
 
 class Compiler(Launches["Coroutine[Any, Any, Any]"]):
@@ -190,3 +190,10 @@ class Compiler(Launches["Coroutine[Any, Any, Any]"]):
                     raise
                 context.report_fault(error.clone(op="compile"))
                 raise context.poisoned(error) from error
+
+
+def _arguments(args: Iterable[Any]) -> tuple[Any, ...]:
+    try:
+        return tuple(args)
+    except Exception as error:
+        raise InvalidArgumentError(f"args is {args!r}: {error}", remedy="Give a tuple with one argument for each parameter.") from error

@@ -19,10 +19,11 @@ from accel.errors import AccelError, ClosedError, InvalidArgumentError, StaleRef
 from accel.ref import AccelToken
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from accel.actors import ActorSystem
     from accel.backend import AccelBackend, DeviceDescription
+    from accel.device.device import Device
     from accel.device.info import DeviceInfo
     from accel.device.kernel_library import KernelLibrary
     from accel.device.options import DeviceOptions
@@ -69,6 +70,8 @@ class DeviceCore:
         Host memory for arrays that move fast; it outlives every generation.
     recording : dict
         Buffer -> batch, for refs of batches that have not ended.
+    open_quarantine : callable
+        Opens a device like this one in a child of its own; the system knows how.
     """
 
     def __init__(
@@ -104,6 +107,7 @@ class DeviceCore:
         self.survives: Callable[[AccelError], bool] = lambda _: True
         self.restarts_left: Callable[[], int] = lambda: 1
         self.next_buffer: Callable[[], int] = itertools.count(1).__next__
+        self.open_quarantine: Callable[[], Awaitable[Device]]
 
     # -- guards
 
@@ -245,8 +249,11 @@ class DeviceCore:
         self.pinned.ended()
 
     async def drained(self, context: Callable[[], Any]) -> None:
-        """Wait, while closing, until nobody waits for anything and nothing is on the device; ``context()`` is the context of the day."""
-        while not self.lifecycle.is_final and (self.pending or getattr(context(), "in_flight", 0)):
+        """Wait, while closing, until nobody waits for anything and nothing is on the device; ``context()`` is the context of the day.
+
+        What was on a context that has faulted is over: it does not retire any more.
+        """
+        while not self.lifecycle.is_final and (self.pending or ((day := context()) is not None and day.fault is None and day.in_flight)):
             self._idle = self.loop.create_future()
             await self._idle
 

@@ -15,11 +15,13 @@ from accel.device.kernels import LIBRARIES
 from accel.device.libraries import Blas, Dnn, Elementwise, Libraries, Reduce
 from accel.device.lifecycle import DeviceState
 from accel.device.memory_face import MemoryFace
+from accel.device.quarantine import opened
 from accel.errors import InvalidArgumentError
 from accel.ops.base import with_refs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
+    from contextlib import AbstractAsyncContextManager
 
     from accel.device.core import DeviceCore
     from accel.device.libraries_signal import Fft, Rng
@@ -174,6 +176,23 @@ class Device(MemoryFace):
         """
         self._sender.check_timeout(timeout)
         return Graph(self._core, self._sender, timeout)
+
+    def quarantine(self) -> AbstractAsyncContextManager[Device]:
+        """Open a second device like this one for work that may kill its context: ``async with device.quarantine() as other``.
+
+        It has the hardware, the options and the registered libraries of this one, and nothing else in common with it: a child process, memory and a
+        restart budget of its own. A fault there is never counted here. It does not appear in ``system.devices``, takes nothing from a ``FaultPlan``,
+        and is closed at the end of the block: at once if the block raises or is cancelled.
+
+        Raises
+        ------
+        AccelError
+            At the begin of the block, if no child comes up; what kept it is the error, or its cause.
+        DeviceLostError
+            From ops, once a context has failed to come up three times in a row.
+        """
+        self._core.check_home()
+        return opened(self._core)
 
     # -- state
 

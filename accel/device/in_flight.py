@@ -110,6 +110,7 @@ class ContextBase:
             submission.reject(lifecycle.final_error() if is_over else self.poisoned(error, submission, suspects))
         if self._room is not None and not self._room.done():
             self._room.set_result(None)
+        self.core.settled()
 
     def poisoned(self, error: AccelError, submission: Submission | None = None, suspects: tuple[str, ...] = ()) -> ContextPoisonedError:
         """Return a new error that tells a waiter what became of its work."""

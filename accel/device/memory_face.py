@@ -13,7 +13,7 @@ from accel.device.run import OpSubmission
 from accel.dtype import DType, DTypeLike, native
 from accel.errors import DeadlineExceededError, InvalidArgumentError, UnsupportedError
 from accel.ops.base import as_shape, operand
-from accel.ref import AccelRef, AccelToken
+from accel.ref import AccelRef, AccelToken, RefView
 
 if TYPE_CHECKING:
     from accel.ops import KernelOp
@@ -145,6 +145,10 @@ class MemoryFace(MemoryExchange):
         core = self._core
         core.guard()
         core.check_ref(operand("ref", ref))
+        if isinstance(ref, RefView):
+            raise InvalidArgumentError(
+                f"{ref!r} owns no memory", remedy="Free ref.base, the ref of the whole buffer; or just drop the view.", device=core.name
+            )
         core.sharing.check_free(ref)
         ref.is_freed = True
         submission = OpSubmission(ops.Free(ref), ops.Plan((), (), ()), core.loop.create_future(), core.live_generation)

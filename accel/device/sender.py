@@ -69,12 +69,18 @@ class Sender:
                 if ref.owner is not core or ref.generation != live or ref.is_freed or core.recording:
                     core.check_ref(ref, batch)
             if plan.capability and plan.dtype not in core.capabilities.get(plan.capability, ()):
-                raise self._unsupported(op, plan)
+                raise self._unsupported(op, plan)  # noqa: TRY301
         except AccelError as error:
             # What is wrong with operands is found where nothing is known of the op they are for.
             error.op = error.op or op.kind
             error.device = error.device or core.name
             raise
+        except Exception as error:
+            if not type(op).__module__.startswith("accel."):
+                raise  # an error in a user's own op is best seen as it is
+            raise InvalidArgumentError(
+                f"{op.kind} was made with what it does not take: {type(error).__name__}: {error}", op=op.kind, device=core.name
+            ) from error
         return plan
 
     def _unsupported(self, op: KernelOp, plan: Plan) -> UnsupportedError:
@@ -126,7 +132,7 @@ class Sender:
     @staticmethod
     def check_timeout(timeout: float | None) -> None:
         """Raise :class:`InvalidArgumentError` unless it is seconds, or ``None``."""
-        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or math.isnan(timeout)):
+        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not _is_time(timeout)):
             raise InvalidArgumentError(f"timeout is {timeout!r}", remedy="Give seconds, or None to wait as long as it takes.")
 
     def _arm(self, submission: Submission, timeout: float) -> None:
@@ -216,3 +222,10 @@ class Sender:
             raise DeadlineExceededError(f"device {core.name} was not ready within {timeout:g} s", device=core.name) from None
         finally:
             core.in_hand -= 1
+
+
+def _is_time(seconds: float) -> bool:
+    try:
+        return not math.isnan(seconds)
+    except OverflowError:  # an int that no float can hold
+        return False

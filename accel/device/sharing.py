@@ -173,16 +173,12 @@ class Sharing:
         }
 
     def check_free(self, ref: AccelRef) -> None:
-        """Raise unless ``ref`` can be freed: it is no view, and no other library's tensor has its memory.
+        """Raise unless ``ref`` can be freed: no other library's tensor has its memory.
 
         Raises
         ------
         InvalidArgumentError
         """
-        if isinstance(ref, RefView):
-            raise InvalidArgumentError(
-                f"{ref!r} owns no memory", remedy="Free ref.base, the ref of the whole buffer; or just drop the view."
-            )
         exports = self._exports.get(ref.buffer)
         if exports is not None and exports.capsules:
             raise InvalidArgumentError(f"{ref!r} is the memory of another library's tensor", remedy="Drop the tensor before.")

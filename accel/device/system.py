@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from accel.actors import ActorSystem, RestartStrategy
@@ -11,7 +12,9 @@ from accel.device.context_actor import ContextActor
 from accel.device.core import DeviceCore
 from accel.device.device import Device
 from accel.device.device_actor import DeviceActor
+from accel.device.lifecycle import DeviceState
 from accel.device.options import FaultSource, check_options
+from accel.device.quarantine import quarantine_options, set_restarts
 from accel.device.remote import RemoteContextActor
 from accel.device.sender import Sender
 from accel.errors import InvalidArgumentError, UnsupportedError
@@ -61,6 +64,7 @@ class System(ActorSystem):
     ) -> None:
         super().__init__(name, close_timeout=close_timeout, workers=workers, clock=clock, sleep=sleep, rng=rng)
         self._devices: list[Device] = []
+        self._quarantines: list[Device] = []
         self._opened = 0
         # What the devices of this system have in common, such as the completion reactor.
         self._shared: dict[Any, Any] = {}
@@ -146,12 +150,25 @@ class System(ActorSystem):
         )
         backend, description = await self.run_blocking(find_device, spec)
         core = DeviceCore(self, backend, description, options, self._shared)
-        where = self._host(host, core)
-        self._opened += 1
-        actor = await self.spawn(DeviceActor, core, where, name=f"{core.name}#{self._opened}", mailbox_size=options.pending_limit)
-        device = Device(core, Sender(core, actor), where, actor)
-        core.device = device
+        device = await self._bring_up(core, self._host(host, core))
         self._devices = [*self.devices, device]
+        return device
+
+    async def _bring_up(self, core: DeviceCore, where: Host, suffix: str = "") -> Device:
+        self._opened += 1
+        name = f"{core.name}#{self._opened}{suffix}"
+        actor = await self.spawn(DeviceActor, core, where, name=name, mailbox_size=core.options.pending_limit)
+        core.device = device = Device(core, Sender(core, actor), where, actor)
+        core.open_quarantine = partial(self._open_quarantine, core)
+        return device
+
+    async def _open_quarantine(self, core: DeviceCore) -> Device:
+        """Open a device like the one of ``core``, with its libraries, in a child of its own; :attr:`devices` does not show it."""
+        own = DeviceCore(self, core.backend, core.description, quarantine_options(core.options), self._shared)
+        set_restarts(own)
+        own.own.update(core.own)
+        device = await self._bring_up(own, ProcessHost(RemoteContextActor, own, own.options.restart), " quarantine")
+        self._quarantines = [*(each for each in self._quarantines if each.state is not DeviceState.CLOSED), device]
         return device
 
     def _host(self, host: str, core: DeviceCore) -> Host:
@@ -169,7 +186,7 @@ class System(ActorSystem):
     async def _close_resources(self, deadline: float) -> None:
         timeout = max(0.0, deadline - self.loop.time())
         # A little less than the whole: what is left behind is to be given back within the deadline too.
-        closing = [asyncio.ensure_future(device.aclose(timeout=timeout * 0.9)) for device in self.devices]
+        closing = [asyncio.ensure_future(device.aclose(timeout=timeout * 0.9)) for device in (*self.devices, *self._quarantines)]
         try:
             await asyncio.gather(*closing)
         finally:

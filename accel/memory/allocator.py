@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Allocator", "SlabRequest"]
 
+_BEYOND = 1 << 56
+"""Bytes that no memory has, and that a backend's numbers need not hold."""
+
 
 class Allocator:
     """Cuts blocks from slabs. Single-threaded and never blocking: creating and closing slabs is left to the caller, off the loop.
@@ -173,6 +176,8 @@ class Allocator:
         """
         if self._closed:
             raise ClosedError("the allocator is closed", device=self.device)
+        if nbytes >= _BEYOND:
+            raise self.out_of_memory(nbytes)
         least = -(-self._memory.size_class(nbytes).size // self.granularity) * self.granularity
         release: list[Slab] = []
         room = self._room()

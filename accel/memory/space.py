@@ -193,6 +193,8 @@ class Space:
         return chunk
 
     def _take_partial(self, wanted: SizeClass) -> Chunk | None:
+        if wanted.partial_bin >= _BINS:
+            return None  # no slab is that large
         fitting = [chunk for chunk in self._bins[wanted.partial_bin] if chunk.size >= wanted.size]
         if not fitting:
             return None

@@ -16,7 +16,20 @@ from accel.errors import InvalidArgumentError
 from accel.ref import AccelRef, AccelToken
 from accel.views import overlap
 
-__all__ = ["KernelOp", "Plan", "Shape", "Spec", "as_shape", "factor", "in_place_or_apart", "number", "operand", "result_in", "with_refs"]
+__all__ = [
+    "KernelOp",
+    "Plan",
+    "Shape",
+    "Spec",
+    "as_shape",
+    "checked_spec",
+    "factor",
+    "in_place_or_apart",
+    "number",
+    "operand",
+    "result_in",
+    "with_refs",
+]
 
 Shape = tuple[int, ...]
 
@@ -227,8 +240,17 @@ def as_shape(shape: int | Iterable[int]) -> Shape:
     """
     try:
         dimensions = (operator.index(shape),) if not isinstance(shape, Iterable) else tuple(operator.index(n) for n in shape)
-    except TypeError as error:
+    except Exception as error:  # iterating, and asking for an index, may raise anything
         raise InvalidArgumentError(f"{shape!r} is not a shape", remedy="Use an int or a tuple of ints.") from error
     if any(n < 0 for n in dimensions):
         raise InvalidArgumentError(f"shape {dimensions} has a negative dimension")
     return dimensions
+
+
+def checked_spec(shape: object, dtype: object) -> Spec:
+    """Return what an op makes, where both come from the op's maker; raise unless they are a tuple of non-negative ints and a :class:`DType`."""
+    if not isinstance(dtype, DType):
+        raise InvalidArgumentError(f"dtype is {dtype!r}", remedy="Give a member of accel.DType; DType.of finds it by name.")
+    if not isinstance(shape, tuple):
+        raise InvalidArgumentError(f"shape is {shape!r}", remedy="Give a tuple of ints.")
+    return Spec(as_shape(shape), dtype)

@@ -14,6 +14,9 @@ from accel.ref import AccelRef
 __all__ = ["Attention", "Conv2d"]
 
 
+_LONGEST = 2**31
+
+
 def _pair(name: str, value: object) -> tuple[int, int]:
     """Return (vertical, horizontal) given both, or one number that means both."""
     try:
@@ -62,6 +65,11 @@ class Conv2d(KernelOp):
         if min(self.stride) < 1 or min(self.padding) < 0:
             raise InvalidArgumentError(
                 f"stride is {self.stride} and padding {self.padding}", remedy="Give a stride of at least 1 and a padding of at least 0."
+            )
+        if max(*self.stride, *(extent + 2 * padding for extent, padding in zip(size, self.padding, strict=True))) >= _LONGEST:
+            raise InvalidArgumentError(
+                f"an image of {size} with padding {self.padding} and stride {self.stride} is too large",
+                remedy=f"Keep strides, and padded images in each direction, below {_LONGEST}: kernels count in 32 bits.",
             )
         p, q = (
             (extent + 2 * padding - reach) // stride + 1

@@ -9,7 +9,7 @@ import numpy as np
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import KernelOp, Plan, Shape, Spec, factor, number, operand, result_in
+from accel.ops.base import KernelOp, Plan, Shape, checked_spec, factor, number, operand, result_in
 from accel.ref import AccelRef
 from accel.views import overlap
 
@@ -89,7 +89,7 @@ class Empty(KernelOp):
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        return Plan((), (), (Spec(self.shape, self.dtype),))
+        return Plan((), (), (checked_spec(self.shape, self.dtype),))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -116,8 +116,9 @@ class Fill(KernelOp):
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
+        shape, dtype = checked_spec(self.shape, self.dtype)
         self.pattern()
-        writes, creates = result_in(self.out, self.shape, self.dtype)
+        writes, creates = result_in(self.out, shape, dtype)
         return Plan((), writes, creates)
 
     def pattern(self) -> bytes:

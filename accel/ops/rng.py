@@ -33,7 +33,7 @@ import numpy as np
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import KernelOp, Plan, Shape, number, result_in
+from accel.ops.base import KernelOp, Plan, Shape, checked_spec, number, result_in
 from accel.ref import AccelRef
 
 __all__ = ["Generator", "Integers", "Lognormal", "Normal", "Uniform"]
@@ -119,7 +119,8 @@ class Draw(KernelOp):
         if self.generator not in _GENERATORS:
             raise InvalidArgumentError(f"generator is {self.generator!r}", remedy="Use 'philox' or 'xorwow'.")
         self._set(seed=_int("seed", self.seed, 0, _END), offset=_int("offset", self.offset, 0, _LONGEST))
-        writes, creates = result_in(self.out, self.shape, self.dtype)
+        shape, dtype = checked_spec(self.shape, self.dtype)
+        writes, creates = result_in(self.out, shape, dtype)
         return Plan((), writes, creates, "", self.dtype)
 
     def _require_float(self) -> DType:

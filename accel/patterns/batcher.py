@@ -18,13 +18,18 @@ from accel.errors import (
     MailboxFullError,
     NotInitializedError,
 )
+from accel.patterns.checks import check_choices, check_counts, check_hooks, check_seconds
+from accel.patterns.isolation import Isolation
 from accel.patterns.requests import BatcherStatistics, Counters, Request, RequestQueue
 from accel.patterns.root import RootTask
-from accel.patterns.runner import BatchRunner, Recovering
+from accel.patterns.runner import BatchRunner
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from types import TracebackType
+
+    from accel.device import Device
+    from accel.patterns.calling import Recovering
 
 __all__ = ["DynamicBatcher"]
 
@@ -33,6 +38,9 @@ R = TypeVar("R")
 
 _WAITERS = 16
 """How many times the queue's length may wait for room in it: the queue of waiters has a bound too."""
+
+_AGES = 1e9
+"""Seconds that a timer may take: loops count in 64 bits."""
 
 
 class DynamicBatcher(Generic[T, R]):
@@ -65,6 +73,10 @@ class DynamicBatcher(Generic[T, R]):
         retryable, or a ref of an earlier generation. Each is retried once.
     device
         Awaited before a retry, until it is ready again; ``None`` retries at once.
+    quarantine
+        ``await quarantine(other)`` returns the handler's twin for another device, and puts its weights there. With it, idempotent items that were on
+        ``device`` at a fault are not retried there, but in halves on ``device.quarantine()``, beside all others, until the one is found that faults
+        the context by itself: it fails with :class:`~accel.PoisonedInputError`, the others are answered. Nothing is remembered of it.
     close_timeout
         Seconds that closing waits for what was submitted.
 
@@ -90,17 +102,16 @@ class DynamicBatcher(Generic[T, R]):
         size: Callable[[T], int] | None = None,
         idempotent: bool = False,
         device: Recovering | None = None,
+        quarantine: Callable[[Device], Awaitable[Callable[[list[T]], Awaitable[Sequence[R | Exception]]]]] | None = None,
         close_timeout: float = 10.0,
     ) -> None:
-        _check_count("max_items", max_items)
-        _check_count("max_in_flight", max_in_flight)
+        check_counts(max_items=max_items, max_in_flight=max_in_flight)
         if max_pending is None:
             max_pending = 8 * max_items * max_in_flight
-        _check_count("max_pending", max_pending, least=max_items)
-        _check_seconds("max_delay", max_delay)
-        _check_seconds("close_timeout", close_timeout)
-        _check_choices(overload, idempotent)
-        _check_hooks(handler, size, device)
+        check_counts(max_pending=max_pending, least=max_items)
+        check_seconds(max_delay=max_delay, close_timeout=close_timeout)
+        check_choices(overload, idempotent)
+        check_hooks(handler, size, device, quarantine)
         self._max_items = max_items
         self._max_delay = max_delay
         self._max_pending = max_pending
@@ -110,7 +121,8 @@ class DynamicBatcher(Generic[T, R]):
         self._close_timeout = close_timeout
         self._queue = RequestQueue(max_pending, _WAITERS * max_pending if overload == "wait" else 0)
         self._counters = Counters()
-        self._runner = BatchRunner(handler, device, self._counters)
+        self._isolation = None if quarantine is None else Isolation(device, quarantine, self._counters, max_pending)
+        self._runner = BatchRunner(handler, device, self._counters, self._isolation)
         self._in_flight = 0
         self._state: Literal["new", "open", "closing", "closed"] = "new"
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -130,6 +142,8 @@ class DynamicBatcher(Generic[T, R]):
         self._root = RootTask("accel-batcher", self._ended)
         self._loop = self._root.loop
         self._state = "open"
+        if self._isolation is not None:
+            self._isolation.open(self._root, self._launch, self._cut_short)
         await self._root.open()
         return self
 
@@ -189,6 +203,8 @@ class DynamicBatcher(Generic[T, R]):
         ------
         Exception
             What the handler raised, or put in this item's place: an instance of this caller's own where it can be copied.
+        PoisonedInputError
+            The item faults the context; only with ``quarantine=``.
         DeadlineExceededError
             ``timeout`` ran out.
         MailboxFullError
@@ -215,7 +231,7 @@ class DynamicBatcher(Generic[T, R]):
             raise self._full()
         self._counters.submitted += 1
         if timeout is not None:
-            request.timer = loop.call_later(timeout, self._expire, request, timeout)
+            request.timer = loop.call_later(min(timeout, _AGES), self._expire, request, timeout)
         if self._turn is None and self._in_flight < self._max_in_flight:
             # Not now but at the end of the turn, so that all who submit in this turn come along.
             self._turn = loop.call_soon(self._launch, context=Context())
@@ -248,6 +264,9 @@ class DynamicBatcher(Generic[T, R]):
             queued=queue.queued,
             waiting=queue.waiting,
             in_flight=self._in_flight,
+            isolated=counters.isolated,
+            poisoned=counters.poisoned,
+            isolating=0 if self._isolation is None else self._isolation.pending,
         )
 
     def _measure(self, size: int) -> int:
@@ -322,7 +341,7 @@ class DynamicBatcher(Generic[T, R]):
                 if not root.start(self._runner.run(batch), "accel-batch", partial(self._served, batch)):
                     self._in_flight -= 1
                     self._runner.fail(batch, self._cut_short())
-        if self._state == "closing" and not queue.queued and not self._in_flight:
+        if self._state == "closing" and not (queue.queued or self._in_flight or (self._isolation is not None and self._isolation.pending)):
             root.finish()
 
     def _waits(self) -> bool:
@@ -345,29 +364,3 @@ class DynamicBatcher(Generic[T, R]):
         if self._state == "open":
             return ActorStoppedError("the batch's handler was cancelled before it answered", remedy="Send the item again.")
         return ClosedError("the batcher was closed before the item was answered", remedy="Allow more close_timeout.")
-
-
-def _check_count(name: str, value: int, *, least: int = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidArgumentError(f"{name} is {value!r}", remedy=f"Give an int of at least {least}.")
-
-
-def _check_choices(overload: object, idempotent: object) -> None:
-    if overload not in ("wait", "reject"):
-        raise InvalidArgumentError(f"overload is {overload!r}", remedy="Use 'wait' or 'reject'.")
-    if not isinstance(idempotent, bool):
-        raise InvalidArgumentError(f"idempotent is {idempotent!r}", remedy="Give True or False.")
-
-
-def _check_hooks(handler: object, size: object, device: object) -> None:
-    if not callable(handler):
-        raise InvalidArgumentError(f"handler is {handler!r}", remedy="Give a function defined with 'async def'.")
-    if size is not None and not callable(size):
-        raise InvalidArgumentError(f"size is {size!r}", remedy="Give a function of one item, or None.")
-    if device is not None and not callable(getattr(device, "generations", None)):
-        raise InvalidArgumentError(f"device is {device!r}", remedy="Give an accel.Device, or None.")
-
-
-def _check_seconds(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise InvalidArgumentError(f"{name} is {value!r}", remedy="Give seconds, at least 0.")

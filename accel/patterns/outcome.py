@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 
-from accel.errors import AccelError, FaultScope, StaleRefError
+from accel.errors import AccelError, ContextPoisonedError, FaultScope, StaleRefError
 
-__all__ = ["is_worth_a_retry", "own_instance"]
+__all__ = ["is_fault", "is_suspicious", "is_worth_a_retry", "own_instance"]
 
 
 def is_worth_a_retry(error: Exception) -> bool:
@@ -20,6 +20,18 @@ def is_worth_a_retry(error: Exception) -> bool:
     if isinstance(error, StaleRefError):
         return error.reason == "generation"
     return isinstance(error, AccelError) and error.retryable and FaultScope.OP < error.scope < FaultScope.DEVICE
+
+
+def is_fault(error: object) -> bool:
+    """Return whether a context died of work that was on it, so that the work may be why. What had not reached the device is not."""
+    if isinstance(error, ContextPoisonedError) and error.executed == "no":
+        return False
+    return isinstance(error, AccelError) and FaultScope.OP < error.scope < FaultScope.DEVICE
+
+
+def is_suspicious(error: Exception) -> bool:
+    """Return whether the work may be why the context died, and another context follows."""
+    return is_fault(error) and is_worth_a_retry(error)
 
 
 def own_instance(error: Exception, given: set[int]) -> Exception:

@@ -47,6 +47,12 @@ class BatcherStatistics:
         Items that wait for room in the queue now.
     in_flight
         Batches that the handler has now.
+    isolated
+        Requests that were on the device at a fault and were searched for its cause; one by one, each of them counts as answered or failed.
+    poisoned
+        Requests that were found to fault the context by themselves; they are part of ``failed``.
+    isolating
+        Requests whose search has not ended.
     """
 
     submitted: int
@@ -61,12 +67,27 @@ class BatcherStatistics:
     queued: int
     waiting: int
     in_flight: int
+    isolated: int
+    poisoned: int
+    isolating: int
 
 
 class Counters:
     """The running totals behind :class:`BatcherStatistics`."""
 
-    __slots__ = ("abandoned", "answered", "batches", "dropped", "failed", "items", "rejected", "retried", "submitted")
+    __slots__ = (
+        "abandoned",
+        "answered",
+        "batches",
+        "dropped",
+        "failed",
+        "isolated",
+        "items",
+        "poisoned",
+        "rejected",
+        "retried",
+        "submitted",
+    )
 
     def __init__(self) -> None:
         self.submitted = 0
@@ -76,6 +97,8 @@ class Counters:
         self.abandoned = 0
         self.rejected = 0
         self.retried = 0
+        self.isolated = 0
+        self.poisoned = 0
         self.batches = 0
         self.items = 0
 
@@ -95,9 +118,11 @@ class Request:
         Whether the handler has seen it.
     timer : asyncio.TimerHandle or None
         What ends the caller's wait at the deadline.
+    fault : Exception or None
+        The fault that it is suspected of.
     """
 
-    __slots__ = ("future", "is_idempotent", "is_launched", "is_retried", "item", "since", "size", "timer")
+    __slots__ = ("fault", "future", "is_idempotent", "is_launched", "is_retried", "item", "since", "size", "timer")
 
     def __init__(self, item: Any, size: int, future: asyncio.Future[Any], since: float, is_idempotent: bool) -> None:
         self.item = item
@@ -108,6 +133,7 @@ class Request:
         self.is_launched = False
         self.is_retried = False
         self.timer: asyncio.TimerHandle | None = None
+        self.fault: Exception | None = None
 
 
 class RequestQueue:

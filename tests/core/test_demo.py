@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import accel
-from accel.cli.demo import DemoReport
+from accel.cli.demo_report import DemoReport
 from accel.cli.digits import Digits, Model, load_digits
 from accel.cli.main import main
 from accel.cli.progress import ServingProgress
@@ -102,9 +102,24 @@ def test_the_demo_reports_what_happened(tmp_path: Path, capsys: pytest.CaptureFi
     assert 1 < report.mean_batch <= 64
     assert report.requests_per_s == pytest.approx(1500 / report.seconds)
     printed = capsys.readouterr().out
-    assert f"fault at request {report.fault_at_request:,}: ContextPoisonedError in generation 1" in printed
+    assert f"fault at request {report.fault_at_request:,}, by {report.fault}: ContextPoisonedError in generation 1" in printed
+    assert report.pid_before == report.pid_after == os.getpid()
     assert "every request was answered, and right" in printed
     assert f"{report.retried:,}" in printed
+
+
+def test_with_a_process_host_the_child_is_killed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--host", "process", "--json", "-"]) == 0
+    printed = capsys.readouterr()
+    report = DemoReport(**json.loads(printed.out))
+    assert (report.host, report.lost, report.wrong, report.ok) == ("process", 0, 0, True)
+    assert (report.generation_before, report.generation_after) == (1, 2)
+    assert len({report.pid_before, report.pid_after, os.getpid()}) == 3
+    assert report.fault == f"SIGKILL to process {report.pid_before}"
+    assert f"by {report.fault}: ContextPoisonedError in generation 1" in printed.err
+    for pid in (report.pid_before, report.pid_after):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 def test_json_on_standard_output_is_alone_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,6 +125,16 @@ def test_the_example_of_a_library_of_ones_own_computes_what_numpy_does() -> None
     assert all(line.endswith(": True") for line in others), done.stdout
 
 
+def test_the_example_of_a_poisoned_input_names_it_and_answers_the_others() -> None:
+    done = run_example("poisoned_input.py")
+    assert done.returncode == 0, done
+    assert done.stdout.splitlines() == [
+        "99 answered",
+        f"poison: {1 << 50}, because of ContextPoisonedError",
+        "generation 2, 100 isolated, 1 poisoned",
+    ]
+
+
 async def ask(session: aiohttp.ClientSession, path: str, **options: Any) -> Any:
     async with session.request("POST" if "json" in options else "GET", path, **options) as answer:
         assert answer.status == 200, await answer.text()

@@ -40,11 +40,14 @@ def convolution(
     weights = array(filters, (kernels, channels * window[0] * window[1]), dtype).astype(wide, copy=False)
     padded_size = channels * (height + 2 * padding[0]) * (width + 2 * padding[1])
     per_row = channels * window[0] * window[1] * columns
-    for group in blocks(count, (padded_size + per_row * rows) * wide.itemsize):
-        windows = _windows(_padded(x[group], padding, wide), window, stride)
+    # Padding that is nearly all there is would take more memory than the image and the result together.
+    is_made = padded_size <= max(16 * channels * height * width, WORKSPACE // wide.itemsize)
+    for group in blocks(count, (padded_size * is_made + per_row * rows) * wide.itemsize):
+        windows = _windows(_padded(x[group], padding, wide), window, stride) if is_made else None
         for band in blocks(rows, (group.stop - group.start) * per_row * wide.itemsize):
             part = out[group, :, band]
-            patches = windows[..., band, :].reshape(group.stop - group.start, weights.shape[1], -1)
+            tiles = _gathered(x[group], window, stride, padding, band, columns) if windows is None else windows[..., band, :]
+            patches = tiles.reshape(group.stop - group.start, weights.shape[1], -1).astype(wide, copy=False)
             if wide is dtype:
                 # A view: the rows of a band follow each other.
                 np.matmul(weights, patches, out=part.reshape(patches.shape[0], kernels, -1))
@@ -66,6 +69,20 @@ def _windows(x: Array, window: list[int], stride: tuple[int, ...]) -> Array:
     """Return the windows of x as a view ``[count, channels, window rows, window columns, output rows, output columns]``."""
     view = np.lib.stride_tricks.sliding_window_view(x, window, axis=(2, 3))[:, :, :: stride[0], :: stride[1]]
     return view.transpose(0, 1, 4, 5, 2, 3)
+
+
+def _gathered(x: Array, window: list[int], stride: tuple[int, ...], padding: tuple[int, ...], band: slice, columns: int) -> Array:
+    """Return the windows of some rows of the output, as :func:`_windows` does, without padding anything."""
+    count, channels, height, width = x.shape
+    row = np.arange(window[0])[:, None] + np.arange(band.start, band.stop) * stride[0] - padding[0]
+    column = np.arange(window[1])[:, None] + np.arange(columns) * stride[1] - padding[1]
+    row, column = row[:, None, :, None], column[None, :, None, :]
+    inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+    if not inside.any():
+        return np.zeros((count, channels, *inside.shape), x.dtype)
+    found = x[:, :, np.clip(row, 0, height - 1), np.clip(column, 0, width - 1)]
+    found[:, :, ~inside] = 0
+    return found
 
 
 @np.errstate(all="ignore")

@@ -170,8 +170,7 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
         if ready.done():
             made.received(kind, data)
         elif kind == Kind.READY:
-            offer = json.loads(data)["capabilities"]
-            ready.set_result({str(name): frozenset(DType(each) for each in dtypes) for name, dtypes in offer.items()})
+            ready.set_result(_offer(data))
         elif kind == Kind.REFUSED:
             ready.set_exception(decode_error(data))
         else:
@@ -227,3 +226,12 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
             if hasattr(made, "channel"):
                 made.channel.close()
             made.gone()
+
+
+def _offer(data: bytes) -> dict[str, frozenset[DType]]:
+    """Return what a child says that it offers; what it says is not believed before it was read."""
+    try:
+        offer = json.loads(data)["capabilities"]
+        return {str(name): frozenset(DType(each) for each in dtypes) for name, dtypes in offer.items()}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ProtocolError(f"a message that should be an offer is none: {type(error).__name__}: {error}") from None

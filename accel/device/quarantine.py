@@ -1,0 +1,59 @@
+"""A second device like a given one, in a child process of its own, for work that is suspected of killing contexts."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from accel.actors import Directive, RestartStrategy
+from accel.errors import AccelError, FaultScope
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from accel.device.core import DeviceCore
+    from accel.device.device import Device
+    from accel.device.options import DeviceOptions
+
+__all__ = ["opened", "quarantine_options", "set_restarts"]
+
+_STARTS = 3
+"""How often a context may fail to come up before the quarantine is given up."""
+
+_REBUILDS = 10_000
+"""Rebuilds in an hour, which no search comes near: what ends it is that nothing is left to search, or that no context comes up."""
+
+
+def quarantine_options(options: DeviceOptions) -> DeviceOptions:
+    """Return the options of the quarantine of a device that was opened with ``options``: no planned faults, and waiting for room."""
+    return dataclasses.replace(options, faults=None, overload="wait")
+
+
+def set_restarts(core: DeviceCore) -> None:
+    """Give a quarantine a restart budget of its own: it is there to fault, so only a context that does not come up at all ends it."""
+    failures, seen = 0, 0
+
+    def decide(error: BaseException) -> Directive:
+        nonlocal failures, seen
+        if isinstance(error, AccelError) and error.scope >= FaultScope.DEVICE:
+            return Directive.STOP
+        if seen != core.lifecycle.generation:
+            failures, seen = 0, core.lifecycle.generation
+        failures += 1
+        return Directive.RESTART if failures < _STARTS else Directive.STOP
+
+    restart = RestartStrategy(max_restarts=_REBUILDS, within=3600.0, backoff=(0.0, 0.05), decide=decide)
+    core.options = dataclasses.replace(core.options, restart=restart)
+
+
+@asynccontextmanager
+async def opened(core: DeviceCore) -> AsyncIterator[Device]:
+    """Open the quarantine of the device that ``core`` belongs to, and close it; at once if the block raises or is cancelled."""
+    device = await core.open_quarantine()
+    try:
+        yield device
+    except BaseException:
+        await device.aclose(timeout=0.0)
+        raise
+    await device.aclose()

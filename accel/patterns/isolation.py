@@ -1,0 +1,251 @@
+"""The search for the item that kills contexts: what was on the device at a fault is tried again in halves, in quarantine, beside the service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from accel._log import get_logger
+from accel.errors import AccelError, ClosedError, PoisonedInputError
+from accel.patterns.calling import call, until_ready
+from accel.patterns.outcome import is_fault, is_worth_a_retry, own_instance
+from accel.patterns.twin import HandlerTwin, UnusableError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from accel.device import Device
+    from accel.patterns.requests import Counters, Request
+    from accel.patterns.root import RootTask
+
+__all__ = ["Isolation"]
+
+logger = get_logger()
+
+_INCONCLUSIVE = 3
+"""How often a trial is made that ends without a word on its items, such as by a ref of a context that died before."""
+
+
+class Isolation:
+    """Takes the requests that were on a device when it faulted, and answers each: with its result, or as the one that faults.
+
+    One batch after the other, each in trials of its halves; a half that faults costs the quarantine's context, and is halved in turn.
+
+    Parameters
+    ----------
+    device
+        The :class:`accel.Device` that serves; a search begins when it is ready again, so as not to slow its recovery.
+    make
+        Makes the handler's twin on the quarantined device.
+    counters
+        Where the outcomes are counted.
+    limit
+        Requests that may wait for their search.
+
+    Attributes
+    ----------
+    pending : int
+        Requests whose search has not ended.
+    """
+
+    def __init__(self, device: Any, make: Callable[[Device], Awaitable[Any]], counters: Counters, limit: int) -> None:
+        self._device = device
+        self._twin = HandlerTwin(device, make)
+        self._counters = counters
+        self._limit = limit
+        self._batches: deque[list[Request]] = deque()
+        self._is_running = False
+        self._trials = 0
+        self._root: RootTask
+        self._ended: Callable[[], None]
+        self._cut_short: Callable[[], Exception]
+        self.pending = 0
+
+    def open(self, root: RootTask, ended: Callable[[], None], cut_short: Callable[[], Exception]) -> None:
+        """Work in ``root`` from now on; call ``ended()`` whenever nothing is left to search, and tell with ``cut_short()`` those who come too late."""
+        self._root, self._ended, self._cut_short = root, ended, cut_short
+
+    def take(self, batch: list[Request]) -> None:
+        """Take a batch, each of its requests with its fault."""
+        if self.pending + len(batch) > self._limit:
+            self._fail(batch, f"{self.pending} items wait already to be tried in quarantine")
+            return
+        self.pending += len(batch)
+        self._counters.isolated += len(batch)
+        self._batches.append(batch)
+        if not self._is_running:
+            # Set first: an eager task runs before create_task returns.
+            self._is_running = True
+            if not self._root.start(self._run(), "accel-isolation", self._done):
+                self._give_up()
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or task.exception() is not None:
+            self._give_up()
+        self._is_running = False
+        self._ended()
+
+    def _give_up(self) -> None:
+        self._is_running = False
+        self.pending = 0
+        given: set[int] = set()
+        error = self._cut_short()
+        while self._batches:
+            for request in _wanted(self._batches.popleft()):
+                self._settle(request, own_instance(error, given))
+
+    async def _run(self) -> None:
+        try:
+            while self._batches:
+                await self._search(self._batches[0])
+                self.pending -= len(self._batches.popleft())
+        except BaseException:
+            await self._twin.aclose(hurry=True)
+            raise
+        await self._twin.aclose()
+
+    # -- the search
+
+    async def _search(self, batch: list[Request]) -> None:
+        counters, loop = self._counters, asyncio.get_running_loop()
+        began, poisoned, self._trials = loop.time(), counters.poisoned, 0
+        try:
+            await until_ready(self._device)
+            for half in _halves(batch):
+                await self._is_clean(half)
+        except UnusableError as error:
+            await self._twin.aclose(hurry=True)
+            self._fail(_wanted(batch), f"the quarantine could not be used: {error.__cause__}")
+        except StopAsyncIteration:
+            self._fail(_wanted(batch), "the device was closed", ClosedError("the device was closed before the item could be tried again"))
+        except AccelError as error:
+            self._fail(_wanted(batch), f"the device did not come back: {error}", error)
+        logger.info(
+            "isolation_ended", items=len(batch), poisoned=counters.poisoned - poisoned, trials=self._trials, seconds=round(loop.time() - began, 3)
+        )  # fmt: skip
+
+    async def _is_clean(self, group: Sequence[Request]) -> bool:
+        """Try a group, answer what can be answered, and return whether it did not fault."""
+        wanted = _wanted(group)
+        if not wanted:
+            return True
+        results = await self._while_wanted(wanted)
+        if results is None:  # nobody waits for it any more, and it may hang
+            await self._twin.aclose(hurry=True)
+            return True
+        guilty: list[Request] = []
+        given: set[int] = set()
+        fault: Any = None
+        for request, result in zip(wanted, results, strict=True):
+            if is_fault(result):
+                guilty.append(request)
+                fault = result
+            elif not request.future.done():
+                self._settle(request, own_instance(result, given) if isinstance(result, Exception) else result)
+        if not guilty:
+            return True
+        if len(wanted) == 1:
+            self._poisoned(wanted[0], fault)
+            return False
+        first, *second = _halves(guilty)
+        if await self._is_clean(first) and second and len(second[0]) > 1:
+            # So it is in the other half, which need not fault as a whole to say so.
+            for part in _halves(second[0]):
+                await self._is_clean(part)
+        elif second:
+            await self._is_clean(second[0])
+        return False
+
+    async def _while_wanted(self, group: list[Request]) -> Sequence[Any] | None:
+        """Return the outcomes of a trial; ``None`` if all who waited for it left."""
+        loop, left = asyncio.get_running_loop(), len(group)
+        is_over = False
+
+        def gone(_: object) -> None:
+            nonlocal left
+            left -= 1
+            if not (left or is_over):
+                patience.reschedule(loop.time())
+
+        for request in group:
+            request.future.add_done_callback(gone)
+        try:
+            async with asyncio.timeout(None) as patience:
+                return await self._trial(group)
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            return None
+        finally:
+            is_over = True
+            for request in group:
+                request.future.remove_done_callback(gone)
+
+    async def _trial(self, group: list[Request]) -> Sequence[Any]:
+        for attempt in range(_INCONCLUSIVE):
+            handler = await self._twin.handler()
+            self._trials += 1
+            results = await call(handler, [request.item for request in group])
+            if isinstance(results, Exception):
+                results = [results] * len(group)
+            self._twin.check_usable(results)
+            if attempt == _INCONCLUSIVE - 1 or not any(isinstance(each, Exception) and _says_nothing(each) for each in results):
+                break
+        found: Sequence[Any] = results
+        return found
+
+    # -- the answers
+
+    def _poisoned(self, request: Request, fault: AccelError) -> None:
+        if request.future.done():
+            return
+        error = PoisonedInputError(
+            f"the item was tried alone, in quarantine, and faulted the context: {fault.message}",
+            item=request.item,
+            code=fault.code,
+            library=fault.library,
+            device=fault.device,
+            op=fault.op,
+        )
+        error.__cause__ = fault
+        self._counters.poisoned += 1
+        logger.warning("poisoned_item", device=fault.device, op=fault.op, code=fault.code, trials=self._trials, error=fault)
+        self._settle(request, error)
+
+    def _fail(self, batch: Iterable[Request], why: str, error: Exception | None = None) -> None:
+        """Answer requests that are not searched with ``error``, or the fault that they were in."""
+        given: set[int] = set()
+        count = 0
+        for request in batch:
+            own = error or request.fault
+            if request.future.done() or own is None:
+                continue
+            count += 1
+            own = own_instance(own, given)
+            own.add_note(f"The item may be what faulted the context; this was not found out, because {why}")
+            self._settle(request, own)
+        if count:
+            logger.error("isolation_left_out", items=count, reason=why)
+
+    def _settle(self, request: Request, result: Any) -> None:
+        request.fault = None
+        if isinstance(result, Exception):
+            self._counters.failed += 1
+            request.future.set_exception(result)
+        else:
+            self._counters.answered += 1
+            request.future.set_result(result)
+
+
+def _says_nothing(error: Exception) -> bool:
+    return is_worth_a_retry(error) and not is_fault(error)
+
+
+def _wanted(group: Iterable[Request]) -> list[Request]:
+    return [request for request in group if not request.future.done()]
+
+
+def _halves(group: Sequence[Request]) -> list[Sequence[Request]]:
+    middle = (len(group) + 1) // 2
+    return [half for half in (group[:middle], group[middle:]) if half]

@@ -1,0 +1,93 @@
+"""The twin of a handler on a quarantined device: opened on demand, made anew for each of its contexts."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+from accel.errors import AccelError, FaultScope, InvalidArgumentError
+from accel.patterns.calling import until_ready
+from accel.patterns.outcome import is_worth_a_retry
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from accel.device import Device
+
+__all__ = ["HandlerTwin", "UnusableError"]
+
+_ATTEMPTS = 3
+"""How often the twin is made before it is given up, if a fault comes between."""
+
+
+class UnusableError(Exception):
+    """There is no quarantine, or no twin in it; the cause says why."""
+
+
+class HandlerTwin:
+    """Gives the handler's twin, on a device in quarantine.
+
+    Parameters
+    ----------
+    device
+        The :class:`accel.Device` whose quarantine it is.
+    make
+        Makes the twin for a device; called again after each rebuild, whose contexts have none of the old refs.
+    """
+
+    def __init__(self, device: Any, make: Callable[[Device], Awaitable[Any]]) -> None:
+        self._served = device
+        self._make = make
+        self._stack = AsyncExitStack()
+        self._device: Device | None = None
+        self._generation = 0
+        self._handler: Any = None
+
+    async def handler(self) -> Callable[[list[Any]], Awaitable[Sequence[Any]]]:
+        """Return the twin once it can be used, which may take a new process and new weights.
+
+        Raises
+        ------
+        UnusableError
+            If there will be none.
+        """
+        for attempt in range(_ATTEMPTS):
+            try:
+                return await self._of_this_generation()  # type: ignore[no-any-return]
+            except Exception as error:
+                if attempt == _ATTEMPTS - 1 or not is_worth_a_retry(error):
+                    raise UnusableError from error
+        raise AssertionError("the last attempt returns or raises")
+
+    def check_usable(self, results: Iterable[Any]) -> None:
+        """Raise if a trial ended because the quarantine is gone for good.
+
+        Raises
+        ------
+        UnusableError
+        """
+        for result in results:
+            if isinstance(result, AccelError) and result.scope >= FaultScope.DEVICE:
+                raise UnusableError from result
+
+    async def aclose(self, *, hurry: bool = False) -> None:
+        """Close the quarantine, if it is open; :meth:`handler` opens another. With ``hurry``, wait for nothing that runs there."""
+        device, self._device = self._device, None
+        self._handler, self._generation = None, 0
+        if device is not None and hurry:
+            await device.aclose(timeout=0.0)
+        await self._stack.aclose()
+
+    async def _of_this_generation(self) -> Any:
+        device = self._device
+        if device is None:
+            opened: Device = await self._stack.enter_async_context(self._served.quarantine())
+            self._device = device = opened
+        generation = await until_ready(device)
+        if generation != self._generation:
+            self._handler = None
+            handler: Any = await self._make(device)
+            if not callable(handler):
+                raise InvalidArgumentError(f"quarantine= made {handler!r}", remedy="Return a function defined with 'async def'.")
+            self._handler, self._generation = handler, generation
+        return self._handler

@@ -1,0 +1,297 @@
+"""The search for the items that kill a context: by real deaths of the child that has it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import secrets
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import accel
+from accel.patterns import DynamicBatcher
+from accel.testing import FaultPlan
+from tests.batcher_support import settled
+from tests.poison_support import HANG, POISON, Double, Fragile, Service
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+ONCE = accel.RestartStrategy(max_restarts=1)
+PATIENCE = 60.0
+
+
+@asynccontextmanager
+async def serving(
+    restart: accel.RestartStrategy = ONCE, *, faults: FaultPlan | None = None, **options: Any
+) -> AsyncIterator[tuple[Service, Any]]:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", restart=restart, faults=faults)
+        await device.register(Fragile)
+        service = Service(device)
+        chosen: Any = {"idempotent": True, "device": device, "quarantine": service.quarantine} | options
+        async with DynamicBatcher(service.handler, **chosen) as batcher:
+            yield service, batcher
+        assert settled(batcher.statistics())
+        assert batcher.statistics().isolating == 0
+        assert all(twin.state is accel.DeviceState.CLOSED for twin in service.twins)
+        assert system.devices == (device,)
+
+
+async def answers(batcher: Any, items: list[float]) -> list[Any]:
+    async with asyncio.timeout(PATIENCE):
+        return await asyncio.gather(*(batcher.submit(item) for item in items), return_exceptions=True)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+def check(items: list[float], results: list[Any]) -> None:
+    """See that what is poison was found to be, and everything else was answered."""
+    for item, result in zip(items, results, strict=True):
+        if item == POISON:
+            assert isinstance(result, accel.PoisonedInputError), result
+            assert result.item == POISON
+            assert isinstance(result.__cause__, accel.ContextPoisonedError)
+            assert isinstance(result.__cause__.__cause__, accel.HostDiedError)
+            assert result.__cause__.__cause__.signal == 9
+            assert not result.retryable
+        else:
+            assert result == 2 * item
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_poisonous_items_are_found_and_their_siblings_answered(count: int) -> None:
+    seed = secrets.randbits(32)
+    rng = np.random.default_rng(seed)
+    items = [float(each) for each in rng.uniform(1, 9, 64)]
+    for place in rng.choice(64, count, replace=False):
+        items[place] = POISON
+    async with serving() as (service, batcher):
+        results = await answers(batcher, items)
+        check(items, results)
+        statistics = batcher.statistics()
+        assert (statistics.isolated, statistics.poisoned, statistics.retried) == (64, count, 0), f"seed {seed}"
+        assert (statistics.answered, statistics.failed) == (64 - count, count)
+        assert len(service.served) == 1, "what may be poison does not come back to the device that serves"
+        # One start, and one for each fault that something else came after: at most one for each halving of 64.
+        assert service.starts <= 1 + count * math.log2(64), f"seed {seed}"
+        assert len(service.twins) == 1
+        device = service.device
+        assert (device.generation, device.info().restarts, device.state) == (2, 1, accel.DeviceState.READY)
+
+
+async def test_when_all_are_poison_all_are_found() -> None:
+    async with serving() as (service, batcher):
+        results = await answers(batcher, [POISON] * 4)
+        check([POISON] * 4, results)
+        assert batcher.statistics().poisoned == 4
+        assert service.device.generation == 2
+        assert len({id(result) for result in results}) == 4
+
+
+async def test_when_nothing_faults_again_all_are_answered() -> None:
+    plan = FaultPlan().kill_host_at(2)
+    async with serving(faults=plan) as (service, batcher):
+        items = [float(n) for n in range(64)]
+        check(items, await answers(batcher, items))
+        assert [len(each) for each in service.tried] == [32, 32]
+        assert (batcher.statistics().isolated, batcher.statistics().poisoned) == (64, 0)
+        assert service.starts == 1
+
+
+async def test_the_device_serves_others_meanwhile() -> None:
+    async with serving(max_in_flight=1) as (service, batcher):
+        found = asyncio.ensure_future(answers(batcher, [1.0, POISON, 3.0, 4.0]))
+        async with asyncio.timeout(PATIENCE):
+            await service.device.put(np.ones(1))
+            await until(lambda: bool(service.tried))
+            others = [float(n) for n in range(5, 13)]
+            for item in others:
+                assert await batcher.submit(item) == 2 * item
+        assert not found.done()
+        assert service.device.generation == 2
+        check([1.0, POISON, 3.0, 4.0], await found)
+
+
+async def test_all_batches_in_flight_are_suspects_and_one_after_another_is_searched() -> None:
+    async with serving(max_items=4, max_in_flight=4) as (service, batcher):
+        items = [float(n) for n in range(16)]
+        items[9] = POISON
+        check(items, await answers(batcher, items))
+        assert len(service.twins) == 1, "one quarantine for all of them"
+        assert batcher.statistics().poisoned == 1
+        assert service.device.generation == 2
+
+
+async def test_items_that_are_not_idempotent_are_not_tried_again() -> None:
+    async with serving() as (service, batcher):
+        async with asyncio.timeout(PATIENCE):
+            single = [batcher.submit(1.0, idempotent=False), batcher.submit(POISON)]
+            once, poison = await asyncio.gather(*single, return_exceptions=True)
+        assert isinstance(once, accel.ContextPoisonedError)
+        assert isinstance(poison, accel.PoisonedInputError)
+        assert service.tried == [[POISON]]
+
+
+async def test_callers_who_gave_up_are_left_out() -> None:
+    async with serving() as (service, batcher):
+        gone = asyncio.ensure_future(batcher.submit(7.0))
+        expires = asyncio.ensure_future(batcher.submit(8.0, timeout=0.05))
+        rest = asyncio.ensure_future(answers(batcher, [1.0, POISON]))
+        async with asyncio.timeout(PATIENCE):
+            await until(lambda: bool(batcher.statistics().isolating))
+            gone.cancel()
+            with pytest.raises(accel.DeadlineExceededError):
+                await expires
+            check([1.0, POISON], await rest)
+        assert not {7.0, 8.0} & {item for items in service.tried for item in items}
+        assert batcher.statistics().abandoned == 2
+
+
+async def test_a_trial_that_hangs_ends_with_the_last_who_waits_for_it() -> None:
+    plan = FaultPlan().kill_host_at(2)
+    async with serving(faults=plan, max_items=1, max_in_flight=2) as (service, batcher):
+        hanging = asyncio.ensure_future(batcher.submit(HANG))
+        async with asyncio.timeout(PATIENCE):
+            await until(lambda: bool(service.tried))
+            hanging.cancel()
+            assert (await answers(batcher, [1.0])) == [2.0]
+
+
+async def test_closing_ends_the_search_in_time() -> None:
+    plan = FaultPlan().kill_host_at(2)
+    async with serving(faults=plan, close_timeout=0.2) as (service, batcher):
+        hanging = asyncio.ensure_future(batcher.submit(HANG))
+        async with asyncio.timeout(PATIENCE):
+            await until(lambda: bool(service.tried))
+            began = asyncio.get_running_loop().time()
+            await batcher.aclose()
+            assert asyncio.get_running_loop().time() - began < 2.0
+            with pytest.raises(accel.ClosedError):
+                await hanging
+
+
+async def test_closing_waits_for_a_search() -> None:
+    async with serving() as (_, batcher):
+        found = asyncio.ensure_future(answers(batcher, [1.0, POISON, 3.0]))
+        await until(lambda: bool(batcher.statistics().isolating))
+        await batcher.aclose()
+        check([1.0, POISON, 3.0], await found)
+
+
+async def test_without_a_quarantine_that_works_items_fail_with_their_fault(caplog: pytest.LogCaptureFixture) -> None:
+    async def broken(device: accel.Device) -> Any:
+        raise accel.OutOfMemoryError("no room for the weights")
+
+    with caplog.at_level(logging.INFO, logger="accel"):
+        async with serving(quarantine=broken) as (_, batcher):
+            results = await answers(batcher, [1.0, POISON])
+            assert (await answers(batcher, [5.0])) == [10.0]
+    assert [type(result) for result in results] == [accel.ContextPoisonedError] * 2
+    assert results[0] is not results[1]
+    assert all("no room for the weights" in note for result in results for note in result.__notes__)
+    assert "isolation_left_out" in caplog.text
+
+
+async def test_weights_that_kill_the_quarantine_are_given_up() -> None:
+    async def poisonous(device: accel.Device) -> Any:
+        await device.run(Double(await device.put(np.array([POISON]))))
+
+    async with serving(quarantine=poisonous) as (_, batcher):
+        results = await answers(batcher, [1.0, POISON])
+        assert [type(result) for result in results] == [accel.ContextPoisonedError] * 2
+
+
+async def test_too_many_suspects_are_not_searched() -> None:
+    async with serving(max_items=4, max_in_flight=4, max_pending=4) as (_, batcher):
+        items = [1.0, 2.0, POISON, 4.0, 5.0, 6.0, 7.0, 8.0]
+        results = await answers(batcher, items)
+        assert sum(isinstance(result, accel.PoisonedInputError) for result in results) <= 1
+        assert sum(isinstance(result, accel.ContextPoisonedError) for result in results) == 4
+        assert batcher.statistics().isolated == 4
+
+
+async def test_a_device_that_is_lost_ends_the_search() -> None:
+    async with serving(accel.RestartStrategy(max_restarts=0)) as (service, batcher):
+        results = await answers(batcher, [1.0, POISON])
+        assert all(isinstance(result, accel.ContextPoisonedError) and not result.retryable for result in results)
+        assert service.tried == []
+
+
+async def test_other_errors_of_the_twin_are_its_answers() -> None:
+    plan = FaultPlan().kill_host_at(2)
+
+    async def make(device: accel.Device) -> Any:
+        async def twin(items: list[float]) -> list[Any]:
+            return [ValueError(f"no {item}") if item > 2 else 2 * item for item in items]
+
+        return twin
+
+    async with serving(faults=plan, quarantine=make) as (_, batcher):
+        results = await answers(batcher, [1.0, 2.0, 3.0])
+        assert results[:2] == [2.0, 4.0]
+        assert isinstance(results[2], ValueError)
+
+
+async def test_a_quarantine_is_a_device_of_its_own() -> None:
+    async with accel.System() as system:
+        plan = FaultPlan().poison_at(100)
+        device = await system.open_device("cpu", host="inline", faults=plan)
+        await device.register(Fragile)
+        async with device.quarantine() as other:
+            assert other.info().host == "process"
+            assert other.name == device.name
+            x = await other.put(np.arange(3.0))
+            np.testing.assert_array_equal(await other.get(await other.run(Double(x))), 2 * np.arange(3.0))
+            for _ in range(5):  # more often than an ordinary budget allows
+                with pytest.raises(accel.ContextPoisonedError):
+                    await other.run(Double(await other.put(np.array([POISON]))))
+                await other.put(np.ones(1))
+            assert other.generation == 6
+            assert system.devices == (device,)
+            with pytest.raises(accel.InvalidArgumentError, match="not on this device"):
+                await device.run(Double(await other.put(np.ones(1))))
+        assert other.state is accel.DeviceState.CLOSED
+        assert (device.generation, plan.count) == (1, 0)
+        with pytest.raises(RuntimeError, match="body"):
+            async with device.quarantine() as other:
+                raise RuntimeError("the body's own")
+        assert other.state is accel.DeviceState.CLOSED
+        with pytest.raises(accel.ClosedError):
+            async with device.quarantine() as other:
+                await system.aclose()
+                await other.put(np.ones(1))
+
+
+async def test_a_device_that_has_just_faulted_closes_at_once() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process")
+        await device.register(Fragile)
+        with pytest.raises(accel.ContextPoisonedError):
+            await device.run(Double(await device.put(np.array([POISON]))))
+        began = asyncio.get_running_loop().time()
+        await device.aclose()
+        assert asyncio.get_running_loop().time() - began < 5.0, "it waited for what was on the dead context"
+
+
+@pytest.mark.parametrize(("quarantine", "device"), [(1, "device"), ("make", None), ("make", "generations")], ids=str)
+async def test_wrong_quarantines_are_refused(quarantine: object, device: str | None) -> None:
+    class Recovering:
+        def generations(self) -> None: ...
+
+    async with accel.System() as system:
+        chosen: Any = {"device": await system.open_device("cpu"), "generations": Recovering(), None: None}[device]
+        service = Service(chosen)
+        asked: Any = service.quarantine if quarantine == "make" else quarantine
+        with pytest.raises(accel.InvalidArgumentError, match="quarantine"):
+            DynamicBatcher(service.handler, device=chosen, quarantine=asked)

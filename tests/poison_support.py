@@ -1,0 +1,89 @@
+"""A library whose kernel kills its process at certain values, and a batcher that serves it: for tests of the search for poison."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+import accel
+from accel.ops import Plan, Spec
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+__all__ = ["POISON", "Double", "Fragile", "Service"]
+
+POISON = -1.0
+HANG = -2.0
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Double(accel.KernelOp):
+    """``2 * x``, if nothing in it is poison."""
+
+    library: ClassVar[str] = "fragile"
+    kind: ClassVar[str] = "double"
+
+    x: accel.AccelRef
+
+    def plan(self) -> Plan:
+        return Plan((self.x,), (), (Spec(self.x.shape, self.x.dtype),))
+
+
+class Fragile(accel.KernelLibrary):
+    """Doubles, and takes the process with it where an element is poison."""
+
+    name = "fragile"
+
+    def open(self, stream: Any) -> None:
+        pass
+
+    @accel.kernel(Double)
+    def double(self, op: Double, stream: Any, inputs: list[accel.Operand], outputs: list[accel.Operand]) -> None:
+        source, target = np.asarray(inputs[0]), np.asarray(outputs[0])
+
+        def work() -> None:
+            if (source == POISON).any():
+                os.kill(os.getpid(), signal.SIGKILL)
+            if (source == HANG).any():
+                os.kill(os.getpid(), signal.SIGSTOP)
+            np.multiply(source, 2.0, out=target)
+
+        stream.submit(work, 1e-6)
+
+
+class Service:
+    """Handlers of single floats on a device, and on its quarantine; both note what they were called with."""
+
+    def __init__(self, device: accel.Device) -> None:
+        self.device = device
+        self.served: list[list[float]] = []
+        self.tried: list[list[float]] = []
+        self.twins: list[accel.Device] = []
+        self.starts = 0
+
+    async def handler(self, items: list[float]) -> list[float | Exception]:
+        self.served.append(items)
+        return await _double(self.device, items)
+
+    async def quarantine(self, device: accel.Device) -> Callable[[list[float]], Awaitable[list[float | Exception]]]:
+        self.starts += 1
+        if device not in self.twins:
+            self.twins.append(device)
+        factor = await device.put(np.ones(1))  # as weights would be
+
+        async def twin(items: list[float]) -> list[float | Exception]:
+            self.tried.append(items)
+            factor.check()
+            return await _double(device, items)
+
+        return twin
+
+
+async def _double(device: accel.Device, items: list[float]) -> list[float | Exception]:
+    x = await device.put(np.array(items))
+    return [float(each) for each in await device.get(await device.run(Double(x)))]
