@@ -27,9 +27,11 @@ __all__ = [
     "HostFunction",
     "Injection",
     "Kernel",
+    "PreloadsLibraries",
     "PreparesLibraries",
     "SlabMemory",
     "TakesScratch",
+    "TellsFaults",
 ]
 
 
@@ -328,13 +330,44 @@ class TakesScratch(Protocol):
 
 
 @runtime_checkable
+class PreloadsLibraries(Protocol):
+    """What an :class:`AccelBackend` has besides if a child process can make something ready without a context: imports, shared libraries."""
+
+    def preload(self, libraries: Sequence[str]) -> None:
+        """Load what contexts need, and what ``libraries`` do, so far as that takes nothing from a device. May block.
+
+        Raises
+        ------
+        BackendUnavailableError
+            If something is missing.
+        """
+
+
+@runtime_checkable
+class TellsFaults(Protocol):
+    """What an :class:`AccelDevice` has besides if a fault that surfaces elsewhere in the process ends it too.
+
+    Attributes
+    ----------
+    on_fault : callable
+        Called with the fault, on any thread, as soon as the device is known to be dead; perhaps more than once.
+    """
+
+    on_fault: Callable[[AccelError], object]
+
+
+@runtime_checkable
 class AccelBackend(Protocol):
     """A vendor's family of devices; the entry point names a class that is called without arguments.
 
     A backend may have a method ``checks()`` besides, which returns :class:`Check` objects: what it needs of this machine, one by one, found or missing. The
     doctor prints them. It never raises, and may block.
 
-    One whose devices are all lost to the process when one of them faults says so with ``shares_fate = True``.
+    One whose devices are all lost to the process when one of them faults says so with ``shares_fate = True``, and has that fault as ``fault`` from then on,
+    which is ``None`` before.
+
+    One on which a second process may be forbidden to have a context has a method ``check_shareable(index)``, which raises
+    :class:`~accel.UnsupportedError` where that is so.
 
     A backend may also have a method ``bench_suite()``, which gives ``accel bench`` cases of its own: see :class:`accel.cli.bench.suite.Suite`.
 

@@ -69,7 +69,7 @@ class ContextActor(Actor[OpenLibrary, "Port | Exception"]):
         core = self._core
         core.restarts_left = context.restarts_left
         began = time.perf_counter()
-        device = await acquire(core.system, partial(core.backend.open, core.description.index), _abandon)
+        device = await acquire(core.system, partial(core.memory_back.ask, core.backend.open, core.description.index), _abandon)
         try:
             watcher = core.options.completion.open(device, core.loop, core.shared)
         except BaseException:

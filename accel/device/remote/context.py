@@ -13,10 +13,11 @@ from accel.device.graph import GraphSubmission, Replay
 from accel.device.in_flight import ContextBase
 from accel.device.remote.apart import Apart
 from accel.device.remote.arrays import COPIED_HERE, Outgoing, SharedArrays
+from accel.device.remote.hang import HangWatch
 from accel.device.remote.messages import Failure, Kind, WireGet, WirePut, WireReplay, pack, pickled_library
 from accel.device.run import OpSubmission
 from accel.device.submission import BatchSubmission
-from accel.errors import AccelError, ClosedError, DriverError, FaultScope, StaleRefError, UnsupportedError
+from accel.errors import AccelError, ClosedError, DriverError, FaultScope, HostDiedError, StaleRefError, UnsupportedError
 from accel.hosts.error_codec import decode_error, encode_error
 from accel.hosts.protocol import ProtocolError
 from accel.ops import Free, Get, Put
@@ -24,15 +25,14 @@ from accel.ref import AccelRef
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     import numpy as np
 
     from accel.device.core import DeviceCore
     from accel.device.graph import Program
+    from accel.device.remote.link import Link
     from accel.device.submission import Submission
-    from accel.hosts.channel import Channel
-    from accel.memory import HostBlock
     from accel.ops import KernelOp, Plan
 
 __all__ = ["RemoteContext"]
@@ -61,18 +61,21 @@ class RemoteContext(ContextBase):
         What the device keeps over all generations.
     land
         Has a function called on a worker thread, and then another one on the loop, in order.
+    link
+        The child.
     """
 
-    def __init__(self, core: DeviceCore, land: Callable[[Callable[[], None], Callable[[], None]], None]) -> None:
+    def __init__(self, core: DeviceCore, land: Callable[[Callable[[], None], Callable[[], None]], None], link: Link) -> None:
         super().__init__(core)
         self._land = land
-        self.channel: Channel
-        self.pid = 0
-        self.kill: Callable[[], object] = lambda: None
-        self.heard = True
+        self._link = link
+        self._tell = link.tell
+        self.pid = link.pid
+        timeout = core.options.hang_timeout
+        self._hang = None if timeout is None else HangWatch(core.loop, timeout, lambda: not self.in_flight, lambda: link.is_busy, self._hung)
         self.device = None  # it is in the child
         self.sharing = Apart(core.name)
-        self._arrays = SharedArrays(core.pinned.arena, self._announce)
+        self._arrays = SharedArrays(core.pinned.arena, link.known, link.announce)
         self._numbers = itertools.count(1)
         self._sent: dict[int, _Sent] = {}
         self._asked: dict[int, asyncio.Future[None]] = {}
@@ -214,6 +217,8 @@ class RemoteContext(ContextBase):
         submission.launched = submission.outstanding = sent.count
         self.in_flight += sent.count
         self.submissions[submission] = None
+        if self._hang is not None:
+            self._hang.sent()
         self._tell(kind, data)
 
     def _action(self, kind: str) -> bytes | str | None:
@@ -226,7 +231,7 @@ class RemoteContext(ContextBase):
             error = action.error or DriverError("the context was poisoned by a fault plan", code="INJECTED_FAULT", library="driver")
             return encode_error(error.clone(scope=max(error.scope, FaultScope.CONTEXT)))
         if action.kind == "kill":
-            self.kill()
+            self._link.kill()
             return None
         if action.release is not None:
             release, loop = action.release, self.core.loop
@@ -265,19 +270,6 @@ class RemoteContext(ContextBase):
             if ref.buffer not in self._live and ref.buffer not in own:
                 raise StaleRefError(f"{ref!r} is not in memory any more", reason="freed", device=self.core.name, generation=self.generation)
 
-    def _announce(self, number: int, block: HostBlock) -> None:
-        self._tell(Kind.BLOCK, struct.pack("<QQ", number, block.nbytes), fds=(block.fd,))
-
-    def _tell(self, kind: Kind, data: bytes = b"", fds: Sequence[int] = ()) -> None:
-        """Send a message; to a child that is gone, nothing: its end is about to be told to everybody."""
-        with contextlib.suppress(ClosedError):
-            self.channel.send(kind, data, fds=fds)
-
-    def ping(self) -> None:
-        """Ask the child whether it is there; it answers from its loop."""
-        self.heard = False
-        self._tell(Kind.PING)
-
     # -- memory
 
     def apply_frees(self) -> None:
@@ -301,9 +293,8 @@ class RemoteContext(ContextBase):
 
     def received(self, kind: int, data: bytes) -> None:
         """Take a message of the child's."""
-        self.heard = True
-        if kind == Kind.PONG:
-            return
+        if self._hang is not None:
+            self._hang.heard()
         if kind == Kind.DONE:
             for (number,) in _NUMBER.iter_unpack(data):
                 self._ended(number, None, -1)
@@ -314,6 +305,8 @@ class RemoteContext(ContextBase):
             self.report_fault(decode_error(data))
         elif kind == Kind.MEMORY:
             self._reserved, self._workspace = struct.unpack("<QQ", data)
+        elif kind == Kind.BUSY:
+            pass  # the link knows
         else:
             raise ProtocolError(f"the child of {self.core.name} sent a message of kind {kind}", device=self.core.name)
 
@@ -348,6 +341,11 @@ class RemoteContext(ContextBase):
 
     # -- the end
 
+    def _hung(self) -> None:
+        """Give up what does not end."""
+        name, seconds = self.core.name, self.core.options.hang_timeout
+        self.report_fault(HostDiedError(f"the child of {name} hung: nothing has ended for {seconds:g} s", device=name, scope=FaultScope.CONTEXT))
+
     def gone(self) -> None:
         """Give the shared memory back that the child used: it is gone. Not before."""
         sent, self._sent = self._sent, {}
@@ -366,12 +364,14 @@ class RemoteContext(ContextBase):
     def ask_to_close(self) -> None:
         """Ask the child to give everything back and end."""
         self._tell(Kind.CLOSE)
-        self.channel.flush()
+        self._link.channel.flush()
 
     def end(self) -> None:
         """Take no more, and tell everybody who waits that it was closed."""
         if self.fault is None:
             self.fault = ClosedError(f"the context of {self.core.name} was closed", device=self.core.name)
+        if self._hang is not None:
+            self._hang.stop()
         self.fail_all(self.fault)
 
 

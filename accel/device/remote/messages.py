@@ -7,7 +7,7 @@ import marshal
 import pickle
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from accel.device.options import DeviceOptions
 from accel.dtype import DType
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from accel.device.kernel_library import KernelLibrary
     from accel.hosts.op_codec import RefOf
 
-__all__ = ["ArenaSlice", "Config", "Failure", "Kind", "WireGet", "WirePut", "WireReplay", "pack", "pickled_library", "unpack"]
+__all__ = ["ArenaSlice", "Begin", "Config", "Failure", "Kind", "WireGet", "WirePut", "WireReplay", "pack", "pickled_library", "unpack"]
 
 
 class Kind(enum.IntEnum):
@@ -49,6 +49,10 @@ class Kind(enum.IntEnum):
     """A library of the user's own: a number, and its name and what makes it, pickled."""
     PING = 8
     """Are you there?"""
+    BEGIN = 20
+    """Begin a generation; the second message but for blocks. A pickled :class:`Begin`, and its descriptors."""
+    COMPILE = 21
+    """A kernel to be compiled: a number, and the kernel, pickled."""
 
     READY = 101
     """The context is there; what it offers."""
@@ -64,6 +68,14 @@ class Kind(enum.IntEnum):
     """What is taken from the device."""
     PONG = 107
     """Yes."""
+    WARM = 120
+    """All is made ready that can be before a generation begins."""
+    BUSY = 121
+    """Whether something is opened, loaded or compiled that ops may wait for: one byte."""
+    LOG = 122
+    """An event of the log: JSON."""
+    COMPILED = 123
+    """A kernel was compiled: a number, and its layout as JSON."""
 
 
 def pack(
@@ -99,7 +111,7 @@ Failure = struct.Struct("<Qi")
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What the child shall open.
+    """What the child is for; known before there is a generation for it.
 
     Parameters
     ----------
@@ -109,20 +121,40 @@ class Config:
         Of the device: it has another index where other devices are visible.
     name
         What the device is called.
-    generation
-        Of the context.
     options
         Of the device, as far as they are the child's business.
-    own
-        Libraries that were registered: name -> what makes an instance, pickled.
+    ahead
+        What to make ready before a generation begins: ``"imports"``, or the ``"context"`` too, with what ``options.libraries`` need.
+    log_level
+        Events of this level and above are told.
     """
 
     backend: str
     uuid: str
     name: str
-    generation: int
     options: DeviceOptions
+    ahead: Literal["imports", "context"] = "imports"
+    log_level: int = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """A generation that begins in a child. What it takes over comes with it, as descriptors.
+
+    Parameters
+    ----------
+    generation
+        Its number.
+    own
+        Libraries that were registered: name -> what makes an instance, pickled.
+    patience
+        Seconds for which memory that the device does not have yet is asked for again: what the last generation held may come back a little later than
+        its process ends.
+    """
+
+    generation: int
     own: dict[str, bytes]
+    patience: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import os
 import pickle
 import struct
 import threading
+import time
 from collections import deque
 from ctypes import addressof, c_char
 from functools import partial
@@ -20,13 +21,15 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from accel.actors import Directive, RestartStrategy
-from accel.backend import Injection
+from accel.backend import Injection, PreloadsLibraries
 from accel.device.context_actor import ContextActor
 from accel.device.core import DeviceCore
-from accel.device.graph import GraphSubmission, Program, Replay
-from accel.device.remote.messages import ArenaSlice, Failure, Kind, WireGet, WirePut, WireReplay, unpack
-from accel.device.run import OpSubmission
-from accel.device.submission import BatchSubmission
+from accel.device.graph import Program, Replay
+from accel.device.remote.answers import Answers, RemoteBatch, RemoteGraph, RemoteOp
+from accel.device.remote.busy import BesideToldOf, Busy
+from accel.device.remote.child_log import ToldLog
+from accel.device.remote.messages import ArenaSlice, Kind, WireGet, WirePut, WireReplay, unpack
+from accel.device.run import BATCH
 from accel.device.system import System
 from accel.errors import AccelError, BackendUnavailableError, LibraryError
 from accel.hosts.channel import Channel
@@ -37,10 +40,10 @@ from accel.ref import AccelRef, RefView
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator
 
     from accel.device.context import Context
-    from accel.device.remote.messages import Config
+    from accel.device.remote.messages import Begin, Config
     from accel.dtype import DType
     from accel.ops import KernelOp
 
@@ -60,117 +63,28 @@ class _Script:
         return self.queue.popleft() if self.queue else None
 
 
-class _Answered:
-    """What the submissions below have in common: who waits for them is the parent, and is answered by a message."""
-
-    __slots__ = ()
-
-    number: int
-    future: asyncio.Future[Any]
-    _answer: Answers
-    release_operands: Callable[[], None]
-
-    def succeed(self) -> None:
-        """Tell the parent."""
-        if not self.future.done():
-            self.future.cancel()
-            self._answer.done(self.number)
-        self.release_operands()
-
-    def reject(self, error: AccelError) -> None:
-        """Tell the parent."""
-        if not self.future.done():
-            self.future.cancel()
-            self._answer.failed(self.number, error, -1 if error.op_index is None else error.op_index)
-        self.release_operands()
-
-
-class _Op(_Answered, OpSubmission):
-    """An op of the parent's: who waits for it is there."""
-
-    __slots__ = ("_answer", "number")
-
-    def __init__(self, answer: Answers, number: int, op: KernelOp, generation: int) -> None:
-        super().__init__(op, op.plan(), asyncio.get_running_loop().create_future(), generation)
-        self._answer = answer
-        self.number = number
-
-
-class _Batch(_Answered, BatchSubmission):
-    """A batch of the parent's."""
-
-    __slots__ = ("_answer", "number")
-
-    def __init__(self, answer: Answers, number: int, ops: tuple[KernelOp, ...], made: list[tuple[AccelRef, ...]], generation: int) -> None:
-        super().__init__(ops, tuple(op.plan() for op in ops), made, asyncio.get_running_loop().create_future(), generation)
-        self._answer = answer
-        self.number = number
-
-
-class _Graph(_Answered, GraphSubmission):
-    """A capture of the parent's."""
-
-    __slots__ = ("_answer", "number")
-
-    def __init__(self, answer: Answers, number: int, program: Program, generation: int) -> None:
-        super().__init__(program, asyncio.get_running_loop().create_future(), generation)
-        self._answer = answer
-        self.number = number
-
-
-class Answers:
-    """What goes back: ends are gathered over a turn of the loop."""
-
-    def __init__(self, channel: Channel, memory: Callable[[], tuple[int, int]], is_over: Callable[[], bool]) -> None:
-        self._channel = channel
-        self._memory = memory
-        self._is_over = is_over
-        self._ended: list[int] = []
-        self._told = (0, 0)
-
-    def done(self, number: int) -> None:
-        """Tell of a success, at the end of this turn."""
-        if not self._ended:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._ended.append(number)
-
-    def failed(self, number: int, error: AccelError, index: int) -> None:
-        """Tell of a failure, after the successes before it. After a fault the parent tells everybody itself: it knows what comes next."""
-        self._flush()
-        if self._is_over():
-            return
-        self._channel.send(Kind.FAILED, Failure.pack(number, index), encode_error(error))
-
-    def _flush(self) -> None:
-        memory = self._memory()
-        if memory != self._told:
-            self._told = memory
-            self._channel.send(Kind.MEMORY, struct.pack("<QQ", *memory))
-        if self._ended:
-            ended, self._ended = self._ended, []
-            self._channel.send(Kind.DONE, struct.pack(f"<{len(ended)}Q", *ended))
-
-
 class _Server:
     """One context and the messages for it, in order."""
 
-    def __init__(self, channel: Channel, config: Config) -> None:
+    def __init__(self, channel: Channel, config: Config, system: System) -> None:
         self._channel = channel
         self._config = config
+        self._system = system
         self._refs: dict[int, AccelRef] = {}
         self._blocks: dict[int, tuple[mmap.mmap, int]] = {}
         self._programs: dict[int, Program] = {}
         self._script = _Script()
         self._release = threading.Event()
+        self._busy = Busy(channel)
         self.context: Context
         self._core: DeviceCore
         self._answers = Answers(channel, self._memory, lambda: self.context.fault is not None)
 
-    async def open(self, system: System) -> None:
-        """Make the context and say what it offers."""
-        config = self._config
+    async def prepare(self) -> None:
+        """Make ready what can be before a generation begins, and say so."""
+        config, system = self._config, self._system
         module, _, name = config.backend.partition(":")
-        backend = getattr(importlib.import_module(module), name)()
+        backend = (await system.run_blocking(partial(getattr, importlib.import_module(module), name)))()
         devices = await system.run_blocking(backend.devices)
         description = next((each for each in devices if each.uuid == config.uuid), None)
         if description is None:
@@ -180,14 +94,29 @@ class _Server:
         core.name = config.name
         # The parent numbers buffers; what is made here besides has numbers of its own.
         core.next_buffer = itertools.count(-1, -1).__next__
-        core.lifecycle.generation = config.generation - 1
-        core.own.update((name, partial(_made, data)) for name, data in config.own.items())
+        if isinstance(backend, PreloadsLibraries):
+            await system.run_blocking(backend.preload, options.libraries)
+        if config.ahead == "context":
+            await self._open()
+        self._channel.send(Kind.WARM)
+
+    async def begin(self, begin: Begin) -> None:
+        """Begin the generation, and say what its context offers."""
+        core = self._core
+        core.memory_back.until = time.monotonic() + begin.patience
+        core.own.update((name, partial(_made, data)) for name, data in begin.own.items())
+        if not core.lifecycle.generation:
+            await self._open()
+        offer = {"capabilities": {name: sorted(each.value for each in dtypes) for name, dtypes in core.capabilities.items()}}
+        self._channel.send(Kind.READY, json.dumps(offer).encode())
+
+    async def _open(self) -> None:
+        """Make the context. Here it is always of generation 1: the parent alone knows how many there were."""
         # Never restarted here: after a fault the parent makes another child.
         once = RestartStrategy(max_restarts=0, decide=lambda _: Directive.STOP)
-        await system.spawn(ContextActor, core, self._published, name="context", restart=once)
-        offer = {"capabilities": {name: sorted(each.value for each in dtypes) for name, dtypes in core.capabilities.items()}}
+        await self._system.spawn(ContextActor, self._core, self._published, name="context", restart=once)
         self.context.on_fault = self._fault
-        self._channel.send(Kind.READY, json.dumps(offer).encode())
+        self.context.beside = BesideToldOf(self._core.loop, self._busy)
 
     def _published(self, context: Context | None) -> None:
         if context is not None:
@@ -230,7 +159,7 @@ class _Server:
         number, _, (ids,), actions, (wired,) = unpack(data, self._ref)
         self._script.queue.extend(self._action(action) for action in actions)
         op = self._unwired(wired)
-        submission = _Op(self._answers, number, op, self.context.generation)
+        submission = RemoteOp(self._answers, number, op, self.context.generation)
         submission.made = tuple(self._new(buffer, spec) for buffer, spec in zip(ids, submission.plan.creates, strict=True))  # type: ignore[union-attr]
         await self._dispatch(submission)
 
@@ -243,7 +172,7 @@ class _Server:
             for mine, plan in zip(ids, plans, strict=True)
         ]
         self._script.queue.extend(self._action(action) for action in actions)
-        await self._dispatch(_Batch(self._answers, number, ops, made, self.context.generation))
+        await self._dispatch(RemoteBatch(self._answers, number, ops, made, self.context.generation))
 
     async def _graph(self, data: bytes) -> None:
         number, handle, ids, _, ops = unpack(data, self._ref)
@@ -253,15 +182,23 @@ class _Server:
             for mine, plan in zip(ids, plans, strict=True)
         ]
         program = self._programs[handle] = Program(self._core, ops, plans, made, self.context.generation)
-        await self._dispatch(_Graph(self._answers, number, program, self.context.generation))
+        await self._dispatch(RemoteGraph(self._answers, number, program, self.context.generation))
 
     def _new(self, buffer: int, spec: Any) -> AccelRef:
         return self._ref(buffer, spec.shape, spec.dtype)
 
     async def _dispatch(self, submission: Any) -> None:
         try:
-            if not (isinstance(submission, OpSubmission) and self.context.dispatch_now(submission)):
-                await self.context.dispatch(submission)
+            context = self.context
+            if isinstance(submission, RemoteBatch):
+                if BATCH not in context.ports or self._core.own:
+                    with self._busy:
+                        await context.open_own(submission.ops)
+                        await context.port(BATCH)
+                await context.dispatch(submission)
+            elif not (isinstance(submission, RemoteOp) and context.dispatch_now(submission)):
+                with self._busy:
+                    await context.dispatch(submission)
         except AccelError as error:
             submission.reject_from(error.op_index or 0, error.clone())
         except Exception as error:
@@ -291,7 +228,8 @@ class _Server:
         name, made = pickle.loads(data[8:])
         self._core.own[name] = partial(_made, made)
         try:
-            await self.context.port(name)
+            with self._busy:
+                await self.context.port(name)
         except AccelError as error:
             del self._core.own[name]
             self._answers.failed(number, error, -1)
@@ -307,7 +245,8 @@ class _Server:
         self._blocks[number] = mapping, address
         device = self.context.device
         if isinstance(device, HostRegistrar):
-            await self._core.system.run_blocking(device.register_host, address, nbytes)
+            with self._busy:
+                await self._core.system.run_blocking(device.register_host, address, nbytes)
 
     def _action(self, action: bytes | str | None) -> Injection | AccelError | None:
         if action is None:
@@ -348,14 +287,25 @@ async def serve(sock: socket.socket) -> None:
     first = await inbox.get()
     if first is None:
         return
-    server = _Server(channel, pickle.loads(first[1]))
+    config = pickle.loads(first[1])
+    ToldLog(channel, loop, config.log_level)
     async with System("host") as system:
+        server = _Server(channel, config, system)
         try:
-            await server.open(system)
+            await server.prepare()
+            async for kind, data, fds in _messages(inbox):
+                if kind == Kind.BEGIN:
+                    await server.begin(pickle.loads(data))
+                else:
+                    await server.handle(kind, data, fds)
         except AccelError as error:
             channel.send(Kind.REFUSED, encode_error(error))
             channel.flush()
             return
-        while (message := await inbox.get()) is not None and message[0] != Kind.CLOSE:
-            await server.handle(*message)
     channel.close()
+
+
+async def _messages(inbox: asyncio.Queue[tuple[int, bytes, list[int]] | None]) -> AsyncIterator[tuple[int, bytes, list[int]]]:
+    """Yield what the parent says, until it wants this to end, or is gone."""
+    while (message := await inbox.get()) is not None and message[0] != Kind.CLOSE:
+        yield message

@@ -1,0 +1,114 @@
+"""The child's answers: submissions whose waiter is the parent, and how it is told of their ends."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import TYPE_CHECKING, Any
+
+from accel.device.graph import GraphSubmission, Program
+from accel.device.remote.messages import Failure, Kind
+from accel.device.run import OpSubmission
+from accel.device.submission import BatchSubmission
+from accel.hosts.error_codec import encode_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accel.errors import AccelError
+    from accel.hosts.channel import Channel
+    from accel.ops import KernelOp
+    from accel.ref import AccelRef
+
+__all__ = ["Answers", "RemoteBatch", "RemoteGraph", "RemoteOp"]
+
+
+class _Answered:
+    """What the submissions below have in common: who waits for them is the parent, and is answered by a message."""
+
+    __slots__ = ()
+
+    number: int
+    future: asyncio.Future[Any]
+    _answer: Answers
+    release_operands: Callable[[], None]
+
+    def succeed(self) -> None:
+        """Tell the parent."""
+        if not self.future.done():
+            self.future.cancel()
+            self._answer.done(self.number)
+        self.release_operands()
+
+    def reject(self, error: AccelError) -> None:
+        """Tell the parent."""
+        if not self.future.done():
+            self.future.cancel()
+            self._answer.failed(self.number, error, -1 if error.op_index is None else error.op_index)
+        self.release_operands()
+
+
+class RemoteOp(_Answered, OpSubmission):
+    """An op of the parent's: who waits for it is there."""
+
+    __slots__ = ("_answer", "number")
+
+    def __init__(self, answer: Answers, number: int, op: KernelOp, generation: int) -> None:
+        super().__init__(op, op.plan(), asyncio.get_running_loop().create_future(), generation)
+        self._answer = answer
+        self.number = number
+
+
+class RemoteBatch(_Answered, BatchSubmission):
+    """A batch of the parent's."""
+
+    __slots__ = ("_answer", "number")
+
+    def __init__(self, answer: Answers, number: int, ops: tuple[KernelOp, ...], made: list[tuple[AccelRef, ...]], generation: int) -> None:
+        super().__init__(ops, tuple(op.plan() for op in ops), made, asyncio.get_running_loop().create_future(), generation)
+        self._answer = answer
+        self.number = number
+
+
+class RemoteGraph(_Answered, GraphSubmission):
+    """A capture of the parent's."""
+
+    __slots__ = ("_answer", "number")
+
+    def __init__(self, answer: Answers, number: int, program: Program, generation: int) -> None:
+        super().__init__(program, asyncio.get_running_loop().create_future(), generation)
+        self._answer = answer
+        self.number = number
+
+
+class Answers:
+    """What goes back: ends are gathered over a turn of the loop."""
+
+    def __init__(self, channel: Channel, memory: Callable[[], tuple[int, int]], is_over: Callable[[], bool]) -> None:
+        self._channel = channel
+        self._memory = memory
+        self._is_over = is_over
+        self._ended: list[int] = []
+        self._told = (0, 0)
+
+    def done(self, number: int) -> None:
+        """Tell of a success, at the end of this turn."""
+        if not self._ended:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._ended.append(number)
+
+    def failed(self, number: int, error: AccelError, index: int) -> None:
+        """Tell of a failure, after the successes before it. After a fault the parent tells everybody itself: it knows what comes next."""
+        self._flush()
+        if self._is_over():
+            return
+        self._channel.send(Kind.FAILED, Failure.pack(number, index), encode_error(error))
+
+    def _flush(self) -> None:
+        memory = self._memory()
+        if memory != self._told:
+            self._told = memory
+            self._channel.send(Kind.MEMORY, struct.pack("<QQ", *memory))
+        if self._ended:
+            ended, self._ended = self._ended, []
+            self._channel.send(Kind.DONE, struct.pack(f"<{len(ended)}Q", *ended))
