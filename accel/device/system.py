@@ -191,7 +191,11 @@ class System(ActorSystem):
         mine = core.description
         here = [device.info() for device in self.devices] if getattr(core.backend, "shares_fate", False) else []
         is_lost = getattr(core.backend, "fault", None) is not None  # to this process; a child has it
-        if host == "process" or is_lost or any(info.host == "inline" and info.backend == mine.backend and info.index != mine.index for info in here):
+        if (
+            host == "process"
+            or is_lost
+            or any(info.host == "inline" and info.backend == mine.backend and info.index != mine.index for info in here)
+        ):
             return ProcessHost(RemoteContextActor, core, restart)
         return FailoverHost(ContextActor, RemoteContextActor, core, restart)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -13,8 +14,9 @@ import numpy as np
 import pytest
 
 import accel
-from accel.device.remote import heartbeat, standby
+from accel.device.remote import actor, heartbeat, standby
 from accel.testing import FaultPlan
+from tests.own_library_support import Scale, Sent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,12 +37,20 @@ async def spare_ready(device: accel.Device) -> None:
 
 
 def children() -> set[int]:
-    """Return the processes that this one has started and that run."""
+    """Return the child processes that run. One that is stopped between its fork and its exec would stop this process too: it is none yet."""
     found = set()
     for task in os.listdir("/proc/self/task"):
-        with open(f"/proc/self/task/{task}/children", encoding="ascii") as file:
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children", encoding="ascii") as file:
             found.update(map(int, file.read().split()))
-    return found
+    return {pid for pid in found if _is_worker(pid)}
+
+
+def _is_worker(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"accel.hosts.worker" in file.read()
+    except OSError:
+        return False
 
 
 def spare_of(device: accel.Device) -> int:
@@ -151,8 +161,6 @@ async def test_a_spare_that_dies_with_the_context_is_no_loss() -> None:
 
 
 async def test_a_spare_that_is_stopped_is_given_up_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from accel.device.remote import actor
-
     monkeypatch.setattr(actor, "_ANSWER", 0.4)
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", standby="context", faults=FaultPlan().poison_at(1, LOST))
@@ -253,15 +261,13 @@ async def test_a_device_that_is_lost_has_no_spare() -> None:
 
 
 async def test_a_registered_library_goes_to_the_spare_too() -> None:
-    from tests.core.test_process_host_own import Doubled, Doubling
-
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", standby="context", faults=FaultPlan().poison_at(1, LOST))
-        await device.register(Doubling)
+        await device.register(Sent)
         await spare_ready(device)
         await fault(device)
         x = await asyncio.wait_for(device.put(np.arange(4.0)), 20)
-        np.testing.assert_array_equal(await device.get(await device.run(Doubled(x))), 2 * np.arange(4.0))
+        np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), 2 * np.arange(4.0))
 
 
 async def test_options_that_do_not_fit_are_refused() -> None:

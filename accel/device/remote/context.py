@@ -72,7 +72,9 @@ class RemoteContext(ContextBase):
         self._tell = link.tell
         self.pid = link.pid
         timeout = core.options.hang_timeout
-        self._hang = None if timeout is None else HangWatch(core.loop, timeout, lambda: not self.in_flight, lambda: link.is_busy, self._hung)
+        self._hang = (
+            None if timeout is None else HangWatch(core.loop, timeout, lambda: not self.in_flight, lambda: link.is_busy, self._hung)
+        )
         self.device = None  # it is in the child
         self.sharing = Apart(core.name)
         self._arrays = SharedArrays(core.pinned.arena, link.known, link.announce)
@@ -344,7 +346,9 @@ class RemoteContext(ContextBase):
     def _hung(self) -> None:
         """Give up what does not end."""
         name, seconds = self.core.name, self.core.options.hang_timeout
-        self.report_fault(HostDiedError(f"the child of {name} hung: nothing has ended for {seconds:g} s", device=name, scope=FaultScope.CONTEXT))
+        self.report_fault(
+            HostDiedError(f"the child of {name} hung: nothing has ended for {seconds:g} s", device=name, scope=FaultScope.CONTEXT)
+        )
 
     def gone(self) -> None:
         """Give the shared memory back that the child used: it is gone. Not before."""
