@@ -67,6 +67,8 @@ class CudaDevice:
         How many the device has; bytes of shared memory that one block can have.
     fault : AccelError or None
         What poisoned the context. Whoever raises it raises a clone.
+    on_fault : callable
+        See :class:`accel.backend.TellsFaults`.
     pinned : PinnedRanges
         Which host memory is page-locked.
     staging : HostArena
@@ -82,6 +84,7 @@ class CudaDevice:
         self.driver = driver
         self.description = description
         self.fault: AccelError | None = None
+        self.on_fault: Callable[[AccelError], object] = _nobody
         self._lock = threading.Lock()
         self._streams: dict[CudaStream, None] = {}
         self._abandoned: dict[CudaStream, None] = {}
@@ -231,7 +234,10 @@ class CudaDevice:
         stream.inject(injection)
 
     def close(self, *, abandon: bool = False) -> None:
-        """Close every stream, and let go of the primary context. After a fault nothing is given back but slabs: the driver's objects are dead.
+        """Close every stream, and let go of the primary context.
+
+        After a fault the driver's objects are dead, and left alone. Slabs are unmapped; then, once nothing here uses it any more, the primary context is
+        reset, which gives back what it held on the device, the dead memory of torch and cupy in this process too. Host memory stays.
 
         Parameters
         ----------
@@ -247,8 +253,12 @@ class CudaDevice:
             stream.close(abandon=abandon)
         self.copiers.close()
         self.release(self.staging.close)
+        self.on_fault = _nobody  # it would keep who is told alive
+        is_last = self.driver.unwatch(self)
         if self.fault is None:
             self.release(self._release_context)
+        elif is_last:
+            self.driver.ignore("cuDevicePrimaryCtxReset", self._device)
 
     def _release_context(self) -> None:
         self._fft.close()
@@ -290,6 +300,7 @@ class CudaDevice:
         """Take note of the fault; the first one stands."""
         if self.fault is None:
             self.fault = error.clone(device=self.description.spec)
+            self.on_fault(self.fault)
 
     def forget(self, stream: CudaStream) -> None:
         """Take a stream off the list that was closed."""
@@ -339,3 +350,7 @@ class CudaDevice:
             raise self.fault.clone()
         if self._is_closed:
             raise ClosedError("the context is closed", device=self.description.spec)
+
+
+def _nobody(error: AccelError) -> None:
+    """Tell nobody."""

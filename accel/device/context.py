@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from accel.device.beside import CallsBeside
@@ -59,8 +58,7 @@ class Context(ContextBase):
         super().__init__(core)
         self.device = device
         self.watcher = watcher
-        slabs = partial(core.memory_back.ask, device.create_slab)
-        allocator = Allocator(slabs, device=core.name, limit=core.options.memory_limit, granularity=device.granularity)
+        allocator = Allocator(device.create_slab, device=core.name, limit=core.options.memory_limit, granularity=device.granularity)
         self.buffers = Buffers(core, allocator, self.generation, self.check_alive)
         self.scratch = Scratch(device, allocator, core.system)
         self.events = EventPool(device)

@@ -6,6 +6,7 @@ fresh instance's ``started`` makes the next one, within the budget and after the
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from accel._log import get_logger
 from accel.actors import Actor, ActorContext, ActorRef, Terminated
-from accel.backend import PreparesLibraries
+from accel.backend import PreparesLibraries, TellsFaults
 from accel.device.acquire import acquire
 from accel.device.context import Context
 from accel.device.graph import Capture
@@ -91,6 +92,8 @@ class ContextActor(Actor[OpenLibrary, "Port | Exception"]):
             raise
         self._context = made
         made.on_fault = context.self_ref.fail
+        if isinstance(device, TellsFaults):
+            device.on_fault = partial(_told, made)
         self._publish(made)
         core.sharing = made.sharing
         if core.lifecycle.generation:
@@ -192,6 +195,12 @@ async def _open_port(actor: ActorRef[OpenLibrary, Port | Exception], library: st
 
 def _abandon(device: AccelDevice) -> None:
     device.close(abandon=True)
+
+
+def _told(context: Context, error: AccelError) -> None:
+    """Take note, on whatever thread, of a fault that surfaced elsewhere in the process: nobody may have asked this context anything."""
+    with contextlib.suppress(RuntimeError):  # its loop has ended
+        context.core.loop.call_soon_threadsafe(lambda: context.report_fault(error.clone()))
 
 
 class ContextMonitor(Actor[Terminated, None]):

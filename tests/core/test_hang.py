@@ -122,7 +122,7 @@ async def test_that_this_process_was_stopped_does_not_count() -> None:
         async with asyncio.timeout(10):
             while not device.info().in_flight:
                 await asyncio.sleep(0)
-        time.sleep(1.0)  # noqa: ASYNC251 - as a debugger or SIGSTOP would
+        time.sleep(1.0)
         await asyncio.wait_for(wait, 20)
         assert device.generation == 1
 

@@ -38,7 +38,7 @@ async def spare_ready(device: accel.Device) -> None:
 
 def children() -> set[int]:
     """Return the child processes that run. One that is stopped between its fork and its exec would stop this process too: it is none yet."""
-    found = set()
+    found: set[int] = set()
     for task in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children", encoding="ascii") as file:
             found.update(map(int, file.read().split()))

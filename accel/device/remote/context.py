@@ -7,14 +7,16 @@ import itertools
 import pickle
 import struct
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from accel.device.graph import GraphSubmission, Replay
+from accel.device.graph import GraphSubmission
 from accel.device.in_flight import ContextBase
 from accel.device.remote.apart import Apart
 from accel.device.remote.arrays import COPIED_HERE, Outgoing, SharedArrays
+from accel.device.remote.compiling import SentKernels, layout_of
 from accel.device.remote.hang import HangWatch
-from accel.device.remote.messages import Failure, Kind, WireGet, WirePut, WireReplay, pack, pickled_library
+from accel.device.remote.messages import Failure, Kind, pack, pickled_library
+from accel.device.remote.wiring import array_of, wired, with_array
 from accel.device.run import OpSubmission
 from accel.device.submission import BatchSubmission
 from accel.errors import AccelError, ClosedError, DriverError, FaultScope, HostDiedError, StaleRefError, UnsupportedError
@@ -27,13 +29,11 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    import numpy as np
-
     from accel.device.core import DeviceCore
     from accel.device.graph import Program
     from accel.device.remote.link import Link
     from accel.device.submission import Submission
-    from accel.ops import KernelOp, Plan
+    from accel.ops import CompiledKernel, KernelLayout, KernelOp, Plan
 
 __all__ = ["RemoteContext"]
 
@@ -78,9 +78,10 @@ class RemoteContext(ContextBase):
         self.device = None  # it is in the child
         self.sharing = Apart(core.name)
         self._arrays = SharedArrays(core.pinned.arena, link.known, link.announce)
+        self._kernels = SentKernels(link.tell)
         self._numbers = itertools.count(1)
         self._sent: dict[int, _Sent] = {}
-        self._asked: dict[int, asyncio.Future[None]] = {}
+        self._asked: dict[int, asyncio.Future[bytes]] = {}
         self.own: dict[str, bool] = {}
         self._live: dict[int, int] = {}
         self._reserved = self._workspace = 0
@@ -99,7 +100,7 @@ class RemoteContext(ContextBase):
         plan = submission.plan
         assert plan is not None, "an op that is not dispatched has its plan"
         self._check(plan)
-        array = _array_of(op)
+        array = array_of(op)
         outgoing = None
         if array is not None:
             outgoing = self._arrays.take(array)
@@ -133,7 +134,7 @@ class RemoteContext(ContextBase):
 
     async def _place(self, op: KernelOp) -> Outgoing:
         """Make a place for an op's array, and fill it, off the loop."""
-        array = _array_of(op)
+        array = array_of(op)
         assert array is not None, "other ops need not wait"
 
         def place() -> Outgoing | None:
@@ -158,10 +159,12 @@ class RemoteContext(ContextBase):
             for index, (op, plan, made) in enumerate(zip(submission.ops, submission.plans, submission.outputs, strict=True)):
                 try:
                     self._check(plan)
-                    array = _array_of(op)
+                    array = array_of(op)
                     if array is not None:
                         arrays.append(await self._place(op))
-                        op = _wired(op, arrays[-1])
+                        op = with_array(op, arrays[-1])
+                    else:
+                        op = wired(op, self._kernels)
                 except AccelError as error:
                     error.op_index = index
                     raise
@@ -191,7 +194,8 @@ class RemoteContext(ContextBase):
             self._live.update((ref.buffer, ref.nbytes) for ref in refs)
         number = next(self._numbers)
         ids = [[ref.buffer for ref in refs] for refs in program.outputs]
-        self._post(number, _Sent(submission, 1, [], []), Kind.GRAPH, pack(number, ids, program.ops, handle=program.handle.buffer))
+        ops = [wired(op, self._kernels) for op in program.ops]
+        self._post(number, _Sent(submission, 1, [], []), Kind.GRAPH, pack(number, ids, ops, handle=program.handle.buffer))
 
     def _send_op(self, submission: OpSubmission, plan: Plan, outgoing: Outgoing | None) -> None:
         core, op = self.core, submission.op
@@ -205,9 +209,9 @@ class RemoteContext(ContextBase):
         landing = arrays if type(op) is Get else []
         if outgoing is not None:
             self._arrays.announce(outgoing)
-            op = _wired(op, outgoing)
-        elif type(op) is Replay:
-            op = WireReplay(op.program.handle.buffer)
+            op = with_array(op, outgoing)
+        else:
+            op = wired(op, self._kernels)
         number = next(self._numbers)
         data = pack(number, [[ref.buffer for ref in made]], [op], [self._action(submission.name)])
         self._post(number, _Sent(submission, 1, arrays, landing), Kind.OP, data)
@@ -257,14 +261,21 @@ class RemoteContext(ContextBase):
             If it cannot be made or opened there.
         """
         data = pickled_library(library, self.core.own[library])
+        await self._ask(Kind.REGISTER, pickle.dumps((library, data)))
+        self.own[library] = True
+
+    async def compile(self, kernel: CompiledKernel) -> KernelLayout:
+        """Have the child compile and load a kernel; see :class:`accel.device.compiler.CompilesApart`."""
+        return layout_of(await self._ask(Kind.COMPILE, pickle.dumps(kernel)))
+
+    async def _ask(self, kind: Kind, data: bytes) -> bytes:
+        """Send what is answered by itself, and return the answer."""
+        self.check_alive()
         number = next(self._numbers)
         answer = self._asked[number] = self.core.loop.create_future()
-        self._tell(Kind.REGISTER, _NUMBER.pack(number) + pickle.dumps((library, data)))
-        try:
-            await answer
-        finally:
-            self._asked.pop(number, None)
-        self.own[library] = True
+        self._tell(kind, _NUMBER.pack(number) + data)
+        told: bytes = await answer  # who is cancelled leaves it there: the answer comes all the same
+        return told
 
     def _check(self, plan: Plan, of: Program | None = None) -> None:
         own = {ref.buffer for refs in of.outputs for ref in refs} if of is not None else ()
@@ -305,6 +316,8 @@ class RemoteContext(ContextBase):
             self._ended(number, decode_error(data[Failure.size :]), index)
         elif kind == Kind.FAULT:
             self.report_fault(decode_error(data))
+        elif kind == Kind.COMPILED:
+            self._ended(_NUMBER.unpack_from(data)[0], None, -1, data[_NUMBER.size :])
         elif kind == Kind.MEMORY:
             self._reserved, self._workspace = struct.unpack("<QQ", data)
         elif kind == Kind.BUSY:
@@ -312,11 +325,11 @@ class RemoteContext(ContextBase):
         else:
             raise ProtocolError(f"the child of {self.core.name} sent a message of kind {kind}", device=self.core.name)
 
-    def _ended(self, number: int, error: AccelError | None, index: int) -> None:
+    def _ended(self, number: int, error: AccelError | None, index: int, answer: bytes = b"") -> None:
         asked = self._asked.pop(number, None)
         if asked is not None:
             if not asked.done():
-                asked.set_result(None) if error is None else asked.set_exception(error)
+                asked.set_result(answer) if error is None else asked.set_exception(error)
             return
         sent = self._sent.pop(number, None)
         if sent is None:
@@ -377,14 +390,6 @@ class RemoteContext(ContextBase):
         if self._hang is not None:
             self._hang.stop()
         self.fail_all(self.fault)
-
-
-def _array_of(op: KernelOp) -> np.ndarray[Any, Any] | None:
-    return op.source if type(op) is Put else op.destination if type(op) is Get else None
-
-
-def _wired(op: Any, outgoing: Outgoing) -> KernelOp:
-    return WirePut(outgoing.place, op.out) if type(op) is Put else WireGet(op.source, outgoing.place)
 
 
 def _land(sent: _Sent) -> None:

@@ -7,13 +7,14 @@ import marshal
 import pickle
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from accel.device.options import DeviceOptions
 from accel.dtype import DType
 from accel.errors import UnsupportedError
 from accel.hosts.op_codec import dump_op, load_op
 from accel.ops import KernelOp, Plan
+from accel.ops.compiler import Dimensions
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
@@ -22,7 +23,20 @@ if TYPE_CHECKING:
     from accel.device.kernel_library import KernelLibrary
     from accel.hosts.op_codec import RefOf
 
-__all__ = ["ArenaSlice", "Begin", "Config", "Failure", "Kind", "WireGet", "WirePut", "WireReplay", "pack", "pickled_library", "unpack"]
+__all__ = [
+    "ArenaSlice",
+    "Begin",
+    "Config",
+    "Failure",
+    "Kind",
+    "WireGet",
+    "WireLaunch",
+    "WirePut",
+    "WireReplay",
+    "pack",
+    "pickled_library",
+    "unpack",
+]
 
 
 class Kind(enum.IntEnum):
@@ -52,7 +66,9 @@ class Kind(enum.IntEnum):
     BEGIN = 20
     """Begin a generation; the second message but for blocks. A pickled :class:`Begin`, and its descriptors."""
     COMPILE = 21
-    """A kernel to be compiled: a number, and the kernel, pickled."""
+    """A kernel to be compiled: a number, by which the answer names it, and the kernel, pickled."""
+    KERNEL = 22
+    """A kernel that launches name by a number: the number, and the kernel, pickled."""
 
     READY = 101
     """The context is there; what it offers."""
@@ -218,6 +234,24 @@ class WireReplay(KernelOp):
 
     def plan(self) -> Plan:
         """Never called: it is made into a replay again where it runs."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class WireLaunch(KernelOp):
+    """A launch of a user's kernel on its way: the child has the kernel."""
+
+    library: ClassVar[str] = "compiler"
+    kind: ClassVar[str] = "launch"
+
+    kernel: int
+    grid: Dimensions
+    block: Dimensions
+    args: tuple[Any, ...]
+    shared_bytes: int
+
+    def plan(self) -> Plan:
+        """Never called: it is made into a launch again where it runs."""
         raise NotImplementedError
 
 

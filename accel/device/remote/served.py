@@ -28,7 +28,8 @@ from accel.device.graph import Program, Replay
 from accel.device.remote.answers import Answers, RemoteBatch, RemoteGraph, RemoteOp
 from accel.device.remote.busy import BesideToldOf, Busy
 from accel.device.remote.child_log import ToldLog
-from accel.device.remote.messages import ArenaSlice, Kind, WireGet, WirePut, WireReplay, unpack
+from accel.device.remote.compiling import ChildKernels, packed_layout
+from accel.device.remote.messages import ArenaSlice, Kind, WireGet, WireLaunch, WirePut, WireReplay, unpack
 from accel.device.run import BATCH
 from accel.device.system import System
 from accel.errors import AccelError, BackendUnavailableError, LibraryError
@@ -73,6 +74,8 @@ class _Server:
         self._refs: dict[int, AccelRef] = {}
         self._blocks: dict[int, tuple[mmap.mmap, int]] = {}
         self._programs: dict[int, Program] = {}
+        self._kernels = ChildKernels()
+        self._compiling: set[asyncio.Task[None]] = set()
         self._script = _Script()
         self._release = threading.Event()
         self._busy = Busy(channel)
@@ -152,6 +155,10 @@ class _Server:
             await self._block(number, nbytes, fds[0])
         elif kind == Kind.REGISTER:
             await self._register(data)
+        elif kind == Kind.KERNEL:
+            self._kernels.take(data)
+        elif kind == Kind.COMPILE:
+            self._compile(data)
         elif kind == Kind.RELEASE:
             self._release.set()
 
@@ -175,7 +182,8 @@ class _Server:
         await self._dispatch(RemoteBatch(self._answers, number, ops, made, self.context.generation))
 
     async def _graph(self, data: bytes) -> None:
-        number, handle, ids, _, ops = unpack(data, self._ref)
+        number, handle, ids, _, wired = unpack(data, self._ref)
+        ops = tuple(self._unwired(op) for op in wired)
         plans = [op.plan() for op in ops]
         made = [
             tuple(self._new(buffer, spec) for buffer, spec in zip(mine, plan.creates, strict=True))
@@ -211,6 +219,8 @@ class _Server:
             return Put(self._array(op.source), op.out)
         if isinstance(op, WireGet):
             return Get(op.source, self._array(op.destination))
+        if isinstance(op, WireLaunch):
+            return self._kernels.unwired(op)
         if isinstance(op, WireReplay):
             return Replay(self._programs[op.program])
         return op
@@ -235,6 +245,26 @@ class _Server:
             self._answers.failed(number, error, -1)
         else:
             self._answers.done(number)
+
+    def _compile(self, data: bytes) -> None:
+        """Compile beside everything else: it takes no place in the order of ops."""
+        task = asyncio.ensure_future(self._compiled(data))
+        self._compiling.add(task)
+        task.add_done_callback(self._compiling.discard)
+
+    async def _compiled(self, data: bytes) -> None:
+        (number,) = struct.unpack_from("<Q", data)
+        try:
+            with self._busy:
+                layout = await self._system.run_blocking(packed_layout, self.context.device, self._core.name, data[8:])
+        except AccelError as error:
+            if error.is_fault:
+                self.context.report_fault(error)
+            self._answers.failed(number, error, -1)
+        except Exception as error:  # the compiler's bug is no reason to end the child
+            self._answers.failed(number, LibraryError(f"compiling failed: {error!r}", op="compile"), -1)
+        else:
+            self._channel.send(Kind.COMPILED, data[:8], layout)
 
     async def _block(self, number: int, nbytes: int, fd: int) -> None:
         try:
