@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-__all__ = ["copies", "copies_of_all_sizes"]
+__all__ = ["copies", "copies_of_all_sizes", "copies_to_a_child"]
 
 _JUDGED = {"64 MiB": 64 << 20, "256 MiB": 256 << 20}
 _OTHERS = {"4 KiB": 4 << 10, "64 KiB": 64 << 10, "1 MiB": 1 << 20, "16 MiB": 16 << 20, "1 GiB": 1 << 30}
@@ -85,15 +85,16 @@ def _ratios(results: dict[str, Samples], nbytes: int, size: str, kind: str, foun
         }
 
 
-async def _run(rig: Rig, bench: Bench, sizes: dict[str, int]) -> dict[str, dict[str, float]]:
-    """Measure all sizes and both kinds of memory, and return what each way of each gave."""
+async def _run(rig: Rig, bench: Bench, sizes: dict[str, int], host: Literal["auto", "process"] = "auto") -> dict[str, dict[str, float]]:
+    """Measure all sizes and both kinds of memory, pinned alone for a process host, and return what each way of each gave."""
     found: dict[str, dict[str, float]] = {}
     async with System("bench") as system:
-        device = await system.open_device(bench.spec)
+        device = await system.open_device(bench.spec, host=host)
         copier = _Copier(rig, bench, device)
         for size, nbytes in sizes.items():
             source = bench.rng.integers(0, 2**63, nbytes // 8, np.int64).view(np.uint8)
-            _ratios(await copier.measure(size, "pageable", source, np.zeros_like(source)), nbytes, size, "pageable", found)
+            if host == "auto":
+                _ratios(await copier.measure(size, "pageable", source, np.zeros_like(source)), nbytes, size, "pageable", found)
             near, target = await copier.pinned(nbytes), await copier.pinned(nbytes)
             if near is None or target is None:
                 continue
@@ -123,3 +124,9 @@ async def copies(rig: Rig, bench: Bench) -> None:
 async def copies_of_all_sizes(rig: Rig, bench: Bench) -> None:
     """Measure the sizes that P7 leaves out."""
     await _run(rig, bench, _OTHERS)
+
+
+async def copies_to_a_child(rig: Rig, bench: Bench) -> None:
+    """P9-copy: pinned put and get of large arrays on a process host. Held by the worst of both."""
+    value, details = _least(await _run(rig, bench, {"256 MiB": _JUDGED["256 MiB"]}, "process"), "pinned")
+    bench.report.hold("P9-copy", value, copies=details)
