@@ -204,11 +204,12 @@ class Channel:
         """Read and deliver as much as one turn of the loop may take."""
         self._turn = None
         messages, room, quota = self._incoming.messages, _TURN_BYTES, _TURN_MESSAGES
+        is_drained = False
         while True:
             while messages and quota and not self._is_closed:
                 quota -= 1
                 self._deliver(messages.popleft())
-            if self._is_closed:
+            if self._is_closed or (is_drained and not messages and self._broken is None):
                 return
             if messages or (room <= 0 and self._broken is not None):
                 self._turn = self._loop.call_soon(self._read_turn)
@@ -220,8 +221,8 @@ class Channel:
                 return
             count = self._read()
             room -= count
-            if count < _READ_BYTES and not messages and not self._at_end and self._broken is None:
-                return
+            # Less than was asked for: there was no more.
+            is_drained = count < _READ_BYTES and not self._at_end
 
     def _read(self) -> int:
         """Read once; note it where that was the last time."""

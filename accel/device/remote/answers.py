@@ -85,6 +85,7 @@ class Answers:
     """What goes back: ends are gathered over a turn of the loop."""
 
     def __init__(self, channel: Channel, memory: Callable[[], tuple[int, int]], is_over: Callable[[], bool]) -> None:
+        self._loop = asyncio.get_running_loop()
         self._channel = channel
         self._memory = memory
         self._is_over = is_over
@@ -94,7 +95,7 @@ class Answers:
     def done(self, number: int) -> None:
         """Tell of a success, at the end of this turn."""
         if not self._ended:
-            asyncio.get_running_loop().call_soon(self._flush)
+            self._loop.call_soon(self._flush)
         self._ended.append(number)
 
     def failed(self, number: int, error: AccelError, index: int) -> None:
@@ -112,3 +113,4 @@ class Answers:
         if self._ended:
             ended, self._ended = self._ended, []
             self._channel.send(Kind.DONE, struct.pack(f"<{len(ended)}Q", *ended))
+            self._channel.flush()

@@ -226,6 +226,8 @@ class RemoteContext(ContextBase):
         if self._hang is not None:
             self._hang.sent()
         self._tell(kind, data)
+        if self.in_flight == sent.count:
+            self._link.channel.flush()  # the device is idle: it need not wait for others of this turn
 
     def _action(self, kind: str) -> bytes | str | None:
         """Return what a fault plan does to an op, as the child takes it."""

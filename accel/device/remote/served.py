@@ -41,7 +41,6 @@ from accel.ref import AccelRef, RefView
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import AsyncIterator
 
     from accel.device.context import Context
     from accel.device.remote.messages import Begin, Config
@@ -49,6 +48,9 @@ if TYPE_CHECKING:
     from accel.ops import KernelOp
 
 __all__ = ["serve"]
+
+_OP_IN_HAND = 0
+"""Kind of what is no message any more, but the op that one has brought."""
 
 _FAULTED = 3
 """Exit status after a fault, which was told before."""
@@ -138,16 +140,11 @@ class _Server:
     async def handle(self, kind: int, data: bytes, fds: list[int]) -> None:
         """Do what one message asks for."""
         if kind == Kind.OP:
-            await self._op(data)
+            await self.dispatch(self._op(data))
         elif kind == Kind.BATCH:
             await self._batch(data)
         elif kind == Kind.FREE:
-            for (buffer,) in struct.iter_unpack("<Q", data):
-                self._programs.pop(buffer, None)
-                ref = self._refs.pop(buffer, None)
-                if ref is not None:
-                    ref.is_freed = True
-                    self.context.buffers.free(buffer)
+            self._free(data)
         elif kind == Kind.GRAPH:
             await self._graph(data)
         elif kind == Kind.BLOCK:
@@ -162,13 +159,27 @@ class _Server:
         elif kind == Kind.RELEASE:
             self._release.set()
 
-    async def _op(self, data: bytes) -> None:
+    def take_now(self, kind: int, data: bytes) -> bool | RemoteOp:
+        """Do what a message asks for at once, if it need not wait; else return ``False``, with nothing done, or the op that is to be waited for."""
+        if kind == Kind.FREE:
+            self._free(data)
+            return True
+        if kind != Kind.OP:
+            return False
+        submission = self._op(data)
+        try:
+            return self.context.dispatch_now(submission) or submission
+        except Exception as error:
+            _reject(submission, error)
+            return True
+
+    def _op(self, data: bytes) -> RemoteOp:
         number, _, (ids,), actions, (wired,) = unpack(data, self._ref)
         self._script.queue.extend(self._action(action) for action in actions)
         op = self._unwired(wired)
         submission = RemoteOp(self._answers, number, op, self.context.generation)
-        submission.made = tuple(self._new(buffer, spec) for buffer, spec in zip(ids, submission.plan.creates, strict=True))  # type: ignore[union-attr]
-        await self._dispatch(submission)
+        submission.made = tuple([self._new(buffer, spec) for buffer, spec in zip(ids, submission.plan.creates, strict=True)])  # type: ignore[union-attr]
+        return submission
 
     async def _batch(self, data: bytes) -> None:
         number, _, ids, actions, wired = unpack(data, self._ref)
@@ -179,7 +190,7 @@ class _Server:
             for mine, plan in zip(ids, plans, strict=True)
         ]
         self._script.queue.extend(self._action(action) for action in actions)
-        await self._dispatch(RemoteBatch(self._answers, number, ops, made, self.context.generation))
+        await self.dispatch(RemoteBatch(self._answers, number, ops, made, self.context.generation))
 
     async def _graph(self, data: bytes) -> None:
         number, handle, ids, _, wired = unpack(data, self._ref)
@@ -190,12 +201,20 @@ class _Server:
             for mine, plan in zip(ids, plans, strict=True)
         ]
         program = self._programs[handle] = Program(self._core, ops, plans, made, self.context.generation)
-        await self._dispatch(RemoteGraph(self._answers, number, program, self.context.generation))
+        await self.dispatch(RemoteGraph(self._answers, number, program, self.context.generation))
 
     def _new(self, buffer: int, spec: Any) -> AccelRef:
         return self._ref(buffer, spec.shape, spec.dtype)
 
-    async def _dispatch(self, submission: Any) -> None:
+    def _free(self, data: bytes) -> None:
+        for (buffer,) in struct.iter_unpack("<Q", data):
+            self._programs.pop(buffer, None)
+            ref = self._refs.pop(buffer, None)
+            if ref is not None:
+                ref.is_freed = True
+                self.context.buffers.free(buffer)
+
+    async def dispatch(self, submission: Any) -> None:
         try:
             context = self.context
             if isinstance(submission, RemoteBatch):
@@ -207,12 +226,8 @@ class _Server:
             elif not (isinstance(submission, RemoteOp) and context.dispatch_now(submission)):
                 with self._busy:
                     await context.dispatch(submission)
-        except AccelError as error:
-            submission.reject_from(error.op_index or 0, error.clone())
         except Exception as error:
-            wrapped = LibraryError(f"sending {submission.name} failed: {error!r}", op=submission.name)
-            wrapped.__cause__ = error
-            submission.reject(wrapped)
+            _reject(submission, error)
 
     def _unwired(self, op: KernelOp) -> KernelOp:
         if isinstance(op, WirePut):
@@ -296,6 +311,16 @@ class _Server:
         return ref if offset is None else RefView(ref, offset, shape, dtype)
 
 
+def _reject(submission: Any, error: Exception) -> None:
+    """Answer a submission that could not be sent on its way."""
+    if isinstance(error, AccelError):
+        submission.reject_from(error.op_index or 0, error.clone())
+        return
+    wrapped = LibraryError(f"sending {submission.name} failed: {error!r}", op=submission.name)
+    wrapped.__cause__ = error
+    submission.reject(wrapped)
+
+
 def _made(data: bytes) -> Any:
     """Make an instance of a registered library: the class is imported here."""
     return pickle.loads(data)()
@@ -303,39 +328,68 @@ def _made(data: bytes) -> Any:
 
 async def serve(sock: socket.socket) -> None:
     """Run a context for the process at the other end of ``sock``, until that closes it."""
-    inbox: asyncio.Queue[tuple[int, bytes, list[int]] | None] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
+    await _Service(sock).run()
 
-    def received(kind: int, data: bytes, fds: list[int]) -> None:
+
+class _Service:
+    """Hands the messages to the server: at once, or, while one of them has to wait, in a queue."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._inbox: asyncio.Queue[tuple[int, Any, list[int]] | None] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self._server: _Server | None = None  # while nothing is in hand
+        self._channel = Channel(sock, self._loop, on_message=self._received, on_lost=lambda _: self._inbox.put_nowait(None))
+
+    def _received(self, kind: int, data: bytes, fds: list[int]) -> None:
         if kind == Kind.PING:  # at once: it asks whether the loop turns, not how much there is to do
-            channel.send(Kind.PONG)
-        else:
-            inbox.put_nowait((kind, data, fds.copy()))
-            fds.clear()  # they are ours now
-
-    channel = Channel(sock, loop, on_message=received, on_lost=lambda _: inbox.put_nowait(None))
-    first = await inbox.get()
-    if first is None:
-        return
-    config = pickle.loads(first[1])
-    ToldLog(channel, loop, config.log_level)
-    async with System("host") as system:
-        server = _Server(channel, config, system)
-        try:
-            await server.prepare()
-            async for kind, data, fds in _messages(inbox):
-                if kind == Kind.BEGIN:
-                    await server.begin(pickle.loads(data))
-                else:
-                    await server.handle(kind, data, fds)
-        except AccelError as error:
-            channel.send(Kind.REFUSED, encode_error(error))
-            channel.flush()
+            self._channel.send(Kind.PONG)
             return
-    channel.close()
+        rest: bool | RemoteOp = False
+        if self._server is not None and self._inbox.empty():
+            rest = self._server.take_now(kind, data)
+        if rest is False:
+            self._inbox.put_nowait((kind, data, fds.copy()))
+            fds.clear()  # they are ours now
+        elif rest is not True:
+            self._inbox.put_nowait((_OP_IN_HAND, rest, []))
 
+    async def run(self) -> None:
+        """Serve until the parent wants this to end, or is gone."""
+        first = await self._inbox.get()
+        if first is None:
+            return
+        config = pickle.loads(first[1])
+        ToldLog(self._channel, self._loop, config.log_level)
+        async with System("host") as system:
+            server = _Server(self._channel, config, system)
+            try:
+                await server.prepare()
+                await self._until_begun(server)
+            except AccelError as error:
+                self._channel.send(Kind.REFUSED, encode_error(error))
+                self._channel.flush()
+                return
+            await self._serve(server)
+        self._channel.close()
 
-async def _messages(inbox: asyncio.Queue[tuple[int, bytes, list[int]] | None]) -> AsyncIterator[tuple[int, bytes, list[int]]]:
-    """Yield what the parent says, until it wants this to end, or is gone."""
-    while (message := await inbox.get()) is not None and message[0] != Kind.CLOSE:
-        yield message
+    async def _until_begun(self, server: _Server) -> None:
+        while (message := await self._inbox.get()) is not None and message[0] != Kind.CLOSE:
+            kind, data, fds = message
+            if kind == Kind.BEGIN:
+                await server.begin(pickle.loads(data))
+                return
+            await server.handle(kind, data, fds)
+        self._inbox.put_nowait(None)
+
+    async def _serve(self, server: _Server) -> None:
+        inbox = self._inbox
+        while True:
+            if inbox.empty():
+                self._server = server
+            message = await inbox.get()
+            self._server = None
+            if message is None or message[0] == Kind.CLOSE:
+                return
+            kind, data, fds = message
+            del message
+            await (server.dispatch(data) if kind == _OP_IN_HAND else server.handle(kind, data, fds))
