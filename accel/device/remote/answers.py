@@ -7,6 +7,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from accel.device.graph import GraphSubmission, Program
+from accel.device.remote.attention import Attention
 from accel.device.remote.messages import Failure, Kind
 from accel.device.run import OpSubmission
 from accel.device.submission import BatchSubmission
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from accel.ref import AccelRef
 
 __all__ = ["Answers", "RemoteBatch", "RemoteGraph", "RemoteOp"]
+
+_NEXT = 100e-6
 
 
 class _Answered:
@@ -86,6 +89,7 @@ class Answers:
 
     def __init__(self, channel: Channel, memory: Callable[[], tuple[int, int]], is_over: Callable[[], bool]) -> None:
         self._loop = asyncio.get_running_loop()
+        self._attention = Attention(self._loop, _NEXT)  # who gets its answer often has the next op at hand
         self._channel = channel
         self._memory = memory
         self._is_over = is_over
@@ -114,3 +118,4 @@ class Answers:
             ended, self._ended = self._ended, []
             self._channel.send(Kind.DONE, struct.pack(f"<{len(ended)}Q", *ended))
             self._channel.flush()
+            self._attention.pay()

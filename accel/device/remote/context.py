@@ -13,14 +13,16 @@ from accel.device.graph import GraphSubmission
 from accel.device.in_flight import ContextBase
 from accel.device.remote.apart import Apart
 from accel.device.remote.arrays import COPIED_HERE, Outgoing, SharedArrays
+from accel.device.remote.attention import Attention
 from accel.device.remote.compiling import SentKernels, layout_of
 from accel.device.remote.hang import HangWatch
 from accel.device.remote.messages import Failure, Kind, pack, pickled_library
-from accel.device.remote.wiring import array_of, wired, with_array
+from accel.device.remote.wiring import Sent, array_of, wired, with_array
 from accel.device.run import OpSubmission
 from accel.device.submission import BatchSubmission
-from accel.errors import AccelError, ClosedError, DriverError, FaultScope, HostDiedError, StaleRefError, UnsupportedError
+from accel.errors import AccelError, ClosedError, FaultScope, HostDiedError, StaleRefError, UnsupportedError
 from accel.hosts.error_codec import decode_error, encode_error
+from accel.hosts.op_table import OpWriter
 from accel.hosts.protocol import ProtocolError
 from accel.ops import Free, Get, Put
 from accel.ref import AccelRef
@@ -38,18 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["RemoteContext"]
 
 _NUMBER = struct.Struct("<Q")
-
-
-class _Sent:
-    """A submission that the child has."""
-
-    __slots__ = ("arrays", "count", "landing", "submission")
-
-    def __init__(self, submission: Submission, count: int, arrays: list[Outgoing], landing: list[Outgoing]) -> None:
-        self.submission = submission
-        self.count = count
-        self.arrays = arrays
-        self.landing = landing
+_SHORT = 300e-6
 
 
 class RemoteContext(ContextBase):
@@ -79,12 +70,15 @@ class RemoteContext(ContextBase):
         self.sharing = Apart(core.name)
         self._arrays = SharedArrays(core.pinned.arena, link.known, link.announce)
         self._kernels = SentKernels(link.tell)
+        self._ops = OpWriter(lambda number, cls: link.tell(Kind.CLASS, _NUMBER.pack(number) + pickle.dumps(cls)))
         self._numbers = itertools.count(1)
-        self._sent: dict[int, _Sent] = {}
+        self._sent: dict[int, Sent] = {}
         self._asked: dict[int, asyncio.Future[bytes]] = {}
         self.own: dict[str, bool] = {}
         self._live: dict[int, int] = {}
         self._reserved = self._workspace = 0
+        self._attention = Attention(core.loop, _SHORT)
+        self._sent_at = self._usual = 0.0
 
     # -- dispatch
 
@@ -181,9 +175,10 @@ class RemoteContext(ContextBase):
         number = next(self._numbers)
         ids = [[ref.buffer for ref in refs] for refs in submission.outputs]
         actions = [self._action(op.kind) for op in ops]
+        written = [self._ops.write(op) for op in ops]
         for each in arrays:
             self._arrays.announce(each)
-        self._post(number, _Sent(submission, len(ops), arrays, []), Kind.BATCH, pack(number, ids, ops, actions))
+        self._post(number, Sent(submission, len(ops), arrays, []), Kind.BATCH, pack(number, ids, written, actions))
 
     def _send_graph(self, submission: GraphSubmission) -> None:
         program = submission.program
@@ -194,8 +189,8 @@ class RemoteContext(ContextBase):
             self._live.update((ref.buffer, ref.nbytes) for ref in refs)
         number = next(self._numbers)
         ids = [[ref.buffer for ref in refs] for refs in program.outputs]
-        ops = [wired(op, self._kernels) for op in program.ops]
-        self._post(number, _Sent(submission, 1, [], []), Kind.GRAPH, pack(number, ids, ops, handle=program.handle.buffer))
+        ops = [self._ops.write(wired(op, self._kernels)) for op in program.ops]
+        self._post(number, Sent(submission, 1, [], []), Kind.GRAPH, pack(number, ids, ops, handle=program.handle.buffer))
 
     def _send_op(self, submission: OpSubmission, plan: Plan, outgoing: Outgoing | None) -> None:
         core, op = self.core, submission.op
@@ -213,10 +208,11 @@ class RemoteContext(ContextBase):
         else:
             op = wired(op, self._kernels)
         number = next(self._numbers)
-        data = pack(number, [[ref.buffer for ref in made]], [op], [self._action(submission.name)])
-        self._post(number, _Sent(submission, 1, arrays, landing), Kind.OP, data)
+        written = self._ops.write(op)
+        data = pack(number, [[ref.buffer for ref in made]], [written], [self._action(submission.name)])
+        self._post(number, Sent(submission, 1, arrays, landing), Kind.OP, data)
 
-    def _post(self, number: int, sent: _Sent, kind: Kind, data: bytes) -> None:
+    def _post(self, number: int, sent: Sent, kind: Kind, data: bytes) -> None:
         submission = sent.submission
         self._sent[number] = sent
         # From here on it may be on the device.
@@ -228,6 +224,9 @@ class RemoteContext(ContextBase):
         self._tell(kind, data)
         if self.in_flight == sent.count:
             self._link.channel.flush()  # the device is idle: it need not wait for others of this turn
+            self._sent_at = self.core.loop.time()
+            if self._usual < self._attention.seconds:
+                self._attention.pay()
 
     def _action(self, kind: str) -> bytes | str | None:
         """Return what a fault plan does to an op, as the child takes it."""
@@ -236,8 +235,8 @@ class RemoteContext(ContextBase):
         if action is None or isinstance(action, AccelError):
             return None if action is None else encode_error(action)
         if action.kind == "poison":
-            error = action.error or DriverError("the context was poisoned by a fault plan", code="INJECTED_FAULT", library="driver")
-            return encode_error(error.clone(scope=max(error.scope, FaultScope.CONTEXT)))
+            error = action.error  # without one, the backend's own
+            return action.kind if error is None else encode_error(error.clone(scope=max(error.scope, FaultScope.CONTEXT)))
         if action.kind == "kill":
             self._link.kill()
             return None
@@ -297,6 +296,7 @@ class RemoteContext(ContextBase):
 
     def _drop(self, buffers: list[int]) -> None:
         known = [buffer for buffer in buffers if self._live.pop(buffer, None) is not None]
+        self._ops.told.difference_update(known)
         if known and self.fault is None:
             self._tell(Kind.FREE, struct.pack(f"<{len(known)}Q", *known))
 
@@ -339,18 +339,22 @@ class RemoteContext(ContextBase):
         if error is not None:
             self._failed(sent, error, index)
         elif any(each.is_copied for each in sent.landing) and sent.landing[0].array.nbytes > COPIED_HERE:
-            self._land(lambda: _land(sent), lambda: self._retire(sent))
+            self._land(sent.land, lambda: self._retire(sent))
             return
         else:
-            _land(sent)
+            sent.land()
         self._retire(sent)
 
-    def _failed(self, sent: _Sent, error: AccelError, index: int) -> None:
+    def _failed(self, sent: Sent, error: AccelError, index: int) -> None:
         submission = sent.submission
         own = error.clone(device=self.core.name, generation=self.generation, op_index=index if index >= 0 else None)
         submission.reject_from(max(index, 0), own)
 
-    def _retire(self, sent: _Sent) -> None:
+    def _retire(self, sent: Sent) -> None:
+        if self.in_flight == sent.count:
+            self._attention.end()
+            # How long the last ones took that found the device idle; long ones are slept through.
+            self._usual += (self.core.loop.time() - self._sent_at - self._usual) / 4
         for each in sent.arrays:
             each.close()
         if self.fault is None:
@@ -392,8 +396,3 @@ class RemoteContext(ContextBase):
         if self._hang is not None:
             self._hang.stop()
         self.fail_all(self.fault)
-
-
-def _land(sent: _Sent) -> None:
-    for each in sent.landing:
-        each.land()

@@ -29,7 +29,7 @@ __all__ = ["TARGET", "Link", "Listener"]
 
 logger = get_logger()
 
-TARGET = "accel.device.remote.served:serve"
+TARGET = "accel.device.remote.service:serve"
 """What children run."""
 
 _LONGEST = 120.0

@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from accel.device.options import DeviceOptions
 from accel.dtype import DType
 from accel.errors import UnsupportedError
-from accel.hosts.op_codec import dump_op, load_op
 from accel.ops import KernelOp, Plan
 from accel.ops.compiler import Dimensions
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from accel.device.kernel_library import KernelLibrary
-    from accel.hosts.op_codec import RefOf
 
 __all__ = [
     "ArenaSlice",
@@ -67,6 +65,8 @@ class Kind(enum.IntEnum):
     """Begin a generation; the second message but for blocks. A pickled :class:`Begin`, and its descriptors."""
     COMPILE = 21
     """A kernel to be compiled: a number, by which the answer names it, and the kernel, pickled."""
+    CLASS = 23
+    """A class that ops name by a number: the number, and the class, pickled."""
     KERNEL = 22
     """A kernel that launches name by a number: the number, and the kernel, pickled."""
 
@@ -95,7 +95,11 @@ class Kind(enum.IntEnum):
 
 
 def pack(
-    number: int, ids: Sequence[Sequence[int]], ops: Sequence[KernelOp], actions: Sequence[bytes | str | None] = (), handle: int = 0
+    number: int,
+    ids: list[list[int]],
+    ops: list[Any],
+    actions: list[bytes | str | None] | None = None,
+    handle: int = 0,
 ) -> bytes:
     """Return the payload of an OP, BATCH or GRAPH message: for the child alone, which trusts its parent.
 
@@ -106,19 +110,19 @@ def pack(
     ids
         For each op the numbers of the buffers that it makes.
     ops
-        The ops, as they are sent.
+        The ops, as they are written.
     actions
         For each op what a fault plan does to it.
     handle
         The buffer that stands for a graph.
     """
-    return marshal.dumps((number, handle, [list(each) for each in ids], list(actions), [dump_op(op) for op in ops]))
+    return marshal.dumps((number, handle, ids, actions or [], ops))
 
 
-def unpack(data: bytes, ref_of: RefOf) -> tuple[int, int, list[list[int]], list[bytes | str | None], list[KernelOp]]:
+def unpack(data: bytes) -> tuple[int, int, list[list[int]], list[bytes | str | None], list[Any]]:
     """Return what :func:`pack` was given."""
-    number, handle, ids, actions, ops = marshal.loads(data)
-    return number, handle, ids, actions, [load_op(each, ref_of) for each in ops]
+    found: tuple[int, int, list[list[int]], list[bytes | str | None], list[Any]] = marshal.loads(data)
+    return found
 
 
 Failure = struct.Struct("<Qi")

@@ -27,30 +27,25 @@ from accel.device.core import DeviceCore
 from accel.device.graph import Program, Replay
 from accel.device.remote.answers import Answers, RemoteBatch, RemoteGraph, RemoteOp
 from accel.device.remote.busy import BesideToldOf, Busy
-from accel.device.remote.child_log import ToldLog
 from accel.device.remote.compiling import ChildKernels, packed_layout
 from accel.device.remote.messages import ArenaSlice, Kind, WireGet, WireLaunch, WirePut, WireReplay, unpack
 from accel.device.run import BATCH
-from accel.device.system import System
 from accel.errors import AccelError, BackendUnavailableError, LibraryError
-from accel.hosts.channel import Channel
 from accel.hosts.error_codec import decode_error, encode_error
+from accel.hosts.op_table import OpReader
 from accel.memory import HostRegistrar
 from accel.ops import Get, Put
 from accel.ref import AccelRef, RefView
 
 if TYPE_CHECKING:
-    import socket
-
     from accel.device.context import Context
     from accel.device.remote.messages import Begin, Config
+    from accel.device.system import System
     from accel.dtype import DType
+    from accel.hosts.channel import Channel
     from accel.ops import KernelOp
 
-__all__ = ["serve"]
-
-_OP_IN_HAND = 0
-"""Kind of what is no message any more, but the op that one has brought."""
+__all__ = ["Server"]
 
 _FAULTED = 3
 """Exit status after a fault, which was told before."""
@@ -66,7 +61,7 @@ class _Script:
         return self.queue.popleft() if self.queue else None
 
 
-class _Server:
+class Server:
     """One context and the messages for it, in order."""
 
     def __init__(self, channel: Channel, config: Config, system: System) -> None:
@@ -77,6 +72,7 @@ class _Server:
         self._blocks: dict[int, tuple[mmap.mmap, int]] = {}
         self._programs: dict[int, Program] = {}
         self._kernels = ChildKernels()
+        self._reader = OpReader(self._ref, self._refs)
         self._compiling: set[asyncio.Task[None]] = set()
         self._script = _Script()
         self._release = threading.Event()
@@ -140,7 +136,9 @@ class _Server:
     async def handle(self, kind: int, data: bytes, fds: list[int]) -> None:
         """Do what one message asks for."""
         if kind == Kind.OP:
-            await self.dispatch(self._op(data))
+            submission = self._op(data)
+            if submission is not None:
+                await self.dispatch(submission)
         elif kind == Kind.BATCH:
             await self._batch(data)
         elif kind == Kind.FREE:
@@ -154,6 +152,8 @@ class _Server:
             await self._register(data)
         elif kind == Kind.KERNEL:
             self._kernels.take(data)
+        elif kind == Kind.CLASS:
+            self._reader.learn(*_class_of(data))
         elif kind == Kind.COMPILE:
             self._compile(data)
         elif kind == Kind.RELEASE:
@@ -164,26 +164,37 @@ class _Server:
         if kind == Kind.FREE:
             self._free(data)
             return True
+        if kind == Kind.CLASS:
+            self._reader.learn(*_class_of(data))
+            return True
         if kind != Kind.OP:
             return False
         submission = self._op(data)
+        if submission is None:
+            return True
         try:
             return self.context.dispatch_now(submission) or submission
         except Exception as error:
             _reject(submission, error)
             return True
 
-    def _op(self, data: bytes) -> RemoteOp:
-        number, _, (ids,), actions, (wired,) = unpack(data, self._ref)
-        self._script.queue.extend(self._action(action) for action in actions)
-        op = self._unwired(wired)
+    def _op(self, data: bytes) -> RemoteOp | None:
+        number, _, (ids,), actions, wired = unpack(data)
+        ops = self._read(number, wired)
+        if not ops:
+            return None
+        for action in actions:
+            self._script.queue.append(self._action(action))
+        (op,) = ops
         submission = RemoteOp(self._answers, number, op, self.context.generation)
         submission.made = tuple([self._new(buffer, spec) for buffer, spec in zip(ids, submission.plan.creates, strict=True)])  # type: ignore[union-attr]
         return submission
 
     async def _batch(self, data: bytes) -> None:
-        number, _, ids, actions, wired = unpack(data, self._ref)
-        ops = tuple(self._unwired(op) for op in wired)
+        number, _, ids, actions, wired = unpack(data)
+        ops = self._read(number, wired)
+        if not ops and wired:
+            return
         plans = [op.plan() for op in ops]
         made = [
             tuple(self._new(buffer, spec) for buffer, spec in zip(mine, plan.creates, strict=True))
@@ -193,8 +204,10 @@ class _Server:
         await self.dispatch(RemoteBatch(self._answers, number, ops, made, self.context.generation))
 
     async def _graph(self, data: bytes) -> None:
-        number, handle, ids, _, wired = unpack(data, self._ref)
-        ops = tuple(self._unwired(op) for op in wired)
+        number, handle, ids, _, wired = unpack(data)
+        ops = self._read(number, wired)
+        if not ops and wired:
+            return
         plans = [op.plan() for op in ops]
         made = [
             tuple(self._new(buffer, spec) for buffer, spec in zip(mine, plan.creates, strict=True))
@@ -202,6 +215,14 @@ class _Server:
         ]
         program = self._programs[handle] = Program(self._core, ops, plans, made, self.context.generation)
         await self.dispatch(RemoteGraph(self._answers, number, program, self.context.generation))
+
+    def _read(self, number: int, wired: list[Any]) -> tuple[KernelOp, ...]:
+        """Return the ops of a submission; none, after answering it, if one cannot be loaded here."""
+        try:
+            return tuple([self._unwired(self._reader.read(each)) for each in wired])
+        except AccelError as error:
+            self._answers.failed(number, error, -1)
+            return ()
 
     def _new(self, buffer: int, spec: Any) -> AccelRef:
         return self._ref(buffer, spec.shape, spec.dtype)
@@ -215,6 +236,7 @@ class _Server:
                 self.context.buffers.free(buffer)
 
     async def dispatch(self, submission: Any) -> None:
+        """Send a submission on its way, or answer it."""
         try:
             context = self.context
             if isinstance(submission, RemoteBatch):
@@ -229,16 +251,15 @@ class _Server:
         except Exception as error:
             _reject(submission, error)
 
-    def _unwired(self, op: KernelOp) -> KernelOp:
-        if isinstance(op, WirePut):
+    def _unwired(self, op: Any) -> KernelOp:
+        kind = type(op)
+        if kind is WirePut:
             return Put(self._array(op.source), op.out)
-        if isinstance(op, WireGet):
+        if kind is WireGet:
             return Get(op.source, self._array(op.destination))
-        if isinstance(op, WireLaunch):
+        if kind is WireLaunch:
             return self._kernels.unwired(op)
-        if isinstance(op, WireReplay):
-            return Replay(self._programs[op.program])
-        return op
+        return Replay(self._programs[op.program]) if kind is WireReplay else op
 
     def _array(self, place: ArenaSlice) -> np.ndarray[Any, Any]:
         if not place.block:
@@ -296,6 +317,8 @@ class _Server:
     def _action(self, action: bytes | str | None) -> Injection | AccelError | None:
         if action is None:
             return None
+        if action == "poison":
+            return Injection("poison")
         if action == "hang":
             self._release.clear()
             return Injection("hang", release=lambda: cast("None", self._release.wait()))
@@ -321,75 +344,15 @@ def _reject(submission: Any, error: Exception) -> None:
     submission.reject(wrapped)
 
 
+def _class_of(data: bytes) -> tuple[int, type | None]:
+    """Return what a CLASS message says; an import may fail as it likes."""
+    (number,) = struct.unpack_from("<Q", data)
+    try:
+        return number, pickle.loads(data[8:])
+    except Exception:  # the op that is of it is refused
+        return number, None
+
+
 def _made(data: bytes) -> Any:
     """Make an instance of a registered library: the class is imported here."""
     return pickle.loads(data)()
-
-
-async def serve(sock: socket.socket) -> None:
-    """Run a context for the process at the other end of ``sock``, until that closes it."""
-    await _Service(sock).run()
-
-
-class _Service:
-    """Hands the messages to the server: at once, or, while one of them has to wait, in a queue."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._inbox: asyncio.Queue[tuple[int, Any, list[int]] | None] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
-        self._server: _Server | None = None  # while nothing is in hand
-        self._channel = Channel(sock, self._loop, on_message=self._received, on_lost=lambda _: self._inbox.put_nowait(None))
-
-    def _received(self, kind: int, data: bytes, fds: list[int]) -> None:
-        if kind == Kind.PING:  # at once: it asks whether the loop turns, not how much there is to do
-            self._channel.send(Kind.PONG)
-            return
-        rest: bool | RemoteOp = False
-        if self._server is not None and self._inbox.empty():
-            rest = self._server.take_now(kind, data)
-        if rest is False:
-            self._inbox.put_nowait((kind, data, fds.copy()))
-            fds.clear()  # they are ours now
-        elif rest is not True:
-            self._inbox.put_nowait((_OP_IN_HAND, rest, []))
-
-    async def run(self) -> None:
-        """Serve until the parent wants this to end, or is gone."""
-        first = await self._inbox.get()
-        if first is None:
-            return
-        config = pickle.loads(first[1])
-        ToldLog(self._channel, self._loop, config.log_level)
-        async with System("host") as system:
-            server = _Server(self._channel, config, system)
-            try:
-                await server.prepare()
-                await self._until_begun(server)
-            except AccelError as error:
-                self._channel.send(Kind.REFUSED, encode_error(error))
-                self._channel.flush()
-                return
-            await self._serve(server)
-        self._channel.close()
-
-    async def _until_begun(self, server: _Server) -> None:
-        while (message := await self._inbox.get()) is not None and message[0] != Kind.CLOSE:
-            kind, data, fds = message
-            if kind == Kind.BEGIN:
-                await server.begin(pickle.loads(data))
-                return
-            await server.handle(kind, data, fds)
-        self._inbox.put_nowait(None)
-
-    async def _serve(self, server: _Server) -> None:
-        inbox = self._inbox
-        while True:
-            if inbox.empty():
-                self._server = server
-            message = await inbox.get()
-            self._server = None
-            if message is None or message[0] == Kind.CLOSE:
-                return
-            kind, data, fds = message
-            del message
-            await (server.dispatch(data) if kind == _OP_IN_HAND else server.handle(kind, data, fds))

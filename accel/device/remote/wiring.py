@@ -13,9 +13,37 @@ if TYPE_CHECKING:
 
     from accel.device.remote.arrays import Outgoing
     from accel.device.remote.compiling import SentKernels
+    from accel.device.submission import Submission
     from accel.ops import KernelOp
 
-__all__ = ["array_of", "wired", "with_array"]
+__all__ = ["Sent", "array_of", "wired", "with_array"]
+
+
+class Sent:
+    """A submission that the child has.
+
+    Parameters
+    ----------
+    submission, count
+        What, and of how many ops.
+    arrays
+        Shared memory that it uses.
+    landing
+        Those of them that it fills.
+    """
+
+    __slots__ = ("arrays", "count", "landing", "submission")
+
+    def __init__(self, submission: Submission, count: int, arrays: list[Outgoing], landing: list[Outgoing]) -> None:
+        self.submission = submission
+        self.count = count
+        self.arrays = arrays
+        self.landing = landing
+
+    def land(self) -> None:
+        """Copy what has come where it is wanted. May block for as long as that takes."""
+        for each in self.landing:
+            each.land()
 
 
 def array_of(op: KernelOp) -> np.ndarray[Any, Any] | None:
