@@ -33,8 +33,11 @@ class _Copier:
     def __init__(self, rig: Rig, bench: Bench, device: Device) -> None:
         self.rig, self.bench, self.device = rig, bench, device
 
-    async def measure(self, size: str, kind: str, host: Array, target: Array) -> dict[str, Samples]:
-        """Measure ``put`` and ``get`` of ``host``, which is ``kind`` memory; ``target`` is as large and of the same kind."""
+    async def measure(self, size: str, kind: str, host: Array, target: Array, *, is_here: bool = True) -> dict[str, Samples]:
+        """Measure ``put`` and ``get`` of ``host``, which is ``kind`` memory; ``target`` is as large and of the same kind.
+
+        With ``is_here=False`` they are pinned in a child: the twins then have memory of their own, which is pinned in this process.
+        """
         raw, torch, nbytes = self.rig.raw(self.bench), self.rig.torch(self.bench), host.nbytes
         ref = await self.device.put(host)
         await self.device.get(ref, out=target)
@@ -45,7 +48,8 @@ class _Copier:
         try:
             copies = raw.pinned_copies if kind == "pinned" else raw.pageable_copies
             # The same arrays as ours: what the processor's caches hold of them then helps or hinders all alike.
-            (raw_put, _), (_, raw_get) = copies(slab.address, host), copies(slab.address, target)
+            near, back = (host, target) if is_here else (raw.pinned(nbytes), raw.pinned(nbytes))
+            (raw_put, _), (_, raw_get) = copies(slab.address, near), copies(slab.address, back)
             subjects: dict[str, Meter] = {
                 "accel put": awaited(lambda: self.device.put(host, out=ref), count),
                 "raw put": called(raw_put, count),
@@ -53,7 +57,7 @@ class _Copier:
                 "raw get": called(raw_get, count),
             }
             if torch is not None:
-                (torch_put, _), (_, torch_get) = torch.copies(host), torch.copies(target)
+                (torch_put, _), (_, torch_get) = torch.copies(near), torch.copies(back)
                 subjects |= {"PyTorch put": called(torch_put, count), "PyTorch get": called(torch_get, count)}
             return await self.bench.compare(f"copy {size}, {kind}", subjects, rounds=self.bench.scale(5, 2))
         finally:
@@ -99,7 +103,7 @@ async def _run(rig: Rig, bench: Bench, sizes: dict[str, int], host: Literal["aut
             if near is None or target is None:
                 continue
             near[:] = source
-            _ratios(await copier.measure(size, "pinned", near, target), nbytes, size, "pinned", found)
+            _ratios(await copier.measure(size, "pinned", near, target, is_here=host == "auto"), nbytes, size, "pinned", found)
             del near, target, source
     return found
 
