@@ -258,7 +258,7 @@ class CudaDevice:
         if self.fault is None:
             self.release(self._release_context)
         elif is_last:
-            self.driver.ignore("cuDevicePrimaryCtxReset", self._device)
+            self.driver.ignore("cuDevicePrimaryCtxReset", self.device)
 
     def _release_context(self) -> None:
         self._fft.close()

@@ -70,6 +70,7 @@ class Channel:
         self._outgoing = Outgoing(sock)
         self._is_closed = self._is_greeted = self._is_full = False
         self._broken: AccelError | None = None  # why nothing can be written any more
+        self._delivered = 0
         self._at_end = False  # nothing can be read any more ...
         self._end: AccelError | None = None  # ... and why
         self._flushing: asyncio.Handle | None = None
@@ -196,6 +197,14 @@ class Channel:
 
     # -- reading
 
+    def look(self) -> bool:
+        """Read and deliver what has arrived, without waiting for the loop to say so; return whether there was something."""
+        if self._is_closed or self._at_end or self._turn is not None:
+            return False
+        before = self._delivered
+        self._read_turn()
+        return self._delivered != before
+
     def _on_readable(self) -> None:
         if self._turn is None:
             self._read_turn()
@@ -247,6 +256,7 @@ class Channel:
         self._loop.remove_reader(self._fd)
 
     def _deliver(self, message: Message) -> None:
+        self._delivered += 1
         try:
             if not self._is_greeted:
                 check_greeting(message.kind, message.payload)

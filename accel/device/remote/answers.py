@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Answers", "RemoteBatch", "RemoteGraph", "RemoteOp"]
 
-_NEXT = 100e-6
+_MOMENT, _LONGEST, _NEXT = 60e-6, 400e-6, 100e-6
+"""Seconds: of looking for a message in a row, of that in one turn of the loop, and of letting the loop turn after that."""
+
+_SEVERAL = 16
+"""So many answers do not wait for more: their receiver is to have something to do meanwhile."""
 
 
 class _Answered:
@@ -87,20 +91,27 @@ class RemoteGraph(_Answered, GraphSubmission):
 class Answers:
     """What goes back: ends are gathered over a turn of the loop."""
 
-    def __init__(self, channel: Channel, memory: Callable[[], tuple[int, int]], is_over: Callable[[], bool]) -> None:
+    def __init__(
+        self, channel: Channel, memory: Callable[[], tuple[int, int]], is_over: Callable[[], bool], is_idle: Callable[[], bool]
+    ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._attention = Attention(self._loop, _NEXT)  # who gets its answer often has the next op at hand
+        self._attention = Attention(self._loop, _NEXT)
+        self._is_lingering = False
         self._channel = channel
         self._memory = memory
         self._is_over = is_over
+        self._is_idle = is_idle
         self._ended: list[int] = []
         self._told = (0, 0)
 
     def done(self, number: int) -> None:
-        """Tell of a success, at the end of this turn."""
-        if not self._ended:
+        """Tell of a success: at once if nothing else is on its way or there are several, else at the end of this turn."""
+        ended = self._ended
+        ended.append(number)
+        if (len(ended) >= _SEVERAL and self._attention.seconds) or self._is_idle():
+            self._flush()
+        elif len(ended) == 1:
             self._loop.call_soon(self._flush)
-        self._ended.append(number)
 
     def failed(self, number: int, error: AccelError, index: int) -> None:
         """Tell of a failure, after the successes before it. After a fault the parent tells everybody itself: it knows what comes next."""
@@ -118,4 +129,18 @@ class Answers:
             ended, self._ended = self._ended, []
             self._channel.send(Kind.DONE, struct.pack(f"<{len(ended)}Q", *ended))
             self._channel.flush()
-            self._attention.pay()
+            if not self._is_lingering and self._attention.seconds:
+                self._is_lingering = True
+                self._loop.call_soon(self._linger)
+
+    def _linger(self) -> None:
+        """Look for the next message for a moment: who has got an answer often has the next op at hand."""
+        self._is_lingering = False
+        clock, look = self._loop.time, self._channel.look
+        now = clock()
+        end, last = now + _MOMENT, now + _LONGEST
+        while now < end:
+            if look():
+                end = min(clock() + _MOMENT, last)
+            now = clock()
+        self._attention.pay()

@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
-__all__ = ["Attention"]
+__all__ = ["Attention", "Pacing"]
+
+_SHORT = 300e-6
+"""Seconds that an op may take for its end to be waited for awake."""
+
+_SEVERAL = 16
+"""So many messages do not wait for more of this turn: their receiver is to have something to do meanwhile. Where it has a processor of its own."""
 
 _FEW = 4
 """With fewer processors than this, whoever stays awake keeps others from what they wait for."""
@@ -53,3 +60,40 @@ class Attention:
             self._loop.call_soon(self._turn)
         else:
             self._is_turning = False
+
+
+class Pacing:
+    """When a parent's messages leave, and how it waits for the answers.
+
+    Parameters
+    ----------
+    loop
+        Where they are sent.
+    flush
+        Sends what was not sent yet.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, flush: Callable[[], object]) -> None:
+        self._loop = loop
+        self._flush = flush
+        self._attention = Attention(loop, _SHORT)
+        self._began = 0.0
+        self._usual = 0.0
+        self._unsent = 0
+
+    def sent(self, *, is_first: bool) -> None:
+        """Take note of an op; ``is_first``: the device was idle."""
+        self._unsent += 1
+        if is_first or (self._unsent >= _SEVERAL and self._attention.seconds):
+            self._unsent = 0
+            self._flush()
+        if is_first:
+            self._began = self._loop.time()
+            if self._usual < self._attention.seconds:
+                self._attention.pay()
+
+    def idle(self) -> None:
+        """Take note that nothing is in flight any more."""
+        self._attention.end()
+        # How long the last ones took that found the device idle; long ones are slept through.
+        self._usual += (self._loop.time() - self._began - self._usual) / 4

@@ -13,7 +13,7 @@ from accel.device.graph import GraphSubmission
 from accel.device.in_flight import ContextBase
 from accel.device.remote.apart import Apart
 from accel.device.remote.arrays import COPIED_HERE, Outgoing, SharedArrays
-from accel.device.remote.attention import Attention
+from accel.device.remote.attention import Pacing
 from accel.device.remote.compiling import SentKernels, layout_of
 from accel.device.remote.hang import HangWatch
 from accel.device.remote.messages import Failure, Kind, pack, pickled_library
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["RemoteContext"]
 
 _NUMBER = struct.Struct("<Q")
-_SHORT = 300e-6
 
 
 class RemoteContext(ContextBase):
@@ -77,8 +76,7 @@ class RemoteContext(ContextBase):
         self.own: dict[str, bool] = {}
         self._live: dict[int, int] = {}
         self._reserved = self._workspace = 0
-        self._attention = Attention(core.loop, _SHORT)
-        self._sent_at = self._usual = 0.0
+        self._pacing = Pacing(core.loop, link.channel.flush)
 
     # -- dispatch
 
@@ -222,11 +220,7 @@ class RemoteContext(ContextBase):
         if self._hang is not None:
             self._hang.sent()
         self._tell(kind, data)
-        if self.in_flight == sent.count:
-            self._link.channel.flush()  # the device is idle: it need not wait for others of this turn
-            self._sent_at = self.core.loop.time()
-            if self._usual < self._attention.seconds:
-                self._attention.pay()
+        self._pacing.sent(is_first=self.in_flight == sent.count)
 
     def _action(self, kind: str) -> bytes | str | None:
         """Return what a fault plan does to an op, as the child takes it."""
@@ -352,9 +346,7 @@ class RemoteContext(ContextBase):
 
     def _retire(self, sent: Sent) -> None:
         if self.in_flight == sent.count:
-            self._attention.end()
-            # How long the last ones took that found the device idle; long ones are slept through.
-            self._usual += (self.core.loop.time() - self._sent_at - self._usual) / 4
+            self._pacing.idle()
         for each in sent.arrays:
             each.close()
         if self.fault is None:

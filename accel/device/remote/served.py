@@ -26,6 +26,7 @@ from accel.device.context_actor import ContextActor
 from accel.device.core import DeviceCore
 from accel.device.graph import Program, Replay
 from accel.device.remote.answers import Answers, RemoteBatch, RemoteGraph, RemoteOp
+from accel.device.remote.attention import Attention
 from accel.device.remote.busy import BesideToldOf, Busy
 from accel.device.remote.compiling import ChildKernels, packed_layout
 from accel.device.remote.messages import ArenaSlice, Kind, WireGet, WireLaunch, WirePut, WireReplay, unpack
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
     from accel.ops import KernelOp
 
 __all__ = ["Server"]
+
+_NEAR = 50e-6
+"""Seconds for which the end of a short op is waited for without letting the loop turn."""
 
 _FAULTED = 3
 """Exit status after a fault, which was told before."""
@@ -77,9 +81,10 @@ class Server:
         self._script = _Script()
         self._release = threading.Event()
         self._busy = Busy(channel)
+        self._is_attentive = Attention(asyncio.get_running_loop(), _NEAR).seconds > 0
         self.context: Context
         self._core: DeviceCore
-        self._answers = Answers(channel, self._memory, lambda: self.context.fault is not None)
+        self._answers = Answers(channel, self._memory, lambda: self.context.fault is not None, lambda: not self.context.in_flight)
 
     async def prepare(self) -> None:
         """Make ready what can be before a generation begins, and say so."""
@@ -172,11 +177,25 @@ class Server:
         submission = self._op(data)
         if submission is None:
             return True
+        context = self.context
+        submission.is_attended = not context.in_flight and self._is_attentive
         try:
-            return self.context.dispatch_now(submission) or submission
+            if not context.dispatch_now(submission):
+                submission.is_attended = False
+                return submission
         except Exception as error:
             _reject(submission, error)
             return True
+        if submission.is_attended:
+            self._attend(submission)
+        return True
+
+    def _attend(self, submission: RemoteOp) -> None:
+        """Wait for the end of the only op right here, if that is near: nobody else is kept waiting, and nobody has to be woken."""
+        clock = self._core.loop.time
+        end = clock() + _NEAR
+        while not submission.attend(stays=clock() < end):
+            pass
 
     def _op(self, data: bytes) -> RemoteOp | None:
         number, _, (ids,), actions, wired = unpack(data)
