@@ -197,6 +197,11 @@ class Channel:
 
     # -- reading
 
+    @property
+    def has_more(self) -> bool:
+        """Whether messages have been read that are still to be delivered."""
+        return bool(self._incoming.messages)
+
     def look(self) -> bool:
         """Read and deliver what has arrived, without waiting for the loop to say so; return whether there was something."""
         if self._is_closed or self._at_end or self._turn is not None:

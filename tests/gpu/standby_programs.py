@@ -220,7 +220,7 @@ def lives_beside_torch_and_cupy() -> None:
             y = x @ x
         mine = cupy.ones(1000)
         async with accel.System() as system:
-            device = await system.open_device("cuda", faults=FaultPlan().poison_at(3))
+            device = await system.open_device("cuda", faults=FaultPlan().poison_at(1, op="gemm"))
             ref = await device.put(np.ones((4, 4), np.float32))
             shown = torch.from_dlpack(ref)
             taken = await device.wrap(x)

@@ -108,7 +108,7 @@ class Answers:
         """Tell of a success: at once if nothing else is on its way or there are several, else at the end of this turn."""
         ended = self._ended
         ended.append(number)
-        if (len(ended) >= _SEVERAL and self._attention.seconds) or self._is_idle():
+        if (len(ended) >= _SEVERAL and self._attention.seconds) or (self._is_idle() and not self._channel.has_more):
             self._flush()
         elif len(ended) == 1:
             self._loop.call_soon(self._flush)

@@ -12,7 +12,13 @@ if TYPE_CHECKING:
 __all__ = ["Attention", "Pacing"]
 
 _SHORT = 300e-6
-"""Seconds that an op may take for its end to be waited for awake."""
+"""Seconds for which the end of an op is waited for awake, at most."""
+
+_NEAR = 1.2e-3
+"""So many seconds before the usual time of an op its end is near: loops do not sleep for less than a millisecond."""
+
+_NAP, _LONG = 0.5e-3, 20e-3
+"""Seconds of a nap, and of an op that nobody stays half awake for."""
 
 _SEVERAL = 16
 """So many messages do not wait for more of this turn: their receiver is to have something to do meanwhile. Where it has a processor of its own."""
@@ -43,10 +49,10 @@ class Attention:
         """How long each time; 0 where it is of no use."""
         return self._seconds
 
-    def pay(self) -> None:
-        """Begin, or begin anew."""
+    def pay(self, more: float = 0.0) -> None:
+        """Begin, or begin anew; for so many seconds more."""
         if self._seconds:
-            self._until = self._loop.time() + self._seconds
+            self._until = self._loop.time() + self._seconds + more
             if not self._is_turning:
                 self._is_turning = True
                 self._loop.call_soon(self._turn)
@@ -77,6 +83,7 @@ class Pacing:
         self._loop = loop
         self._flush = flush
         self._attention = Attention(loop, _SHORT)
+        self._nap: asyncio.TimerHandle | None = None
         self._began = 0.0
         self._usual = 0.0
         self._unsent = 0
@@ -89,11 +96,27 @@ class Pacing:
             self._flush()
         if is_first:
             self._began = self._loop.time()
-            if self._usual < self._attention.seconds:
-                self._attention.pay()
+            if self._attention.seconds and self._usual < _LONG:
+                self._wait()
+
+    def _wait(self) -> None:
+        """Sleep while the end is far, but never long: a processor that sleeps deeply takes long to wake; stay awake when it is near."""
+        left = max(0.0, self._began + self._usual - self._loop.time())
+        if left > _NEAR:
+            self._nap = self._loop.call_later(_NAP, self._wait)
+        else:
+            self._attention.pay(left)
 
     def idle(self) -> None:
         """Take note that nothing is in flight any more."""
         self._attention.end()
-        # How long the last ones took that found the device idle; long ones are slept through.
+        if self._nap is not None:
+            self._nap.cancel()
+        # How long the last ones took that found the device idle.
         self._usual += (self._loop.time() - self._began - self._usual) / 4
+
+    def end(self) -> None:
+        """Wait for nothing any more."""
+        self._attention.end()
+        if self._nap is not None:
+            self._nap.cancel()

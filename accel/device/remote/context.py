@@ -385,6 +385,7 @@ class RemoteContext(ContextBase):
         """Take no more, and tell everybody who waits that it was closed."""
         if self.fault is None:
             self.fault = ClosedError(f"the context of {self.core.name} was closed", device=self.core.name)
+        self._pacing.end()
         if self._hang is not None:
             self._hang.stop()
         self.fail_all(self.fault)

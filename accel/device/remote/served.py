@@ -178,7 +178,7 @@ class Server:
         if submission is None:
             return True
         context = self.context
-        submission.is_attended = not context.in_flight and self._is_attentive
+        submission.is_attended = self._is_attentive and not context.in_flight and not self._channel.has_more
         try:
             if not context.dispatch_now(submission):
                 submission.is_attended = False
