@@ -40,6 +40,10 @@ _STAGING, _STAGING_BLOCK = 1 << 30, 8 << 20
 _MULTIPROCESSORS, _MAJOR, _MINOR, _SHARED = 16, 75, 76, 97
 
 
+def _nobody(error: AccelError) -> None:
+    """Tell nobody."""
+
+
 class CudaDevice:
     """See :class:`~accel.AccelDevice`. Made by ``CudaBackend.open``.
 
@@ -78,13 +82,13 @@ class CudaDevice:
     """
 
     shares_processor: bool = False
+    on_fault: Callable[[AccelError], object] = staticmethod(_nobody)
     scratch_libraries: frozenset[str] = frozenset({"fft"})
 
     def __init__(self, driver: Driver, description: DeviceDescription) -> None:
         self.driver = driver
         self.description = description
         self.fault: AccelError | None = None
-        self.on_fault: Callable[[AccelError], object] = _nobody
         self._lock = threading.Lock()
         self._streams: dict[CudaStream, None] = {}
         self._abandoned: dict[CudaStream, None] = {}
@@ -257,7 +261,8 @@ class CudaDevice:
         is_last = self.driver.unwatch(self)
         if self.fault is None:
             self.release(self._release_context)
-        elif is_last:
+        elif is_last and self.driver.fault is not None:
+            # Not where somebody else has destroyed the context: a new one may be in use.
             self.driver.ignore("cuDevicePrimaryCtxReset", self.device)
 
     def _release_context(self) -> None:
@@ -350,7 +355,3 @@ class CudaDevice:
             raise self.fault.clone()
         if self._is_closed:
             raise ClosedError("the context is closed", device=self.description.spec)
-
-
-def _nobody(error: AccelError) -> None:
-    """Tell nobody."""
