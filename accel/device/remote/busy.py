@@ -31,14 +31,15 @@ class Busy:
 
     def __enter__(self) -> None:
         self._count += 1
-        if self._count == 1:
-            self._channel.send(Kind.BUSY, b"\1")
-            self._channel.flush()  # an import may keep this loop from its next turn
+        # Each time: to the parent this is over when nothing is in flight any more, and it may be wrong.
+        self._channel.send(Kind.BUSY, b"\1")
+        self._channel.flush()  # an import may keep this loop from its next turn
 
     def __exit__(self, *_: object) -> None:
         self._count -= 1
         if not self._count and not self._channel.is_closed:
             self._channel.send(Kind.BUSY, b"\0")
+            self._channel.flush()
 
 
 class BesideToldOf(CallsBeside):

@@ -347,6 +347,7 @@ class RemoteContext(ContextBase):
     def _retire(self, sent: Sent) -> None:
         if self.in_flight == sent.count:
             self._pacing.idle()
+            self._link.rest()
         for each in sent.arrays:
             each.close()
         if self.fault is None:

@@ -108,6 +108,10 @@ class Link:
         """Whether the child opens, loads or compiles something, and does not take forever."""
         return self._busy_since is not None and self._core.loop.time() - self._busy_since < _LONGEST
 
+    def rest(self) -> None:
+        """Take note that nothing is in flight: whatever the child was busy with has led to its end."""
+        self._busy_since = None
+
     @property
     def is_awake(self) -> bool:
         """Whether the child has nothing to do that would keep it from answering."""

@@ -151,6 +151,7 @@ class StandbyActor(Actor[_Wish, None]):
 
     def _give_up(self, why: str) -> None:
         if self._link is not None:
+            self._rest("none")
             self._reason = HostDiedError(f"the spare child of {self._core.name} {why}", device=self._core.name)
             self._link.kill()
 
