@@ -26,6 +26,7 @@ class Spec(NamedTuple):
 
     shape: Shape
     dtype: DType
+    durable: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -48,6 +49,8 @@ class Plan(NamedTuple):
         The entry of :meth:`accel.ComputeBackend.capabilities` that must hold ``dtype``; empty where every dtype will do.
     dtype
         Element type of the computation.
+    updates
+        Whether the op leaves some of what was in ``writes``, or computes with it, so that it takes more than the op to make their contents sound.
     """
 
     reads: tuple[AccelRef, ...]
@@ -55,6 +58,7 @@ class Plan(NamedTuple):
     creates: tuple[Spec, ...]
     capability: str = ""
     dtype: DType = DType.UINT8
+    updates: bool = False
 
 
 class KernelOp(ABC):
@@ -125,11 +129,13 @@ def operand(name: str, value: object, *, ndim: int | None = None) -> AccelRef:
     return value
 
 
-def result_in(out: AccelRef | None, shape: Shape, dtype: DType) -> tuple[tuple[AccelRef, ...], tuple[Spec, ...]]:
+def result_in(out: AccelRef | None, shape: Shape, dtype: DType, *, durable: bool = False) -> tuple[tuple[AccelRef, ...], tuple[Spec, ...]]:
     """Return ``(writes, creates)`` of an op with one result: into ``out`` where it is given and fits, else into a new buffer."""
     if out is None:
-        return (), (Spec(shape, dtype),)
+        return (), (Spec(shape, dtype, durable) if durable else Spec(shape, dtype),)
     operand("out", out)
+    if durable and not out.durable:
+        raise InvalidArgumentError("out is not durable", remedy="Give a durable buffer, or leave out= or durable= out.")
     if out.shape != shape or out.dtype is not dtype:
         raise InvalidArgumentError(
             f"out is {out.dtype.value}{list(out.shape)}, the result is {dtype.value}{list(shape)}",

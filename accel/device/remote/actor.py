@@ -80,6 +80,7 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
             made.channel.send(Kind.CONFIG, pickle.dumps(self._config(made.generation)))
             async with asyncio.timeout(_PATIENCE):
                 offer = await self._ready
+            await made.bind()
             made.check_alive()  # it may have ended right after it was ready
         except BaseException as error:
             await self._end(abandon=True)
@@ -159,18 +160,20 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
 
     def _received(self, kind: int, data: bytes, fds: list[int]) -> None:
         try:
-            self._take(kind, data)
+            self._take(kind, data, fds)
         except (ValueError, TypeError, KeyError, struct.error) as error:
             raise ProtocolError(f"the child of {self._core.name} sent a message of kind {kind} that means nothing: {error!r}") from error
 
-    def _take(self, kind: int, data: bytes) -> None:
+    def _take(self, kind: int, data: bytes, fds: list[int]) -> None:
         made, ready = self._context, self._ready
         if made is None or ready is None:
             return
         if ready.done():
-            made.received(kind, data)
+            made.received(kind, data, fds)
         elif kind == Kind.READY:
-            offer = json.loads(data)["capabilities"]
+            told = json.loads(data)
+            offer = told["capabilities"]
+            self._core.durable.is_offered = told.get("durable") is True
             ready.set_result({str(name): frozenset(DType(each) for each in dtypes) for name, dtypes in offer.items()})
         elif kind == Kind.REFUSED:
             ready.set_exception(decode_error(data))
