@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_che
 from accel.errors import AccelError
 
 if TYPE_CHECKING:
+    import threading
+
     from accel.compute import ComputeBackend
     from accel.ops import CompiledKernel, KernelLayout
 
@@ -24,7 +26,9 @@ __all__ = [
     "Check",
     "CompilesKernels",
     "DeviceDescription",
+    "HeldSlab",
     "HostFunction",
+    "ImportsSlabs",
     "Injection",
     "Kernel",
     "PreparesLibraries",
@@ -169,6 +173,21 @@ class SlabMemory(Protocol):
         """Give the memory back. May block. Idempotent. Nothing on the device uses it any more."""
 
 
+class HeldSlab(SlabMemory, Protocol):
+    """A slab that outlives its context, and its process, as long as somebody holds a descriptor of it.
+
+    Attributes
+    ----------
+    fd : int
+        Such a descriptor, the slab's own; -1 where there is none.
+    closed : threading.Event
+        Set once nothing in this process can reach the memory through this slab any more: with :meth:`close`, or when work that was abandoned has ended.
+    """
+
+    fd: int
+    closed: threading.Event
+
+
 Kernel: TypeAlias = Callable[[Any, Any, Sequence[int], Sequence[int]], None]
 """Enqueues one op: ``kernel(lane, op, inputs, outputs)``. ``lane.stream`` and ``lane.compute`` belong to the calling kernel actor; ``inputs`` and
 ``outputs`` are addresses in the order of the op's operands and results. Raises an :class:`~accel.AccelError` if the op was not enqueued."""
@@ -284,6 +303,17 @@ class CompilesKernels(Protocol):
             If an option cannot be honoured.
         ClosedError
             After the context was closed.
+        """
+
+
+@runtime_checkable
+class ImportsSlabs(Protocol):
+    """What an :class:`AccelDevice` has besides if its memory can outlive it: durable buffers. Its ``create_slab`` then returns a :class:`HeldSlab`."""
+
+    def import_slab(self, fd: int, nbytes: int) -> HeldSlab:
+        """Map the memory of a slab of ``nbytes`` that another context made, here or in another process, with its contents. May block.
+
+        ``fd`` is a descriptor of it, which is duplicated where it is kept. Raises an :class:`~accel.AccelError` if it cannot be mapped.
         """
 
 

@@ -80,6 +80,7 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
             made.channel.send(Kind.CONFIG, pickle.dumps(self._config(made.generation)))
             async with asyncio.timeout(_PATIENCE):
                 offer = await self._ready
+            await made.bind()
             made.check_alive()  # it may have ended right after it was ready
         except BaseException as error:
             await self._end(abandon=True)
@@ -159,18 +160,19 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
 
     def _received(self, kind: int, data: bytes, fds: list[int]) -> None:
         try:
-            self._take(kind, data)
+            self._take(kind, data, fds)
         except (ValueError, TypeError, KeyError, struct.error) as error:
             raise ProtocolError(f"the child of {self._core.name} sent a message of kind {kind} that means nothing: {error!r}") from error
 
-    def _take(self, kind: int, data: bytes) -> None:
+    def _take(self, kind: int, data: bytes, fds: list[int]) -> None:
         made, ready = self._context, self._ready
         if made is None or ready is None:
             return
         if ready.done():
-            made.received(kind, data)
+            made.received(kind, data, fds)
         elif kind == Kind.READY:
-            ready.set_result(_offer(data))
+            offer, self._core.durable.is_offered = _offer(data)
+            ready.set_result(offer)
         elif kind == Kind.REFUSED:
             ready.set_exception(decode_error(data))
         else:
@@ -228,10 +230,11 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
             made.gone()
 
 
-def _offer(data: bytes) -> dict[str, frozenset[DType]]:
-    """Return what a child says that it offers; what it says is not believed before it was read."""
+def _offer(data: bytes) -> tuple[dict[str, frozenset[DType]], bool]:
+    """Return what a child says that it offers, and whether it has durable buffers; what it says is not believed before it was read."""
     try:
-        offer = json.loads(data)["capabilities"]
-        return {str(name): frozenset(DType(each) for each in dtypes) for name, dtypes in offer.items()}
+        told = json.loads(data)
+        offer = {str(name): frozenset(DType(each) for each in dtypes) for name, dtypes in told["capabilities"].items()}
+        return offer, told.get("durable") is True
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ProtocolError(f"a message that should be an offer is none: {type(error).__name__}: {error}") from None

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import pickle
 import struct
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from accel.device.checksums import verify
 from accel.device.graph import GraphSubmission, Replay
 from accel.device.in_flight import ContextBase
 from accel.device.remote.apart import Apart
 from accel.device.remote.arrays import COPIED_HERE, Outgoing, SharedArrays
-from accel.device.remote.messages import Failure, Kind, WireGet, WirePut, WireReplay, pack, pickled_library
+from accel.device.remote.durable import DurableShare, kept_message
+from accel.device.remote.messages import Failure, Kind, WireReplay, pack, pickled_library
+from accel.device.remote.sent import Sent, array_of, land, wired
 from accel.device.run import OpSubmission
 from accel.device.submission import BatchSubmission
-from accel.errors import AccelError, ClosedError, DriverError, FaultScope, StaleRefError, UnsupportedError
+from accel.errors import AccelError, ClosedError, FaultScope, StaleRefError, UnsupportedError
 from accel.hosts.error_codec import decode_error, encode_error
 from accel.hosts.protocol import ProtocolError
 from accel.ops import Free, Get, Put
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable, Sequence
-
-    import numpy as np
+    from collections.abc import Callable, Iterable, Sequence
 
     from accel.device.core import DeviceCore
     from accel.device.graph import Program
@@ -38,18 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["RemoteContext"]
 
 _NUMBER = struct.Struct("<Q")
-
-
-class _Sent:
-    """A submission that the child has."""
-
-    __slots__ = ("arrays", "count", "landing", "submission")
-
-    def __init__(self, submission: Submission, count: int, arrays: list[Outgoing], landing: list[Outgoing]) -> None:
-        self.submission = submission
-        self.count = count
-        self.arrays = arrays
-        self.landing = landing
 
 
 class RemoteContext(ContextBase):
@@ -74,10 +63,11 @@ class RemoteContext(ContextBase):
         self.sharing = Apart(core.name)
         self._arrays = SharedArrays(core.pinned.arena, self._announce)
         self._numbers = itertools.count(1)
-        self._sent: dict[int, _Sent] = {}
+        self._sent: dict[int, Sent] = {}
         self._asked: dict[int, asyncio.Future[None]] = {}
         self.own: dict[str, bool] = {}
         self._live: dict[int, int] = {}
+        self._durable = DurableShare(core.durable)
         self._reserved = self._workspace = 0
 
     # -- dispatch
@@ -94,7 +84,7 @@ class RemoteContext(ContextBase):
         plan = submission.plan
         assert plan is not None, "an op that is not dispatched has its plan"
         self._check(plan)
-        array = _array_of(op)
+        array = array_of(op)
         outgoing = None
         if array is not None:
             outgoing = self._arrays.take(array)
@@ -128,7 +118,7 @@ class RemoteContext(ContextBase):
 
     async def _place(self, op: KernelOp) -> Outgoing:
         """Make a place for an op's array, and fill it, off the loop."""
-        array = _array_of(op)
+        array = array_of(op)
         assert array is not None, "other ops need not wait"
 
         def place() -> Outgoing | None:
@@ -153,10 +143,10 @@ class RemoteContext(ContextBase):
             for index, (op, plan, made) in enumerate(zip(submission.ops, submission.plans, submission.outputs, strict=True)):
                 try:
                     self._check(plan)
-                    array = _array_of(op)
+                    array = array_of(op)
                     if array is not None:
                         arrays.append(await self._place(op))
-                        op = _wired(op, arrays[-1])
+                        op = wired(op, arrays[-1])
                 except AccelError as error:
                     error.op_index = index
                     raise
@@ -175,7 +165,8 @@ class RemoteContext(ContextBase):
         actions = [self._action(op.kind) for op in ops]
         for each in arrays:
             self._arrays.announce(each)
-        self._post(number, _Sent(submission, len(ops), arrays, []), Kind.BATCH, pack(number, ids, ops, actions))
+        self._durable.sent(number, submission.plans, (ref for refs in submission.outputs for ref in refs))
+        self._post(number, Sent(submission, len(ops), arrays, []), Kind.BATCH, pack(number, ids, ops, actions))
 
     def _send_graph(self, submission: GraphSubmission) -> None:
         program = submission.program
@@ -186,13 +177,15 @@ class RemoteContext(ContextBase):
             self._live.update((ref.buffer, ref.nbytes) for ref in refs)
         number = next(self._numbers)
         ids = [[ref.buffer for ref in refs] for refs in program.outputs]
-        self._post(number, _Sent(submission, 1, [], []), Kind.GRAPH, pack(number, ids, program.ops, handle=program.handle.buffer))
+        self._post(number, Sent(submission, 1, [], []), Kind.GRAPH, pack(number, ids, program.ops, handle=program.handle.buffer))
 
     def _send_op(self, submission: OpSubmission, plan: Plan, outgoing: Outgoing | None) -> None:
         core, op = self.core, submission.op
         made = submission.made
         if made is None:
-            made = tuple([AccelRef(core, core.next_buffer(), spec.shape, spec.dtype, self.generation) for spec in plan.creates])
+            made = tuple(
+                [AccelRef(core, core.next_buffer(), spec.shape, spec.dtype, self.generation, durable=spec.durable) for spec in plan.creates]
+            )
         for ref in made:
             self._live[ref.buffer] = ref.nbytes
         submission.result = op.result(plan.writes + made)
@@ -200,14 +193,15 @@ class RemoteContext(ContextBase):
         landing = arrays if type(op) is Get else []
         if outgoing is not None:
             self._arrays.announce(outgoing)
-            op = _wired(op, outgoing)
+            op = wired(op, outgoing)
         elif type(op) is Replay:
             op = WireReplay(op.program.handle.buffer)
         number = next(self._numbers)
         data = pack(number, [[ref.buffer for ref in made]], [op], [self._action(submission.name)])
-        self._post(number, _Sent(submission, 1, arrays, landing), Kind.OP, data)
+        self._durable.sent(number, (plan,), made)
+        self._post(number, Sent(submission, 1, arrays, landing), Kind.OP, data)
 
-    def _post(self, number: int, sent: _Sent, kind: Kind, data: bytes) -> None:
+    def _post(self, number: int, sent: Sent, kind: Kind, data: bytes) -> None:
         submission = sent.submission
         self._sent[number] = sent
         # From here on it may be on the device.
@@ -223,8 +217,9 @@ class RemoteContext(ContextBase):
         if action is None or isinstance(action, AccelError):
             return None if action is None else encode_error(action)
         if action.kind == "poison":
-            error = action.error or DriverError("the context was poisoned by a fault plan", code="INJECTED_FAULT", library="driver")
-            return encode_error(error.clone(scope=max(error.scope, FaultScope.CONTEXT)))
+            if action.error is None:
+                return action.kind  # the backend has an error for it
+            return encode_error(action.error.clone(scope=max(action.error.scope, FaultScope.CONTEXT)))
         if action.kind == "kill":
             self.kill()
             return None
@@ -259,6 +254,22 @@ class RemoteContext(ContextBase):
             self._asked.pop(number, None)
         self.own[library] = True
 
+    async def bind(self) -> None:
+        """Have the child bind what is durable of the generation before; nothing else was sent to it yet."""
+        kept = await self.core.durable.to_bind()
+        answers = []
+        for slab in kept:
+            number = next(self._numbers)
+            answers.append(self._asked.setdefault(number, self.core.loop.create_future()))
+            self._tell(Kind.HELD, kept_message(number, slab), fds=(slab.fd,))
+            self._live.update((buffer, size) for buffer, _, _, size in slab.blocks)
+        await asyncio.gather(*answers)
+        await verify(self, self.core)
+
+    def unfinished(self) -> Iterable[int]:
+        """Return the durable buffers that the child was to write and has not said to have written."""
+        return self._durable.unfinished()
+
     def _check(self, plan: Plan, of: Program | None = None) -> None:
         own = {ref.buffer for refs in of.outputs for ref in refs} if of is not None else ()
         for ref in (*plan.reads, *plan.writes):
@@ -290,6 +301,8 @@ class RemoteContext(ContextBase):
 
     def _drop(self, buffers: list[int]) -> None:
         known = [buffer for buffer in buffers if self._live.pop(buffer, None) is not None]
+        for buffer in known if self.core.durable.buffers else ():
+            self.core.durable.dropped(buffer)
         if known and self.fault is None:
             self._tell(Kind.FREE, struct.pack(f"<{len(known)}Q", *known))
 
@@ -299,7 +312,7 @@ class RemoteContext(ContextBase):
 
     # -- the way back
 
-    def received(self, kind: int, data: bytes) -> None:
+    def received(self, kind: int, data: bytes, fds: list[int]) -> None:
         """Take a message of the child's."""
         self.heard = True
         if kind == Kind.PONG:
@@ -314,6 +327,8 @@ class RemoteContext(ContextBase):
             self.report_fault(decode_error(data))
         elif kind == Kind.MEMORY:
             self._reserved, self._workspace = struct.unpack("<QQ", data)
+        elif kind in (Kind.SLAB, Kind.SLAB_GONE, Kind.PLACED):
+            self._live.update(self._durable.take(kind, data, fds))
         else:
             raise ProtocolError(f"the child of {self.core.name} sent a message of kind {kind}", device=self.core.name)
 
@@ -323,24 +338,25 @@ class RemoteContext(ContextBase):
             if not asked.done():
                 asked.set_result(None) if error is None else asked.set_exception(error)
             return
+        self._durable.ended(number)
         sent = self._sent.pop(number, None)
         if sent is None:
             raise ProtocolError(f"the child of {self.core.name} answered what it was not asked", device=self.core.name)
         if error is not None:
             self._failed(sent, error, index)
         elif any(each.is_copied for each in sent.landing) and sent.landing[0].array.nbytes > COPIED_HERE:
-            self._land(lambda: _land(sent), lambda: self._retire(sent))
+            self._land(lambda: land(sent), lambda: self._retire(sent))
             return
         else:
-            _land(sent)
+            land(sent)
         self._retire(sent)
 
-    def _failed(self, sent: _Sent, error: AccelError, index: int) -> None:
+    def _failed(self, sent: Sent, error: AccelError, index: int) -> None:
         submission = sent.submission
         own = error.clone(device=self.core.name, generation=self.generation, op_index=index if index >= 0 else None)
         submission.reject_from(max(index, 0), own)
 
-    def _retire(self, sent: _Sent) -> None:
+    def _retire(self, sent: Sent) -> None:
         for each in sent.arrays:
             each.close()
         if self.fault is None:
@@ -373,16 +389,3 @@ class RemoteContext(ContextBase):
         if self.fault is None:
             self.fault = ClosedError(f"the context of {self.core.name} was closed", device=self.core.name)
         self.fail_all(self.fault)
-
-
-def _array_of(op: KernelOp) -> np.ndarray[Any, Any] | None:
-    return op.source if type(op) is Put else op.destination if type(op) is Get else None
-
-
-def _wired(op: Any, outgoing: Outgoing) -> KernelOp:
-    return WirePut(outgoing.place, op.out) if type(op) is Put else WireGet(op.source, outgoing.place)
-
-
-def _land(sent: _Sent) -> None:
-    for each in sent.landing:
-        each.land()

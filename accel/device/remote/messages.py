@@ -49,6 +49,8 @@ class Kind(enum.IntEnum):
     """A library of the user's own: a number, and its name and what makes it, pickled."""
     PING = 8
     """Are you there?"""
+    HELD = 11
+    """A slab of durable memory, with its descriptor and what lives in it: to be bound before the generation begins."""
 
     READY = 101
     """The context is there; what it offers."""
@@ -64,6 +66,12 @@ class Kind(enum.IntEnum):
     """What is taken from the device."""
     PONG = 107
     """Yes."""
+    SLAB = 108
+    """A new slab of durable memory, with its descriptor."""
+    SLAB_GONE = 109
+    """A slab in which nothing lives any more."""
+    PLACED = 110
+    """Where a durable buffer is."""
 
 
 def pack(
@@ -154,6 +162,7 @@ class WirePut(KernelOp):
 
     source: ArenaSlice
     out: AccelRef | None = None
+    durable: bool = False
 
     def plan(self) -> Plan:
         """Never called: it is made into a put again where it runs."""

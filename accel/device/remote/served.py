@@ -24,6 +24,7 @@ from accel.backend import Injection
 from accel.device.context_actor import ContextActor
 from accel.device.core import DeviceCore
 from accel.device.graph import GraphSubmission, Program, Replay
+from accel.device.remote.durable import Announcer, kept_in
 from accel.device.remote.messages import ArenaSlice, Failure, Kind, WireGet, WirePut, WireReplay, unpack
 from accel.device.run import OpSubmission
 from accel.device.submission import BatchSubmission
@@ -32,7 +33,7 @@ from accel.errors import AccelError, BackendUnavailableError, LibraryError
 from accel.hosts.channel import Channel
 from accel.hosts.error_codec import decode_error, encode_error
 from accel.memory import HostRegistrar
-from accel.ops import Get, Put
+from accel.ops import Get, Put, Spec
 from accel.ref import AccelRef, RefView
 
 if TYPE_CHECKING:
@@ -131,17 +132,18 @@ class Answers:
     def done(self, number: int) -> None:
         """Tell of a success, at the end of this turn."""
         if not self._ended:
-            asyncio.get_running_loop().call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(self.flush)
         self._ended.append(number)
 
     def failed(self, number: int, error: AccelError, index: int) -> None:
         """Tell of a failure, after the successes before it. After a fault the parent tells everybody itself: it knows what comes next."""
-        self._flush()
+        self.flush()
         if self._is_over():
             return
         self._channel.send(Kind.FAILED, Failure.pack(number, index), encode_error(error))
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Tell what there is to tell."""
         memory = self._memory()
         if memory != self._told:
             self._told = memory
@@ -158,6 +160,7 @@ class _Server:
         self._channel = channel
         self._config = config
         self._refs: dict[int, AccelRef] = {}
+        self._unseen: set[int] = set()
         self._blocks: dict[int, tuple[mmap.mmap, int]] = {}
         self._programs: dict[int, Program] = {}
         self._script = _Script()
@@ -181,11 +184,13 @@ class _Server:
         # The parent numbers buffers; what is made here besides has numbers of its own.
         core.next_buffer = itertools.count(-1, -1).__next__
         core.lifecycle.generation = config.generation - 1
+        core.keeper = Announcer(self._channel, config.generation)
         core.own.update((name, partial(_made, data)) for name, data in config.own.items())
         # Never restarted here: after a fault the parent makes another child.
         once = RestartStrategy(max_restarts=0, decide=lambda _: Directive.STOP)
         await system.spawn(ContextActor, core, self._published, name="context", restart=once)
-        offer = {"capabilities": {name: sorted(each.value for each in dtypes) for name, dtypes in core.capabilities.items()}}
+        capabilities = {name: sorted(each.value for each in dtypes) for name, dtypes in core.capabilities.items()}
+        offer = {"capabilities": capabilities, "durable": self.context.durables.is_offered}
         self.context.on_fault = self._fault
         self._channel.send(Kind.READY, json.dumps(offer).encode())
 
@@ -212,15 +217,19 @@ class _Server:
         elif kind == Kind.FREE:
             for (buffer,) in struct.iter_unpack("<Q", data):
                 self._programs.pop(buffer, None)
+                self._unseen.discard(buffer)
                 ref = self._refs.pop(buffer, None)
                 if ref is not None:
                     ref.is_freed = True
-                    self.context.buffers.free(buffer)
+                self.context.buffers.free(buffer)  # also one that was bound, and not used since
+            self._answers.flush()
         elif kind == Kind.GRAPH:
             await self._graph(data)
         elif kind == Kind.BLOCK:
             number, nbytes = struct.unpack("<QQ", data)
             await self._block(number, nbytes, fds[0])
+        elif kind == Kind.HELD:
+            await self._held(data, fds[0])
         elif kind == Kind.REGISTER:
             await self._register(data)
         elif kind == Kind.RELEASE:
@@ -256,7 +265,9 @@ class _Server:
         await self._dispatch(_Graph(self._answers, number, program, self.context.generation))
 
     def _new(self, buffer: int, spec: Any) -> AccelRef:
-        return self._ref(buffer, spec.shape, spec.dtype)
+        ref = self._ref(buffer, spec.shape, spec.dtype)
+        ref.durable = spec.durable
+        return ref
 
     async def _dispatch(self, submission: Any) -> None:
         try:
@@ -271,7 +282,7 @@ class _Server:
 
     def _unwired(self, op: KernelOp) -> KernelOp:
         if isinstance(op, WirePut):
-            return Put(self._array(op.source), op.out)
+            return Put(self._array(op.source), op.out, op.durable)
         if isinstance(op, WireGet):
             return Get(op.source, self._array(op.destination))
         if isinstance(op, WireReplay):
@@ -298,6 +309,17 @@ class _Server:
         else:
             self._answers.done(number)
 
+    async def _held(self, data: bytes, fd: int) -> None:
+        number, kept = kept_in(data, fd)
+        try:
+            await self.context.durables.bind(self.context.buffers, (kept,))
+        except AccelError as error:
+            self._answers.failed(number, error, -1)
+        else:
+            self._answers.done(number)
+        finally:
+            os.close(fd)
+
     async def _block(self, number: int, nbytes: int, fd: int) -> None:
         try:
             mapping = mmap.mmap(fd, nbytes)
@@ -315,7 +337,9 @@ class _Server:
         if action == "hang":
             self._release.clear()
             return Injection("hang", release=lambda: cast("None", self._release.wait()))
-        assert isinstance(action, bytes), "an error, or a hang"
+        if action == "poison":
+            return Injection("poison")
+        assert isinstance(action, bytes), "an error, or what is to happen"
         error = decode_error(action)
         return Injection("poison", error) if error.is_fault else error
 
@@ -324,6 +348,11 @@ class _Server:
         ref = self._refs.get(buffer)
         if ref is None:
             ref = self._refs[buffer] = AccelRef(self._core, buffer, shape, dtype, self.context.generation)
+            if offset is not None:  # a view of one that was bound: what the whole of it is, is said where that is used
+                self._unseen.add(buffer)
+        elif self._unseen and offset is None and buffer in self._unseen:
+            self._unseen.discard(buffer)
+            ref.shape, ref.dtype, ref.nbytes = shape, dtype, Spec(shape, dtype).nbytes
         return ref if offset is None else RefView(ref, offset, shape, dtype)
 
 
