@@ -170,9 +170,8 @@ class MemoryFace(MemoryExchange):
 
     def _check_durable(self, durable: bool, checksum: bool) -> None:
         """Refuse what the device does not offer, or what makes no sense."""
-        for name, value in (("durable", durable), ("checksum", checksum)):
-            if not isinstance(value, bool):
-                raise InvalidArgumentError(f"{name} is {value!r}", remedy="Give True or False.", device=self._core.name)
+        if not isinstance(durable, bool) or not isinstance(checksum, bool):
+            raise InvalidArgumentError(f"durable is {durable!r} and checksum {checksum!r}", remedy="Give True or False.")
         if durable:
             self._core.durable.check_offered()
         elif checksum:

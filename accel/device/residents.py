@@ -107,11 +107,11 @@ class Residents:
         return self._named.pop(name, None) is not None
 
     def _entry(self, name: str, loader: object, *, durable: bool) -> _Resident:
-        if not isinstance(name, str) or not callable(loader):
+        if not isinstance(name, str) or not callable(loader) or not isinstance(durable, bool):
             raise InvalidArgumentError(
-                f"resident {name!r} with loader {loader!r}",
+                f"resident {name!r} with loader {loader!r} and durable={durable!r}",
                 device=self._core.name,
-                remedy="Give a name, and an async function of the device.",
+                remedy="Give a name, an async function of the device, and True or False.",
             )
         entry = self._named.get(name)
         if entry is None:

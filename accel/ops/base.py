@@ -22,6 +22,7 @@ __all__ = [
     "Shape",
     "Spec",
     "as_shape",
+    "checked_durable",
     "checked_spec",
     "factor",
     "in_place_or_apart",
@@ -144,8 +145,10 @@ def operand(name: str, value: object, *, ndim: int | None = None) -> AccelRef:
 
 def result_in(out: AccelRef | None, shape: Shape, dtype: DType, *, durable: bool = False) -> tuple[tuple[AccelRef, ...], tuple[Spec, ...]]:
     """Return ``(writes, creates)`` of an op with one result: into ``out`` where it is given and fits, else into a new buffer."""
+    if durable is not False:
+        checked_durable(durable)
     if out is None:
-        return (), (Spec(shape, dtype, durable) if durable else Spec(shape, dtype),)
+        return (), (Spec(shape, dtype, durable),)
     operand("out", out)
     if durable and not out.durable:
         raise InvalidArgumentError("out is not durable", remedy="Give a durable buffer, or leave out= or durable= out.")
@@ -253,10 +256,17 @@ def as_shape(shape: int | Iterable[int]) -> Shape:
     return dimensions
 
 
-def checked_spec(shape: object, dtype: object, *, durable: bool = False) -> Spec:
-    """Return what an op makes, where both come from the op's maker; raise unless they are a tuple of non-negative ints and a :class:`DType`."""
+def checked_spec(shape: object, dtype: object, durable: object = False) -> Spec:
+    """Return what an op makes, where all comes from the op's maker; raise unless it is a tuple of non-negative ints, a :class:`DType` and a bool."""
     if not isinstance(dtype, DType):
         raise InvalidArgumentError(f"dtype is {dtype!r}", remedy="Give a member of accel.DType; DType.of finds it by name.")
     if not isinstance(shape, tuple):
         raise InvalidArgumentError(f"shape is {shape!r}", remedy="Give a tuple of ints.")
-    return Spec(as_shape(shape), dtype, durable)
+    return Spec(as_shape(shape), dtype, checked_durable(durable))
+
+
+def checked_durable(durable: object) -> bool:
+    """Return ``durable`` if it is a bool; else raise :class:`InvalidArgumentError`."""
+    if not isinstance(durable, bool):
+        raise InvalidArgumentError(f"durable is {durable!r}", remedy="Give True or False.")
+    return durable

@@ -93,7 +93,7 @@ class Empty(KernelOp):
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        return Plan((), (), (checked_spec(self.shape, self.dtype, durable=self.durable),))
+        return Plan((), (), (checked_spec(self.shape, self.dtype, self.durable),))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -123,7 +123,7 @@ class Fill(KernelOp):
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        shape, dtype, _ = checked_spec(self.shape, self.dtype)
+        shape, dtype, _ = checked_spec(self.shape, self.dtype, self.durable)
         self.pattern()
         writes, creates = result_in(self.out, shape, dtype, durable=self.durable)
         return Plan((), writes, creates)

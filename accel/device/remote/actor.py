@@ -231,7 +231,7 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
 
 
 def _offer(data: bytes) -> tuple[dict[str, frozenset[DType]], bool]:
-    """Return what a child says that it offers, and whether durable buffers are among it; what it says is not believed before it was read."""
+    """Return what a child says that it offers, and whether it has durable buffers; what it says is not believed before it was read."""
     try:
         told = json.loads(data)
         offer = {str(name): frozenset(DType(each) for each in dtypes) for name, dtypes in told["capabilities"].items()}
