@@ -138,8 +138,7 @@ class RemoteContext(ContextBase):
     async def _dispatch_batch(self, submission: BatchSubmission) -> None:
         arrays: list[Outgoing] = []
         ops = list(submission.ops)
-        limit = self.core.options.max_in_flight
-        await self.wait_for_room(min(len(ops), limit))
+        await self.wait_for_room(min(len(ops), self.core.options.max_in_flight))
         try:
             for index, op in enumerate(ops):
                 if array_of(op) is not None:
@@ -378,9 +377,8 @@ class RemoteContext(ContextBase):
         sent, self._sent = self._sent, {}
         for each in sent.values():
             close_all(each.arrays)
-        landing, self._landing = self._landing, {}
-        for copy in landing.values():
-            copy.give_up()
+        while self._landing:
+            self._landing.popitem()[1].give_up()
 
     def fail_all(self, error: AccelError) -> None:
         """End everything that waits for the child."""
