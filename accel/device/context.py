@@ -147,7 +147,21 @@ class Context(ContextBase):
 
         Returns once they are sent, which takes no waiting but for a library's first use, a new slab, or room for a large batch. What the
         submission itself got wrong is raised; so is, with nothing sent, that the context is gone.
+
+        Raises
+        ------
+        ContextPoisonedError
+            Also where a fault surfaces here, in making a stream or taking memory, before anything that runs tells of it.
         """
+        try:
+            await self._dispatch(submission)
+        except AccelError as error:
+            if self.fault is not None or not error.is_fault:
+                raise
+            self.report_fault(error)
+            raise self.poisoned(error, submission) from None
+
+    async def _dispatch(self, submission: Submission) -> None:
         if isinstance(submission, OpSubmission):
             if isinstance(submission, GraphSubmission):
                 await self.open_own(submission.program.ops)

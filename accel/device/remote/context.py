@@ -14,7 +14,7 @@ from accel.device.checksums import verify
 from accel.device.graph import GraphSubmission, Replay
 from accel.device.in_flight import ContextBase
 from accel.device.remote.apart import Apart
-from accel.device.remote.arrays import COPIED_HERE, Outgoing, SharedArrays
+from accel.device.remote.arrays import COPIED_HERE, Landing, Outgoing, SharedArrays, close_all
 from accel.device.remote.durable import DurableShare, kept_message
 from accel.device.remote.messages import Failure, Kind, WireReplay, pack, pickled_library
 from accel.device.remote.sent import Sent, array_of, land, wired
@@ -64,6 +64,7 @@ class RemoteContext(ContextBase):
         self._arrays = SharedArrays(core.pinned.arena, self._announce)
         self._numbers = itertools.count(1)
         self._sent: dict[int, Sent] = {}
+        self._landing: dict[int, Landing] = {}  # of answered gets: what is still to be copied
         self._asked: dict[int, asyncio.Future[None]] = {}
         self.own: dict[str, bool] = {}
         self._live: dict[int, int] = {}
@@ -109,14 +110,14 @@ class RemoteContext(ContextBase):
         while not submission.is_settled and not self.dispatch_now(submission):
             op, plan = submission.op, submission.plan
             outgoing = await self._place(op)
-            self.check_alive()
-            if submission.is_settled or plan is None:
-                outgoing.close()
+            if self.fault is not None or submission.is_settled or plan is None:
+                outgoing.close()  # the child has never heard of it
+                self.check_alive()
                 return
             self._send_op(submission, plan, outgoing)
             return
 
-    async def _place(self, op: KernelOp) -> Outgoing:
+    async def _place(self, op: KernelOp, index: int | None = None) -> Outgoing:
         """Make a place for an op's array, and fill it, off the loop."""
         array = array_of(op)
         assert array is not None, "other ops need not wait"
@@ -130,35 +131,28 @@ class RemoteContext(ContextBase):
         outgoing = await self.core.system.run_blocking(place)
         if outgoing is None:
             raise UnsupportedError(
-                "there is no room in shared host memory", remedy="Open the device with a larger pinned_limit.", op=op.kind
+                "there is no room in shared host memory", remedy="Open the device with a larger pinned_limit.", op=op.kind, op_index=index
             )
         return outgoing
 
     async def _dispatch_batch(self, submission: BatchSubmission) -> None:
         arrays: list[Outgoing] = []
-        ops: list[KernelOp] = []
-        limit = self.core.options.max_in_flight
-        await self.wait_for_room(min(len(submission.ops), limit))
+        ops = list(submission.ops)
+        await self.wait_for_room(min(len(ops), self.core.options.max_in_flight))
         try:
-            for index, (op, plan, made) in enumerate(zip(submission.ops, submission.plans, submission.outputs, strict=True)):
-                try:
-                    self._check(plan)
-                    array = array_of(op)
-                    if array is not None:
-                        arrays.append(await self._place(op))
-                        op = wired(op, arrays[-1])
-                except AccelError as error:
-                    error.op_index = index
-                    raise
-                self._live.update((ref.buffer, ref.nbytes) for ref in made)
-                ops.append(op)
+            for index, op in enumerate(ops):
+                if array_of(op) is not None:
+                    arrays.append(await self._place(op, index))
+                    ops[index] = wired(op, arrays[-1])
             self.check_alive()
+            if not submission.is_settled:
+                self._admit(submission)
         except BaseException:
-            for each in arrays:
-                each.close()
+            close_all(arrays)
             raise
         if submission.is_settled:
             submission.void_unsound()
+            close_all(arrays)
             return
         number = next(self._numbers)
         ids = [[ref.buffer for ref in refs] for refs in submission.outputs]
@@ -167,6 +161,16 @@ class RemoteContext(ContextBase):
             self._arrays.announce(each)
         self._durable.sent(number, submission.plans, (ref for refs in submission.outputs for ref in refs))
         self._post(number, Sent(submission, len(ops), arrays, []), Kind.BATCH, pack(number, ids, ops, actions))
+
+    def _admit(self, submission: BatchSubmission) -> None:
+        """Check the operands of a batch that is about to be sent, and count what it makes. In one go: refs may be dropped whenever others run."""
+        for index, (plan, made) in enumerate(zip(submission.plans, submission.outputs, strict=True)):
+            try:
+                self._check(plan)
+            except AccelError as error:
+                error.op_index = index
+                raise
+            self._live.update((ref.buffer, ref.nbytes) for ref in made)
 
     def _send_graph(self, submission: GraphSubmission) -> None:
         program = submission.program
@@ -345,10 +349,15 @@ class RemoteContext(ContextBase):
         if error is not None:
             self._failed(sent, error, index)
         elif any(each.is_copied for each in sent.landing) and sent.landing[0].array.nbytes > COPIED_HERE:
-            self._land(lambda: land(sent), lambda: self._retire(sent))
+            landing = self._landing[number] = Landing(sent.landing)
+            self._land(landing.copy, lambda: self._landed(number, sent))
             return
         else:
             land(sent)
+        self._retire(sent)
+
+    def _landed(self, number: int, sent: Sent) -> None:
+        self._landing.pop(number, None)
         self._retire(sent)
 
     def _failed(self, sent: Sent, error: AccelError, index: int) -> None:
@@ -357,8 +366,7 @@ class RemoteContext(ContextBase):
         submission.reject_from(max(index, 0), own)
 
     def _retire(self, sent: Sent) -> None:
-        for each in sent.arrays:
-            each.close()
+        close_all(sent.arrays)
         if self.fault is None:
             self.retire(sent.submission, sent.count, is_last=True)
 
@@ -368,8 +376,9 @@ class RemoteContext(ContextBase):
         """Give the shared memory back that the child used: it is gone. Not before."""
         sent, self._sent = self._sent, {}
         for each in sent.values():
-            for outgoing in each.arrays:
-                outgoing.close()
+            close_all(each.arrays)
+        while self._landing:
+            self._landing.popitem()[1].give_up()
 
     def fail_all(self, error: AccelError) -> None:
         """End everything that waits for the child."""

@@ -38,7 +38,7 @@ from accel.ref import AccelRef, RefView
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from accel.device.context import Context
     from accel.device.remote.messages import Config
@@ -52,10 +52,15 @@ _FAULTED = 3
 
 
 class _Script:
-    """What brings about what the parent's fault plan has decided: one entry for each op that is on its way."""
+    """What brings about what the parent's fault plan has decided: one entry for each op of the message in hand."""
 
     def __init__(self) -> None:
         self.queue: deque[Injection | AccelError | None] = deque()
+
+    def begin(self, actions: Iterable[Injection | AccelError | None]) -> None:
+        """Take the entries of the next message. What ops of the last one have left, which failed before their turn, is not for these."""
+        self.queue.clear()
+        self.queue.extend(actions)
 
     def take(self, kind: str) -> Injection | AccelError | None:
         return self.queue.popleft() if self.queue else None
@@ -237,7 +242,7 @@ class _Server:
 
     async def _op(self, data: bytes) -> None:
         number, _, (ids,), actions, (wired,) = unpack(data, self._ref)
-        self._script.queue.extend(self._action(action) for action in actions)
+        self._script.begin(self._action(action) for action in actions)
         op = self._unwired(wired)
         submission = _Op(self._answers, number, op, self.context.generation)
         submission.made = tuple(self._new(buffer, spec) for buffer, spec in zip(ids, submission.plan.creates, strict=True))  # type: ignore[union-attr]
@@ -251,7 +256,7 @@ class _Server:
             tuple(self._new(buffer, spec) for buffer, spec in zip(mine, plan.creates, strict=True))
             for mine, plan in zip(ids, plans, strict=True)
         ]
-        self._script.queue.extend(self._action(action) for action in actions)
+        self._script.begin(self._action(action) for action in actions)
         await self._dispatch(_Batch(self._answers, number, ops, made, self.context.generation))
 
     async def _graph(self, data: bytes) -> None:
@@ -271,7 +276,7 @@ class _Server:
 
     async def _dispatch(self, submission: Any) -> None:
         try:
-            if not (isinstance(submission, OpSubmission) and self.context.dispatch_now(submission)):
+            if not (type(submission) is _Op and self.context.dispatch_now(submission)):  # a graph has to be given memory first
                 await self.context.dispatch(submission)
         except AccelError as error:
             submission.reject_from(error.op_index or 0, error.clone())
