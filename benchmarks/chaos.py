@@ -33,7 +33,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--hang-timeout", type=float, default=0.0, help="the devices' hang_timeout; 0 for none: then hung children are killed from outside"
     )
-    parser.add_argument("--durable", action=argparse.BooleanOptionalAction, default=True, help="keep durable data on the devices (default: yes)")
+    parser.add_argument(
+        "--durable", action=argparse.BooleanOptionalAction, default=True, help="keep durable data on the devices (default: yes)"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the report there too")
     parser.add_argument("--log", metavar="FILE", default="", help="write what accel logged there")
     parser.add_argument("--list", action="store_true", help="say what kinds of faults there are, and end")
