@@ -170,3 +170,20 @@ async def test_graphs_and_batches_with_durable_buffers() -> None:
         np.testing.assert_array_equal(await device.get(ref), [6, 8, 10, 12])
         np.testing.assert_array_equal(await device.get(made), np.full(4, 3.0))
         await failure(graph.replay(), accel.StaleRefError)
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("durable", ["yes", 1, None, np.ones(2)])
+async def test_durable_is_true_or_false(durable: Any) -> None:
+    async def loader(device: accel.Device) -> None: ...
+
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="inline")
+        for op in (
+            accel.ops.Put(np.ones(3), None, durable),
+            accel.ops.Empty((3,), accel.DType.FLOAT32, durable),
+            accel.ops.Fill((3,), accel.DType.FLOAT32, 0, None, durable),
+        ):
+            await failure(device.run(op), accel.InvalidArgumentError)
+        await failure(device.resident("weights", loader, durable=durable), accel.InvalidArgumentError)
+        await failure(device.put(np.ones(3), durable=durable), accel.InvalidArgumentError)
