@@ -65,6 +65,13 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def chaos(session: nox.Session) -> None:
+    """Serve 200 clients for a minute while faults arrive at random, and see that nothing is lost or left; ``-- --seed N`` repeats a run."""
+    install(session, extras="cpu")
+    session.run("python", "benchmarks/chaos.py", *session.posargs)
+
+
+@nox.session
 def gpu(session: nox.Session) -> None:
     """Run the tests that need a CUDA device; fails where there is no driver, because a run of zero tests proves nothing."""
     try:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_che
 from accel.errors import AccelError
 
 if TYPE_CHECKING:
+    import threading
+
     from accel.compute import ComputeBackend
     from accel.ops import CompiledKernel, KernelLayout
 
@@ -24,14 +26,14 @@ __all__ = [
     "Check",
     "CompilesKernels",
     "DeviceDescription",
+    "HeldSlab",
     "HostFunction",
+    "ImportsSlabs",
     "Injection",
     "Kernel",
-    "PreloadsLibraries",
     "PreparesLibraries",
     "SlabMemory",
     "TakesScratch",
-    "TellsFaults",
 ]
 
 
@@ -171,6 +173,21 @@ class SlabMemory(Protocol):
         """Give the memory back. May block. Idempotent. Nothing on the device uses it any more."""
 
 
+class HeldSlab(SlabMemory, Protocol):
+    """A slab that outlives its context, and its process, as long as somebody holds a descriptor of it.
+
+    Attributes
+    ----------
+    fd : int
+        Such a descriptor, the slab's own; -1 where there is none.
+    closed : threading.Event
+        Set once nothing in this process can reach the memory through this slab any more: with :meth:`close`, or when work that was abandoned has ended.
+    """
+
+    fd: int
+    closed: threading.Event
+
+
 Kernel: TypeAlias = Callable[[Any, Any, Sequence[int], Sequence[int]], None]
 """Enqueues one op: ``kernel(lane, op, inputs, outputs)``. ``lane.stream`` and ``lane.compute`` belong to the calling kernel actor; ``inputs`` and
 ``outputs`` are addresses in the order of the op's operands and results. Raises an :class:`~accel.AccelError` if the op was not enqueued."""
@@ -290,6 +307,17 @@ class CompilesKernels(Protocol):
 
 
 @runtime_checkable
+class ImportsSlabs(Protocol):
+    """What an :class:`AccelDevice` has besides if its memory can outlive it: durable buffers. Its ``create_slab`` then returns a :class:`HeldSlab`."""
+
+    def import_slab(self, fd: int, nbytes: int) -> HeldSlab:
+        """Map the memory of a slab of ``nbytes`` that another context made, here or in another process, with its contents. May block.
+
+        ``fd`` is a descriptor of it, which is duplicated where it is kept. Raises an :class:`~accel.AccelError` if it cannot be mapped.
+        """
+
+
+@runtime_checkable
 class PreparesLibraries(Protocol):
     """What an :class:`AccelDevice` has besides if the first ops of a library would have to wait, for kernels that are compiled or loaded."""
 
@@ -330,33 +358,6 @@ class TakesScratch(Protocol):
 
 
 @runtime_checkable
-class PreloadsLibraries(Protocol):
-    """What an :class:`AccelBackend` has besides if a child process can make something ready without a context: imports, shared libraries."""
-
-    def preload(self, libraries: Sequence[str]) -> None:
-        """Load what contexts need, and what ``libraries`` do, so far as that takes nothing from a device. May block.
-
-        Raises
-        ------
-        BackendUnavailableError
-            If something is missing.
-        """
-
-
-@runtime_checkable
-class TellsFaults(Protocol):
-    """What an :class:`AccelDevice` has besides if a fault that surfaces elsewhere in the process ends it too.
-
-    Attributes
-    ----------
-    on_fault : callable
-        Called with the fault, on any thread, as soon as the device is known to be dead; perhaps more than once.
-    """
-
-    on_fault: Callable[[AccelError], object]
-
-
-@runtime_checkable
 class AccelBackend(Protocol):
     """A vendor's family of devices; the entry point names a class that is called without arguments.
 
@@ -367,7 +368,7 @@ class AccelBackend(Protocol):
     which is ``None`` before.
 
     One on which a second process may be forbidden to have a context has a method ``check_shareable(index)``, which raises
-    :class:`~accel.UnsupportedError` where that is so.
+    :class:`~accel.UnsupportedError` where that is so. See :mod:`accel.fate` too.
 
     A backend may also have a method ``bench_suite()``, which gives ``accel bench`` cases of its own: see :class:`accel.cli.bench.suite.Suite`.
 

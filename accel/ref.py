@@ -25,6 +25,8 @@ class RefOwner(Protocol):
 
     name: str
     """Name of the device, such as ``"cpu:0"``."""
+    durable: Any
+    """What knows which durable buffers are there."""
     identity: str
     """What tells this opened device from every other one, in any process."""
     is_closing: bool
@@ -123,9 +125,9 @@ class AccelRef(Interchange):
     nbytes : int
         Bytes of the elements (C order, no padding).
     generation : int
-        Generation of the context that holds the memory.
+        Generation of the context that holds the memory; of a durable ref it rises with the device's.
     durable : bool
-        Whether the memory stays valid in the next generation.
+        Whether the memory, and so this ref, stays valid in the next generation.
     buffer : int
         The device's number for the memory; never used again.
     owner : RefOwner
@@ -186,7 +188,7 @@ class AccelRef(Interchange):
     @property
     def is_stale(self) -> bool:
         """Whether using this ref raises :class:`~accel.StaleRefError`."""
-        return self.is_freed or self.owner.live_generation != self.generation
+        return self.is_freed or (self.owner.live_generation != self.generation and not (self.durable and self.owner.durable.keeps(self)))
 
     def check(self) -> None:
         """Raise unless the memory is there.
@@ -194,18 +196,22 @@ class AccelRef(Interchange):
         Raises
         ------
         StaleRefError
-            With ``reason`` ``"freed"`` or ``"generation"``.
+            With ``reason`` ``"freed"``, ``"generation"`` or ``"torn"``.
         ClosedError
             In a process forked from the device's.
         """
         self.owner.check_process()
-        if self.is_freed or self.owner.live_generation != self.generation:
+        if self.is_freed or (self.owner.live_generation != self.generation and not (self.durable and self.owner.durable.keeps(self))):
             raise self.stale_error()
 
     def stale_error(self) -> StaleRefError:
         """Return a new error that says why the memory is not there."""
         if self.is_freed:
             return StaleRefError(f"{self!r} was freed", reason="freed", device=self.owner.name, generation=self.generation)
+        torn = self.owner.durable.torn_error(self) if self.durable else None
+        if torn is not None:
+            raised: StaleRefError = torn
+            return raised
         if self.owner.is_closing:
             why, remedy = "its device is closed", "Open the device again, and put the data on it."
         else:

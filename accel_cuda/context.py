@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from accel import AccelError, ClosedError, InvalidArgumentError
 from accel.memory import HostArena
 from accel_cuda.blocking import NOTED, Blocking
+from accel_cuda.checksum import checksum
 from accel_cuda.compiler import Nvrtc, architecture
 from accel_cuda.compute import CudaCompute
 from accel_cuda.driver import Handle
@@ -72,7 +73,7 @@ class CudaDevice:
     fault : AccelError or None
         What poisoned the context. Whoever raises it raises a clone.
     on_fault : callable
-        See :class:`accel.backend.TellsFaults`.
+        See :class:`accel.fate.TellsFaults`.
     pinned : PinnedRanges
         Which host memory is page-locked.
     staging : HostArena
@@ -129,7 +130,7 @@ class CudaDevice:
             "compiler": {"launch": self._user_kernels.launch},
             "fft": self._fft.kernels,
             "graph": GRAPH_KERNELS,
-            "memory": MANAGED_KERNELS,
+            "memory": {**MANAGED_KERNELS, "checksum": checksum},
             "rng": RNG_KERNELS,
         }
 
@@ -213,6 +214,11 @@ class CudaDevice:
         """
         self._check_open()
         return CudaSlab(self, nbytes)
+
+    def import_slab(self, fd: int, nbytes: int) -> CudaSlab:
+        """Map the memory of another context's slab; see :class:`accel.backend.ImportsSlabs`."""
+        self._check_open()
+        return CudaSlab(self, nbytes, fd=fd)
 
     def create_exchange(self) -> CudaExchange:
         """Create what shares memory with other libraries in this process; see :class:`accel.exchange.SharesMemory`."""

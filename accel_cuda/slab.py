@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 from accel import OutOfMemoryError
@@ -23,6 +24,8 @@ class CudaSlab:
         The device's context, for whose abandoned streams closing waits.
     nbytes
         Size; rounded up to the device's granularity.
+    fd
+        Descriptor of another context's slab of that size, whose memory is mapped instead of new one; duplicated.
 
     Attributes
     ----------
@@ -32,6 +35,8 @@ class CudaSlab:
         Its size after rounding.
     fd : int
         Descriptor of the memory (close-on-exec). Whoever holds a duplicate of it keeps the memory, whatever becomes of this process; -1 once closed.
+    closed : threading.Event
+        See :class:`accel.backend.HeldSlab`.
 
     Raises
     ------
@@ -39,27 +44,22 @@ class CudaSlab:
         If the device has no such piece.
     """
 
-    __slots__ = ("_context", "address", "fd", "nbytes")
+    __slots__ = ("_context", "address", "closed", "fd", "nbytes")
 
-    def __init__(self, context: CudaDevice, nbytes: int) -> None:
+    def __init__(self, context: CudaDevice, nbytes: int, *, fd: int | None = None) -> None:
         self._context = context
+        self.closed = threading.Event()
         driver, unit = context.driver, context.granularity
         self.nbytes = max(1, -(-nbytes // unit)) * unit
         context.enter()
+        kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        handle = self._create() if fd is None else context.call("cuMemImportFromShareableHandle", fd, kind)
         try:
-            handle = context.call("cuMemCreate", self.nbytes, context.allocation, 0)
-        except OutOfMemoryError as error:
-            raise OutOfMemoryError(
-                f"the device has no {self.nbytes} bytes for a slab",
-                requested=self.nbytes,
-                code=error.code,
-                library=error.library,
-                device=context.description.spec,
-            ) from error
-        try:
-            kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-            self.fd = int(context.call("cuMemExportToShareableHandle", handle, kind, 0))
-            os.set_inheritable(self.fd, False)
+            if fd is None:
+                self.fd = int(context.call("cuMemExportToShareableHandle", handle, kind, 0))
+                os.set_inheritable(self.fd, False)
+            else:
+                self.fd = os.dup(fd)
             try:
                 self.address = self._map(handle)
             except BaseException:
@@ -71,6 +71,18 @@ class CudaSlab:
 
     def __repr__(self) -> str:
         return f"<CudaSlab {self.nbytes} bytes{' closed' if self.fd < 0 else ''}>"
+
+    def _create(self) -> Any:
+        try:
+            return self._context.call("cuMemCreate", self.nbytes, self._context.allocation, 0)
+        except OutOfMemoryError as error:
+            raise OutOfMemoryError(
+                f"the device has no {self.nbytes} bytes for a slab",
+                requested=self.nbytes,
+                code=error.code,
+                library=error.library,
+                device=self._context.description.spec,
+            ) from error
 
     def _map(self, handle: Any) -> int:
         context = self._context
@@ -100,6 +112,7 @@ class CudaSlab:
         driver.ignore("cuMemUnmap", self.address, self.nbytes)
         driver.ignore("cuMemAddressFree", self.address, self.nbytes)
         os.close(fd)
+        self.closed.set()
 
 
 def allocation_of(driver: Driver, index: int) -> Any:

@@ -73,3 +73,18 @@ async def cut_numbers(sock: socket.socket) -> None:
 async def fault_of_noise(sock: socket.socket) -> None:
     """Tell of a fault that is none."""
     await _speak(sock, _ready(), (105, os.urandom(100)))
+
+
+async def slab_without_memory(sock: socket.socket) -> None:
+    """Announce durable memory without its descriptor."""
+    await _speak(sock, _ready(), (108, struct.pack("<QQ", 1 << 32, 1 << 20)))
+
+
+async def slab_that_is_not(sock: socket.socket) -> None:
+    """Let go of durable memory that never was."""
+    await _speak(sock, _ready(), (109, struct.pack("<Q", 5)))
+
+
+async def half_a_place(sock: socket.socket) -> None:
+    """Say where half a durable buffer is."""
+    await _speak(sock, _ready(), (110, struct.pack("<QQ", 1, 5)))

@@ -145,6 +145,10 @@ class CpuDevice:
         """
         return CpuSlab(self._context, nbytes)
 
+    def import_slab(self, fd: int, nbytes: int) -> CpuSlab:
+        """Map the memory of another context's slab; see :class:`accel.backend.ImportsSlabs`."""
+        return CpuSlab(self._context, nbytes, fd=fd)
+
     def create_exchange(self) -> CpuExchange:
         """Create what takes other libraries' arrays in this process's memory."""
         return CpuExchange(self._context)
@@ -177,15 +181,22 @@ class CpuDevice:
 
 
 class CpuSlab(MemfdSlab):
-    """A slab whose closing waits, without blocking, for work that was abandoned while it ran."""
+    """A slab whose closing waits, without blocking, for work that was abandoned while it ran.
 
-    __slots__ = ("_context",)
+    Attributes
+    ----------
+    closed : threading.Event
+        See :class:`accel.backend.HeldSlab`.
+    """
 
-    def __init__(self, context: Context, nbytes: int) -> None:
+    __slots__ = ("_context", "closed")
+
+    def __init__(self, context: Context, nbytes: int, *, fd: int | None = None) -> None:
+        self.closed = threading.Event()
         size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE  # what it will be: other threads must find it counted while it is made
         context.reserve(size)
         try:
-            super().__init__(nbytes)
+            super().__init__(nbytes, fd=fd)
         except BaseException:
             context.unreserve(size)
             raise
@@ -202,6 +213,7 @@ class CpuSlab(MemfdSlab):
         if self._map is not None:  # closed twice while it had to wait
             super().close()
             self._context.unreserve(self.nbytes)
+            self.closed.set()
 
 
 def _processor_name() -> str:

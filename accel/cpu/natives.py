@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from accel.cpu.kernels.digest import checksum
 from accel.cpu.kernels.fft import FFT
 from accel.cpu.kernels.rng import RNG
 
@@ -35,5 +36,10 @@ def scal(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> N
     lane.compute.scal(op.x.size, op.alpha, outputs[0], 1, dtype=op.x.dtype)
 
 
-NATIVE: Mapping[str, Mapping[str, Kernel]] = {"blas": {"axpy": axpy, "dot": dot, "nrm2": nrm2, "scal": scal}, "fft": FFT, "rng": RNG}
+NATIVE: Mapping[str, Mapping[str, Kernel]] = {
+    "blas": {"axpy": axpy, "dot": dot, "nrm2": nrm2, "scal": scal},
+    "fft": FFT,
+    "memory": {"checksum": checksum},
+    "rng": RNG,
+}
 """Library -> op kind -> kernel."""

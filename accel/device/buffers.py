@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from accel.backend import SlabMemory
     from accel.device.core import DeviceCore
+    from accel.device.durable_slabs import DurableSlabs
     from accel.device.lane import Lane
     from accel.memory import Allocator, Usage
     from accel.ops.base import Spec
@@ -59,6 +60,8 @@ class Buffers:
         Of the context.
     check_alive
         Raises once the context has faulted.
+    durables
+        Is told of what outlives the context.
 
     Attributes
     ----------
@@ -68,9 +71,14 @@ class Buffers:
         How those buffers are given back that are not simply the allocator's; see :class:`~accel.device.sharing.Sharing`.
     """
 
-    __slots__ = ("_check_alive", "_closing", "_core", "_generation", "_held", "_leaving", "_resting", "allocator", "blocks", "special")
+    __slots__ = (
+        "_check_alive", "_closing", "_core", "_generation", "_held", "_leaving", "_resting", "allocator", "blocks", "durables", "special",
+    )  # fmt: skip
 
-    def __init__(self, core: DeviceCore, allocator: Allocator, generation: int, check_alive: Callable[[], None]) -> None:
+    def __init__(
+        self, core: DeviceCore, allocator: Allocator, generation: int, check_alive: Callable[[], None], durables: DurableSlabs
+    ) -> None:
+        self.durables = durables
         self._core = core
         self._generation = generation
         self._check_alive = check_alive
@@ -120,7 +128,9 @@ class Buffers:
         ``named`` are their refs, where somebody has named them already.
         """
         core = self._core
-        refs = named or tuple([AccelRef(core, core.next_buffer(), spec.shape, spec.dtype, self._generation) for spec in specs])
+        refs = named or tuple(
+            [AccelRef(core, core.next_buffer(), shape, dtype, self._generation, durable=durable) for shape, dtype, durable in specs]
+        )
         return refs if self.place(refs, lane) else None
 
     def place(self, refs: Iterable[AccelRef], lane: Lane) -> bool:
@@ -135,6 +145,13 @@ class Buffers:
                 return False
             blocks[ref.buffer] = block
             placed.append(ref.buffer)
+            if ref.durable:
+                try:
+                    self.durables.placed(self, ref, block)
+                except BaseException:
+                    for buffer in placed:
+                        self.free(buffer)
+                    raise
         return True
 
     async def provide(self, specs: Iterable[Spec], lane: Lane) -> None:
@@ -187,7 +204,9 @@ class Buffers:
     def settle(self) -> bool:
         """Apply frees when work has ended, for what is held may rest until then; return whether anything still is, or may come to."""
         self.apply_frees()
-        return bool(self._held or self._resting)
+        if self.durables.idle:
+            self.durables.trim(self)
+        return bool(self._held or self._resting or self.durables.idle)
 
     def _sweep(self) -> None:
         """Have given back what rests and is used no more: on another thread, for that may block."""
@@ -219,6 +238,7 @@ class Buffers:
         if not abandon:
             for each in held:
                 each.release()
+        self.durables.close()
 
     def free(self, buffer: int) -> None:
         """Give a buffer's memory back. One that is not there is none of this context's."""

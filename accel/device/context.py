@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from accel.device.beside import CallsBeside
 from accel.device.buffers import Buffers, Held, close_all
+from accel.device.durable_slabs import DurableSlabs
 from accel.device.graph import GraphSubmission, Replay
 from accel.device.in_flight import ContextBase
 from accel.device.kernels import LIBRARIES
@@ -59,7 +60,8 @@ class Context(ContextBase):
         self.device = device
         self.watcher = watcher
         allocator = Allocator(device.create_slab, device=core.name, limit=core.options.memory_limit, granularity=device.granularity)
-        self.buffers = Buffers(core, allocator, self.generation, self.check_alive)
+        self.durables = DurableSlabs(core, device, self._wait_for_ends)
+        self.buffers = Buffers(core, allocator, self.generation, self.check_alive, self.durables)
         self.scratch = Scratch(device, allocator, core.system)
         self.events = EventPool(device)
         self.beside = CallsBeside()
@@ -145,7 +147,21 @@ class Context(ContextBase):
 
         Returns once they are sent, which takes no waiting but for a library's first use, a new slab, or room for a large batch. What the
         submission itself got wrong is raised; so is, with nothing sent, that the context is gone.
+
+        Raises
+        ------
+        ContextPoisonedError
+            Also where a fault surfaces here, in making a stream or taking memory, before anything that runs tells of it.
         """
+        try:
+            await self._dispatch(submission)
+        except AccelError as error:
+            if self.fault is not None or not error.is_fault:
+                raise
+            self.report_fault(error)
+            raise self.poisoned(error, submission) from None
+
+    async def _dispatch(self, submission: Submission) -> None:
         if isinstance(submission, OpSubmission):
             if isinstance(submission, GraphSubmission):
                 await self.open_own(submission.program.ops)
@@ -285,6 +301,10 @@ class Context(ContextBase):
         It is given back when it is not used any more, also if nothing is sent after that.
         """
         self.buffers.hold(ref, usage, release)
+        self._wait_for_ends()
+
+    def _wait_for_ends(self) -> None:
+        """Look, whenever work has ended, whether there is something to give back."""
         self.after_retire = self._settle
 
     def _settle(self) -> None:
@@ -294,6 +314,11 @@ class Context(ContextBase):
     def apply_frees(self) -> None:
         """Give the memory of dropped refs back."""
         self.buffers.apply_frees()
+
+    def unfinished(self) -> list[int]:
+        """Return the durable buffers that are being written: by work that was sent to a stream and is not known to have ended."""
+        blocks = self.buffers.blocks
+        return [buffer for buffer in self.durables.buffers if blocks[buffer].usage.pending_write() is not None]
 
     def memory(self) -> tuple[int, int, int]:
         """Return the bytes that are used, reserved, and held by libraries. Any thread may ask."""
@@ -316,6 +341,7 @@ class Context(ContextBase):
             await self.watcher.aclose(abandon=abandon)
             await self.sharing.aclose()
             await self.buffers.aclose()
+            await self.durables.aclose()
             await self.core.system.run_blocking(self._close_blocking, abandon)
         except asyncio.CancelledError:
             self._close_blocking(abandon=True)

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from accel._log import get_logger
 from accel.actors import Actor, ActorContext, ActorRef, Terminated
-from accel.backend import PreparesLibraries, TellsFaults
+from accel.backend import PreparesLibraries
 from accel.device.acquire import acquire
 from accel.device.context import Context
+from accel.device.durable_binding import bind_durable
 from accel.device.graph import Capture
 from accel.device.in_flight import fault_behind
 from accel.device.kernel_actor import KernelActor
@@ -25,6 +26,7 @@ from accel.device.kernel_library import OwnLibrary
 from accel.device.lane import Lane
 from accel.device.run import BATCH, Port
 from accel.errors import AccelError, ClosedError, LibraryError
+from accel.fate import TellsFaults
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,6 +87,7 @@ class ContextActor(Actor[OpenLibrary, "Port | Exception"]):
                 if isinstance(device, PreparesLibraries):
                     await core.system.run_blocking(device.prepare, library, made.ports[library].lane.compute)
             await core.pinned.attach(device)
+            await bind_durable(made)
             core.capabilities = made.lanes[0].compute.capabilities()
             made.check_alive()
         except BaseException:

@@ -13,6 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from accel._log import get_logger
+from accel.device.durable import DurableBook
 from accel.device.lifecycle import DeviceState, Lifecycle
 from accel.device.memory_back import MemoryBack
 from accel.device.pinned import PinnedMemory
@@ -25,11 +26,13 @@ if TYPE_CHECKING:
     from accel.actors import ActorSystem
     from accel.backend import AccelBackend, DeviceDescription
     from accel.device.device import Device
+    from accel.device.durable import DurableKeeper
     from accel.device.info import DeviceInfo
     from accel.device.kernel_library import KernelLibrary
     from accel.device.options import DeviceOptions
     from accel.device.recording import Recorder
     from accel.dtype import DType
+    from accel.ops import Plan
     from accel.ref import AccelRef
 
 __all__ = ["DeviceCore"]
@@ -67,6 +70,12 @@ class DeviceCore:
         Returns a buffer number that was never used before, in any generation.
     own : dict
         Name -> what makes an instance, of the libraries that were registered.
+    durable : DurableBook
+        The buffers that outlive every generation but the last.
+    keeper : DurableKeeper
+        Whom contexts tell of durable memory: the book, but in a child.
+    is_watchful : bool
+        Whether some durable buffers are torn, or have checksums: then each op is looked at.
     pinned : PinnedMemory
         Host memory for arrays that move fast; it outlives every generation.
     children : Children
@@ -107,6 +116,9 @@ class DeviceCore:
         self.pending = 0
         self.retired = 0
         self.pinned = PinnedMemory(self.name, self.loop, system, options.pinned_limit)
+        self.is_watchful = False
+        self.durable = DurableBook(self)
+        self.keeper: DurableKeeper = self.durable
         self._idle: asyncio.Future[None] | None = None
         self.device: Any = None
         self.sharing: Any = None
@@ -170,8 +182,8 @@ class DeviceCore:
                 remedy="Open a device in the child.",
             )
 
-    def check_ref(self, ref: AccelRef, batch: Recorder | None = None) -> None:
-        """Raise unless ``ref`` is of this device, alive, and not of another batch that is still being recorded.
+    def check_ref(self, ref: AccelRef, batch: Recorder | None = None, plan: Plan | None = None) -> None:
+        """Raise unless ``ref`` is of this device, alive, and not of another batch that is still being recorded; ``plan`` is of the op that it is for.
 
         Raises
         ------
@@ -183,7 +195,10 @@ class DeviceCore:
                 remedy="Copy it over: await device.put(await other.get(ref)).",
                 device=self.name,
             )
-        ref.check()
+        if plan is None or not ref.durable or not self.durable.may_write(ref, plan):
+            ref.check()
+            if ref.durable and self.live_generation:
+                ref.generation = self.live_generation  # a view that was made before the last rebuild
         if self.recording:
             recorder = self.recording.get(ref.buffer)
             if recorder is not None and recorder is not batch:
@@ -213,7 +228,7 @@ class DeviceCore:
             raise InvalidArgumentError(
                 f"{token!r} is not of device {self.identity}", remedy="Resolve it on the device that its ref is on.", device=self.name
             )
-        if token.generation != self.live_generation:
+        if token.generation != self.live_generation and token.buffer not in self.durable.buffers:
             raise StaleRefError(f"{token!r} is of a generation that is gone", reason="generation", device=self.name)
         ref = self._tokens.get(token.buffer)
         if ref is None:
@@ -227,6 +242,7 @@ class DeviceCore:
         """Enter the next generation."""
         self.lifecycle.ready()
         self.live_generation = self.lifecycle.generation
+        self.durable.entered(self.live_generation)
         self.on_change()
 
     def lost_context(self, error: AccelError, *, is_survived: bool = False) -> None:
@@ -250,6 +266,7 @@ class DeviceCore:
         if not self.lifecycle.is_final:
             logger.error("device_lost", device=self.name, generation=self.lifecycle.generation, error=error)
             self.lifecycle.lost(error if isinstance(error, AccelError) else None)
+            self.durable.close()
             self.pinned.ended()
             self.on_change()
 
@@ -258,6 +275,7 @@ class DeviceCore:
         self.is_closing = True
         self.live_generation = 0
         self.lifecycle.closed()
+        self.durable.close()
         self.pinned.ended()
 
     async def drained(self, context: Callable[[], Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from accel.device.batch import Batch
 from accel.device.compiler import Compiler
@@ -16,11 +16,12 @@ from accel.device.libraries import Blas, Dnn, Elementwise, Libraries, Reduce
 from accel.device.lifecycle import DeviceState
 from accel.device.memory_face import MemoryFace
 from accel.device.quarantine import opened
+from accel.device.residents import Residents
 from accel.errors import InvalidArgumentError
 from accel.ops.base import with_refs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
     from contextlib import AbstractAsyncContextManager
 
     from accel.device.core import DeviceCore
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from accel.ref import AccelRef
 
 __all__ = ["Device"]
+
+T = TypeVar("T")
 
 
 class Device(MemoryFace):
@@ -50,6 +53,7 @@ class Device(MemoryFace):
         self._actor = actor
         self._libraries: Libraries[Coroutine[Any, Any, AccelRef]] = Libraries(sender.run)
         self._compiler = Compiler(core, sender, host)
+        self._residents = Residents(core)
         self._closed: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
@@ -154,6 +158,44 @@ class Device(MemoryFace):
             if context is None or name not in context.own:
                 del core.own[name]
             raise
+
+    async def resident(self, name: str, loader: Callable[[Device], Awaitable[T]], *, durable: bool = False) -> T:
+        """Return a named value, such as a model's weights, which the device keeps; load it if it is not there.
+
+        Parameters
+        ----------
+        name
+            Of the value, on this device.
+        loader
+            ``async def loader(device)`` that puts the data on the device and returns a ref, or any structure of refs and other things. It is called for
+            the first who asks, and for the first who asks after a rebuild has taken the value away, or one of its refs was freed.
+        durable
+            The value outlives faults: its refs must be durable, and it is loaded again only if one of them is torn.
+
+        Raises
+        ------
+        InvalidArgumentError
+            With ``durable``, if a ref in the value is not durable: the message names the first. If the name was asked for with another ``durable``. If
+            loaders wait for each other in a circle.
+        UnsupportedError
+            With ``durable``, if this device has no durable buffers.
+        ClosedError, DeviceLostError
+            The device ended before the value was there.
+        Exception
+            What the loader raised: told to all who wait; the next who asks has it tried again.
+
+        Notes
+        -----
+        All who ask while a load goes on wait for that one; cancelling one of them, or all, does not end it. It begins once the device is READY. A load
+        that a rebuild came between begins anew, but if an op of its own was on the device at the fault. Nothing is loaded before somebody asks. Refs are
+        looked for in mappings, lists, tuples, sets and dataclasses.
+        """
+        result: T = await self._residents.get(name, loader, durable=durable)
+        return result
+
+    def evict(self, name: str) -> bool:
+        """Let a resident go, and return whether there was one. Its memory is freed when nobody has its refs any more; who waits for its load gets it."""
+        return self._residents.evict(name)
 
     def batch(self, *, timeout: float | None = None) -> Batch:
         """Return a batch: ``async with device.batch() as batch`` records ops without awaiting and sends them when the block ends.
@@ -273,6 +315,7 @@ class Device(MemoryFace):
         core.is_closing = True
         try:
             async with asyncio.timeout(core.system.close_timeout if timeout is None else timeout):
+                await self._residents.aclose()
                 await core.drained(lambda: self._host.context)
         except TimeoutError:
             core.log_left_behind(self.info())

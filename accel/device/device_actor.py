@@ -151,7 +151,7 @@ class DeviceActor(Actor[Submission, None]):
         for plan in submission.plans:
             for ref in (*plan.reads, *plan.writes):
                 if ref.generation != core.live_generation:
-                    raise ref.stale_error()
+                    core.check_ref(ref, None, plan)
         if isinstance(submission, (BatchSubmission, GraphSubmission)):
             raise StaleRefError(
                 f"the context was rebuilt while the {'batch' if isinstance(submission, BatchSubmission) else 'graph'} was recorded",
@@ -159,4 +159,6 @@ class DeviceActor(Actor[Submission, None]):
                 device=core.name,
                 generation=core.live_generation,
             )
+        if core.is_watchful:
+            core.durable.sent(submission)
         submission.generation = core.live_generation

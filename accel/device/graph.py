@@ -58,7 +58,7 @@ class Program:
         own = {ref.buffer for ref in self.made}
         written = {ref.buffer: ref for plan in plans for ref in plan.writes if ref.buffer not in own}
         read = {ref.buffer: ref for plan in plans for ref in plan.reads if ref.buffer not in own and ref.buffer not in written}
-        self.plan = Plan(tuple(read.values()), (self.handle, *written.values()), ())
+        self.plan = Plan(tuple(read.values()), (self.handle, *written.values()), (), updates=True)
         """What a replay does to memory: its own buffers count as the handle."""
 
     def bind(self, context: Context) -> None:
@@ -205,6 +205,12 @@ class Graph(Recorder):
         if isinstance(op, ops.Put):
             raise InvalidArgumentError(
                 "a graph reads no host memory", op="put", remedy="Put the array before, and change it in place: device.put(array, out=ref)."
+            )
+        if getattr(op, "durable", False):
+            raise InvalidArgumentError(
+                "a graph makes no durable buffers: it is gone with its context",
+                op=op.kind,
+                remedy="Make the buffer before, and give it as out=.",
             )
         return super()._record(op, timeout)
 

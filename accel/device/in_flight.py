@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from accel.errors import AccelError, ContextPoisonedError, DeviceLostError, FaultScope, LibraryError
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from accel.device.core import DeviceCore
     from accel.device.submission import Submission
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["ContextBase", "fault_behind"]
 
 
-class ContextBase:
+class ContextBase(ABC):
     """One generation of a device, as its device actor sees it.
 
     Parameters
@@ -48,6 +49,10 @@ class ContextBase:
         self.on_fault: Callable[[AccelError], object] = lambda _: None
         self.after_retire: Callable[[], object] | None = None
         self._room: asyncio.Future[None] | None = None
+
+    @abstractmethod
+    def unfinished(self) -> Iterable[int]:
+        """Return the durable buffers with a write that was sent to the device and is not known to have ended."""
 
     def retire(self, submission: Submission, count: int, *, is_last: bool) -> None:
         """Note that ``count`` ops of a submission are over; answer it if it ends here."""
@@ -95,6 +100,7 @@ class ContextBase:
             error = LibraryError(error.message, code=error.code, library=error.library, scope=FaultScope.CONTEXT, op=error.op)
         # It stays as long as this does; a traceback's frames hold submissions, and so what their waiters had in hand.
         self.fault = error.with_traceback(None)
+        self.core.durable.faulted(self.unfinished())
         self.core.lost_context(error, is_survived=is_survived)
         self.fail_all(error)
         self.on_fault(error)

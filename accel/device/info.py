@@ -133,6 +133,8 @@ def picture(core: DeviceCore, host: Host, queue: MailboxStatistics) -> DeviceInf
     used = reserved = workspace = 0
     if context is not None:
         used, reserved, workspace = context.memory()
+    else:
+        used, reserved = core.durable.used, core.durable.reserved
     return DeviceInfo(
         name=core.name,
         backend=core.description.backend,
@@ -144,7 +146,7 @@ def picture(core: DeviceCore, host: Host, queue: MailboxStatistics) -> DeviceInf
         restarts=core.restarts,
         queued=queue.depth + queue.waiting_putters + core.in_hand,
         in_flight=0 if context is None or context.fault is not None else context.in_flight,
-        memory=MemoryInfo(used, 0, reserved, core.options.memory_limit, workspace),
+        memory=MemoryInfo(used, core.durable.used, reserved, core.options.memory_limit, workspace),
         pinned=core.pinned.info(),
         standby=core.children.standby,
     )

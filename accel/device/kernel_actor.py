@@ -179,6 +179,7 @@ class KernelActor(Actor["Sendable", None]):
             wrapped = LibraryError(f"the {_kind(launch, run)} kernel raised {type(error).__name__}: {error}", library=library)
             wrapped.__cause__ = error
             error = wrapped
+        if not error.is_fault:
             run.submission.launched += 1  # how far it came is not known: what it may have enqueued has to end, and may have faulted
         self._failed(error, launch, run)
 
@@ -232,6 +233,11 @@ class KernelActor(Actor["Sendable", None]):
         """Record the end of a run and have it watched; an end that is already there is taken at once."""
         submission, lane, context = run.submission, run.lane, self._context
         if not submission.launched:
+            # What was dropped is over, if what it would have waited for is: memory that it was to write is not being written.
+            if lane.completed >= run.launches[0].seq - 1 and all(
+                other.completed >= seq for op in run.launches for other, seq in op.dependencies
+            ):
+                lane.complete(run.launches[-1].seq)
             context.retire(submission, len(run.launches), is_last=run.is_last)
             return
         event = lane.events.take()

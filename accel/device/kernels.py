@@ -190,8 +190,13 @@ def not_offered(lane: Lane, op: ops.KernelOp, inputs: Sequence[int], outputs: Se
     raise UnsupportedError(f"{op.library}.{op.kind} is not offered by this backend", remedy="Use another backend, such as 'cpu'.")
 
 
+def checksum(lane: Lane, op: ops.Checksum, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Refuse: there is no call of the compute interface for it."""
+    raise UnsupportedError("this backend makes no checksums", remedy="Leave checksum out.")
+
+
 LIBRARIES: Mapping[str, Mapping[str, Kernel]] = {
-    "memory": {"put": put, "get": get, "empty": empty, "fill": fill, "copy": copy},
+    "memory": {"put": put, "get": get, "empty": empty, "fill": fill, "copy": copy, "checksum": checksum},
     "blas": {"gemm": gemm, "gemm_batched": gemm_batched, "gemv": gemv, "axpy": axpy, "dot": dot, "nrm2": nrm2, "scal": scal},
     "elementwise": {"unary": unary, "binary": binary},
     "reduce": {"reduce": reduce},

@@ -11,7 +11,7 @@ from accel import ops
 from accel.device.memory_exchange import MemoryExchange
 from accel.device.run import OpSubmission
 from accel.dtype import DType, DTypeLike, native
-from accel.errors import DeadlineExceededError, InvalidArgumentError, UnsupportedError
+from accel.errors import DeadlineExceededError, InvalidArgumentError
 from accel.ops.base import as_shape, operand
 from accel.ref import AccelRef, AccelToken, RefView
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MemoryFace"]
 
+_NO_READS = ops.Plan((), (), ())
+
 _CONVERT_OFF_LOOP = 1 << 18
 """Bytes above which a host array that must be rearranged is so on a worker thread."""
 
@@ -27,7 +29,9 @@ _CONVERT_OFF_LOOP = 1 << 18
 class MemoryFace(MemoryExchange):
     """What :class:`~accel.Device` offers for data: see there."""
 
-    async def put(self, array: Any, *, out: AccelRef | None = None, durable: bool = False, timeout: float | None = None) -> AccelRef:
+    async def put(
+        self, array: Any, *, out: AccelRef | None = None, durable: bool = False, checksum: bool = False, timeout: float | None = None
+    ) -> AccelRef:
         """Copy a host array to the device.
 
         Parameters
@@ -37,7 +41,9 @@ class MemoryFace(MemoryExchange):
         out
             Buffer to write instead of making one.
         durable
-            Not offered in this release: raises :class:`~accel.UnsupportedError`.
+            Let the buffer outlive a fault: the ref stays valid, and the data is there, in the generations that follow. See :meth:`empty`.
+        checksum
+            Keep a checksum of a durable buffer. See :meth:`empty`.
         timeout
             As in :meth:`run`.
 
@@ -46,15 +52,13 @@ class MemoryFace(MemoryExchange):
         The array is read until the op has ended, even if the ``await`` was cancelled: do not change it before. A large one that must be rearranged
         is so on a worker thread first; the op takes its place in the device's order after that.
         """
-        if durable:
-            raise UnsupportedError("durable buffers are not offered in this release", remedy="Leave durable out.", device=self._core.name)
+        self._check_durable(durable, checksum)
         if isinstance(array, AccelRef):
             raise InvalidArgumentError(f"{array!r} is on a device already", remedy="Use device.copy(source, destination).")
         source = array if isinstance(array, np.ndarray) else native(array)
         if source.nbytes > _CONVERT_OFF_LOOP and not (source.flags.c_contiguous and source.dtype.isnative):
             source, timeout = await self._converted(source, timeout)
-        result: AccelRef = await self._sender.run(ops.Put(native(source), out), timeout)
-        return result
+        return await self._made(ops.Put(native(source), out, durable), checksum, timeout)
 
     async def _converted(self, source: np.ndarray[Any, Any], timeout: float | None) -> tuple[np.ndarray[Any, Any], float | None]:
         """Rearrange a large host array off the loop, and return it with what is left of the timeout."""
@@ -112,24 +116,77 @@ class MemoryFace(MemoryExchange):
         self._sender.check_timeout(timeout)
         return await self._core.pinned.array(as_shape(shape), DType.of(dtype), timeout, self._core.guard)
 
-    async def empty(self, shape: Any, dtype: DTypeLike = "float32", *, durable: bool = False, timeout: float | None = None) -> AccelRef:
-        """Make a buffer whose contents are not set."""
-        return await self._make(ops.Empty(as_shape(shape), DType.of(dtype)), durable, timeout)
+    async def empty(
+        self, shape: Any, dtype: DTypeLike = "float32", *, durable: bool = False, checksum: bool = False, timeout: float | None = None
+    ) -> AccelRef:
+        """Make a buffer whose contents are not set.
 
-    async def zeros(self, shape: Any, dtype: DTypeLike = "float32", *, durable: bool = False, timeout: float | None = None) -> AccelRef:
-        """Make a buffer of zeros."""
-        return await self._make(ops.Fill(as_shape(shape), DType.of(dtype)), durable, timeout)
+        Parameters
+        ----------
+        shape
+            An int, or a sequence of them.
+        dtype
+            Of its elements.
+        durable
+            Let the buffer outlive a fault. It is answered once this process holds the memory's descriptor. The ref then stays valid over rebuilds, as
+            does its token, and ops on it that are sent while the device is REBUILDING wait and run. A buffer that was being written when the context
+            faulted is *torn*: using what is in it raises :class:`~accel.StaleRefError` with the reason ``"torn"`` until all of it was written anew.
+        checksum
+            Keep a checksum of a durable buffer, made after each op that writes it, before that op is answered; after a rebuild a buffer that does not
+            match it is torn. It costs a pass over the buffer for each such op. What kernels of others write (DLPack) is not seen to change it.
+        timeout
+            As in :meth:`run`.
+
+        Raises
+        ------
+        UnsupportedError
+            If this device's memory cannot outlive its context.
+        """
+        self._check_durable(durable, checksum)
+        return await self._made(ops.Empty(as_shape(shape), DType.of(dtype), durable), checksum, timeout)
+
+    async def zeros(
+        self, shape: Any, dtype: DTypeLike = "float32", *, durable: bool = False, checksum: bool = False, timeout: float | None = None
+    ) -> AccelRef:
+        """Make a buffer of zeros. Parameters as in :meth:`empty`."""
+        return await self.full(shape, 0, dtype, durable=durable, checksum=checksum, timeout=timeout)
 
     async def full(
-        self, shape: Any, value: Any, dtype: DTypeLike = "float32", *, durable: bool = False, timeout: float | None = None
+        self,
+        shape: Any,
+        value: Any,
+        dtype: DTypeLike = "float32",
+        *,
+        durable: bool = False,
+        checksum: bool = False,
+        timeout: float | None = None,
     ) -> AccelRef:
-        """Make a buffer whose elements are all ``value``, a number; see :class:`accel.ops.Fill` for how it is converted to ``dtype``."""
-        return await self._make(ops.Fill(as_shape(shape), DType.of(dtype), value), durable, timeout)
+        """Make a buffer whose elements are all ``value``, a number; see :class:`accel.ops.Fill` for how it is converted to ``dtype``.
 
-    async def _make(self, op: KernelOp, durable: bool, timeout: float | None) -> AccelRef:
+        The other parameters are as in :meth:`empty`.
+        """
+        self._check_durable(durable, checksum)
+        return await self._made(ops.Fill(as_shape(shape), DType.of(dtype), value, None, durable), checksum, timeout)
+
+    def _check_durable(self, durable: bool, checksum: bool) -> None:
+        """Refuse what the device does not offer, or what makes no sense."""
+        if not isinstance(durable, bool) or not isinstance(checksum, bool):
+            raise InvalidArgumentError(f"durable is {durable!r} and checksum {checksum!r}", remedy="Give True or False.")
         if durable:
-            raise UnsupportedError("durable buffers are not offered in this release", remedy="Leave durable out.", device=self._core.name)
+            self._core.durable.check_offered()
+        elif checksum:
+            raise InvalidArgumentError(
+                "checksum=True without durable=True",
+                remedy="Give both: a checksum is compared after a rebuild, which others do not outlive.",
+            )
+
+    async def _made(self, op: KernelOp, checksum: bool, timeout: float | None) -> AccelRef:
+        deadline = self._sender.deadline(timeout) if checksum else None
         result: AccelRef = await self._sender.run(op, timeout)
+        if checksum:
+            whole = result.base if isinstance(result, RefView) else result
+            self._core.durable.check(whole)
+            await self._sender.keep_checksum(whole, deadline)
         return result
 
     async def copy(self, source: AccelRef, destination: AccelRef, *, timeout: float | None = None) -> AccelRef:
@@ -144,7 +201,7 @@ class MemoryFace(MemoryExchange):
         """
         core = self._core
         core.guard()
-        core.check_ref(operand("ref", ref))
+        core.check_ref(operand("ref", ref), None, _NO_READS)
         if isinstance(ref, RefView):
             raise InvalidArgumentError(
                 f"{ref!r} owns no memory", remedy="Free ref.base, the ref of the whole buffer; or just drop the view.", device=core.name

@@ -136,7 +136,12 @@ class Recorder:
         core = self._core
         made: tuple[AccelRef, ...] = ()
         if plan.creates:
-            made = tuple([AccelRef(core, core.next_buffer(), spec.shape, spec.dtype, self._generation) for spec in plan.creates])
+            made = tuple(
+                [
+                    AccelRef(core, core.next_buffer(), spec.shape, spec.dtype, self._generation, durable=spec.durable)
+                    for spec in plan.creates
+                ]
+            )
             for ref in made:
                 core.recording[ref.buffer] = self
         self._ops.append(op)

@@ -7,6 +7,8 @@ import math
 import types
 from typing import TYPE_CHECKING, Any
 
+from accel._log import get_logger
+from accel.device.checksums import checksum_op, value_op
 from accel.device.lifecycle import DeviceState
 from accel.device.run import OpSubmission
 from accel.errors import AccelError, ActorStoppedError, DeadlineExceededError, InvalidArgumentError, MailboxFullError, UnsupportedError
@@ -19,8 +21,11 @@ if TYPE_CHECKING:
     from accel.device.recording import Recorder
     from accel.device.submission import Submission
     from accel.ops import KernelOp, Plan
+    from accel.ref import AccelRef
 
 __all__ = ["Sender"]
+
+logger = get_logger()
 
 _WAITERS = 16
 """How many times the queue's length may wait for room in it: the queue of waiters has a bound too."""
@@ -67,7 +72,7 @@ class Sender:
             live = core.live_generation
             for ref in plan.reads + plan.writes:
                 if ref.owner is not core or ref.generation != live or ref.is_freed or core.recording:
-                    core.check_ref(ref, batch)
+                    core.check_ref(ref, batch, plan)
             if plan.capability and plan.dtype not in core.capabilities.get(plan.capability, ()):
                 raise self._unsupported(op, plan)  # noqa: TRY301
         except AccelError as error:
@@ -89,7 +94,9 @@ class Sender:
         known = ", ".join(sorted(dtype.value for dtype in self._core.capabilities.get(plan.capability, ()))) or "no dtype"
         return UnsupportedError(f"{what} is not offered for {plan.dtype.value} on {self._core.name}", remedy=f"It takes {known}.")
 
-    async def run(self, op: KernelOp | None, timeout: float | None, submission: Submission | None = None) -> Any:
+    async def run(
+        self, op: KernelOp | None, timeout: float | None, submission: Submission | None = None, *, is_watched: bool = False
+    ) -> Any:
         """Check and queue an op, or queue a submission that was made before, and wait for its end.
 
         If this is cancelled, or its deadline passes, the submission is dropped unless it has reached the device already.
@@ -100,6 +107,9 @@ class Sender:
             submission = OpSubmission(op, self.check(op), core.loop.create_future(), core.live_generation)
             del op  # the caller may drop its refs while it waits: this frame must not keep them
         assert submission is not None, "there is something to send"
+        if core.is_watchful and not is_watched:
+            watched, submission = self._run_watched(timeout, submission), None  # this frame must not keep it, as below
+            return await watched
         future = submission.future
         if timeout is not None:
             self._arm(submission, timeout)
@@ -128,6 +138,50 @@ class Sender:
                 submission.timer.cancel()
             # The error's traceback holds this frame, and the future holds the error: a cycle that would keep operands alive.
             del future, submission
+
+    async def _run_watched(self, timeout: float | None, submission: Submission) -> Any:
+        """Send what may write torn buffers, or ones with checksums, which are then made anew."""
+        core = self._core
+        deadline = self.deadline(timeout)
+        written = core.durable.sent(submission)
+        running = self.run(None, timeout, submission, is_watched=True)
+        del submission
+        result = await running
+        for ref in written:
+            await self.keep_checksum(ref, deadline)
+        return result
+
+    async def keep_checksum(self, ref: AccelRef, deadline: float | None) -> None:
+        """Have the checksum of a durable buffer made, and keep it. What keeps it from being made is no fault of what wrote the buffer: then there is none.
+
+        Raises
+        ------
+        UnsupportedError
+            If the backend makes no checksums; then none is tried any more.
+        """
+        core, entry = self._core, self._core.durable.buffers.get(ref.buffer)
+        if entry is None or core.durable.is_torn(entry):
+            return
+        writes, generation = entry.writes, core.live_generation
+        try:
+            made = await self.run(None, self._left(deadline), checksum_op(core, ref, generation), is_watched=True)
+            value = await self.run(None, self._left(deadline), value_op(core, made, core.live_generation), is_watched=True)
+        except UnsupportedError:
+            core.durable.uncheck(ref)
+            raise
+        except AccelError as error:
+            logger.warning("checksum_not_made", device=core.name, buffer=ref.buffer, error=error)
+        else:
+            if entry.writes == writes and not core.durable.is_torn(entry):
+                entry.checksum = int(value[0])
+
+    def deadline(self, timeout: float | None) -> float | None:
+        """Return when so many seconds will have passed, on the loop's clock; raises as :meth:`check_timeout` does."""
+        self.check_timeout(timeout)
+        return None if timeout is None else self._core.loop.time() + timeout
+
+    def _left(self, deadline: float | None) -> float | None:
+        return None if deadline is None else deadline - self._core.loop.time()
 
     @staticmethod
     def check_timeout(timeout: float | None) -> None:

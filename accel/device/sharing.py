@@ -26,7 +26,7 @@ from accel.ref import AccelRef, ForeignRef, ManagedRef, RefView
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from accel.backend import SlabMemory
     from accel.device.context import Context
@@ -184,6 +184,7 @@ class Sharing:
             raise InvalidArgumentError(f"{ref!r} is the memory of another library's tensor", remedy="Drop the tensor before.")
 
     def _found(self, ref: AccelRef) -> Block:
+        self._context.check_alive()  # a durable ref is good while the device is rebuilt, and its memory is somewhere else
         self._context.core.check_ref(ref)
         found = self._context.buffers.block(ref)
         assert isinstance(found, Block), "what is held and no memory has no ref that users see"
@@ -204,7 +205,9 @@ class Sharing:
                 if each.usage is before:  # the buffers of a graph are tracked as one
                     each.usage = shared
             if not ref.is_managed:
-                self._context.buffers.special[ref.buffer] = partial(self._unshare, ref.buffer)
+                self._context.buffers.special[ref.buffer] = partial(
+                    self._unshare, ref.buffer, self._context.buffers.special.get(ref.buffer, self._context.buffers.allocator.free)
+                )
         return exports
 
     def as_one(self, usages: Sequence[Usage]) -> Usage:
@@ -230,12 +233,12 @@ class Sharing:
             events.give(event)
         return bool(pending)
 
-    def _unshare(self, buffer: int, block: Block) -> None:
+    def _unshare(self, buffer: int, free: Callable[[Block], None], block: Block) -> None:
         """Give a block back that others may still have work on: whoever has it next waits for that."""
         self._exports.pop(buffer, None)
         if isinstance(block.usage, SharedUsage):
             block.usage = block.usage.alone()
-        self._context.buffers.allocator.free(block)
+        free(block)
 
     def _watch(self) -> None:
         """Learn when all is over that others have enqueued by now."""

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from accel.errors import ClosedError, InvalidArgumentError, OutOfMemoryError
 from accel.memory.block import FREED, AllocatorStatistics, Block
 from accel.memory.growth import SlabRequest
+from accel.memory.restored import restored
 from accel.memory.reuse import FreeMemory
 from accel.memory.space import ALIGNMENT, LIVE, Slab
 from accel.memory.usage import Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterable
 
     from accel.backend import SlabMemory
     from accel.memory.space import Chunk
@@ -217,6 +218,39 @@ class Allocator:
         self.reserved += slab.nbytes
         self._memory.space.add_slab(Slab(slab, self))
 
+    def restore(self, slab: SlabMemory, blocks: Iterable[tuple[int, int, int]]) -> list[Block]:
+        """Add a slab that was another allocator's, with what is left in it; the rest of it is free.
+
+        Parameters
+        ----------
+        slab
+            The same memory, mapped anew.
+        blocks
+            For each block its offset in the slab, the bytes asked for, and the bytes reserved.
+
+        Returns
+        -------
+        list of Block
+            In the order of ``blocks``.
+
+        Raises
+        ------
+        ClosedError
+            After :meth:`take_all`.
+        InvalidArgumentError
+            If the blocks overlap, or do not lie in the slab.
+        """
+        if self._closed:
+            raise ClosedError("the allocator is closed", device=self.device)
+        found = Slab(slab, self)
+        made, free = restored(found, blocks, self._memory)
+        self._memory.space.restore_slab(found, free)
+        self.reserved += slab.nbytes
+        self.used += sum(block.size for block in made)
+        self._high_water = max(self._high_water, self.used)
+        self._live += len(made)
+        return made
+
     def cancel(self, request: SlabRequest) -> list[SlabMemory]:
         """Withdraw a request that is not adopted, at any moment: a slab that is just being created is closed by who creates it. Idempotent.
 
@@ -241,6 +275,19 @@ class Allocator:
             stays = next((slab for slab in empty if slab.memory.nbytes <= self.slab_bytes), None)
             empty = [slab for slab in empty if slab is not stays]
         return [self._remove(slab) for slab in empty]
+
+    def trim_these(self, slabs: Collection[SlabMemory]) -> tuple[list[SlabMemory], list[SlabMemory]]:
+        """Take those of ``slabs`` out that are wholly free and idle, for the caller to close off the loop.
+
+        Returns
+        -------
+        tuple of lists
+            Those, and the ones that will be so when the pending uses of what was freed in them are over.
+        """
+        self._memory.settle()
+        found = [slab for slab in self._memory.space.slabs if slab.memory in slabs and not slab.has_live()]
+        waiting = [slab.memory for slab in found if not slab.is_empty()]
+        return [self._remove(slab) for slab in found if slab.is_empty()], waiting
 
     def take_all(self) -> list[SlabMemory]:
         """Take all slabs out, whatever lives in them, for the caller to close: the context ends. The allocator is closed. Idempotent."""

@@ -28,6 +28,8 @@ class MemfdSlab:
         Size; rounded up to whole pages.
     name
         Shows in ``/proc/self/maps``.
+    fd
+        Descriptor of such memory, made by another slab, which is mapped instead of making some; it is duplicated.
 
     Attributes
     ----------
@@ -44,18 +46,20 @@ class MemfdSlab:
         If the system has no such piece.
     DriverError
         If it refused for another reason, such as too many open files; ``.code`` is the errno.
+    InvalidArgumentError
+        If ``fd`` is of less memory than that.
     """
 
     __slots__ = ("_map", "address", "fd", "nbytes")
 
-    def __init__(self, nbytes: int, *, name: str = "accel-slab") -> None:
+    def __init__(self, nbytes: int, *, name: str = "accel-slab", fd: int | None = None) -> None:
         self.fd = -1
         self._map: mmap.mmap | None = None
         if nbytes <= 0:
             raise InvalidArgumentError(f"a slab has at least one byte, not {nbytes}")
         self.nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
-            self.fd = _sealed_memfd(self.nbytes, name)
+            self.fd = _sealed_memfd(self.nbytes, name) if fd is None else _duplicate(fd, self.nbytes)
             self._map = mmap.mmap(self.fd, self.nbytes)
         except (OSError, OverflowError, ValueError) as error:
             self.close()
@@ -101,6 +105,14 @@ class MemfdSlab:
         if getattr(self, "_map", None) is not None:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=1, source=self)
             self.close()
+
+
+def _duplicate(fd: int, nbytes: int) -> int:
+    """Return another descriptor of the same memory. Mapping more than there is would end the process when it is touched."""
+    size = os.fstat(fd).st_size
+    if size < nbytes:
+        raise InvalidArgumentError(f"descriptor {fd} is of {size} bytes, and {nbytes} are to be mapped")
+    return os.dup(fd)
 
 
 def _sealed_memfd(nbytes: int, name: str) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections import deque
+    from collections.abc import Iterable
 
     from accel.backend import SlabMemory
     from accel.memory.usage import Usage
@@ -72,6 +73,13 @@ class Slab:
     def is_empty(self) -> bool:
         """Return whether all of it is one clean chunk."""
         return self.first.state == CLEAN and self.first.next is None
+
+    def has_live(self) -> bool:
+        """Return whether a block has some of it. Looks at every chunk."""
+        chunk: Chunk | None = self.first
+        while chunk is not None and chunk.state != LIVE:
+            chunk = chunk.next
+        return chunk is not None
 
 
 class SizeClass:
@@ -164,6 +172,12 @@ class Space:
         """Add a new slab, all of it clean."""
         self.slabs.append(slab)
         self._insert(slab.first)
+
+    def restore_slab(self, slab: Slab, clean: Iterable[Chunk]) -> None:
+        """Add a slab some of which is taken; ``clean`` are its other chunks."""
+        self.slabs.append(slab)
+        for chunk in clean:
+            self._insert(chunk)
 
     def remove_slab(self, slab: Slab) -> None:
         """Take an empty slab out."""

@@ -9,7 +9,7 @@ from accel.ops.dnn import Attention, Conv2d
 from accel.ops.elementwise import Binary, Unary
 from accel.ops.fft import Fft, Ifft, Irfft, Rfft
 from accel.ops.managed import Advise, Prefetch
-from accel.ops.memory import Copy, Empty, Fill, Free, Get, Put
+from accel.ops.memory import Checksum, Copy, Empty, Fill, Free, Get, Put
 from accel.ops.reduce import Reduce
 from accel.ops.rng import Integers, Lognormal, Normal, Uniform
 
@@ -18,6 +18,7 @@ __all__ = [
     "Attention",
     "Axpy",
     "Binary",
+    "Checksum",
     "CompiledKernel",
     "Conv2d",
     "Copy",

@@ -22,6 +22,7 @@ __all__ = [
     "Shape",
     "Spec",
     "as_shape",
+    "checked_durable",
     "checked_spec",
     "factor",
     "in_place_or_apart",
@@ -39,6 +40,7 @@ class Spec(NamedTuple):
 
     shape: Shape
     dtype: DType
+    durable: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -61,6 +63,8 @@ class Plan(NamedTuple):
         The entry of :meth:`accel.ComputeBackend.capabilities` that must hold ``dtype``; empty where every dtype will do.
     dtype
         Element type of the computation.
+    updates
+        Whether the op leaves some of what was in ``writes``, or computes with it, so that it takes more than the op to make their contents sound.
     """
 
     reads: tuple[AccelRef, ...]
@@ -68,6 +72,7 @@ class Plan(NamedTuple):
     creates: tuple[Spec, ...]
     capability: str = ""
     dtype: DType = DType.UINT8
+    updates: bool = False
 
 
 class KernelOp(ABC):
@@ -138,11 +143,15 @@ def operand(name: str, value: object, *, ndim: int | None = None) -> AccelRef:
     return value
 
 
-def result_in(out: AccelRef | None, shape: Shape, dtype: DType) -> tuple[tuple[AccelRef, ...], tuple[Spec, ...]]:
+def result_in(out: AccelRef | None, shape: Shape, dtype: DType, *, durable: bool = False) -> tuple[tuple[AccelRef, ...], tuple[Spec, ...]]:
     """Return ``(writes, creates)`` of an op with one result: into ``out`` where it is given and fits, else into a new buffer."""
+    if durable is not False:
+        checked_durable(durable)
     if out is None:
-        return (), (Spec(shape, dtype),)
+        return (), (Spec(shape, dtype, durable),)
     operand("out", out)
+    if durable and not out.durable:
+        raise InvalidArgumentError("out is not durable", remedy="Give a durable buffer, or leave out= or durable= out.")
     if out.shape != shape or out.dtype is not dtype:
         raise InvalidArgumentError(
             f"out is {out.dtype.value}{list(out.shape)}, the result is {dtype.value}{list(shape)}",
@@ -247,10 +256,17 @@ def as_shape(shape: int | Iterable[int]) -> Shape:
     return dimensions
 
 
-def checked_spec(shape: object, dtype: object) -> Spec:
-    """Return what an op makes, where both come from the op's maker; raise unless they are a tuple of non-negative ints and a :class:`DType`."""
+def checked_spec(shape: object, dtype: object, durable: object = False) -> Spec:
+    """Return what an op makes, where all comes from the op's maker; raise unless it is a tuple of non-negative ints, a :class:`DType` and a bool."""
     if not isinstance(dtype, DType):
         raise InvalidArgumentError(f"dtype is {dtype!r}", remedy="Give a member of accel.DType; DType.of finds it by name.")
     if not isinstance(shape, tuple):
         raise InvalidArgumentError(f"shape is {shape!r}", remedy="Give a tuple of ints.")
-    return Spec(as_shape(shape), dtype)
+    return Spec(as_shape(shape), dtype, checked_durable(durable))
+
+
+def checked_durable(durable: object) -> bool:
+    """Return ``durable`` if it is a bool; else raise :class:`InvalidArgumentError`."""
+    if not isinstance(durable, bool):
+        raise InvalidArgumentError(f"durable is {durable!r}", remedy="Give True or False.")
+    return durable

@@ -109,7 +109,7 @@ class Gemm(KernelOp):
         writes, creates = result_in(out, (m, n), dtype)
         if out.buffer == a.buffer or out.buffer == b.buffer:
             not_aliased(out, a=a, b=b)
-        return Plan((a, b), writes, creates, "gemm", dtype)
+        return Plan((a, b), writes, creates, "gemm", dtype, bool(self.beta))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -159,7 +159,7 @@ class GemmBatched(KernelOp):
         not_aliased(self.out, a=a, b=b)
         shape = (self.batch_count, *_product(a.shape, b.shape, self.transpose_a, self.transpose_b))
         writes, creates = result_in(self.out, shape, dtype)
-        return Plan((a, b), writes, creates, "batched_gemm", dtype)
+        return Plan((a, b), writes, creates, "batched_gemm", dtype, bool(self.beta))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -188,7 +188,7 @@ class Gemv(KernelOp):
             raise _no_out()
         not_aliased(self.out, a=a, x=x)
         writes, creates = result_in(self.out, (m,), dtype)
-        return Plan((a, x), writes, creates, "gemm", dtype)
+        return Plan((a, x), writes, creates, "gemm", dtype, bool(self.beta))
 
 
 def _vectors(x: AccelRef, y: AccelRef) -> None:
@@ -216,7 +216,7 @@ class Axpy(KernelOp):
         if overlap(x, y):
             what = "are the same buffer" if x is y else "overlap: they are views of one buffer"
             raise InvalidArgumentError(f"x and y {what}", remedy="Use blas.scal(x, 1 + alpha), or parts that do not overlap.")
-        return Plan((x,), (y,), (), "gemm", dtype)
+        return Plan((x,), (y,), (), "gemm", dtype, updates=True)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -277,4 +277,4 @@ class Scal(KernelOp):
         """See :meth:`KernelOp.plan`."""
         x = operand("x", self.x)
         _set_factors(self, x.dtype, "alpha")
-        return Plan((), (x,), (), "gemm", x.dtype)
+        return Plan((), (x,), (), "gemm", x.dtype, updates=True)

@@ -229,7 +229,7 @@ class Launch(KernelOp):
         # The op is frozen for its users; what its kernel needs is worked out once, here.
         object.__setattr__(self, "shape", self._shape())
         object.__setattr__(self, "slots", tuple(words))
-        return Plan(tuple([value for value in args if isinstance(value, AccelRef)]), tuple(writes), ())
+        return Plan(tuple([value for value in args if isinstance(value, AccelRef)]), tuple(writes), (), updates=True)
 
     def result(self, refs: tuple[AccelRef, ...]) -> Any:
         """Return what was written."""

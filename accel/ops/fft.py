@@ -98,7 +98,7 @@ class Transform(KernelOp):
     def _planned(self) -> Plan:
         if 0 in self.lengths():
             raise InvalidArgumentError(f"a transform of length 0 has no value (x has shape {self.x.shape})", remedy="Leave empty axes out.")
-        shape, dtype = self.spec()
+        shape, dtype, _ = self.spec()
         writes, creates = result_in(self.out, shape, dtype)
         in_place_or_apart(self.out, x=self.x)
         return Plan((self.x,), writes, creates, "", dtype)

@@ -9,11 +9,11 @@ import numpy as np
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import KernelOp, Plan, Shape, checked_spec, factor, number, operand, result_in
+from accel.ops.base import KernelOp, Plan, Shape, Spec, checked_spec, factor, number, operand, result_in
 from accel.ref import AccelRef
 from accel.views import overlap
 
-__all__ = ["Copy", "Empty", "Fill", "Free", "Get", "Put"]
+__all__ = ["Checksum", "Copy", "Empty", "Fill", "Free", "Get", "Put"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -28,6 +28,8 @@ class Put(KernelOp):
         C-contiguous array in native byte order (see :func:`accel.dtype.native`). It is read until the op has ended.
     out
         Buffer to write; a new one is made where it is ``None``.
+    durable
+        Whether the buffer outlives the context.
     """
 
     library: ClassVar[str] = "memory"
@@ -35,10 +37,11 @@ class Put(KernelOp):
 
     source: Array
     out: AccelRef | None = None
+    durable: bool = False
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        writes, creates = result_in(self.out, self.source.shape, DType.of(self.source.dtype))
+        writes, creates = result_in(self.out, self.source.shape, DType.of(self.source.dtype), durable=self.durable)
         return Plan((), writes, creates)
 
 
@@ -79,17 +82,18 @@ class Get(KernelOp):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Empty(KernelOp):
-    """Make a buffer without setting its contents."""
+    """Make a buffer without setting its contents; ``durable`` if it shall outlive the context."""
 
     library: ClassVar[str] = "memory"
     kind: ClassVar[str] = "empty"
 
     shape: Shape
     dtype: DType
+    durable: bool = False
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        return Plan((), (), (checked_spec(self.shape, self.dtype),))
+        return Plan((), (), (checked_spec(self.shape, self.dtype, self.durable),))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -104,6 +108,8 @@ class Fill(KernelOp):
         A number, converted to ``dtype`` as numpy does it: cut to an integer, rounded, or, beyond the largest float, infinite.
     out
         Buffer to overwrite; a new one is made where it is ``None``.
+    durable
+        Whether the buffer outlives the context.
     """
 
     library: ClassVar[str] = "memory"
@@ -113,12 +119,13 @@ class Fill(KernelOp):
     dtype: DType
     value: Any = 0
     out: AccelRef | None = None
+    durable: bool = False
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        shape, dtype = checked_spec(self.shape, self.dtype)
+        shape, dtype, _ = checked_spec(self.shape, self.dtype, self.durable)
         self.pattern()
-        writes, creates = result_in(self.out, shape, dtype)
+        writes, creates = result_in(self.out, shape, dtype, durable=self.durable)
         return Plan((), writes, creates)
 
     def pattern(self) -> bytes:
@@ -173,6 +180,23 @@ class Copy(KernelOp):
                 remedy="Give two buffers of one shape and dtype.",
             )
         return Plan((source,), (destination,), ())
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Checksum(KernelOp):
+    """Make a number of 64 bits from all bytes of a buffer, of one element: another one, but by rare chance, if any of them changes.
+
+    It is the backend's own: the same bytes give the same number on every device of the backend, in every process. Fault plans do not count it.
+    """
+
+    library: ClassVar[str] = "memory"
+    kind: ClassVar[str] = "checksum"
+
+    source: AccelRef
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        return Plan((operand("source", self.source),), (), (Spec((1,), DType.UINT64),))
 
 
 @dataclass(frozen=True, eq=False, slots=True)

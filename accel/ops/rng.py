@@ -119,7 +119,7 @@ class Draw(KernelOp):
         if self.generator not in _GENERATORS:
             raise InvalidArgumentError(f"generator is {self.generator!r}", remedy="Use 'philox' or 'xorwow'.")
         self._set(seed=_int("seed", self.seed, 0, _END), offset=_int("offset", self.offset, 0, _LONGEST))
-        shape, dtype = checked_spec(self.shape, self.dtype)
+        shape, dtype, _ = checked_spec(self.shape, self.dtype)
         writes, creates = result_in(self.out, shape, dtype)
         return Plan((), writes, creates, "", self.dtype)
 

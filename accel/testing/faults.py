@@ -8,7 +8,7 @@ from typing import Self
 
 from accel.backend import Injection
 from accel.errors import AccelError, InvalidArgumentError, OutOfMemoryError
-from accel.ops import Free, KernelOp
+from accel.ops import Checksum, Free, KernelOp
 
 __all__ = ["FaultPlan"]
 
@@ -26,9 +26,9 @@ class _Planned:
 class FaultPlan:
     """A plan of faults for one device: ``await system.open_device("cpu", faults=FaultPlan().poison_at(3))``.
 
-    ``n`` counts the device's ops from 1 in the order in which they are dispatched, over all rebuilds; puts and gets count, frees do not. With
-    ``op="gemm"`` only ops of that kind are counted; it may be the kind of an op class of your own, which is defined before the plan is made. Each entry
-    fires once. Methods return the plan, so that they chain.
+    ``n`` counts the device's ops from 1 in the order in which they are dispatched, over all rebuilds; puts and gets count, frees and checksums do not.
+    With ``op="gemm"`` only ops of that kind are counted; it may be the kind of an op class of your own, which is defined before the plan is made. Each
+    entry fires once. Methods return the plan, so that they chain.
     """
 
     def __init__(self) -> None:
@@ -81,6 +81,8 @@ class FaultPlan:
 
     def take(self, kind: str) -> Injection | AccelError | None:
         """Count an op of this kind, and return what shall happen to it; called by the device."""
+        if kind == Checksum.kind:
+            return None
         total = self._counts[None] = self._counts.get(None, 0) + 1
         own = self._counts[kind] = self._counts.get(kind, 0) + 1
         for planned in self._planned:
@@ -114,4 +116,4 @@ def _kinds() -> set[str]:
         kind = getattr(each, "kind", None)
         if isinstance(kind, str) and not each.__name__.startswith("_"):
             found.add(kind)
-    return found - {Free.kind}
+    return found - {Checksum.kind, Free.kind}

@@ -28,6 +28,30 @@ template <class T> DEVICE void scale(T* c, i64 m, i64 n, i64 ldc, i64 stride, i6
   }
 SCALE(f16) SCALE(bf16) SCALE(f32) SCALE(f64) SCALE(c64) SCALE(c128)
 
+// A checksum of bytes: the sum over their 64-bit words, each mixed with its place, so that any change and any exchange shows. The last word is filled up
+// with zeros, and the length is one word more. The result is added to *sum.
+DEVICE u64 mixed(u64 z) {
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+  return z ^ (z >> 31);
+}
+DEVICE u64 word_at(const unsigned char* x, i64 first, i64 nbytes) {
+  u64 word = 0;
+  for (i64 i = 0; i < 8 && first + i < nbytes; ++i) word |= (u64)x[first + i] << (8 * i);
+  return word;
+}
+extern "C" __global__ void checksum(const unsigned char* x, i64 nbytes, u64* sum) {
+  const u64 step = 0x9e3779b97f4a7c15ull;
+  i64 start = (i64)blockIdx.x * blockDim.x + threadIdx.x, stride = (i64)gridDim.x * blockDim.x;
+  i64 whole = ((u64)x & 7) == 0 ? nbytes / 8 : 0, words = (nbytes + 7) / 8;
+  u64 own = start == 0 ? mixed((u64)nbytes) : 0;
+#pragma unroll 4
+  for (i64 i = start; i < whole; i += stride) own += mixed(((const u64*)x)[i] + (u64)(i + 1) * step);
+  for (i64 i = whole + start; i < words; i += stride) own += mixed(word_at(x, 8 * i, nbytes) + (u64)(i + 1) * step);
+  for (int lane = 16; lane; lane /= 2) own += __shfl_down_sync(0xffffffffu, own, lane);
+  if ((threadIdx.x & 31) == 0) atomicAdd(sum, own);
+}
+
 extern "C" __global__ void empty() {}
 extern "C" __global__ void spin(u64 nanoseconds) {
   u64 start, now;

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import accel
-from accel.cpu.backend import CpuBackend
+from accel.cpu.backend import CpuBackend, CpuDevice
 from accel.testing import FaultPlan
 from tests.device_support import bounded, failure, generation, in_flight, opened, task, turns, until, used
 
@@ -262,6 +262,29 @@ async def test_error_with_a_scope_is_a_fault_wherever_it_is_raised() -> None:
         error = await failure(device.elementwise.unary("neg", a), accel.ContextPoisonedError)
         assert (error.code, error.op, error.suspects) == (14, "unary", ("unary",))
         await generation(device, 2)
+
+
+@pytest.mark.parametrize("where", ["create_slab", "create_stream"])
+async def test_fault_that_surfaces_while_an_op_is_made_ready_is_the_contexts(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = getattr(CpuDevice, where)
+    armed: list[accel.AccelError] = []
+
+    def faulted(*args: Any, **kwargs: Any) -> Any:
+        if armed:
+            raise armed.pop()
+        return before(*args, **kwargs)
+
+    monkeypatch.setattr(CpuDevice, where, faulted)
+    async with opened() as device:
+        a = await device.put(np.eye(3))
+        armed.append(accel.DriverError("lost", code=700, scope=accel.FaultScope.CONTEXT))
+        # Neither is told the driver's own error: of what had not been sent, the operands alone say whether it runs in the next generation.
+        asked = device.zeros(1 << 24) if where == "create_slab" else device.elementwise.unary("neg", a)
+        other = device.get(a)
+        ended = await bounded(asyncio.gather(asked, other, return_exceptions=True))
+        assert {type(each) for each in ended} <= {accel.AccelRef, accel.StaleRefError, accel.ContextPoisonedError, np.ndarray}, ended
+        await generation(device, 2)
+        assert np.array_equal(await device.get(await device.put(np.eye(3))), np.eye(3))
 
 
 async def test_failed_op_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,16 +160,6 @@ async def test_copy_is_independent_of_its_source(device: accel.Device, rng: np.r
     np.testing.assert_array_equal(await device.get(copy), array)
 
 
-async def test_durable_is_refused_in_this_release(device: accel.Device) -> None:
-    for call in (
-        device.put([1], durable=True),
-        device.empty(1, durable=True),
-        device.zeros(1, durable=True),
-        device.full(1, 1, durable=True),
-    ):
-        await failure(call, accel.UnsupportedError)
-
-
 async def test_used_memory_is_what_live_refs_hold(device: accel.Device) -> None:
     assert device.info().memory == accel.MemoryInfo(0, 0, 0, None)
     a = await device.zeros(256)

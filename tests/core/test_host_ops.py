@@ -23,7 +23,7 @@ from accel.ref import AccelRef, RefView
 class Owner:
     """As much of a device as its refs ask for."""
 
-    name, identity, is_closing, live_generation, device, sharing = "cpu:0", "x", False, 3, None, None
+    name, identity, is_closing, live_generation, device, sharing, durable = "cpu:0", "x", False, 3, None, None, None
 
     def __init__(self) -> None:
         self.dropped: deque[int] = deque()

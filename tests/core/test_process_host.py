@@ -77,6 +77,19 @@ async def test_graphs_run_in_the_child(device: accel.Device) -> None:
     assert device.info().memory.used == z.nbytes
 
 
+async def test_every_graph_in_the_child_has_memory_of_its_own(device: accel.Device) -> None:
+    async def use(n: int) -> None:
+        x = await device.put(np.full(4, float(n)))
+        async with device.graph() as graph:
+            y = graph.elementwise.unary("neg", x)
+        await graph.replay()
+        np.testing.assert_array_equal(await device.get(y), np.full(4, -float(n)))
+
+    for n in range(3):
+        await use(n)
+    await asyncio.gather(*map(use, range(3, 6)))
+
+
 @pytest.mark.parametrize("nbytes", [0, 1, 4096, 1 << 20, 80 << 20])
 async def test_arrays_of_any_size_come_back_as_they_went(device: accel.Device, nbytes: int) -> None:
     source = np.random.default_rng(1).integers(0, 256, nbytes, np.uint8)
@@ -133,6 +146,17 @@ async def test_a_planned_failure_is_one_ops_business() -> None:
         with pytest.raises(accel.StaleRefError):
             await device.get(second)
         assert device.generation == 1
+
+
+async def test_a_planned_failure_comes_at_its_op_although_one_before_it_found_no_memory() -> None:
+    async with accel.System() as system:
+        plan = FaultPlan().fail_at(3, accel.LibraryError("broken", code=13))
+        device = await system.open_device("cpu", host="process", memory_limit=1 << 20, faults=plan)
+        x = await device.put(np.ones(4))
+        with pytest.raises(accel.OutOfMemoryError):
+            await device.empty((1 << 30,))
+        with pytest.raises(accel.LibraryError):
+            await device.elementwise.unary("neg", x)
 
 
 async def test_a_killed_child_is_replaced_and_everybody_is_told() -> None:

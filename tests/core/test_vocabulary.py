@@ -182,6 +182,7 @@ class Owner:
         self.dropped: deque[int] = deque()
         self.device: Any = self
         self.sharing: Any = None
+        self.durable: Any = None
         self.is_closing = False
         self.registered: list[int] = []
 

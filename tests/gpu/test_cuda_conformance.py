@@ -24,6 +24,8 @@ REBUILDING = {
     "device.load_goes_on_through_faults",
     "device.batch_meets_a_fault",
     "device.generations_are_told",
+    "device.durable_data_outlives_faults",
+    "device.torn_buffers_say_so",
 }
 FAULTING = {
     "streams.host_function_never_runs_after_a_fault",

@@ -134,6 +134,10 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
                 finally:
                     answering.cancel()
             link.is_opening = False
+            if core.durable.buffers:
+                # What the last one had begun to write there has to be over, whatever it was.
+                await core.children.gone()
+            await made.bind()
             made.check_alive()  # it may have ended right after it was ready
         except BaseException as error:
             self._heart.stop()
@@ -171,19 +175,20 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
     def received(self, kind: int, data: bytes, fds: list[int]) -> None:
         """See :class:`~accel.device.remote.link.Listener`."""
         try:
-            self._take(kind, data)
+            self._take(kind, data, fds)
         except (ValueError, TypeError, KeyError, struct.error) as error:
             raise ProtocolError(f"the child of {self._core.name} sent a message of kind {kind} that means nothing: {error!r}") from error
 
-    def _take(self, kind: int, data: bytes) -> None:
+    def _take(self, kind: int, data: bytes, fds: list[int]) -> None:
         made, ready = self._context, self._ready
         if ready is None or kind == Kind.WARM:
             return
         if ready.done():
             if made is not None:
-                made.received(kind, data)
+                made.received(kind, data, fds)
         elif kind == Kind.READY:
-            ready.set_result(_offer(data))
+            offer, self._core.durable.is_offered = _offer(data)
+            ready.set_result(offer)
         elif kind in (Kind.REFUSED, Kind.FAULT):
             ready.set_exception(decode_error(data))
         elif kind not in (Kind.MEMORY, Kind.BUSY):
@@ -250,10 +255,11 @@ def _extend(deadline: asyncio.Timeout, link: Link) -> None:
         deadline.reschedule(asyncio.get_running_loop().time() + _PATIENCE)
 
 
-def _offer(data: bytes) -> dict[str, frozenset[DType]]:
-    """Return what a child says that it offers; what it says is not believed before it was read."""
+def _offer(data: bytes) -> tuple[dict[str, frozenset[DType]], bool]:
+    """Return what a child says that it offers, and whether it has durable buffers; what it says is not believed before it was read."""
     try:
-        offer = json.loads(data)["capabilities"]
-        return {str(name): frozenset(DType(each) for each in dtypes) for name, dtypes in offer.items()}
+        told = json.loads(data)
+        offer = {str(name): frozenset(DType(each) for each in dtypes) for name, dtypes in told["capabilities"].items()}
+        return offer, told.get("durable") is True
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ProtocolError(f"a message that should be an offer is none: {type(error).__name__}: {error}") from None

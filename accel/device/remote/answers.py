@@ -11,17 +11,17 @@ from accel.device.remote.attention import Attention
 from accel.device.remote.messages import Failure, Kind
 from accel.device.run import OpSubmission
 from accel.device.submission import BatchSubmission
+from accel.errors import AccelError, LibraryError
 from accel.hosts.error_codec import encode_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accel.errors import AccelError
     from accel.hosts.channel import Channel
     from accel.ops import KernelOp
     from accel.ref import AccelRef
 
-__all__ = ["Answers", "RemoteBatch", "RemoteGraph", "RemoteOp"]
+__all__ = ["Answers", "RemoteBatch", "RemoteGraph", "RemoteOp", "reject"]
 
 _MOMENT, _LONGEST, _NEXT = 60e-6, 400e-6, 100e-6
 """Seconds: of looking for a message in a row, of that in one turn of the loop, and of letting the loop turn after that."""
@@ -109,18 +109,19 @@ class Answers:
         ended = self._ended
         ended.append(number)
         if (len(ended) >= _SEVERAL and self._attention.seconds) or (self._is_idle() and not self._channel.has_more):
-            self._flush()
+            self.flush()
         elif len(ended) == 1:
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
 
     def failed(self, number: int, error: AccelError, index: int) -> None:
         """Tell of a failure, after the successes before it. After a fault the parent tells everybody itself: it knows what comes next."""
-        self._flush()
+        self.flush()
         if self._is_over():
             return
         self._channel.send(Kind.FAILED, Failure.pack(number, index), encode_error(error))
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Tell what there is to tell."""
         memory = self._memory()
         if memory != self._told:
             self._told = memory
@@ -144,3 +145,13 @@ class Answers:
                 end = min(clock() + _MOMENT, last)
             now = clock()
         self._attention.pay()
+
+
+def reject(submission: Any, error: Exception) -> None:
+    """Answer a submission that could not be sent on its way."""
+    if isinstance(error, AccelError):
+        submission.reject_from(error.op_index or 0, error.clone())
+        return
+    wrapped = LibraryError(f"sending {submission.name} failed: {error!r}", op=submission.name)
+    wrapped.__cause__ = error
+    submission.reject(wrapped)

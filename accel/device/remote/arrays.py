@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from typing import TYPE_CHECKING, Any
 
 from accel.device.remote.messages import ArenaSlice
 from accel.dtype import DType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Container, Sequence
 
     import numpy as np
 
     from accel.memory import Block, HostArena, HostBlock
 
-__all__ = ["COPIED_HERE", "Outgoing", "SharedArrays"]
+__all__ = ["COPIED_HERE", "Landing", "Outgoing", "SharedArrays", "close_all"]
 
 COPIED_HERE = 128 << 10
 """Bytes up to which the loop's thread copies by itself: more takes longer than the hand-off to a worker thread."""
@@ -63,6 +64,34 @@ class Outgoing:
         piece, self._piece = self._piece, None
         if piece is not None:
             self._arena.free(piece)
+
+
+class Landing:
+    """The copy of arrays that came back, off the loop. Whoever claims it first makes it, or gives its memory back, and nobody else touches that.
+
+    Parameters
+    ----------
+    arrays
+        What is to be copied into the user's arrays.
+    """
+
+    __slots__ = ("_arrays", "_claim")
+
+    def __init__(self, arrays: Sequence[Outgoing]) -> None:
+        self._arrays = arrays
+        self._claim = threading.Lock()
+
+    def copy(self) -> None:
+        """Copy, and give the shared memory back; does nothing if that was given back meanwhile. Blocks."""
+        if self._claim.acquire(blocking=False):
+            for each in self._arrays:
+                each.land()
+            close_all(self._arrays)
+
+    def give_up(self) -> None:
+        """Give the shared memory back, unless it is being copied: then it is given back after that."""
+        if self._claim.acquire(blocking=False):
+            close_all(self._arrays)
 
 
 class SharedArrays:
@@ -118,3 +147,9 @@ class SharedArrays:
                 place = ArenaSlice(block.number, offset, array.shape, DType.of(array.dtype))
                 return Outgoing(self._arena, None, address, array, place)
         return None
+
+
+def close_all(arrays: Sequence[Outgoing]) -> None:
+    """Give shared memory back that no child uses any more, or has ever heard of."""
+    for each in arrays:
+        each.close()

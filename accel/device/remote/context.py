@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import itertools
 import pickle
 import struct
-import threading
 from typing import TYPE_CHECKING
 
+from accel.device.checksums import verify
 from accel.device.graph import GraphSubmission
 from accel.device.in_flight import ContextBase
 from accel.device.remote.apart import Apart
-from accel.device.remote.arrays import COPIED_HERE, Outgoing, SharedArrays
+from accel.device.remote.arrays import COPIED_HERE, Landing, Outgoing, SharedArrays, close_all
 from accel.device.remote.attention import Pacing
 from accel.device.remote.compiling import SentKernels, layout_of
+from accel.device.remote.durable import DurableShare, kept_message
 from accel.device.remote.hang import HangWatch
 from accel.device.remote.messages import Failure, Kind, pack, pickled_library
-from accel.device.remote.wiring import Sent, array_of, wired, with_array
+from accel.device.remote.planned import sent_action
+from accel.device.remote.sent import Sent, array_of, land, with_array
+from accel.device.remote.wiring import wired
 from accel.device.run import OpSubmission
 from accel.device.submission import BatchSubmission
 from accel.errors import AccelError, ClosedError, FaultScope, HostDiedError, StaleRefError, UnsupportedError
-from accel.hosts.error_codec import decode_error, encode_error
+from accel.hosts.error_codec import decode_error
 from accel.hosts.op_table import OpWriter
 from accel.hosts.protocol import ProtocolError
 from accel.ops import Free, Get, Put
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from accel.device.core import DeviceCore
     from accel.device.graph import Program
@@ -61,10 +63,8 @@ class RemoteContext(ContextBase):
         self._link = link
         self._tell = link.tell
         self.pid = link.pid
-        timeout = core.options.hang_timeout
-        self._hang = (
-            None if timeout is None else HangWatch(core.loop, timeout, lambda: not self.in_flight, lambda: link.is_busy, self._hung)
-        )
+        timeout, is_idle, is_busy = core.options.hang_timeout, lambda: not self.in_flight, lambda: link.is_busy
+        self._hang = None if timeout is None else HangWatch(core.loop, timeout, is_idle, is_busy, self._hung)
         self.device = None  # it is in the child
         self.sharing = Apart(core.name)
         self._arrays = SharedArrays(core.pinned.arena, link.known, link.announce)
@@ -72,9 +72,11 @@ class RemoteContext(ContextBase):
         self._ops = OpWriter(lambda number, cls: link.tell(Kind.CLASS, _NUMBER.pack(number) + pickle.dumps(cls)))
         self._numbers = itertools.count(1)
         self._sent: dict[int, Sent] = {}
+        self._landing: dict[int, Landing] = {}  # of answered gets: what is still to be copied
         self._asked: dict[int, asyncio.Future[bytes]] = {}
         self.own: dict[str, bool] = {}
         self._live: dict[int, int] = {}
+        self._durable = DurableShare(core.durable)
         self._reserved = self._workspace = 0
         self._pacing = Pacing(core.loop, link.channel.flush)
 
@@ -114,17 +116,15 @@ class RemoteContext(ContextBase):
         if isinstance(submission, GraphSubmission):
             self._send_graph(submission)
             return
-        while not submission.is_settled and not self.dispatch_now(submission):
-            op, plan = submission.op, submission.plan
-            outgoing = await self._place(op)
-            self.check_alive()
-            if submission.is_settled or plan is None:
-                outgoing.close()
+        if not submission.is_settled and not self.dispatch_now(submission):
+            plan, outgoing = submission.plan, await self._place(submission.op)
+            if self.fault is not None or submission.is_settled or plan is None:
+                outgoing.close()  # the child has never heard of it
+                self.check_alive()
                 return
             self._send_op(submission, plan, outgoing)
-            return
 
-    async def _place(self, op: KernelOp) -> Outgoing:
+    async def _place(self, op: KernelOp, index: int | None = None) -> Outgoing:
         """Make a place for an op's array, and fill it, off the loop."""
         array = array_of(op)
         assert array is not None, "other ops need not wait"
@@ -138,45 +138,47 @@ class RemoteContext(ContextBase):
         outgoing = await self.core.system.run_blocking(place)
         if outgoing is None:
             raise UnsupportedError(
-                "there is no room in shared host memory", remedy="Open the device with a larger pinned_limit.", op=op.kind
+                "there is no room in shared host memory", remedy="Open the device with a larger pinned_limit.", op=op.kind, op_index=index
             )
         return outgoing
 
     async def _dispatch_batch(self, submission: BatchSubmission) -> None:
         arrays: list[Outgoing] = []
-        ops: list[KernelOp] = []
-        limit = self.core.options.max_in_flight
-        await self.wait_for_room(min(len(submission.ops), limit))
+        ops = list(submission.ops)
+        await self.wait_for_room(min(len(ops), self.core.options.max_in_flight))
         try:
-            for index, (op, plan, made) in enumerate(zip(submission.ops, submission.plans, submission.outputs, strict=True)):
-                try:
-                    self._check(plan)
-                    array = array_of(op)
-                    if array is not None:
-                        arrays.append(await self._place(op))
-                        op = with_array(op, arrays[-1])
-                    else:
-                        op = wired(op, self._kernels)
-                except AccelError as error:
-                    error.op_index = index
-                    raise
-                self._live.update((ref.buffer, ref.nbytes) for ref in made)
-                ops.append(op)
+            for index, op in enumerate(ops):
+                if array_of(op) is not None:
+                    arrays.append(await self._place(op, index))
+                    ops[index] = with_array(op, arrays[-1])
             self.check_alive()
+            if not submission.is_settled:
+                self._admit(submission)
         except BaseException:
-            for each in arrays:
-                each.close()
+            close_all(arrays)
             raise
         if submission.is_settled:
             submission.void_unsound()
+            close_all(arrays)
             return
         number = next(self._numbers)
         ids = [[ref.buffer for ref in refs] for refs in submission.outputs]
         actions = [self._action(op.kind) for op in ops]
-        written = [self._ops.write(op) for op in ops]
+        written = [self._ops.write(wired(op, self._kernels)) for op in ops]
         for each in arrays:
             self._arrays.announce(each)
+        self._durable.sent(number, submission.plans, (ref for refs in submission.outputs for ref in refs))
         self._post(number, Sent(submission, len(ops), arrays, []), Kind.BATCH, pack(number, ids, written, actions))
+
+    def _admit(self, submission: BatchSubmission) -> None:
+        """Check the operands of a batch that is about to be sent, and count what it makes. In one go: refs may be dropped whenever others run."""
+        for index, (plan, made) in enumerate(zip(submission.plans, submission.outputs, strict=True)):
+            try:
+                self._check(plan)
+            except AccelError as error:
+                error.op_index = index
+                raise
+            self._live.update((ref.buffer, ref.nbytes) for ref in made)
 
     def _send_graph(self, submission: GraphSubmission) -> None:
         program = submission.program
@@ -194,7 +196,9 @@ class RemoteContext(ContextBase):
         core, op = self.core, submission.op
         made = submission.made
         if made is None:
-            made = tuple([AccelRef(core, core.next_buffer(), spec.shape, spec.dtype, self.generation) for spec in plan.creates])
+            made = tuple(
+                [AccelRef(core, core.next_buffer(), spec.shape, spec.dtype, self.generation, durable=spec.durable) for spec in plan.creates]
+            )
         for ref in made:
             self._live[ref.buffer] = ref.nbytes
         submission.result = op.result(plan.writes + made)
@@ -208,6 +212,7 @@ class RemoteContext(ContextBase):
         number = next(self._numbers)
         written = self._ops.write(op)
         data = pack(number, [[ref.buffer for ref in made]], [written], [self._action(submission.name)])
+        self._durable.sent(number, (plan,), made)
         self._post(number, Sent(submission, 1, arrays, landing), Kind.OP, data)
 
     def _post(self, number: int, sent: Sent, kind: Kind, data: bytes) -> None:
@@ -225,25 +230,7 @@ class RemoteContext(ContextBase):
     def _action(self, kind: str) -> bytes | str | None:
         """Return what a fault plan does to an op, as the child takes it."""
         faults = self.core.options.faults
-        action = None if faults is None else faults.take(kind)
-        if action is None or isinstance(action, AccelError):
-            return None if action is None else encode_error(action)
-        if action.kind == "poison":
-            error = action.error  # without one, the backend's own
-            return action.kind if error is None else encode_error(error.clone(scope=max(error.scope, FaultScope.CONTEXT)))
-        if action.kind == "kill":
-            self._link.kill()
-            return None
-        if action.release is not None:
-            release, loop = action.release, self.core.loop
-
-            def wait() -> None:
-                release()
-                with contextlib.suppress(RuntimeError):  # the loop has ended
-                    loop.call_soon_threadsafe(self._tell, Kind.RELEASE)
-
-            threading.Thread(target=wait, name="accel-hang", daemon=True).start()
-        return action.kind
+        return None if faults is None else sent_action(faults.take(kind), self._link, self.core.loop)
 
     async def port(self, library: str) -> None:
         """Have the child make a registered library.
@@ -272,6 +259,22 @@ class RemoteContext(ContextBase):
         told: bytes = await answer  # who is cancelled leaves it there: the answer comes all the same
         return told
 
+    async def bind(self) -> None:
+        """Have the child bind what is durable of the generation before; nothing else was sent to it yet."""
+        kept = await self.core.durable.to_bind()
+        answers = []
+        for slab in kept:
+            number = next(self._numbers)
+            answers.append(self._asked.setdefault(number, self.core.loop.create_future()))
+            self._tell(Kind.HELD, kept_message(number, slab), fds=(slab.fd,))
+            self._live.update((buffer, size) for buffer, _, _, size in slab.blocks)
+        await asyncio.gather(*answers)
+        await verify(self, self.core)
+
+    def unfinished(self) -> Iterable[int]:
+        """Return the durable buffers that the child was to write and has not said to have written."""
+        return self._durable.unfinished()
+
     def _check(self, plan: Plan, of: Program | None = None) -> None:
         own = {ref.buffer for refs in of.outputs for ref in refs} if of is not None else ()
         for ref in (*plan.reads, *plan.writes):
@@ -291,6 +294,8 @@ class RemoteContext(ContextBase):
     def _drop(self, buffers: list[int]) -> None:
         known = [buffer for buffer in buffers if self._live.pop(buffer, None) is not None]
         self._ops.told.difference_update(known)
+        for buffer in known if self.core.durable.buffers else ():
+            self.core.durable.dropped(buffer)
         if known and self.fault is None:
             self._tell(Kind.FREE, struct.pack(f"<{len(known)}Q", *known))
 
@@ -300,7 +305,7 @@ class RemoteContext(ContextBase):
 
     # -- the way back
 
-    def received(self, kind: int, data: bytes) -> None:
+    def received(self, kind: int, data: bytes, fds: list[int]) -> None:
         """Take a message of the child's."""
         if self._hang is not None:
             self._hang.heard()
@@ -316,9 +321,9 @@ class RemoteContext(ContextBase):
             self._ended(_NUMBER.unpack_from(data)[0], None, -1, data[_NUMBER.size :])
         elif kind == Kind.MEMORY:
             self._reserved, self._workspace = struct.unpack("<QQ", data)
-        elif kind == Kind.BUSY:
-            pass  # the link knows
-        else:
+        elif kind in (Kind.SLAB, Kind.SLAB_GONE, Kind.PLACED):
+            self._live.update(self._durable.take(kind, data, fds))
+        elif kind != Kind.BUSY:  # the link knows of that
             raise ProtocolError(f"the child of {self.core.name} sent a message of kind {kind}", device=self.core.name)
 
     def _ended(self, number: int, error: AccelError | None, index: int, answer: bytes = b"") -> None:
@@ -327,29 +332,30 @@ class RemoteContext(ContextBase):
             if not asked.done():
                 asked.set_result(answer) if error is None else asked.set_exception(error)
             return
+        self._durable.ended(number)
         sent = self._sent.pop(number, None)
         if sent is None:
             raise ProtocolError(f"the child of {self.core.name} answered what it was not asked", device=self.core.name)
         if error is not None:
-            self._failed(sent, error, index)
+            own = error.clone(device=self.core.name, generation=self.generation, op_index=index if index >= 0 else None)
+            sent.submission.reject_from(max(index, 0), own)
         elif any(each.is_copied for each in sent.landing) and sent.landing[0].array.nbytes > COPIED_HERE:
-            self._land(sent.land, lambda: self._retire(sent))
+            landing = self._landing[number] = Landing(sent.landing)
+            self._land(landing.copy, lambda: self._landed(number, sent))
             return
         else:
-            sent.land()
+            land(sent)
         self._retire(sent)
 
-    def _failed(self, sent: Sent, error: AccelError, index: int) -> None:
-        submission = sent.submission
-        own = error.clone(device=self.core.name, generation=self.generation, op_index=index if index >= 0 else None)
-        submission.reject_from(max(index, 0), own)
+    def _landed(self, number: int, sent: Sent) -> None:
+        self._landing.pop(number, None)
+        self._retire(sent)
 
     def _retire(self, sent: Sent) -> None:
         if self.in_flight == sent.count:
             self._pacing.idle()
             self._link.rest()
-        for each in sent.arrays:
-            each.close()
+        close_all(sent.arrays)
         if self.fault is None:
             self.retire(sent.submission, sent.count, is_last=True)
 
@@ -357,17 +363,17 @@ class RemoteContext(ContextBase):
 
     def _hung(self) -> None:
         """Give up what does not end."""
-        name, seconds = self.core.name, self.core.options.hang_timeout
-        self.report_fault(
-            HostDiedError(f"the child of {name} hung: nothing has ended for {seconds:g} s", device=name, scope=FaultScope.CONTEXT)
-        )
+        name = self.core.name
+        what = f"the child of {name} hung: nothing has ended for {self.core.options.hang_timeout:g} s"
+        self.report_fault(HostDiedError(what, device=name, scope=FaultScope.CONTEXT))
 
     def gone(self) -> None:
         """Give the shared memory back that the child used: it is gone. Not before."""
         sent, self._sent = self._sent, {}
         for each in sent.values():
-            for outgoing in each.arrays:
-                outgoing.close()
+            close_all(each.arrays)
+        while self._landing:
+            self._landing.popitem()[1].give_up()
 
     def fail_all(self, error: AccelError) -> None:
         """End everything that waits for the child."""

@@ -69,6 +69,8 @@ class Kind(enum.IntEnum):
     """A class that ops name by a number: the number, and the class, pickled."""
     KERNEL = 22
     """A kernel that launches name by a number: the number, and the kernel, pickled."""
+    HELD = 11
+    """A slab of durable memory, with its descriptor and what lives in it: to be bound before the generation begins."""
 
     READY = 101
     """The context is there; what it offers."""
@@ -92,6 +94,12 @@ class Kind(enum.IntEnum):
     """An event of the log: JSON."""
     COMPILED = 123
     """A kernel was compiled: a number, and its layout as JSON."""
+    SLAB = 108
+    """A new slab of durable memory, with its descriptor."""
+    SLAB_GONE = 109
+    """A slab in which nothing lives any more."""
+    PLACED = 110
+    """Where a durable buffer is."""
 
 
 def pack(
@@ -206,6 +214,7 @@ class WirePut(KernelOp):
 
     source: ArenaSlice
     out: AccelRef | None = None
+    durable: bool = False
 
     def plan(self) -> Plan:
         """Never called: it is made into a put again where it runs."""

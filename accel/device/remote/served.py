@@ -21,24 +21,28 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from accel.actors import Directive, RestartStrategy
-from accel.backend import Injection, PreloadsLibraries
+from accel.backend import Injection
 from accel.device.context_actor import ContextActor
 from accel.device.core import DeviceCore
 from accel.device.graph import Program, Replay
-from accel.device.remote.answers import Answers, RemoteBatch, RemoteGraph, RemoteOp
+from accel.device.remote.answers import Answers, RemoteBatch, RemoteGraph, RemoteOp, reject
 from accel.device.remote.attention import Attention
 from accel.device.remote.busy import BesideToldOf, Busy
 from accel.device.remote.compiling import ChildKernels, packed_layout
+from accel.device.remote.durable import Announcer, kept_in
 from accel.device.remote.messages import ArenaSlice, Kind, WireGet, WireLaunch, WirePut, WireReplay, unpack
 from accel.device.run import BATCH
 from accel.errors import AccelError, BackendUnavailableError, LibraryError
+from accel.fate import PreloadsLibraries
 from accel.hosts.error_codec import decode_error, encode_error
 from accel.hosts.op_table import OpReader
 from accel.memory import HostRegistrar
-from accel.ops import Get, Put
+from accel.ops import Get, Put, Spec
 from accel.ref import AccelRef, RefView
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from accel.device.context import Context
     from accel.device.remote.messages import Begin, Config
     from accel.device.system import System
@@ -56,10 +60,15 @@ _FAULTED = 3
 
 
 class _Script:
-    """What brings about what the parent's fault plan has decided: one entry for each op that is on its way."""
+    """What brings about what the parent's fault plan has decided: one entry for each op of the message in hand."""
 
     def __init__(self) -> None:
         self.queue: deque[Injection | AccelError | None] = deque()
+
+    def begin(self, actions: Iterable[Injection | AccelError | None]) -> None:
+        """Take the entries of the next message. What ops of the last one have left, which failed before their turn, is not for these."""
+        self.queue.clear()
+        self.queue.extend(actions)
 
     def take(self, kind: str) -> Injection | AccelError | None:
         return self.queue.popleft() if self.queue else None
@@ -73,6 +82,7 @@ class Server:
         self._config = config
         self._system = system
         self._refs: dict[int, AccelRef] = {}
+        self._unseen: set[int] = set()
         self._blocks: dict[int, tuple[mmap.mmap, int]] = {}
         self._programs: dict[int, Program] = {}
         self._kernels = ChildKernels()
@@ -110,10 +120,12 @@ class Server:
         """Begin the generation, and say what its context offers."""
         core = self._core
         core.memory_back.until = time.monotonic() + begin.patience
+        core.keeper = Announcer(self._channel, begin.generation)
         core.own.update((name, partial(_made, data)) for name, data in begin.own.items())
         if not core.lifecycle.generation:
             await self._open()
-        offer = {"capabilities": {name: sorted(each.value for each in dtypes) for name, dtypes in core.capabilities.items()}}
+        capabilities = {name: sorted(each.value for each in dtypes) for name, dtypes in core.capabilities.items()}
+        offer = {"capabilities": capabilities, "durable": self.context.durables.is_offered}
         self._channel.send(Kind.READY, json.dumps(offer).encode())
 
     async def _open(self) -> None:
@@ -153,6 +165,8 @@ class Server:
         elif kind == Kind.BLOCK:
             number, nbytes = struct.unpack("<QQ", data)
             await self._block(number, nbytes, fds[0])
+        elif kind == Kind.HELD:
+            await self._held(data, fds[0])
         elif kind == Kind.REGISTER:
             await self._register(data)
         elif kind == Kind.KERNEL:
@@ -184,7 +198,7 @@ class Server:
                 submission.is_attended = False
                 return submission
         except Exception as error:
-            _reject(submission, error)
+            reject(submission, error)
             return True
         if submission.is_attended:
             self._attend(submission)
@@ -202,8 +216,7 @@ class Server:
         ops = self._read(number, wired)
         if not ops:
             return None
-        for action in actions:
-            self._script.queue.append(self._action(action))
+        self._script.begin(self._action(action) for action in actions)
         (op,) = ops
         submission = RemoteOp(self._answers, number, op, self.context.generation)
         submission.made = tuple([self._new(buffer, spec) for buffer, spec in zip(ids, submission.plan.creates, strict=True)])  # type: ignore[union-attr]
@@ -219,7 +232,7 @@ class Server:
             tuple(self._new(buffer, spec) for buffer, spec in zip(mine, plan.creates, strict=True))
             for mine, plan in zip(ids, plans, strict=True)
         ]
-        self._script.queue.extend(self._action(action) for action in actions)
+        self._script.begin(self._action(action) for action in actions)
         await self.dispatch(RemoteBatch(self._answers, number, ops, made, self.context.generation))
 
     async def _graph(self, data: bytes) -> None:
@@ -244,15 +257,19 @@ class Server:
             return ()
 
     def _new(self, buffer: int, spec: Any) -> AccelRef:
-        return self._ref(buffer, spec.shape, spec.dtype)
+        ref = self._ref(buffer, spec.shape, spec.dtype)
+        ref.durable = spec.durable
+        return ref
 
     def _free(self, data: bytes) -> None:
         for (buffer,) in struct.iter_unpack("<Q", data):
             self._programs.pop(buffer, None)
+            self._unseen.discard(buffer)
             ref = self._refs.pop(buffer, None)
             if ref is not None:
                 ref.is_freed = True
-                self.context.buffers.free(buffer)
+            self.context.buffers.free(buffer)  # also one that was bound, and not used since
+        self._answers.flush()
 
     async def dispatch(self, submission: Any) -> None:
         """Send a submission on its way, or answer it."""
@@ -268,12 +285,12 @@ class Server:
                 with self._busy:
                     await context.dispatch(submission)
         except Exception as error:
-            _reject(submission, error)
+            reject(submission, error)
 
     def _unwired(self, op: Any) -> KernelOp:
         kind = type(op)
         if kind is WirePut:
-            return Put(self._array(op.source), op.out)
+            return Put(self._array(op.source), op.out, op.durable)
         if kind is WireGet:
             return Get(op.source, self._array(op.destination))
         if kind is WireLaunch:
@@ -300,6 +317,17 @@ class Server:
             self._answers.failed(number, error, -1)
         else:
             self._answers.done(number)
+
+    async def _held(self, data: bytes, fd: int) -> None:
+        number, kept = kept_in(data, fd)
+        try:
+            await self.context.durables.bind(self.context.buffers, (kept,))
+        except AccelError as error:
+            self._answers.failed(number, error, -1)
+        else:
+            self._answers.done(number)
+        finally:
+            os.close(fd)
 
     def _compile(self, data: bytes) -> None:
         """Compile beside everything else: it takes no place in the order of ops."""
@@ -350,17 +378,12 @@ class Server:
         ref = self._refs.get(buffer)
         if ref is None:
             ref = self._refs[buffer] = AccelRef(self._core, buffer, shape, dtype, self.context.generation)
+            if offset is not None:  # a view of one that was bound: what the whole of it is, is said where that is used
+                self._unseen.add(buffer)
+        elif self._unseen and offset is None and buffer in self._unseen:
+            self._unseen.discard(buffer)
+            ref.shape, ref.dtype, ref.nbytes = shape, dtype, Spec(shape, dtype).nbytes
         return ref if offset is None else RefView(ref, offset, shape, dtype)
-
-
-def _reject(submission: Any, error: Exception) -> None:
-    """Answer a submission that could not be sent on its way."""
-    if isinstance(error, AccelError):
-        submission.reject_from(error.op_index or 0, error.clone())
-        return
-    wrapped = LibraryError(f"sending {submission.name} failed: {error!r}", op=submission.name)
-    wrapped.__cause__ = error
-    submission.reject(wrapped)
 
 
 def _class_of(data: bytes) -> tuple[int, type | None]:

@@ -24,7 +24,7 @@ __all__ = ["LEVELS", "Case", "Check", "Harness", "checks"]
 _MODULES: dict[str, tuple[str, ...]] = {
     "compute": ("compute_memory", "compute_arguments", "compute_gemm", "compute_elementwise", "compute_reduce", "compute_dnn"),
     "streams": ("streams",),
-    "device": ("device_ops", "device_order", "device_faults"),
+    "device": ("device_ops", "device_order", "device_faults", "device_durable"),
 }
 
 LEVELS: tuple[str, ...] = tuple(_MODULES)

@@ -1,0 +1,399 @@
+"""What outlives a device's contexts: durable buffers, and the descriptors by which this process keeps their memory.
+
+The context of the day tells the book of each durable buffer, and of the slab that it is cut from, before the op that makes it is answered. The book
+holds a descriptor of each such slab, so that neither a fault nor the death of a child takes the memory away, and the next context maps it again before
+its generation begins.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from accel._log import get_logger
+from accel.errors import ClosedError, DriverError, StaleRefError, UnsupportedError
+from accel.memory.space import ALIGNMENT
+from accel.ref import AccelRef, RefView
+
+if TYPE_CHECKING:
+    import asyncio
+    import threading
+    from collections.abc import Iterable, Iterator
+
+    from accel.backend import HeldSlab
+    from accel.device.core import DeviceCore
+    from accel.device.submission import Submission
+    from accel.ops import Plan
+
+__all__ = ["DurableBook", "DurableBuffer", "DurableKeeper", "Kept"]
+
+logger = get_logger()
+
+_REWRITE = "Write all of it anew: await device.put(array, out=ref), or any op with out=ref that does not read it; or drop it."
+
+
+class Kept(NamedTuple):
+    """A slab for the next context, with what lives in it.
+
+    Attributes
+    ----------
+    number, nbytes, fd
+        Its number in the book, its size, and the book's own descriptor.
+    blocks
+        For each buffer its number, its offset in the slab, the bytes of its elements, and the bytes reserved.
+    """
+
+    number: int
+    nbytes: int
+    fd: int
+    blocks: tuple[tuple[int, int, int, int], ...]
+
+
+class DurableKeeper(Protocol):
+    """Whom a context tells of its durable memory: the book, or in a child what tells the parent."""
+
+    def slab_made(self, slab: HeldSlab) -> int:
+        """Take a descriptor of a new slab, and return the slab's number."""
+
+    def slab_gone(self, number: int) -> None:
+        """Let a slab go, in which nothing lives any more."""
+
+    def placed(self, ref: AccelRef, number: int, offset: int, size: int) -> None:
+        """Take note of where a buffer is, and how many bytes are reserved for it."""
+
+    def dropped(self, buffer: int) -> None:
+        """Forget a buffer."""
+
+
+class DurableBuffer:
+    """What is known of one durable buffer.
+
+    Attributes
+    ----------
+    ref : weakref to AccelRef
+        Its ref.
+    slab, offset, nbytes, size : int
+        Where it is, what it holds, and what is reserved for it.
+    torn : str
+        Why its contents are not sound; empty if they are.
+    tears : int
+        How often that happened.
+    rewrites : list of (Future, int)
+        Of submissions that make them sound when they have ended well, and how often the buffer was torn when they were sent.
+    writes : int
+        With a checksum: how many ops were sent that write it.
+    checksum : int or None
+        Of its contents, where that is known.
+    """
+
+    __slots__ = ("checksum", "nbytes", "offset", "ref", "rewrites", "size", "slab", "tears", "torn", "writes")
+
+    def __init__(self, ref: AccelRef, slab: int, offset: int, size: int) -> None:
+        self.ref = weakref.ref(ref)
+        self.slab = slab
+        self.offset = offset
+        self.nbytes = ref.nbytes
+        self.size = size
+        self.torn = ""
+        self.tears = 0
+        self.rewrites: list[tuple[asyncio.Future[Any], int]] = []
+        self.writes = 0
+        self.checksum: int | None = None
+
+    def is_rewritten(self) -> bool:
+        """Return whether a submission has made it sound since it was torn, and forget those that have ended."""
+        ended = [(future, tears) for future, tears in self.rewrites if future.done()]
+        if not ended:
+            return False
+        self.rewrites = [pair for pair in self.rewrites if not pair[0].done()]
+        return any(tears == self.tears and not future.cancelled() and future.exception() is None for future, tears in ended)
+
+
+class _Slab:
+    """A slab that is held, the buffers in it, and, where this process has it mapped, what tells when it has not any more."""
+
+    __slots__ = ("buffers", "fd", "mapped", "nbytes")
+
+    def __init__(self, fd: int, nbytes: int, mapped: threading.Event | None) -> None:
+        self.fd = fd
+        self.nbytes = nbytes
+        self.mapped = mapped
+        self.buffers: set[int] = set()
+
+
+class DurableBook:
+    """The durable buffers of one device, over all its generations. Used on the loop's thread only.
+
+    Parameters
+    ----------
+    core
+        The device.
+
+    Attributes
+    ----------
+    is_offered : bool
+        Whether the device's memory can outlive its contexts; known with the first.
+    used, reserved : int
+        Bytes reserved for durable buffers, and of the slabs they are in.
+    buffers : dict of int to DurableBuffer
+        By the buffers' numbers.
+    checked : set of int
+        Those with a checksum.
+    """
+
+    def __init__(self, core: DeviceCore) -> None:
+        self._core = core
+        self.is_offered = False
+        self.used = self.reserved = 0
+        self.buffers: dict[int, DurableBuffer] = {}
+        self.checked: set[int] = set()
+        self._torn: set[int] = set()
+        self._slabs: dict[int, _Slab] = {}
+        self._numbers = itertools.count(1)
+        self._is_closed = False
+
+    def check_offered(self) -> None:
+        """Raise unless the device has durable buffers.
+
+        Raises
+        ------
+        UnsupportedError
+        """
+        if not self.is_offered:
+            raise UnsupportedError(
+                f"the memory of {self._core.name} cannot outlive its context, so there are no durable buffers",
+                device=self._core.name,
+                remedy="Leave durable out, and put the data on the device again after a rebuild (device.resident does).",
+            )
+
+    # -- told by the context of the day; see DurableKeeper
+
+    def slab_made(self, slab: HeldSlab) -> int:
+        """Keep a duplicate of the slab's descriptor."""
+        self._check_open()
+        try:
+            fd = os.dup(slab.fd)
+        except OSError as error:
+            code = errno.errorcode.get(error.errno or 0, error.errno)
+            raise DriverError(f"the descriptor of a durable slab cannot be duplicated: {error}", code=code, library="os") from error
+        number = next(self._numbers)
+        self._slabs[number] = _Slab(fd, slab.nbytes, slab.closed)
+        self.reserved += slab.nbytes
+        return number
+
+    def slab_taken(self, number: int, nbytes: int, fd: int) -> None:
+        """Keep the descriptor of a slab that another process made; it is the book's from here on.
+
+        Raises
+        ------
+        ValueError
+            If there is such a number, or there are too many.
+        """
+        if number in self._slabs or self._is_closed or len(self._slabs) >= _MOST_SLABS:
+            os.close(fd)
+            if not self._is_closed:
+                raise ValueError(f"slab {number} is there already, or one too many")
+            return
+        self._slabs[number] = _Slab(fd, nbytes, None)
+        self.reserved += nbytes
+
+    def slab_gone(self, number: int) -> None:
+        """Close the descriptor.
+
+        Raises
+        ------
+        ValueError
+            If there is no such slab, or something lives there.
+        """
+        slab = self._slabs.get(number)
+        if self._is_closed:
+            return
+        if slab is None or slab.buffers:
+            raise ValueError(f"slab {number} is not there, or in use")
+        del self._slabs[number]
+        self.reserved -= slab.nbytes
+        os.close(slab.fd)
+
+    def slab_mapped(self, number: int, mapped: threading.Event) -> None:
+        """Take note that a context of this process has mapped a slab again."""
+        self._slabs[number].mapped = mapped
+
+    def placed(self, ref: AccelRef, number: int, offset: int, size: int) -> None:
+        """Take note of where a buffer is.
+
+        Raises
+        ------
+        ValueError
+            If it cannot be there.
+        """
+        if self._is_closed:
+            return
+        slab = self._slabs.get(number)
+        fits = slab is not None and 0 <= offset <= slab.nbytes - size and ref.nbytes <= size and size >= ALIGNMENT
+        if slab is None or not fits or ref.buffer in self.buffers:
+            raise ValueError(f"buffer {ref.buffer} cannot be at {offset} of slab {number}")
+        slab.buffers.add(ref.buffer)
+        self.buffers[ref.buffer] = DurableBuffer(ref, number, offset, size)
+        self.used += size
+
+    def dropped(self, buffer: int) -> None:
+        """Forget a buffer; one that is not there is none of the book's."""
+        entry = self.buffers.pop(buffer, None)
+        if entry is None:
+            return
+        self.used -= entry.size
+        self._slabs[entry.slab].buffers.discard(buffer)
+        self._torn.discard(buffer)
+        self.checked.discard(buffer)
+        self._watch()
+
+    # -- sound and torn
+
+    def keeps(self, ref: AccelRef) -> bool:
+        """Return whether what ``ref`` names is there, now or in the generation that follows, and sound."""
+        entry = self.buffers.get(ref.buffer)
+        return entry is not None and not self.is_torn(entry)
+
+    def is_torn(self, entry: DurableBuffer) -> bool:
+        """Return whether a buffer's contents are not sound, as of now: not as of the turn of the loop in which somebody was last told."""
+        if entry.torn and entry.rewrites and entry.is_rewritten():
+            entry.torn = ""
+            ref = entry.ref()
+            if ref is not None:
+                self._torn.discard(ref.buffer)
+                ref.generation = self._core.live_generation or ref.generation
+            self._watch()
+        return bool(entry.torn)
+
+    def torn_error(self, ref: AccelRef) -> StaleRefError | None:
+        """Return the error for a buffer whose contents are not sound, or ``None`` where that is not what is wrong with it."""
+        entry = self.buffers.get(ref.buffer)
+        if entry is None or not self.is_torn(entry):
+            return None
+        return StaleRefError(
+            f"{ref!r} is torn: {entry.torn}",
+            reason="torn",
+            device=self._core.name,
+            generation=self._core.live_generation or None,
+            remedy=_REWRITE,
+        )
+
+    def may_write(self, ref: AccelRef, plan: Plan) -> bool:
+        """Return whether an op may have a torn buffer as an operand: it writes it, and computes nothing from what is there."""
+        return ref.buffer in self._torn and not ref.is_freed and not plan.updates and all(each.buffer != ref.buffer for each in plan.reads)
+
+    def faulted(self, unfinished: Iterable[int]) -> None:
+        """Take note of a fault: what was being written is torn."""
+        found = [entry for buffer in unfinished if (entry := self.buffers.get(buffer)) is not None]
+        for entry in found:
+            self._tear(entry, "the context faulted before an op that wrote it was seen to have ended")
+        if found:
+            logger.warning("durable_buffers_torn", device=self._core.name, generation=self._core.lifecycle.generation, buffers=len(found))
+
+    def mismatched(self, entry: DurableBuffer) -> None:
+        """Take note that a buffer does not hold what its checksum was made of."""
+        self._tear(entry, "its checksum differs from the one before the rebuild: something wrote to it that was no op of its device")
+
+    def _tear(self, entry: DurableBuffer, why: str) -> None:
+        ref = entry.ref()
+        if ref is not None:
+            entry.torn = why
+            entry.tears += 1
+            entry.checksum = None
+            self._torn.add(ref.buffer)
+            self._watch()
+
+    def sent(self, submission: Submission) -> list[AccelRef]:
+        """Look at what is sent: torn buffers that it writes wholly are sound when it has ended well. Return those it writes that have checksums."""
+        checked: dict[int, AccelRef] = {}
+        for plan in submission.plans:
+            for ref in plan.writes:
+                entry = self.buffers.get(ref.buffer) if ref.durable else None
+                if entry is None:
+                    continue
+                if ref.buffer in self.checked:
+                    entry.writes += 1
+                    entry.checksum = None
+                    checked[ref.buffer] = ref.base if isinstance(ref, RefView) else ref
+                if entry.torn and ref.nbytes == entry.nbytes and not plan.updates:
+                    entry.rewrites.append((submission.future, entry.tears))
+                    # The future holds the ref: it is looked at when it is done, if nobody does before.
+                    submission.future.add_done_callback(lambda _, entry=entry: self.is_torn(entry))  # type: ignore[misc]
+        return list(checked.values())
+
+    def _watch(self) -> None:
+        self._core.is_watchful = bool(self._torn or self.checked)
+
+    def check(self, ref: AccelRef) -> None:
+        """Have a checksum of the buffer kept from now on."""
+        if ref.buffer in self.buffers:
+            self.checked.add(ref.buffer)
+            self._watch()
+
+    def uncheck(self, ref: AccelRef) -> None:
+        """Have none kept."""
+        self.checked.discard(ref.buffer)
+        self._watch()
+
+    # -- from generation to generation
+
+    async def to_bind(self) -> list[Kept]:
+        """Return what the next context must bind before its generation begins, once nothing of the one before can reach it any more.
+
+        Raises
+        ------
+        DriverError
+            If work that was abandoned in this process goes on using the memory.
+        """
+        for buffer in list(self._core.dropped):
+            self.dropped(buffer)
+        for number in [number for number, slab in self._slabs.items() if not slab.buffers]:
+            self.slab_gone(number)
+        for slab in list(self._slabs.values()):
+            if slab.mapped is not None and not slab.mapped.is_set():
+                if not await self._core.system.run_blocking(slab.mapped.wait, _PATIENCE):
+                    raise DriverError(
+                        f"work that was abandoned still uses durable memory of {self._core.name} after {_PATIENCE:g} s",
+                        device=self._core.name,
+                        remedy="Open the device with host='process', where abandoned work ends with its process.",
+                    )
+                slab.mapped = None
+        return [Kept(number, slab.nbytes, slab.fd, tuple(self._blocks(slab))) for number, slab in self._slabs.items()]
+
+    def _blocks(self, slab: _Slab) -> Iterator[tuple[int, int, int, int]]:
+        for buffer in slab.buffers:
+            entry = self.buffers[buffer]
+            yield buffer, entry.offset, entry.nbytes, entry.size
+
+    def entered(self, generation: int) -> None:
+        """Make sound refs those of the generation that has begun."""
+        for entry in self.buffers.values():
+            ref = entry.ref()
+            if ref is not None and not self.is_torn(entry):
+                ref.generation = generation
+
+    def close(self) -> None:
+        """Let everything go: no generation follows. Idempotent."""
+        self._is_closed = True
+        self.buffers.clear()
+        self.checked.clear()
+        self._torn.clear()
+        self._watch()
+        self.used = self.reserved = 0
+        slabs, self._slabs = self._slabs, {}
+        for slab in slabs.values():
+            os.close(slab.fd)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError(f"device {self._core.name} is closed", device=self._core.name)
+
+
+_MOST_SLABS = 1 << 14
+"""That a child may announce: this process has only so many descriptors."""
+
+_PATIENCE = 30.0
+"""Seconds that abandoned work may go on before the device is given up."""

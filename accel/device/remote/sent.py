@@ -1,0 +1,45 @@
+"""What the parent keeps of a submission that its child has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from accel.device.remote.messages import WireGet, WirePut
+from accel.ops import Get, Put
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from accel.device.remote.arrays import Outgoing
+    from accel.device.submission import Submission
+    from accel.ops import KernelOp
+
+__all__ = ["Sent", "array_of", "land", "with_array"]
+
+
+class Sent:
+    """A submission that the child has."""
+
+    __slots__ = ("arrays", "count", "landing", "submission")
+
+    def __init__(self, submission: Submission, count: int, arrays: list[Outgoing], landing: list[Outgoing]) -> None:
+        self.submission = submission
+        self.count = count
+        self.arrays = arrays
+        self.landing = landing
+
+
+def array_of(op: KernelOp) -> np.ndarray[Any, Any] | None:
+    """Return the host array that an op reads or fills, if it has one."""
+    return op.source if type(op) is Put else op.destination if type(op) is Get else None
+
+
+def with_array(op: Any, outgoing: Outgoing) -> KernelOp:
+    """Return the op with a place in shared memory instead of its array."""
+    return WirePut(outgoing.place, op.out, op.durable) if type(op) is Put else WireGet(op.source, outgoing.place)
+
+
+def land(sent: Sent) -> None:
+    """Copy what has come back out of shared memory. May block for as long as that takes."""
+    for each in sent.landing:
+        each.land()

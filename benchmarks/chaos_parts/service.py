@@ -1,0 +1,330 @@
+"""The service under load: its devices, its clients, who watches over them, and the order in which all of it begins and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib.util
+import os
+import signal
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import accel
+from accel.testing import FaultPlan
+from benchmarks.chaos_parts.audit import living_refs
+from benchmarks.chaos_parts.clients import Client, Scoring, ask
+from benchmarks.chaos_parts.durable import DurableCounter, DurableData
+from benchmarks.chaos_parts.faults import Saboteur
+from benchmarks.chaos_parts.processes import send_signal
+from benchmarks.chaos_parts.report import Figures
+from benchmarks.chaos_parts.requests import check
+from benchmarks.chaos_parts.schedule import Schedule
+from benchmarks.chaos_parts.subject import Subject
+from benchmarks.chaos_parts.wrecks import CpuWreck, CudaWreck
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from benchmarks.chaos_parts.oracle import Ledger
+    from benchmarks.chaos_parts.plants import Plant
+    from benchmarks.chaos_parts.schedule import Options
+
+__all__ = ["Service"]
+
+_FOREVER = accel.RestartStrategy(max_restarts=10**6, within=2.0, backoff=(0.0, 0.1))
+_BUDGET = accel.RestartStrategy(max_restarts=2, within=3600.0, backoff=(0.0, 0.1))
+_MEMORY = {"cpu": 1 << 30, "cuda": 8 << 30}
+_CLOSE = 20.0
+_COUNTERS = 4
+_RECOVERS = 60.0
+_PROGRESS = 5.0
+
+
+class Service:
+    """One run, from opening the devices to closing the system.
+
+    Parameters
+    ----------
+    options
+        What to do.
+    ledger
+        Where requests are entered.
+    tell
+        Called with lines of progress.
+    plant
+        A violation that is made on purpose, or none.
+    """
+
+    def __init__(self, options: Options, ledger: Ledger, tell: Callable[[str], None], plant: Plant) -> None:
+        self.subjects: list[Subject] = []
+        self.saboteur: Saboteur
+        self._options = options
+        self._ledger = ledger
+        self._tell = tell
+        self._plant = plant
+        self._system: accel.System
+        self._watches: list[asyncio.Future[None]] = []
+        self._plans: list[FaultPlan] = []
+        self._visits = 0
+        self._hung = asyncio.Event()
+        self._durable: list[DurableData] = []
+        self._began = time.perf_counter()
+
+    async def run(self) -> None:
+        """Do it all."""
+        options = self._options
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._ledger.loop_error)
+        _listen_closely(options.silence / 10)
+        watchdog = asyncio.ensure_future(self._watch_over())
+        late: list[asyncio.Task[bool]] = []
+        try:
+            async with accel.System("chaos", close_timeout=_CLOSE) as self._system:
+                under_fire, calm, doomed = await self._open_all()
+                services = {each.label: Scoring(self._ledger, each, options.seed) for each in self.subjects}
+                for service in services.values():
+                    await service.batcher.__aenter__()
+                self.saboteur = Saboteur(
+                    options, Schedule(options), self._ledger, under_fire, doomed, everybody=lambda: list(self.subjects), visit=self._visit
+                )
+                self._plant.begin(self._ledger, calm)
+                operator = asyncio.ensure_future(self.saboteur.operate())
+                self._watches.append(operator)
+                await self._serve(services, [*under_fire, calm, doomed])
+                for service in services.values():
+                    await service.batcher.aclose()
+                    service.forget()
+                if not self._hung.is_set():
+                    await self._afterwards(under_fire, calm, doomed)
+                operator.cancel()
+                late = await self._fault_during_close([*under_fire, calm])
+        finally:
+            for plan in self._plans:
+                plan.release()
+            watchdog.cancel()
+            last: set[asyncio.Future[Any]] = {watchdog, *self._watches, *late}
+            await asyncio.wait(last, timeout=options.patience)
+        for entry in self._ledger.open.values():
+            self._ledger.violation(f"{entry} was never answered")
+
+    def figures(self) -> Figures:
+        """Return what was counted."""
+        return Figures.of(dict(self.saboteur.done), dict(self.saboteur.skipped), self.saboteur.ended.total(), self.subjects)
+
+    # -- devices
+
+    async def _open(self, label: str, host: Any, restart: accel.RestartStrategy, **flags: bool) -> Subject:
+        options, plan = self._options, FaultPlan()
+        self._plans.append(plan)
+        more: dict[str, Any] = {} if options.hang_timeout is None else {"hang_timeout": options.hang_timeout}
+        rejects = flags.get("rejects", False)
+        device = await self._system.open_device(
+            options.device,
+            host=host,
+            restart=restart,
+            faults=plan,
+            memory_limit=_MEMORY[options.device],
+            standby=options.standby,  # type: ignore[arg-type]
+            pending_limit=48 if rejects else 1024,
+            overload="reject" if rejects else "wait",
+            **more,
+        )
+        await device.register(CpuWreck if options.device == "cpu" else CudaWreck)
+        subject = Subject(label, device, plan, self._ledger.violation, **flags)
+        self.subjects.append(subject)
+        self._watches.append(asyncio.ensure_future(subject.watch()))
+        return subject
+
+    async def _open_all(self) -> tuple[list[Subject], Subject, Subject]:
+        hosts = self._options.hosts
+        under_fire = []
+        for index, host in enumerate(hosts):
+            label = host if hosts.count(host) == 1 else f"{host}{index}"
+            under_fire.append(await self._open(label, host, _FOREVER, rejects=index == 1))
+        calm = await self._open("calm", "process", _FOREVER, is_calm=True)
+        doomed = await self._open("doomed", "process", _BUDGET, is_doomed=True)
+        for index, subject in enumerate(under_fire if self._options.durable else ()):
+            data = DurableData(subject, [self._options.seed, 1 << 21, index], self._plant.tamper)
+            await data.put()
+            self._durable.append(data)
+        return under_fire, calm, doomed
+
+    # -- the load
+
+    async def _serve(self, services: dict[str, Scoring], subjects: list[Subject]) -> None:
+        options, ledger = self._options, self._ledger
+        # Most requests go where faults go.
+        weights = [1.0 if each.is_calm or each.is_doomed else 2.0 for each in subjects]
+        stop = asyncio.Event()
+        clients = [
+            Client(number, options.seed, ledger, subjects, weights, services, self._plant.tamper) for number in range(options.clients)
+        ]
+        tasks = [asyncio.ensure_future(client.run(stop)) for client in clients]
+        for data in self._durable:
+            counters = [DurableCounter(data.subject) for _ in range(_COUNTERS)]
+            tasks += [asyncio.ensure_future(each) for each in (data.read(ledger, stop), *(one.run(ledger, stop) for one in counters))]
+        self._began = time.perf_counter()
+        sabotage = asyncio.ensure_future(self.saboteur.run(self._began + options.seconds))
+        hung = asyncio.ensure_future(self._hung.wait())
+        progress = asyncio.ensure_future(self._progress())
+        await asyncio.wait({sabotage, hung}, return_when=asyncio.FIRST_COMPLETED)
+        stop.set()
+        ending = asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.wait((hung, ending), return_when=asyncio.FIRST_COMPLETED)
+        for task in (sabotage, hung, progress, *tasks):
+            task.cancel()
+        for ended in await asyncio.gather(sabotage, *tasks, return_exceptions=True):
+            if isinstance(ended, Exception):
+                ledger.violation(f"a client or the saboteur failed: {ended!r}")
+        await asyncio.gather(hung, progress, return_exceptions=True)
+
+    async def _progress(self) -> None:
+        before = 0
+        while True:
+            await asyncio.sleep(_PROGRESS)
+            ledger, now = self._ledger, time.perf_counter() - self._began
+            states = " ".join(
+                f"{each.label}:{each.device.state.value}/g{each.device.generation}" for each in self.subjects if not each.is_closing
+            )
+            rate = (ledger.answered - before) / _PROGRESS
+            before = ledger.answered
+            self._tell(
+                f"{now:5.0f} s {ledger.answered:8,} answers ({rate:,.0f}/s, {len(ledger.open)} open), "
+                f"{self.saboteur.done.total()} faults, {ledger.violated} violations | {states}"
+            )
+
+    async def _watch_over(self) -> None:
+        """Find out requests that nobody answers."""
+        while True:
+            await asyncio.sleep(0.25)
+            overdue = self._ledger.overdue(self._options.patience)
+            if overdue and not self._hung.is_set():
+                for entry in overdue[:10]:
+                    self._ledger.violation(f"{entry} has not been answered for {self._options.patience:g} s", entry.subject.describe())
+                self._hung.set()
+
+    # -- devices that come and go
+
+    async def _visit(self, luck: float) -> None:
+        """Open a device, send it requests, and close it while its child is killed: before, or after that has begun."""
+        self._visits += 1
+        host = "process" if luck < 0.5 or self._options.device == "cuda" else "auto"
+        spares = self.saboteur.spares
+        try:
+            subject = await self._open(f"visitor{self._visits}", host, _FOREVER)
+        except accel.HostDiedError:
+            if self.saboteur.spares == spares:
+                raise
+            return  # its child was taken for a spare one, and killed before anybody knew of the device
+        device, ledger = subject.device, self._ledger
+        rng = np.random.default_rng(self._visits)
+        tasks = []
+        for _ in range(20):
+            a = rng.standard_normal((16, 16))
+            tasks.append(asyncio.ensure_future(ask(ledger, ledger.begin("visit", subject), _square(device, a))))
+        await asyncio.sleep(0)
+        subject.is_closing = True
+        closing = None
+        if luck % 0.5 > 0.2:
+            closing = asyncio.ensure_future(device.aclose())
+            await asyncio.sleep((luck % 0.1) * 0.2)
+        subject.faulted()
+        if host == "auto":
+            lost = accel.DriverError("lost", code=700, scope=accel.FaultScope.PROCESS)
+            subject.plan.poison_at(subject.plan.count + 1, lost)
+        else:
+            send_signal(device.info().pid, signal.SIGKILL)
+        if closing is None:
+            await asyncio.sleep(luck * 0.3)
+        await (closing or device.aclose())
+        await asyncio.wait(tasks)
+        self.subjects.remove(subject)
+
+    # -- the end
+
+    async def _afterwards(self, under_fire: list[Subject], calm: Subject, doomed: Subject) -> None:
+        """See that those who should be well are, that nothing is kept on the devices, and that the one with the small budget is lost."""
+        for subject in (*under_fire, calm):
+            await self._recovers(subject, partial(_square, subject.device, np.full((8, 8), 0.5)))
+            for data in self._durable:
+                if data.subject is subject:
+                    await self._recovers(subject, data.is_intact)
+            await self._is_empty(subject)
+        if calm.device.generation != 1:
+            self._ledger.violation("the device without faults was rebuilt", calm.describe())
+        if "budget" in self._options.faults:
+            await self._is_lost(doomed)
+
+    async def _recovers(self, subject: Subject, asking: Callable[[], Awaitable[None]]) -> None:
+        end = time.perf_counter() + _RECOVERS
+        while time.perf_counter() < end:
+            if await ask(self._ledger, self._ledger.begin("recovers", subject), asking()):
+                return
+            await asyncio.sleep(0.05)
+        self._ledger.violation(f"{subject.label} does not answer any more", subject.describe())
+
+    async def _is_empty(self, subject: Subject) -> None:
+        end = time.perf_counter() + 10.0
+        kept = sum(data.nbytes for data in self._durable if data.subject is subject)
+        while time.perf_counter() < end:
+            gc.collect()
+            info = subject.device.info()
+            used = info.memory.used - kept
+            if not (used or info.pinned.used or info.in_flight or info.queued):
+                return
+            await asyncio.sleep(0.05)
+        refs = living_refs(subject.device.name)
+        self._ledger.violation(
+            f"{subject.label} keeps {used} bytes, and {info.pinned.used} pinned; living refs: {refs}", subject.describe()
+        )
+
+    async def _is_lost(self, doomed: Subject) -> None:
+        device, end = doomed.device, time.perf_counter() + _RECOVERS
+        while device.state is not accel.DeviceState.LOST and time.perf_counter() < end:
+            pid = device.info().pid
+            if pid != os.getpid():
+                doomed.faulted()
+                send_signal(pid, signal.SIGKILL)
+            await asyncio.sleep(0.05)
+        if device.state is not accel.DeviceState.LOST or device.info().restarts > (_BUDGET.max_restarts or 0):
+            self._ledger.violation("the device with a small budget goes on", doomed.describe())
+        entry = self._ledger.begin("lost", doomed)
+        if await ask(self._ledger, entry, _square(device, np.ones((2, 2)))):
+            self._ledger.violation("a lost device has answered")
+
+    async def _fault_during_close(self, subjects: list[Subject]) -> list[asyncio.Task[bool]]:
+        """Send requests, kill children, and leave the rest to the end of the system."""
+        self._durable.clear()
+        rng, tasks = np.random.default_rng(1), []
+        for subject in subjects:
+            for _ in range(30):
+                a = rng.standard_normal((16, 16))
+                entry = self._ledger.begin("closing", subject)
+                tasks.append(asyncio.ensure_future(ask(self._ledger, entry, _square(subject.device, a))))
+        await asyncio.sleep(0)  # they are sent
+        for subject in subjects:
+            subject.is_closing = True
+        for subject in subjects[:1]:
+            subject.faulted()
+            send_signal(subject.device.info().pid, signal.SIGKILL)
+        return tasks
+
+
+def _listen_closely(beat: float) -> None:
+    """Have children that are stopped found out within seconds."""
+    name = "accel.device.remote.heartbeat"
+    if importlib.util.find_spec(name):
+        heartbeat: Any = importlib.import_module(name)
+        heartbeat.BEAT, heartbeat.SILENCE = beat, 10
+    else:
+        actor: Any = importlib.import_module("accel.device.remote.actor")
+        actor._BEAT, actor._SILENCE = beat, 10
+
+
+async def _square(device: accel.Device, a: Any) -> None:
+    x = await device.put(a)
+    check(await device.get(await device.blas.gemm(x, x)), a @ a, "square")

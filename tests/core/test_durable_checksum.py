@@ -1,0 +1,154 @@
+"""Checksums of durable buffers: what changed behind the device's back between two generations is found."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mmap
+import os
+
+import numpy as np
+import pytest
+
+import accel
+from accel.cpu.backend import CpuDevice
+from accel.testing import FaultPlan
+from tests.device_support import failure
+from tests.durable_support import WAYS, Array, Way, opened, seeded
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+EVERYWHERE = pytest.mark.parametrize("way", WAYS)
+
+
+def wild_write(array: Array, new: int) -> None:
+    """Change one byte of the device memory that holds ``array``, as a stray kernel would."""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if "memfd:accel-slab" not in os.readlink(f"/proc/self/fd/{name}"):
+                continue
+        except FileNotFoundError:
+            continue
+        with mmap.mmap(int(name), 0) as memory:
+            at = memory.find(array.tobytes())
+            if at >= 0:
+                memory[at + array.nbytes // 2] = new
+                found += 1
+                break
+    assert found, "the buffer is in no slab that this process holds"
+
+
+@EVERYWHERE
+async def test_a_wild_write_is_found_at_the_rebuild(way: Way, caplog: pytest.LogCaptureFixture) -> None:
+    rng, seed = seeded()
+    first, second, third = rng.integers(0, 100, (3, 5000), np.uint8)
+    async with opened(way) as patient:
+        device = patient.device
+        hit = await device.put(first, durable=True, checksum=True)
+        missed = await device.put(second, durable=True, checksum=True)
+        unchecked = await device.put(third, durable=True)
+        wild_write(first, 200)
+        wild_write(third, 200)
+        with caplog.at_level(logging.ERROR):
+            await patient.fault()
+        assert "durable_checksum_differs" in caplog.text
+        error = await failure(device.get(hit), accel.StaleRefError)
+        assert error.reason == "torn"
+        assert "checksum" in str(error)
+        np.testing.assert_array_equal(await device.get(missed), second, seed)
+        assert (await device.get(unchecked) == 200).sum() == 1
+        await device.put(first, out=hit)
+        await patient.fault()
+        np.testing.assert_array_equal(await device.get(hit), first, seed)
+
+
+@EVERYWHERE
+async def test_ops_that_write_keep_the_checksum_right(way: Way) -> None:
+    rng, seed = seeded()
+    x, y = rng.standard_normal((2, 400))
+    async with opened(way) as patient:
+        device = patient.device
+        ref = await device.put(x, durable=True, checksum=True)
+        zeros = await device.zeros(7, durable=True, checksum=True)
+        empty = await device.empty(0, durable=True, checksum=True)
+        other = await device.put(y, durable=True)
+        await device.blas.axpy(other, ref)
+        await asyncio.gather(*(device.put(x[n : n + 1], out=ref[n : n + 1]) for n in range(20)))
+        async with device.batch() as batch:
+            batch.blas.scal(ref, 2.0)
+        expected = x + y
+        expected[:20] = x[:20]
+        for _ in range(2):
+            await patient.fault()
+            np.testing.assert_allclose(await device.get(ref), 2 * expected, rtol=1e-14, err_msg=seed)
+            assert (await device.get(zeros) == 0).all()
+            assert (await device.get(empty)).shape == (0,)
+        wild_write(np.asarray(await device.get(ref)), 1)
+        await patient.fault()
+        await failure(device.get(ref), accel.StaleRefError)
+
+
+@EVERYWHERE
+async def test_a_buffer_whose_writer_did_not_end_is_torn_and_not_compared(way: Way, caplog: pytest.LogCaptureFixture) -> None:
+    if way == "killed":
+        pytest.skip("what is in flight then is not for the test to say")
+    async with opened(way) as patient:
+        device = patient.device
+        ref = await device.put(np.arange(5.0), durable=True, checksum=True)
+        await patient.poison("scal", device.blas.scal(ref, 2.0))
+        await patient.until(2)
+        assert "durable_checksum_differs" not in caplog.text
+        assert (await failure(device.get(ref), accel.StaleRefError)).reason == "torn"
+        await device.put(np.arange(5.0), out=ref)
+        await patient.fault()
+        np.testing.assert_array_equal(await device.get(ref), np.arange(5.0))
+
+
+async def test_fault_plans_do_not_count_checksums() -> None:
+    plan = FaultPlan().fail_at(3, accel.LibraryError("third"))
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="inline", faults=plan)
+        ref = await device.put(np.arange(5.0), durable=True, checksum=True)
+        await device.put(np.arange(5.0), out=ref)
+        assert plan.count == 2
+        with pytest.raises(accel.LibraryError, match="third"):
+            await device.get(ref)
+
+
+async def test_a_deadline_covers_the_checksum() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="inline")
+        ref = await device.zeros(64 << 20, "uint8", durable=True, checksum=True, timeout=30)
+        await device.put(np.ones(64 << 20, np.uint8), out=ref, timeout=30)
+        assert (await device.get(ref)).min() == 1
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 7, 8, 9, 1000])
+async def test_the_checksum_is_of_every_byte(nbytes: int) -> None:
+    rng, seed = seeded()
+    array = rng.integers(0, 255, nbytes, np.uint8)
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="inline")
+
+        async def checksum(values: Array) -> int:
+            return int((await device.get(await device.run(accel.ops.Checksum(await device.put(values)))))[0])
+
+        first = await checksum(array)
+        assert await checksum(array) == first, seed
+        seen = {first}
+        for at in range(0, nbytes, max(1, nbytes // 9)):
+            changed = array.copy()
+            changed[at] ^= 1
+            seen.add(await checksum(changed))
+        assert len(seen) == 1 + len(range(0, nbytes, max(1, nbytes // 9))), seed
+
+
+async def test_a_backend_without_checksums_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CpuDevice, "kernels", lambda self, library: {})
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="inline", faults=FaultPlan().poison_at(1, op="unary"))
+        error = await failure(device.zeros(3, durable=True, checksum=True), accel.UnsupportedError)
+        assert "checksum" in str(error)
+        ref = await device.zeros(3, durable=True)
+        await failure(device.elementwise.unary("neg", await device.zeros(3)), accel.ContextPoisonedError)
+        assert (await device.get(ref) == 0).all()

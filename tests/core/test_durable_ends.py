@@ -1,0 +1,189 @@
+"""What durable memory leaves behind: nothing, whatever ends it; and devices that have none."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import accel
+from accel.cpu.backend import CpuBackend, CpuDevice
+from accel.testing import FaultPlan
+from tests.device_support import failure
+from tests.durable_support import WAYS, Way, opened
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from accel.backend import DeviceDescription
+
+ROOT = Path(__file__).resolve().parents[2]
+EVERYWHERE = pytest.mark.parametrize("way", WAYS)
+
+
+def slabs_of(pid: int | str) -> int:
+    """Return how many descriptors of slabs a process has open."""
+    count = 0
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            count += "memfd:accel-slab" in os.readlink(f"/proc/{pid}/fd/{name}")
+        except FileNotFoundError:
+            continue
+    return count
+
+
+@EVERYWHERE
+@pytest.mark.usefixtures("nothing_left")
+async def test_each_descriptor_is_closed_on_both_sides(way: Way) -> None:
+    gc.collect()
+    before = slabs_of("self")
+    async with opened(way) as patient:
+        device = patient.device
+        for _ in range(3):
+            refs = [await device.zeros(70 << 20, "uint8", durable=True) for _ in range(3)]
+            child = device.info().pid
+            assert slabs_of(child) >= 3
+            assert slabs_of("self") - before >= 3
+            await patient.fault()
+            assert slabs_of("self") - before >= 3
+            refs.clear()
+            async with asyncio.timeout(20):
+                while device.info().memory.reserved > 64 << 20:
+                    await asyncio.sleep(0)
+                child = device.info().pid
+                while slabs_of(child) > (1 if child != os.getpid() else before + 1):  # the reserve falls before the memory is unmapped
+                    await asyncio.sleep(0)
+                while slabs_of("self") - before > (1 if child == os.getpid() else 0):
+                    await asyncio.sleep(0)
+    assert slabs_of("self") == before
+
+
+_PARENT = """
+import asyncio, sys
+import accel
+async def main():
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process")
+        kept = [await device.full(9 << 20, 7, "uint8", durable=True) for _ in range(3)]
+        print(device.info().pid, flush=True)
+        await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+def test_a_parent_that_is_killed_takes_the_memory_with_it() -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-c", _PARENT], stdout=subprocess.PIPE, text=True, env=env) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert slabs_of(child)
+        assert slabs_of(parent.pid)
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    deadline = time.monotonic() + 20
+    while os.path.exists(f"/proc/{child}/fd") and Path(f"/proc/{child}/stat").read_text().split(")")[1].split()[0] != "Z":
+        assert time.monotonic() < deadline, "the child lives on, and with it the memory"
+
+
+@pytest.mark.usefixtures("nothing_left")
+async def test_a_device_that_is_lost_lets_them_go() -> None:
+    async with accel.System() as system:
+        plan, once = FaultPlan().poison_at(1, op="unary"), accel.RestartStrategy(max_restarts=0)
+        device = await system.open_device("cpu", host="process", faults=plan, restart=once)
+        ref = await device.zeros(4, durable=True)
+        await failure(device.elementwise.unary("neg", await device.zeros(4)), accel.ContextPoisonedError)
+        await failure(device.get(ref), accel.DeviceLostError)
+        assert ref.is_stale
+        assert device.info().memory.durable == 0
+        assert slabs_of("self") == 0
+
+
+class Mortal:
+    """A context of the CPU whose memory cannot outlive it."""
+
+    def __init__(self, device: CpuDevice) -> None:
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "import_slab":
+            raise AttributeError(name)
+        return getattr(self._device, name)
+
+
+class MortalBackend(CpuBackend):
+    """Has such contexts."""
+
+    def devices(self) -> Sequence[DeviceDescription]:
+        return super().devices()
+
+    def open(self, index: int) -> Any:
+        return Mortal(super().open(index))
+
+
+@pytest.mark.usefixtures("nothing_left")
+async def test_a_backend_that_cannot_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accel.device.system.find_device", lambda spec: (MortalBackend(), CpuBackend().devices()[0]))
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="inline")
+
+        async def loader(device: accel.Device) -> accel.AccelRef:
+            return await device.zeros(3, durable=True)
+
+        for call in (
+            device.put([1], durable=True),
+            device.empty(1, durable=True),
+            device.zeros(1, durable=True),
+            device.full(1, 1, durable=True),
+            device.resident("weights", loader, durable=True),
+            device.resident("weights", loader),
+        ):
+            error = await failure(call, accel.UnsupportedError)
+            assert error.remedy
+            assert error.device == "cpu:0"
+        np.testing.assert_array_equal(await device.get(await device.put(np.arange(3.0))), np.arange(3.0))
+
+
+@pytest.mark.usefixtures("nothing_left")
+async def test_graphs_and_batches_with_durable_buffers() -> None:
+    async with opened("process") as patient:
+        device = patient.device
+        ref = await device.put(np.arange(4.0), durable=True)
+        async with device.batch() as batch:
+            made = batch.run(accel.ops.Fill((4,), accel.DType.FLOAT64, 3, None, True))
+            batch.elementwise.binary("add", ref, made, out=ref)
+        async with device.graph() as graph:
+            graph.blas.scal(ref, 2.0)
+            with pytest.raises(accel.InvalidArgumentError, match="durable"):
+                graph.run(accel.ops.Empty((4,), accel.DType.FLOAT64, True))
+        await graph.replay()
+        assert made.durable
+        await patient.fault()
+        np.testing.assert_array_equal(await device.get(ref), [6, 8, 10, 12])
+        np.testing.assert_array_equal(await device.get(made), np.full(4, 3.0))
+        await failure(graph.replay(), accel.StaleRefError)
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("durable", ["yes", 1, None, np.ones(2)])
+async def test_durable_is_true_or_false(durable: Any) -> None:
+    async def loader(device: accel.Device) -> None: ...
+
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="inline")
+        for op in (
+            accel.ops.Put(np.ones(3), None, durable),
+            accel.ops.Empty((3,), accel.DType.FLOAT32, durable),
+            accel.ops.Fill((3,), accel.DType.FLOAT32, 0, None, durable),
+        ):
+            await failure(device.run(op), accel.InvalidArgumentError)
+        await failure(device.resident("weights", loader, durable=durable), accel.InvalidArgumentError)
+        await failure(device.put(np.ones(3), durable=durable), accel.InvalidArgumentError)

@@ -1,0 +1,126 @@
+"""The shared memory of arrays on their way to and from a child comes back, whatever becomes of who sent them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import accel
+from accel.device.remote import arrays
+from tests.device_support import cancelled, failure, task, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+LARGE = arrays.COPIED_HERE * 4
+
+
+class Gate:
+    """Holds copies on their worker threads."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+        self.reached = threading.Event()
+        self.opened = threading.Event()
+        before = getattr(arrays.Outgoing, method)
+
+        def held(outgoing: arrays.Outgoing) -> None:
+            self.reached.set()
+            assert self.opened.wait(20)
+            before(outgoing)
+
+        monkeypatch.setattr(arrays.Outgoing, method, held)
+
+
+@pytest.fixture
+def filling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate(monkeypatch, "fill")
+    yield gate
+    gate.opened.set()
+
+
+@pytest.fixture
+def landing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate(monkeypatch, "land")
+    yield gate
+    gate.opened.set()
+
+
+async def record(device: accel.Device, array: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
+    async with device.batch() as batch:
+        batch.put(array)
+        batch.put(array)
+
+
+@pytest.mark.parametrize("way", ["op", "batch"])
+async def test_of_what_was_cancelled_while_it_was_copied(filling: Gate, way: str) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process")
+        array = np.zeros(LARGE, np.uint8)
+        sending = task(device.put(array) if way == "op" else record(device, array))
+        await until(filling.reached.is_set)
+        await cancelled(sending)
+        assert device.info().memory.used == 0  # what was dropped is accounted for
+        filling.opened.set()
+        await until(lambda: device.info().pinned.used == 0, "the memory coming back")
+        assert device.info().memory.used == 0
+        np.testing.assert_array_equal(await device.get(await device.put(array)), array)
+
+
+@pytest.mark.parametrize("way", ["op", "batch"])
+async def test_of_what_was_copied_while_the_child_died(filling: Gate, way: str) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process")
+        array = np.zeros(LARGE, np.uint8)
+        sending = task(device.put(array) if way == "op" else record(device, array))
+        await until(filling.reached.is_set)
+        os.kill(device.info().pid, signal.SIGKILL)
+        await until(lambda: device.state is accel.DeviceState.REBUILDING)
+        filling.opened.set()
+        await asyncio.wait({sending}, timeout=20)
+        if sending.exception() is not None:  # a batch belongs to the generation in which it was recorded
+            assert isinstance(sending.exception(), accel.StaleRefError)
+        del sending
+        await until(lambda: device.info().pinned.used == 0, "the memory coming back")
+
+
+async def test_of_what_came_back_right_before_the_child_died(landing: Gate) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process")
+        ref = await device.put(np.zeros(LARGE, np.uint8))
+        # The second is answered while the first is copied: it waits for its turn.
+        reading = [task(device.get(ref)) for _ in range(2)]
+        await until(landing.reached.is_set)
+        os.kill(device.info().pid, signal.SIGKILL)
+        for each in reading:
+            await failure(each, accel.ContextPoisonedError)
+        landing.opened.set()
+        await until(lambda: device.info().pinned.used == 0, "the memory coming back")
+        assert np.all(await device.get(await device.put(np.ones(LARGE, np.uint8))) == 1)
+
+
+def test_a_landing_is_made_or_given_up_once() -> None:
+    class Each:
+        def __init__(self) -> None:
+            self.calls: list[str] = []
+
+        def land(self) -> None:
+            self.calls.append("land")
+
+        def close(self) -> None:
+            self.calls.append("close")
+
+    for first, wanted in (("copy", ["land", "close"]), ("give_up", ["close"])):
+        each = Each()
+        made = arrays.Landing([each])  # type: ignore[list-item]
+        getattr(made, first)()
+        made.copy()
+        made.give_up()
+        assert each.calls == wanted
