@@ -276,3 +276,18 @@ async def test_options_that_do_not_fit_are_refused() -> None:
             await system.open_device("cpu", host="inline", standby="context")
         with pytest.raises(accel.InvalidArgumentError):
             await system.open_device("cpu", standby="warm")  # type: ignore[arg-type]
+
+
+async def test_durable_buffers_are_bound_by_the_spare() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", standby="context")
+        x = await device.put(np.arange(4.0), durable=True)
+        await spare_ready(device)
+        spare = spare_of(device)
+        os.kill(device.info().pid, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            async for generation in device.generations():
+                if generation == 2:
+                    break
+        assert device.info().pid == spare
+        np.testing.assert_array_equal(await device.get(x), np.arange(4.0))
