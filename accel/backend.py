@@ -364,7 +364,11 @@ class AccelBackend(Protocol):
     A backend may have a method ``checks()`` besides, which returns :class:`Check` objects: what it needs of this machine, one by one, found or missing. The
     doctor prints them. It never raises, and may block.
 
-    One whose devices are all lost to the process when one of them faults says so with ``shares_fate = True``.
+    One whose devices are all lost to the process when one of them faults says so with ``shares_fate = True``, and has that fault as ``fault`` from then on,
+    which is ``None`` before.
+
+    One on which a second process may be forbidden to have a context has a method ``check_shareable(index)``, which raises
+    :class:`~accel.UnsupportedError` where that is so. See :mod:`accel.fate` too.
 
     A backend may also have a method ``bench_suite()``, which gives ``accel bench`` cases of its own: see :class:`accel.cli.bench.suite.Suite`.
 

@@ -6,18 +6,26 @@ import uuid
 from typing import TYPE_CHECKING
 
 from accel import BackendUnavailableError, DeviceDescription, DeviceLostError
-from accel_cuda.checks import all_checks, usable_mode
+from accel_cuda.checks import all_checks, check_shareable, usable_mode
 from accel_cuda.context import CudaDevice
 from accel_cuda.driver import load_driver
+from accel_cuda.libraries import load_distribution
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from accel import AccelError
     from accel.backend import Check
     from accel.cli.bench.suite import Suite
     from accel_cuda.driver import Driver
 
 __all__ = ["CudaBackend"]
+
+_DISTRIBUTIONS = {
+    "blas": ("nvidia-cublas", "nvmath-python"),
+    "fft": ("nvidia-cufft", "nvmath-python"),
+}
+"""Library -> what its handles are made with."""
 
 
 class CudaBackend:
@@ -36,6 +44,34 @@ class CudaBackend:
     name: str = "cuda"
     preference: int = 100
     shares_fate: bool = True
+
+    @property
+    def fault(self) -> AccelError | None:
+        """What has ended CUDA for this process; see :class:`accel.backend.AccelBackend`."""
+        try:
+            return load_driver().fault
+        except BackendUnavailableError:
+            return None
+
+    def preload(self, libraries: Sequence[str]) -> None:
+        """Load the driver, the compiler, and the libraries that are named; see :class:`accel.fate.PreloadsLibraries`. Makes no context."""
+        load_driver()
+        for distribution in (
+            "cuda-core",
+            "nvidia-cuda-nvrtc",
+            *(name for library in libraries for name in _DISTRIBUTIONS.get(library, ())),
+        ):
+            load_distribution(distribution)
+
+    def check_shareable(self, index: int) -> None:
+        """See that more than one process can have a context on GPU ``index``; see :class:`accel.backend.AccelBackend`.
+
+        Raises
+        ------
+        UnsupportedError
+            If its compute mode is EXCLUSIVE_PROCESS.
+        """
+        check_shareable(load_driver(), index)
 
     def devices(self) -> Sequence[DeviceDescription]:
         """List the GPUs that this process may use. May block: it loads the driver.
@@ -68,7 +104,7 @@ class CudaBackend:
                 code=driver.fault.code,
                 library="driver",
                 device=f"cuda:{index}",
-                remedy=driver.fault.remedy,
+                remedy="Open it with host='auto' or 'process': a child process has CUDA still. In this process only a restart helps.",
             )
             raise lost from driver.fault.clone()
         count = int(driver.call("cuDeviceGetCount"))

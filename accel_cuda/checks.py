@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel import BackendUnavailableError
+from accel import BackendUnavailableError, UnsupportedError
 from accel.backend import Check
 from accel_cuda.driver import load_driver
 from accel_cuda.libraries import REQUIRED, load_library, load_module, version_of
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from accel_cuda.driver import Driver
 
-__all__ = ["all_checks", "usable_mode"]
+__all__ = ["all_checks", "check_shareable", "usable_mode"]
 
 _COMPUTE_MODE, _MPS_ENABLED = 20, 133
 _PROHIBITED, _EXCLUSIVE = 2, 3
@@ -38,6 +38,22 @@ def usable_mode(driver: Driver, index: int) -> None:
             f"cuda:{index} is in compute mode PROHIBITED: no process may use it",
             device=f"cuda:{index}",
             remedy=f"Have it set back: sudo nvidia-smi -i {index} -c DEFAULT",
+        )
+
+
+def check_shareable(driver: Driver, index: int) -> None:
+    """Refuse a GPU that is one process's at a time, for what takes two.
+
+    Raises
+    ------
+    UnsupportedError
+        If its compute mode is EXCLUSIVE_PROCESS.
+    """
+    if _attribute(driver, index, _COMPUTE_MODE) == _EXCLUSIVE:
+        raise UnsupportedError(
+            f"cuda:{index} is in compute mode EXCLUSIVE_PROCESS: a spare child cannot have a context beside the one in use",
+            device=f"cuda:{index}",
+            remedy=f"Use standby='imports', or have it set back: sudo nvidia-smi -i {index} -c DEFAULT",
         )
 
 

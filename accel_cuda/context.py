@@ -41,6 +41,10 @@ _STAGING, _STAGING_BLOCK = 1 << 30, 8 << 20
 _MULTIPROCESSORS, _MAJOR, _MINOR, _SHARED = 16, 75, 76, 97
 
 
+def _nobody(error: AccelError) -> None:
+    """Tell nobody."""
+
+
 class CudaDevice:
     """See :class:`~accel.AccelDevice`. Made by ``CudaBackend.open``.
 
@@ -68,6 +72,8 @@ class CudaDevice:
         How many the device has; bytes of shared memory that one block can have.
     fault : AccelError or None
         What poisoned the context. Whoever raises it raises a clone.
+    on_fault : callable
+        See :class:`accel.fate.TellsFaults`.
     pinned : PinnedRanges
         Which host memory is page-locked.
     staging : HostArena
@@ -77,6 +83,7 @@ class CudaDevice:
     """
 
     shares_processor: bool = False
+    on_fault: Callable[[AccelError], object] = staticmethod(_nobody)
     scratch_libraries: frozenset[str] = frozenset({"fft"})
 
     def __init__(self, driver: Driver, description: DeviceDescription) -> None:
@@ -237,7 +244,10 @@ class CudaDevice:
         stream.inject(injection)
 
     def close(self, *, abandon: bool = False) -> None:
-        """Close every stream, and let go of the primary context. After a fault nothing is given back but slabs: the driver's objects are dead.
+        """Close every stream, and let go of the primary context.
+
+        After a fault the driver's objects are dead, and left alone. Slabs are unmapped; then, once nothing here uses it any more, the primary context is
+        reset, which gives back what it held on the device, the dead memory of torch and cupy in this process too. Host memory stays.
 
         Parameters
         ----------
@@ -253,8 +263,13 @@ class CudaDevice:
             stream.close(abandon=abandon)
         self.copiers.close()
         self.release(self.staging.close)
+        self.on_fault = _nobody  # it would keep who is told alive
+        is_last = self.driver.unwatch(self)
         if self.fault is None:
             self.release(self._release_context)
+        elif is_last and self.driver.fault is not None:
+            # Not where somebody else has destroyed the context: a new one may be in use.
+            self.driver.ignore("cuDevicePrimaryCtxReset", self.device)
 
     def _release_context(self) -> None:
         self._fft.close()
@@ -296,6 +311,7 @@ class CudaDevice:
         """Take note of the fault; the first one stands."""
         if self.fault is None:
             self.fault = error.clone(device=self.description.spec)
+            self.on_fault(self.fault)
 
     def forget(self, stream: CudaStream) -> None:
         """Take a stream off the list that was closed."""

@@ -56,7 +56,15 @@ class LaunchConfig(ctypes.Structure):
 
 
 class Faultable(Protocol):
-    """What is told when the process has lost CUDA."""
+    """What is told when the process has lost CUDA.
+
+    Attributes
+    ----------
+    handle : int
+        Its CUcontext.
+    """
+
+    handle: int
 
     def faulted(self, error: AccelError) -> None:
         """Take note of the fault; the first one stands."""
@@ -219,6 +227,12 @@ class Driver:
             self._contexts.add(context)
         if self.fault is not None:
             context.faulted(self.fault)
+
+    def unwatch(self, context: Faultable) -> bool:
+        """Forget a context that is closed, and return whether nobody else here uses the same CUcontext."""
+        with self._lock:
+            self._contexts.discard(context)
+            return not any(other.handle == context.handle for other in self._contexts)
 
     def failure(self, status: int, call: str, **fields: Any) -> AccelError:
         """Return the error for a status; if it ends CUDA for this process, take note and tell every context."""

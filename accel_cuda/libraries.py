@@ -12,7 +12,7 @@ from accel import BackendUnavailableError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["INSTALL", "REQUIRED", "Parts", "load_library", "load_module", "version_of"]
+__all__ = ["INSTALL", "REQUIRED", "Parts", "load_distribution", "load_library", "load_module", "version_of"]
 
 INSTALL = "Install it: pip install 'accel-actors[cuda]'."
 
@@ -27,7 +27,7 @@ class Parts:
 
 REQUIRED: Mapping[str, Parts] = {
     "cuda-bindings": Parts(("cuda.bindings.driver",)),
-    "cuda-core": Parts(("cuda.core",)),
+    "cuda-core": Parts(("cuda.core", "cuda.core.utils")),
     "nvmath-python": Parts(("nvmath.bindings.cublas", "nvmath.bindings.cufft")),
     "nvidia-cuda-nvrtc": Parts(libraries=("nvrtc",)),
     "nvidia-cublas": Parts(libraries=("cublas",)),
@@ -73,3 +73,18 @@ def load_library(name: str, distribution: str) -> None:
         raise BackendUnavailableError(
             f"{distribution} (or the CUDA toolkit) is not installed: lib{name} is not found", remedy=INSTALL
         ) from error
+
+
+def load_distribution(distribution: str) -> None:
+    """Load all that the backend uses of one of :data:`REQUIRED`.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If something of it is not there.
+    """
+    parts = REQUIRED[distribution]
+    for library in parts.libraries:
+        load_library(library, distribution)
+    for module in parts.modules:
+        load_module(module, distribution)

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     import socket
 
 
+_PING = 8
+
+
 async def noise(sock: socket.socket) -> None:
     """Send bytes that are no message."""
     sock.setblocking(True)
@@ -22,11 +25,12 @@ async def noise(sock: socket.socket) -> None:
 
 
 async def _speak(sock: socket.socket, first: tuple[int, bytes], later: tuple[int, bytes] | None = None) -> None:
-    """Answer the first message with ``first``, and the second, which is an op, with ``later``."""
+    """Answer the second message, with which a generation begins, with ``first``, and the next, which is an op, with ``later``."""
     asked: asyncio.Queue[int] = asyncio.Queue()
     channel = Channel(sock, asyncio.get_running_loop(), on_message=lambda kind, *_: asked.put_nowait(kind), on_lost=lambda _: None)
-    for answer in (first, later):
-        await asked.get()
+    for answer in (None, first, later):
+        while await asked.get() == _PING:
+            pass
         if answer is not None:
             channel.send(*answer)
     await asyncio.Event().wait()

@@ -179,7 +179,7 @@ class Buffers:
         while (block := allocator.allocate(nbytes, lane)) is None:
             request = allocator.request_slab(nbytes, last_resort=last_resort)
             try:
-                slab = await run_blocking(request.create)
+                slab = await run_blocking(self._core.memory_back.ask, request.create)
                 self._check_alive()
                 allocator.adopt(request, slab)
             except BaseException as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from accel.backend import CompilesKernels
 from accel.device.kernels import NO_COMPILER
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from accel.hosts import Host
     from accel.ops import KernelOp
 
-__all__ = ["Compiler", "DeviceKernel", "Launches"]
+__all__ = ["Compiler", "CompilesApart", "DeviceKernel", "Launches"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -96,6 +96,14 @@ class DeviceKernel:
             Before anything is sent: arguments do not fit the parameters, or the device cannot launch so much at once.
         """
         return self._submit(Launch(self.program, grid, block, _arguments(args), shared_bytes), timeout)
+
+
+@runtime_checkable
+class CompilesApart(Protocol):
+    """A context that has its compiler in another process."""
+
+    async def compile(self, kernel: CompiledKernel) -> KernelLayout:
+        """Have a kernel compiled and loaded there; see :class:`accel.backend.CompilesKernels`."""
 
 
 class Compiler(Launches["Coroutine[Any, Any, Any]"]):
@@ -177,9 +185,11 @@ class Compiler(Launches["Coroutine[Any, Any, Any]"]):
         while True:
             await self._sender.until_ready(None)
             context = self._host.context
-            if not isinstance(context.device, CompilesKernels):
-                raise UnsupportedError(f"{core.name} has no compiler", remedy=NO_COMPILER)
             try:
+                if isinstance(context, CompilesApart):
+                    return await context.compile(kernel)
+                if not isinstance(context.device, CompilesKernels):
+                    raise UnsupportedError(f"{core.name} has no compiler", remedy=NO_COMPILER)
                 return await core.system.run_blocking(context.device.compile, kernel)
             except ClosedError:
                 # A rebuild closed the context meanwhile; the next one compiles too.

@@ -6,6 +6,7 @@ fresh instance's ``started`` makes the next one, within the budget and after the
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from accel.device.kernel_library import OwnLibrary
 from accel.device.lane import Lane
 from accel.device.run import BATCH, Port
 from accel.errors import AccelError, ClosedError, LibraryError
+from accel.fate import TellsFaults
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +72,7 @@ class ContextActor(Actor[OpenLibrary, "Port | Exception"]):
         core = self._core
         core.restarts_left = context.restarts_left
         began = time.perf_counter()
-        device = await acquire(core.system, partial(core.backend.open, core.description.index), _abandon)
+        device = await acquire(core.system, partial(core.memory_back.ask, core.backend.open, core.description.index), _abandon)
         try:
             watcher = core.options.completion.open(device, core.loop, core.shared)
         except BaseException:
@@ -93,6 +95,8 @@ class ContextActor(Actor[OpenLibrary, "Port | Exception"]):
             raise
         self._context = made
         made.on_fault = context.self_ref.fail
+        if isinstance(device, TellsFaults):
+            device.on_fault = partial(_told, made)
         self._publish(made)
         core.sharing = made.sharing
         if core.lifecycle.generation:
@@ -194,6 +198,12 @@ async def _open_port(actor: ActorRef[OpenLibrary, Port | Exception], library: st
 
 def _abandon(device: AccelDevice) -> None:
     device.close(abandon=True)
+
+
+def _told(context: Context, error: AccelError) -> None:
+    """Take note, on whatever thread, of a fault that surfaced elsewhere in the process: nobody may have asked this context anything."""
+    with contextlib.suppress(RuntimeError):  # its loop has ended
+        context.core.loop.call_soon_threadsafe(lambda: context.report_fault(error.clone()))
 
 
 class ContextMonitor(Actor[Terminated, None]):

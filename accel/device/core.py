@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from accel._log import get_logger
 from accel.device.durable import DurableBook
 from accel.device.lifecycle import DeviceState, Lifecycle
+from accel.device.memory_back import MemoryBack
 from accel.device.pinned import PinnedMemory
 from accel.errors import AccelError, ClosedError, InvalidArgumentError, StaleRefError
 from accel.ref import AccelToken
@@ -77,6 +78,12 @@ class DeviceCore:
         Whether some durable buffers are torn, or have checksums: then each op is looked at.
     pinned : PinnedMemory
         Host memory for arrays that move fast; it outlives every generation.
+    children : Children
+        Its child processes besides the one that holds the context; ``None`` in a child.
+    memory_back : MemoryBack
+        How contexts and slabs are asked for.
+    on_change : callable
+        Called when a generation has begun, or the device is lost.
     recording : dict
         Buffer -> batch, for refs of batches that have not ended.
     open_quarantine : callable
@@ -115,6 +122,9 @@ class DeviceCore:
         self._idle: asyncio.Future[None] | None = None
         self.device: Any = None
         self.sharing: Any = None
+        self.children: Any = None
+        self.memory_back = MemoryBack()
+        self.on_change: Callable[[], object] = lambda: None
         self._tokens: weakref.WeakValueDictionary[int, AccelRef] = weakref.WeakValueDictionary()
         self.survives: Callable[[AccelError], bool] = lambda _: True
         self.restarts_left: Callable[[], int] = lambda: 1
@@ -233,6 +243,7 @@ class DeviceCore:
         self.lifecycle.ready()
         self.live_generation = self.lifecycle.generation
         self.durable.entered(self.live_generation)
+        self.on_change()
 
     def lost_context(self, error: AccelError, *, is_survived: bool = False) -> None:
         """Make ordinary refs stale at once; the supervisor decides what comes next.
@@ -257,6 +268,7 @@ class DeviceCore:
             self.lifecycle.lost(error if isinstance(error, AccelError) else None)
             self.durable.close()
             self.pinned.ended()
+            self.on_change()
 
     def closed(self) -> None:
         """End the device's life, whatever is left of it."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from accel.actors import Actor, ActorContext
 from accel.device.context_actor import ContextMonitor
 from accel.device.graph import GraphSubmission
+from accel.device.remote import StandbyActor
 from accel.device.run import OpSubmission
 from accel.device.submission import BatchSubmission, Submission
 from accel.errors import AccelError, LibraryError, StaleRefError
@@ -43,10 +44,15 @@ class DeviceActor(Actor[Submission, None]):
         keeper = await self._host.start(context)
         monitor = await context.spawn(ContextMonitor, self._core, name="monitor")
         keeper.watch(monitor)
+        standby = self._core.options.standby
+        if standby != "none":
+            await context.spawn(StandbyActor, self._core, standby, name="standby")
 
     async def stopped(self, context: ActorContext) -> None:
         """See that nobody waits for a device whose actor is gone."""
         core = self._core
+        if core.children is not None:
+            await core.children.gone()
         if core.is_closing or context.system.state != "open":
             core.closed()
         else:

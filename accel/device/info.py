@@ -84,6 +84,9 @@ class DeviceInfo:
         Its memory.
     pinned
         The host memory of its pinned arrays.
+    standby
+        What there is of a spare child: ``"none"``, ``"starting"``, ``"ready"``, or ``"failed"``, where too many have died by themselves; another is
+        tried with the next generation.
     """
 
     name: str
@@ -98,6 +101,7 @@ class DeviceInfo:
     in_flight: int
     memory: MemoryInfo
     pinned: PinnedInfo
+    standby: str = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,4 +148,5 @@ def picture(core: DeviceCore, host: Host, queue: MailboxStatistics) -> DeviceInf
         in_flight=0 if context is None or context.fault is not None else context.in_flight,
         memory=MemoryInfo(used, core.durable.used, reserved, core.options.memory_limit, workspace),
         pinned=core.pinned.info(),
+        standby=core.children.standby,
     )

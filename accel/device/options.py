@@ -47,6 +47,8 @@ class DeviceOptions:
     restart: RestartStrategy
     faults: FaultSource | None
     debug: bool
+    standby: Literal["none", "imports", "context"] = "none"
+    hang_timeout: float | None = None
 
 
 def check_options(

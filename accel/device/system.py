@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -12,12 +13,13 @@ from accel.device.context_actor import ContextActor
 from accel.device.core import DeviceCore
 from accel.device.device import Device
 from accel.device.device_actor import DeviceActor
+from accel.device.hosting import check_hosting, check_shareable
 from accel.device.lifecycle import DeviceState
 from accel.device.options import FaultSource, check_options
 from accel.device.quarantine import quarantine_options, set_restarts
-from accel.device.remote import RemoteContextActor
+from accel.device.remote import Children, RemoteContextActor
 from accel.device.sender import Sender
-from accel.errors import InvalidArgumentError, UnsupportedError
+from accel.errors import InvalidArgumentError
 from accel.hosts import FailoverHost, InlineHost, ProcessHost
 from accel.registry import find_device
 
@@ -92,6 +94,7 @@ class System(ActorSystem):
         overload: Literal["wait", "reject"] = "wait",
         restart: RestartStrategy | None = None,
         standby: Literal["none", "imports", "context"] = "none",
+        hang_timeout: float | None = None,
         faults: FaultSource | None = None,
         debug: bool = False,
     ) -> Device:
@@ -125,7 +128,12 @@ class System(ActorSystem):
         restart
             How often contexts are rebuilt, and how fast; ``None`` is ``RestartStrategy()``.
         standby
-            Only ``"none"`` is offered in this release.
+            A spare child, which takes over when a fault has taken the context: one that has done its ``"imports"``, or that has a ``"context"`` too and what
+            ``libraries`` need, which costs the memory of an idle context (on a GPU about 525 MiB). It is started in the background once the device is
+            ready, and replaced when it was used or has died; :meth:`Device.info` says how it is. Not for ``host="inline"``.
+        hang_timeout
+            Seconds after which a device on which ops are, and none of them ends, counts as hung: its child is killed, and another one goes on. Loading and
+            compiling do not count. ``None``: never. Honoured in a child only: by ``host="auto"`` once the device has moved, not by ``"inline"``.
         faults
             A :class:`accel.testing.FaultPlan` that brings faults about on purpose.
         debug
@@ -144,11 +152,13 @@ class System(ActorSystem):
         """
         if not isinstance(spec, str):
             raise InvalidArgumentError(f"spec is {spec!r}", remedy="Use 'auto', a backend's name, 'cuda:1', or a UUID.")
-        _check_host(host, standby)
+        check_hosting(host, standby, hang_timeout)
         options = check_options(
             completion, streams, libraries, memory_limit, pinned_limit, pending_limit, max_in_flight, overload, restart, faults, debug=debug
         )
+        options = dataclasses.replace(options, standby=standby, hang_timeout=hang_timeout)
         backend, description = await self.run_blocking(find_device, spec)
+        await self.run_blocking(check_shareable, backend, description.index, standby)
         core = DeviceCore(self, backend, description, options, self._shared)
         device = await self._bring_up(core, self._host(host, core))
         self._devices = [*self.devices, device]
@@ -156,6 +166,7 @@ class System(ActorSystem):
 
     async def _bring_up(self, core: DeviceCore, where: Host, suffix: str = "") -> Device:
         self._opened += 1
+        core.children = Children()
         name = f"{core.name}#{self._opened}{suffix}"
         actor = await self.spawn(DeviceActor, core, where, name=name, mailbox_size=core.options.pending_limit)
         core.device = device = Device(core, Sender(core, actor), where, actor)
@@ -179,7 +190,12 @@ class System(ActorSystem):
         # A fault on one of them would take all of this process's devices of such a backend with it: so only the first is kept here.
         mine = core.description
         here = [device.info() for device in self.devices] if getattr(core.backend, "shares_fate", False) else []
-        if host == "process" or any(info.host == "inline" and info.backend == mine.backend and info.index != mine.index for info in here):
+        is_lost = getattr(core.backend, "fault", None) is not None  # to this process; a child has it
+        if (
+            host == "process"
+            or is_lost
+            or any(info.host == "inline" and info.backend == mine.backend and info.index != mine.index for info in here)
+        ):
             return ProcessHost(RemoteContextActor, core, restart)
         return FailoverHost(ContextActor, RemoteContextActor, core, restart)
 
@@ -192,12 +208,3 @@ class System(ActorSystem):
         finally:
             for task in closing:
                 task.cancel()
-
-
-def _check_host(host: str, standby: str) -> None:
-    if standby in ("imports", "context"):
-        raise UnsupportedError(f"standby={standby!r} is not offered in this release", remedy="Use standby='none'.")
-    if host not in ("auto", "inline", "process"):
-        raise InvalidArgumentError(f"host is {host!r}", remedy="Use 'auto', 'inline' or 'process'.")
-    if standby != "none":
-        raise InvalidArgumentError(f"standby is {standby!r}", remedy="Use 'none'.")

@@ -70,6 +70,7 @@ class Channel:
         self._outgoing = Outgoing(sock)
         self._is_closed = self._is_greeted = self._is_full = False
         self._broken: AccelError | None = None  # why nothing can be written any more
+        self._delivered = 0
         self._at_end = False  # nothing can be read any more ...
         self._end: AccelError | None = None  # ... and why
         self._flushing: asyncio.Handle | None = None
@@ -196,6 +197,19 @@ class Channel:
 
     # -- reading
 
+    @property
+    def has_more(self) -> bool:
+        """Whether messages have been read that are still to be delivered."""
+        return bool(self._incoming.messages)
+
+    def look(self) -> bool:
+        """Read and deliver what has arrived, without waiting for the loop to say so; return whether there was something."""
+        if self._is_closed or self._at_end or self._turn is not None:
+            return False
+        before = self._delivered
+        self._read_turn()
+        return self._delivered != before
+
     def _on_readable(self) -> None:
         if self._turn is None:
             self._read_turn()
@@ -204,11 +218,12 @@ class Channel:
         """Read and deliver as much as one turn of the loop may take."""
         self._turn = None
         messages, room, quota = self._incoming.messages, _TURN_BYTES, _TURN_MESSAGES
+        is_drained = False
         while True:
             while messages and quota and not self._is_closed:
                 quota -= 1
                 self._deliver(messages.popleft())
-            if self._is_closed:
+            if self._is_closed or (is_drained and not messages and self._broken is None):
                 return
             if messages or (room <= 0 and self._broken is not None):
                 self._turn = self._loop.call_soon(self._read_turn)
@@ -220,8 +235,8 @@ class Channel:
                 return
             count = self._read()
             room -= count
-            if count < _READ_BYTES and not messages and not self._at_end and self._broken is None:
-                return
+            # Less than was asked for: there was no more.
+            is_drained = count < _READ_BYTES and not self._at_end
 
     def _read(self) -> int:
         """Read once; note it where that was the last time."""
@@ -246,6 +261,7 @@ class Channel:
         self._loop.remove_reader(self._fd)
 
     def _deliver(self, message: Message) -> None:
+        self._delivered += 1
         try:
             if not self._is_greeted:
                 check_greeting(message.kind, message.payload)

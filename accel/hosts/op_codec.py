@@ -21,7 +21,7 @@ from accel.errors import AccelError, UnsupportedError
 from accel.ops import KernelOp
 from accel.ref import AccelRef, ForeignRef, ManagedRef, RefView
 
-__all__ = ["RefOf", "dump_op", "load_op"]
+__all__ = ["RefOf", "dump_op", "is_plain", "load_op"]
 
 RefOf = Callable[[int, tuple[int, ...], DType, int, "int | None"], AccelRef]
 """``ref_of(buffer, shape, dtype, generation, offset)``: the child's own ref. ``offset`` in bytes is given for a view, else it is ``None``."""
@@ -155,7 +155,7 @@ def _wire_ref(ref: AccelRef) -> tuple[int, tuple[int, ...], str, int, int | None
 
 
 @lru_cache(maxsize=256)
-def _is_plain(cls: Any) -> bool:
+def is_plain(cls: Any) -> bool:
     """Whether objects of the class are what their attributes are: it does not say itself how they are pickled."""
     own = any(hasattr(cls, name) for name in ("__getnewargs__", "__getnewargs_ex__"))
     reduced = cls.__reduce_ex__ is not object.__reduce_ex__ or cls.__reduce__ is not object.__reduce__
@@ -167,7 +167,7 @@ def _is_plain(cls: Any) -> bool:
 
 def _state_of(op: Any) -> dict[str, Any] | None:
     """Return the op's attributes by name, or ``None`` where its class says itself how it is pickled."""
-    if not _is_plain(cast("Hashable", type(op))):
+    if not is_plain(cast("Hashable", type(op))):
         return None
     state: Any = object.__getstate__(op)
     if type(state) is tuple:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-__all__ = ["copies", "copies_of_all_sizes"]
+__all__ = ["copies", "copies_of_all_sizes", "copies_to_a_child"]
 
 _JUDGED = {"64 MiB": 64 << 20, "256 MiB": 256 << 20}
 _OTHERS = {"4 KiB": 4 << 10, "64 KiB": 64 << 10, "1 MiB": 1 << 20, "16 MiB": 16 << 20, "1 GiB": 1 << 30}
@@ -33,8 +33,11 @@ class _Copier:
     def __init__(self, rig: Rig, bench: Bench, device: Device) -> None:
         self.rig, self.bench, self.device = rig, bench, device
 
-    async def measure(self, size: str, kind: str, host: Array, target: Array) -> dict[str, Samples]:
-        """Measure ``put`` and ``get`` of ``host``, which is ``kind`` memory; ``target`` is as large and of the same kind."""
+    async def measure(self, size: str, kind: str, host: Array, target: Array, *, is_here: bool = True) -> dict[str, Samples]:
+        """Measure ``put`` and ``get`` of ``host``, which is ``kind`` memory; ``target`` is as large and of the same kind.
+
+        With ``is_here=False`` they are pinned in a child: the twins then have memory of their own, which is pinned in this process.
+        """
         raw, torch, nbytes = self.rig.raw(self.bench), self.rig.torch(self.bench), host.nbytes
         ref = await self.device.put(host)
         await self.device.get(ref, out=target)
@@ -45,7 +48,8 @@ class _Copier:
         try:
             copies = raw.pinned_copies if kind == "pinned" else raw.pageable_copies
             # The same arrays as ours: what the processor's caches hold of them then helps or hinders all alike.
-            (raw_put, _), (_, raw_get) = copies(slab.address, host), copies(slab.address, target)
+            near, back = (host, target) if is_here else (raw.pinned(nbytes), raw.pinned(nbytes))
+            (raw_put, _), (_, raw_get) = copies(slab.address, near), copies(slab.address, back)
             subjects: dict[str, Meter] = {
                 "accel put": awaited(lambda: self.device.put(host, out=ref), count),
                 "raw put": called(raw_put, count),
@@ -53,7 +57,7 @@ class _Copier:
                 "raw get": called(raw_get, count),
             }
             if torch is not None:
-                (torch_put, _), (_, torch_get) = torch.copies(host), torch.copies(target)
+                (torch_put, _), (_, torch_get) = torch.copies(near), torch.copies(back)
                 subjects |= {"PyTorch put": called(torch_put, count), "PyTorch get": called(torch_get, count)}
             return await self.bench.compare(f"copy {size}, {kind}", subjects, rounds=self.bench.scale(5, 2))
         finally:
@@ -85,20 +89,21 @@ def _ratios(results: dict[str, Samples], nbytes: int, size: str, kind: str, foun
         }
 
 
-async def _run(rig: Rig, bench: Bench, sizes: dict[str, int]) -> dict[str, dict[str, float]]:
-    """Measure all sizes and both kinds of memory, and return what each way of each gave."""
+async def _run(rig: Rig, bench: Bench, sizes: dict[str, int], host: Literal["auto", "process"] = "auto") -> dict[str, dict[str, float]]:
+    """Measure all sizes and both kinds of memory, pinned alone for a process host, and return what each way of each gave."""
     found: dict[str, dict[str, float]] = {}
     async with System("bench") as system:
-        device = await system.open_device(bench.spec)
+        device = await system.open_device(bench.spec, host=host)
         copier = _Copier(rig, bench, device)
         for size, nbytes in sizes.items():
             source = bench.rng.integers(0, 2**63, nbytes // 8, np.int64).view(np.uint8)
-            _ratios(await copier.measure(size, "pageable", source, np.zeros_like(source)), nbytes, size, "pageable", found)
+            if host == "auto":
+                _ratios(await copier.measure(size, "pageable", source, np.zeros_like(source)), nbytes, size, "pageable", found)
             near, target = await copier.pinned(nbytes), await copier.pinned(nbytes)
             if near is None or target is None:
                 continue
             near[:] = source
-            _ratios(await copier.measure(size, "pinned", near, target), nbytes, size, "pinned", found)
+            _ratios(await copier.measure(size, "pinned", near, target, is_here=host == "auto"), nbytes, size, "pinned", found)
             del near, target, source
     return found
 
@@ -123,3 +128,9 @@ async def copies(rig: Rig, bench: Bench) -> None:
 async def copies_of_all_sizes(rig: Rig, bench: Bench) -> None:
     """Measure the sizes that P7 leaves out."""
     await _run(rig, bench, _OTHERS)
+
+
+async def copies_to_a_child(rig: Rig, bench: Bench) -> None:
+    """P9-copy: pinned put and get of large arrays on a process host. Held by the worst of both."""
+    value, details = _least(await _run(rig, bench, {"256 MiB": _JUDGED["256 MiB"]}, "process"), "pinned")
+    bench.report.hold("P9-copy", value, copies=details)

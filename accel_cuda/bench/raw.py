@@ -9,14 +9,15 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from accel_cuda.backend import CudaBackend
 from accel_cuda.driver import Handle, LaunchConfig
 from accel_cuda.libraries import load_module
+from accel_cuda.pinned import PinnedBlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import numpy as np
 
 __all__ = ["Raw"]
 
@@ -49,6 +50,7 @@ class Raw:
         self.stream = self._own.handle
         self._handle = self.bindings.CUstream(self.stream)
         self._launch = self.context.driver.hot.launch
+        self._pinned: list[PinnedBlock] = []
 
     def launcher(self, nanoseconds: int = 0, *, stream: int | None = None) -> Callable[[], object]:
         """Return a call that launches the empty kernel, or one that spins, into ``stream`` (``None``: the own one) and returns at once."""
@@ -105,6 +107,12 @@ class Raw:
             synchronize(handle)
 
         return run
+
+    def pinned(self, nbytes: int) -> np.ndarray[Any, Any]:
+        """Return page-locked host memory of this process, which stays until the end."""
+        block = PinnedBlock(self.context.driver, nbytes)
+        self._pinned.append(block)
+        return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(block.address))
 
     def pinned_copies(self, device: int, host: np.ndarray[Any, Any]) -> tuple[Callable[[], object], Callable[[], object]]:
         """Return how pinned memory is copied to the device and back: an asynchronous copy, and waiting for the stream."""

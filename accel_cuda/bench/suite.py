@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from accel.cli.bench import cases_actors, cases_device
 from accel.cli.bench.cases_soak import soak
 from accel.cli.bench.suite import Case, Suite
-from accel_cuda.bench import cases_copies, cases_latency, cases_lengths, cases_products
+from accel_cuda.bench import cases_copies, cases_latency, cases_lengths, cases_process, cases_products
 from accel_cuda.bench.rig import Rig, machine
 
 if TYPE_CHECKING:
@@ -41,6 +41,10 @@ def bench_suite() -> Suite:
         case("busy", "an empty kernel beside a busy thread", cases_latency.busy, ("P6", "P6-rate")),
         case("copy", "put and get of large arrays", cases_copies.copies, ("P7", "P7-put", "P7-get")),
         case("gemm4096", "gemm 4096, 8 in flight and one", cases_products.products, ("P8", "P8-one")),
+        case("process", "await an empty kernel on a process host", cases_process.await_one, ("P9",)),
+        case("process-tasks", "empty kernels from 64 tasks on a process host", cases_process.from_tasks, ("P9-rate",)),
+        case("process-copy", "pinned put and get on a process host", cases_copies.copies_to_a_child, ("P9-copy",)),
+        case("standby", "from a fault to the first good gemm", cases_process.recoveries, ("P10", "P10-standby"), once=True),
         case("lengths", "added latency by length of the kernel", cases_lengths.kernel_lengths, once=True, has_points=True),
         case("copies", "put and get from 4 KiB to 1 GiB", cases_copies.copies_of_all_sizes, once=True),
         case("gemm", "gemm from 32 to 8192", cases_products.products_of_all_sizes, once=True),

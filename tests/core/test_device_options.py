@@ -25,6 +25,7 @@ WRONG: dict[str, list[Any]] = {
     "overload": ["drop", None],
     "restart": ["always", 3],
     "standby": ["warm", None],
+    "hang_timeout": [0, -1.0, "1", True, float("nan")],
     "faults": ["all", 1],
     "debug": ["yes", 1],
 }
@@ -38,10 +39,11 @@ async def test_wrong_option_is_rejected(name: str, value: Any) -> None:
         assert system.devices == ()
 
 
-@pytest.mark.parametrize("option", [{"standby": "context"}, {"standby": "imports"}])
-async def test_option_of_a_later_release_is_unsupported(option: dict[str, Any]) -> None:
+@pytest.mark.parametrize("option", [{"standby": "context"}, {"standby": "imports"}, {"hang_timeout": 1.0}])
+async def test_option_that_is_of_no_use_inline_is_unsupported(option: dict[str, Any]) -> None:
     async with accel.System() as system:
-        await failure(system.open_device("cpu", **option), accel.UnsupportedError)
+        error = await failure(system.open_device("cpu", host="inline", **option), accel.UnsupportedError)
+        assert str(error.remedy)
 
 
 async def test_device_that_is_not_there() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import accel
-from accel.device.remote import actor
+from accel.device.remote import heartbeat
 from accel.testing import FaultPlan
 
 if TYPE_CHECKING:
@@ -204,8 +204,8 @@ async def test_faults_of_every_scope_but_the_devices_are_survived() -> None:
 
 
 async def test_a_stopped_child_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actor, "_BEAT", 0.05)
-    monkeypatch.setattr(actor, "_SILENCE", 4)
+    monkeypatch.setattr(heartbeat, "BEAT", 0.05)
+    monkeypatch.setattr(heartbeat, "SILENCE", 4)
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process")
         x = await device.put(np.ones(4))

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 import accel
-from accel.device.remote import actor
+from accel.device.remote import link
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -16,7 +16,7 @@ ONCE = accel.RestartStrategy(max_restarts=0)
 
 @pytest.mark.parametrize("child", ["noise", "unknown_kind", "no_json", "other_json", "no_error"])
 async def test_nonsense_at_the_beginning_is_an_error_of_the_opening(child: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actor, "_TARGET", f"tests.hostile_children:{child}")
+    monkeypatch.setattr(link, "TARGET", f"tests.hostile_children:{child}")
     async with accel.System() as system:
         with pytest.raises(accel.HostDiedError):
             await asyncio.wait_for(system.open_device("cpu", host="process", restart=ONCE), 20)
@@ -28,7 +28,7 @@ async def test_nonsense_at_the_beginning_is_an_error_of_the_opening(child: str, 
     "child", ["answers_unasked", "cut_numbers", "fault_of_noise", "slab_without_memory", "slab_that_is_not", "half_a_place"]
 )
 async def test_nonsense_later_on_loses_the_child(child: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actor, "_TARGET", f"tests.hostile_children:{child}")
+    monkeypatch.setattr(link, "TARGET", f"tests.hostile_children:{child}")
     async with accel.System() as system:
         device = await asyncio.wait_for(system.open_device("cpu", host="process", restart=ONCE), 20)
         with pytest.raises(accel.AccelError):

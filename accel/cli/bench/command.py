@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accel import InvalidArgumentError, UnsupportedError
-from accel.cli.bench import cases_actors, cases_batcher, cases_data, cases_device, cases_recovery, cases_soak, cases_waiting
+from accel.cli.bench import cases_actors, cases_batcher, cases_data, cases_device, cases_process, cases_recovery, cases_soak, cases_waiting
 from accel.cli.bench.budgets import BUDGETS
 from accel.cli.bench.plot import draw, need_matplotlib
 from accel.cli.bench.report import Report, describe_machine
@@ -36,6 +36,7 @@ CASES: tuple[Case, ...] = (
     *cases_actors.CASES,
     *cases_data.CASES,
     *cases_waiting.CASES,
+    *cases_process.CASES,
     *cases_recovery.CASES,
     *cases_batcher.CASES,
     *cases_soak.CASES,

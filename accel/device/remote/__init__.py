@@ -3,5 +3,7 @@
 from __future__ import annotations
 
 from accel.device.remote.actor import RemoteContextActor
+from accel.device.remote.children import Children
+from accel.device.remote.standby import StandbyActor
 
-__all__ = ["RemoteContextActor"]
+__all__ = ["Children", "RemoteContextActor", "StandbyActor"]

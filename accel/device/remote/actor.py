@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import pickle
 import struct
@@ -11,36 +10,39 @@ import time
 from typing import TYPE_CHECKING, ClassVar
 
 from accel._log import get_logger
-from accel.actors import Actor, ActorContext, RestartStrategy
+from accel.actors import Actor, ActorContext
 from accel.device.in_flight import fault_behind
 from accel.device.remote.context import RemoteContext
-from accel.device.remote.messages import Config, Kind, pickled_library
+from accel.device.remote.heartbeat import Heartbeat
+from accel.device.remote.link import Link
+from accel.device.remote.messages import Begin, Kind, pickled_library
 from accel.dtype import DType
 from accel.errors import AccelError, FaultScope, HostDiedError, UnsupportedError
-from accel.hosts.channel import Channel
-from accel.hosts.child import ChildProcess
 from accel.hosts.error_codec import decode_error
 from accel.hosts.protocol import ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeAlias
 
     from accel.device.core import DeviceCore
     from accel.hosts.exit_status import ExitStatus
+
+    _Land: TypeAlias = Callable[[Callable[[], None], Callable[[], None]], None]
+    _Ready: TypeAlias = "asyncio.Future[dict[str, frozenset[DType]]]"
 
 __all__ = ["RemoteContextActor"]
 
 logger = get_logger()
 
-_TARGET = "accel.device.remote.served:serve"
-_BEAT = 1.0
-"""Seconds between two questions whether the child is there."""
-
-_SILENCE = 10
-"""After so many unanswered ones it is not: its loop hangs, or the process is stopped."""
-
 _PATIENCE = 120.0
 """Seconds that a child may take to come up: it imports, and makes a context."""
+
+_ANSWER = 2.0
+"""Seconds after which a spare child that is promoted is given up for another: in half of them it must have said that it is there."""
+
+_MEMORY_BACK = 10.0
+"""Seconds for which a new generation asks again for memory that the last one may still hold."""
 
 
 class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", None]):
@@ -60,34 +62,24 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
         self._core = core
         self._publish = publish
         self._context: RemoteContext | None = None
-        self._child: ChildProcess | None = None
-        self._ready: asyncio.Future[dict[str, frozenset[DType]]] | None = None
-        self._beat: asyncio.TimerHandle | None = None
+        self._link: Link | None = None
+        self._ready: _Ready | None = None
+        self._heart: Heartbeat | None = None
 
     async def started(self, context: ActorContext) -> None:
-        """Start a child, have it make the context, and declare the generation ready."""
+        """Start a child, or promote the spare one, have it make the context, and declare the generation ready."""
         core = self._core
         core.restarts_left = context.restarts_left
         began = time.perf_counter()
-        self._ready = core.loop.create_future()
-        self._context = made = RemoteContext(core, lambda copy, then: context.self_ref.tell((copy, then)))
+
+        def land(copy: Callable[[], None], then: Callable[[], None]) -> None:
+            context.self_ref.tell((copy, then))
+
         try:
-            self._child = await ChildProcess.start(
-                core.system, _TARGET, uvloop=type(core.loop).__module__.startswith("uvloop"), on_exit=self._exited
-            )
-            made.pid, made.kill = self._child.pid, self._child.kill
-            made.channel = Channel(self._child.sock, core.loop, on_message=self._received, on_lost=self._lost)
-            made.channel.send(Kind.CONFIG, pickle.dumps(self._config(made.generation)))
-            async with asyncio.timeout(_PATIENCE):
-                offer = await self._ready
-            await made.bind()
-            made.check_alive()  # it may have ended right after it was ready
-        except BaseException as error:
-            await self._end(abandon=True)
-            if isinstance(error, TimeoutError):
-                raise HostDiedError(f"the child of {core.name} was not ready within {_PATIENCE:g} s", device=core.name) from None
+            made, link, promoted = await self._bring_up(land)
+        except BaseException:
+            await self._core.children.gone()
             raise
-        core.capabilities = offer
         made.on_fault = context.self_ref.fail
         self._publish(made)
         core.sharing = made.sharing
@@ -95,56 +87,78 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
             core.restarts += 1
             core.rebuild_seconds = time.perf_counter() - core.faulted_at
         core.became_ready()
-        self._listen()
         logger.info(
             "context_ready", device=core.name, generation=core.lifecycle.generation, seconds=round(time.perf_counter() - began, 4), restarts=core.restarts,
-            host="process", pid=self._child.pid,
+            host="process", pid=link.pid, promoted=promoted,
         )  # fmt: skip
 
-    def _listen(self) -> None:
-        """Ask the child from time to time whether it is there; one that does not answer for long is killed."""
-        loop = self._core.loop
-        silent, due = 0, loop.time() + _BEAT
+    async def _bring_up(self, land: _Land) -> tuple[RemoteContext, Link, str | None]:
+        """Return a context in a child, the child, and what of it was ready before: the spare one if there is one that answers, else a new one."""
+        core = self._core
+        spare = core.children.take_spare()
+        if spare is not None:
+            state = core.options.standby if spare.is_warm else "starting"
+            ready = self._ready = core.loop.create_future()
+            try:
+                return await self._begin(spare, ready, land, _ANSWER if spare.is_warm else _PATIENCE), spare, state
+            except AccelError as error:
+                logger.warning("standby_not_promoted", device=core.name, standby=core.options.standby, pid=spare.pid, error=error)
+        ready = self._ready = core.loop.create_future()  # it may refuse at once
+        link = await Link.start(core, "imports", self)
+        try:
+            # The next one does its imports while the last one ends, and is to find the memory of that.
+            await core.children.gone()
+        except BaseException:
+            ready.cancel()
+            core.children.bury(link)
+            raise
+        return await self._begin(link, ready, land, _PATIENCE), link, None
 
-        def beat() -> None:
-            nonlocal silent, due
-            made, now = self._context, loop.time()
-            if made is None or made.fault is not None:
-                return
-            # If this process was stopped itself, or its loop was, it has heard nobody: that says nothing of the child.
-            silent = 0 if made.heard or now > due + _BEAT else silent + 1
-            if silent >= _SILENCE:
-                self._fail(
-                    HostDiedError(
-                        f"the child of {self._core.name} has not answered for {_BEAT * _SILENCE:g} s",
-                        device=self._core.name,
-                        scope=FaultScope.CONTEXT,
-                    )
-                )
-                return
-            made.ping()
-            due = now + _BEAT
-            self._beat = loop.call_at(due, beat)
+    async def _begin(self, link: Link, ready: _Ready, land: _Land, patience: float) -> RemoteContext:
+        """Have a child begin the generation, in which it must have said something within ``patience`` seconds."""
+        core = self._core
+        self._link, link.listener, link.is_opening = link, self, True
+        self._heart = Heartbeat(core.loop, link, self._silent)
+        made = self._context = RemoteContext(core, land, link)
+        if link.child.exit is not None:
+            self.exited(link.child.exit)
+        link.ping()
+        is_first = not core.lifecycle.generation
+        link.tell(Kind.BEGIN, pickle.dumps(Begin(made.generation, self._own(), 0.0 if is_first else _MEMORY_BACK)))
+        try:
+            async with asyncio.timeout(patience) as deadline:
+                # Who answers may take its time.
+                answering = core.loop.call_later(patience / 2, lambda: _extend(deadline, link))
+                try:
+                    core.capabilities = await ready
+                finally:
+                    answering.cancel()
+            link.is_opening = False
+            if core.durable.buffers:
+                # What the last one had begun to write there has to be over, whatever it was.
+                await core.children.gone()
+            await made.bind()
+            made.check_alive()  # it may have ended right after it was ready
+        except BaseException as error:
+            self._heart.stop()
+            self._context = self._link = None
+            made.end()
+            core.children.bury(link, made.gone)
+            if isinstance(error, TimeoutError):
+                raise HostDiedError(f"the child of {core.name} was not ready within {patience:g} s", device=core.name) from None
+            raise
+        return made
 
-        self._beat = loop.call_at(due, beat)
+    def _silent(self, seconds: float) -> None:
+        """Give a child up that does not answer."""
+        name = self._core.name
+        self._fail(HostDiedError(f"the child of {name} has not answered for {seconds:g} s", device=name, scope=FaultScope.CONTEXT))
 
     async def receive(self, message: tuple[Callable[[], None], Callable[[], None]], context: ActorContext) -> None:
         """Copy what has come back on a worker thread, and say so on the loop."""
         copy, then = message
         await self._core.system.run_blocking(copy)
         then()
-
-    def _config(self, generation: int) -> Config:
-        core, options = self._core, self._core.options
-        kind = type(core.backend)
-        return Config(
-            f"{kind.__module__}:{kind.__qualname__}",
-            core.description.uuid,
-            core.name,
-            generation,
-            dataclasses.replace(options, faults=None, restart=RestartStrategy(), priorities=dict(options.priorities), overload="wait"),
-            self._own(),
-        )
 
     def _own(self) -> dict[str, bytes]:
         """Return the registered libraries that can be sent; ops of others are refused by the child."""
@@ -156,9 +170,10 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
                 logger.warning("library_not_sent", device=self._core.name, library=name, error=error)
         return found
 
-    # -- called by the channel and the child
+    # -- what the child says
 
-    def _received(self, kind: int, data: bytes, fds: list[int]) -> None:
+    def received(self, kind: int, data: bytes, fds: list[int]) -> None:
+        """See :class:`~accel.device.remote.link.Listener`."""
         try:
             self._take(kind, data, fds)
         except (ValueError, TypeError, KeyError, struct.error) as error:
@@ -166,28 +181,28 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
 
     def _take(self, kind: int, data: bytes, fds: list[int]) -> None:
         made, ready = self._context, self._ready
-        if made is None or ready is None:
+        if ready is None or kind == Kind.WARM:
             return
         if ready.done():
-            made.received(kind, data, fds)
+            if made is not None:
+                made.received(kind, data, fds)
         elif kind == Kind.READY:
             offer, self._core.durable.is_offered = _offer(data)
             ready.set_result(offer)
-        elif kind == Kind.REFUSED:
+        elif kind in (Kind.REFUSED, Kind.FAULT):
             ready.set_exception(decode_error(data))
-        else:
+        elif kind not in (Kind.MEMORY, Kind.BUSY):
             ready.set_exception(
                 HostDiedError(f"the child of {self._core.name} began with a message of kind {kind}", device=self._core.name)
             )
 
-    def _lost(self, error: AccelError | None) -> None:
-        # Of a connection that only broke, the end of the process says why; it comes at once, or is brought about.
+    def lost(self, error: AccelError | None) -> None:
+        """See :class:`~accel.device.remote.link.Listener`."""
         if isinstance(error, ProtocolError):
             self._fail(error)
-        if self._child is not None:
-            self._child.kill()
 
-    def _exited(self, status: ExitStatus) -> None:
+    def exited(self, status: ExitStatus) -> None:
+        """See :class:`~accel.device.remote.link.Listener`."""
         self._fail(status.error(device=self._core.name, scope=FaultScope.CONTEXT))
 
     def _fail(self, error: AccelError) -> None:
@@ -200,34 +215,44 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
     # -- the end
 
     async def restarting(self, error: BaseException, context: ActorContext) -> None:
-        """See the child dead, and give its shared memory back."""
+        """Kill the child. Its shared memory is given out again once it is gone; what must not be before that waits for it."""
         made = self._context
         if made is not None and made.fault is None:
             made.report_fault(fault_behind(error), is_survived=True)
         logger.info("context_rebuilding", device=self._core.name, generation=self._core.lifecycle.generation)
-        await self._end(abandon=True)
+        self._bury()
 
     async def stopped(self, context: ActorContext) -> None:
         """Have the child give everything back, and see it end."""
-        made = self._context
-        await self._end(abandon=made is None or made.fault is not None or made.in_flight > 0)
-
-    async def _end(self, *, abandon: bool) -> None:
-        if self._beat is not None:
-            self._beat.cancel()
-        made, self._context = self._context, None
-        child, self._child = self._child, None
-        if made is not None:
-            self._publish(None)
+        made, link = self._context, self._link
+        if made is not None and link is not None and made.fault is None and not made.in_flight:
+            self._withdraw()
             made.end()
-        if child is not None:
-            if made is not None and not abandon:
-                made.ask_to_close()
-            await child.aclose(grace=0.0 if abandon else 5.0)
+            made.ask_to_close()
+            # What it answers is nobody's business any more, but that it ends.
+            await link.child.aclose(grace=5.0)
+        self._bury()
+        await self._core.children.gone()
+
+    def _withdraw(self) -> None:
+        if self._heart is not None:
+            self._heart.stop()
+        if self._context is not None:
+            self._publish(None)
+
+    def _bury(self) -> None:
+        self._withdraw()
+        made, self._context = self._context, None
+        link, self._link = self._link, None
         if made is not None:
-            if hasattr(made, "channel"):
-                made.channel.close()
-            made.gone()
+            made.end()
+        if link is not None:
+            self._core.children.bury(link, None if made is None else made.gone)
+
+
+def _extend(deadline: asyncio.Timeout, link: Link) -> None:
+    if link.is_heard:
+        deadline.reschedule(asyncio.get_running_loop().time() + _PATIENCE)
 
 
 def _offer(data: bytes) -> tuple[dict[str, frozenset[DType]], bool]:

@@ -10,7 +10,7 @@ from accel.device.remote.messages import ArenaSlice
 from accel.dtype import DType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
 
     import numpy as np
 
@@ -101,14 +101,16 @@ class SharedArrays:
     ----------
     arena
         Host memory of the device, over all generations.
+    known
+        Numbers of the blocks that it knows.
     announce
-        Tells the child of a block: ``announce(number, block)``.
+        Tells the child of a block, which is then among these: ``announce(number, block)``.
     """
 
-    def __init__(self, arena: HostArena, announce: Callable[[int, HostBlock], None]) -> None:
+    def __init__(self, arena: HostArena, known: Container[int], announce: Callable[[int, HostBlock], None]) -> None:
         self._arena = arena
         self._announce = announce
-        self._known: set[int] = set()
+        self._known = known
 
     def take(self, array: np.ndarray[Any, Any]) -> Outgoing | None:
         """Return a place for an array that is there at once, or ``None``."""
@@ -129,7 +131,6 @@ class SharedArrays:
         """See that the child knows of the block. On the loop's thread, before the op is sent."""
         number = outgoing.place.block
         if number and number not in self._known:
-            self._known.add(number)
             self._announce(number, next(block for block in self._arena.blocks() if block.number == number))
 
     def _in(self, piece: Block, array: np.ndarray[Any, Any]) -> Outgoing:

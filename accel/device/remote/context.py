@@ -3,38 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import pickle
 import struct
-import threading
 from typing import TYPE_CHECKING
 
 from accel.device.checksums import verify
-from accel.device.graph import GraphSubmission, Replay
+from accel.device.graph import GraphSubmission
 from accel.device.in_flight import ContextBase
 from accel.device.remote.apart import Apart
 from accel.device.remote.arrays import COPIED_HERE, Landing, Outgoing, SharedArrays, close_all
+from accel.device.remote.attention import Pacing
+from accel.device.remote.compiling import SentKernels, layout_of
 from accel.device.remote.durable import DurableShare, kept_message
-from accel.device.remote.messages import Failure, Kind, WireReplay, pack, pickled_library
-from accel.device.remote.sent import Sent, array_of, land, wired
+from accel.device.remote.hang import HangWatch
+from accel.device.remote.messages import Failure, Kind, pack, pickled_library
+from accel.device.remote.planned import sent_action
+from accel.device.remote.sent import Sent, array_of, land, with_array
+from accel.device.remote.wiring import wired
 from accel.device.run import OpSubmission
 from accel.device.submission import BatchSubmission
-from accel.errors import AccelError, ClosedError, FaultScope, StaleRefError, UnsupportedError
-from accel.hosts.error_codec import decode_error, encode_error
+from accel.errors import AccelError, ClosedError, FaultScope, HostDiedError, StaleRefError, UnsupportedError
+from accel.hosts.error_codec import decode_error
+from accel.hosts.op_table import OpWriter
 from accel.hosts.protocol import ProtocolError
 from accel.ops import Free, Get, Put
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from accel.device.core import DeviceCore
     from accel.device.graph import Program
+    from accel.device.remote.link import Link
     from accel.device.submission import Submission
-    from accel.hosts.channel import Channel
-    from accel.memory import HostBlock
-    from accel.ops import KernelOp, Plan
+    from accel.ops import CompiledKernel, KernelLayout, KernelOp, Plan
 
 __all__ = ["RemoteContext"]
 
@@ -50,26 +53,32 @@ class RemoteContext(ContextBase):
         What the device keeps over all generations.
     land
         Has a function called on a worker thread, and then another one on the loop, in order.
+    link
+        The child.
     """
 
-    def __init__(self, core: DeviceCore, land: Callable[[Callable[[], None], Callable[[], None]], None]) -> None:
+    def __init__(self, core: DeviceCore, land: Callable[[Callable[[], None], Callable[[], None]], None], link: Link) -> None:
         super().__init__(core)
         self._land = land
-        self.channel: Channel
-        self.pid = 0
-        self.kill: Callable[[], object] = lambda: None
-        self.heard = True
+        self._link = link
+        self._tell = link.tell
+        self.pid = link.pid
+        timeout, is_idle, is_busy = core.options.hang_timeout, lambda: not self.in_flight, lambda: link.is_busy
+        self._hang = None if timeout is None else HangWatch(core.loop, timeout, is_idle, is_busy, self._hung)
         self.device = None  # it is in the child
         self.sharing = Apart(core.name)
-        self._arrays = SharedArrays(core.pinned.arena, self._announce)
+        self._arrays = SharedArrays(core.pinned.arena, link.known, link.announce)
+        self._kernels = SentKernels(link.tell)
+        self._ops = OpWriter(lambda number, cls: link.tell(Kind.CLASS, _NUMBER.pack(number) + pickle.dumps(cls)))
         self._numbers = itertools.count(1)
         self._sent: dict[int, Sent] = {}
         self._landing: dict[int, Landing] = {}  # of answered gets: what is still to be copied
-        self._asked: dict[int, asyncio.Future[None]] = {}
+        self._asked: dict[int, asyncio.Future[bytes]] = {}
         self.own: dict[str, bool] = {}
         self._live: dict[int, int] = {}
         self._durable = DurableShare(core.durable)
         self._reserved = self._workspace = 0
+        self._pacing = Pacing(core.loop, link.channel.flush)
 
     # -- dispatch
 
@@ -107,15 +116,13 @@ class RemoteContext(ContextBase):
         if isinstance(submission, GraphSubmission):
             self._send_graph(submission)
             return
-        while not submission.is_settled and not self.dispatch_now(submission):
-            op, plan = submission.op, submission.plan
-            outgoing = await self._place(op)
+        if not submission.is_settled and not self.dispatch_now(submission):
+            plan, outgoing = submission.plan, await self._place(submission.op)
             if self.fault is not None or submission.is_settled or plan is None:
                 outgoing.close()  # the child has never heard of it
                 self.check_alive()
                 return
             self._send_op(submission, plan, outgoing)
-            return
 
     async def _place(self, op: KernelOp, index: int | None = None) -> Outgoing:
         """Make a place for an op's array, and fill it, off the loop."""
@@ -143,7 +150,7 @@ class RemoteContext(ContextBase):
             for index, op in enumerate(ops):
                 if array_of(op) is not None:
                     arrays.append(await self._place(op, index))
-                    ops[index] = wired(op, arrays[-1])
+                    ops[index] = with_array(op, arrays[-1])
             self.check_alive()
             if not submission.is_settled:
                 self._admit(submission)
@@ -157,10 +164,11 @@ class RemoteContext(ContextBase):
         number = next(self._numbers)
         ids = [[ref.buffer for ref in refs] for refs in submission.outputs]
         actions = [self._action(op.kind) for op in ops]
+        written = [self._ops.write(wired(op, self._kernels)) for op in ops]
         for each in arrays:
             self._arrays.announce(each)
         self._durable.sent(number, submission.plans, (ref for refs in submission.outputs for ref in refs))
-        self._post(number, Sent(submission, len(ops), arrays, []), Kind.BATCH, pack(number, ids, ops, actions))
+        self._post(number, Sent(submission, len(ops), arrays, []), Kind.BATCH, pack(number, ids, written, actions))
 
     def _admit(self, submission: BatchSubmission) -> None:
         """Check the operands of a batch that is about to be sent, and count what it makes. In one go: refs may be dropped whenever others run."""
@@ -181,7 +189,8 @@ class RemoteContext(ContextBase):
             self._live.update((ref.buffer, ref.nbytes) for ref in refs)
         number = next(self._numbers)
         ids = [[ref.buffer for ref in refs] for refs in program.outputs]
-        self._post(number, Sent(submission, 1, [], []), Kind.GRAPH, pack(number, ids, program.ops, handle=program.handle.buffer))
+        ops = [self._ops.write(wired(op, self._kernels)) for op in program.ops]
+        self._post(number, Sent(submission, 1, [], []), Kind.GRAPH, pack(number, ids, ops, handle=program.handle.buffer))
 
     def _send_op(self, submission: OpSubmission, plan: Plan, outgoing: Outgoing | None) -> None:
         core, op = self.core, submission.op
@@ -197,11 +206,12 @@ class RemoteContext(ContextBase):
         landing = arrays if type(op) is Get else []
         if outgoing is not None:
             self._arrays.announce(outgoing)
-            op = wired(op, outgoing)
-        elif type(op) is Replay:
-            op = WireReplay(op.program.handle.buffer)
+            op = with_array(op, outgoing)
+        else:
+            op = wired(op, self._kernels)
         number = next(self._numbers)
-        data = pack(number, [[ref.buffer for ref in made]], [op], [self._action(submission.name)])
+        written = self._ops.write(op)
+        data = pack(number, [[ref.buffer for ref in made]], [written], [self._action(submission.name)])
         self._durable.sent(number, (plan,), made)
         self._post(number, Sent(submission, 1, arrays, landing), Kind.OP, data)
 
@@ -212,31 +222,15 @@ class RemoteContext(ContextBase):
         submission.launched = submission.outstanding = sent.count
         self.in_flight += sent.count
         self.submissions[submission] = None
+        if self._hang is not None:
+            self._hang.sent()
         self._tell(kind, data)
+        self._pacing.sent(is_first=self.in_flight == sent.count)
 
     def _action(self, kind: str) -> bytes | str | None:
         """Return what a fault plan does to an op, as the child takes it."""
         faults = self.core.options.faults
-        action = None if faults is None else faults.take(kind)
-        if action is None or isinstance(action, AccelError):
-            return None if action is None else encode_error(action)
-        if action.kind == "poison":
-            if action.error is None:
-                return action.kind  # the backend has an error for it
-            return encode_error(action.error.clone(scope=max(action.error.scope, FaultScope.CONTEXT)))
-        if action.kind == "kill":
-            self.kill()
-            return None
-        if action.release is not None:
-            release, loop = action.release, self.core.loop
-
-            def wait() -> None:
-                release()
-                with contextlib.suppress(RuntimeError):  # the loop has ended
-                    loop.call_soon_threadsafe(self._tell, Kind.RELEASE)
-
-            threading.Thread(target=wait, name="accel-hang", daemon=True).start()
-        return action.kind
+        return None if faults is None else sent_action(faults.take(kind), self._link, self.core.loop)
 
     async def port(self, library: str) -> None:
         """Have the child make a registered library.
@@ -249,14 +243,21 @@ class RemoteContext(ContextBase):
             If it cannot be made or opened there.
         """
         data = pickled_library(library, self.core.own[library])
+        await self._ask(Kind.REGISTER, pickle.dumps((library, data)))
+        self.own[library] = True
+
+    async def compile(self, kernel: CompiledKernel) -> KernelLayout:
+        """Have the child compile and load a kernel; see :class:`accel.device.compiler.CompilesApart`."""
+        return layout_of(await self._ask(Kind.COMPILE, pickle.dumps(kernel)))
+
+    async def _ask(self, kind: Kind, data: bytes) -> bytes:
+        """Send what is answered by itself, and return the answer."""
+        self.check_alive()
         number = next(self._numbers)
         answer = self._asked[number] = self.core.loop.create_future()
-        self._tell(Kind.REGISTER, _NUMBER.pack(number) + pickle.dumps((library, data)))
-        try:
-            await answer
-        finally:
-            self._asked.pop(number, None)
-        self.own[library] = True
+        self._tell(kind, _NUMBER.pack(number) + data)
+        told: bytes = await answer  # who is cancelled leaves it there: the answer comes all the same
+        return told
 
     async def bind(self) -> None:
         """Have the child bind what is durable of the generation before; nothing else was sent to it yet."""
@@ -280,19 +281,6 @@ class RemoteContext(ContextBase):
             if ref.buffer not in self._live and ref.buffer not in own:
                 raise StaleRefError(f"{ref!r} is not in memory any more", reason="freed", device=self.core.name, generation=self.generation)
 
-    def _announce(self, number: int, block: HostBlock) -> None:
-        self._tell(Kind.BLOCK, struct.pack("<QQ", number, block.nbytes), fds=(block.fd,))
-
-    def _tell(self, kind: Kind, data: bytes = b"", fds: Sequence[int] = ()) -> None:
-        """Send a message; to a child that is gone, nothing: its end is about to be told to everybody."""
-        with contextlib.suppress(ClosedError):
-            self.channel.send(kind, data, fds=fds)
-
-    def ping(self) -> None:
-        """Ask the child whether it is there; it answers from its loop."""
-        self.heard = False
-        self._tell(Kind.PING)
-
     # -- memory
 
     def apply_frees(self) -> None:
@@ -305,6 +293,7 @@ class RemoteContext(ContextBase):
 
     def _drop(self, buffers: list[int]) -> None:
         known = [buffer for buffer in buffers if self._live.pop(buffer, None) is not None]
+        self._ops.told.difference_update(known)
         for buffer in known if self.core.durable.buffers else ():
             self.core.durable.dropped(buffer)
         if known and self.fault is None:
@@ -318,9 +307,8 @@ class RemoteContext(ContextBase):
 
     def received(self, kind: int, data: bytes, fds: list[int]) -> None:
         """Take a message of the child's."""
-        self.heard = True
-        if kind == Kind.PONG:
-            return
+        if self._hang is not None:
+            self._hang.heard()
         if kind == Kind.DONE:
             for (number,) in _NUMBER.iter_unpack(data):
                 self._ended(number, None, -1)
@@ -329,25 +317,28 @@ class RemoteContext(ContextBase):
             self._ended(number, decode_error(data[Failure.size :]), index)
         elif kind == Kind.FAULT:
             self.report_fault(decode_error(data))
+        elif kind == Kind.COMPILED:
+            self._ended(_NUMBER.unpack_from(data)[0], None, -1, data[_NUMBER.size :])
         elif kind == Kind.MEMORY:
             self._reserved, self._workspace = struct.unpack("<QQ", data)
         elif kind in (Kind.SLAB, Kind.SLAB_GONE, Kind.PLACED):
             self._live.update(self._durable.take(kind, data, fds))
-        else:
+        elif kind != Kind.BUSY:  # the link knows of that
             raise ProtocolError(f"the child of {self.core.name} sent a message of kind {kind}", device=self.core.name)
 
-    def _ended(self, number: int, error: AccelError | None, index: int) -> None:
+    def _ended(self, number: int, error: AccelError | None, index: int, answer: bytes = b"") -> None:
         asked = self._asked.pop(number, None)
         if asked is not None:
             if not asked.done():
-                asked.set_result(None) if error is None else asked.set_exception(error)
+                asked.set_result(answer) if error is None else asked.set_exception(error)
             return
         self._durable.ended(number)
         sent = self._sent.pop(number, None)
         if sent is None:
             raise ProtocolError(f"the child of {self.core.name} answered what it was not asked", device=self.core.name)
         if error is not None:
-            self._failed(sent, error, index)
+            own = error.clone(device=self.core.name, generation=self.generation, op_index=index if index >= 0 else None)
+            sent.submission.reject_from(max(index, 0), own)
         elif any(each.is_copied for each in sent.landing) and sent.landing[0].array.nbytes > COPIED_HERE:
             landing = self._landing[number] = Landing(sent.landing)
             self._land(landing.copy, lambda: self._landed(number, sent))
@@ -360,17 +351,21 @@ class RemoteContext(ContextBase):
         self._landing.pop(number, None)
         self._retire(sent)
 
-    def _failed(self, sent: Sent, error: AccelError, index: int) -> None:
-        submission = sent.submission
-        own = error.clone(device=self.core.name, generation=self.generation, op_index=index if index >= 0 else None)
-        submission.reject_from(max(index, 0), own)
-
     def _retire(self, sent: Sent) -> None:
+        if self.in_flight == sent.count:
+            self._pacing.idle()
+            self._link.rest()
         close_all(sent.arrays)
         if self.fault is None:
             self.retire(sent.submission, sent.count, is_last=True)
 
     # -- the end
+
+    def _hung(self) -> None:
+        """Give up what does not end."""
+        name = self.core.name
+        what = f"the child of {name} hung: nothing has ended for {self.core.options.hang_timeout:g} s"
+        self.report_fault(HostDiedError(what, device=name, scope=FaultScope.CONTEXT))
 
     def gone(self) -> None:
         """Give the shared memory back that the child used: it is gone. Not before."""
@@ -391,10 +386,13 @@ class RemoteContext(ContextBase):
     def ask_to_close(self) -> None:
         """Ask the child to give everything back and end."""
         self._tell(Kind.CLOSE)
-        self.channel.flush()
+        self._link.channel.flush()
 
     def end(self) -> None:
         """Take no more, and tell everybody who waits that it was closed."""
         if self.fault is None:
             self.fault = ClosedError(f"the context of {self.core.name} was closed", device=self.core.name)
+        self._pacing.end()
+        if self._hang is not None:
+            self._hang.stop()
         self.fail_all(self.fault)

@@ -7,22 +7,34 @@ import marshal
 import pickle
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from accel.device.options import DeviceOptions
 from accel.dtype import DType
 from accel.errors import UnsupportedError
-from accel.hosts.op_codec import dump_op, load_op
 from accel.ops import KernelOp, Plan
+from accel.ops.compiler import Dimensions
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from accel.device.kernel_library import KernelLibrary
-    from accel.hosts.op_codec import RefOf
 
-__all__ = ["ArenaSlice", "Config", "Failure", "Kind", "WireGet", "WirePut", "WireReplay", "pack", "pickled_library", "unpack"]
+__all__ = [
+    "ArenaSlice",
+    "Begin",
+    "Config",
+    "Failure",
+    "Kind",
+    "WireGet",
+    "WireLaunch",
+    "WirePut",
+    "WireReplay",
+    "pack",
+    "pickled_library",
+    "unpack",
+]
 
 
 class Kind(enum.IntEnum):
@@ -49,6 +61,14 @@ class Kind(enum.IntEnum):
     """A library of the user's own: a number, and its name and what makes it, pickled."""
     PING = 8
     """Are you there?"""
+    BEGIN = 20
+    """Begin a generation; the second message but for blocks. A pickled :class:`Begin`, and its descriptors."""
+    COMPILE = 21
+    """A kernel to be compiled: a number, by which the answer names it, and the kernel, pickled."""
+    CLASS = 23
+    """A class that ops name by a number: the number, and the class, pickled."""
+    KERNEL = 22
+    """A kernel that launches name by a number: the number, and the kernel, pickled."""
     HELD = 11
     """A slab of durable memory, with its descriptor and what lives in it: to be bound before the generation begins."""
 
@@ -66,6 +86,14 @@ class Kind(enum.IntEnum):
     """What is taken from the device."""
     PONG = 107
     """Yes."""
+    WARM = 120
+    """All is made ready that can be before a generation begins."""
+    BUSY = 121
+    """Whether something is opened, loaded or compiled that ops may wait for: one byte."""
+    LOG = 122
+    """An event of the log: JSON."""
+    COMPILED = 123
+    """A kernel was compiled: a number, and its layout as JSON."""
     SLAB = 108
     """A new slab of durable memory, with its descriptor."""
     SLAB_GONE = 109
@@ -75,7 +103,11 @@ class Kind(enum.IntEnum):
 
 
 def pack(
-    number: int, ids: Sequence[Sequence[int]], ops: Sequence[KernelOp], actions: Sequence[bytes | str | None] = (), handle: int = 0
+    number: int,
+    ids: list[list[int]],
+    ops: list[Any],
+    actions: list[bytes | str | None] | None = None,
+    handle: int = 0,
 ) -> bytes:
     """Return the payload of an OP, BATCH or GRAPH message: for the child alone, which trusts its parent.
 
@@ -86,19 +118,19 @@ def pack(
     ids
         For each op the numbers of the buffers that it makes.
     ops
-        The ops, as they are sent.
+        The ops, as they are written.
     actions
         For each op what a fault plan does to it.
     handle
         The buffer that stands for a graph.
     """
-    return marshal.dumps((number, handle, [list(each) for each in ids], list(actions), [dump_op(op) for op in ops]))
+    return marshal.dumps((number, handle, ids, actions or [], ops))
 
 
-def unpack(data: bytes, ref_of: RefOf) -> tuple[int, int, list[list[int]], list[bytes | str | None], list[KernelOp]]:
+def unpack(data: bytes) -> tuple[int, int, list[list[int]], list[bytes | str | None], list[Any]]:
     """Return what :func:`pack` was given."""
-    number, handle, ids, actions, ops = marshal.loads(data)
-    return number, handle, ids, actions, [load_op(each, ref_of) for each in ops]
+    found: tuple[int, int, list[list[int]], list[bytes | str | None], list[Any]] = marshal.loads(data)
+    return found
 
 
 Failure = struct.Struct("<Qi")
@@ -107,7 +139,7 @@ Failure = struct.Struct("<Qi")
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What the child shall open.
+    """What the child is for; known before there is a generation for it.
 
     Parameters
     ----------
@@ -117,20 +149,40 @@ class Config:
         Of the device: it has another index where other devices are visible.
     name
         What the device is called.
-    generation
-        Of the context.
     options
         Of the device, as far as they are the child's business.
-    own
-        Libraries that were registered: name -> what makes an instance, pickled.
+    ahead
+        What to make ready before a generation begins: ``"imports"``, or the ``"context"`` too, with what ``options.libraries`` need.
+    log_level
+        Events of this level and above are told.
     """
 
     backend: str
     uuid: str
     name: str
-    generation: int
     options: DeviceOptions
+    ahead: Literal["imports", "context"] = "imports"
+    log_level: int = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """A generation that begins in a child. What it takes over comes with it, as descriptors.
+
+    Parameters
+    ----------
+    generation
+        Its number.
+    own
+        Libraries that were registered: name -> what makes an instance, pickled.
+    patience
+        Seconds for which memory that the device does not have yet is asked for again: what the last generation held may come back a little later than
+        its process ends.
+    """
+
+    generation: int
     own: dict[str, bytes]
+    patience: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +247,24 @@ class WireReplay(KernelOp):
 
     def plan(self) -> Plan:
         """Never called: it is made into a replay again where it runs."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class WireLaunch(KernelOp):
+    """A launch of a user's kernel on its way: the child has the kernel."""
+
+    library: ClassVar[str] = "compiler"
+    kind: ClassVar[str] = "launch"
+
+    kernel: int
+    grid: Dimensions
+    block: Dimensions
+    args: tuple[Any, ...]
+    shared_bytes: int
+
+    def plan(self) -> Plan:
+        """Never called: it is made into a launch again where it runs."""
         raise NotImplementedError
 
 

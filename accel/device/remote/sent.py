@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from accel.device.submission import Submission
     from accel.ops import KernelOp
 
-__all__ = ["Sent", "array_of", "land", "wired"]
+__all__ = ["Sent", "array_of", "land", "with_array"]
 
 
 class Sent:
@@ -34,7 +34,7 @@ def array_of(op: KernelOp) -> np.ndarray[Any, Any] | None:
     return op.source if type(op) is Put else op.destination if type(op) is Get else None
 
 
-def wired(op: Any, outgoing: Outgoing) -> KernelOp:
+def with_array(op: Any, outgoing: Outgoing) -> KernelOp:
     """Return the op with a place in shared memory instead of its array."""
     return WirePut(outgoing.place, op.out, op.durable) if type(op) is Put else WireGet(op.source, outgoing.place)
 

@@ -12,6 +12,7 @@ import os
 import pickle
 import struct
 import threading
+import time
 from collections import deque
 from ctypes import addressof, c_char
 from functools import partial
@@ -23,29 +24,36 @@ from accel.actors import Directive, RestartStrategy
 from accel.backend import Injection
 from accel.device.context_actor import ContextActor
 from accel.device.core import DeviceCore
-from accel.device.graph import GraphSubmission, Program, Replay
+from accel.device.graph import Program, Replay
+from accel.device.remote.answers import Answers, RemoteBatch, RemoteGraph, RemoteOp, reject
+from accel.device.remote.attention import Attention
+from accel.device.remote.busy import BesideToldOf, Busy
+from accel.device.remote.compiling import ChildKernels, packed_layout
 from accel.device.remote.durable import Announcer, kept_in
-from accel.device.remote.messages import ArenaSlice, Failure, Kind, WireGet, WirePut, WireReplay, unpack
-from accel.device.run import OpSubmission
-from accel.device.submission import BatchSubmission
-from accel.device.system import System
+from accel.device.remote.messages import ArenaSlice, Kind, WireGet, WireLaunch, WirePut, WireReplay, unpack
+from accel.device.run import BATCH
 from accel.errors import AccelError, BackendUnavailableError, LibraryError
-from accel.hosts.channel import Channel
+from accel.fate import PreloadsLibraries
 from accel.hosts.error_codec import decode_error, encode_error
+from accel.hosts.op_table import OpReader
 from accel.memory import HostRegistrar
 from accel.ops import Get, Put, Spec
 from accel.ref import AccelRef, RefView
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from accel.device.context import Context
-    from accel.device.remote.messages import Config
+    from accel.device.remote.messages import Begin, Config
+    from accel.device.system import System
     from accel.dtype import DType
+    from accel.hosts.channel import Channel
     from accel.ops import KernelOp
 
-__all__ = ["serve"]
+__all__ = ["Server"]
+
+_NEAR = 50e-6
+"""Seconds for which the end of a short op is waited for without letting the loop turn."""
 
 _FAULTED = 3
 """Exit status after a fault, which was told before."""
@@ -66,119 +74,33 @@ class _Script:
         return self.queue.popleft() if self.queue else None
 
 
-class _Answered:
-    """What the submissions below have in common: who waits for them is the parent, and is answered by a message."""
-
-    __slots__ = ()
-
-    number: int
-    future: asyncio.Future[Any]
-    _answer: Answers
-    release_operands: Callable[[], None]
-
-    def succeed(self) -> None:
-        """Tell the parent."""
-        if not self.future.done():
-            self.future.cancel()
-            self._answer.done(self.number)
-        self.release_operands()
-
-    def reject(self, error: AccelError) -> None:
-        """Tell the parent."""
-        if not self.future.done():
-            self.future.cancel()
-            self._answer.failed(self.number, error, -1 if error.op_index is None else error.op_index)
-        self.release_operands()
-
-
-class _Op(_Answered, OpSubmission):
-    """An op of the parent's: who waits for it is there."""
-
-    __slots__ = ("_answer", "number")
-
-    def __init__(self, answer: Answers, number: int, op: KernelOp, generation: int) -> None:
-        super().__init__(op, op.plan(), asyncio.get_running_loop().create_future(), generation)
-        self._answer = answer
-        self.number = number
-
-
-class _Batch(_Answered, BatchSubmission):
-    """A batch of the parent's."""
-
-    __slots__ = ("_answer", "number")
-
-    def __init__(self, answer: Answers, number: int, ops: tuple[KernelOp, ...], made: list[tuple[AccelRef, ...]], generation: int) -> None:
-        super().__init__(ops, tuple(op.plan() for op in ops), made, asyncio.get_running_loop().create_future(), generation)
-        self._answer = answer
-        self.number = number
-
-
-class _Graph(_Answered, GraphSubmission):
-    """A capture of the parent's."""
-
-    __slots__ = ("_answer", "number")
-
-    def __init__(self, answer: Answers, number: int, program: Program, generation: int) -> None:
-        super().__init__(program, asyncio.get_running_loop().create_future(), generation)
-        self._answer = answer
-        self.number = number
-
-
-class Answers:
-    """What goes back: ends are gathered over a turn of the loop."""
-
-    def __init__(self, channel: Channel, memory: Callable[[], tuple[int, int]], is_over: Callable[[], bool]) -> None:
-        self._channel = channel
-        self._memory = memory
-        self._is_over = is_over
-        self._ended: list[int] = []
-        self._told = (0, 0)
-
-    def done(self, number: int) -> None:
-        """Tell of a success, at the end of this turn."""
-        if not self._ended:
-            asyncio.get_running_loop().call_soon(self.flush)
-        self._ended.append(number)
-
-    def failed(self, number: int, error: AccelError, index: int) -> None:
-        """Tell of a failure, after the successes before it. After a fault the parent tells everybody itself: it knows what comes next."""
-        self.flush()
-        if self._is_over():
-            return
-        self._channel.send(Kind.FAILED, Failure.pack(number, index), encode_error(error))
-
-    def flush(self) -> None:
-        """Tell what there is to tell."""
-        memory = self._memory()
-        if memory != self._told:
-            self._told = memory
-            self._channel.send(Kind.MEMORY, struct.pack("<QQ", *memory))
-        if self._ended:
-            ended, self._ended = self._ended, []
-            self._channel.send(Kind.DONE, struct.pack(f"<{len(ended)}Q", *ended))
-
-
-class _Server:
+class Server:
     """One context and the messages for it, in order."""
 
-    def __init__(self, channel: Channel, config: Config) -> None:
+    def __init__(self, channel: Channel, config: Config, system: System) -> None:
         self._channel = channel
         self._config = config
+        self._system = system
         self._refs: dict[int, AccelRef] = {}
         self._unseen: set[int] = set()
         self._blocks: dict[int, tuple[mmap.mmap, int]] = {}
         self._programs: dict[int, Program] = {}
+        self._kernels = ChildKernels()
+        self._reader = OpReader(self._ref, self._refs)
+        self._compiling: set[asyncio.Task[None]] = set()
         self._script = _Script()
         self._release = threading.Event()
+        self._busy = Busy(channel)
+        self._is_attentive = Attention(asyncio.get_running_loop(), _NEAR).seconds > 0
         self.context: Context
         self._core: DeviceCore
-        self._answers = Answers(channel, self._memory, lambda: self.context.fault is not None)
+        self._answers = Answers(channel, self._memory, lambda: self.context.fault is not None, lambda: not self.context.in_flight)
 
-    async def open(self, system: System) -> None:
-        """Make the context and say what it offers."""
-        config = self._config
+    async def prepare(self) -> None:
+        """Make ready what can be before a generation begins, and say so."""
+        config, system = self._config, self._system
         module, _, name = config.backend.partition(":")
-        backend = getattr(importlib.import_module(module), name)()
+        backend = (await system.run_blocking(partial(getattr, importlib.import_module(module), name)))()
         devices = await system.run_blocking(backend.devices)
         description = next((each for each in devices if each.uuid == config.uuid), None)
         if description is None:
@@ -188,16 +110,31 @@ class _Server:
         core.name = config.name
         # The parent numbers buffers; what is made here besides has numbers of its own.
         core.next_buffer = itertools.count(-1, -1).__next__
-        core.lifecycle.generation = config.generation - 1
-        core.keeper = Announcer(self._channel, config.generation)
-        core.own.update((name, partial(_made, data)) for name, data in config.own.items())
-        # Never restarted here: after a fault the parent makes another child.
-        once = RestartStrategy(max_restarts=0, decide=lambda _: Directive.STOP)
-        await system.spawn(ContextActor, core, self._published, name="context", restart=once)
+        if isinstance(backend, PreloadsLibraries):
+            await system.run_blocking(backend.preload, options.libraries)
+        if config.ahead == "context":
+            await self._open()
+        self._channel.send(Kind.WARM)
+
+    async def begin(self, begin: Begin) -> None:
+        """Begin the generation, and say what its context offers."""
+        core = self._core
+        core.memory_back.until = time.monotonic() + begin.patience
+        core.keeper = Announcer(self._channel, begin.generation)
+        core.own.update((name, partial(_made, data)) for name, data in begin.own.items())
+        if not core.lifecycle.generation:
+            await self._open()
         capabilities = {name: sorted(each.value for each in dtypes) for name, dtypes in core.capabilities.items()}
         offer = {"capabilities": capabilities, "durable": self.context.durables.is_offered}
-        self.context.on_fault = self._fault
         self._channel.send(Kind.READY, json.dumps(offer).encode())
+
+    async def _open(self) -> None:
+        """Make the context. Here it is always of generation 1: the parent alone knows how many there were."""
+        # Never restarted here: after a fault the parent makes another child.
+        once = RestartStrategy(max_restarts=0, decide=lambda _: Directive.STOP)
+        await self._system.spawn(ContextActor, self._core, self._published, name="context", restart=once)
+        self.context.on_fault = self._fault
+        self.context.beside = BesideToldOf(self._core.loop, self._busy)
 
     def _published(self, context: Context | None) -> None:
         if context is not None:
@@ -216,18 +153,13 @@ class _Server:
     async def handle(self, kind: int, data: bytes, fds: list[int]) -> None:
         """Do what one message asks for."""
         if kind == Kind.OP:
-            await self._op(data)
+            submission = self._op(data)
+            if submission is not None:
+                await self.dispatch(submission)
         elif kind == Kind.BATCH:
             await self._batch(data)
         elif kind == Kind.FREE:
-            for (buffer,) in struct.iter_unpack("<Q", data):
-                self._programs.pop(buffer, None)
-                self._unseen.discard(buffer)
-                ref = self._refs.pop(buffer, None)
-                if ref is not None:
-                    ref.is_freed = True
-                self.context.buffers.free(buffer)  # also one that was bound, and not used since
-            self._answers.flush()
+            self._free(data)
         elif kind == Kind.GRAPH:
             await self._graph(data)
         elif kind == Kind.BLOCK:
@@ -237,62 +169,133 @@ class _Server:
             await self._held(data, fds[0])
         elif kind == Kind.REGISTER:
             await self._register(data)
+        elif kind == Kind.KERNEL:
+            self._kernels.take(data)
+        elif kind == Kind.CLASS:
+            self._reader.learn(*_class_of(data))
+        elif kind == Kind.COMPILE:
+            self._compile(data)
         elif kind == Kind.RELEASE:
             self._release.set()
 
-    async def _op(self, data: bytes) -> None:
-        number, _, (ids,), actions, (wired,) = unpack(data, self._ref)
+    def take_now(self, kind: int, data: bytes) -> bool | RemoteOp:
+        """Do what a message asks for at once, if it need not wait; else return ``False``, with nothing done, or the op that is to be waited for."""
+        if kind == Kind.FREE:
+            self._free(data)
+            return True
+        if kind == Kind.CLASS:
+            self._reader.learn(*_class_of(data))
+            return True
+        if kind != Kind.OP:
+            return False
+        submission = self._op(data)
+        if submission is None:
+            return True
+        context = self.context
+        submission.is_attended = self._is_attentive and not context.in_flight and not self._channel.has_more
+        try:
+            if not context.dispatch_now(submission):
+                submission.is_attended = False
+                return submission
+        except Exception as error:
+            reject(submission, error)
+            return True
+        if submission.is_attended:
+            self._attend(submission)
+        return True
+
+    def _attend(self, submission: RemoteOp) -> None:
+        """Wait for the end of the only op right here, if that is near: nobody else is kept waiting, and nobody has to be woken."""
+        clock = self._core.loop.time
+        end = clock() + _NEAR
+        while not submission.attend(stays=clock() < end):
+            pass
+
+    def _op(self, data: bytes) -> RemoteOp | None:
+        number, _, (ids,), actions, wired = unpack(data)
+        ops = self._read(number, wired)
+        if not ops:
+            return None
         self._script.begin(self._action(action) for action in actions)
-        op = self._unwired(wired)
-        submission = _Op(self._answers, number, op, self.context.generation)
-        submission.made = tuple(self._new(buffer, spec) for buffer, spec in zip(ids, submission.plan.creates, strict=True))  # type: ignore[union-attr]
-        await self._dispatch(submission)
+        (op,) = ops
+        submission = RemoteOp(self._answers, number, op, self.context.generation)
+        submission.made = tuple([self._new(buffer, spec) for buffer, spec in zip(ids, submission.plan.creates, strict=True)])  # type: ignore[union-attr]
+        return submission
 
     async def _batch(self, data: bytes) -> None:
-        number, _, ids, actions, wired = unpack(data, self._ref)
-        ops = tuple(self._unwired(op) for op in wired)
+        number, _, ids, actions, wired = unpack(data)
+        ops = self._read(number, wired)
+        if not ops and wired:
+            return
         plans = [op.plan() for op in ops]
         made = [
             tuple(self._new(buffer, spec) for buffer, spec in zip(mine, plan.creates, strict=True))
             for mine, plan in zip(ids, plans, strict=True)
         ]
         self._script.begin(self._action(action) for action in actions)
-        await self._dispatch(_Batch(self._answers, number, ops, made, self.context.generation))
+        await self.dispatch(RemoteBatch(self._answers, number, ops, made, self.context.generation))
 
     async def _graph(self, data: bytes) -> None:
-        number, handle, ids, _, ops = unpack(data, self._ref)
+        number, handle, ids, _, wired = unpack(data)
+        ops = self._read(number, wired)
+        if not ops and wired:
+            return
         plans = [op.plan() for op in ops]
         made = [
             tuple(self._new(buffer, spec) for buffer, spec in zip(mine, plan.creates, strict=True))
             for mine, plan in zip(ids, plans, strict=True)
         ]
         program = self._programs[handle] = Program(self._core, ops, plans, made, self.context.generation)
-        await self._dispatch(_Graph(self._answers, number, program, self.context.generation))
+        await self.dispatch(RemoteGraph(self._answers, number, program, self.context.generation))
+
+    def _read(self, number: int, wired: list[Any]) -> tuple[KernelOp, ...]:
+        """Return the ops of a submission; none, after answering it, if one cannot be loaded here."""
+        try:
+            return tuple([self._unwired(self._reader.read(each)) for each in wired])
+        except AccelError as error:
+            self._answers.failed(number, error, -1)
+            return ()
 
     def _new(self, buffer: int, spec: Any) -> AccelRef:
         ref = self._ref(buffer, spec.shape, spec.dtype)
         ref.durable = spec.durable
         return ref
 
-    async def _dispatch(self, submission: Any) -> None:
-        try:
-            if not (type(submission) is _Op and self.context.dispatch_now(submission)):  # a graph has to be given memory first
-                await self.context.dispatch(submission)
-        except AccelError as error:
-            submission.reject_from(error.op_index or 0, error.clone())
-        except Exception as error:
-            wrapped = LibraryError(f"sending {submission.name} failed: {error!r}", op=submission.name)
-            wrapped.__cause__ = error
-            submission.reject(wrapped)
+    def _free(self, data: bytes) -> None:
+        for (buffer,) in struct.iter_unpack("<Q", data):
+            self._programs.pop(buffer, None)
+            self._unseen.discard(buffer)
+            ref = self._refs.pop(buffer, None)
+            if ref is not None:
+                ref.is_freed = True
+            self.context.buffers.free(buffer)  # also one that was bound, and not used since
+        self._answers.flush()
 
-    def _unwired(self, op: KernelOp) -> KernelOp:
-        if isinstance(op, WirePut):
+    async def dispatch(self, submission: Any) -> None:
+        """Send a submission on its way, or answer it."""
+        try:
+            context = self.context
+            if isinstance(submission, RemoteBatch):
+                if BATCH not in context.ports or self._core.own:
+                    with self._busy:
+                        await context.open_own(submission.ops)
+                        await context.port(BATCH)
+                await context.dispatch(submission)
+            elif not (isinstance(submission, RemoteOp) and context.dispatch_now(submission)):
+                with self._busy:
+                    await context.dispatch(submission)
+        except Exception as error:
+            reject(submission, error)
+
+    def _unwired(self, op: Any) -> KernelOp:
+        kind = type(op)
+        if kind is WirePut:
             return Put(self._array(op.source), op.out, op.durable)
-        if isinstance(op, WireGet):
+        if kind is WireGet:
             return Get(op.source, self._array(op.destination))
-        if isinstance(op, WireReplay):
-            return Replay(self._programs[op.program])
-        return op
+        if kind is WireLaunch:
+            return self._kernels.unwired(op)
+        return Replay(self._programs[op.program]) if kind is WireReplay else op
 
     def _array(self, place: ArenaSlice) -> np.ndarray[Any, Any]:
         if not place.block:
@@ -307,7 +310,8 @@ class _Server:
         name, made = pickle.loads(data[8:])
         self._core.own[name] = partial(_made, made)
         try:
-            await self.context.port(name)
+            with self._busy:
+                await self.context.port(name)
         except AccelError as error:
             del self._core.own[name]
             self._answers.failed(number, error, -1)
@@ -325,6 +329,26 @@ class _Server:
         finally:
             os.close(fd)
 
+    def _compile(self, data: bytes) -> None:
+        """Compile beside everything else: it takes no place in the order of ops."""
+        task = asyncio.ensure_future(self._compiled(data))
+        self._compiling.add(task)
+        task.add_done_callback(self._compiling.discard)
+
+    async def _compiled(self, data: bytes) -> None:
+        (number,) = struct.unpack_from("<Q", data)
+        try:
+            with self._busy:
+                layout = await self._system.run_blocking(packed_layout, self.context.device, self._core.name, data[8:])
+        except AccelError as error:
+            if error.is_fault:
+                self.context.report_fault(error)
+            self._answers.failed(number, error, -1)
+        except Exception as error:  # the compiler's bug is no reason to end the child
+            self._answers.failed(number, LibraryError(f"compiling failed: {error!r}", op="compile"), -1)
+        else:
+            self._channel.send(Kind.COMPILED, data[:8], layout)
+
     async def _block(self, number: int, nbytes: int, fd: int) -> None:
         try:
             mapping = mmap.mmap(fd, nbytes)
@@ -334,17 +358,18 @@ class _Server:
         self._blocks[number] = mapping, address
         device = self.context.device
         if isinstance(device, HostRegistrar):
-            await self._core.system.run_blocking(device.register_host, address, nbytes)
+            with self._busy:
+                await self._core.system.run_blocking(device.register_host, address, nbytes)
 
     def _action(self, action: bytes | str | None) -> Injection | AccelError | None:
         if action is None:
             return None
+        if action == "poison":
+            return Injection("poison")
         if action == "hang":
             self._release.clear()
             return Injection("hang", release=lambda: cast("None", self._release.wait()))
-        if action == "poison":
-            return Injection("poison")
-        assert isinstance(action, bytes), "an error, or what is to happen"
+        assert isinstance(action, bytes), "an error, or a hang"
         error = decode_error(action)
         return Injection("poison", error) if error.is_fault else error
 
@@ -361,35 +386,15 @@ class _Server:
         return ref if offset is None else RefView(ref, offset, shape, dtype)
 
 
+def _class_of(data: bytes) -> tuple[int, type | None]:
+    """Return what a CLASS message says; an import may fail as it likes."""
+    (number,) = struct.unpack_from("<Q", data)
+    try:
+        return number, pickle.loads(data[8:])
+    except Exception:  # the op that is of it is refused
+        return number, None
+
+
 def _made(data: bytes) -> Any:
     """Make an instance of a registered library: the class is imported here."""
     return pickle.loads(data)()
-
-
-async def serve(sock: socket.socket) -> None:
-    """Run a context for the process at the other end of ``sock``, until that closes it."""
-    inbox: asyncio.Queue[tuple[int, bytes, list[int]] | None] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
-
-    def received(kind: int, data: bytes, fds: list[int]) -> None:
-        if kind == Kind.PING:  # at once: it asks whether the loop turns, not how much there is to do
-            channel.send(Kind.PONG)
-        else:
-            inbox.put_nowait((kind, data, fds.copy()))
-            fds.clear()  # they are ours now
-
-    channel = Channel(sock, loop, on_message=received, on_lost=lambda _: inbox.put_nowait(None))
-    first = await inbox.get()
-    if first is None:
-        return
-    server = _Server(channel, pickle.loads(first[1]))
-    async with System("host") as system:
-        try:
-            await server.open(system)
-        except AccelError as error:
-            channel.send(Kind.REFUSED, encode_error(error))
-            channel.flush()
-            return
-        while (message := await inbox.get()) is not None and message[0] != Kind.CLOSE:
-            await server.handle(*message)
-    channel.close()

@@ -1,0 +1,122 @@
+"""Being awake for a message that is about to come: a process that sleeps takes longer to wake than a short op takes."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+__all__ = ["Attention", "Pacing"]
+
+_SHORT = 300e-6
+"""Seconds for which the end of an op is waited for awake, at most."""
+
+_NEAR = 1.2e-3
+"""So many seconds before the usual time of an op its end is near: loops do not sleep for less than a millisecond."""
+
+_NAP, _LONG = 0.5e-3, 20e-3
+"""Seconds of a nap, and of an op that nobody stays half awake for."""
+
+_SEVERAL = 16
+"""So many messages do not wait for more of this turn: their receiver is to have something to do meanwhile. Where it has a processor of its own."""
+
+_FEW = 4
+"""With fewer processors than this, whoever stays awake keeps others from what they wait for."""
+
+
+class Attention:
+    """Keeps a loop turning for a short while, so that it sees at once what arrives meanwhile.
+
+    Parameters
+    ----------
+    loop
+        Which.
+    seconds
+        How long each time.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        self._loop = loop
+        self._seconds = seconds if len(os.sched_getaffinity(0)) >= _FEW else 0.0
+        self._until = 0.0
+        self._is_turning = False
+
+    @property
+    def seconds(self) -> float:
+        """How long each time; 0 where it is of no use."""
+        return self._seconds
+
+    def pay(self, more: float = 0.0) -> None:
+        """Begin, or begin anew; for so many seconds more."""
+        if self._seconds:
+            self._until = self._loop.time() + self._seconds + more
+            if not self._is_turning:
+                self._is_turning = True
+                self._loop.call_soon(self._turn)
+
+    def end(self) -> None:
+        """There is nothing to wait for any more."""
+        self._until = 0.0
+
+    def _turn(self) -> None:
+        if self._loop.time() < self._until:
+            self._loop.call_soon(self._turn)
+        else:
+            self._is_turning = False
+
+
+class Pacing:
+    """When a parent's messages leave, and how it waits for the answers.
+
+    Parameters
+    ----------
+    loop
+        Where they are sent.
+    flush
+        Sends what was not sent yet.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, flush: Callable[[], object]) -> None:
+        self._loop = loop
+        self._flush = flush
+        self._attention = Attention(loop, _SHORT)
+        self._nap: asyncio.TimerHandle | None = None
+        self._began = 0.0
+        self._usual = 0.0
+        self._unsent = 0
+
+    def sent(self, *, is_first: bool) -> None:
+        """Take note of an op; ``is_first``: the device was idle."""
+        self._unsent += 1
+        if is_first or (self._unsent >= _SEVERAL and self._attention.seconds):
+            self._unsent = 0
+            self._flush()
+        if is_first:
+            self._began = self._loop.time()
+            if self._attention.seconds and self._usual < _LONG:
+                self._wait()
+
+    def _wait(self) -> None:
+        """Sleep while the end is far, but never long: a processor that sleeps deeply takes long to wake; stay awake when it is near."""
+        left = max(0.0, self._began + self._usual - self._loop.time())
+        if left > _NEAR:
+            self._nap = self._loop.call_later(_NAP, self._wait)
+        else:
+            self._attention.pay(left)
+
+    def idle(self) -> None:
+        """Take note that nothing is in flight any more."""
+        self._attention.end()
+        if self._nap is not None:
+            self._nap.cancel()
+        # How long the last ones took that found the device idle.
+        self._usual += (self._loop.time() - self._began - self._usual) / 4
+
+    def end(self) -> None:
+        """Wait for nothing any more."""
+        self._attention.end()
+        if self._nap is not None:
+            self._nap.cancel()

@@ -1,0 +1,68 @@
+"""The children of one device besides the one that holds its context: the spare one, and those that are ending."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accel.device.remote.link import Link
+    from accel.errors import AccelError
+    from accel.hosts.exit_status import ExitStatus
+
+__all__ = ["Children"]
+
+
+class Children:
+    """What outlives a generation.
+
+    Attributes
+    ----------
+    standby : str
+        What there is of a spare child: ``"none"``, ``"starting"``, ``"ready"``, or ``"failed"``: its budget is spent.
+    take_spare : callable
+        Returns the spare child, which is then the caller's, or ``None``.
+    """
+
+    def __init__(self) -> None:
+        self.standby = "none"
+        self.take_spare: Callable[[], Link | None] = lambda: None
+        self._ending: dict[_Grave, None] = {}
+
+    def bury(self, link: Link, then: Callable[[], object] | None = None) -> None:
+        """Kill a child, and call ``then`` once nothing of it is left. Returns at once."""
+        link.kill()
+        link.channel.close()
+        link.listener = grave = _Grave(self._ending, link, then)
+        if link.child.exit is None:
+            self._ending[grave] = None
+        else:
+            grave.exited(link.child.exit)
+
+    async def gone(self) -> None:
+        """Wait until nothing is left of those that were buried."""
+        for grave in tuple(self._ending):
+            await grave.link.child.aclose(grace=0.0)
+
+
+class _Grave:
+    """Waits for the end of a child that was killed."""
+
+    def __init__(self, ending: dict[_Grave, None], link: Link, then: Callable[[], object] | None) -> None:
+        self.link = link
+        self._ending = ending
+        self._then = then
+
+    def received(self, kind: int, data: bytes, fds: list[int]) -> None:
+        """Do nothing: nobody is interested any more."""
+
+    def lost(self, error: AccelError | None) -> None:
+        """Do nothing."""
+
+    def exited(self, status: ExitStatus) -> None:
+        """See that nothing is left."""
+        self._ending.pop(self, None)
+        then, self._then = self._then, None
+        if then is not None:
+            then()

@@ -1,0 +1,80 @@
+"""Whether a child is there: it is asked from time to time, and one that stays silent is given up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+__all__ = ["BEAT", "SILENCE", "Heartbeat"]
+
+BEAT = 1.0
+"""Seconds between two questions."""
+
+SILENCE = 10
+"""After so many unanswered ones nobody is there: the child's loop hangs, or the process is stopped."""
+
+
+class _Asked(Protocol):
+    is_heard: bool
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def is_awake(self) -> bool: ...
+
+    def ping(self) -> None: ...
+
+
+class Heartbeat:
+    """Asks one child until it is stopped.
+
+    A child that imports may not answer for long; then only being stopped by a signal counts as silence. That this process was stopped itself says
+    nothing of the child.
+
+    Parameters
+    ----------
+    loop
+        Where it asks.
+    link
+        Whom: it has a ``pid``, a method ``ping``, and says whether something ``is_heard`` since, and whether it ``is_awake``: must answer.
+    silent
+        Called once, with the seconds for which there was no answer.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, link: _Asked, silent: Callable[[float], object]) -> None:
+        self._loop = loop
+        self._link = link
+        self._tell = silent
+        self._count = 0
+        self._due = loop.time() + BEAT
+        self._handle = loop.call_at(self._due, self._beat)
+
+    def stop(self) -> None:
+        """Ask no more."""
+        self._handle.cancel()
+
+    def _beat(self) -> None:
+        link, now = self._link, self._loop.time()
+        is_silent = (not link.is_heard and now <= self._due + BEAT) if link.is_awake else _is_stopped(link.pid)
+        self._count = self._count + 1 if is_silent else 0
+        if self._count >= SILENCE:
+            self._tell(BEAT * SILENCE)
+            return
+        link.ping()
+        self._due = now + BEAT
+        self._handle = self._loop.call_at(self._due, self._beat)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped by a signal."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name, in parentheses, may have any characters in it.
+            state = file.read().rpartition(b")")[2].split()[:1]
+    except OSError:
+        return False
+    return state in ([b"T"], [b"t"])

@@ -1,0 +1,186 @@
+"""A child with the connection to it, and who listens to it: handed over as a whole when a spare child is promoted."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import pickle
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from accel._log import get_logger
+from accel.actors import RestartStrategy
+from accel.device.remote.messages import Config, Kind
+from accel.errors import ClosedError
+from accel.hosts.channel import Channel
+from accel.hosts.child import ChildProcess
+from accel.hosts.protocol import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from accel.device.core import DeviceCore
+    from accel.errors import AccelError
+    from accel.hosts.exit_status import ExitStatus
+    from accel.memory import HostBlock
+
+__all__ = ["TARGET", "Link", "Listener"]
+
+logger = get_logger()
+
+TARGET = "accel.device.remote.service:serve"
+"""What children run."""
+
+_LONGEST = 120.0
+"""Seconds for which a child may be busy with something else than ops."""
+
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+
+
+class Listener(Protocol):
+    """Who has a child."""
+
+    def received(self, kind: int, data: bytes, fds: list[int]) -> None:
+        """Take a message; see :class:`accel.hosts.channel.Channel`."""
+
+    def lost(self, error: AccelError | None) -> None:
+        """Take note that the connection is lost; the child is killed already."""
+
+    def exited(self, status: ExitStatus) -> None:
+        """Take note of the child's end."""
+
+
+class Link:
+    """A child of a device.
+
+    Attributes
+    ----------
+    child : ChildProcess
+    channel : Channel
+    listener : Listener
+        Who is told what the child says.
+    is_warm : bool
+        Whether the child has made all ready that it can before a generation begins.
+    is_opening : bool
+        Whether it makes something ready: a spare until it is warm, another until its context is there.
+    is_heard : bool
+        Whether it has said something since it was last asked by :meth:`ping`.
+    known : set of int
+        Numbers of the blocks of host memory that it knows of.
+    """
+
+    child: ChildProcess
+    channel: Channel
+
+    def __init__(self, core: DeviceCore, listener: Listener) -> None:
+        self._core = core
+        self.listener = listener
+        self.is_warm = False
+        self.is_opening = True
+        self.is_heard = True
+        self._busy_since: float | None = None
+        self.known: set[int] = set()
+
+    @classmethod
+    async def start(cls, core: DeviceCore, ahead: Literal["imports", "context"], listener: Listener) -> Link:
+        """Start a child, and have it make ready what can be before a generation begins. Does not wait for that.
+
+        Raises
+        ------
+        BackendUnavailableError
+            Descriptors, processes or memory ran out.
+        """
+        link = cls(core, listener)
+        uvloop = type(core.loop).__module__.startswith("uvloop")
+        link.child = await ChildProcess.start(core.system, TARGET, uvloop=uvloop, on_exit=link._exited)
+        link.channel = Channel(link.child.sock, core.loop, on_message=link._received, on_lost=link._lost)
+        link.tell(Kind.CONFIG, pickle.dumps(_config(core, ahead)))
+        return link
+
+    @property
+    def pid(self) -> int:
+        """The child's process."""
+        return self.child.pid
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the child opens, loads or compiles something, and does not take forever."""
+        return self._busy_since is not None and self._core.loop.time() - self._busy_since < _LONGEST
+
+    def rest(self) -> None:
+        """Take note that nothing is in flight: whatever the child was busy with has led to its end."""
+        self._busy_since = None
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether the child has nothing to do that would keep it from answering."""
+        return not self.is_opening and not self.is_busy
+
+    def tell(self, kind: Kind, data: bytes = b"", fds: Sequence[int] = ()) -> None:
+        """Send a message; to a child that is gone, nothing: its end is about to be told."""
+        with contextlib.suppress(ClosedError):
+            self.channel.send(kind, data, fds=fds)
+
+    def ping(self) -> None:
+        """Ask the child whether it is there; it answers from its loop."""
+        self.is_heard = False
+        self.tell(Kind.PING)
+
+    def announce(self, number: int, block: HostBlock) -> None:
+        """Tell the child of a block of host memory, unless it knows it."""
+        if number not in self.known:
+            self.known.add(number)
+            self.tell(Kind.BLOCK, number.to_bytes(8, "little") + block.nbytes.to_bytes(8, "little"), fds=(block.fd,))
+
+    def kill(self) -> None:
+        """End the child at once. Its listener is told when it has ended."""
+        self.child.kill()
+
+    # -- called by the channel and the child
+
+    def _received(self, kind: int, data: bytes, fds: list[int]) -> None:
+        self.is_heard = True
+        if kind == Kind.PONG:
+            return
+        if kind == Kind.LOG:
+            self._log(data)
+            return
+        if kind == Kind.BUSY:
+            self._busy_since = None if data == b"\0" else self._core.loop.time()
+        elif kind == Kind.WARM:
+            self.is_warm = True
+        self.listener.received(kind, data, fds)
+
+    def _log(self, data: bytes) -> None:
+        """Say what the child has said in its log, as this process's word, with where it is from."""
+        try:
+            level, event, pairs = json.loads(data)
+            number, event = _LEVELS[level], str(event)
+            pairs = {str(key): value for key, value in pairs.items()}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ProtocolError(f"the child of {self._core.name} sent a log event that means nothing: {error!r}") from error
+        pairs |= {"device": self._core.name, "pid": self.pid, "host": "process"}
+        pairs.pop("generation", None)  # a child has only one, and knows it by another number
+        logger.log(number, event, **pairs)
+
+    def _lost(self, error: AccelError | None) -> None:
+        # Of a connection that only broke, the end of the process says why; it comes at once, or is brought about.
+        self.child.kill()
+        self.listener.lost(error)
+
+    def _exited(self, status: ExitStatus) -> None:
+        self.listener.exited(status)
+
+
+def _config(core: DeviceCore, ahead: Literal["imports", "context"]) -> Config:
+    options: Any = core.options
+    kind = type(core.backend)
+    return Config(
+        f"{kind.__module__}:{kind.__qualname__}",
+        core.description.uuid,
+        core.name,
+        dataclasses.replace(options, faults=None, restart=RestartStrategy(), priorities=dict(options.priorities), overload="wait"),
+        ahead,
+        logging.getLogger("accel").getEffectiveLevel(),
+    )

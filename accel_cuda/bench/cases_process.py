@@ -1,0 +1,68 @@
+"""What a process host costs and saves: P9, beside the same twins as P1 and P2, and P10."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from accel import System, UnsupportedError
+from accel.cli.bench.cases_recovery import recovery
+from accel.cli.bench.measure import awaited, called, together
+from accel_cuda.bench.rig import CUPY, INSTALL_CUPY, OURS, RAW
+from accel_cuda.kernels.bench import EmptyKernel
+
+if TYPE_CHECKING:
+    from accel.cli.bench.suite import Bench
+    from accel_cuda.bench.rig import Rig
+
+__all__ = ["await_one", "from_tasks", "recoveries"]
+
+_MICRO = 1e6
+_TASKS = 64
+
+
+async def await_one(rig: Rig, bench: Bench) -> None:
+    """P9: one empty kernel at a time, in a child."""
+    raw = rig.raw(bench)
+    async with System("bench") as system:
+        device = await system.open_device(bench.spec, host="process")
+        op = EmptyKernel(await device.zeros(4))
+        subjects = {
+            OURS: awaited(lambda: device.run(op), bench.scale(1000, 300)),
+            RAW: called(raw.blocking(), bench.scale(1000, 300)),
+        }
+        results = await bench.compare("await an empty kernel, process host", subjects)
+    ours, twin = results[OURS], results[RAW]
+    bench.report.hold(
+        "P9",
+        ours.median / twin.median,
+        us=round(ours.median * _MICRO, 3),
+        p99_us=round(ours.percentile(99) * _MICRO, 3),
+        raw_us=round(twin.median * _MICRO, 3),
+    )
+
+
+async def from_tasks(rig: Rig, bench: Bench) -> None:
+    """P9-rate: empty kernels from 64 tasks, in a child."""
+    cupy = rig.cupy(bench)
+    if cupy is None:
+        raise UnsupportedError("P9-rate has no twin", remedy=INSTALL_CUPY)
+    async with System("bench") as system:
+        device = await system.open_device(bench.spec, host="process")
+        ops = [EmptyKernel(await device.zeros(4)) for _ in range(_TASKS)]
+        turn = iter(range(1 << 62))
+        subjects = {
+            OURS: together(lambda: device.run(ops[next(turn) % _TASKS]), _TASKS, bench.scale(100, 40)),
+            CUPY: together(cupy.op(), _TASKS, bench.scale(40, 15)),
+        }
+        results = await bench.compare(f"empty kernels from {_TASKS} tasks, process host", subjects, rounds=bench.scale(5, 2))
+    rates = {name: round(samples.rate) for name, samples in results.items()}
+    bench.report.hold("P9-rate", results[OURS].rate / results[CUPY].rate, ops_per_s=rates)
+
+
+async def recoveries(rig: Rig, bench: Bench) -> None:
+    """P10: from the driver's error to the first good gemm, with and without a spare child. The faults are kernels that write to an illegal address."""
+    cold = await recovery(bench, "none", bench.scale(5, 3))
+    imports = await recovery(bench, "imports", bench.scale(5, 3))
+    context = await recovery(bench, "context", bench.scale(9, 4))
+    for name, samples in (("P10", cold), ("P10-standby", context)):
+        bench.report.hold(name, samples.median, max_s=round(max(samples.times), 4), imports_s=round(imports.median, 4))

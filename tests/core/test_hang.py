@@ -1,0 +1,181 @@
+"""A device on which nothing ends any more: it is found out, its child is killed, and another one goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import accel
+from accel.device.remote import hang
+from accel.ops import Plan, Spec
+from accel.testing import FaultPlan
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+LOST = accel.DriverError("illegal address", code=700, scope=accel.FaultScope.PROCESS)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Sleep(accel.KernelOp):
+    """Takes its time on the device."""
+
+    library: ClassVar[str] = "slow"
+    kind: ClassVar[str] = "sleep"
+
+    x: accel.AccelRef
+    seconds: float
+
+    def plan(self) -> Plan:
+        return Plan((self.x,), (), (Spec(self.x.shape, self.x.dtype),))
+
+
+class Slow(accel.KernelLibrary):
+    """Slow to open, and slow to compute."""
+
+    name = "slow"
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def open(self, stream: Any) -> None:
+        time.sleep(self.seconds)
+
+    @accel.kernel(Sleep)
+    def sleep(self, op: Sleep, stream: Any, inputs: list[accel.Operand], outputs: list[accel.Operand]) -> None:
+        stream.submit(lambda: time.sleep(op.seconds), op.seconds)
+
+
+async def test_an_op_that_never_ends_is_ended_with_its_child() -> None:
+    plan = FaultPlan().hang_at(2)
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", hang_timeout=0.3, faults=plan)
+        x = await device.put(np.ones(4))
+        pid = device.info().pid
+        began = time.perf_counter()
+        waits = [asyncio.ensure_future(device.elementwise.unary("neg", x)) for _ in range(3)]
+        for wait in waits:
+            with pytest.raises(accel.ContextPoisonedError) as caught:
+                await asyncio.wait_for(wait, 20)
+            error = caught.value
+            assert "hung" in str(error)
+            assert (error.executed, error.suspects, error.scope) == ("unknown", ("unary",) * 3, accel.FaultScope.CONTEXT)
+            assert isinstance(error.__cause__, accel.HostDiedError)
+        assert 0.3 <= time.perf_counter() - began < 3
+        x = await asyncio.wait_for(device.put(np.arange(4.0)), 20)
+        np.testing.assert_array_equal(await device.get(x), np.arange(4.0))
+        assert (device.generation, device.info().restarts) == (2, 1)
+        assert device.info().pid != pid
+    plan.release()
+
+
+async def test_it_is_honoured_once_an_auto_device_has_moved() -> None:
+    plan = FaultPlan().poison_at(1, LOST).hang_at(2)
+    async with accel.System() as system:
+        device = await system.open_device("cpu", hang_timeout=0.3, faults=plan)
+        for text in ("illegal address", "hung"):
+            with pytest.raises(accel.ContextPoisonedError, match=text):
+                await asyncio.wait_for(device.zeros(4), 20)
+        await asyncio.wait_for(device.zeros(4), 20)
+        assert device.generation == 3
+    plan.release()
+
+
+async def test_many_ops_one_after_the_other_are_no_hang() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", hang_timeout=0.5)
+        await device.register(Slow, 0.0)
+        x = await device.put(np.ones(4))
+        await asyncio.gather(*(device.run(Sleep(x, 0.1)) for _ in range(12)))
+        assert device.generation == 1
+
+
+async def test_opening_a_library_does_not_count() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", hang_timeout=0.3)
+        await device.register(Slow, 1.0)
+        x = await device.put(np.ones(4))
+        os.kill(device.info().pid, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            async for generation in device.generations():
+                if generation == 2:
+                    break
+        x = await device.put(np.ones(4))
+        began = time.perf_counter()
+        await device.run(Sleep(x, 0.0))  # the library is opened at its first use
+        assert time.perf_counter() - began >= 1.0
+        assert device.generation == 2
+
+
+async def test_that_this_process_was_stopped_does_not_count() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", hang_timeout=0.3)
+        await device.register(Slow, 0.0)
+        x = await device.put(np.ones(4))
+        wait = asyncio.ensure_future(device.run(Sleep(x, 0.2)))
+        async with asyncio.timeout(10):
+            while not device.info().in_flight:
+                await asyncio.sleep(0)
+        time.sleep(1.0)
+        await asyncio.wait_for(wait, 20)
+        assert device.generation == 1
+
+
+async def test_a_stopped_child_is_ended_by_it_too() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", hang_timeout=0.3)
+        x = await device.put(np.ones(4))
+        os.kill(device.info().pid, signal.SIGSTOP)
+        began = time.perf_counter()
+        with pytest.raises(accel.ContextPoisonedError, match="hung"):
+            await asyncio.wait_for(device.get(x), 20)
+        assert time.perf_counter() - began < 5
+        await asyncio.wait_for(device.zeros(4), 20)
+
+
+async def test_an_idle_device_is_never_hung() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", hang_timeout=0.1)
+        await device.zeros(4)
+        await asyncio.sleep(0.4)  # nothing must happen in it
+        await device.zeros(4)
+        assert device.generation == 1
+
+
+async def test_a_watch_gives_no_verdict_on_what_was_not_read_yet() -> None:
+    loop = asyncio.get_running_loop()
+    verdicts: list[float] = []
+    is_idle = False
+    watch = hang.HangWatch(loop, 0.05, lambda: is_idle, lambda: False, lambda: verdicts.append(loop.time()))
+    watch.sent()
+    for _ in range(6):
+        await asyncio.sleep(0.04)
+        watch.heard()
+    assert not verdicts
+    async with asyncio.timeout(5):
+        while not verdicts:
+            await asyncio.sleep(0.01)
+    is_idle = True
+    watch.sent()
+    await asyncio.sleep(0.2)
+    assert len(verdicts) == 1
+    watch.stop()
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), "1", True])
+async def test_it_is_seconds(value: Any) -> None:
+    async with accel.System() as system:
+        with pytest.raises(accel.InvalidArgumentError):
+            await system.open_device("cpu", host="process", hang_timeout=value)
+
+
+async def test_only_a_process_host_can_end_a_hang() -> None:
+    async with accel.System() as system:
+        with pytest.raises(accel.UnsupportedError, match="only a process host"):
+            await system.open_device("cpu", host="inline", hang_timeout=1.0)

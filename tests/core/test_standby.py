@@ -1,0 +1,293 @@
+"""Spare children: they are ready before a fault, take over after it, are replaced, and are never the device's concern."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pytest
+
+import accel
+from accel.device.remote import actor, heartbeat, standby
+from accel.testing import FaultPlan
+from tests.own_library_support import Scale, Sent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+LOST = accel.DriverError("illegal address", code=700, scope=accel.FaultScope.PROCESS)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def spare_ready(device: accel.Device) -> None:
+    await until(lambda: device.info().standby == "ready")
+
+
+def children() -> set[int]:
+    """Return the child processes that run. One that is stopped between its fork and its exec would stop this process too: it is none yet."""
+    found: set[int] = set()
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children", encoding="ascii") as file:
+            found.update(map(int, file.read().split()))
+    return {pid for pid in found if _is_worker(pid)}
+
+
+def _is_worker(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"accel.hosts.worker" in file.read()
+    except OSError:
+        return False
+
+
+def spare_of(device: accel.Device) -> int:
+    """Return the process that is the device's spare child; the only other one that there is."""
+    (pid,) = children() - {device.info().pid}
+    return pid
+
+
+def events(caplog: pytest.LogCaptureFixture, name: str) -> list[dict[str, Any]]:
+    found = [getattr(record, "accel", {}) for record in caplog.records]
+    return [each for each in found if each.get("event") == name]
+
+
+async def fault(device: accel.Device) -> None:
+    with pytest.raises(accel.ContextPoisonedError):
+        await asyncio.wait_for(device.zeros(4), 20)
+
+
+@pytest.mark.parametrize("host", ["process", "auto"])
+@pytest.mark.parametrize("ahead", ["imports", "context"])
+async def test_the_spare_is_promoted_and_replaced(
+    host: Literal["process", "auto"], ahead: Literal["imports", "context"], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="accel")
+    async with accel.System() as system:
+        plan = FaultPlan().poison_at(2, LOST)
+        device = await system.open_device("cpu", host=host, standby=ahead, libraries=("blas",), faults=plan)
+        pinned = await device.pinned(1000, "float64")
+        pinned[:] = np.random.default_rng(1).standard_normal(1000)
+        await device.put(pinned)
+        await spare_ready(device)
+        spare = spare_of(device)
+        await fault(device)
+        x = await asyncio.wait_for(device.put(pinned), 20)
+        info = device.info()
+        assert (info.host, info.pid, info.generation, info.restarts) == ("process", spare, 2, 1)
+        np.testing.assert_array_equal(await device.get(x), pinned)
+        (ready,) = (each for each in events(caplog, "context_ready") if each["generation"] == 2)
+        assert (ready["promoted"], ready["pid"]) == (ahead, spare)
+        await spare_ready(device)
+        assert spare_of(device) != spare
+    assert not children()
+
+
+async def test_the_first_generation_waits_for_no_spare_and_says_how_it_is() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", standby="context")
+        assert device.info().standby in ("none", "starting")
+        await until(lambda: device.info().standby == "starting" or device.info().standby == "ready")
+        assert device.info().generation == 1
+        await spare_ready(device)
+        without = await system.open_device("cpu")
+        assert without.info().standby == "none"
+
+
+async def test_promotion_is_fast() -> None:
+    """The machine may be busy: not how fast, but that it is faster than starting a child."""
+
+    async def recovery(ahead: Literal["none", "context"]) -> float:
+        best = float("inf")
+        async with accel.System() as system:
+            for _ in range(3):
+                device = await system.open_device("cpu", host="process", standby=ahead, faults=FaultPlan().poison_at(1, LOST))
+                if ahead != "none":
+                    await spare_ready(device)
+                await fault(device)
+                began = time.perf_counter()
+                await asyncio.wait_for(device.zeros(4), 20)
+                best = min(best, time.perf_counter() - began)
+                await device.aclose()
+        return best
+
+    cold, warm = await recovery("none"), await recovery("context")
+    assert warm < cold / 2, f"{warm * 1e3:.1f} ms with a spare, {cold * 1e3:.1f} ms without"
+
+
+@pytest.mark.parametrize("is_ready", [True, False])
+async def test_a_spare_that_is_killed_is_replaced_and_the_device_goes_on(is_ready: bool, caplog: pytest.LogCaptureFixture) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", standby="context")
+        x = await device.put(np.arange(4.0))
+        if is_ready:
+            await spare_ready(device)
+        await until(lambda: len(children()) == 2)
+        first = spare_of(device)
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: events(caplog, "standby_lost"))
+        assert device.info().standby == "none"
+        await until(lambda: device.info().standby == "ready" and spare_of(device) != first)
+        np.testing.assert_array_equal(await device.get(x), np.arange(4.0))
+        assert (device.generation, device.info().restarts) == (1, 0)
+
+
+async def test_a_spare_that_dies_with_the_context_is_no_loss() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", standby="context")
+        await spare_ready(device)
+        here, spare = device.info().pid, spare_of(device)
+        os.kill(here, signal.SIGKILL)
+        os.kill(spare, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            async for generation in device.generations():
+                if generation == 2:
+                    break
+        x = await asyncio.wait_for(device.put(np.arange(4.0)), 20)
+        np.testing.assert_array_equal(await device.get(x), np.arange(4.0))
+        assert device.info().pid not in (here, spare)
+
+
+async def test_a_spare_that_is_stopped_is_given_up_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor, "_ANSWER", 0.4)
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", standby="context", faults=FaultPlan().poison_at(1, LOST))
+        await spare_ready(device)
+        spare = spare_of(device)
+        os.kill(spare, signal.SIGSTOP)
+        await fault(device)
+        await asyncio.wait_for(device.zeros(4), 20)
+        assert device.generation == 2
+        assert device.info().pid != spare
+        assert spare not in children()
+
+
+@pytest.mark.parametrize("is_ready", [True, False])
+async def test_a_spare_that_is_stopped_is_found_out(is_ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "BEAT", 0.05)
+    monkeypatch.setattr(heartbeat, "SILENCE", 4)
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", standby="context")
+        if is_ready:
+            await spare_ready(device)
+        await until(lambda: len(children()) == 2)
+        first = spare_of(device)
+        os.kill(first, signal.SIGSTOP)
+        await until(lambda: device.info().standby == "ready" and spare_of(device) != first)
+        assert device.generation == 1
+
+
+async def test_spares_that_keep_dying_are_given_up_once_and_tried_with_the_next_generation(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(standby, "_BUDGET", accel.RestartStrategy(max_restarts=2, within=0.4, backoff=(0.01, 0.01)))
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", standby="imports", faults=FaultPlan().poison_at(1, LOST))
+        seen: set[int] = set()
+        async with asyncio.timeout(30):
+            while device.info().standby != "failed":
+                for pid in children() - {device.info().pid} - seen:
+                    seen.add(pid)
+                    os.kill(pid, signal.SIGKILL)
+                await asyncio.sleep(0.002)
+        assert len(seen) == 3
+        assert len(events(caplog, "standby_given_up")) == 1
+        assert device.state is accel.DeviceState.READY
+        await asyncio.sleep(0.4)  # the window of the budget
+        assert device.info().standby == "failed"
+        await fault(device)
+        await asyncio.wait_for(device.zeros(4), 20)
+        await spare_ready(device)
+
+
+async def test_a_fault_while_the_spare_starts() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", standby="context", faults=FaultPlan().poison_at(1, LOST))
+        await until(lambda: device.info().standby == "starting" and len(children()) == 2)
+        spare = spare_of(device)
+        await fault(device)
+        await asyncio.wait_for(device.zeros(4), 20)
+        assert device.info().pid == spare, "what had begun to start is used"
+        await spare_ready(device)
+
+
+async def test_faults_one_after_the_other() -> None:
+    async with accel.System() as system:
+        plan = FaultPlan()
+        for n in range(1, 6):
+            plan.poison_at(n, LOST)
+        restart = accel.RestartStrategy(max_restarts=9, backoff=(0.0, 0.0))
+        device = await system.open_device("cpu", host="process", standby="context", faults=plan, restart=restart)
+        for _ in range(5):
+            await fault(device)
+        await asyncio.wait_for(device.zeros(4), 30)
+        assert device.generation == 6
+        await spare_ready(device)
+        assert len(children()) == 2
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3, 10, 100])
+async def test_close_while_the_spare_starts(turns: int) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", standby="context")
+        for _ in range(turns):
+            await asyncio.sleep(0.001)
+        began = time.perf_counter()
+        await device.aclose()
+        assert time.perf_counter() - began < 3
+        assert not children()
+
+
+async def test_a_device_that_is_lost_has_no_spare() -> None:
+    async with accel.System() as system:
+        once = accel.RestartStrategy(max_restarts=0)
+        device = await system.open_device("cpu", host="process", standby="context", restart=once, faults=FaultPlan().poison_at(1, LOST))
+        await spare_ready(device)
+        await fault(device)
+        await until(lambda: not children())
+        assert (device.state, device.info().standby) == (accel.DeviceState.LOST, "none")
+
+
+async def test_a_registered_library_goes_to_the_spare_too() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", standby="context", faults=FaultPlan().poison_at(1, LOST))
+        await device.register(Sent)
+        await spare_ready(device)
+        await fault(device)
+        x = await asyncio.wait_for(device.put(np.arange(4.0)), 20)
+        np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), 2 * np.arange(4.0))
+
+
+async def test_options_that_do_not_fit_are_refused() -> None:
+    async with accel.System() as system:
+        with pytest.raises(accel.UnsupportedError):
+            await system.open_device("cpu", host="inline", standby="context")
+        with pytest.raises(accel.InvalidArgumentError):
+            await system.open_device("cpu", standby="warm")  # type: ignore[arg-type]
+
+
+async def test_durable_buffers_are_bound_by_the_spare() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", standby="context")
+        x = await device.put(np.arange(4.0), durable=True)
+        await spare_ready(device)
+        spare = spare_of(device)
+        os.kill(device.info().pid, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            async for generation in device.generations():
+                if generation == 2:
+                    break
+        assert device.info().pid == spare
+        np.testing.assert_array_equal(await device.get(x), np.arange(4.0))

@@ -1,0 +1,41 @@
+"""Every fault that a CUDA kernel can bring about is survived: with and without a spare child, and with the memory given back."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gpu.cuda_programs import run_program
+from tests.gpu.standby_programs import FAULTS
+
+pytestmark = pytest.mark.gpu
+
+_MODULE = "tests.gpu.standby_programs"
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize(("host", "standby"), [("process", "none"), ("auto", "context")])
+def test_a_fault_is_survived(kind: str, host: str, standby: str) -> None:
+    run_program("survives", kind, host, standby, module=_MODULE)
+
+
+@pytest.mark.parametrize(("host", "standby"), [("auto", "none"), ("auto", "imports"), ("process", "imports"), ("process", "context")])
+def test_a_fault_is_survived_with_each_spare(host: str, standby: str) -> None:
+    run_program("survives", "illegal_address", host, standby, module=_MODULE)
+
+
+@pytest.mark.parametrize("standby", ["none", "context"])
+def test_memory_comes_back_before_the_move(standby: str) -> None:
+    run_program("gives_its_memory_back", standby, module=_MODULE)
+
+
+def test_inline_devices_of_a_process_move_together() -> None:
+    run_program("inline_devices_move_together", module=_MODULE)
+
+
+@pytest.mark.parametrize("host", ["process", "auto"])
+def test_a_kernel_that_never_ends_is_ended(host: str) -> None:
+    run_program("kernels_that_never_end", host, module=_MODULE)
+
+
+def test_torch_and_cupy_in_the_same_process() -> None:
+    run_program("lives_beside_torch_and_cupy", module=_MODULE)
