@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import accel
-from accel.device.remote import actor
+from accel.device.remote import actor, heartbeat, link
 from accel.device.remote.messages import Kind
 from accel.hosts.child import ChildProcess
 from accel.hosts.error_codec import encode_error
@@ -215,8 +215,8 @@ async def test_whatever_a_child_says_every_await_ends_and_the_next_child_serves(
     monkeypatch.setattr(ChildProcess, "start", Peer.start)
     monkeypatch.setattr(Peer, "rng", random.Random(seed))
     # A header that announces more than comes is silence, which ends like that of a child that hangs.
-    for name, value in (("_BEAT", 0.05), ("_SILENCE", 4), ("_PATIENCE", 0.5)):
-        monkeypatch.setattr(actor, name, value)
+    for module, name, value in ((heartbeat, "BEAT", 0.05), (heartbeat, "SILENCE", 4), (actor, "_PATIENCE", 0.5), (link, "_LONGEST", 0.5)):
+        monkeypatch.setattr(module, name, value)
     unexpected: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unexpected.append(context))
     rng, end, answered, opened, uses = random.Random(seed + 1), time.monotonic() + SECONDS, 0, 0, 0
