@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from accel.cli.digits import Digits, Model, check_digits, load_digits
 from accel.cli.progress import ServingProgress
 from accel.cli.traffic import Traffic, Witness
 from accel.patterns import DynamicBatcher
+from accel.registry import find_device
 from accel.testing import FaultPlan
 
 if TYPE_CHECKING:
@@ -40,6 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--host", choices=("auto", "inline", "process"), default="auto", help="where the context lives (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--standby",
+        choices=("none", "imports", "context"),
+        help="the spare child that takes over (default: context, where the fault costs a process)",
     )
     parser.add_argument(
         "--requests", type=_positive, default=20_000, metavar="N", help="single-image requests to serve (default: %(default)s)"
@@ -105,7 +112,9 @@ async def _demonstrate(arguments: argparse.Namespace, out: TextIO) -> tuple[Demo
     check_digits()
     plan = FaultPlan()
     async with accel.System() as system:
-        device = await system.open_device(arguments.device, host=arguments.host, libraries=("blas", "elementwise"), faults=plan)
+        device = await system.open_device(
+            arguments.device, host=arguments.host, libraries=("blas", "elementwise"), faults=plan, standby=await _standby(arguments, system)
+        )
         info = device.info()
         say(out, f"opened {info.name} ({info.host} host, process {info.pid}, generation {info.generation})")
         strike = None if arguments.no_fault else _striking(device, plan)
@@ -117,10 +126,28 @@ async def _demonstrate(arguments: argparse.Namespace, out: TextIO) -> tuple[Demo
         # Not in a thread: nothing else runs yet, and an import could not be called off there either.
         digits = load_digits(arguments.seed)
         began = time.perf_counter()
-        model = await Model.load(device, digits, seed=arguments.seed)
+        model = await Model.load(device, digits, seed=arguments.seed, durable=True)
         fitted = time.perf_counter() - began
         say(out, f"fitted {len(digits.train_labels):,} digits on the device in {fitted:.2f} s; {len(digits.held_out_labels)} were held out")
+        await _until_spare(device, out)
         return await _serve(arguments, device, model, digits, strike, out)
+
+
+async def _standby(arguments: argparse.Namespace, system: accel.System) -> Literal["none", "imports", "context"]:
+    """Return which spare child to have: none where the context that faults is made anew in this process."""
+    if arguments.standby is not None or arguments.no_fault or arguments.host == "inline":
+        return arguments.standby or "none"
+    _, description = await system.run_blocking(find_device, arguments.device)
+    return "none" if arguments.host == "auto" and description.backend == "cpu" else "context"
+
+
+async def _until_spare(device: accel.Device, out: TextIO) -> None:
+    """Wait until the spare child is there: on a small machine the demo would be over before."""
+    began = time.perf_counter()
+    if device.info().standby == "starting":
+        while device.info().standby == "starting":  # noqa: ASYNC110 - info() is all that tells
+            await asyncio.sleep(0.01)
+        say(out, f"a spare process is {device.info().standby}, after {time.perf_counter() - began:.2f} s more")
 
 
 def _striking(device: accel.Device, plan: FaultPlan) -> Callable[[], str]:
@@ -151,7 +178,9 @@ async def _serve(
             await traffic.run(batcher, arguments.clients, progress.advance)
     # All of them at once, by the context that survived, so that the number does not depend on which were asked for.
     right = await model.predict(digits.held_out_images) == digits.held_out_labels
-    return _report(device, model, digits, traffic, witness, batcher.statistics(), before, float(right.mean())), traffic.errors
+    is_intact = await model.is_intact()
+    report = _report(device, model, digits, traffic, witness, batcher.statistics(), before, float(right.mean()), is_intact=is_intact)
+    return report, traffic.errors
 
 
 def _report(
@@ -163,6 +192,8 @@ def _report(
     statistics: BatcherStatistics,
     before: DeviceInfo,
     accuracy: float,
+    *,
+    is_intact: bool,
 ) -> DemoReport:
     info = device.info()
     got = traffic.answers >= 0
@@ -185,7 +216,11 @@ def _report(
         mean_batch=statistics.mean_batch,
         retried=statistics.retried,
         **_recovery(witness, before, info),
-        ok=not lost and not wrong and accuracy >= ACCURACY and witness.is_over,
+        weights_bytes=model.projection.nbytes + model.weights.nbytes,
+        weights_durable=model.durable,
+        weights_put=model.puts,
+        weights_intact=is_intact,
+        ok=not lost and not wrong and accuracy >= ACCURACY and witness.is_over and is_intact and model.puts == 1,
     )
 
 
@@ -207,6 +242,7 @@ def _recovery(witness: Witness, before: DeviceInfo, after: DeviceInfo) -> dict[s
         "generation_after": after.generation,
         "pid_before": before.pid,
         "pid_after": after.pid,
+        "standby": witness.standby,
     }
 
 

@@ -47,6 +47,12 @@ class DemoReport:
         The device's.
     pid_before, pid_after
         The process that held the context: this one, or a child.
+    standby
+        What there was of a spare child when the fault came: ``"ready"`` if one took over; ``None`` without a fault.
+    weights_bytes, weights_durable
+        Size of the model's buffers on the device, and whether they are to outlive faults.
+    weights_put, weights_intact
+        How often they were put there, and whether they are, in the end, what was put.
     ok
         Whether nothing was lost or wrong, the accuracy is as it must be, and the fault, if there was to be one, came and was survived.
     """
@@ -73,6 +79,11 @@ class DemoReport:
     generation_after: int
     pid_before: int
     pid_after: int
+    standby: str | None
+    weights_bytes: int
+    weights_durable: bool
+    weights_put: int
+    weights_intact: bool
     ok: bool
 
 
@@ -100,12 +111,20 @@ def print_report(report: DemoReport, errors: Sequence[Exception], out: TextIO) -
         ("requests retried", f"{report.retried:,}"),
         ("generation before / after", f"{report.generation_before} / {report.generation_after}"),
         ("process before / after", f"{report.pid_before} / {report.pid_after}"),
+        ("spare process at the fault", "-" if report.standby is None else report.standby),
+        ("weights", _weights(report)),
     ]
     width = max(len(name) for name, _ in rows)
     say(out, "\n" + "\n".join(f"  {name:<{width}}  {value}" for name, value in rows) + "\n")
     for error in errors[:_LOST_SHOWN]:
         say(out, f"lost: {type(error).__name__}: {error}")
     say(out, "every request was answered, and right" if report.ok else "FAILED: see above")
+
+
+def _weights(report: DemoReport) -> str:
+    kind = "durable" if report.weights_durable else "ordinary"
+    times = "once" if report.weights_put == 1 else f"{report.weights_put} times"
+    return f"{kind}, {report.weights_bytes / 1024:.0f} KiB, put {times}, {'intact' if report.weights_intact else 'NOT intact'}"
 
 
 def say(out: TextIO, text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -95,17 +96,28 @@ class Model:
         float32 of shape (65, features): from pixels, and a one for the bias, to features.
     weights
         float32 of shape (features, 10).
+    durable
+        Keep them on the device in buffers that outlive faults.
+
+    Attributes
+    ----------
+    puts : int
+        How often they were put on the device.
     """
 
-    def __init__(self, device: Device, projection: NDArray[np.float32], weights: NDArray[np.float32]) -> None:
+    def __init__(self, device: Device, projection: NDArray[np.float32], weights: NDArray[np.float32], *, durable: bool = False) -> None:
         self.device = device
+        self.durable = durable
+        self.puts = 0
         self.projection = projection
         self.weights = weights
         self._refs: tuple[AccelRef, AccelRef] | None = None
         self._putting = asyncio.Lock()
 
     @classmethod
-    async def load(cls, device: Device, digits: Digits | None = None, *, seed: int = 0, features: int = 512, ridge: float = 0.1) -> Model:
+    async def load(
+        cls, device: Device, digits: Digits | None = None, *, seed: int = 0, features: int = 512, ridge: float = 0.1, durable: bool = False
+    ) -> Model:
         """Fit the model on a device, and leave its weights there.
 
         The features, their Gram matrix and the right-hand side are computed on the device; the small system of equations is solved on the host.
@@ -122,6 +134,8 @@ class Model:
             Number of random features.
         ridge
             How much large weights are punished.
+        durable
+            Keep the weights on the device in buffers that outlive faults.
 
         Raises
         ------
@@ -144,7 +158,7 @@ class Model:
             right = batch.blas.gemm(hidden, batch.put(targets), transpose_a=True)
         system = (await device.get(gram)).astype(np.float64) + ridge * np.eye(features)
         weights = (await asyncio.to_thread(np.linalg.solve, system, await device.get(right))).astype(np.float32)
-        model = cls(device, projection, weights)
+        model = cls(device, projection, weights, durable=durable)
         await model._on_device()
         return model
 
@@ -188,12 +202,19 @@ class Model:
         scores: NDArray[np.float64] = hidden @ self.weights.astype(np.float64)
         return scores
 
+    async def is_intact(self) -> bool:
+        """Return whether projection and weights are on the device, from whenever they were put there, bit by bit as they are here."""
+        on_device = [await self.device.get(ref) for ref in await self._on_device()]
+        return all(there.tobytes() == here.tobytes() for there, here in zip(on_device, (self.projection, self.weights), strict=True))
+
     async def _on_device(self) -> tuple[AccelRef, AccelRef]:
         """Return projection and weights on the device, after putting them there if a rebuild took them away."""
         while (refs := self._refs) is None or refs[0].is_stale or refs[1].is_stale:
             async with self._putting:
                 if self._refs is refs:
-                    self._refs = await self.device.put(self.projection), await self.device.put(self.weights)
+                    put = partial(self.device.put, durable=self.durable)
+                    self._refs = await put(self.projection), await put(self.weights)
+                    self.puts += 1
         return refs
 
 

@@ -41,6 +41,8 @@ class Witness:
         Requests handed over so far, retries included.
     struck : str or None
         What brought the fault about.
+    standby : str or None
+        What there was of a spare child then.
     fault_at : int or None
         What ``launched`` was when the fault surfaced.
     failed_batches : int
@@ -59,6 +61,7 @@ class Witness:
         self._lost = 0
         self.launched = 0
         self.struck: str | None = None
+        self.standby: str | None = None
         self.fault_at: int | None = None
         self.failed_batches = 0
         self.seconds_to_answer: float | None = None
@@ -73,6 +76,7 @@ class Witness:
         self.launched += len(images)
         generation = self._model.device.generation
         if self._strike is not None and self.launched >= self._at:
+            self.standby = self._model.device.info().standby
             self.struck = self._strike()
             self._strike = None
         try:

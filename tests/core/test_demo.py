@@ -116,6 +116,9 @@ def test_with_a_process_host_the_child_is_killed(capsys: pytest.CaptureFixture[s
     assert (report.generation_before, report.generation_after) == (1, 2)
     assert len({report.pid_before, report.pid_after, os.getpid()}) == 3
     assert report.fault == f"SIGKILL to process {report.pid_before}"
+    assert report.standby == "ready"
+    assert (report.weights_durable, report.weights_put, report.weights_intact) == (True, 1, True)
+    assert "durable, 150 KiB, put once, intact" in printed.err
     assert f"by {report.fault}: ContextPoisonedError in generation 1" in printed.err
     for pid in (report.pid_before, report.pid_after):
         with pytest.raises(ProcessLookupError):
