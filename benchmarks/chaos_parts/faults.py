@@ -69,7 +69,6 @@ class Saboteur:
         everybody: Callable[[], Sequence[Subject]],
         visit: Callable[[float], Awaitable[None]],
     ) -> None:
-        self.spares = 0
         self.ended: Counter[Subject] = Counter()
         self._hangs: Counter[Subject] = Counter()
         self.done: Counter[str] = Counter()
@@ -241,7 +240,6 @@ class Saboteur:
         spare = sorted(workers() - {each.device.info().pid for each in everybody})
         if not spare:
             raise _NotNowError
-        self.spares += 1
         # Whose it is cannot be told from outside: it may be anybody's next generation.
         for each in everybody:
             if not each.is_calm:

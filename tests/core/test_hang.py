@@ -139,6 +139,26 @@ async def test_a_stopped_child_is_ended_by_it_too() -> None:
         await asyncio.wait_for(device.zeros(4), 20)
 
 
+async def test_a_hang_in_one_stream_is_found_out_while_others_go_on() -> None:
+    plan = FaultPlan().hang_at(1, op="gemm")
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", hang_timeout=0.3, faults=plan)
+        x, y = await device.put(np.eye(4)), await device.put(np.ones(4))
+        hanging = asyncio.ensure_future(device.blas.gemm(x, x))
+        others = 0
+        async with asyncio.timeout(10):
+            while not hanging.done():
+                try:
+                    y = await device.elementwise.unary("neg", y)
+                except (accel.ContextPoisonedError, accel.StaleRefError):
+                    break
+                others += 1
+        error = (await asyncio.gather(hanging, return_exceptions=True))[0]
+        assert isinstance(error, accel.ContextPoisonedError)
+        assert others > 10, "nothing else went on meanwhile"
+        plan.release()
+
+
 async def test_an_idle_device_is_never_hung() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", hang_timeout=0.1)
@@ -151,17 +171,17 @@ async def test_an_idle_device_is_never_hung() -> None:
 async def test_a_watch_gives_no_verdict_on_what_was_not_read_yet() -> None:
     loop = asyncio.get_running_loop()
     verdicts: list[float] = []
-    is_idle = False
-    watch = hang.HangWatch(loop, 0.05, lambda: is_idle, lambda: False, lambda: verdicts.append(loop.time()))
+    oldest = 1
+    watch = hang.HangWatch(loop, 0.05, lambda: oldest, lambda: False, lambda: verdicts.append(loop.time()))
     watch.sent()
     for _ in range(6):
         await asyncio.sleep(0.04)
-        watch.heard()
+        oldest += 1
     assert not verdicts
     async with asyncio.timeout(5):
         while not verdicts:
             await asyncio.sleep(0.01)
-    is_idle = True
+    oldest = 0
     watch.sent()
     await asyncio.sleep(0.2)
     assert len(verdicts) == 1

@@ -359,7 +359,7 @@ async def test_their_allocators_go_on(device: accel.Device, torch: Any, cupy: An
     ref = await device.put(x)
     for _ in range(20):
         tensor = torch.from_dlpack(ref) @ torch.from_dlpack(ref)
-        array = cupy.asarray(tensor) + cupy.from_dlpack(ref)
+        array = cupy.from_dlpack(tensor) + cupy.from_dlpack(ref)  # by DLPack: then CuPy's stream waits for torch's
         found = await device.get(await device.blas.gemm(await device.wrap(array), await device.wrap(tensor)))
         wide = x.astype(np.float64)
         expected = (wide @ wide + wide) @ (wide @ wide)

@@ -158,8 +158,7 @@ async def test_cancelling_frees_nothing_too_early(device: accel.Device, rng: np.
     for other in others:
         assert np.array_equal(await device.get(other), a)
     del others, other
-    await device.zeros(1)
-    assert device.info().memory.used <= used
+    await until(lambda: device.info().memory.used <= used, "not all memory came back")
 
 
 async def test_deadlines_detach(device: accel.Device) -> None:

@@ -63,8 +63,8 @@ class RemoteContext(ContextBase):
         self._link = link
         self._tell = link.tell
         self.pid = link.pid
-        timeout, is_idle, is_busy = core.options.hang_timeout, lambda: not self.in_flight, lambda: link.is_busy
-        self._hang = None if timeout is None else HangWatch(core.loop, timeout, is_idle, is_busy, self._hung)
+        timeout, is_busy = core.options.hang_timeout, lambda: link.is_busy
+        self._hang = None if timeout is None else HangWatch(core.loop, timeout, self._oldest, is_busy, self._hung)
         self.device = None  # it is in the child
         self.sharing = Apart(core.name)
         self._arrays = SharedArrays(core.pinned.arena, link.known, link.announce)
@@ -307,8 +307,6 @@ class RemoteContext(ContextBase):
 
     def received(self, kind: int, data: bytes, fds: list[int]) -> None:
         """Take a message of the child's."""
-        if self._hang is not None:
-            self._hang.heard()
         if kind == Kind.DONE:
             for (number,) in _NUMBER.iter_unpack(data):
                 self._ended(number, None, -1)
@@ -361,10 +359,13 @@ class RemoteContext(ContextBase):
 
     # -- the end
 
+    def _oldest(self) -> int:
+        return next(iter(self._sent), 0)
+
     def _hung(self) -> None:
         """Give up what does not end."""
         name = self.core.name
-        what = f"the child of {name} hung: nothing has ended for {self.core.options.hang_timeout:g} s"
+        what = f"the child of {name} hung: its oldest op has not ended for {self.core.options.hang_timeout:g} s"
         self.report_fault(HostDiedError(what, device=name, scope=FaultScope.CONTEXT))
 
     def gone(self) -> None:

@@ -1,4 +1,4 @@
-"""When a device counts as hung: ops are on it, and for too long none has ended."""
+"""When a device counts as hung: the oldest op on it does not end for too long."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ _TO_READ = 0.05
 class HangWatch:
     """Watches the ops of one context. Costs nothing while none is in flight.
 
+    An op waits for ops that were sent before it, and for no others. So what was sent first of all that is in flight waits for nothing: if it does not end,
+    it hangs, whatever goes on in other streams.
+
     Parameters
     ----------
     loop
         Where it looks.
     timeout
-        Seconds that the oldest op in flight may take without any op ending.
-    is_idle
-        Whether nothing is in flight.
+        Seconds that an op may be the oldest in flight. It is found out within a quarter of that.
+    oldest
+        Returns the number of what was sent first of all that is in flight; 0 where nothing is.
     is_busy
         Whether the child opens, loads or compiles what ops may wait for: that does not count.
     hung
@@ -35,13 +38,14 @@ class HangWatch:
         self,
         loop: asyncio.AbstractEventLoop,
         timeout: float,
-        is_idle: Callable[[], bool],
+        oldest: Callable[[], int],
         is_busy: Callable[[], bool],
         hung: Callable[[], object],
     ) -> None:
         self._loop = loop
         self._timeout = timeout
-        self._is_idle = is_idle
+        self._oldest = oldest
+        self._seen = 0
         self._hung = hung
         self._since = 0.0
         self._due = 0.0
@@ -52,13 +56,8 @@ class HangWatch:
     def sent(self) -> None:
         """Take note that something is in flight."""
         if self._handle is None:
-            self._since = self._loop.time()
-            self._arm(self._timeout)
-
-    def heard(self) -> None:
-        """Take note that something has ended, or that the child was busy until now."""
-        self._since = self._loop.time()
-        self._is_asked = False
+            self._seen, self._since, self._is_asked = self._oldest(), self._loop.time(), False
+            self._arm(self._timeout / 4)
 
     def stop(self) -> None:
         """Look no more."""
@@ -72,16 +71,17 @@ class HangWatch:
 
     def _look(self) -> None:
         self._handle = None
-        if self._is_idle():
+        oldest = self._oldest()
+        if not oldest:
             return
         now, timeout = self._loop.time(), self._timeout
         # This process was stopped, or its loop was: it has heard nobody.
         is_late = now - self._due > max(0.1, timeout / 2)
-        if is_late or self._is_busy():
-            self._since, self._is_asked = now, False
+        if is_late or self._is_busy() or oldest != self._seen:
+            self._seen, self._since, self._is_asked = oldest, now, False
         left = self._since + timeout - now
         if left > 0:
-            self._arm(left)
+            self._arm(min(left, timeout / 4))
         elif not self._is_asked:
             self._is_asked = True
             self._arm(_TO_READ)
