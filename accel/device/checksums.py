@@ -25,6 +25,9 @@ class _Dispatcher(Protocol):
 
     generation: int
 
+    def check_alive(self) -> None:
+        """Raise once it has faulted."""
+
     async def dispatch(self, submission: Submission) -> None:
         """Send a submission."""
 
@@ -70,5 +73,6 @@ async def verify(context: _Dispatcher, core: DeviceCore) -> None:
 
 async def _run(context: _Dispatcher, submission: OpSubmission) -> Any:
     future = submission.future
+    context.check_alive()  # else nobody would end what is sent now
     await context.dispatch(submission)
     return await future

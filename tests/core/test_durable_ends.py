@@ -17,6 +17,9 @@ import pytest
 
 import accel
 from accel.cpu.backend import CpuBackend, CpuDevice
+from accel.device.durable import DurableBook
+from accel.device.remote import context as remote_context
+from accel.device.remote.context import RemoteContext
 from accel.testing import FaultPlan
 from tests.device_support import failure
 from tests.durable_support import WAYS, Way, opened
@@ -187,3 +190,39 @@ async def test_durable_is_true_or_false(durable: Any) -> None:
             await failure(device.run(op), accel.InvalidArgumentError)
         await failure(device.resident("weights", loader, durable=durable), accel.InvalidArgumentError)
         await failure(device.put(np.ones(3), durable=durable), accel.InvalidArgumentError)
+
+
+@pytest.mark.parametrize("checksum", [False, True])
+async def test_a_child_that_dies_before_it_has_bound_is_followed_by_another(checksum: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = "verify" if checksum else "to_bind"
+    target = remote_context if checksum else DurableBook
+    proceed: Any = getattr(target, step)
+    killed: list[int] = []
+
+    async def die_first(*arguments: Any) -> Any:
+        context = contexts[-1]
+        if not killed:
+            killed.append(context.pid)
+            os.kill(context.pid, signal.SIGKILL)
+            while context.fault is None:
+                await asyncio.sleep(0)
+        return await proceed(*arguments)
+
+    contexts: list[Any] = []
+    begin = RemoteContext.__init__
+
+    def note(self: Any, *arguments: Any) -> None:
+        begin(self, *arguments)
+        contexts.append(self)
+
+    monkeypatch.setattr(RemoteContext, "__init__", note)
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process")
+        values = np.arange(100.0)
+        x = await device.put(values, durable=True, checksum=checksum)
+        monkeypatch.setattr(target, step, die_first)
+        os.kill(device.info().pid, signal.SIGKILL)
+        while device.state is accel.DeviceState.READY:
+            await asyncio.sleep(0)
+        np.testing.assert_array_equal(await asyncio.wait_for(device.get(x), 30), values)
+        assert killed

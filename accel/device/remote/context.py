@@ -262,6 +262,7 @@ class RemoteContext(ContextBase):
     async def bind(self) -> None:
         """Have the child bind what is durable of the generation before; nothing else was sent to it yet."""
         kept = await self.core.durable.to_bind()
+        self.check_alive()  # else nobody would end what is asked now
         answers = []
         for slab in kept:
             number = next(self._numbers)
