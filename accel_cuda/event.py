@@ -98,9 +98,10 @@ class CudaEvent:
         """Ask the driver for the stream's last mark: with many short ops on their way that has passed too, and none of those between has to be asked for."""
         newest = stream.newest
         if newest is not None and newest.stream is stream:  # else it is recorded elsewhere meanwhile
-            stream.asked = newest.number
-            if self._query(newest.handle) == 0:
-                stream.passed = newest.number
+            stream.asked = number = newest.number
+            # Another thread may ask while the loop's records the event elsewhere: then the answer is of that.
+            if self._query(newest.handle) == 0 and newest.stream is stream and newest.number == number:
+                stream.passed = number
 
     def _pass(self) -> None:
         stream = self.stream

@@ -67,6 +67,8 @@ class FftLibrary:
 
     def scratch_nbytes(self, op: Any) -> int | None:
         """Return how many bytes an op works in, or ``None`` if a plan of its has not been measured; see :class:`accel.backend.TakesScratch`."""
+        if _is_empty(op):
+            return 0
         key = _signature(op)
         nbytes = self._scratch.get(key)
         if nbytes is None and self._maker is not None:
@@ -130,7 +132,13 @@ def _real(op: Any) -> int:
     return 8 if op.x.dtype in _DOUBLES else 4
 
 
+def _is_empty(op: Any) -> bool:
+    return 0 in op.spec().shape
+
+
 def _passes(op: Any) -> tuple[Pass, ...]:
+    if _is_empty(op):
+        return ()
     shape = op.x.shape if op.kind == "rfft" else op.spec().shape
     return passes(op.kind, shape, op.axes, op.lengths()[-1], op.x.dtype in _DOUBLES)
 

@@ -82,19 +82,19 @@ class Residents:
         """See :meth:`accel.Device.resident`."""
         self._core.guard()
         entry = self._entry(name, loader, durable=durable)
+        waiter = self._core.loop.create_future()
         if entry.waiters is None:
             if self._is_there(entry):
                 return entry.value
-            self._begin(name, entry, loader)
+            self._begin(name, entry, loader, waiter)
         elif (id(self._core), name) in _loading.get():
             raise InvalidArgumentError(
                 f"the loader of resident {name!r} waits for resident {name!r}",
                 device=self._core.name,
                 remedy="Let loaders not wait in a circle.",
             )
-        assert entry.waiters is not None, "a load goes on"
-        waiter = self._core.loop.create_future()
-        entry.waiters.append(waiter)
+        else:
+            entry.waiters.append(waiter)
         del entry
         try:
             return await waiter
@@ -133,14 +133,21 @@ class Residents:
             return False
         return not any(ref.is_stale for ref in entry.refs)
 
-    def _begin(self, name: str, entry: _Resident, loader: Callable[[Any], Awaitable[Any]]) -> None:
+    def _begin(self, name: str, entry: _Resident, loader: Callable[[Any], Awaitable[Any]], waiter: asyncio.Future[Any]) -> None:
         entry.value, entry.refs = None, None  # its memory is free for what comes
-        entry.waiters = []
+        waiters = entry.waiters = [waiter]  # before the task: an eager one may have ended when it is made
         context = contextvars.copy_context()
         context.run(_loading.set, _loading.get() | {(id(self._core), name)})
         task = self._core.loop.create_task(self._load(name, entry, loader), name=f"accel-resident-{name}", context=context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: self._abandon(waiters))
+
+    def _abandon(self, waiters: list[asyncio.Future[Any]]) -> None:
+        """Tell those that a load has left without an answer, because it was cancelled before its first step."""
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(ClosedError(f"device {self._core.name} was closed", device=self._core.name))
 
     async def _load(self, name: str, entry: _Resident, loader: Callable[[Any], Awaitable[Any]]) -> None:
         """Load, and tell all who wait; what fails is told too, and the next who asks tries again."""

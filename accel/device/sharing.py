@@ -193,18 +193,22 @@ class Sharing:
     def _share(self, ref: AccelRef, block: Block) -> Exports:
         """See that ops on the buffer come after what others do to it from now on."""
         exports = self._exports.get(ref.buffer)
+        is_first = exports is None
         if exports is None:
             exports = self._exports[ref.buffer] = Exports()
         if not ref.is_foreign:
             before = block.usage
             known = before.is_shared if isinstance(before, SharedUsage) else None
-            sharers = known if isinstance(known, Sharers) else Sharers()
-            sharers.add(exports)
-            shared = SharedUsage(before, self._outside, sharers)
-            for each in self._context.buffers.blocks.values():
-                if each.usage is before:  # the buffers of a graph are tracked as one
-                    each.usage = shared
-            if not ref.is_managed:
+            if isinstance(known, Sharers):
+                known.add(exports)
+            else:
+                sharers = Sharers()
+                sharers.add(exports)
+                shared = SharedUsage(before, self._outside, sharers)
+                for each in self._context.buffers.blocks.values():
+                    if each.usage is before:  # the buffers of a graph are tracked as one
+                        each.usage = shared
+            if is_first and not ref.is_managed:
                 self._context.buffers.special[ref.buffer] = partial(
                     self._unshare, ref.buffer, self._context.buffers.special.get(ref.buffer, self._context.buffers.allocator.free)
                 )

@@ -302,8 +302,9 @@ class Channel:
                 handle.cancel()
         self._flushing = self._turn = None
         if not self._loop.is_closed():
-            self._loop.remove_reader(self._fd)
-            self._loop.remove_writer(self._fd)
+            if self._sock.fileno() == self._fd:  # else it was closed, and the number may be another's
+                self._loop.remove_reader(self._fd)
+                self._loop.remove_writer(self._fd)
             self._wake(ClosedError("the connection to the other process was closed before all was sent"))
         self._incoming.close()
         self._outgoing.close()

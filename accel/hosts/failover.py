@@ -10,6 +10,7 @@ from accel._log import get_logger
 from accel.actors import Actor, ActorContext, Directive, RestartStrategy
 from accel.actors.supervision import default_decision
 from accel.errors import AccelError, FaultScope
+from accel.hosts.host import not_resumed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +56,8 @@ class FailoverHost:
 
     async def start(self, owner: ActorContext) -> ActorRef[Any, Any]:
         """See :meth:`accel.hosts.Host.start`."""
-        return await owner.spawn(_Keeper, self._make, name="context", restart=self._restart)
+        room = self._core.options.max_in_flight + 1024  # of what may have to be copied when much comes back at once
+        return await owner.spawn(_Keeper, self._make, name="context", mailbox_size=room, restart=self._restart)
 
     def survives(self, error: BaseException) -> bool:
         """Return whether a new context can follow ``error``, here or in a child."""
@@ -72,7 +74,7 @@ class FailoverHost:
     def _decide(self, error: BaseException) -> Directive:
         if self._core.lifecycle.is_final:
             return Directive.STOP
-        directive = default_decision(error) if self._decide_otherwise is None else self._decide_otherwise(error)
+        directive = default_decision(error) if self._decide_otherwise is None else not_resumed(self._decide_otherwise(error), error)
         if not self.survives(error):
             return directive if self._decide_otherwise is not None else Directive.STOP
         if self.kind == "inline" and isinstance(error, AccelError) and error.scope >= FaultScope.PROCESS:

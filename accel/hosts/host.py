@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from accel.actors import Directive
+from accel.errors import AccelError
+
 if TYPE_CHECKING:
     from accel.actors import ActorContext, ActorRef
 
-__all__ = ["Host"]
+__all__ = ["Host", "not_resumed"]
+
+
+def not_resumed(directive: Directive, error: BaseException) -> Directive:
+    """Return what a user's decision comes to: a context that has faulted cannot be resumed, so it is made anew."""
+    is_over = isinstance(error, AccelError) and error.is_fault
+    return Directive.RESTART if is_over and directive is Directive.RESUME else directive
 
 
 class Host(Protocol):

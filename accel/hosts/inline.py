@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from accel.actors import Directive, RestartStrategy
 from accel.actors.supervision import default_decision
 from accel.errors import AccelError, FaultScope
+from accel.hosts.host import not_resumed
 
 if TYPE_CHECKING:
     from accel.actors import Actor, ActorContext, ActorRef
@@ -59,5 +60,5 @@ class InlineHost:
         if self._core.lifecycle.is_final:
             return Directive.STOP  # who waited has been told so
         if self._decide_otherwise is not None:
-            return self._decide_otherwise(error)
+            return not_resumed(self._decide_otherwise(error), error)
         return default_decision(error) if self.survives(error) else Directive.STOP

@@ -89,8 +89,15 @@ class OpWriter:
     def _number(self, cls: type) -> int:
         number = self._numbers.get(cls)
         if number is None:
-            number = self._numbers[cls] = len(self._numbers) + 1
-            self._announce(number, cls)
+            number = len(self._numbers) + 1
+            try:
+                self._announce(number, cls)
+            except Exception as error:  # pickle raises what it likes
+                raise UnsupportedError(
+                    f"{cls.__qualname__} cannot be sent to the device's process: {error}",
+                    remedy="Define it at the top of a module that can be imported.",
+                ) from error
+            self._numbers[cls] = number
         return number
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel.actors import Directive, RestartStrategy
 from accel.errors import AccelError, FaultScope
+from accel.hosts.host import not_resumed
 
 if TYPE_CHECKING:
     from accel.actors import Actor, ActorContext, ActorRef
@@ -45,7 +46,8 @@ class ProcessHost:
 
     async def start(self, owner: ActorContext) -> ActorRef[Any, Any]:
         """See :meth:`accel.hosts.Host.start`."""
-        return await owner.spawn(self._context_actor, self._core, self._publish, name="context", restart=self._restart)
+        room = self._core.options.max_in_flight + 1024  # of what may have to be copied when much comes back at once
+        return await owner.spawn(self._context_actor, self._core, self._publish, name="context", mailbox_size=room, restart=self._restart)
 
     def survives(self, error: BaseException) -> bool:
         """Return whether a new context can follow ``error``."""
@@ -58,5 +60,5 @@ class ProcessHost:
         if self._core.lifecycle.is_final:
             return Directive.STOP
         if self._decide_otherwise is not None:
-            return self._decide_otherwise(error)
+            return not_resumed(self._decide_otherwise(error), error)
         return Directive.RESTART if self.survives(error) else Directive.STOP

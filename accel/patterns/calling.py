@@ -28,9 +28,10 @@ async def call(handler: Callable[[list[Any]], Awaitable[Sequence[Any]]], items: 
     try:
         answer: Any = handler(items)
         results: Any = await answer if isawaitable(answer) else _not_awaitable(answer)
+        # A sequence of the user's own may raise whatever is done with it.
+        return results if isinstance(results, InvalidArgumentError) else _mismatch(results, len(items)) or list(results)
     except Exception as error:
         return error
-    return results if isinstance(results, InvalidArgumentError) else _mismatch(results, len(items)) or results
 
 
 async def until_ready(device: Recovering) -> int:

@@ -75,15 +75,20 @@ class Isolation:
         self._counters.isolated += len(batch)
         self._batches.append(batch)
         if not self._is_running:
-            # Set first: an eager task runs before create_task returns.
-            self._is_running = True
-            if not self._root.start(self._run(), "accel-isolation", self._done):
-                self._give_up()
+            self._begin()
+
+    def _begin(self) -> None:
+        # Set first: an eager task runs before create_task returns.
+        self._is_running = True
+        if not self._root.start(self._run(), "accel-isolation", self._done):
+            self._give_up()
 
     def _done(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or task.exception() is not None:
             self._give_up()
         self._is_running = False
+        if self._batches:  # they came while the quarantine was being closed
+            self._begin()
         self._ended()
 
     def _give_up(self) -> None:

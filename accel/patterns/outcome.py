@@ -52,9 +52,9 @@ def own_instance(error: Exception, given: set[int]) -> Exception:
     if id(error) not in given:
         given.add(id(error))
         return error
-    if isinstance(error, AccelError):
-        return error.clone()
     try:
+        if isinstance(error, AccelError):
+            return error.clone()
         own = copy.copy(error)
     except Exception:
         return error

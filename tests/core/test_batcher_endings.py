@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -375,3 +376,20 @@ async def test_anything_else_that_ends_everything_closes_the_batcher_and_is_logg
             await batcher.submit(4)
     assert "root_failed" in caplog.text
     assert settled(batcher.statistics())
+
+
+async def test_results_that_raise_when_they_are_read_fail_their_batch_alone() -> None:
+    class Lazy(Sequence[int]):
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: Any) -> Any:
+            raise RuntimeError("no such result")
+
+    async def handler(items: list[int]) -> Any:
+        return Lazy() if items[0] < 0 else items
+
+    async with DynamicBatcher[int, int](handler) as batcher:
+        with pytest.raises(RuntimeError, match="no such result"):
+            await asyncio.wait_for(batcher.submit(-1), 10)
+        assert await asyncio.wait_for(batcher.submit(2), 10) == 2

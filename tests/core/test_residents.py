@@ -269,3 +269,16 @@ async def test_a_lost_device_says_so() -> None:
         await failure(device.elementwise.unary("neg", await device.zeros(3)), accel.ContextPoisonedError)
         await failure(device.resident("weights", loader, durable=True), accel.DeviceLostError)
         assert device.info().memory.durable == 0
+
+
+async def test_a_device_that_closes_before_a_load_has_begun_tells_who_waits() -> None:
+    async def load(device: accel.Device) -> None:
+        await asyncio.Event().wait()
+
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        waiting = asyncio.ensure_future(device.resident("weights", load))
+        closing = asyncio.ensure_future(device.aclose())
+        with pytest.raises(accel.ClosedError):
+            await asyncio.wait_for(waiting, 10)
+        await closing

@@ -117,7 +117,7 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
     async def _begin(self, link: Link, ready: _Ready, land: _Land, patience: float) -> RemoteContext:
         """Have a child begin the generation, in which it must have said something within ``patience`` seconds."""
         core = self._core
-        self._link, link.listener, link.is_opening = link, self, True
+        self._link, link.listener, link.is_opening, link.has_spoken = link, self, True, False
         self._heart = Heartbeat(core.loop, link, self._silent)
         made = self._context = RemoteContext(core, land, link)
         if link.child.exit is not None:
@@ -229,6 +229,7 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
             self._withdraw()
             made.end()
             made.ask_to_close()
+            link.channel.close()  # before its socket: the loop must not be asked to forget whoever has its number next
             # What it answers is nobody's business any more, but that it ends.
             await link.child.aclose(grace=5.0)
         self._bury()
@@ -251,7 +252,7 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
 
 
 def _extend(deadline: asyncio.Timeout, link: Link) -> None:
-    if link.is_heard:
+    if link.has_spoken:
         deadline.reschedule(asyncio.get_running_loop().time() + _PATIENCE)
 
 

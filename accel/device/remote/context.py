@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import pickle
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from accel.device.checksums import verify
 from accel.device.graph import GraphSubmission
@@ -19,7 +19,7 @@ from accel.device.remote.durable import DurableShare, kept_message
 from accel.device.remote.hang import HangWatch
 from accel.device.remote.messages import Failure, Kind, pack, pickled_library
 from accel.device.remote.planned import sent_action
-from accel.device.remote.sent import Sent, array_of, land, with_array
+from accel.device.remote.sent import Sent, array_of, land, place, with_array
 from accel.device.remote.wiring import wired
 from accel.device.run import OpSubmission
 from accel.device.submission import BatchSubmission
@@ -31,7 +31,7 @@ from accel.ops import Free, Get, Put
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from accel.device.core import DeviceCore
     from accel.device.graph import Program
@@ -126,20 +126,10 @@ class RemoteContext(ContextBase):
 
     async def _place(self, op: KernelOp, index: int | None = None) -> Outgoing:
         """Make a place for an op's array, and fill it, off the loop."""
-        array = array_of(op)
-        assert array is not None, "other ops need not wait"
-
-        def place() -> Outgoing | None:
-            outgoing = self._arrays.take(array) or self._arrays.make(array)
-            if outgoing is not None and type(op) is Put:
-                outgoing.fill()
-            return outgoing
-
-        outgoing = await self.core.system.run_blocking(place)
+        outgoing = await self.core.system.run_blocking(place, self._arrays, op)
         if outgoing is None:
-            raise UnsupportedError(
-                "there is no room in shared host memory", remedy="Open the device with a larger pinned_limit.", op=op.kind, op_index=index
-            )
+            remedy = "Open the device with a larger pinned_limit."
+            raise UnsupportedError("there is no room in shared host memory", remedy=remedy, op=op.kind, op_index=index)
         return outgoing
 
     async def _dispatch_batch(self, submission: BatchSubmission) -> None:
@@ -154,21 +144,31 @@ class RemoteContext(ContextBase):
             self.check_alive()
             if not submission.is_settled:
                 self._admit(submission)
+                self._send_batch(submission, ops, arrays)
+                return
         except BaseException:
             close_all(arrays)
             raise
-        if submission.is_settled:
-            submission.void_unsound()
-            close_all(arrays)
-            return
+        submission.void_unsound()
+        close_all(arrays)
+
+    def _send_batch(self, submission: BatchSubmission, ops: Sequence[KernelOp], arrays: list[Outgoing]) -> None:
         number = next(self._numbers)
         ids = [[ref.buffer for ref in refs] for refs in submission.outputs]
-        actions = [self._action(op.kind) for op in ops]
-        written = [self._ops.write(wired(op, self._kernels)) for op in ops]
+        written = self._written(ops)
         for each in arrays:
             self._arrays.announce(each)
+        data = pack(number, ids, written, [self._action(op.kind) for op in ops])
         self._durable.sent(number, submission.plans, (ref for refs in submission.outputs for ref in refs))
-        self._post(number, Sent(submission, len(ops), arrays, []), Kind.BATCH, pack(number, ids, written, actions))
+        self._post(number, Sent(submission, len(ops), arrays, []), Kind.BATCH, data)
+
+    def _written(self, ops: Iterable[KernelOp]) -> list[Any]:
+        """Return ops as they are sent."""
+        try:
+            return [self._ops.write(wired(op, self._kernels)) for op in ops]
+        except BaseException:
+            self._ops.told.clear()  # of what was described in these, the child has not heard
+            raise
 
     def _admit(self, submission: BatchSubmission) -> None:
         """Check the operands of a batch that is about to be sent, and count what it makes. In one go: refs may be dropped whenever others run."""
@@ -189,7 +189,7 @@ class RemoteContext(ContextBase):
             self._live.update((ref.buffer, ref.nbytes) for ref in refs)
         number = next(self._numbers)
         ids = [[ref.buffer for ref in refs] for refs in program.outputs]
-        ops = [self._ops.write(wired(op, self._kernels)) for op in program.ops]
+        ops = self._written(program.ops)
         self._post(number, Sent(submission, 1, [], []), Kind.GRAPH, pack(number, ids, ops, handle=program.handle.buffer))
 
     def _send_op(self, submission: OpSubmission, plan: Plan, outgoing: Outgoing | None) -> None:
@@ -204,19 +204,26 @@ class RemoteContext(ContextBase):
         submission.result = op.result(plan.writes + made)
         arrays = [] if outgoing is None else [outgoing]
         landing = arrays if type(op) is Get else []
-        if outgoing is not None:
-            self._arrays.announce(outgoing)
-            op = with_array(op, outgoing)
-        else:
-            op = wired(op, self._kernels)
         number = next(self._numbers)
-        written = self._ops.write(op)
-        data = pack(number, [[ref.buffer for ref in made]], [written], [self._action(submission.name)])
-        self._durable.sent(number, (plan,), made)
-        self._post(number, Sent(submission, 1, arrays, landing), Kind.OP, data)
+        try:
+            if outgoing is not None:
+                self._arrays.announce(outgoing)
+                op = with_array(op, outgoing)
+            data = pack(number, [[ref.buffer for ref in made]], self._written((op,)), [self._action(submission.name)])
+            self._durable.sent(number, (plan,), made)
+            self._post(number, Sent(submission, 1, arrays, landing), Kind.OP, data)
+        except BaseException:
+            close_all(arrays)
+            raise
 
     def _post(self, number: int, sent: Sent, kind: Kind, data: bytes) -> None:
         submission = sent.submission
+        try:
+            self._tell(kind, data)  # it is queued: nothing comes back before this returns
+        except BaseException:
+            self._durable.ended(number)
+            self._ops.told.clear()
+            raise
         self._sent[number] = sent
         # From here on it may be on the device.
         submission.launched = submission.outstanding = sent.count
@@ -224,7 +231,6 @@ class RemoteContext(ContextBase):
         self.submissions[submission] = None
         if self._hang is not None:
             self._hang.sent()
-        self._tell(kind, data)
         self._pacing.sent(is_first=self.in_flight == sent.count)
 
     def _action(self, kind: str) -> bytes | str | None:
@@ -233,15 +239,7 @@ class RemoteContext(ContextBase):
         return None if faults is None else sent_action(faults.take(kind), self._link, self.core.loop)
 
     async def port(self, library: str) -> None:
-        """Have the child make a registered library.
-
-        Raises
-        ------
-        UnsupportedError
-            If its class cannot be sent.
-        LibraryError
-            If it cannot be made or opened there.
-        """
+        """Have the child make a registered library. Raises what keeps it from being sent, made or opened."""
         data = pickled_library(library, self.core.own[library])
         await self._ask(Kind.REGISTER, pickle.dumps((library, data)))
         self.own[library] = True
@@ -295,8 +293,8 @@ class RemoteContext(ContextBase):
     def _drop(self, buffers: list[int]) -> None:
         known = [buffer for buffer in buffers if self._live.pop(buffer, None) is not None]
         self._ops.told.difference_update(known)
-        for buffer in known if self.core.durable.buffers else ():
-            self.core.durable.dropped(buffer)
+        for buffer in known:
+            self._durable.dropped(buffer)
         if known and self.fault is None:
             self._tell(Kind.FREE, struct.pack(f"<{len(known)}Q", *known))
 

@@ -91,13 +91,21 @@ class DurableShare:
 
     def sent(self, number: int, plans: Iterable[Plan], made: Iterable[AccelRef]) -> None:
         """Take note of what submission ``number`` makes and writes."""
+        writes = []
         for ref in made:
             if ref.durable:
                 self._awaited[ref.buffer] = ref
+                writes.append(ref.buffer)
         if self._book.buffers:
-            writes = tuple([ref.buffer for plan in plans for ref in plan.writes if ref.durable])
-            if writes:
-                self._writes[number] = writes
+            writes += [ref.buffer for plan in plans for ref in plan.writes if ref.durable]
+        if writes:
+            self._writes[number] = tuple(writes)
+
+    def dropped(self, buffer: int) -> None:
+        """Take note that nobody has a buffer any more."""
+        self._awaited.pop(buffer, None)
+        if self._book.buffers:
+            self._book.dropped(buffer)
 
     def ended(self, number: int) -> None:
         """Take note that a submission is over."""

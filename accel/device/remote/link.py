@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from accel._log import get_logger
 from accel.actors import RestartStrategy
 from accel.device.remote.messages import Config, Kind
-from accel.errors import ClosedError
+from accel.errors import ClosedError, UnsupportedError
 from accel.hosts.channel import Channel
 from accel.hosts.child import ChildProcess
 from accel.hosts.protocol import ProtocolError
@@ -66,6 +66,8 @@ class Link:
         Whether it makes something ready: a spare until it is warm, another until its context is there.
     is_heard : bool
         Whether it has said something since it was last asked by :meth:`ping`.
+    has_spoken : bool
+        The same, since whoever wants to know has set this to ``False``.
     known : set of int
         Numbers of the blocks of host memory that it knows of.
     """
@@ -78,7 +80,7 @@ class Link:
         self.listener = listener
         self.is_warm = False
         self.is_opening = True
-        self.is_heard = True
+        self.is_heard = self.has_spoken = True
         self._busy_since: float | None = None
         self.known: set[int] = set()
 
@@ -92,10 +94,18 @@ class Link:
             Descriptors, processes or memory ran out.
         """
         link = cls(core, listener)
+        try:
+            config = pickle.dumps(_config(core, ahead))
+        except Exception as error:  # pickle raises what it likes
+            raise UnsupportedError(
+                f"an option of {core.name} cannot be sent to its process: {error}",
+                device=core.name,
+                remedy="Give objects of classes that are defined at the top of a module that can be imported.",
+            ) from error
         uvloop = type(core.loop).__module__.startswith("uvloop")
         link.child = await ChildProcess.start(core.system, TARGET, uvloop=uvloop, on_exit=link._exited)
         link.channel = Channel(link.child.sock, core.loop, on_message=link._received, on_lost=link._lost)
-        link.tell(Kind.CONFIG, pickle.dumps(_config(core, ahead)))
+        link.tell(Kind.CONFIG, config)
         return link
 
     @property
@@ -130,8 +140,8 @@ class Link:
     def announce(self, number: int, block: HostBlock) -> None:
         """Tell the child of a block of host memory, unless it knows it."""
         if number not in self.known:
-            self.known.add(number)
             self.tell(Kind.BLOCK, number.to_bytes(8, "little") + block.nbytes.to_bytes(8, "little"), fds=(block.fd,))
+            self.known.add(number)
 
     def kill(self) -> None:
         """End the child at once. Its listener is told when it has ended."""
@@ -140,7 +150,7 @@ class Link:
     # -- called by the channel and the child
 
     def _received(self, kind: int, data: bytes, fds: list[int]) -> None:
-        self.is_heard = True
+        self.is_heard = self.has_spoken = True
         if kind == Kind.PONG:
             return
         if kind == Kind.LOG:

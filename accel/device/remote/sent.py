@@ -10,11 +10,11 @@ from accel.ops import Get, Put
 if TYPE_CHECKING:
     import numpy as np
 
-    from accel.device.remote.arrays import Outgoing
+    from accel.device.remote.arrays import Outgoing, SharedArrays
     from accel.device.submission import Submission
     from accel.ops import KernelOp
 
-__all__ = ["Sent", "array_of", "land", "with_array"]
+__all__ = ["Sent", "array_of", "land", "place", "with_array"]
 
 
 class Sent:
@@ -32,6 +32,16 @@ class Sent:
 def array_of(op: KernelOp) -> np.ndarray[Any, Any] | None:
     """Return the host array that an op reads or fills, if it has one."""
     return op.source if type(op) is Put else op.destination if type(op) is Get else None
+
+
+def place(arrays: SharedArrays, op: KernelOp) -> Outgoing | None:
+    """Make a place in shared memory for an op's array, and fill it; ``None`` if there is no room. May block."""
+    array = array_of(op)
+    assert array is not None, "other ops need not wait"
+    outgoing = arrays.take(array) or arrays.make(array)
+    if outgoing is not None and type(op) is Put:
+        outgoing.fill()
+    return outgoing
 
 
 def with_array(op: Any, outgoing: Outgoing) -> KernelOp:

@@ -254,7 +254,9 @@ class Server:
             return tuple([self._unwired(self._reader.read(each)) for each in wired])
         except AccelError as error:
             self._answers.failed(number, error, -1)
-            return ()
+        except KeyError as error:  # the parent took for sent what it could not send
+            self._answers.failed(number, LibraryError(f"the child was never told of {error}"), -1)
+        return ()
 
     def _new(self, buffer: int, spec: Any) -> AccelRef:
         ref = self._ref(buffer, spec.shape, spec.dtype)
@@ -362,10 +364,8 @@ class Server:
                 await self._core.system.run_blocking(device.register_host, address, nbytes)
 
     def _action(self, action: bytes | str | None) -> Injection | AccelError | None:
-        if action is None:
-            return None
-        if action == "poison":
-            return Injection("poison")
+        if action is None or action == "poison":
+            return None if action is None else Injection("poison")
         if action == "hang":
             self._release.clear()
             return Injection("hang", release=lambda: cast("None", self._release.wait()))

@@ -1,0 +1,124 @@
+"""What cannot be sent to a child, and what is given up on the way: it costs the op, and nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pytest
+
+import accel
+from accel.ops import Plan, Spec
+from accel.testing import FaultPlan
+from tests.device_support import bounded, failure
+from tests.own_library_support import Scale, Sent
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Note(accel.KernelOp):
+    """An op with something beside its operand."""
+
+    library: ClassVar[str] = "sent"
+    kind: ClassVar[str] = "note"
+
+    x: accel.AccelRef
+    text: Any = None
+
+    def plan(self) -> Plan:
+        return Plan((self.x,), (), (Spec(self.x.shape, self.x.dtype),))
+
+
+async def test_an_op_of_a_local_class_is_refused_and_the_device_goes_on() -> None:
+    @dataclass(frozen=True, eq=False, slots=True)
+    class Local(Note):
+        pass
+
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process")
+        x = await device.put(np.ones(4))
+        for _ in range(5):
+            await failure(bounded(device.run(Local(x))), accel.UnsupportedError)
+        np.testing.assert_array_equal(await bounded(device.get(x)), np.ones(4))
+        assert (device.generation, device.info().restarts, device.info().in_flight) == (1, 0, 0)
+
+
+async def test_a_message_that_is_too_large_is_not_in_flight() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", hang_timeout=0.5)
+        x = await device.put(np.ones(4))
+        await failure(bounded(device.run(Note(x, b"x" * (17 << 20)))), accel.InvalidArgumentError)
+        assert device.info().in_flight == 0
+        np.testing.assert_array_equal(await bounded(device.get(x)), np.ones(4))
+        assert device.generation == 1
+
+
+async def test_a_ref_that_a_refused_op_named_first_is_described_again() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", faults=FaultPlan().kill_host_at(1, op="unary"))
+        await device.register(Sent)
+        x = await device.put(np.ones(4), durable=True)
+        await failure(bounded(device.elementwise.unary("neg", x)), accel.ContextPoisonedError)
+        await failure(bounded(device.run(Note(x, np.ones(2)))), accel.UnsupportedError)
+        np.testing.assert_array_equal(await bounded(device.get(await device.run(Scale(x)))), np.full(4, 2.0))
+        assert device.generation == 2
+
+
+async def test_refused_batches_give_their_shared_memory_back() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", pinned_limit=8 << 20)
+        x = await device.put(np.ones(4))
+        for _ in range(6):
+            with pytest.raises(accel.UnsupportedError):
+                async with device.batch() as batch:
+                    batch.put(np.zeros(2 << 20, np.uint8))
+                    batch.run(Note(x, np.ones(2)))
+        await bounded(device.put(np.zeros(2 << 20, np.uint8)))
+        assert device.info().pinned.used == 0
+
+
+async def test_what_an_unfinished_batch_makes_durable_is_torn() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", faults=FaultPlan().poison_at(2))
+        made: list[accel.AccelRef] = []
+        with pytest.raises(accel.ContextPoisonedError):
+            async with device.batch() as batch:
+                made.append(batch.run(accel.ops.Fill((1 << 20,), accel.DType.FLOAT32, 7.0, None, True)))
+                batch.elementwise.unary("relu", made[0])
+        await bounded(device.put(np.ones(4)))
+        assert (await failure(device.get(made[0]), accel.StaleRefError)).reason in ("torn", "generation")
+
+
+@pytest.mark.parametrize("host", ["inline", "process", "auto"])
+async def test_a_context_that_has_faulted_is_not_resumed(host: Literal["inline", "process", "auto"]) -> None:
+    restart = accel.RestartStrategy(decide=lambda error: accel.Directive.RESUME)
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host=host, faults=FaultPlan().poison_at(1, op="unary"), restart=restart)
+        x = await device.put(np.ones(4))
+        await failure(bounded(device.elementwise.unary("neg", x)), accel.ContextPoisonedError)
+        await bounded(device.put(np.ones(4)))
+        assert device.generation == 2
+
+
+async def test_more_large_gets_than_a_mailbox_holds_come_back_together() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", max_in_flight=2048, pending_limit=2048, pinned_limit=512 << 20)
+        values = np.arange(40 << 10, dtype=np.float32)
+        x = await device.put(values)
+        found = await bounded(asyncio.gather(*(device.get(x) for _ in range(1500))))
+        assert all(np.array_equal(each, values) for each in found)
+        assert device.generation == 1
+
+
+async def test_closing_a_device_leaves_the_next_ones_connection_alone() -> None:
+    async with accel.System() as system:
+        for _ in range(3):
+            first = await system.open_device("cpu", host="process")
+            closing = asyncio.ensure_future(first.aclose())
+            second = await bounded(system.open_device("cpu", host="process"))
+            await closing
+            np.testing.assert_array_equal(await bounded(second.get(await second.put(np.ones(3)))), np.ones(3))
+            await second.aclose()
