@@ -206,3 +206,15 @@ async def test_what_waits_for_a_capture_is_told_of_a_fault(monkeypatch: pytest.M
         await generation(device, 2)
         shared = await device.wrap(np.ones(4))
         np.testing.assert_array_equal(await device.get(await bounded(device.elementwise.unary("neg", shared))), -np.ones(4))
+
+
+async def test_memory_that_is_given_away_again_and_again_is_given_back_like_any_other() -> None:
+    async with opened() as device:
+        before = device.info().memory.used
+        x = await device.full(64, 2.0)
+        for _ in range(3000):
+            assert float(np.from_dlpack(x)[0]) == 2.0
+        gc.collect()
+        await bounded(device.free(x))
+        await until(lambda: device.info().memory.used == before, "giving the memory back")
+        assert device.generation == 1
