@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from accel.errors import AccelError
+from accel.errors import AccelError, StaleRefError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -90,7 +90,8 @@ class Witness:
 
     def _failed(self, error: AccelError, generation: int) -> None:
         self.failed_batches += 1
-        if self.fault_at is None and error.is_fault:
+        # A child that is killed between two ops of a batch shows itself by what it had: its refs are stale.
+        if self.fault_at is None and (error.is_fault or isinstance(error, StaleRefError)):
             self._surfaced = time.perf_counter()
             self.fault_at = self.launched
             self._lost = generation
