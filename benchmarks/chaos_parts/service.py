@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import importlib.util
 import os
 import signal
 import time
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import accel
+from accel.device.remote import heartbeat
 from accel.testing import FaultPlan
 from benchmarks.chaos_parts.audit import living_refs
 from benchmarks.chaos_parts.clients import Client, Scoring, ask
@@ -315,13 +315,7 @@ class Service:
 
 def _listen_closely(beat: float) -> None:
     """Have children that are stopped found out within seconds."""
-    name = "accel.device.remote.heartbeat"
-    if importlib.util.find_spec(name):
-        heartbeat: Any = importlib.import_module(name)
-        heartbeat.BEAT, heartbeat.SILENCE = beat, 10
-    else:
-        actor: Any = importlib.import_module("accel.device.remote.actor")
-        actor._BEAT, actor._SILENCE = beat, 10
+    heartbeat.BEAT, heartbeat.SILENCE = beat, 10
 
 
 async def _square(device: accel.Device, a: Any) -> None:

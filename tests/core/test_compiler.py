@@ -241,6 +241,7 @@ async def test_a_closed_device_compiles_nothing(compiler: StandIn) -> None:
     async with opened() as device:
         await device.aclose()
         await failure(device.compiler.compile("source", "copy"), accel.ClosedError)
+        assert not compiler.compiled
 
 
 async def test_kernels_and_launches_pickle(compiler: StandIn) -> None:

@@ -91,5 +91,7 @@ def test_memory_under_abandoned_work_counts_until_it_is_unmapped(device: CpuDevi
 
 def test_machine_of_unknown_size_sets_no_bound() -> None:
     made = CpuDevice(dataclasses.replace(CpuBackend().devices()[0], memory=0))
-    made.create_slab(1 << 40).close()
+    slab = made.create_slab(1 << 40)
+    assert slab.nbytes == 1 << 40
+    slab.close()
     made.close()

@@ -117,8 +117,7 @@ def test_marks_never_pass_before_their_stream() -> None:
             waiting.append(recorded(context, stream, event=free.pop() if free and rng.random() < 0.7 else None))
         context.passed = min(stream.recorded, context.passed + rng.randrange(3))
         while waiting and rng.random() < 0.8:
-            if waiting[0].query() != (waiting[0].number <= context.passed):
-                raise AssertionError(f"{seed=}")
+            assert waiting[0].query() == (waiting[0].number <= context.passed), f"{seed=}"
             if not waiting[0].has_passed:
                 break
             free.append(waiting.pop(0))

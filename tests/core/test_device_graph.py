@@ -313,18 +313,23 @@ async def test_a_graph_is_given_back_beside_the_loop(native: Native) -> None:
     assert len(native.closed) == 1
 
 
+async def closed_in_flight(device: accel.Device) -> asyncio.Future[None]:
+    """Return a replay that hangs, of a graph that nobody has any more."""
+    x = await device.put(np.ones(4))
+    async with device.graph() as graph:
+        graph.elementwise.unary("neg", x, out=x)
+    replay = task(graph.replay())
+    await in_flight(device, 1)
+    await graph.aclose()
+    return replay
+
+
 async def test_a_graph_that_is_dropped_in_flight_is_given_back_when_its_replay_has_ended(native: Native) -> None:
     """Although nothing is sent after it, and nobody asks the device for anything."""
     native.go_on.set()
     plan = FaultPlan().hang_at(1, op="replay")
     async with opened(plan) as device:
-        x = await device.put(np.ones(4))
-        async with device.graph() as graph:
-            graph.elementwise.unary("neg", x, out=x)
-        replay = task(graph.replay())
-        await in_flight(device, 1)
-        await graph.aclose()
-        del graph
+        replay = await closed_in_flight(device)
         device.info()  # takes note of what was dropped
         assert not native.closed
         plan.release()
@@ -332,17 +337,15 @@ async def test_a_graph_that_is_dropped_in_flight_is_given_back_when_its_replay_h
         await until(lambda: native.closed, "giving the graph back")
 
 
-async def test_closing_gives_graphs_back_that_rest() -> None:
+async def test_closing_gives_graphs_back_that_rest(native: Native) -> None:
+    native.go_on.set()
     plan = FaultPlan().hang_at(1, op="replay")
     async with opened(plan) as device:
-        x = await device.put(np.ones(4))
-        async with device.graph() as graph:
-            graph.elementwise.unary("neg", x, out=x)
-        replay = task(graph.replay())
-        await in_flight(device, 1)
-        await graph.aclose()
+        replay = await closed_in_flight(device)
+        assert not native.closed
         plan.release()
     await replay
+    assert len(native.closed) == 1
 
 
 async def test_dropping_a_graph_or_a_batch_needs_no_collector() -> None:

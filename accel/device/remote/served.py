@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from accel.device.system import System
     from accel.dtype import DType
     from accel.hosts.channel import Channel
-    from accel.ops import KernelOp
+    from accel.ops import KernelOp, Plan
 
 __all__ = ["Server"]
 
@@ -227,11 +227,7 @@ class Server:
         ops = self._read(number, wired)
         if not ops and wired:
             return
-        plans = [op.plan() for op in ops]
-        made = [
-            tuple(self._new(buffer, spec) for buffer, spec in zip(mine, plan.creates, strict=True))
-            for mine, plan in zip(ids, plans, strict=True)
-        ]
+        _, made = self._planned(ops, ids)
         self._script.begin(self._action(action) for action in actions)
         await self.dispatch(RemoteBatch(self._answers, number, ops, made, self.context.generation))
 
@@ -240,13 +236,18 @@ class Server:
         ops = self._read(number, wired)
         if not ops and wired:
             return
+        plans, made = self._planned(ops, ids)
+        program = self._programs[handle] = Program(self._core, ops, plans, made, self.context.generation)
+        await self.dispatch(RemoteGraph(self._answers, number, program, self.context.generation))
+
+    def _planned(self, ops: Iterable[KernelOp], ids: list[list[int]]) -> tuple[list[Plan], list[tuple[AccelRef, ...]]]:
+        """Return what ops do to memory, and refs of what they make, under the parent's numbers."""
         plans = [op.plan() for op in ops]
         made = [
             tuple(self._new(buffer, spec) for buffer, spec in zip(mine, plan.creates, strict=True))
             for mine, plan in zip(ids, plans, strict=True)
         ]
-        program = self._programs[handle] = Program(self._core, ops, plans, made, self.context.generation)
-        await self.dispatch(RemoteGraph(self._answers, number, program, self.context.generation))
+        return plans, made
 
     def _read(self, number: int, wired: list[Any]) -> tuple[KernelOp, ...]:
         """Return the ops of a submission; none, after answering it, if one cannot be loaded here."""
@@ -369,8 +370,7 @@ class Server:
         if action == "hang":
             self._release.clear()
             return Injection("hang", release=lambda: cast("None", self._release.wait()))
-        assert isinstance(action, bytes), "an error, or a hang"
-        error = decode_error(action)
+        error = decode_error(cast("bytes", action))
         return Injection("poison", error) if error.is_fault else error
 
     def _ref(self, buffer: int, shape: tuple[int, ...], dtype: DType, generation: int = 0, offset: int | None = None) -> AccelRef:
