@@ -62,6 +62,8 @@ class SignalledWatcher(LaneWatcher):
         self._look_at_all()
 
     def _look_at_all(self) -> None:
+        if not self._pending:  # a signal that comes after the timer has found what it tells of
+            return
         self._looks += 1
         ended: list[Ended] = []
         for queue in self._lanes.values():
