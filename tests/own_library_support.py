@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import threading
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 import accel
+from accel.completion.signalled import SignalledWatcher
+from accel.device.remote.answers import Answers
 from accel.ops import Plan, Spec
 
 
@@ -33,6 +37,15 @@ class Where(Scale):
     kind: ClassVar[str] = "where"
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Stall(Scale):
+    """Ends at once; or never gets enqueued, with the interpreter's lock in hand or without; or what is to say or to see that it has ended fails."""
+
+    kind: ClassVar[str] = "stall"
+
+    way: str = ""
+
+
 class Sent(accel.KernelLibrary):
     """Scales with numpy."""
 
@@ -55,3 +68,18 @@ class Sent(accel.KernelLibrary):
     def where(self, op: Where, stream: Any, inputs: list[accel.Operand], outputs: list[accel.Operand]) -> None:
         target = np.asarray(outputs[0])
         stream.submit(lambda: target.fill(os.getpid()), 1e-6)
+
+    @accel.kernel(Stall)
+    def stall(self, op: Stall, stream: Any, inputs: list[accel.Operand], outputs: list[accel.Operand]) -> None:
+        if op.way == "answers":
+            Answers._tell = _broken  # type: ignore[method-assign,assignment]
+        if op.way == "looks":
+            SignalledWatcher._look_at_all = _broken  # type: ignore[method-assign,assignment]
+        while op.way == "locked":
+            ctypes.PyDLL(None).pause()
+        if op.way == "waits":
+            threading.Event().wait()
+
+
+def _broken(_: object) -> None:
+    raise RuntimeError("this is broken")

@@ -10,6 +10,8 @@ from accel.errors import ClosedError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from accel.ops import KernelOp
+
 __all__ = ["CallsBeside"]
 
 
@@ -26,14 +28,14 @@ class CallsBeside:
         self._is_over = False
         self._then: Callable[[], None] | None = None
 
-    def run(self, kernel: Callable[..., None], *arguments: Any) -> None:
+    def run(self, kernel: Callable[..., None], lane: Any, op: KernelOp, *operands: Any) -> None:
         """Call a kernel on this thread, unless everything is being given back already; then raise :class:`~accel.ClosedError`."""
         with self._changed:
             if self._is_over:
                 raise ClosedError("the context was closed before this was enqueued")
             self._running += 1
         try:
-            kernel(*arguments)
+            kernel(lane, op, *operands)
         finally:
             then: Callable[[], None] | None = None
             with self._changed:

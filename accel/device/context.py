@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from accel.device.beside import CallsBeside
@@ -26,6 +27,7 @@ from accel.ops import Free
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
 
     from accel.backend import AccelDevice, Kernel
     from accel.completion import Watcher
@@ -65,6 +67,7 @@ class Context(ContextBase):
         self.scratch = Scratch(device, allocator, core.system)
         self.events = EventPool(device)
         self.beside = CallsBeside()
+        self.opening: AbstractContextManager[object] = nullcontext()  # entered while something is made that ops wait for
         self.sharing = Sharing(self)
         self.lanes: list[Lane] = []
         self.ports: dict[str, Port] = {}
@@ -165,13 +168,13 @@ class Context(ContextBase):
         if isinstance(submission, OpSubmission):
             if isinstance(submission, GraphSubmission):
                 await self.open_own(submission.program.ops)
-                await submission.place(self, (await self.port(submission.op.library)).lane)
+                port = await self.port(submission.op.library)
+                with self.opening:
+                    await submission.place(self, port.lane)
             while not submission.is_settled and not self.dispatch_now(submission):
                 port = await self.port(submission.op.library)
                 if not submission.is_settled:
-                    scratch = await self.scratch.specs((submission.op,))
-                    for plan in submission.plans:  # none, if it was settled meanwhile
-                        await self.buffers.provide((*scratch, *plan.creates), port.lane)
+                    await self._provide(submission, 0, submission.op, port.lane)
             return
         assert isinstance(submission, BatchSubmission), "there are two kinds"
         ops = submission.ops
@@ -190,6 +193,13 @@ class Context(ContextBase):
                 self.buffers.apply_frees()
             await self._dispatch_chunk(submission, start, end)
 
+    async def _provide(self, submission: Submission, index: int, op: KernelOp, lane: Lane) -> None:
+        """Take the memory that an op needs, and that is not there."""
+        with self.opening:
+            scratch = await self.scratch.specs((op,))
+            for plan in submission.plans[index : index + 1]:  # none, if it was settled meanwhile
+                await self.buffers.provide((*scratch, *plan.creates), lane)
+
     async def _dispatch_chunk(self, submission: BatchSubmission, start: int, end: int) -> None:
         """Send ops of a batch, all into one lane: a chain of ops needs no stream to wait for another's."""
         port = await self.port(BATCH)
@@ -201,8 +211,7 @@ class Context(ContextBase):
                     while launch is None and not submission.is_settled:
                         launch = self._bind(submission, index, port.lane)
                         if launch is None:
-                            scratch = await self.scratch.specs((submission.ops[index],))
-                            await self.buffers.provide((*scratch, *submission.plans[index].creates), port.lane)
+                            await self._provide(submission, index, submission.ops[index], port.lane)
                 except AccelError as error:
                     error.op_index = index
                     raise
@@ -290,7 +299,8 @@ class Context(ContextBase):
         """Return the port of a library; at its first use make it, off the loop."""
         port = self.ports.get(library)
         if port is None:
-            port = await self._open_port(library)
+            with self.opening:
+                port = await self._open_port(library)
             self.check_alive()
             self.ports[library] = port
         return port

@@ -207,15 +207,15 @@ class Saboteur:
                 if info.pid != pid or info.state is not accel.DeviceState.READY:
                     pid, since = serving[subject] = info.pid, now
                 waits = max((now - entry.began for entry in self._ledger.open.values() if entry.subject is subject), default=0.0)
-                if min(waits, now - since) > patience:
+                # What hangs besides is nobody's fault: it is found by its request that is never answered.
+                if min(waits, now - since) > patience and self.ended[subject] < hangs:
                     self.ended[subject] += 1
-                    if self.ended[subject] > hangs:
-                        self._ledger.violation(f"{subject.label} hung more often than it was made to", subject.describe())
                     subject.faulted()
                     serving.pop(subject)
                     send_signal(pid, signal.SIGKILL)
 
     async def _stuck(self, subject: Subject, fault: Fault) -> None:
+        self._hangs[subject] += 1
         await self._wreck(subject, fault)
 
     # -- by signals
@@ -240,13 +240,16 @@ class Saboteur:
         spare = sorted(workers() - {each.device.info().pid for each in everybody})
         if not spare:
             raise _NotNowError
-        # Whose it is cannot be told from outside: it may be anybody's next generation.
-        for each in everybody:
-            if not each.is_calm:
-                each.faulted()
+        self._blame_all(everybody)
         is_stopped = fault.luck > 0.7 and self._options.standby != "none"
         if not send_signal(spare[int(fault.luck * len(spare))], signal.SIGSTOP if is_stopped else signal.SIGKILL):
             raise _NotNowError
+
+    def _blame_all(self, everybody: Sequence[Subject]) -> None:
+        """Whose child it is that serves nobody yet cannot be told from outside: it may be anybody's next generation."""
+        for each in everybody:
+            if not each.is_calm:
+                each.faulted()
 
     async def _rebuild(self, subject: Subject, fault: Fault) -> None:
         """Kill the child, and the next one as soon as it is there."""
@@ -256,7 +259,7 @@ class Saboteur:
             while not (started := workers() - before):  # noqa: ASYNC110 - nothing tells of a process that appears
                 await asyncio.sleep(0.01)
         await asyncio.sleep(fault.luck * 0.5)
-        subject.faulted()
+        self._blame_all(self._everybody())
         for pid in started:
             send_signal(pid, signal.SIGKILL)
 

@@ -133,7 +133,11 @@ class Service:
             overload="reject" if rejects else "wait",
             **more,
         )
-        await device.register(CpuWreck if options.device == "cpu" else CudaWreck)
+        try:
+            await device.register(CpuWreck if options.device == "cpu" else CudaWreck)
+        except accel.AccelError:
+            await device.aclose()
+            raise
         subject = Subject(label, device, plan, self._ledger.violation, **flags)
         self.subjects.append(subject)
         self._watches.append(asyncio.ensure_future(subject.watch()))
@@ -215,8 +219,9 @@ class Service:
         host = "process" if luck < 0.5 or self._options.device == "cuda" else "auto"
         try:
             subject = await self._open(f"visitor{self._visits}", host, _FOREVER)
-        except accel.HostDiedError as error:
-            if error.signal != signal.SIGKILL:
+        except (accel.HostDiedError, accel.ContextPoisonedError) as error:
+            died = error if isinstance(error, accel.HostDiedError) else error.__cause__
+            if not isinstance(died, accel.HostDiedError) or died.signal != signal.SIGKILL:
                 raise
             return  # its child was taken for a spare one, and killed before anybody knew of the device
         device, ledger = subject.device, self._ledger

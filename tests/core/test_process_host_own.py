@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import accel
+from accel.device.remote import heartbeat
 from accel.testing import FaultPlan
-from tests.own_library_support import Scale, Sent, Where
+from tests.own_library_support import Scale, Sent, Stall, Where
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -42,6 +43,49 @@ async def test_a_library_goes_with_the_device_to_a_child() -> None:
             await device.run(Where(x))
         x = await asyncio.wait_for(device.put(np.zeros(1, np.int64)), 20)
         assert (await device.get(await device.run(Where(x))))[0] == device.info().pid != os.getpid()
+
+
+async def works_again(device: accel.Device, generation: int) -> None:
+    x = await asyncio.wait_for(device.put(np.ones(4)), 20)
+    np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), np.full(4, 2.0))
+    assert device.generation == generation
+
+
+async def test_a_call_that_keeps_the_interpreter_is_found_out_although_it_may_be_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "BEAT", 0.05)
+    monkeypatch.setattr(heartbeat, "SILENCE", 4)
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process")
+        await device.register(Sent)
+        x = await device.put(np.ones(4))
+        with pytest.raises(accel.ContextPoisonedError, match="not answered"):
+            await asyncio.wait_for(device.run(Stall(x, way="locked")), 20)
+        await works_again(device, 2)
+
+
+async def test_only_the_first_call_of_a_kernel_is_taken_for_one_that_loads_something() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", hang_timeout=1.0)
+        await device.register(Sent)
+        x = await device.put(np.ones(4))
+        await device.run(Stall(x))
+        with pytest.raises(accel.ContextPoisonedError, match="hung"):
+            await asyncio.wait_for(device.run(Stall(x, way="waits")), 20)
+        await works_again(device, 2)
+
+
+@pytest.mark.parametrize("way", ["answers", "looks"])
+async def test_a_child_that_loses_answers_by_an_error_of_its_own_is_given_up(way: str) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process")
+        await device.register(Sent)
+        x = await device.put(np.ones((400, 400)))
+        with pytest.raises(accel.ContextPoisonedError, match="this is broken") as caught:
+            async with asyncio.timeout(20):
+                await device.run(Stall(x, way=way))
+                await device.blas.gemm(x, x)
+        assert (caught.value.scope, caught.value.retryable) == (accel.FaultScope.CONTEXT, True)
+        await works_again(device, 2)
 
 
 async def test_what_cannot_be_opened_or_sent_is_refused_and_the_device_goes_on() -> None:

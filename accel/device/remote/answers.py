@@ -89,10 +89,27 @@ class RemoteGraph(_Answered, GraphSubmission):
 
 
 class Answers:
-    """What goes back: ends are gathered over a turn of the loop."""
+    """What goes back: ends are gathered over a turn of the loop.
+
+    Parameters
+    ----------
+    channel
+        The connection to the parent.
+    memory
+        Returns what is taken from the device: reserved, and held by libraries.
+    is_over, is_idle
+        Whether the context has faulted; whether nothing is in flight.
+    broken
+        Told of an error of accel's own.
+    """
 
     def __init__(
-        self, channel: Channel, memory: Callable[[], tuple[int, int]], is_over: Callable[[], bool], is_idle: Callable[[], bool]
+        self,
+        channel: Channel,
+        memory: Callable[[], tuple[int, int]],
+        is_over: Callable[[], bool],
+        is_idle: Callable[[], bool],
+        broken: Callable[[Exception], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._attention = Attention(self._loop, _NEXT)
@@ -101,6 +118,7 @@ class Answers:
         self._memory = memory
         self._is_over = is_over
         self._is_idle = is_idle
+        self._broken = broken
         self._ended: list[int] = []
         self._told = (0, 0)
 
@@ -121,7 +139,13 @@ class Answers:
         self._channel.send(Kind.FAILED, Failure.pack(number, index), encode_error(error))
 
     def flush(self) -> None:
-        """Tell what there is to tell."""
+        """Tell what there is to tell. An error on this way is told too: an answer is lost, and the parent would wait for it for ever."""
+        try:
+            self._tell()
+        except Exception as error:
+            self._broken(error)
+
+    def _tell(self) -> None:
         memory = self._memory()
         if memory != self._told:
             self._told = memory

@@ -9,9 +9,10 @@ from accel.device.remote.messages import Kind
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
     from accel.hosts.channel import Channel
+    from accel.ops import KernelOp
 
 __all__ = ["BesideToldOf", "Busy"]
 
@@ -50,18 +51,27 @@ class BesideToldOf(CallsBeside):
     loop
         Of the child.
     busy
-        Told of each call.
+        Told of each call that may have to.
+    own
+        Names of the registered libraries. All their calls are made here, and only the first of each kernel is taken for one that loads something.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, busy: Busy) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, busy: Busy, own: Container[str]) -> None:
         super().__init__()
         self._loop = loop
         self._busy = busy
+        self._own = own
+        self._loaded: set[Callable[..., None]] = set()
 
-    def run(self, kernel: Callable[..., None], *arguments: Any) -> None:
+    def run(self, kernel: Callable[..., None], lane: Any, op: KernelOp, *operands: Any) -> None:
         """See :meth:`CallsBeside.run`."""
+        if kernel in self._loaded:
+            super().run(kernel, lane, op, *operands)
+            return
         self._loop.call_soon_threadsafe(self._busy.__enter__)
         try:
-            super().run(kernel, *arguments)
+            super().run(kernel, lane, op, *operands)
+            if op.library in self._own:
+                self._loaded.add(kernel)
         finally:
             self._loop.call_soon_threadsafe(self._busy.__exit__)

@@ -8,13 +8,16 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-__all__ = ["BEAT", "SILENCE", "Heartbeat"]
+__all__ = ["BEAT", "BUSY", "SILENCE", "Heartbeat"]
 
 BEAT = 1.0
 """Seconds between two questions."""
 
 SILENCE = 10
 """After so many unanswered ones nobody is there: the child's loop hangs, or the process is stopped."""
+
+BUSY = 6
+"""So many times as long may a child be silent that loads or compiles: one call that keeps the interpreter's lock may be all that it does for a while."""
 
 
 class _Asked(Protocol):
@@ -24,7 +27,10 @@ class _Asked(Protocol):
     def pid(self) -> int: ...
 
     @property
-    def is_awake(self) -> bool: ...
+    def is_opening(self) -> bool: ...
+
+    @property
+    def is_busy(self) -> bool: ...
 
     def ping(self) -> None: ...
 
@@ -32,15 +38,16 @@ class _Asked(Protocol):
 class Heartbeat:
     """Asks one child until it is stopped.
 
-    A child that imports may not answer for long; then only being stopped by a signal counts as silence. That this process was stopped itself says
-    nothing of the child.
+    A child that starts may not answer for long; then only being stopped by a signal counts as silence. One that is busy with something besides ops is
+    given more time. That this process was stopped itself says nothing of the child.
 
     Parameters
     ----------
     loop
         Where it asks.
     link
-        Whom: it has a ``pid``, a method ``ping``, and says whether something ``is_heard`` since, and whether it ``is_awake``: must answer.
+        Whom: it has a ``pid``, a method ``ping``, and says whether something ``is_heard`` since, whether it ``is_opening``: starts, and whether it
+        ``is_busy``: loads or compiles.
     silent
         Called once, with the seconds for which there was no answer.
     """
@@ -59,10 +66,11 @@ class Heartbeat:
 
     def _beat(self) -> None:
         link, now = self._link, self._loop.time()
-        is_silent = (not link.is_heard and now <= self._due + BEAT) if link.is_awake else _is_stopped(link.pid)
+        is_stopped = (link.is_opening or link.is_busy) and _is_stopped(link.pid)
+        is_silent = is_stopped or not (link.is_opening or link.is_heard or now > self._due + BEAT)
         self._count = self._count + 1 if is_silent else 0
-        if self._count >= SILENCE:
-            self._tell(BEAT * SILENCE)
+        if self._count >= SILENCE and (is_stopped or not link.is_busy or self._count >= SILENCE * BUSY):
+            self._tell(BEAT * self._count)
             return
         link.ping()
         self._due = now + BEAT

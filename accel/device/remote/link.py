@@ -122,11 +122,6 @@ class Link:
         """Take note that nothing is in flight: whatever the child was busy with has led to its end."""
         self._busy_since = None
 
-    @property
-    def is_awake(self) -> bool:
-        """Whether the child has nothing to do that would keep it from answering."""
-        return not self.is_opening and not self.is_busy
-
     def tell(self, kind: Kind, data: bytes = b"", fds: Sequence[int] = ()) -> None:
         """Send a message; to a child that is gone, nothing: its end is about to be told."""
         with contextlib.suppress(ClosedError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import deque
 from typing import TYPE_CHECKING
 
 from accel.device.remote.messages import Kind
@@ -12,11 +13,12 @@ from accel.hosts.error_codec import encode_error
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Iterable
 
     from accel.backend import Injection
     from accel.device.remote.link import Link
 
-__all__ = ["sent_action"]
+__all__ = ["Script", "sent_action"]
 
 
 def sent_action(action: Injection | AccelError | None, link: Link, loop: asyncio.AbstractEventLoop) -> bytes | str | None:
@@ -39,3 +41,19 @@ def sent_action(action: Injection | AccelError | None, link: Link, loop: asyncio
 
         threading.Thread(target=wait, name="accel-hang", daemon=True).start()
     return action.kind
+
+
+class Script:
+    """In the child: what brings about what the parent's fault plan has decided: one entry for each op of the message in hand."""
+
+    def __init__(self) -> None:
+        self.queue: deque[Injection | AccelError | None] = deque()
+
+    def begin(self, actions: Iterable[Injection | AccelError | None]) -> None:
+        """Take the entries of the next message. What ops of the last one have left, which failed before their turn, is not for these."""
+        self.queue.clear()
+        self.queue.extend(actions)
+
+    def take(self, kind: str) -> Injection | AccelError | None:
+        """Return what to do to the op in hand."""
+        return self.queue.popleft() if self.queue else None

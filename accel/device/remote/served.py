@@ -13,7 +13,7 @@ import pickle
 import struct
 import threading
 import time
-from collections import deque
+import traceback
 from ctypes import addressof, c_char
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -31,8 +31,8 @@ from accel.device.remote.busy import BesideToldOf, Busy
 from accel.device.remote.compiling import ChildKernels, packed_layout
 from accel.device.remote.durable import Announcer, kept_in
 from accel.device.remote.messages import ArenaSlice, Kind, WireGet, WireLaunch, WirePut, WireReplay, unpack
-from accel.device.run import BATCH
-from accel.errors import AccelError, BackendUnavailableError, LibraryError
+from accel.device.remote.planned import Script
+from accel.errors import AccelError, BackendUnavailableError, FaultScope, HostDiedError, LibraryError
 from accel.fate import PreloadsLibraries
 from accel.hosts.error_codec import decode_error, encode_error
 from accel.hosts.op_table import OpReader
@@ -59,19 +59,7 @@ _FAULTED = 3
 """Exit status after a fault, which was told before."""
 
 
-class _Script:
-    """What brings about what the parent's fault plan has decided: one entry for each op of the message in hand."""
-
-    def __init__(self) -> None:
-        self.queue: deque[Injection | AccelError | None] = deque()
-
-    def begin(self, actions: Iterable[Injection | AccelError | None]) -> None:
-        """Take the entries of the next message. What ops of the last one have left, which failed before their turn, is not for these."""
-        self.queue.clear()
-        self.queue.extend(actions)
-
-    def take(self, kind: str) -> Injection | AccelError | None:
-        return self.queue.popleft() if self.queue else None
+_REPORT = "This is an error in accel or in the backend: report it, with what the child has written to its standard error."
 
 
 class Server:
@@ -88,13 +76,15 @@ class Server:
         self._kernels = ChildKernels()
         self._reader = OpReader(self._ref, self._refs)
         self._compiling: set[asyncio.Task[None]] = set()
-        self._script = _Script()
+        self._script = Script()
         self._release = threading.Event()
         self._busy = Busy(channel)
         self._is_attentive = Attention(asyncio.get_running_loop(), _NEAR).seconds > 0
         self.context: Context
         self._core: DeviceCore
-        self._answers = Answers(channel, self._memory, lambda: self.context.fault is not None, lambda: not self.context.in_flight)
+        self._answers = Answers(
+            channel, self._memory, lambda: self.context.fault is not None, lambda: not self.context.in_flight, self.broken
+        )
 
     async def prepare(self) -> None:
         """Make ready what can be before a generation begins, and say so."""
@@ -133,8 +123,9 @@ class Server:
         # Never restarted here: after a fault the parent makes another child.
         once = RestartStrategy(max_restarts=0, decide=lambda _: Directive.STOP)
         await self._system.spawn(ContextActor, self._core, self._published, name="context", restart=once)
-        self.context.on_fault = self._fault
-        self.context.beside = BesideToldOf(self._core.loop, self._busy)
+        self.context.on_fault = self.give_up
+        self.context.opening = self._busy
+        self.context.beside = BesideToldOf(self._core.loop, self._busy, self._core.own)
 
     def _published(self, context: Context | None) -> None:
         if context is not None:
@@ -144,11 +135,17 @@ class Server:
         _, reserved, workspace = self.context.memory()
         return reserved, workspace
 
-    def _fault(self, error: AccelError) -> None:
+    def give_up(self, error: AccelError) -> None:
         """Tell the parent, and end: a process that has lost its context has nothing more to give."""
         self._channel.send(Kind.FAULT, encode_error(error))
         self._channel.flush()
         os._exit(_FAULTED)
+
+    def broken(self, error: BaseException) -> None:
+        """End the generation for an error of accel's own that nobody handles: it may have lost the answer to an op."""
+        name = self._config.name
+        traceback.print_exception(error)  # the parent shows a dead child's last lines
+        self.give_up(HostDiedError(f"the child of {name} failed: {error!r}", device=name, scope=FaultScope.CONTEXT, remedy=_REPORT))
 
     async def handle(self, kind: int, data: bytes, fds: list[int]) -> None:
         """Do what one message asks for."""
@@ -278,15 +275,8 @@ class Server:
         """Send a submission on its way, or answer it."""
         try:
             context = self.context
-            if isinstance(submission, RemoteBatch):
-                if BATCH not in context.ports or self._core.own:
-                    with self._busy:
-                        await context.open_own(submission.ops)
-                        await context.port(BATCH)
+            if not (isinstance(submission, RemoteOp) and context.dispatch_now(submission)):
                 await context.dispatch(submission)
-            elif not (isinstance(submission, RemoteOp) and context.dispatch_now(submission)):
-                with self._busy:
-                    await context.dispatch(submission)
         except Exception as error:
             reject(submission, error)
 
@@ -313,8 +303,7 @@ class Server:
         name, made = pickle.loads(data[8:])
         self._core.own[name] = partial(_made, made)
         try:
-            with self._busy:
-                await self.context.port(name)
+            await self.context.port(name)
         except AccelError as error:
             del self._core.own[name]
             self._answers.failed(number, error, -1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from accel.device.remote.child_log import ToldLog
@@ -68,6 +69,7 @@ class _Service:
                 self._channel.send(Kind.REFUSED, encode_error(error))
                 self._channel.flush()
                 return
+            self._loop.set_exception_handler(partial(_mishap, server))
             await self._serve(server)
         self._channel.close()
 
@@ -92,3 +94,22 @@ class _Service:
             kind, data, fds = message
             del message
             await (server.dispatch(data) if kind == _OP_IN_HAND else server.handle(kind, data, fds))
+
+
+def _mishap(server: Server, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    error = context.get("exception")
+    if error is not None and _is_ours(error):
+        server.broken(error)
+    else:
+        loop.default_exception_handler(context)
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Return whether it was code of accel's, and not a user's, that the event loop called and that raised."""
+    trace = error.__traceback__
+    while trace is not None:
+        name = str(trace.tb_frame.f_globals.get("__name__"))
+        if name.partition(".")[0] not in ("asyncio", "uvloop"):
+            return name.partition(".")[0] in ("accel", "accel_cuda")
+        trace = trace.tb_next
+    return False
