@@ -36,37 +36,43 @@ class Blocking:
     ----------
     lacks
         Op kind -> whether the kernel of such an op is not loaded.
+    plans
+        Op kind -> whether what such an op needs in a lane is not made.
     pinned
         Which host memory is page-locked.
     """
 
-    __slots__ = ("_checks", "_home", "_lacks", "_lock", "_pinned", "_seen", "_signatures")
+    __slots__ = ("_checks", "_home", "_lock", "_pinned", "_seen")
 
-    def __init__(self, lacks: Mapping[str, Callable[[Any], bool]], pinned: PinnedRanges) -> None:
+    def __init__(
+        self, lacks: Mapping[str, Callable[[Any], bool]], plans: Mapping[str, Callable[[Any, Any], bool]], pinned: PinnedRanges
+    ) -> None:
         self._pinned = pinned
         self._seen: dict[Hashable, None] = {}
         self._lock = Lock()
         self._home = 0
-        self._checks: dict[str, Callable[[Any, Any], bool]] = {
+        checks: dict[str, Callable[[Any, Any], bool]] = {
+            **plans,
             "capture": lambda lane, op: True,
             "prefetch": lambda lane, op: True,  # the driver may have to set pages up, and takes locks of the system's
             "advise": lambda lane, op: True,
             "put": lambda lane, op: self._copies(lane, op.source),
             "get": lambda lane, op: self._copies(lane, op.destination),
             **dict.fromkeys(("reduce", "attention", "dot", "nrm2"), lambda lane, op: not lane.compute.has_workspace),
-            **dict.fromkeys(_SIGNATURES, lambda lane, op: _SIGNATURES[op.kind](lane, op) not in self._seen),
+            **dict.fromkeys(_SIGNATURES, self._is_new),
+            **dict.fromkeys(_PRODUCTS, lambda lane, op: self._is_new(lane, op) or not lane.compute.has_blas),
         }
-        self._lacks = lacks
+        # One look for each op: most are of kinds that never block.
+        self._checks = checks | {kind: _either(lacks[kind], checks.get(kind)) for kind in lacks}
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` may block this time; asked once for each, on the loop's thread."""
+        check = self._checks.get(op.kind)
+        return check is not None and check(lane, op)
+
+    def _is_new(self, lane: Any, op: Any) -> bool:
         self._home = get_ident()
-        kind = op.kind
-        lacks = self._lacks.get(kind)
-        if lacks is not None and lacks(op):
-            return True
-        check = self._checks.get(kind)
-        return check is not None and (check(lane, op) or (kind in _PRODUCTS and not lane.compute.has_blas))
+        return _SIGNATURES[op.kind](lane, op) not in self._seen
 
     def _copies(self, lane: Any, array: Any) -> bool:
         nbytes: int = array.nbytes
@@ -96,6 +102,12 @@ class Blocking:
             if len(seen) >= _REMEMBERED and signature not in seen:
                 del seen[next(iter(seen))]
             seen[signature] = None
+
+
+def _either(lacks: Callable[[Any], bool], check: Callable[[Any, Any], bool] | None) -> Callable[[Any, Any], bool]:
+    if check is None:
+        return lambda lane, op: lacks(op)
+    return lambda lane, op: lacks(op) or check(lane, op)
 
 
 def _product(lane: Any, op: Any) -> Hashable:

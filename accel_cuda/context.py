@@ -121,9 +121,8 @@ class CudaDevice:
 
     def _offer(self) -> None:
         """Gather the native kernels, and what tells which ops may block."""
-        self._blocking = Blocking(
-            {**dict.fromkeys(OPS_WITH_PROGRAMS, self.functions.lacks), "launch": self._user_kernels.lacks}, self.pinned
-        )
+        lacks = {**dict.fromkeys(OPS_WITH_PROGRAMS, self.functions.lacks), "launch": self._user_kernels.lacks}
+        self._blocking = Blocking(lacks, dict.fromkeys(self._fft.kernels, self._fft.may_block), self.pinned)
         self._kernels: dict[str, Mapping[str, Kernel]] = {
             **{name: self._noting(kernels) for name, kernels in (("blas", BLAS_KERNELS), ("dnn", DNN_KERNELS))},
             "capture": GRAPH_KERNELS,
@@ -202,7 +201,7 @@ class CudaDevice:
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` may block this time; asked once for each op."""
-        return self._blocking.may_block(lane, op) or (op.library == "fft" and self._fft.may_block(lane, op))
+        return self._blocking.may_block(lane, op)
 
     def create_slab(self, nbytes: int) -> CudaSlab:
         """Take a slab of at least ``nbytes``.

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from accel.device.beside import CallsBeside
-from accel.device.buffers import Buffers, Held, close_all
+from accel.device.buffers import Buffers, close_all
 from accel.device.durable_slabs import DurableSlabs
 from accel.device.graph import GraphSubmission, Replay
 from accel.device.in_flight import ContextBase
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from accel.device.kernel_library import OwnLibrary
     from accel.device.run import Port
     from accel.device.submission import Submission
-    from accel.memory import Block, Dependency, Usage
+    from accel.memory import Dependency, Usage
     from accel.ops import KernelOp
     from accel.ref import AccelRef
 
@@ -96,14 +96,8 @@ class Context(ContextBase):
             return False
         plan = submission.plan
         assert plan is not None, "an op that is not dispatched has its plan"
-        lane, blocks, refs = port.lane, buffers.blocks, plan.writes
-        try:
-            reads = [blocks[ref.buffer] for ref in plan.reads]
-            writes = [blocks[ref.buffer] for ref in refs]
-        except KeyError:
-            for ref in (*plan.reads, *refs):
-                buffers.block(ref)  # it says which
-            raise
+        lane, refs = port.lane, plan.writes
+        buffers.check(plan.reads + refs)
         if op.library in self.scratch.libraries and not self.scratch.reserve(op, lane):
             return False
         if plan.creates:
@@ -111,39 +105,38 @@ class Context(ContextBase):
             if made is None:
                 self.scratch.give_up()
                 return False
-            writes += [blocks[ref.buffer] for ref in made]
             refs += made
         submission.result = op.result(refs)
-        self._place(submission, port, kernel, reads, writes, (plan.reads, refs))
-        return True
-
-    def _place(
-        self, submission: OpSubmission, port: Port, kernel: Kernel, reads: Sequence[Block | Held], writes: Sequence[Block | Held],
-        refs: tuple[tuple[AccelRef, ...], tuple[AccelRef, ...]],
-    ) -> None:  # fmt: skip
-        """Give an op its place in line, after what its memory was used for before, and send it. ``refs`` are those of ``reads`` and of ``writes``."""
-        lane, faults = port.lane, self.core.options.faults
-        action = None if faults is None else faults.take(submission.name)
-        seq = lane.issue()
-        dependencies: list[Dependency] = []
-        inputs: list[int] = []
-        outputs: list[int] = []
-        read, written = refs
-        for at, block in enumerate(reads):
-            block.usage.read(lane, seq, dependencies)
-            inputs.append(block.address + read[at].offset)
-        for at, block in enumerate(writes):
-            block.usage.write(lane, seq, dependencies)
-            outputs.append(block.address + written[at].offset)
-        if submission.op.library in self.scratch.libraries:
-            outputs.append(self.scratch.lend(lane, seq, dependencies))
-        submission.bind(self, port, kernel, inputs, outputs, seq, dependencies, action)
+        faults = self.core.options.faults
+        action = None if faults is None else faults.take(op.kind)
+        submission.bind(self, port, kernel, *self._take_place(op, lane, plan.reads, refs), action)
         # On its way: from here on it is in flight.
         submission.outstanding = 1
         self.in_flight += 1
         self.submissions[submission] = None
         if not port.hand_over(submission):
             port.actor.tell(submission)
+        return True
+
+    def _take_place(
+        self, op: KernelOp, lane: Lane, reads: Iterable[AccelRef], refs: Iterable[AccelRef]
+    ) -> tuple[Sequence[int], Sequence[int], int, list[Dependency]]:
+        """Make an op the next user of its memory, and return its addresses, those that it reads and those that it writes, its number, and what it waits for."""
+        blocks, seq = self.buffers.blocks, lane.issue()
+        dependencies: list[Dependency] = []
+        inputs: list[int] = []
+        outputs: list[int] = []
+        for ref in reads:
+            block = blocks[ref.buffer]
+            block.usage.read(lane, seq, dependencies)
+            inputs.append(block.address + ref.offset)
+        for ref in refs:
+            block = blocks[ref.buffer]
+            block.usage.write(lane, seq, dependencies)
+            outputs.append(block.address + ref.offset)
+        if op.library in self.scratch.libraries:
+            outputs.append(self.scratch.lend(lane, seq, dependencies))
+        return inputs, outputs, seq, dependencies
 
     async def dispatch(self, submission: Submission) -> None:
         """Give memory and places in line to the ops of a submission, and send them to their kernel actors.
@@ -205,21 +198,16 @@ class Context(ContextBase):
         port = await self.port(BATCH)
         launches: list[Launch] = []
         try:
-            for index in range(start, end):
-                launch: Launch | None = None
-                try:
-                    while launch is None and not submission.is_settled:
-                        launch = self._bind(submission, index, port.lane)
-                        if launch is None:
-                            await self._provide(submission, index, submission.ops[index], port.lane)
-                except AccelError as error:
-                    error.op_index = index
-                    raise
-                if launch is None:
-                    # Its refs are void: memory that they were given now would never come back.
-                    submission.void(max(index, submission.sound))
-                    return
-                launches.append(launch)
+            while (index := start + len(launches)) < end and not submission.is_settled:
+                if not self._bind(submission, start, end, port.lane, launches):
+                    index = start + len(launches)
+                    await self._provide(submission, index, submission.ops[index], port.lane)
+            if index < end:
+                # Its refs are void: memory that they were given now would never come back.
+                submission.void(max(index, submission.sound))
+        except AccelError as error:
+            error.op_index = start + len(launches)
+            raise
         finally:
             # Places in line that were given out must reach the lane even if a later op could not be bound.
             if launches:
@@ -233,35 +221,36 @@ class Context(ContextBase):
         if not run.actor.hand_over(run):
             run.actor.tell(run)
 
-    def _bind(self, submission: BatchSubmission, index: int, lane: Lane) -> Launch | None:
-        """Find the kernel and the memory of an op of a batch and take its place in line; ``None``, with nothing changed, if there is no room."""
-        op, plan, buffers = submission.ops[index], submission.plans[index], self.buffers
-        kernel = self._kernels.get(type(op)) or self._kernel(op)
-        reads = [buffers.block(ref) for ref in plan.reads]
-        refs = plan.writes
-        writes = [buffers.block(ref) for ref in refs]
-        if op.library in self.scratch.libraries and not self.scratch.reserve(op, lane):
-            return None
-        if plan.creates:
-            made = submission.outputs[index]
-            if not buffers.place(made, lane):
-                self.scratch.give_up()
-                return None
-            writes += [buffers.block(ref) for ref in made]
-            refs += made
-        faults = self.core.options.faults
-        action = None if faults is None else faults.take(op.kind)
-        seq = lane.issue()
-        dependencies: list[Dependency] = []
-        for block in reads:
-            block.usage.read(lane, seq, dependencies)
-        for block in writes:
-            block.usage.write(lane, seq, dependencies)
-        inputs = [block.address + ref.offset for block, ref in zip(reads, plan.reads, strict=True)]
-        outputs = [block.address + ref.offset for block, ref in zip(writes, refs, strict=True)]
-        if op.library in self.scratch.libraries:
-            outputs.append(self.scratch.lend(lane, seq, dependencies))
-        return Launch(op, kernel, inputs, outputs, seq, dependencies, action, index)
+    def _bind(self, submission: BatchSubmission, start: int, end: int, lane: Lane, launches: list[Launch]) -> bool:
+        """Find kernels and memory of ops of a batch, and take their places in line; return whether there was room for all of them.
+
+        Parameters
+        ----------
+        submission, start, end
+            The batch, and which of its ops.
+        lane
+            Where they go.
+        launches
+            Those of them that are bound already, from the first on; each op that is bound is added.
+        """
+        ops, plans, outputs = submission.ops, submission.plans, submission.outputs
+        buffers, kernels, scratch, faults = self.buffers, self._kernels, self.scratch, self.core.options.faults
+        for index in range(start + len(launches), end):
+            op, plan = ops[index], plans[index]
+            kernel = kernels.get(type(op)) or self._kernel(op)
+            refs = plan.writes
+            buffers.check(plan.reads + refs)
+            if op.library in scratch.libraries and not scratch.reserve(op, lane):
+                return False
+            if plan.creates:
+                made = outputs[index]
+                if not buffers.place(made, lane):
+                    scratch.give_up()
+                    return False
+                refs += made
+            action = None if faults is None else faults.take(op.kind)
+            launches.append(Launch(op, kernel, *self._take_place(op, lane, plan.reads, refs), action, index))
+        return True
 
     async def open_own(self, ops: Iterable[KernelOp]) -> None:
         """See that the registered libraries are there whose kernels ``ops`` need, although they go into another's lane."""

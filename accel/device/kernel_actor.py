@@ -52,15 +52,18 @@ class KernelActor(Actor["Sendable", None]):
             return self._take_op(message)
         if self._debug or not _is_due(message):
             return False
-        lane = message.lane
-        for launch in message.launches:
+        lane, launches = message.lane, message.launches
+        for launch in launches:
             if self._is_beside(launch, lane):
                 return False
-        for launch in message.launches:
-            try:
-                self._enqueue(launch, message)
-            finally:
-                lane.advance(launch.seq)
+        try:
+            for launch in launches:
+                if launch.dependencies:
+                    self._enqueue(launch, message)
+                else:
+                    self._launch(launch, message)
+        finally:
+            lane.advance(launches[-1].seq)
         self._finish(message)
         return True
 

@@ -69,9 +69,9 @@ class Sender:
         core = self._core
         try:
             plan = op.plan()
-            live = core.live_generation
+            live, recording = core.live_generation, core.recording
             for ref in plan.reads + plan.writes:
-                if ref.owner is not core or ref.generation != live or ref.is_freed or core.recording:
+                if ref.owner is not core or ref.generation != live or ref.is_freed or ref.buffer in recording:
                     core.check_ref(ref, batch, plan)
             if plan.capability and plan.dtype not in core.capabilities.get(plan.capability, ()):
                 raise self._unsupported(op, plan)  # noqa: TRY301

@@ -119,11 +119,20 @@ def with_refs(op: KernelOp, resolve: Callable[[AccelToken], AccelRef]) -> Kernel
     if not isinstance(op, KernelOp):
         raise InvalidArgumentError(f"{op!r} is not a KernelOp", remedy="Make an op, such as accel.ops.Gemm(a, b).")
     # By name, not with dataclasses.fields: a user's op need not be a dataclass if it has no refs.
-    names = getattr(type(op), "__dataclass_fields__", {})
-    refs: dict[str, Any] = {name: resolve(value) for name in names if isinstance(value := getattr(op, name), AccelToken)}
+    names = getattr(op, "__dataclass_fields__", ())
+    for name in names:
+        if isinstance(getattr(op, name), (AccelToken, tuple)):  # few have such, and this is on the way of every op
+            return _resolved(op, names, resolve)
+    return op
+
+
+def _resolved(op: KernelOp, names: Iterable[str], resolve: Callable[[AccelToken], AccelRef]) -> KernelOp:
+    refs: dict[str, Any] = {}
     for name in names:
         value = getattr(op, name)
-        if type(value) is tuple and any(isinstance(each, AccelToken) for each in value):
+        if isinstance(value, AccelToken):
+            refs[name] = resolve(value)
+        elif type(value) is tuple and any(isinstance(each, AccelToken) for each in value):
             refs[name] = tuple([resolve(each) if isinstance(each, AccelToken) else each for each in value])
     return dataclasses.replace(cast("Any", op), **refs) if refs else op
 

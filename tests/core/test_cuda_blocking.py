@@ -55,7 +55,7 @@ def conv2d(stride: int = 1, padding: int = 0) -> Any:
 
 @pytest.fixture
 def blocking() -> Blocking:
-    return Blocking({}, pinned=None)  # type: ignore[arg-type]  # no copy is asked about
+    return Blocking({}, {}, pinned=None)  # type: ignore[arg-type]  # no copy is asked about
 
 
 @pytest.mark.parametrize(("library", "kind"), [("reduce", "reduce"), ("dnn", "attention"), ("blas", "dot"), ("blas", "nrm2")])
