@@ -75,6 +75,7 @@ class Context(ContextBase):
         self.own: dict[str, OwnLibrary] = {}
         self.may_block: Callable[[Any, Any], bool] = device.may_block
         self._open_port = open_port
+        self._chunk = max(1, core.options.max_in_flight // 2)
         self._to_close = threading.Lock()  # whoever gets it closes, and keeps it
 
     # -- dispatch: called by the device's actor, one submission at a time, in order
@@ -170,21 +171,59 @@ class Context(ContextBase):
                     await self._provide(submission, 0, submission.op, port.lane)
             return
         assert isinstance(submission, BatchSubmission), "there are two kinds"
-        ops = submission.ops
+        ops, count = submission.ops, len(submission.ops)
         await self.open_own(ops)
-        chunk = max(1, self.core.options.max_in_flight // 2)
-        for start in range(0, len(ops), chunk):
-            end = min(start + chunk, len(ops))
-            if start:
-                # A chunk of small ops runs in this turn of the loop, on some devices: others must get theirs.
-                await asyncio.sleep(0)
+        port = await self.port(BATCH)
+        while (start := submission.sent) < count:
+            end = min(start + self._chunk, count)
             await self.wait_for_room(end - start)
             if submission.is_settled:
+                # Its refs are void: memory that they were given now would never come back.
                 submission.void(max(start, submission.sound))
                 return
             if self.core.dropped:
                 self.buffers.apply_frees()
-            await self._dispatch_chunk(submission, start, end)
+            if not self._send_ops(submission, end, port):
+                index = submission.sent
+                try:
+                    await self._provide(submission, index, ops[index], port.lane)
+                except AccelError as error:
+                    error.op_index = index
+                    raise
+            elif end < count:
+                # A chunk of small ops runs in this turn of the loop, on some devices: others must get theirs.
+                await asyncio.sleep(0)
+
+    def batch_now(self, submission: BatchSubmission) -> bool:
+        """Send a batch if nothing has to be waited for; else return ``False``: :meth:`dispatch` sends what was not sent yet."""
+        core, ports, count = self.core, self.ports, len(submission.ops)
+        port = ports.get(BATCH)
+        if port is None or count > self._chunk or self.in_flight + count > core.options.max_in_flight:
+            return False
+        if core.own and any(op.library in core.own and op.library not in ports for op in submission.ops):
+            return False
+        if core.dropped:
+            self.buffers.apply_frees()
+        return self._send_ops(submission, count, port)
+
+    def _send_ops(self, submission: BatchSubmission, end: int, port: Port) -> bool:
+        """Send ops of a batch, from the first that was not sent to ``end``, all into one lane: a chain of ops needs no stream to wait for another's.
+
+        Returns whether there was room for all of them.
+        """
+        start, count = submission.sent, len(submission.ops)
+        launches: list[Launch] = []
+        try:
+            is_all = self._bind(submission, start, end, port.lane, launches)
+        except AccelError as error:
+            error.op_index = start + len(launches)
+            raise
+        finally:
+            # Places in line that were given out must reach the lane even if a later op could not be bound.
+            if launches:
+                submission.sent = start + len(launches)
+                self._send(Run(self, submission, port, launches, is_last=submission.sent == count))
+        return is_all
 
     async def _provide(self, submission: Submission, index: int, op: KernelOp, lane: Lane) -> None:
         """Take the memory that an op needs, and that is not there."""
@@ -192,26 +231,6 @@ class Context(ContextBase):
             scratch = await self.scratch.specs((op,))
             for plan in submission.plans[index : index + 1]:  # none, if it was settled meanwhile
                 await self.buffers.provide((*scratch, *plan.creates), lane)
-
-    async def _dispatch_chunk(self, submission: BatchSubmission, start: int, end: int) -> None:
-        """Send ops of a batch, all into one lane: a chain of ops needs no stream to wait for another's."""
-        port = await self.port(BATCH)
-        launches: list[Launch] = []
-        try:
-            while (index := start + len(launches)) < end and not submission.is_settled:
-                if not self._bind(submission, start, end, port.lane, launches):
-                    index = start + len(launches)
-                    await self._provide(submission, index, submission.ops[index], port.lane)
-            if index < end:
-                # Its refs are void: memory that they were given now would never come back.
-                submission.void(max(index, submission.sound))
-        except AccelError as error:
-            error.op_index = start + len(launches)
-            raise
-        finally:
-            # Places in line that were given out must reach the lane even if a later op could not be bound.
-            if launches:
-                self._send(Run(self, submission, port, launches, is_last=start + len(launches) == len(submission.ops)))
 
     def _send(self, run: Run) -> None:
         count = len(run.launches)
@@ -231,11 +250,11 @@ class Context(ContextBase):
         lane
             Where they go.
         launches
-            Those of them that are bound already, from the first on; each op that is bound is added.
+            Gets those that are bound.
         """
         ops, plans, outputs = submission.ops, submission.plans, submission.outputs
         buffers, kernels, scratch, faults = self.buffers, self._kernels, self.scratch, self.core.options.faults
-        for index in range(start + len(launches), end):
+        for index in range(start, end):
             op, plan = ops[index], plans[index]
             kernel = kernels.get(type(op)) or self._kernel(op)
             refs = plan.writes

@@ -59,10 +59,10 @@ class DeviceActor(Actor[Submission, None]):
             core.lost(None)
 
     def receive_now(self, message: Submission, context: ActorContext) -> bool:
-        """Send one op on its way in its caller's turn, if it need not wait for a context, for room, or for something to be made."""
-        core, day = self._core, self._host.context
+        """Send an op or a batch on its way in its caller's turn, if it need not wait for a context, for room, or for something to be made."""
+        core, day, kind = self._core, self._host.context, type(message)
         if (
-            type(message) is not OpSubmission
+            (kind is not OpSubmission and kind is not BatchSubmission)
             or message.generation != core.live_generation
             or day is None
             or day.fault is not None
@@ -71,7 +71,7 @@ class DeviceActor(Actor[Submission, None]):
         ):
             return False
         try:
-            sent: bool = day.dispatch_now(message)
+            sent: bool = day.dispatch_now(message) if kind is OpSubmission else day.batch_now(message)
         except AccelError as error:
             # A clone: the traceback of this one holds frames that hold the submission, whose future would hold the error.
             message.reject_from(error.op_index or 0, error.clone())

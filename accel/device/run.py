@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from accel.actors import ActorRef
     from accel.backend import AccelEvent, Injection, Kernel
+    from accel.completion import Pending, Watcher
     from accel.device.context import Context
     from accel.device.lane import Lane
     from accel.device.submission import BatchSubmission
@@ -103,11 +104,11 @@ class Run:
         Where, and by whom.
     is_last : bool
         Whether the submission ends with it.
+    is_attended : bool
+        Whether who waits for the batch looks for its end itself.
     event, enqueued_at, kind
         The mark, once it is recorded.
     """
-
-    is_attended: ClassVar[bool] = False
 
     __slots__ = ("_context", "actor", "enqueued_at", "event", "is_last", "kind", "lane", "launches", "stream", "submission")
 
@@ -121,6 +122,11 @@ class Run:
         self.is_last = is_last
         self.kind: Hashable = None
 
+    @property
+    def is_attended(self) -> bool:
+        """Whether who waits for the batch looks for its end itself."""
+        return self.is_last and self.submission.is_attended
+
     def marked(self, event: AccelEvent) -> None:
         """Take note of the mark, which is not passed yet."""
         self.event = event
@@ -128,6 +134,11 @@ class Run:
         self.enqueued_at = perf_counter()
         if self.is_last:
             self.submission.release_operands()
+            self.submission.mark = self
+
+    def attend(self, *, stays: bool) -> bool:
+        """Do for the batch what :meth:`OpSubmission.attend` does for an op."""
+        return self._context.fault is not None or _look(self._context.watcher, self, stays)
 
     def complete(self) -> None:
         """Retire the ops; called by the watcher, once."""
@@ -266,12 +277,8 @@ class OpSubmission(Submission):
         stays
             Whether the caller can look again itself; then this returns ``False`` if it should, after another turn.
         """
-        if self.event is not None and self._context.fault is None:
-            watcher = self._context.watcher
-            if not stays:
-                watcher.attend(self)
-            elif not watcher.attend_once(self):
-                return False
+        if self.event is not None and self._context.fault is None and not _look(self._context.watcher, self, stays):
+            return False
         self.is_attended = False
         return True
 
@@ -294,6 +301,14 @@ Bound: TypeAlias = Launch | OpSubmission
 
 Sendable: TypeAlias = Run | OpSubmission
 """What a kernel actor is sent."""
+
+
+def _look(watcher: Watcher, pending: Pending, stays: bool) -> bool:
+    """Look for the end of what its caller attends; return ``False`` if it, which ``stays``, should look again."""
+    if stays:
+        return watcher.attend_once(pending)
+    watcher.attend(pending)
+    return True
 
 
 def _batch_kind(submission: BatchSubmission) -> Hashable:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Sequence
 
+    from accel.device.run import Run
     from accel.ops import KernelOp, Plan
     from accel.ref import AccelRef
 
@@ -133,9 +134,13 @@ class BatchSubmission(Submission):
         Per op the refs it makes, handed out while recording.
     sound : int
         How many ops, from the first, are launched although the future has ended: those before the op that failed.
+    sent : int
+        How many, from the first, have a place in line.
+    mark : Run or None
+        The last ops, which are on the device.
     """
 
-    __slots__ = ("_kinds", "_plans", "ops", "outputs", "sound")
+    __slots__ = ("_kinds", "_plans", "mark", "ops", "outputs", "sent", "sound")
 
     def __init__(
         self,
@@ -149,7 +154,8 @@ class BatchSubmission(Submission):
         self.ops = ops
         self._plans = plans
         self.outputs = outputs
-        self.sound = 0
+        self.sound = self.sent = 0
+        self.mark: Run | None = None
         self._kinds = tuple(op.kind for op in ops)
 
     @property
@@ -161,6 +167,13 @@ class BatchSubmission(Submission):
     def plans(self) -> Sequence[Plan]:
         """What the ops do to memory. Empty when the last op has reached the device."""
         return self._plans
+
+    def attend(self, *, stays: bool = False) -> bool:
+        """Take the end of the batch, if it is there, or have it watched."""
+        if self.mark is not None and not self.mark.attend(stays=stays):
+            return False
+        self.is_attended = False
+        return True
 
     def is_dropped(self, index: int) -> bool:
         """Whether op ``index`` is not to be launched any more."""
@@ -177,6 +190,7 @@ class BatchSubmission(Submission):
         """Let go of the operands."""
         self.ops = ()
         self._plans = ()
+        self.mark = None
 
     def void(self, index: int) -> None:
         """Make the refs of ops from ``index`` on unusable."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ref import AccelRef, AccelToken
+from accel.ref import AccelRef, AccelToken, ViewToken
 from accel.views import overlap
 
 __all__ = [
@@ -108,6 +108,9 @@ class KernelOp(ABC):
         return refs[0] if refs else None
 
 
+_MAY_HOLD_TOKENS = frozenset((AccelToken, ViewToken, tuple))
+
+
 def with_refs(op: KernelOp, resolve: Callable[[AccelToken], AccelRef]) -> KernelOp:
     """Return the op with every token among its operands turned back into a ref; the op itself where there is none.
 
@@ -121,7 +124,7 @@ def with_refs(op: KernelOp, resolve: Callable[[AccelToken], AccelRef]) -> Kernel
     # By name, not with dataclasses.fields: a user's op need not be a dataclass if it has no refs.
     names = getattr(op, "__dataclass_fields__", ())
     for name in names:
-        if isinstance(getattr(op, name), (AccelToken, tuple)):  # few have such, and this is on the way of every op
+        if type(getattr(op, name)) in _MAY_HOLD_TOKENS:  # few have such, and this is on the way of every op
             return _resolved(op, names, resolve)
     return op
 

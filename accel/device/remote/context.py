@@ -23,7 +23,7 @@ from accel.device.remote.sent import Sent, array_of, land, place, with_array
 from accel.device.remote.wiring import wired
 from accel.device.run import OpSubmission
 from accel.device.submission import BatchSubmission
-from accel.errors import AccelError, ClosedError, FaultScope, HostDiedError, StaleRefError, UnsupportedError
+from accel.errors import AccelError, ClosedError, FaultScope, HostDiedError, StaleRefError
 from accel.hosts.error_codec import decode_error
 from accel.hosts.op_table import OpWriter
 from accel.hosts.protocol import ProtocolError
@@ -64,7 +64,7 @@ class RemoteContext(ContextBase):
         self._tell = link.tell
         self.pid = link.pid
         timeout, is_busy = core.options.hang_timeout, lambda: link.is_busy
-        self._hang = None if timeout is None else HangWatch(core.loop, timeout, self._oldest, is_busy, self._hung)
+        self._hang = None if timeout is None else HangWatch(core.loop, timeout, lambda: next(iter(self._sent), 0), is_busy, self._hung)
         self.device = None  # it is in the child
         self.sharing = Apart(core.name)
         self._arrays = SharedArrays(core.pinned.arena, link.known, link.announce)
@@ -107,6 +107,17 @@ class RemoteContext(ContextBase):
         self._send_op(submission, plan, outgoing)
         return True
 
+    def batch_now(self, submission: BatchSubmission) -> bool:
+        """Send a batch if it brings no arrays and there is room for it; else change nothing and return ``False``."""
+        ops, limit = submission.ops, self.core.options.max_in_flight
+        if self.in_flight + min(len(ops), limit) > limit or any(array_of(op) is not None for op in ops):
+            return False
+        if self.core.dropped:
+            self.apply_frees()
+        self._admit(submission)
+        self._send_batch(submission, ops, [])
+        return True
+
     async def dispatch(self, submission: Submission) -> None:
         """Send a submission; see :meth:`accel.device.context.Context.dispatch`."""
         if isinstance(submission, BatchSubmission):
@@ -126,11 +137,7 @@ class RemoteContext(ContextBase):
 
     async def _place(self, op: KernelOp, index: int | None = None) -> Outgoing:
         """Make a place for an op's array, and fill it, off the loop."""
-        outgoing = await self.core.system.run_blocking(place, self._arrays, op)
-        if outgoing is None:
-            remedy = "Open the device with a larger pinned_limit."
-            raise UnsupportedError("there is no room in shared host memory", remedy=remedy, op=op.kind, op_index=index)
-        return outgoing
+        return await self.core.system.run_blocking(place, self._arrays, op, index)
 
     async def _dispatch_batch(self, submission: BatchSubmission) -> None:
         arrays: list[Outgoing] = []
@@ -187,10 +194,9 @@ class RemoteContext(ContextBase):
         self._live[program.handle.buffer] = 0
         for refs in program.outputs:
             self._live.update((ref.buffer, ref.nbytes) for ref in refs)
-        number = next(self._numbers)
-        ids = [[ref.buffer for ref in refs] for refs in program.outputs]
-        ops = self._written(program.ops)
-        self._post(number, Sent(submission, 1, [], []), Kind.GRAPH, pack(number, ids, ops, handle=program.handle.buffer))
+        number, ids = next(self._numbers), [[ref.buffer for ref in refs] for refs in program.outputs]
+        data = pack(number, ids, self._written(program.ops), handle=program.handle.buffer)
+        self._post(number, Sent(submission, 1, [], []), Kind.GRAPH, data)
 
     def _send_op(self, submission: OpSubmission, plan: Plan, outgoing: Outgoing | None) -> None:
         core, op = self.core, submission.op
@@ -202,9 +208,8 @@ class RemoteContext(ContextBase):
         for ref in made:
             self._live[ref.buffer] = ref.nbytes
         submission.result = op.result(plan.writes + made)
-        arrays = [] if outgoing is None else [outgoing]
+        number, arrays = next(self._numbers), [] if outgoing is None else [outgoing]
         landing = arrays if type(op) is Get else []
-        number = next(self._numbers)
         try:
             if outgoing is not None:
                 self._arrays.announce(outgoing)
@@ -357,9 +362,6 @@ class RemoteContext(ContextBase):
             self.retire(sent.submission, sent.count, is_last=True)
 
     # -- the end
-
-    def _oldest(self) -> int:
-        return next(iter(self._sent), 0)
 
     def _hung(self) -> None:
         """Give up what does not end."""

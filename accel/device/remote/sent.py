@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from accel.device.remote.messages import WireGet, WirePut
+from accel.errors import UnsupportedError
 from accel.ops import Get, Put
 
 if TYPE_CHECKING:
@@ -34,12 +35,21 @@ def array_of(op: KernelOp) -> np.ndarray[Any, Any] | None:
     return op.source if type(op) is Put else op.destination if type(op) is Get else None
 
 
-def place(arrays: SharedArrays, op: KernelOp) -> Outgoing | None:
-    """Make a place in shared memory for an op's array, and fill it; ``None`` if there is no room. May block."""
+def place(arrays: SharedArrays, op: KernelOp, index: int | None) -> Outgoing:
+    """Make a place in shared memory for the array of an op (of a batch: with its ``index``), and fill it. May block.
+
+    Raises
+    ------
+    UnsupportedError
+        If there is no room.
+    """
     array = array_of(op)
     assert array is not None, "other ops need not wait"
     outgoing = arrays.take(array) or arrays.make(array)
-    if outgoing is not None and type(op) is Put:
+    if outgoing is None:
+        remedy = "Open the device with a larger pinned_limit."
+        raise UnsupportedError("there is no room in shared host memory", remedy=remedy, op=op.kind, op_index=index)
+    if type(op) is Put:
         outgoing.fill()
     return outgoing
 
