@@ -88,7 +88,8 @@ class Service:
                 under_fire, calm, doomed = await self._open_all()
                 services = {each.label: Scoring(self._ledger, each, options.seed) for each in self.subjects}
                 suspects = await self._open_suspects()
-                for service in (*services.values(), *suspects):
+                batching: list[Scoring | Suspects] = [*services.values(), *suspects]
+                for service in batching:
                     await service.batcher.__aenter__()
                 self.saboteur = Saboteur(
                     options, Schedule(options), self._ledger, under_fire, doomed, everybody=lambda: list(self.subjects), visit=self._visit
@@ -97,7 +98,7 @@ class Service:
                 operator = asyncio.ensure_future(self.saboteur.operate())
                 self._watches.append(operator)
                 await self._serve(services, [*under_fire, calm, doomed], suspects)
-                for service in (*services.values(), *suspects):
+                for service in batching:
                     await service.batcher.aclose()
                     service.forget()
                 if not self._hung.is_set():
