@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -61,7 +61,7 @@ def poisoned(item: float, code: int) -> accel.PoisonedInputError:
     return error
 
 
-def told(note: str = "", executed: str = "unknown") -> accel.ContextPoisonedError:
+def told(note: str = "", executed: Literal["no", "unknown"] = "unknown") -> accel.ContextPoisonedError:
     error = accel.ContextPoisonedError("faulted", executed=executed)
     if note:
         error.add_note(note)
