@@ -69,20 +69,18 @@ def told(error: accel.ContextPoisonedError, kind: str) -> None:
 
 
 class Run:
-    """One device with a kernel that faults.
+    """One device with kernels that fault.
 
     Parameters
     ----------
-    device, kernel
-        They.
-    kind
-        Which fault it is.
+    device
+        The device.
     torch
         Beside it, or ``None``.
     """
 
-    def __init__(self, device: accel.Device, kernel: Any, kind: str, torch: Torch | None) -> None:
-        self.device, self.kernel, self.kind, self.torch = device, kernel, kind, torch
+    def __init__(self, device: accel.Device, torch: Torch | None) -> None:
+        self.device, self.torch = device, torch
         self.seed = int(np.random.SeedSequence().generate_state(1)[0])
         self.array = np.random.default_rng(self.seed).standard_normal(100_003)
         self.kept: accel.AccelRef
@@ -93,13 +91,14 @@ class Run:
         if self.torch is not None:
             self.torch.check(is_alive=True)
 
-    async def through_one(self) -> tuple[float, float]:
-        """Fault; see that everybody is told and that all is well again. Return the seconds until it was told, and from there to a good product."""
+    async def through(self, kind: str) -> tuple[float, float]:
+        """Fault once; see that everybody is told and that all is well again. Return the seconds until it was told, and from there to a good product."""
         device, before = self.device, self.device.info()
+        kernel = await device.compiler.compile(SOURCE, kind, parameters=("float32*",))
         ordinary, x = await device.put(self.array), await device.put(np.zeros(4, np.float32))
         await computes(device)
         began = time.perf_counter()
-        told(await failure(self.kernel.launch(1, 1, (x,)), accel.ContextPoisonedError), self.kind)
+        told(await failure(kernel.launch(1, 1, (x,)), accel.ContextPoisonedError), kind)
         surfaced = time.perf_counter() - began
         stale = await failure(device.get(ordinary), accel.StaleRefError)
         assert stale.reason == "generation", stale
@@ -114,20 +113,24 @@ class Run:
 
 
 def survives(kind: str, host: Host, standby: Standby, companion: str = "") -> None:
-    """A kernel of the user's faults, with a spare child twice; who is in the same process comes through it only if the context was in a child."""
+    """A kernel of the user's faults, or one of each kind after the other (``"every"``); with a spare child, the same one again.
+
+    Who else is in the process comes through it only if the context was in a child.
+    """
     torch = Torch() if companion == "torch" and importlib.util.find_spec("torch") else None
 
     async def main() -> None:
         async with accel.System() as system:
-            device = await system.open_device("cuda", host=host, standby=standby, libraries=("blas",))
+            restart = accel.RestartStrategy(max_restarts=10, backoff=(0.0, 0.1))
+            device = await system.open_device("cuda", host=host, standby=standby, libraries=("blas",), restart=restart)
             assert device.info().host == ("inline" if host == "auto" else "process")
-            run = Run(device, await device.compiler.compile(SOURCE, kind, parameters=("float32*",)), kind, torch)
+            run = Run(device, torch)
             await run.begin()
-            for _ in range(1 if standby == "none" else 2):
+            for each in FAULTS if kind == "every" else [kind] * (1 if standby == "none" else 2):
                 if standby != "none":
                     await spare_ready(device)
-                surfaced, took = await run.through_one()
-                print(f"SURVIVED {kind} {host} {standby}: told after {surfaced * 1e3:.0f} ms, good gemm {took * 1e3:.1f} ms later")
+                surfaced, took = await run.through(each)
+                print(f"SURVIVED {each} {host} {standby}: told after {surfaced * 1e3:.0f} ms, good gemm {took * 1e3:.1f} ms later")
 
     asyncio.run(main())
     if torch is not None and host == "auto":

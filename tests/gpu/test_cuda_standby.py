@@ -16,10 +16,14 @@ _MODULE = "tests.gpu.standby_programs"
 @pytest.mark.parametrize("kind", FAULTS)
 @pytest.mark.parametrize(
     ("host", "standby", "companion"),
-    [("process", "none", ""), ("process", "context", "torch"), ("auto", "none", "torch"), ("auto", "context", "")],
+    [("process", "none", ""), ("auto", "none", "torch"), ("auto", "context", "")],
 )
 def test_a_fault_is_survived(kind: str, host: str, standby: str, companion: str) -> None:
     run_program(kind, host, standby, companion, module=_FAULTS)
+
+
+def test_every_fault_one_after_the_other_is_survived_beside_torch() -> None:
+    run_program("every", "process", "context", "torch", module=_FAULTS)
 
 
 @pytest.mark.parametrize("host", ["auto", "process"])
