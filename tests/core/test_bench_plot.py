@@ -167,6 +167,9 @@ def test_a_run_is_drawn_later(suite: list[str], figures: list[FakeFigure], tmp_p
     assert [panel.calls for panel in figures[1:3]] == [panel.calls for panel in figures[4:6]]
     assert main(["bench", "--from", numbers]) == 2
     assert "--plot" in capsys.readouterr().err
+    for more in (["--only", "each"], ["--json", numbers], ["--seed", "0"], ["--quick"], ["--backend", "cuda"]):
+        assert main(["bench", "--from", numbers, "--plot", second, *more]) == 2
+        assert "measures nothing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         if target not in (None, "-") and not Path(target).resolve().parent.is_dir():
             return _refuse(f"there is no folder for {target}")
     if arguments.source is not None:
-        return _draw_again(arguments.source, arguments.plot)
+        return _draw_again(arguments)
     backend, device = find_device(arguments.backend)
     suite = suite_of(backend)
     try:
@@ -115,10 +115,22 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if arguments.check and not report.is_ok else 0
 
 
-def _draw_again(source: str, target: str | None) -> int:
+def _draw_again(arguments: argparse.Namespace) -> int:
     """Draw the picture of an earlier run."""
+    source, target = arguments.source, arguments.plot
     if target is None:
         return _refuse("--from takes --plot, which says where to draw")
+    measuring = (
+        arguments.json,
+        arguments.only,
+        arguments.quick,
+        arguments.loop,
+        arguments.check,
+        arguments.seed is not None,
+        arguments.backend != "cpu",
+    )
+    if any(measuring):
+        return _refuse("--from measures nothing: no other option than --plot goes with it")
     try:
         points, title = recorded(json.loads(Path(source).read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
