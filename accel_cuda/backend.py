@@ -6,7 +6,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from accel import BackendUnavailableError, DeviceDescription, DeviceLostError
-from accel_cuda.checks import all_checks, check_shareable, usable_mode
+from accel_cuda.checks import all_checks, check_shareable, refused, usable_mode
 from accel_cuda.context import CudaDevice
 from accel_cuda.driver import load_driver
 from accel_cuda.libraries import load_distribution
@@ -90,7 +90,7 @@ class CudaBackend:
         Raises
         ------
         BackendUnavailableError
-            If there is no such GPU, or something is missing.
+            If there is no such GPU, another process has it for itself, or something is missing.
         DeviceLostError
             If a fault has ended CUDA for this process.
         """
@@ -111,7 +111,12 @@ class CudaBackend:
         if not 0 <= index < count:
             raise BackendUnavailableError(f"cuda:{index} is not there: the process may use {count} GPU(s)", device=f"cuda:{index}")
         usable_mode(driver, index)
-        return CudaDevice(driver, self._describe(driver, index))
+        try:
+            return CudaDevice(driver, self._describe(driver, index))
+        except BackendUnavailableError as error:
+            if (better := refused(driver, index, error)) is error:
+                raise
+            raise better from error
 
     def checks(self) -> Sequence[Check]:
         """Say what CUDA needs and what of it is here; see :class:`accel.backend.AccelBackend`. May block."""

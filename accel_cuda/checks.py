@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
     from accel_cuda.driver import Driver
 
-__all__ = ["all_checks", "check_shareable", "usable_mode"]
+__all__ = ["all_checks", "check_shareable", "refused", "usable_mode"]
 
 _COMPUTE_MODE, _MPS_ENABLED = 20, 133
 _PROHIBITED, _EXCLUSIVE = 2, 3
+_UNAVAILABLE = 46
 
 
 def all_checks() -> list[Check]:
@@ -57,6 +58,20 @@ def check_shareable(driver: Driver, index: int) -> None:
         )
 
 
+def refused(driver: Driver, index: int, error: BackendUnavailableError) -> BackendUnavailableError:
+    """Return what to say where the driver makes no context: of a GPU that another process has for itself it says only that it is not to be had."""
+    if error.code != _UNAVAILABLE or _attribute(driver, index, _COMPUTE_MODE) != _EXCLUSIVE:
+        return error
+    return BackendUnavailableError(
+        f"cuda:{index} is in compute mode EXCLUSIVE_PROCESS, and another process has it: this one's parent, if that used it",
+        code=error.code,
+        library="driver",
+        device=f"cuda:{index}",
+        retryable=True,
+        remedy=f"Wait for that process to end, or have it set back: sudo nvidia-smi -i {index} -c DEFAULT",
+    )
+
+
 def _attribute(driver: Driver, index: int, number: int) -> int:
     return int(driver.call("cuDeviceGetAttribute", driver.CUdevice_attribute(number), driver.call("cuDeviceGet", index)))
 
@@ -82,7 +97,12 @@ def _modes(driver: Driver, index: int) -> Iterator[Check]:
     if mode == _PROHIBITED:
         yield Check(name, "failed", "PROHIBITED: no process may use this GPU", restore)
     elif mode == _EXCLUSIVE:
-        yield Check(name, "limited", "EXCLUSIVE_PROCESS: one process at a time, so there can be no standby and no child process", restore)
+        yield Check(
+            name,
+            "limited",
+            "EXCLUSIVE_PROCESS: one process at a time, so there can be no standby='context', no quarantine, and no child beside a process that uses it",
+            restore,
+        )
     else:
         yield Check(name, "ok", "DEFAULT")
     if _attribute(driver, index, _MPS_ENABLED):

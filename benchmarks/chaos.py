@@ -26,6 +26,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=60.0, help="how long faults arrive (default 60)")
     parser.add_argument("--seed", type=int, help="what all that is random is drawn from (default: a new one)")
     parser.add_argument("--clients", type=int, default=200, help="tasks that send requests (default 200)")
+    parser.add_argument(
+        "--suspects", type=int, default=Options.suspects, help="tasks that send poison now and then (default %(default)s; 0: none)"
+    )
     parser.add_argument("--hosts", default="process,auto", help="hosts of the devices that faults are sent to (default process,auto)")
     parser.add_argument("--faults", default=",".join(FAULTS), help="kinds of faults (default: all)")
     parser.add_argument("--gap", type=int, default=400, help="answers between two faults, on average (default 400)")
@@ -57,6 +60,7 @@ def _options(parser: argparse.ArgumentParser, arguments: list[str] | None) -> tu
         seconds=given.seconds,
         seed=seed,
         clients=given.clients,
+        suspects=given.suspects,
         hosts=hosts,
         faults=kinds,
         gap=given.gap,

@@ -1,19 +1,24 @@
-"""All that a machine with a GPU has to show, in one command: ``python benchmarks/hardware.py [--out FOLDER] [--parts NAMES] [--seconds N]``.
+"""All that a machine with a GPU has to show: ``python benchmarks/hardware.py [--out FOLDER] [--parts NAMES] [--seconds N] [--pack]``.
 
 Each part is a command with a limit of its own; the most important ones come first, and what there is no time left for is said to be not run. The folder
-gets ``record.md`` (for ``docs/hardware.md``), ``record.json``, ``latency.png``, and what each part printed. ``--backend cpu`` runs those parts that need no
-GPU, with little work: so this script is tried where there is none.
+gets ``record.md`` (for ``docs/hardware.md``), ``record.json``, ``latency.png``, and what each part printed, with ``--pack`` in one archive. Where a
+command may take ten minutes, each of :data:`CALLS` is one. ``--backend cpu`` runs those parts that need no GPU, with little work: so this script is tried
+where there is none.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,11 +30,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.hardware_record import read_json, read_junit, read_lines, render
 
 ROOT = Path(__file__).resolve().parents[1]
-_SECONDS = 540.0
 _LEAST = 5.0
 _GRACE = 10.0
-_PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "junit_logging=system-out")
-_BUDGETS = "P1,P2,P3,P3-graph,P4,P5,P6,P7,P8,P12"
+_PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "junit_logging=system-out", "--durations=30")
+_BUDGETS = "P1,P2,P3,P3-graph,P4,P5,P6,P7,P8,P9,P9-rate,P9-copy,P10,P12"
+_PICTURE = "latency.png"
+_FILES = ("record.md", "record.json", _PICTURE)
+
+CALLS: dict[str, tuple[str, ...]] = {
+    "checks": ("doctor", "tests", "memcheck"),
+    "measures": ("bench", "lengths", "soak", "service", "demo", "kernels", "curves", "examples"),
+    "chaos": ("chaos",),
+    "gpus": ("two_gpus",),
+}
+"""Names that ``--parts`` takes too -> their parts, which need less than ten minutes together. Without ``--parts``: the first two."""
 
 
 @dataclass(frozen=True)
@@ -57,59 +71,81 @@ class Part:
 
 def _bench(name: str, what: str, limit: float, spec: str, only: str, *more: str, plot: bool = False) -> Part:
     def command(out: Path) -> tuple[str, ...]:
-        picture = ("--plot", str(out / "latency.png")) if plot else ()
+        # Without it the numbers are worth having all the same: `accel bench --from` draws them elsewhere.
+        picture = ("--plot", str(out / _PICTURE)) if plot and importlib.util.find_spec("matplotlib") else ()
         return ("-m", "accel", "bench", "--backend", spec, "--only", only, "--json", str(out / f"{name}.json"), *picture, *more)
 
     return Part(name, what, limit, command, lambda out, _: read_json(out / f"{name}.json"))
 
 
-def _tests(limit: float, *which: str) -> Part:
+def _tests(name: str, limit: float, *which: str) -> Part:
     def command(out: Path) -> tuple[str, ...]:
-        return (*_PYTEST, f"--junitxml={out / 'tests.xml'}", "-m", *which)
+        return (*_PYTEST, f"--junitxml={out / f'{name}.xml'}", "-m", *which)
 
-    return Part("tests", "the tests", limit, command, lambda out, _: read_junit(out / "tests.xml"))
+    return Part(name, "the tests", limit, command, lambda out, _: read_junit(out / f"{name}.xml"))
 
 
 def _printed(name: str, what: str, limit: float, *command: str) -> Part:
     return Part(name, what, limit, lambda _: command, lambda _, text: read_lines(text))
 
 
+def _writing(name: str, limit: float, *command: str) -> Part:
+    """Return a part that writes its numbers into a file of its name."""
+    program = command[0] if command[0] != "-m" else " ".join(command[1:3])
+    return Part(
+        name, program, limit, lambda out: (*command, "--json", str(out / f"{name}.json")), lambda out, _: read_json(out / f"{name}.json")
+    )
+
+
 def _parts(backend: str) -> tuple[Part, ...]:
     """Return the parts in the order in which they run: what matters most comes first."""
     is_cuda = backend == "cuda"
-    doctor = Part("doctor", "accel doctor", 60, lambda _: ("-m", "accel", "doctor", "--json"), lambda _, text: json.loads(text))
+    doctor = Part("doctor", "accel doctor", 30, lambda _: ("-m", "accel", "doctor", "--json"), lambda _, text: json.loads(text))
     served = ("benchmarks/service_requests.py", "--device", backend, "--requests", "500" if is_cuda else "50")
     service = Part("service", "the aiohttp example", 45, lambda _: served, lambda _, text: json.loads(text))
-
-    def demo(out: Path) -> tuple[str, ...]:
-        return ("-m", "accel", "demo", "--json", str(out / "demo.json"), *(() if is_cuda else ("--device", "cpu", "--requests", "300")))
-
-    shown = Part("demo", "accel demo", 60, demo, lambda out, _: read_json(out / "demo.json"))
+    shown = _writing("demo", 60, "-m", "accel", "demo", *(() if is_cuda else ("--device", "cpu", "--requests", "300")))
+    chaos = ("benchmarks/chaos.py", "--device", backend)
     if not is_cuda:
         bench = _bench("bench", "the budgets", 60, "cpu", "P12", "--quick")
         example = _printed("examples", "the examples", 60, "examples/own_library.py")
-        return doctor, _tests(60, "not gpu", "tests/core/test_views.py"), bench, service, shown, example
-    kernels = Part(
-        "kernels",
-        "benchmarks/cuda_kernels.py",
-        90,
-        lambda out: ("benchmarks/cuda_kernels.py", "--json", str(out / "kernels.json")),
-        lambda out, _: read_json(out / "kernels.json"),
-    )
+        tests = _tests("tests", 60, "not gpu", "tests/core/test_views.py")
+        return doctor, tests, bench, service, shown, example, _writing("chaos", 60, *chaos, "--seconds", "2", "--clients", "10")
     names = sorted(path.name for path in (ROOT / "examples").glob("cuda_*.py"))
-    examples = (_printed(name.removesuffix(".py"), f"examples/{name}", 40, f"examples/{name}") for name in names)
     return (
         doctor,
-        _tests(180, "gpu", "tests/gpu"),
-        _bench("bench", "the budgets on asyncio and uvloop", 210, "cuda", _BUDGETS),
+        _tests("tests", 390, "gpu", "tests/gpu"),
+        _printed("memcheck", "compute-sanitizer over the kernels", 150, "-m", "tests.gpu.memcheck"),
+        _bench("bench", "the budgets on asyncio and uvloop", 180, "cuda", _BUDGETS),
+        _bench("lengths", "latency by length", 75, "cuda", "lengths", plot=True),
+        _bench("soak", "a million ops", 90, "cuda", "P13"),
         service,
         shown,
-        _bench("soak", "a million ops", 90, "cuda", "P13"),
-        _printed("memcheck", "compute-sanitizer over the kernels", 150, "-m", "tests.gpu.memcheck"),
-        kernels,
-        *examples,
-        _bench("curves", "latency by length, copies and products by size", 120, "cuda", "lengths,copies,gemm", plot=True),
+        _writing("kernels", 90, "benchmarks/cuda_kernels.py"),
+        _bench("curves", "copies and products by size", 120, "cuda", "copies,gemm"),
+        *(_printed(name.removesuffix(".py"), f"examples/{name}", 30, f"examples/{name}") for name in names),
+        _writing("chaos", 560, *chaos, "--seconds", "480", "--standby", "context", "--hang-timeout", "1.5"),
+        _tests("two_gpus", 300, "gpu", "tests/gpu", "-k", "two_gpus"),
     )
+
+
+def _chosen(parts: tuple[Part, ...], names: list[str]) -> tuple[Part, ...]:
+    """Return the parts that are named, alone or by a call.
+
+    Raises
+    ------
+    KeyError
+        For a name that there is none of; its argument says which there are.
+    """
+    examples = tuple(part.name for part in parts if part.what.startswith("examples/"))
+    known = {part.name: (part.name,) for part in parts} | ({"examples": examples} if examples else {})
+    calls = {name: tuple(part for member in members for part in known.get(member, ())) for name, members in CALLS.items()}
+    wanted: set[str] = set()
+    for name in names or list(CALLS)[:2]:
+        found = known.get(name) or calls.get(name)
+        if not found:
+            raise KeyError(f"no part {name}; there are {', '.join((*calls, *known))}")
+        wanted.update(found)
+    return tuple(part for part in parts if part.name in wanted)
 
 
 def _run(part: Part, out: Path, limit: float) -> dict[str, Any]:
@@ -144,7 +180,17 @@ def _commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
-def record(parts: tuple[Part, ...], out: Path, seconds: float, backend: str) -> dict[str, Any]:
+def _pack(work: Path, out: Path) -> None:
+    """Put what was written so far where it is fetched from: the record as it is, all else in one archive."""
+    with tarfile.open(out / "parts.tar.gz", "w:gz") as archive:
+        for path in sorted(work.iterdir()):
+            if path.name in _FILES:
+                shutil.copyfile(path, out / path.name)
+            else:
+                archive.add(path, path.name)
+
+
+def record(parts: tuple[Part, ...], out: Path, seconds: float, backend: str, *, pack: bool = False) -> dict[str, Any]:
     """Run the parts and write the record after each of them, so that it is there whenever this is ended."""
     began = time.perf_counter()
     found: dict[str, Any] = {
@@ -153,41 +199,54 @@ def record(parts: tuple[Part, ...], out: Path, seconds: float, backend: str) -> 
         "began": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "parts": {},
     }
-    for part in parts:
-        left = seconds - (time.perf_counter() - began)
-        if left < _LEAST:
-            found["parts"][part.name] = {"what": part.what, "command": "", "state": "not run: no time left", "seconds": 0.0, "data": None}
-        else:
-            print(f"{part.name}: {part.what} ...", end=" ", flush=True)
-            found["parts"][part.name] = entry = _run(part, out, min(left, part.limit))
-            print(f"{entry['state']}, {entry['seconds']} s", flush=True)
-        found["seconds"] = round(time.perf_counter() - began, 1)
-        (out / "record.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        (out / "record.md").write_text(render(found), encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder) if pack else out
+        for part in parts:
+            left = seconds - (time.perf_counter() - began)
+            if left < _LEAST:
+                entry = {"what": part.what, "command": "", "state": "not run: no time left", "seconds": 0.0, "data": None}
+            else:
+                print(f"{part.name}: {part.what} ...", end=" ", flush=True)
+                entry = _run(part, work, min(left, part.limit))
+                print(f"{entry['state']}, {entry['seconds']} s", flush=True)
+            found["parts"][part.name] = entry
+            found["seconds"] = round(time.perf_counter() - began, 1)
+            (work / "record.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            (work / "record.md").write_text(render(found), encoding="utf-8")
+            if pack:
+                _pack(work, out)
     return found
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("hardware-record"), help="folder for the record (default: %(default)s)")
+    parser.add_argument("--backend", choices=("cuda", "cpu"), default="cuda", help="what to run on (default: %(default)s)")
+    parser.add_argument("--parts", default="", metavar="NAMES", help=f"some parts only, separated by commas; or {', '.join(CALLS)}")
+    parser.add_argument("--seconds", type=float, help="for all parts together (default: what their limits allow)")
+    parser.add_argument("--pack", action="store_true", help="put all but the record and the picture into one archive")
+    parser.add_argument("--list", action="store_true", help="list the parts and their limits, and run nothing")
+    return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run it; return 0 if every part went well."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("hardware-record"), help="folder for the record (default: %(default)s)")
-    parser.add_argument("--backend", choices=("cuda", "cpu"), default="cuda", help="what to run on (default: %(default)s)")
-    parser.add_argument("--parts", default="", metavar="NAMES", help="some parts only, separated by commas")
-    parser.add_argument("--seconds", type=float, default=_SECONDS, help="for all parts together (default: %(default)s)")
-    parser.add_argument("--list", action="store_true", help="list the parts and their limits, and run nothing")
+    parser = _arguments()
     options = parser.parse_args(arguments)
     parts = _parts(options.backend)
-    wanted = [name for name in options.parts.split(",") if name]
-    if unknown := set(wanted) - {part.name for part in parts}:
-        parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(part.name for part in parts)}")
-    chosen = tuple(part for part in parts if not wanted or part.name in wanted)
+    names = [name for name in options.parts.split(",") if name]
+    try:
+        chosen = _chosen(parts, names)
+    except KeyError as error:
+        parser.error(error.args[0])
     if options.list:
-        for part in chosen:
+        for part in chosen if names else parts:
             print(f"{part.name:22} {part.limit:4.0f} s  python {' '.join(part.command(Path('OUT')))}")
         return 0
     out: Path = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    found = record(chosen, out, options.seconds, options.backend)
+    seconds = sum(part.limit for part in chosen) if options.seconds is None else options.seconds
+    found = record(chosen, out, seconds, options.backend, pack=options.pack)
     print(f"{found['seconds']} s; {out / 'record.md'}")
     return 0 if all(entry["state"] == "ok" for entry in found["parts"].values()) else 1
 

@@ -23,6 +23,7 @@ SLOW = "slow to compile"
 BROKEN = "does not compile"
 
 _OUT_OF_MEMORY = "ACCEL_TEST_OUT_OF_MEMORY"
+TAKEN = "ACCEL_TEST_TAKEN"
 
 
 class RichDevice(CpuDevice):
@@ -69,7 +70,11 @@ class RichBackend(CpuBackend):
     service = 0
 
     def open(self, index: int) -> RichDevice:
-        """Create a context."""
+        """Create a context, if nobody has the device for himself."""
+        if TAKEN in os.environ and os.getpid() != RichBackend.service:
+            raise accel.BackendUnavailableError(
+                f"cpu:{index} is one process's at a time, and another has it", code=46, retryable=True, remedy="Have the mode set back."
+            )
         return RichDevice(self.devices()[index])
 
     def preload(self, libraries: Sequence[str]) -> None:

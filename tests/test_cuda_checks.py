@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from accel.cli import main
-from accel.errors import BackendUnavailableError, DriverError, FaultScope
+from accel.errors import AccelError, BackendUnavailableError, DriverError, FaultScope, UnsupportedError
 from accel_cuda import CudaBackend, backend, checks, libraries
+from accel_cuda.errors import error_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from accel.backend import Check
 
 MODE, MPS = 20, 133
+UNAVAILABLE = 46
 DEFAULT, PROHIBITED, EXCLUSIVE = 0, 2, 3
 
 
@@ -34,6 +36,8 @@ class FakeDriver:
             return len(self._devices)
         if name == "cuDeviceGet":
             return int(arguments[0])
+        if name == "cuDevicePrimaryCtxRetain":
+            raise error_of(UNAVAILABLE, name)
         assert name == "cuDeviceGetAttribute", name
         number, device = arguments
         return int(self._devices[device].get(number, 0))
@@ -122,6 +126,34 @@ def test_a_prohibited_gpu_is_not_opened(monkeypatch: pytest.MonkeyPatch) -> None
         CudaBackend().open(1)
     assert caught.value.device == "cuda:1"
     assert "nvidia-smi -i 1 -c DEFAULT" in caught.value.remedy
+
+
+def test_a_gpu_for_one_process_gets_no_spare_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "load_driver", lambda: FakeDriver({}, {MODE: EXCLUSIVE}))
+    CudaBackend().check_shareable(0)
+    with pytest.raises(UnsupportedError, match="EXCLUSIVE_PROCESS") as caught:
+        CudaBackend().check_shareable(1)
+    assert caught.value.device == "cuda:1"
+    assert "standby='imports'" in caught.value.remedy
+    assert "nvidia-smi -i 1 -c DEFAULT" in caught.value.remedy
+
+
+@pytest.mark.parametrize(("mode", "told"), [(EXCLUSIVE, "EXCLUSIVE_PROCESS, and another process has it"), (DEFAULT, "DEVICE_UNAVAILABLE")])
+def test_a_gpu_that_another_process_has_for_itself_is_named(mode: int, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver({}, {MODE: mode})
+
+    def retains(driver: FakeDriver, description: Any) -> int:
+        return driver.call("cuDevicePrimaryCtxRetain", 1)
+
+    monkeypatch.setattr(backend, "load_driver", lambda: driver)
+    monkeypatch.setattr(backend, "CudaDevice", retains)
+    monkeypatch.setattr(CudaBackend, "_describe", lambda self, driver, index: None)
+    with pytest.raises(BackendUnavailableError, match=told) as caught:
+        CudaBackend().open(1)
+    error: AccelError = caught.value
+    assert (error.code, error.library, error.scope, error.retryable) == (UNAVAILABLE, "driver", FaultScope.OP, True)
+    assert ("nvidia-smi -i 1 -c DEFAULT" in error.remedy) == (mode == EXCLUSIVE)
+    assert error.remedy
 
 
 def test_the_doctor_prints_what_backends_tell(

@@ -141,6 +141,8 @@ class Report:
             f"python benchmarks/chaos.py --device {options.device} --seconds {options.seconds:g} --seed {options.seed} --clients {options.clients}",
             f"--hosts {','.join(options.hosts)} --gap {options.gap} --faults {','.join(options.faults)}",
         ]
+        if options.suspects != Options.suspects:
+            words.append(f"--suspects {options.suspects}")
         if options.standby != "none":
             words.append(f"--standby {options.standby}")
         if not options.durable:

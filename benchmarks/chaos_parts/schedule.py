@@ -46,6 +46,8 @@ class Options:
         Where all that is random comes from.
     clients
         How many tasks send requests.
+    suspects
+        How many more send items of which one is poison now and then, to a batcher that looks for it.
     hosts
         The hosts of the devices that faults are sent to, one device each.
     faults
@@ -67,6 +69,7 @@ class Options:
     seconds: float = 60.0
     seed: int = 0
     clients: int = 200
+    suspects: int = 8
     hosts: tuple[str, ...] = ("process", "auto")
     faults: tuple[str, ...] = tuple(FAULTS)
     gap: int = 400

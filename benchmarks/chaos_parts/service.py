@@ -24,6 +24,7 @@ from benchmarks.chaos_parts.report import Figures
 from benchmarks.chaos_parts.requests import check
 from benchmarks.chaos_parts.schedule import Schedule
 from benchmarks.chaos_parts.subject import Subject
+from benchmarks.chaos_parts.suspects import CpuFragile, CudaFragile, Suspects
 from benchmarks.chaos_parts.wrecks import CpuWreck, CudaWreck
 
 if TYPE_CHECKING:
@@ -86,7 +87,9 @@ class Service:
             async with accel.System("chaos", close_timeout=_CLOSE) as self._system:
                 under_fire, calm, doomed = await self._open_all()
                 services = {each.label: Scoring(self._ledger, each, options.seed) for each in self.subjects}
-                for service in services.values():
+                suspects = await self._open_suspects()
+                batching: list[Scoring | Suspects] = [*services.values(), *suspects]
+                for service in batching:
                     await service.batcher.__aenter__()
                 self.saboteur = Saboteur(
                     options, Schedule(options), self._ledger, under_fire, doomed, everybody=lambda: list(self.subjects), visit=self._visit
@@ -94,12 +97,12 @@ class Service:
                 self._plant.begin(self._ledger, calm)
                 operator = asyncio.ensure_future(self.saboteur.operate())
                 self._watches.append(operator)
-                await self._serve(services, [*under_fire, calm, doomed])
-                for service in services.values():
+                await self._serve(services, [*under_fire, calm, doomed], suspects)
+                for service in batching:
                     await service.batcher.aclose()
                     service.forget()
                 if not self._hung.is_set():
-                    await self._afterwards(under_fire, calm, doomed)
+                    await self._afterwards([*under_fire, *(each.subject for each in suspects)], calm, doomed)
                 operator.cancel()
                 late = await self._fault_during_close([*under_fire, calm])
         finally:
@@ -157,9 +160,17 @@ class Service:
             self._durable.append(data)
         return under_fire, calm, doomed
 
+    async def _open_suspects(self) -> list[Suspects]:
+        options = self._options
+        if not options.suspects:
+            return []
+        subject = await self._open("suspect", "process", _FOREVER)
+        await subject.device.register(CpuFragile if options.device == "cpu" else CudaFragile)
+        return [Suspects(subject, self._ledger, options.seed, options.faults)]
+
     # -- the load
 
-    async def _serve(self, services: dict[str, Scoring], subjects: list[Subject]) -> None:
+    async def _serve(self, services: dict[str, Scoring], subjects: list[Subject], suspects: list[Suspects]) -> None:
         options, ledger = self._options, self._ledger
         # Most requests go where faults go.
         weights = [1.0 if each.is_calm or each.is_doomed else 2.0 for each in subjects]
@@ -168,6 +179,7 @@ class Service:
             Client(number, options.seed, ledger, subjects, weights, services, self._plant.tamper) for number in range(options.clients)
         ]
         tasks = [asyncio.ensure_future(client.run(stop)) for client in clients]
+        tasks += [asyncio.ensure_future(each.run(number, stop)) for each in suspects for number in range(options.suspects)]
         for data in self._durable:
             counters = [DurableCounter(data.subject) for _ in range(_COUNTERS)]
             tasks += [asyncio.ensure_future(each) for each in (data.read(ledger, stop), *(one.run(ledger, stop) for one in counters))]

@@ -157,6 +157,41 @@ def test_the_command_draws(suite: list[str], figures: list[FakeFigure], tmp_path
     assert figures[0].calls[-1][1] == (target,)
 
 
+def test_a_run_is_drawn_later(suite: list[str], figures: list[FakeFigure], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    numbers, first, second = (str(tmp_path / name) for name in ("numbers.json", "first.png", "second.png"))
+    assert main(["bench", "--loop", "asyncio", "--json", numbers, "--plot", first]) == 0
+    ran = list(suite)
+    assert main(["bench", "--from", numbers, "--plot", second]) == 0
+    assert suite == ran, "it measured again"
+    assert figures[3].calls[-1][1] == (second,)
+    assert [panel.calls for panel in figures[1:3]] == [panel.calls for panel in figures[4:6]]
+    assert main(["bench", "--from", numbers]) == 2
+    assert "--plot" in capsys.readouterr().err
+    for more in (["--only", "each"], ["--json", numbers], ["--seed", "0"], ["--quick"], ["--backend", "cuda"]):
+        assert main(["bench", "--from", numbers, "--plot", second, *more]) == 2
+        assert "measures nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{}", "no report"),
+        ("[]", "no report"),
+        ("nothing", "cannot be drawn"),
+        ('{"machine": {"device": "x", "loop": "y", "date": "z"}}', "no points"),
+    ],
+)
+def test_what_has_no_points_is_not_drawn(
+    text: str, words: str, figures: list[FakeFigure], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "numbers.json"
+    source.write_text(text, encoding="utf-8")
+    assert main(["bench", "--from", str(source), "--plot", str(tmp_path / "x.png")]) == 2
+    assert words in capsys.readouterr().err
+    assert main(["bench", "--from", str(tmp_path / "none.json"), "--plot", str(tmp_path / "x.png")]) == 2
+    assert not figures
+
+
 def test_without_matplotlib_nothing_is_measured(
     suite: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

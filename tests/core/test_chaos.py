@@ -57,7 +57,20 @@ def test_a_short_run_loses_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_a_run_finds_what_was_planted(tmp_path: Path, plant: str, found: str) -> None:
-    arguments = ["--seconds", "1", "--clients", "8", "--faults", "", "--hosts", "process", "--patience", "1" if plant == "lost" else "30"]
+    arguments = [
+        "--seconds",
+        "1",
+        "--clients",
+        "8",
+        "--suspects",
+        "0",
+        "--faults",
+        "",
+        "--hosts",
+        "process",
+        "--patience",
+        "1" if plant == "lost" else "30",
+    ]
     status, report, said = chaos(tmp_path, *arguments, "--plant", plant)
     assert status == 1, said
     assert any(found in each for each in report["violations"]), said

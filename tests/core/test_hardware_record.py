@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -50,11 +51,31 @@ def test_a_part_that_wrote_nothing_is_no_success(tmp_path: Path) -> None:
 def test_the_parts_of_a_gpu_are_known_and_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert hardware.main(["--list"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert names[:4] == ["doctor", "tests", "bench", "service"]
-    assert {"memcheck", "kernels", "curves", "cuda_torch_library"} <= set(names)
+    assert names[:4] == ["doctor", "tests", "memcheck", "bench"]
+    assert {"kernels", "curves", "cuda_torch_library", "chaos", "two_gpus"} <= set(names)
     with pytest.raises(SystemExit):
         hardware.main(["--parts", "nonsense"])
     assert "nonsense" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("call", hardware.CALLS)
+def test_each_call_has_its_parts(call: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert hardware.main(["--list", "--parts", call]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    found = {name.replace("cuda_", "examples:").partition(":")[0] for name, *_ in lines}
+    assert found == set(hardware.CALLS[call])
+    if call != "measures":  # the last of which may be left out
+        assert sum(float(limit) for _, limit, *_ in lines) <= 570
+
+
+def test_what_is_fetched_can_be_a_few_files(tmp_path: Path) -> None:
+    writes = "from pathlib import Path\nimport sys\nPath(sys.argv[1], 'latency.png').write_text('x')"
+    drawn = hardware.Part("drawn", "draws", 20.0, lambda out: ("-c", writes, str(out)), lambda _, text: read_lines(text))
+    found = hardware.record((drawn, part("two", "print(2)")), tmp_path, 100.0, "cpu", pack=True)
+    assert [entry["state"] for entry in found["parts"].values()] == ["ok", "ok"]
+    assert {path.name for path in tmp_path.iterdir()} == {"record.md", "record.json", "latency.png", "parts.tar.gz"}
+    with tarfile.open(tmp_path / "parts.tar.gz") as archive:
+        assert set(archive.getnames()) == {"drawn.txt", "drawn.err", "two.txt", "two.err"}
 
 
 def test_results_of_tests_are_read(tmp_path: Path) -> None:

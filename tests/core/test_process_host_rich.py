@@ -13,7 +13,7 @@ import pytest
 
 import accel
 from accel.testing import FaultPlan
-from tests.process_backend_support import BROKEN, SLOW, RichBackend
+from tests.process_backend_support import BROKEN, SLOW, TAKEN, RichBackend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -173,3 +173,18 @@ async def test_the_childs_log_is_told_here(caplog: pytest.LogCaptureFixture) -> 
         (told,) = events(caplog, "preloading")
         assert told == {"event": "preloading", "libraries": "blas,reduce", "device": "cpu:0", "pid": device.info().pid, "host": "process"}
         assert caplog.records[0].levelno == logging.WARNING
+
+
+async def test_a_device_that_its_process_has_for_itself_cannot_move_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TAKEN, "1")
+    async with accel.System() as system:
+        device = await system.open_device("cpu", faults=FaultPlan().poison_at(1, LOST))
+        with pytest.raises(accel.ContextPoisonedError):
+            await asyncio.wait_for(device.zeros(4), 20)
+        with pytest.raises(accel.DeviceLostError) as lost:
+            await asyncio.wait_for(device.zeros(4), 20)
+        assert lost.value.code == 46
+        assert "Have the mode set back." in str(lost.value.__cause__)
+        assert "one process's at a time" in device.health().reason
+        with pytest.raises(accel.BackendUnavailableError, match="one process's at a time"):
+            await asyncio.wait_for(system.open_device("cpu", host="process"), 20)

@@ -1,26 +1,34 @@
-"""Every fault that a CUDA kernel can bring about is survived: with and without a spare child, and with the memory given back."""
+"""Every fault that a CUDA kernel can bring about is survived: on each host, with and without a spare child, beside torch, and with the memory given back."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.gpu.cuda_programs import run_program
-from tests.gpu.standby_programs import FAULTS
+from tests.gpu.fault_programs import FAULTS
 
 pytestmark = pytest.mark.gpu
 
+_FAULTS = "tests.gpu.fault_programs"
 _MODULE = "tests.gpu.standby_programs"
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-@pytest.mark.parametrize(("host", "standby"), [("process", "none"), ("auto", "context")])
-def test_a_fault_is_survived(kind: str, host: str, standby: str) -> None:
-    run_program("survives", kind, host, standby, module=_MODULE)
+@pytest.mark.parametrize(
+    ("host", "standby", "companion"),
+    [("process", "none", ""), ("auto", "none", "torch"), ("auto", "context", "")],
+)
+def test_a_fault_is_survived(kind: str, host: str, standby: str, companion: str) -> None:
+    run_program(kind, host, standby, companion, module=_FAULTS)
 
 
-@pytest.mark.parametrize(("host", "standby"), [("auto", "none"), ("auto", "imports"), ("process", "imports"), ("process", "context")])
-def test_a_fault_is_survived_with_each_spare(host: str, standby: str) -> None:
-    run_program("survives", "illegal_address", host, standby, module=_MODULE)
+def test_every_fault_one_after_the_other_is_survived_beside_torch() -> None:
+    run_program("every", "process", "context", "torch", module=_FAULTS)
+
+
+@pytest.mark.parametrize("host", ["auto", "process"])
+def test_a_fault_is_survived_by_a_spare_with_its_imports(host: str) -> None:
+    run_program("illegal_address", host, "imports", module=_FAULTS)
 
 
 @pytest.mark.parametrize("standby", ["none", "context"])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from accel import InvalidArgumentError, UnsupportedError
 from accel.cli.bench import cases_actors, cases_batcher, cases_data, cases_device, cases_process, cases_recovery, cases_soak, cases_waiting
 from accel.cli.bench.budgets import BUDGETS
-from accel.cli.bench.plot import draw, need_matplotlib
+from accel.cli.bench.plot import draw, need_matplotlib, recorded, title_of
 from accel.cli.bench.report import Report, describe_machine
 from accel.cli.bench.suite import Bench, Case, Suite, choose
 from accel.cli.console import print_table, progress, quiet_log
@@ -62,6 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.png",
         help="draw added latency and CPU against the kernel's time (needs matplotlib, and a backend with such a case)",
     )
+    parser.add_argument(
+        "--from", dest="source", metavar="FILE.json", help="measure nothing: draw with --plot what an earlier run wrote with --json"
+    )
     parser.add_argument("--backend", default="cpu", metavar="SPEC", help="device to measure, such as cuda (default: %(default)s)")
     parser.add_argument("--only", default="", metavar="NAMES", help="cases or budgets, separated by commas: P5,P12")
     parser.add_argument("--quick", action="store_true", help="fewer ops and rounds; numbers are rougher, and P13 runs 1e5 ops")
@@ -77,13 +80,16 @@ def run(arguments: argparse.Namespace) -> int:
     Returns
     -------
     int
-        0. 1 if a case could not be measured; with ``--check``, also if a budget is broken. 2 if a case is not known, or there is no folder for the report.
+        0. 1 if a case could not be measured; with ``--check``, also if a budget is broken. 2 if a case is not known, there is no folder for the report, or
+        ``--from`` names no report with points.
     """
     if arguments.list:
         return _list(suite_of(_backend(arguments.backend)))
     for target in (arguments.json, arguments.plot):
         if target not in (None, "-") and not Path(target).resolve().parent.is_dir():
             return _refuse(f"there is no folder for {target}")
+    if arguments.source is not None:
+        return _draw_again(arguments)
     backend, device = find_device(arguments.backend)
     suite = suite_of(backend)
     try:
@@ -103,10 +109,35 @@ def run(arguments: argparse.Namespace) -> int:
     _run(bench, cases, loops, suite)
     _write(report, arguments.json)
     if arguments.plot is not None and report.points:
-        draw(report.points, arguments.plot, f"accel on {device.name}, {next(iter(loops))}")
+        draw(report.points, arguments.plot, title_of(report.machine))
     if report.failures:
         return 1
     return 1 if arguments.check and not report.is_ok else 0
+
+
+def _draw_again(arguments: argparse.Namespace) -> int:
+    """Draw the picture of an earlier run."""
+    source, target = arguments.source, arguments.plot
+    if target is None:
+        return _refuse("--from takes --plot, which says where to draw")
+    measuring = (
+        arguments.json,
+        arguments.only,
+        arguments.quick,
+        arguments.loop,
+        arguments.check,
+        arguments.seed is not None,
+        arguments.backend != "cpu",
+    )
+    if any(measuring):
+        return _refuse("--from measures nothing: no other option than --plot goes with it")
+    try:
+        points, title = recorded(json.loads(Path(source).read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        return _refuse(f"{source} cannot be drawn: {error}")
+    need_matplotlib()
+    draw(points, target, title)
+    return 0
 
 
 def _refuse(text: str) -> int:

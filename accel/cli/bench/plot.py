@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from accel.cli.bench.report import Point
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from accel.cli.bench.report import Point
-
-__all__ = ["curves", "draw", "need_matplotlib"]
+__all__ = ["curves", "draw", "need_matplotlib", "recorded", "title_of"]
 
 _OWN = "accel"
 _LENGTHS = (0, 10, 100, 1000, 10000)
@@ -20,6 +20,30 @@ _NAMES = ("empty", "10 us", "100 us", "1 ms", "10 ms")
 def need_matplotlib() -> None:
     """Raise :class:`ImportError` if nothing can be drawn: before an hour is spent on what is to be drawn."""
     importlib.import_module("matplotlib.figure")
+
+
+def title_of(machine: Mapping[str, Any]) -> str:
+    """Return what stands above a picture: the device, the loop that the points are of, and the day."""
+    loop, day = str(machine["loop"]).partition(",")[0], str(machine["date"]).partition("T")[0]
+    return f"accel on {machine['device']}, {loop}, {day}"
+
+
+def recorded(document: Any) -> tuple[list[Point], str]:
+    """Return the points of a report that was written as JSON, and their picture's title.
+
+    Raises
+    ------
+    ValueError
+        If it has none.
+    """
+    try:
+        points = [Point(**each) for each in document.get("points", ())]
+        title = title_of(document["machine"])
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"it is no report of accel bench: {error!r}") from error
+    if not points:
+        raise ValueError("it has no points; the case `lengths` gives them")
+    return points, title
 
 
 def curves(points: Iterable[Point]) -> dict[str, list[Point]]:

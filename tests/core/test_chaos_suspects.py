@@ -1,0 +1,93 @@
+"""Chaos runs with poison among the items: only its sender may be told, and who is told wrongly is found."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import pytest
+
+import accel
+from benchmarks.chaos_parts.oracle import WrongAnswerError
+from benchmarks.chaos_parts.suspects import POISON, Suspects
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_only_the_sender_of_poison_is_told(tmp_path: Path) -> None:
+    out, seed = tmp_path / "report.json", str(secrets.randbits(32))
+    command = [sys.executable, "benchmarks/chaos.py", "--json", str(out), "--seed", seed, "--seconds", "3", "--clients", "2"]
+    command += ["--hosts", "process", "--faults", "", "--suspects", "12"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=55, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    report = json.loads(out.read_text())
+    assert report["answered"] == report["requests"] > 50, done.stdout
+    assert report["events"]["poisoned_item"] >= 1, done.stdout
+    assert report["figures"]["devices"]["suspect"]["generations"] > 1, done.stdout
+    assert report["figures"]["devices"]["calm"]["generations"] == 1, done.stdout
+
+
+class Batcher:
+    """Answers in the same way always."""
+
+    def __init__(self, answer: float | Exception) -> None:
+        self.answer = answer
+
+    async def submit(self, item: float, timeout: float | None = None) -> float:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def suspects(answer: float | Exception, *faults: str) -> Suspects:
+    """Return clients whose batcher gives this answer."""
+    device = SimpleNamespace(generations=lambda: None, quarantine=lambda: None)
+    subject: Any = SimpleNamespace(device=device)
+    made, batcher = Suspects(subject, None, 1, faults), Batcher(answer)  # type: ignore[arg-type]
+    made.batcher = batcher  # type: ignore[assignment]
+    return made
+
+
+def poisoned(item: float, code: int) -> accel.PoisonedInputError:
+    """Return what is told of an item that died of a signal, or of one of the driver's codes."""
+    error = accel.PoisonedInputError("found", item=item)
+    error.__cause__ = accel.ContextPoisonedError("faulted")
+    error.__cause__.__cause__ = accel.HostDiedError("died", signal=code)
+    return error
+
+
+def told(note: str = "", executed: Literal["no", "unknown"] = "unknown") -> accel.ContextPoisonedError:
+    error = accel.ContextPoisonedError("faulted", executed=executed)
+    if note:
+        error.add_note(note)
+    return error
+
+
+@pytest.mark.parametrize("answer", [poisoned(1.5, 11), told(), told("because of this"), 8.0, float("nan")], ids=repr)
+async def test_who_sent_no_poison_must_be_answered(answer: float | Exception) -> None:
+    with pytest.raises(WrongAnswerError):
+        await suspects(answer)._item(1.5)
+
+
+async def test_what_the_run_itself_did_to_a_search_is_no_violation() -> None:
+    await suspects(9.0)._item(1.5)
+    await suspects(poisoned(1.5, 9))._item(1.5)
+    with pytest.raises(WrongAnswerError):
+        await suspects(poisoned(1.5, 11), "spare")._item(1.5)
+    with pytest.raises(accel.ContextPoisonedError):  # the ledger judges it
+        await suspects(told("the quarantine could not be used"), "rebuild")._item(1.5)
+    with pytest.raises(accel.ContextPoisonedError):
+        await suspects(told(executed="no"))._item(1.5)
+
+
+@pytest.mark.parametrize("answer", [-6.0, poisoned(1.5, 11)], ids=repr)
+async def test_who_sent_poison_must_be_told_so(answer: float | Exception) -> None:
+    with pytest.raises(WrongAnswerError):
+        await suspects(answer)._poison()
+    await suspects(poisoned(POISON, 11))._poison()
+    await suspects(poisoned(POISON, 9))._poison()

@@ -1,0 +1,133 @@
+"""Launches of every kernel around random numbers and transforms, of checksums and of the benchmark's own, on memory of exactly the size they need.
+
+cuFFT's own kernels are left out: what it would work on is there, and the kernels before and after it run as they would with it.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from accel import DType, ops
+from accel.ref import AccelRef
+from accel_cuda import CudaBackend
+from accel_cuda.fft import Work
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from accel.device.core import DeviceCore
+
+__all__ = ["launch_all", "signal_kernels"]
+
+_MANY = 4099
+_INTEGERS = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DType.INT32, DType.UINT32, DType.INT64, DType.UINT64)
+
+
+class _Exact:
+    """Device memory for one op at a time, each piece as large as it was asked for: the steps of a transform find no room behind their own.
+
+    Parameters
+    ----------
+    context
+        Where it is taken.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    def alloc(self, nbytes: int) -> int:
+        """Return the address of a piece, 0 if it is of no bytes."""
+        with self._context.section:
+            return int(self._context.driver.call("cuMemAlloc", nbytes)) if nbytes else 0
+
+    def free(self, address: int) -> None:
+        """Give a piece back once what was enqueued has ended; 0 is ignored."""
+        if address:
+            with self._context.section:
+                self._context.driver.call("cuCtxSynchronize")
+                self._context.driver.call("cuMemFree", address)
+
+
+class _NoPlans:
+    """Stands for the plans of cuFFT."""
+
+    def execute(self, layout: Any, source: int, destination: int, memory: Any, **options: Any) -> None:
+        """Do nothing."""
+
+
+def _ref(shape: tuple[int, ...], dtype: DType) -> AccelRef:
+    core: DeviceCore = SimpleNamespace(dropped=[], check_process=lambda: None)  # type: ignore[assignment]
+    return AccelRef(core, 1, shape, dtype, 1)
+
+
+def _draws() -> Iterator[Any]:
+    """Yield ops that draw with every kernel: from the beginning of a block of numbers and from within one, few and many."""
+    floats = [(kind, dtype) for kind in (ops.Uniform, ops.Normal, ops.Lognormal) for dtype in (DType.FLOAT32, DType.FLOAT64)]
+    for generator in ("philox", "xorwow"):
+        for offset, count in ((0, _MANY), (3, _MANY), (1, 1)):
+            more: dict[str, Any] = {"seed": 7, "offset": offset, "generator": generator}
+            for kind, dtype in floats:
+                yield kind((count,), dtype, **more)
+            for dtype in _INTEGERS:
+                yield ops.Integers((count,), dtype, low=0, high=100, **more)
+            yield ops.Integers((count,), DType.INT64, low=-(1 << 40), high=1 << 40, **more)
+            yield ops.Integers((count,), DType.UINT64, low=0, high=1 << 64, **more)
+
+
+def _transforms() -> Iterator[Any]:
+    """Yield transforms with every kernel around them: scaled, turned in tiles that are not full, and with ends of spectra that count as real."""
+    for real, spectrum in ((DType.FLOAT32, DType.COMPLEX64), (DType.FLOAT64, DType.COMPLEX128)):
+        for shape in ((20, 33, 5), (3, 64, 70), (17, 2, 1001)):
+            yield ops.Fft(_ref(shape, spectrum), (1,), "ortho")
+            yield ops.Rfft(_ref(shape, real), (1,), "ortho")
+            yield ops.Irfft(_ref(shape, spectrum), (1,))
+            yield ops.Irfft(_ref(shape, spectrum), (0, 1), n=2 * shape[1] - 1)
+        yield ops.Rfft(_ref((1001,), real), norm="forward")
+
+
+def _transform(context: Any, stream: Any, op: Any) -> None:
+    op.plan()
+    memory = _Exact(context)
+    result = op.spec()
+    source, destination = memory.alloc(op.x.nbytes), memory.alloc(result.nbytes)
+    memory_of_steps: Any = memory
+    size = result.nbytes // result.dtype.itemsize
+    Work(stream, memory_of_steps, _NoPlans(), op).run(source, destination, size)
+    memory.free(destination)
+    memory.free(source)
+
+
+def launch_all(context: Any, stream: Any) -> None:
+    """Launch them all.
+
+    Parameters
+    ----------
+    context, stream
+        A context, and a stream of it.
+    """
+    lane, memory = SimpleNamespace(stream=stream), _Exact(context)
+    for op in _draws():
+        op.plan()
+        out = memory.alloc(op.size * op.dtype.itemsize)
+        context.kernels("rng")[op.kind](lane, op, [], [out])
+        memory.free(out)
+    for op in _transforms():
+        _transform(context, stream, op)
+    total = memory.alloc(8)
+    for nbytes, skipped in ((1, 0), (1001, 0), (1001, 3), (1 << 20, 8), ((1 << 20) + 3, 1)):
+        source = memory.alloc(nbytes + skipped)
+        context.kernels("memory")["checksum"](lane, ops.Checksum(_ref((nbytes,), DType.UINT8)), [source + skipped], [total])
+        memory.free(source)
+    memory.free(total)
+    stream.launch(context.functions["spin"], 1, 1, 1000)
+    stream.synchronize()
+
+
+def signal_kernels() -> None:
+    """Launch them all on the first GPU."""
+    context = CudaBackend().open(0)
+    stream = context.create_stream()
+    launch_all(context, stream)
+    stream.close()
+    context.close()
