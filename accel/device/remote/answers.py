@@ -61,7 +61,7 @@ class RemoteOp(_Answered, OpSubmission):
     __slots__ = ("_answer", "number")
 
     def __init__(self, answer: Answers, number: int, op: KernelOp, generation: int) -> None:
-        super().__init__(op, op.plan(), asyncio.get_running_loop().create_future(), generation)
+        super().__init__(op, op.plan(), answer.loop.create_future(), generation)
         self._answer = answer
         self.number = number
 
@@ -101,6 +101,11 @@ class Answers:
         Whether the context has faulted; whether nothing is in flight.
     broken
         Told of an error of accel's own.
+
+    Attributes
+    ----------
+    loop : AbstractEventLoop
+        Of the child.
     """
 
     def __init__(
@@ -111,8 +116,8 @@ class Answers:
         is_idle: Callable[[], bool],
         broken: Callable[[Exception], None],
     ) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._attention = Attention(self._loop, _NEXT)
+        self.loop = asyncio.get_running_loop()
+        self._attention = Attention(self.loop, _NEXT)
         self._is_lingering = False
         self._channel = channel
         self._memory = memory
@@ -129,7 +134,7 @@ class Answers:
         if (len(ended) >= _SEVERAL and self._attention.seconds) or (self._is_idle() and not self._channel.has_more):
             self.flush()
         elif len(ended) == 1:
-            self._loop.call_soon(self.flush)
+            self.loop.call_soon(self.flush)
 
     def failed(self, number: int, error: AccelError, index: int) -> None:
         """Tell of a failure, after the successes before it. After a fault the parent tells everybody itself: it knows what comes next."""
@@ -156,12 +161,12 @@ class Answers:
             self._channel.flush()
             if not self._is_lingering and self._attention.seconds:
                 self._is_lingering = True
-                self._loop.call_soon(self._linger)
+                self.loop.call_soon(self._linger)
 
     def _linger(self) -> None:
         """Look for the next message for a moment: who has got an answer often has the next op at hand."""
         self._is_lingering = False
-        clock, look = self._loop.time, self._channel.look
+        clock, look = self.loop.time, self._channel.look
         now = clock()
         end, last = now + _MOMENT, now + _LONGEST
         while now < end:

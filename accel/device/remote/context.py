@@ -165,7 +165,7 @@ class RemoteContext(ContextBase):
         written = self._written(ops)
         for each in arrays:
             self._arrays.announce(each)
-        data = pack(number, ids, written, [self._action(op.kind) for op in ops])
+        data = pack(number, ids, written, self._actions(op.kind for op in ops))
         self._durable.sent(number, submission.plans, (ref for refs in submission.outputs for ref in refs))
         self._post(number, Sent(submission, len(ops), arrays, []), Kind.BATCH, data)
 
@@ -214,7 +214,7 @@ class RemoteContext(ContextBase):
             if outgoing is not None:
                 self._arrays.announce(outgoing)
                 op = with_array(op, outgoing)
-            data = pack(number, [[ref.buffer for ref in made]], self._written((op,)), [self._action(submission.name)])
+            data = pack(number, [[ref.buffer for ref in made]], self._written((op,)), self._actions((submission.name,)))
             self._durable.sent(number, (plan,), made)
             self._post(number, Sent(submission, 1, arrays, landing), Kind.OP, data)
         except BaseException:
@@ -238,10 +238,10 @@ class RemoteContext(ContextBase):
             self._hang.sent()
         self._pacing.sent(is_first=self.in_flight == sent.count)
 
-    def _action(self, kind: str) -> bytes | str | None:
-        """Return what a fault plan does to an op, as the child takes it."""
+    def _actions(self, kinds: Iterable[str]) -> list[bytes | str | None]:
+        """Return what a fault plan does to ops, as the child takes it; nothing where there is no plan."""
         faults = self.core.options.faults
-        return None if faults is None else sent_action(faults.take(kind), self._link, self.core.loop)
+        return [] if faults is None else [sent_action(faults.take(kind), self._link, self.core.loop) for kind in kinds]
 
     async def port(self, library: str) -> None:
         """Have the child make a registered library. Raises what keeps it from being sent, made or opened."""

@@ -213,10 +213,11 @@ class Server:
         ops = self._read(number, wired)
         if not ops:
             return None
-        self._script.begin(self._action(action) for action in actions)
-        (op,) = ops
-        submission = RemoteOp(self._answers, number, op, self.context.generation)
-        submission.made = tuple([self._new(buffer, spec) for buffer, spec in zip(ids, submission.plan.creates, strict=True)])  # type: ignore[union-attr]
+        if actions:
+            self._script.begin(self._action(action) for action in actions)
+        submission = RemoteOp(self._answers, number, ops[0], self.context.generation)
+        plan = submission.plan
+        submission.made = tuple([self._new(buffer, spec) for buffer, spec in zip(ids, plan.creates, strict=True)]) if ids and plan else ()
         return submission
 
     async def _batch(self, data: bytes) -> None:
@@ -225,7 +226,8 @@ class Server:
         if not ops and wired:
             return
         _, made = self._planned(ops, ids)
-        self._script.begin(self._action(action) for action in actions)
+        if actions:
+            self._script.begin(self._action(action) for action in actions)
         await self.dispatch(RemoteBatch(self._answers, number, ops, made, self.context.generation))
 
     async def _graph(self, data: bytes) -> None:
