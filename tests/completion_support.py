@@ -110,6 +110,7 @@ class Mark:
 
     def __init__(self, event: Any, lane: object = "lane", kind: object = "kind", stream: Any = None) -> None:
         self.event = event
+        self.nap: asyncio.Future[None] | None = None
         self.lane = lane
         self.stream = stream
         self.kind = kind

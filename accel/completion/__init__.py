@@ -6,12 +6,13 @@ from accel.completion.adaptive import AdaptiveCompletion
 from accel.completion.host_fn import HostFnCompletion
 from accel.completion.polled import PolledCompletion
 from accel.completion.reactor import Pacing
-from accel.completion.strategy import CompletionStatistics, CompletionStrategy, Pending, Watcher
+from accel.completion.strategy import Attended, CompletionStatistics, CompletionStrategy, Pending, Watcher
 from accel.completion.sync import SyncCompletion
 from accel.errors import InvalidArgumentError
 
 __all__ = [
     "AdaptiveCompletion",
+    "Attended",
     "CompletionStatistics",
     "CompletionStrategy",
     "HostFnCompletion",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from accel.backend import AccelDevice
-    from accel.completion.strategy import Pending
+    from accel.completion.strategy import Attended, Pending
 
 __all__ = ["AdaptiveCompletion", "AdaptiveWatcher"]
 
@@ -62,31 +62,48 @@ class AdaptiveWatcher(LaneWatcher):
     def watch(self, pending: Pending) -> None:
         """Watch a mark until it ends."""
         self._admit()
-        lane = self._lanes.get(pending.lane)
-        if lane is None:
-            lane = self._lanes[pending.lane] = ReactorLane(self._settle)
-        self._reactor.add(lane, pending)
+        self._reactor.add(self._lane(pending), pending)
 
     def attend(self, pending: Pending) -> None:
         """Complete a mark at once if it is found to be passed, or is within microseconds; else watch it."""
-        lane = self._lanes.get(pending.lane)
-        if (lane is None or not lane.queue) and self._reactor.meets(pending):
+        lane = self._lane(pending)
+        if self._reactor.napping is pending and not self._reactor.end_nap(lane):
+            return
+        if not lane.queue and self._reactor.meets(pending):
             self._completed += 1
             pending.complete()
         else:
             self.watch(pending)
 
-    def attend_once(self, pending: Pending) -> bool:
-        """Complete a mark at once if it is found to be passed; return ``False`` if its waiter is to look itself; else watch it."""
-        lane = self._lanes.get(pending.lane)
-        if lane is None or not lane.queue:
-            if self._reactor.meets(pending):
+    def attend_once(self, pending: Attended) -> bool:
+        """Complete a mark at once if it is found to be passed; return ``False`` if its waiter is to look itself, now or after a nap; else watch it."""
+        lane, reactor = self._lane(pending), self._reactor
+        if reactor.napping is pending and not reactor.end_nap(lane):
+            return True
+        if not lane.queue:
+            if reactor.meets(pending):
                 self._completed += 1
                 pending.complete()
                 return True
-            if self._reactor.is_near(pending):
+            if reactor.is_near(pending):
+                return False
+            if not self._closing and (nap := reactor.nap(lane, pending)) is not None:
+                self._pending += 1
+                pending.nap = nap
                 return False
         self.watch(pending)
+        return True
+
+    def _lane(self, pending: Pending) -> ReactorLane:
+        lane = self._lanes.get(pending.lane)
+        if lane is None:
+            lane = self._lanes[pending.lane] = ReactorLane(self._settle, self._let_go)
+        return lane
+
+    def _let_go(self) -> bool:
+        if self._closing:  # then there is no coming back
+            return False
+        self._pending -= 1
         return True
 
     def expecting(self) -> AbstractContextManager[object]:

@@ -116,14 +116,17 @@ class ReactorLane:
     ----------
     settle : callable
         What is told about marks that have ended.
+    let_go : callable
+        What is asked before a mark is given back to its waiter; returns whether it may be.
     began, ended, looked, due : float
         When the oldest mark's work began, the mark before it ended, the oldest was last looked at, and was to be looked at next.
     """
 
-    __slots__ = ("began", "due", "ended", "looked", "queue", "settle")
+    __slots__ = ("began", "due", "ended", "let_go", "looked", "queue", "settle")
 
-    def __init__(self, settle: Callable[[list[Ended]], None]) -> None:
+    def __init__(self, settle: Callable[[list[Ended]], None], let_go: Callable[[], bool]) -> None:
         self.settle = settle
+        self.let_go = let_go
         self.queue: deque[Pending] = deque()
         self.began = self.ended = self.looked = self.due = 0.0
 
@@ -150,6 +153,8 @@ class Reactor:
         self._timer = create_timer(loop, self._on_timer)
         self._alarm: float | None = None
         self._stayed_for = self._stays_until = 0.0  # when the mark began whose waiter looks itself, and until when it does
+        self.napping: Pending | None = None  # whose waiter sleeps until the end is near
+        self._nap: asyncio.Future[None] | None = None
         self._expected, self._expected_until = 0, 0.0
 
     def add(self, lane: ReactorLane, pending: Pending) -> None:
@@ -191,15 +196,42 @@ class Reactor:
         if self._lanes or (began != self._stayed_for and now < self._stays_until):
             return False
         known, pacing = self._predictor.expect(pending.kind), self._pacing
-        if known is None or known.mean > pacing.throughout or now > began + known.mean + pacing.window:
+        if known is None or now > began + known.mean + pacing.window or pause(now - began, known, pacing) > 0.0:
             return False
         self._stayed_for, self._stays_until = began, began + known.mean + pacing.window
         self.looks += 1
         return True
 
+    def nap(self, lane: ReactorLane, pending: Pending) -> asyncio.Future[None] | None:
+        """Watch a mark whose end is far, if it is the only one, and return what tells its waiter that it had better look itself: it has the mark then.
+
+        Several do not nap: who looks for all of them is the reactor.
+        """
+        known = self._predictor.expect(pending.kind)
+        if self._lanes or known is None or time.perf_counter() > pending.enqueued_at + known.mean:
+            return None
+        self.add(lane, pending)
+        self.napping, self._nap = pending, self._loop.create_future()
+        return self._nap
+
+    def end_nap(self, lane: ReactorLane) -> bool:
+        """Give the napping waiter's mark back to it, and wake it; return ``False``, with nothing done, if it is to stay here."""
+        if not lane.let_go():
+            return False
+        lane.queue.clear()
+        self._lanes.pop(lane, None)
+        if not self._lanes:
+            self._rest()
+        nap, self.napping, self._nap = self._nap, None, None
+        if nap is not None and not nap.done():
+            nap.set_result(None)
+        return True
+
     def take(self, lane: ReactorLane) -> list[Pending]:
         """Stop watching a lane, and return its marks."""
         taken = list(lane.queue)
+        if self.napping in taken:
+            self.napping = self._nap = None
         lane.queue.clear()
         self._lanes.pop(lane, None)
         if not self._lanes:
@@ -264,10 +296,10 @@ class Reactor:
             ended = self._look_at(lane, now)
             if ended:
                 over.append((lane.settle, ended))
-            if lane.queue:
-                soonest = min(soonest, self._pause(lane, now))
-            else:
+            if not lane.queue:
                 del self._lanes[lane]
+            elif not ((delay := self._pause(lane, now)) <= 0.0 and self._is_alone(lane) and self.end_nap(lane)):
+                soonest = min(soonest, delay)
         is_expecting = self._expected and now < self._expected_until
         if self._lanes or is_expecting:
             self._schedule(now, min(soonest, self._pacing.alert) if is_expecting else soonest)
@@ -275,6 +307,10 @@ class Reactor:
             self._rest()
         for settle, ended in over:
             settle(ended)
+
+    def _is_alone(self, lane: ReactorLane) -> bool:
+        """Return whether the mark whose waiter naps is all that a lane has, and that there is."""
+        return self.napping is not None and len(self._lanes) == 1 and len(lane.queue) == 1 and lane.queue[0] is self.napping
 
     def _look_at(self, lane: ReactorLane, now: float) -> list[Ended]:
         queue = lane.queue
@@ -286,6 +322,8 @@ class Reactor:
                 self._learn(lane, answer[0], now)
             queue.popleft()
             ended.append(answer)
+            if answer[0] is self.napping:  # whoever hears of the end wakes it
+                self.napping = self._nap = None
             take_ended(queue, ended)
             lane.ended = now
             if queue:

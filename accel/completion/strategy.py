@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from accel.backend import AccelDevice
 
 __all__ = [
+    "Attended",
     "CompletionStatistics",
     "CompletionStrategy",
     "Ended",
@@ -62,6 +63,20 @@ class Pending(Protocol):
         """Take note that the stream will never pass the mark; ``error`` is what the query raised, an instance of the mark's own."""
 
 
+class Attended(Pending, Protocol):
+    """A mark whose waiter looks itself."""
+
+    @property
+    def nap(self) -> asyncio.Future[None] | None:
+        """What the waiter waits for before it looks again; ``None``: a turn of the loop. Set where :meth:`Watcher.attend_once` says so.
+
+        Who ends the mark has to end this too. A waiter may look before.
+        """
+
+    @nap.setter
+    def nap(self, nap: asyncio.Future[None] | None) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class CompletionStatistics:
     """What a watcher has done.
@@ -102,10 +117,11 @@ class Watcher(ABC):
         """
         self.watch(pending)
 
-    def attend_once(self, pending: Pending) -> bool:
-        """Do what :meth:`attend` does, or return ``False``: its waiter, which runs now, is to call again after another turn of the loop.
+    def attend_once(self, pending: Attended) -> bool:
+        """Do what :meth:`attend` does, or return ``False``: its waiter, which runs now, is to call again, or :meth:`attend`, after another turn of the loop.
 
-        That is so where the mark is about to be passed and is the only one: then it takes less to wait like this than to be told.
+        That is so where the mark is about to be passed and is the only one: then it takes less to wait like this than to be told. Where that is still
+        far, ``pending.nap`` is set to what tells when it is not.
         """
         self.attend(pending)
         return True

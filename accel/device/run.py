@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from accel.actors import ActorRef
     from accel.backend import AccelEvent, Injection, Kernel
-    from accel.completion import Pending, Watcher
+    from accel.completion import Attended, Watcher
     from accel.device.context import Context
     from accel.device.lane import Lane
     from accel.device.submission import BatchSubmission
@@ -127,6 +127,15 @@ class Run:
         """Whether who waits for the batch looks for its end itself."""
         return self.is_last and self.submission.is_attended
 
+    @property
+    def nap(self) -> asyncio.Future[None] | None:
+        """See :attr:`accel.device.submission.Submission.nap`."""
+        return self.submission.nap
+
+    @nap.setter
+    def nap(self, nap: asyncio.Future[None] | None) -> None:
+        self.submission.nap = nap
+
     def marked(self, event: AccelEvent) -> None:
         """Take note of the mark, which is not passed yet."""
         self.event = event
@@ -189,6 +198,7 @@ class OpSubmission(Submission):
         self.made: tuple[AccelRef, ...] | None = None
         self.event: AccelEvent | None = None
         self.is_attended = False
+        self.nap = None
 
     def bind(
         self, context: Context, port: Port, kernel: Kernel, inputs: Sequence[int], outputs: Sequence[int], seq: int,
@@ -275,8 +285,9 @@ class OpSubmission(Submission):
         Parameters
         ----------
         stays
-            Whether the caller can look again itself; then this returns ``False`` if it should, after another turn.
+            Whether the caller can look again itself; then this returns ``False`` if it should, after another turn, or after :attr:`nap`.
         """
+        self.nap = None
         if self.event is not None and self._context.fault is None and not _look(self._context.watcher, self, stays):
             return False
         self.is_attended = False
@@ -303,7 +314,7 @@ Sendable: TypeAlias = Run | OpSubmission
 """What a kernel actor is sent."""
 
 
-def _look(watcher: Watcher, pending: Pending, stays: bool) -> bool:
+def _look(watcher: Watcher, pending: Attended, stays: bool) -> bool:
     """Look for the end of what its caller attends; return ``False`` if it, which ``stays``, should look again."""
     if stays:
         return watcher.attend_once(pending)

@@ -123,7 +123,7 @@ class Sender:
             # Others get their turn whatever happens, and the device its time: what is small has ended when this goes on.
             await _turn()
             while submission.is_attended and not submission.attend(stays=not future.done()):
-                await _turn()
+                await (_turn() if submission.nap is None else submission.nap)
             return await future
         except asyncio.CancelledError:
             self._withdraw(submission)

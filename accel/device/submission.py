@@ -42,9 +42,11 @@ class Submission(ABC):
         The deadline.
     is_attended : bool
         Whether its caller, which runs just now, will call :meth:`attend` after a turn of the loop.
+    nap : Future or None
+        What its caller waits for before it does, where that is not a turn.
     """
 
-    __slots__ = ("future", "generation", "is_attended", "launched", "name", "outstanding", "result", "timer")
+    __slots__ = ("future", "generation", "is_attended", "launched", "name", "nap", "outstanding", "result", "timer")
 
     def __init__(self, name: str, future: asyncio.Future[Any], generation: int) -> None:
         self.name = name
@@ -55,6 +57,7 @@ class Submission(ABC):
         self.result: Any = None
         self.timer: asyncio.TimerHandle | None = None
         self.is_attended = False
+        self.nap: asyncio.Future[None] | None = None
 
     @property
     @abstractmethod
@@ -89,10 +92,16 @@ class Submission(ABC):
     def attend(self, *, stays: bool = False) -> bool:
         """Take note that the caller has let the loop take a turn and waits now; its work may have ended meanwhile.
 
-        Returns ``False`` if the caller, which ``stays``, is to do the same again after another turn.
+        Returns ``False`` if the caller, which ``stays``, is to do the same again after another turn, or after :attr:`nap`.
         """
         self.is_attended = False
         return True
+
+    def wake(self) -> None:
+        """Let a caller that naps go on: there is an answer."""
+        nap = self.nap
+        if nap is not None and not nap.done():
+            nap.set_result(None)
 
     @property
     def is_settled(self) -> bool:
@@ -104,6 +113,8 @@ class Submission(ABC):
         future = self.future
         if not future.done():
             future.set_result(self.result)
+            if self.nap is not None:
+                self.wake()
         self.release_operands()
         self.result = None
 
@@ -111,6 +122,7 @@ class Submission(ABC):
         """Answer with an error, which must be this submission's own instance, unless nobody waits any more."""
         if not self.future.done():
             self.future.set_exception(error)
+            self.wake()
         self.release_operands()
         self.result = None
 
@@ -121,6 +133,7 @@ class Submission(ABC):
             self.future.set_exception(
                 DeadlineExceededError(f"{self.name} did not end within {timeout:g} s; it {what}", op=self.name, device=device)
             )
+            self.wake()
 
 
 class BatchSubmission(Submission):
@@ -170,6 +183,7 @@ class BatchSubmission(Submission):
 
     def attend(self, *, stays: bool = False) -> bool:
         """Take the end of the batch, if it is there, or have it watched."""
+        self.nap = None
         if self.mark is not None and not self.mark.attend(stays=stays):
             return False
         self.is_attended = False

@@ -180,3 +180,115 @@ async def test_a_waiter_that_went_away_keeps_nobody_from_looking() -> None:
     other.event.end(True)
     await asyncio.wait_for(other.ended, PATIENCE)
     await watcher.aclose(abandon=True)
+
+
+async def long_known(watcher: Watcher, seconds: float = 0.02) -> None:
+    """Let the reactor see what marks take: so long that nobody stays awake for it."""
+    for _ in range(3):
+        mark = Mark(Event())
+        mark.enqueued_at -= seconds
+        mark.event.end(True)
+        assert watcher.attend_once(mark)
+
+
+async def napping(watcher: Watcher, lane: object = "lane") -> tuple[Mark, asyncio.Future[None]]:
+    mark = Mark(Event(), lane=lane)
+    assert not watcher.attend_once(mark)
+    assert mark.nap is not None
+    assert not mark.nap.done()
+    return mark, mark.nap
+
+
+async def test_the_waiter_of_the_only_mark_naps_while_the_end_is_far_and_then_looks_itself() -> None:
+    watcher = open_watcher(AdaptiveCompletion(Pacing(window=5e-3)))
+    await long_known(watcher)
+    mark, nap = await napping(watcher)
+    assert watcher.statistics().pending == 1
+    await asyncio.wait_for(nap, PATIENCE)
+    assert mark.ends == []
+    assert watcher.statistics().pending == 0, "its waiter has it"
+    looks = watcher.statistics().looks
+    mark.nap = None
+    mark.enqueued_at = time.perf_counter() - 0.02  # however long the wake-up took here
+    assert not watcher.attend_once(mark)
+    assert mark.nap is None, "no nap: the end is near"
+    await turns()
+    assert watcher.statistics().looks == looks + 1, "nobody else looks"
+    mark.event.end(True)
+    assert watcher.attend_once(mark)
+    assert mark.ends == [None], "taken in the call"
+    await watcher.aclose()
+
+
+async def test_a_mark_that_ends_under_a_nap_is_settled_by_the_reactor() -> None:
+    watcher = open_watcher(AdaptiveCompletion())
+    await long_known(watcher, 0.2)
+    mark, nap = await napping(watcher)
+    mark.event.end(True)
+    await asyncio.wait_for(mark.ended, PATIENCE)
+    assert not nap.done(), "who ends the mark wakes its waiter"
+    assert (mark.ends, watcher.statistics().pending) == ([None], 0)
+    again, _ = await napping(watcher)
+    again.event.end(True)
+    watcher.attend(again)
+    assert again.ends == [None]
+    await watcher.aclose()
+
+
+async def test_a_waiter_that_looks_during_its_nap_has_its_mark_back() -> None:
+    watcher = open_watcher(AdaptiveCompletion())
+    await long_known(watcher, 0.2)
+    mark, nap = await napping(watcher)
+    assert not watcher.attend_once(mark), "another nap"
+    assert nap.done()
+    second = mark.nap
+    assert second is not None
+    assert second is not nap
+    watcher.attend(mark)  # it is leaving
+    assert second.done()
+    assert watcher.statistics().pending == 1
+    mark.event.end(True)
+    await asyncio.wait_for(mark.ended, PATIENCE)
+    assert mark.ends == [None]
+    await watcher.aclose()
+
+
+async def test_of_several_marks_none_is_given_back() -> None:
+    watcher = open_watcher(AdaptiveCompletion())
+    await long_known(watcher)
+    mark, nap = await napping(watcher)
+    others = [Mark(Event(), lane="other"), Mark(Event())]
+    for other in others:
+        assert watcher.attend_once(other), "one naps already"
+    assert watcher.statistics().pending == 3
+    for each in (mark, *others):
+        each.event.end(True)
+    for each in (mark, *others):
+        await asyncio.wait_for(each.ended, PATIENCE)
+        assert each.ends == [None]
+    assert not nap.done()
+    await watcher.aclose()
+
+
+async def test_closing_waits_for_a_mark_whose_waiter_naps() -> None:
+    watcher = open_watcher(AdaptiveCompletion())
+    await long_known(watcher)
+    mark, nap = await napping(watcher)
+    closing = asyncio.ensure_future(watcher.aclose())
+    await turns()
+    assert not closing.done()
+    assert watcher.attend_once(mark), "there is no coming back: it stays watched"
+    watcher.attend(mark)
+    mark.event.end(True)
+    await asyncio.wait_for(closing, PATIENCE)
+    assert mark.ends == [None]
+    assert not nap.done()
+
+
+async def test_closing_at_once_ends_a_mark_whose_waiter_naps() -> None:
+    watcher = open_watcher(AdaptiveCompletion())
+    await long_known(watcher)
+    mark, _ = await napping(watcher)
+    await watcher.aclose(abandon=True)
+    assert len(mark.ends) == 1
+    assert mark.ends[0] is not None

@@ -155,6 +155,10 @@ class Event:
         return self.left < 0
 
 
+def stays() -> bool:
+    pytest.fail("no waiter naps here")
+
+
 class Mark:
     lane = stream = None
 
@@ -179,7 +183,7 @@ async def test_other_callbacks_run_between_the_looks_of_a_spinning_reactor() -> 
     def settle(marks: list[Ended]) -> None:
         ended.set_result(len(marks))
 
-    reactor.add(ReactorLane(settle), Mark(Event(50), "spin"))
+    reactor.add(ReactorLane(settle, stays), Mark(Event(50), "spin"))
     while not ended.done():
         between += 1
         await asyncio.sleep(0)
@@ -201,8 +205,8 @@ async def test_sleeping_reactor_is_woken_by_its_timer_and_by_a_shorter_op() -> N
             over.set()
 
     now = time.perf_counter()
-    reactor.add(ReactorLane(settle), Mark(Event(3), "long", now - 1.0))
-    reactor.add(ReactorLane(settle), Mark(Event(0), "short", now))
+    reactor.add(ReactorLane(settle, stays), Mark(Event(3), "long", now - 1.0))
+    reactor.add(ReactorLane(settle, stays), Mark(Event(0), "short", now))
     await over.wait()
     assert ends == ["short", "long"]
     assert reactor.looks == 4
@@ -221,10 +225,10 @@ async def test_timer_set_for_a_long_op_is_off_when_everything_has_ended_before()
         if len(ends) == 2:
             over.set()
 
-    reactor.add(ReactorLane(settle), Mark(Event(1), "long"))
+    reactor.add(ReactorLane(settle, stays), Mark(Event(1), "long"))
     armed = reactor._alarm
     assert armed is not None
-    reactor.add(ReactorLane(settle), Mark(Event(2), "unknown"))
+    reactor.add(ReactorLane(settle, stays), Mark(Event(2), "unknown"))
     await over.wait()
     assert (reactor._alarm, reactor._next_turn) == (None, None)
     reactor.close()
@@ -233,7 +237,7 @@ async def test_timer_set_for_a_long_op_is_off_when_everything_has_ended_before()
 async def test_lane_that_is_taken_from_the_reactor_is_not_looked_at() -> None:
     reactor = Reactor(asyncio.get_running_loop(), Pacing())
     event = Event(0)
-    lane = ReactorLane(lambda _: pytest.fail("told about a mark that was taken"))
+    lane = ReactorLane(lambda _: pytest.fail("told about a mark that was taken"), stays)
     mark = Mark(event, "spin")
     reactor.add(lane, mark)
     assert reactor.take(lane) == [mark]
@@ -247,7 +251,7 @@ async def test_lane_that_is_taken_from_the_reactor_is_not_looked_at() -> None:
 async def test_duration_of_an_op_that_ended_during_a_sleep_is_taken_from_the_middle() -> None:
     reactor = Reactor(asyncio.get_running_loop(), Pacing(window=1.0))
     settled: list[Ended] = []
-    lane = ReactorLane(settled.extend)
+    lane = ReactorLane(settled.extend, stays)
     now = time.perf_counter()
     reactor.add(lane, Mark(Event(0), "gemm", now - 10.0))
     lane.looked = now - 1.0  # the last look lies a second back: it ended 9 to 10 seconds after it began

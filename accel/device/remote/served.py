@@ -205,7 +205,7 @@ class Server:
         """Wait for the end of the only op right here, if that is near: nobody else is kept waiting, and nobody has to be woken."""
         clock = self._core.loop.time
         end = clock() + _NEAR
-        while not submission.attend(stays=clock() < end):
+        while not submission.attend(stays=submission.nap is None and clock() < end):
             pass
 
     def _op(self, data: bytes) -> RemoteOp | None:

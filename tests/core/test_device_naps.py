@@ -1,0 +1,167 @@
+"""Callers that sleep until the end of their op is near, and look for it themselves then: however they end, the op is retired and nobody is kept waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import accel
+from accel import registry
+from accel.testing import FaultPlan
+from tests.device_support import bounded, failure, task, until
+from tests.late_backend import LateDevice
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+LATE = 0.02
+
+
+@pytest.fixture(autouse=True)
+def late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marks are so late that nobody stays awake for them."""
+    monkeypatch.setitem(registry._BUILT_IN, "late", "tests.late_backend:LateBackend")
+    monkeypatch.setattr(LateDevice, "delay", LATE)
+
+
+@pytest.fixture(params=["op", "batch"])
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+async def negated(device: accel.Device, x: accel.AccelRef, way: str, timeout: float | None = None) -> accel.AccelRef:
+    if way == "op":
+        return await device.elementwise.unary("neg", x, timeout=timeout)
+    async with device.batch(timeout=timeout) as batch:
+        return batch.elementwise.unary("neg", x)
+
+
+async def learned(device: accel.Device, way: str) -> accel.AccelRef:
+    x = await device.put(np.ones(8))
+    for _ in range(6):
+        x = await negated(device, x, way)
+    return x
+
+
+@pytest.fixture
+async def device() -> AsyncIterator[accel.Device]:
+    async with accel.System() as system:
+        yield await system.open_device("late")
+
+
+@pytest.fixture
+def naps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What became of naps, in order: that they began is asserted on."""
+    from accel.completion.reactor import Reactor
+
+    seen: list[str] = []
+    begin, end = Reactor.nap, Reactor.end_nap
+
+    def nap(self: Reactor, *arguments: Any) -> Any:
+        found = begin(self, *arguments)
+        if found is not None:
+            seen.append("began")
+        return found
+
+    def end_nap(self: Reactor, *arguments: Any) -> bool:
+        seen.append("ended")
+        return end(self, *arguments)
+
+    monkeypatch.setattr(Reactor, "nap", nap)
+    monkeypatch.setattr(Reactor, "end_nap", end_nap)
+    return seen
+
+
+async def test_who_waits_alone_naps_and_finds_the_end(device: accel.Device, way: str, naps: list[str]) -> None:
+    x = await learned(device, way)
+    for _ in range(50):  # on a busy machine the reactor may wake so late that the end has come
+        naps.clear()
+        began = time.perf_counter()
+        y = await negated(device, x, way)
+        assert time.perf_counter() - began >= LATE
+        assert naps[:1] == ["began"]
+        np.testing.assert_array_equal(await device.get(y), -np.ones(8))
+        assert device.info().in_flight == 0
+        if naps[:2] == ["began", "ended"]:
+            break
+    else:
+        pytest.fail("no waiter ever had its mark back")
+
+
+async def test_a_timeout_ends_a_nap(device: accel.Device, way: str, naps: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    x = await learned(device, way)
+    monkeypatch.setattr(LateDevice, "delay", 0.5)
+    naps.clear()
+    began = time.perf_counter()
+    await failure(negated(device, x, way, 0.005), accel.DeadlineExceededError)
+    assert time.perf_counter() - began < 0.4
+    assert naps, "it has napped"
+    assert device.info().in_flight == 1, "the device goes on"
+    await until(lambda: device.info().in_flight == 0, "the op retired")
+
+
+async def test_cancelling_a_nap_leaves_the_op_to_its_end(device: accel.Device, way: str, naps: list[str]) -> None:
+    x = await learned(device, way)
+    seed = random.randrange(2**32)
+    rng = random.Random(seed)
+    for _ in range(15):
+        naps.clear()
+        waiting = task(negated(device, x, way))
+        await until(lambda: bool(naps), "it naps")
+        until_then = time.perf_counter() + rng.random() * LATE * 1.2
+        while time.perf_counter() < until_then:
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        np.testing.assert_array_equal(await bounded(device.get(x)), np.ones(8), err_msg=f"{seed=}")
+    await until(lambda: device.info().in_flight == 0, "all retired")
+
+
+async def test_a_fault_ends_a_nap(way: str, naps: list[str]) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("late", faults=FaultPlan().poison_at(1, op="fill"))
+        x = await learned(device, way)
+        naps.clear()
+        waiting = task(negated(device, x, way))
+        await until(lambda: bool(naps), "it naps")
+        await failure(bounded(device.full(4, 1.0)), accel.ContextPoisonedError)
+        assert isinstance((await asyncio.gather(waiting, return_exceptions=True))[0], accel.ContextPoisonedError)
+        y = await bounded(device.put(np.ones(8)))
+        assert device.generation == 2
+        np.testing.assert_array_equal(await device.get(await bounded(negated(device, y, way))), -np.ones(8))
+
+
+async def test_closing_the_device_lets_who_naps_have_the_result(way: str, naps: list[str]) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("late")
+        x = await learned(device, way)
+        naps.clear()
+        waiting = task(negated(device, x, way))
+        await until(lambda: bool(naps), "it naps")
+        await device.aclose()
+        (ended,) = await asyncio.gather(waiting, return_exceptions=True)
+        assert isinstance(ended, accel.AccelRef)
+
+
+async def test_others_that_come_meanwhile_are_answered_too(device: accel.Device, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = await learned(device, way)
+    seed = random.randrange(2**32)
+    rng = random.Random(seed)
+
+    async def client(k: int) -> None:
+        y = x
+        await asyncio.sleep(rng.random() * 0.05)
+        for _ in range(rng.randrange(1, 6)):
+            monkeypatch.setattr(LateDevice, "delay", rng.choice((0.0, 1e-3, LATE)))
+            y = await negated(device, y, rng.choice(("op", "batch")))
+        assert np.abs(await device.get(y)).max() == 1.0, f"{seed=} {k=}"
+
+    await bounded(asyncio.gather(*(client(k) for k in range(12))))
+    await until(lambda: device.info().in_flight == 0, "all retired")
