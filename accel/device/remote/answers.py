@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from accel.hosts.channel import Channel
-    from accel.ops import KernelOp
+    from accel.ops import KernelOp, Plan
     from accel.ref import AccelRef
 
 __all__ = ["Answers", "RemoteBatch", "RemoteGraph", "RemoteOp", "reject"]
@@ -60,8 +60,8 @@ class RemoteOp(_Answered, OpSubmission):
 
     __slots__ = ("_answer", "number")
 
-    def __init__(self, answer: Answers, number: int, op: KernelOp, generation: int) -> None:
-        super().__init__(op, op.plan(), answer.loop.create_future(), generation)
+    def __init__(self, answer: Answers, number: int, op: KernelOp, plan: Plan, generation: int) -> None:
+        super().__init__(op, plan, answer.loop.create_future(), generation)
         self._answer = answer
         self.number = number
 

@@ -17,7 +17,7 @@ from accel.device.remote.attention import Pacing
 from accel.device.remote.compiling import SentKernels, layout_of
 from accel.device.remote.durable import DurableShare, kept_message
 from accel.device.remote.hang import HangWatch
-from accel.device.remote.messages import Failure, Kind, pack, pickled_library
+from accel.device.remote.messages import Failure, Kind, pack, pack_op, pickled_library
 from accel.device.remote.planned import sent_action
 from accel.device.remote.sent import Sent, array_of, land, place, with_array
 from accel.device.remote.wiring import wired
@@ -214,7 +214,8 @@ class RemoteContext(ContextBase):
             if outgoing is not None:
                 self._arrays.announce(outgoing)
                 op = with_array(op, outgoing)
-            data = pack(number, [[ref.buffer for ref in made]], self._written((op,)), self._actions((submission.name,)))
+            (written,) = self._written((op,))
+            data = pack_op(number, [ref.buffer for ref in made], written, *self._actions((submission.name,)))
             self._durable.sent(number, (plan,), made)
             self._post(number, Sent(submission, 1, arrays, landing), Kind.OP, data)
         except BaseException:
@@ -239,9 +240,9 @@ class RemoteContext(ContextBase):
         self._pacing.sent(is_first=self.in_flight == sent.count)
 
     def _actions(self, kinds: Iterable[str]) -> list[bytes | str | None]:
-        """Return what a fault plan does to ops, as the child takes it; nothing where there is no plan."""
+        """Return what a fault plan does to ops, as the child takes it."""
         faults = self.core.options.faults
-        return [] if faults is None else [sent_action(faults.take(kind), self._link, self.core.loop) for kind in kinds]
+        return [None for _ in kinds] if faults is None else [sent_action(faults.take(kind), self._link, self.core.loop) for kind in kinds]
 
     async def port(self, library: str) -> None:
         """Have the child make a registered library. Raises what keeps it from being sent, made or opened."""

@@ -17,7 +17,7 @@ from accel.ops.compiler import Dimensions
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from accel.device.kernel_library import KernelLibrary
 
@@ -31,9 +31,12 @@ __all__ = [
     "WireLaunch",
     "WirePut",
     "WireReplay",
+    "op_of",
     "pack",
+    "pack_op",
     "pickled_library",
     "unpack",
+    "unpack_op",
 ]
 
 
@@ -109,7 +112,7 @@ def pack(
     actions: list[bytes | str | None] | None = None,
     handle: int = 0,
 ) -> bytes:
-    """Return the payload of an OP, BATCH or GRAPH message: for the child alone, which trusts its parent.
+    """Return the payload of a BATCH or GRAPH message: for the child alone, which trusts its parent.
 
     Parameters
     ----------
@@ -125,6 +128,30 @@ def pack(
         The buffer that stands for a graph.
     """
     return marshal.dumps((number, handle, ids, actions or [], ops))
+
+
+def pack_op(number: int, ids: Sequence[int], op: Any, action: bytes | str | None) -> bytes:
+    """Return the payload of an OP message; see :func:`pack`. What follows the numbers is the same for the same op."""
+    body = marshal.dumps((op,) if action is None else (op, action), _PLAIN)
+    return _COUNTED.pack(number, len(ids)) + (_IDS.pack(ids[0]) if len(ids) == 1 else struct.pack(f"<{len(ids)}Q", *ids)) + body
+
+
+def unpack_op(data: bytes) -> tuple[int, Sequence[int], bytes]:
+    """Return the number, the ids, and what :func:`op_of` takes."""
+    number, count = _COUNTED.unpack_from(data)
+    start = _COUNTED.size + 8 * count
+    return number, struct.unpack_from(f"<{count}Q", data, _COUNTED.size) if count else (), data[start:]
+
+
+def op_of(body: bytes) -> tuple[Any, bytes | str | None]:
+    """Return the op as it was written, and what a fault plan does to it."""
+    found = marshal.loads(body)
+    return found if len(found) == 2 else (found[0], None)
+
+
+_COUNTED, _IDS = struct.Struct("<QI"), struct.Struct("<Q")
+_PLAIN = 2
+"""The version of marshal's format before objects were told apart by who else holds them: equal values give equal bytes."""
 
 
 def unpack(data: bytes) -> tuple[int, int, list[list[int]], list[bytes | str | None], list[Any]]:

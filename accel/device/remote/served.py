@@ -30,7 +30,7 @@ from accel.device.remote.attention import Attention
 from accel.device.remote.busy import BesideToldOf, Busy
 from accel.device.remote.compiling import ChildKernels, packed_layout
 from accel.device.remote.durable import Announcer, kept_in
-from accel.device.remote.messages import ArenaSlice, Kind, WireGet, WireLaunch, WirePut, WireReplay, unpack
+from accel.device.remote.messages import ArenaSlice, Kind, WireGet, WireLaunch, WirePut, WireReplay, op_of, unpack, unpack_op
 from accel.device.remote.planned import Script
 from accel.errors import AccelError, BackendUnavailableError, FaultScope, HostDiedError, LibraryError
 from accel.fate import PreloadsLibraries
@@ -55,6 +55,12 @@ __all__ = ["Server"]
 _NEAR = 50e-6
 """Seconds for which the end of a short op is waited for without letting the loop turn."""
 
+_SHORT, _REMEMBERED = 512, 512
+"""Bytes of ops that are kept, and how many."""
+
+_PASSING = (Put, Get, Replay)
+"""Ops that hold what may be given back: host memory, and graphs."""
+
 _FAULTED = 3
 """Exit status after a fault, which was told before."""
 
@@ -73,6 +79,7 @@ class Server:
         self._unseen: set[int] = set()
         self._blocks: dict[int, tuple[mmap.mmap, int]] = {}
         self._programs: dict[int, Program] = {}
+        self._known: dict[bytes, tuple[KernelOp, Plan]] = {}
         self._kernels = ChildKernels()
         self._reader = OpReader(self._ref, self._refs)
         self._compiling: set[asyncio.Task[None]] = set()
@@ -209,16 +216,30 @@ class Server:
             pass
 
     def _op(self, data: bytes) -> RemoteOp | None:
-        number, _, (ids,), actions, wired = unpack(data)
-        ops = self._read(number, wired)
+        number, ids, body = unpack_op(data)
+        known = self._known.get(body) or self._learn(number, body)
+        if known is None:
+            return None
+        op, plan = known
+        submission = RemoteOp(self._answers, number, op, plan, self.context.generation)
+        submission.made = tuple([self._new(buffer, spec) for buffer, spec in zip(ids, plan.creates, strict=True)]) if ids else ()
+        return submission
+
+    def _learn(self, number: int, body: bytes) -> tuple[KernelOp, Plan] | None:
+        """Return the op that a message brings, and its plan, and keep them: many come again. A buffer's number never does, once it is freed."""
+        wired, action = op_of(body)
+        ops = self._read(number, [wired])
         if not ops:
             return None
-        if actions:
-            self._script.begin(self._action(action) for action in actions)
-        submission = RemoteOp(self._answers, number, ops[0], self.context.generation)
-        plan = submission.plan
-        submission.made = tuple([self._new(buffer, spec) for buffer, spec in zip(ids, plan.creates, strict=True)]) if ids and plan else ()
-        return submission
+        op = ops[0]
+        found = op, op.plan()
+        if action is not None:
+            self._script.begin((self._action(action),))
+        elif len(body) <= _SHORT and type(op) not in _PASSING:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[body] = found
+        return found
 
     async def _batch(self, data: bytes) -> None:
         number, _, ids, actions, wired = unpack(data)
