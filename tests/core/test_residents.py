@@ -233,7 +233,7 @@ async def test_a_circle_over_several_tasks_is_told_by_name(device: accel.Device,
 
 async def test_a_circle_over_two_devices_names_both() -> None:
     async with accel.System() as system:
-        first, second = [await system.open_device("cpu", host=host) for host in ("inline", "process")]  # type: ignore[arg-type]
+        first, second = [await system.open_device("cpu", host=host) for host in ("inline", "process")]
         both = asyncio.Barrier(2)
 
         def loader_that_asks(other: accel.Device) -> Any:
