@@ -14,7 +14,7 @@ from accel.device.run import OpSubmission
 from accel.errors import AccelError, LibraryError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from accel.device.context import Context
     from accel.device.lane import Lane
@@ -116,8 +116,7 @@ class KernelActor(Actor["Sendable", None]):
         """Bring one op to the lane, or drop it."""
         # Also for an op that is dropped: whoever comes after it on this lane relies on what its place in line has waited for.
         try:
-            for other, seq in launch.dependencies:
-                self._depend(run.lane, other, seq)
+            self._depend_on_all(run.lane, launch.dependencies)
         except AccelError as error:
             self._raised(error, launch, run)
         else:
@@ -127,8 +126,7 @@ class KernelActor(Actor["Sendable", None]):
         """Do what :meth:`_enqueue` does, with the kernel called on another thread."""
         submission, lane = run.submission, run.lane
         try:
-            for other, seq in launch.dependencies:
-                self._depend(lane, other, seq)
+            self._depend_on_all(lane, launch.dependencies)
             if self._is_wanted(launch, run):
                 if launch.action is not None:
                     self._act(launch.action, lane)
@@ -216,6 +214,20 @@ class KernelActor(Actor["Sendable", None]):
             lane.device.inject(action, lane.stream)
         else:
             raise action.clone()
+
+    def _depend_on_all(self, lane: Lane, dependencies: Iterable[Dependency]) -> None:
+        """Let the lane wait for all of it, whatever fails; then raise the first failure. The op's recorded uses stand for all that it depends on."""
+        failed: AccelError | None = None
+        for other, seq in dependencies:
+            try:
+                self._depend(lane, other, seq)
+            except AccelError as error:
+                failed = failed or error
+        if failed is not None:
+            try:
+                raise failed
+            finally:
+                del failed  # its traceback holds this frame
 
     def _depend(self, lane: Lane, other: Timeline, seq: int) -> None:
         """Let the lane wait for what another one, which has it in its stream already, has to do first.
