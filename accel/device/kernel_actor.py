@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from accel._log import get_logger
 from accel.actors import Actor, ActorContext
 from accel.backend import Injection
+from accel.device.dropped import pass_over
 from accel.device.graph import Capture
 from accel.device.outside import captures_of
 from accel.device.run import OpSubmission
@@ -148,6 +149,7 @@ class KernelActor(Actor["Sendable", None]):
     def _is_wanted(self, launch: Bound, run: Sendable) -> bool:
         """Return whether somebody waits for an op, in a context that works; else its results are void."""
         if run.submission.is_dropped(launch.index) or self._context.fault is not None:
+            run.lane.drop(launch.seq)
             run.submission.void(launch.index)
             return False
         return True
@@ -248,11 +250,7 @@ class KernelActor(Actor["Sendable", None]):
         """Record the end of a run and have it watched; an end that is already there is taken at once."""
         submission, lane, context = run.submission, run.lane, self._context
         if not submission.launched:
-            # What was dropped is over, if what it would have waited for is: memory that it was to write is not being written.
-            if lane.completed >= run.launches[0].seq - 1 and all(
-                other.completed >= seq for op in run.launches for other, seq in op.dependencies
-            ):
-                lane.complete(run.launches[-1].seq)
+            pass_over(context, run)
             context.retire(submission, len(run.launches), is_last=run.is_last)
             return
         event = lane.events.take()

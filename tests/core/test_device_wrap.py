@@ -199,10 +199,10 @@ async def test_what_could_not_be_given_back_is_given_back_later(device: accel.De
     await until(lambda: others.refused > 1, "a second try")
     assert second_gone() is not None, "what others do to it has not been waited for"
     refs.pop()
-    await until(lambda: device.info() and others.refused > 3, "more tries")
+    await until(lambda: not device.info().queued and others.refused > 3, "more tries")
     assert first_gone() is not None
     others.is_captured = False
-    await until(lambda: device.info() and first_gone() is None and second_gone() is None, "letting go")
+    await until(lambda: not device.info().in_flight and first_gone() is None and second_gone() is None, "letting go")
     assert device.generation == 1
 
 
