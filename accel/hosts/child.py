@@ -12,7 +12,7 @@ import termios
 from typing import TYPE_CHECKING, Any, Self
 
 from accel.actors.checks import check_seconds
-from accel.errors import ClosedError, InvalidArgumentError
+from accel.errors import ClosedError, HostDiedError, InvalidArgumentError
 from accel.hosts.exit_status import ExitStatus
 from accel.hosts.spawning import Spawned, cannot_start, spawn
 
@@ -29,6 +29,8 @@ _TAIL = 4096
 _PIECE = 65536
 _MOST_PIECES = 64
 """How much is read at the end: more than a pipe holds, and an end where a descendant of the child goes on writing."""
+_END = 10.0
+"""Seconds that a process which was killed gets to end: one that sits in the kernel ends when that lets it go, if ever."""
 _READING = 0.25
 """Seconds that the owner of the socket gets to read what the child had sent before it died."""
 
@@ -59,6 +61,7 @@ class ChildProcess:
         self.pid = spawned.popen.pid
         self.sock = spawned.sock
         self.exit: ExitStatus | None = None
+        self._killed_at: float | None = None
         self._popen = spawned.popen
         self._pidfd = spawned.pidfd
         self._stderr: int | None = spawned.stderr
@@ -139,6 +142,8 @@ class ChildProcess:
     def kill(self) -> None:
         """End the process at once (SIGKILL), whatever it is doing. Never reaches another process; does nothing when it has ended."""
         if self.exit is None:
+            if self._killed_at is None:
+                self._killed_at = self._loop.time()
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
@@ -158,6 +163,8 @@ class ChildProcess:
     async def aclose(self, grace: float = 1.0) -> ExitStatus:
         """Close the socket, wait for the process to end by itself, kill it if it does not, and return how it ended. Idempotent.
 
+        It returns, or raises, at the latest 10 seconds after the process was killed.
+
         Parameters
         ----------
         grace
@@ -169,6 +176,8 @@ class ChildProcess:
             ``grace`` is negative or not a number.
         ClosedError
             This is not the loop on which the process was started.
+        HostDiedError
+            The process was killed, and has not ended within 10 seconds: it sits in the kernel, in a driver's call, and is left there.
 
         Notes
         -----
@@ -184,11 +193,25 @@ class ChildProcess:
             async with asyncio.timeout(grace):
                 return await self.wait()
         except TimeoutError:
-            self.kill()
-            return await self.wait()
+            return await self._killed()
         except asyncio.CancelledError:
             self.kill()
             raise
+
+    async def _killed(self) -> ExitStatus:
+        """Kill the process, and see it end."""
+        self.kill()
+        killed_at = self._loop.time() if self._killed_at is None else self._killed_at
+        try:
+            async with asyncio.timeout_at(killed_at + _END):
+                return await self.wait()
+        except TimeoutError:
+            if self.exit is not None:  # it ended as the time did
+                return self.exit
+            raise HostDiedError(
+                f"child process {self.pid} was killed, and has not ended within {_END:g} s",
+                remedy=f"It sits in the kernel, perhaps in a driver's call (see /proc/{self.pid}/stack and the kernel's log): what it holds is not given back.",
+            ) from None
 
     def _check_home(self) -> None:
         if asyncio.get_running_loop() is not self._loop:

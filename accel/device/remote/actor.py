@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import pickle
 import struct
@@ -40,6 +41,9 @@ _PATIENCE = 120.0
 
 _ANSWER = 2.0
 """Seconds after which a spare child that is promoted is given up for another: in half of them it must have said that it is there."""
+
+_GRACE = 5.0
+"""Seconds in which a child ends that was asked to."""
 
 _MEMORY_BACK = 10.0
 """Seconds for which a new generation asks again for memory that the last one may still hold."""
@@ -136,7 +140,7 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
             link.is_opening = False
             if core.durable.buffers:
                 # What the last one had begun to write there has to be over, whatever it was.
-                await core.children.gone()
+                await self._last_is_gone()
             await made.bind()
             made.check_alive()  # it may have ended right after it was ready
         except BaseException as error:
@@ -148,6 +152,23 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
                 raise HostDiedError(f"the child of {core.name} was not ready within {patience:g} s", device=core.name) from None
             raise
         return made
+
+    async def _last_is_gone(self) -> None:
+        """See that no child of before can write to durable memory any more.
+
+        Raises
+        ------
+        HostDiedError
+            If one that was killed does not end.
+        """
+        core = self._core
+        if not await core.children.gone():
+            raise HostDiedError(
+                f"a child of {core.name} was killed and does not end: it may still write to durable memory, which no other one can have before",
+                device=core.name,
+                scope=FaultScope.CONTEXT,
+                remedy="Put the data on the device anew, in another process or after a reboot; the kernel's log may tell what the child waits for.",
+            )
 
     def _silent(self, seconds: float) -> None:
         """Give a child up that does not answer."""
@@ -231,7 +252,8 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
             made.ask_to_close()
             link.channel.close()  # before its socket: the loop must not be asked to forget whoever has its number next
             # What it answers is nobody's business any more, but that it ends.
-            await link.child.aclose(grace=5.0)
+            with contextlib.suppress(HostDiedError):  # said below
+                await link.child.aclose(grace=_GRACE)
         self._bury()
         await self._core.children.gone()
 
