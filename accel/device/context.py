@@ -390,5 +390,5 @@ class Context(ContextBase):
             own.close()
         self.events.close()
         close_all(self.sharing.take_all())
-        self.core.pinned.arena.detach()
+        self.core.pinned.arena.detach(self.device)
         self.device.close(abandon=abandon)
