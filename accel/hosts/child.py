@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from accel.actors.checks import check_seconds
 from accel.errors import ClosedError, HostDiedError, InvalidArgumentError
+from accel.hosts.birth import LOOK, Birth
 from accel.hosts.exit_status import ExitStatus
 from accel.hosts.spawning import Spawned, cannot_start, spawn
 
@@ -110,7 +112,7 @@ class ChildProcess:
         Raises
         ------
         BackendUnavailableError
-            Descriptors, processes or memory ran out.
+            Descriptors, processes or memory ran out, or something keeps the interpreter from beginning: after five seconds the process is killed.
         InvalidArgumentError
             ``target`` or ``env`` is malformed. Whether the target is there only the child finds out: see :attr:`exit`.
         ClosedError
@@ -121,11 +123,12 @@ class ChildProcess:
         Cancelling kills the process, and returns when nothing of it is left, which takes milliseconds.
         """
         more = _checked(target, env)
+        birth = Birth()
         try:
-            future = system.spawner.submit(spawn, target, more, uvloop=uvloop)
+            future = system.spawner.submit(spawn, target, more, birth, uvloop=uvloop)
         except RuntimeError as error:  # no more threads
             raise cannot_start(error) from error
-        cancelled = await _unbroken(future)
+        cancelled = await _unbroken(future, birth)
         if cancelled is not None:
             if future.exception() is None:
                 await _undo(system, future.result())
@@ -304,17 +307,32 @@ def _checked(target: str, env: Mapping[str, str] | None) -> dict[str, str]:
     return more
 
 
-async def _unbroken(future: concurrent.futures.Future[Any]) -> asyncio.CancelledError | None:
-    """Wait until ``future`` is done, and return the cancellation that came meanwhile."""
+async def _unbroken(future: concurrent.futures.Future[Any], birth: Birth | None = None) -> asyncio.CancelledError | None:
+    """Wait until ``future`` is done, and return the cancellation that came meanwhile.
+
+    Raises
+    ------
+    BackendUnavailableError
+        What is born does not begin, and cannot be killed either. Should it ever begin, it is destroyed.
+    """
     waiter = asyncio.wrap_future(future)
     cancelled: asyncio.CancelledError | None = None
     while not waiter.done():
         try:
-            await asyncio.wait({waiter})
+            await asyncio.wait({waiter}, timeout=None if birth is None else LOOK)
+            if birth is not None and not waiter.done() and not birth.look():
+                waiter.cancel()
+                future.add_done_callback(_too_late)
+                raise cannot_start(TimeoutError(errno.ETIMEDOUT, "it does not begin, and killing it is of no use"))
         except asyncio.CancelledError as error:
             cancelled = error
     waiter.exception()  # seen: whoever asks the future is told too
     return cancelled
+
+
+def _too_late(future: concurrent.futures.Future[Spawned]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        future.result().destroy()
 
 
 async def _undo(system: ActorSystem, spawned: Spawned) -> None:
