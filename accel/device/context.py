@@ -109,7 +109,7 @@ class Context(ContextBase):
             refs += made
         submission.result = op.result(refs)
         faults = self.core.options.faults
-        action = None if faults is None else faults.take(op.kind)
+        action = None if faults is None else faults.take(submission.name)
         submission.bind(self, port, kernel, *self._take_place(op, lane, plan.reads, refs), action)
         # On its way: from here on it is in flight.
         submission.outstanding = 1
