@@ -32,13 +32,20 @@ class Faults:
     def __init__(self, error: accel.AccelError | None) -> None:
         self._error = error
         self.armed: str | None = None
+        self._hang: FaultPlan | None = None
+
+    def hang(self, kind: str) -> FaultPlan:
+        """Let the next op of a kind hang instead, until what is returned is released."""
+        self.armed, self._hang = kind, FaultPlan().hang_at(1)
+        return self._hang
 
     def take(self, kind: str) -> Any:
         """Fault, if this is the op."""
         if self.armed != kind:
             return None
         self.armed = None
-        return FaultPlan().poison_at(1, self._error).take(kind)
+        plan, self._hang = self._hang or FaultPlan().poison_at(1, self._error), None
+        return plan.take(kind)
 
 
 @dataclass

@@ -51,13 +51,16 @@ class Sent(accel.KernelLibrary):
 
     name = "sent"
 
-    def __init__(self, extra: float = 1.0, *, fails: bool = False) -> None:
+    def __init__(self, extra: float = 1.0, *, fails: bool = False, faults: bool = False) -> None:
         self.extra = extra
         self.fails = fails
+        self.faults = faults
 
     def open(self, stream: Any) -> None:
         if self.fails:
             raise RuntimeError("no such library")
+        if self.faults:
+            raise accel.DriverError("illegal address", code=700, scope=accel.FaultScope.CONTEXT)
 
     @accel.kernel(Scale)
     def scale(self, op: Scale, stream: Any, inputs: list[accel.Operand], outputs: list[accel.Operand]) -> None:

@@ -64,9 +64,10 @@ async def verify(context: _Dispatcher, core: DeviceCore) -> None:
             continue
         made = await _run(context, checksum_op(core, ref, context.generation))
         value: Any = await _run(context, value_op(core, made, context.generation))
-        if entry.checksum is None:
-            entry.checksum = int(value[0])
-        elif int(value[0]) != entry.checksum:
+        known = entry.checksum.value
+        if known is None:
+            entry.checksum.take_now(int(value[0]))
+        elif int(value[0]) != known:
             logger.error("durable_checksum_differs", device=core.name, generation=context.generation, buffer=buffer, nbytes=ref.nbytes)
             book.mismatched(entry)
 

@@ -304,11 +304,23 @@ class Context(ContextBase):
         return kernel
 
     async def port(self, library: str) -> Port:
-        """Return the port of a library; at its first use make it, off the loop."""
+        """Return the port of a library; at its first use make it, off the loop.
+
+        Raises
+        ------
+        ContextPoisonedError
+            Also where the fault surfaces here: whoever asks is told as everybody is, and everybody is told.
+        """
         port = self.ports.get(library)
         if port is None:
-            with self.opening:
-                port = await self._open_port(library)
+            try:
+                with self.opening:
+                    port = await self._open_port(library)
+            except AccelError as error:
+                if not error.is_fault:
+                    raise
+                self.report_fault(error)
+                raise self.poisoned(error) from error.clone()
             self.check_alive()
             self.ports[library] = port
         return port
@@ -378,5 +390,5 @@ class Context(ContextBase):
             own.close()
         self.events.close()
         close_all(self.sharing.take_all())
-        self.core.pinned.arena.detach()
+        self.core.pinned.arena.detach(self.device)
         self.device.close(abandon=abandon)

@@ -138,6 +138,8 @@ class Device(MemoryFace):
             If the class has no name or no kernels, or the device has a library of this name.
         LibraryError
             If it cannot be made or opened; the device goes on without it.
+        ContextPoisonedError
+            If the context faults meanwhile, or if that surfaces here.
 
         Notes
         -----
@@ -152,7 +154,9 @@ class Device(MemoryFace):
         core.own[name] = partial(library, *args, **kwargs)
         try:
             await self._sender.until_ready(None)
-            await self._host.context.port(name)
+            while (day := self._host.context) is None:  # it has faulted again, in the turn in which this was told that it was ready
+                await self._sender.until_ready(None)
+            await day.port(name)
         except BaseException:
             context = self._host.context
             if context is None or name not in context.own:

@@ -14,6 +14,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from accel._log import get_logger
+from accel.device.known_checksum import KnownChecksum
 from accel.errors import ClosedError, DriverError, StaleRefError, UnsupportedError
 from accel.memory.space import ALIGNMENT
 from accel.ref import AccelRef, RefView
@@ -83,13 +84,11 @@ class DurableBuffer:
         How often that happened.
     rewrites : list of (Future, int)
         Of submissions that make them sound when they have ended well, and how often the buffer was torn when they were sent.
-    writes : int
-        With a checksum: how many ops were sent that write it.
-    checksum : int or None
-        Of its contents, where that is known.
+    checksum : KnownChecksum
+        Of its contents, where one is kept.
     """
 
-    __slots__ = ("checksum", "nbytes", "offset", "ref", "rewrites", "size", "slab", "tears", "torn", "writes")
+    __slots__ = ("checksum", "nbytes", "offset", "ref", "rewrites", "size", "slab", "tears", "torn")
 
     def __init__(self, ref: AccelRef, slab: int, offset: int, size: int) -> None:
         self.ref = weakref.ref(ref)
@@ -100,8 +99,7 @@ class DurableBuffer:
         self.torn = ""
         self.tears = 0
         self.rewrites: list[tuple[asyncio.Future[Any], int]] = []
-        self.writes = 0
-        self.checksum: int | None = None
+        self.checksum = KnownChecksum()
 
     def is_rewritten(self) -> bool:
         """Return whether a submission has made it sound since it was torn, and forget those that have ended."""
@@ -302,7 +300,7 @@ class DurableBook:
         if ref is not None:
             entry.torn = why
             entry.tears += 1
-            entry.checksum = None
+            entry.checksum.forget()
             self._torn.add(ref.buffer)
             self._watch()
 
@@ -315,8 +313,7 @@ class DurableBook:
                 if entry is None:
                     continue
                 if ref.buffer in self.checked:
-                    entry.writes += 1
-                    entry.checksum = None
+                    entry.checksum.write(submission)
                     checked[ref.buffer] = ref.base if isinstance(ref, RefView) else ref
                 if entry.torn and ref.nbytes == entry.nbytes and not plan.updates:
                     entry.rewrites.append((submission.future, entry.tears))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 from accel.backend import ImportsSlabs
 from accel.device.acquire import acquire
 from accel.errors import InvalidArgumentError, UnsupportedError
+from accel.memory import DurableUsage, Usage
 
 if TYPE_CHECKING:
     import asyncio
@@ -84,17 +85,21 @@ class DurableSlabs:
             self._living[slab] = 0
             self.idle.discard(slab)
         self._core.keeper.placed(ref, number, block.offset, block.size)
-        self._adopt(buffers, ref.buffer, slab)
+        self._adopt(buffers, ref.buffer, block)
 
-    def _adopt(self, buffers: Buffers, buffer: int, slab: SlabMemory) -> None:
+    def _adopt(self, buffers: Buffers, buffer: int, block: Block) -> None:
         self.buffers.add(buffer)
-        self._living[slab] += 1
+        self._living[block.slab] += 1
+        block.usage = DurableUsage(block.usage)
         buffers.special[buffer] = partial(self._free, buffers, buffer)
 
     def _free(self, buffers: Buffers, buffer: int, block: Block) -> None:
         """Give a block back. A slab without others is let go of, and given back, if it holds nothing else."""
         self.buffers.discard(buffer)
         slab = block.slab
+        if isinstance(block.usage, DurableUsage):  # whoever has the memory next only waits for what there was
+            block.usage, before = Usage(), block.usage
+            block.usage.merge(before)
         buffers.allocator.free(block)
         self._core.keeper.dropped(buffer)
         self._living[slab] -= 1
@@ -156,7 +161,7 @@ class DurableSlabs:
             self._living[slab] = 0
             for (buffer, *_), block in zip(blocks, found, strict=True):
                 buffers.blocks[buffer] = block
-                self._adopt(buffers, buffer, slab)
+                self._adopt(buffers, buffer, block)
             made.append(slab)
         return made
 

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, ClassVar
 from accel._log import get_logger
 from accel.actors import Actor, ActorContext
 from accel.backend import Injection
+from accel.device.dropped import pass_over
 from accel.device.graph import Capture
 from accel.device.outside import captures_of
 from accel.device.run import OpSubmission
 from accel.errors import AccelError, LibraryError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from accel.device.context import Context
     from accel.device.lane import Lane
@@ -116,8 +117,7 @@ class KernelActor(Actor["Sendable", None]):
         """Bring one op to the lane, or drop it."""
         # Also for an op that is dropped: whoever comes after it on this lane relies on what its place in line has waited for.
         try:
-            for other, seq in launch.dependencies:
-                self._depend(run.lane, other, seq)
+            self._depend_on_all(run.lane, launch.dependencies)
         except AccelError as error:
             self._raised(error, launch, run)
         else:
@@ -127,8 +127,7 @@ class KernelActor(Actor["Sendable", None]):
         """Do what :meth:`_enqueue` does, with the kernel called on another thread."""
         submission, lane = run.submission, run.lane
         try:
-            for other, seq in launch.dependencies:
-                self._depend(lane, other, seq)
+            self._depend_on_all(lane, launch.dependencies)
             if self._is_wanted(launch, run):
                 if launch.action is not None:
                     self._act(launch.action, lane)
@@ -150,6 +149,7 @@ class KernelActor(Actor["Sendable", None]):
     def _is_wanted(self, launch: Bound, run: Sendable) -> bool:
         """Return whether somebody waits for an op, in a context that works; else its results are void."""
         if run.submission.is_dropped(launch.index) or self._context.fault is not None:
+            run.lane.drop(launch.seq)
             run.submission.void(launch.index)
             return False
         return True
@@ -217,6 +217,20 @@ class KernelActor(Actor["Sendable", None]):
         else:
             raise action.clone()
 
+    def _depend_on_all(self, lane: Lane, dependencies: Iterable[Dependency]) -> None:
+        """Let the lane wait for all of it, whatever fails; then raise the first failure. The op's recorded uses stand for all that it depends on."""
+        failed: AccelError | None = None
+        for other, seq in dependencies:
+            try:
+                self._depend(lane, other, seq)
+            except AccelError as error:
+                failed = failed or error
+        if failed is not None:
+            try:
+                raise failed
+            finally:
+                del failed  # its traceback holds this frame
+
     def _depend(self, lane: Lane, other: Timeline, seq: int) -> None:
         """Let the lane wait for what another one, which has it in its stream already, has to do first.
 
@@ -236,11 +250,7 @@ class KernelActor(Actor["Sendable", None]):
         """Record the end of a run and have it watched; an end that is already there is taken at once."""
         submission, lane, context = run.submission, run.lane, self._context
         if not submission.launched:
-            # What was dropped is over, if what it would have waited for is: memory that it was to write is not being written.
-            if lane.completed >= run.launches[0].seq - 1 and all(
-                other.completed >= seq for op in run.launches for other, seq in op.dependencies
-            ):
-                lane.complete(run.launches[-1].seq)
+            pass_over(context, run)
             context.retire(submission, len(run.launches), is_last=run.is_last)
             return
         event = lane.events.take()

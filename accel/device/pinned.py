@@ -54,6 +54,11 @@ class PinnedMemory:
         The device.
     limit
         The most bytes that may be locked; ``None`` leaves it to the machine's size.
+
+    Attributes
+    ----------
+    on_gone : set of callable
+        Called on the loop with the number of a block that is gone: other processes that have mapped it are told so.
     """
 
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop, system: ActorSystem, limit: int | None) -> None:
@@ -65,6 +70,8 @@ class PinnedMemory:
         self._waiting = 0
         self._room: asyncio.Future[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
+        self.on_gone: set[Callable[[int], object]] = set()
+        self.arena.on_gone = self._gone
 
     async def attach(self, device: AccelDevice) -> None:
         """Let a new context know of the memory there is, and of what will come."""
@@ -146,6 +153,14 @@ class PinnedMemory:
         with contextlib.suppress(RuntimeError):  # the loop has ended, and who waited with it
             self._loop.call_soon_threadsafe(_settle, room)
 
+    def _gone(self, number: int) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._tell_gone, number)
+
+    def _tell_gone(self, number: int) -> None:
+        for tell in tuple(self.on_gone):
+            tell(number)
+
     def info(self) -> PinnedInfo:
         """Return the state in numbers. Any thread may ask."""
         found = self.arena.statistics()
@@ -153,6 +168,7 @@ class PinnedMemory:
 
     async def aclose(self) -> None:
         """Give the memory back that no array shows; the rest goes with its arrays."""
+        self.arena.on_gone = None  # whoever was to be told has ended
         try:
             while self._closing:
                 await asyncio.wait(self._closing)

@@ -24,7 +24,44 @@ _MOST = 4096
 _ROUNDS = 3
 """How often one load begins anew because a rebuild came between."""
 
-_loading: contextvars.ContextVar[frozenset[tuple[int, str]]] = contextvars.ContextVar("accel_loading", default=frozenset())
+_loading: contextvars.ContextVar[_Load | None] = contextvars.ContextVar("accel_loading", default=None)
+"""The load whose loader runs here, in whatever task."""
+
+
+class _Load:
+    """One call of a loader, of any device: those who wait for it, and the loads that it waits for."""
+
+    __slots__ = ("device", "name", "waiters", "waits_for")
+
+    def __init__(self, device: str, name: str) -> None:
+        self.device = device
+        self.name = name
+        self.waiters: list[asyncio.Future[Any]] = []
+        self.waits_for: list[_Load] = []
+
+    def way_to(self, other: _Load) -> list[_Load]:
+        """Return the loads from this one to ``other``, each of which waits for the next; none if there is no such way."""
+        ways = {self: [self]}
+        left = [self]
+        while left:
+            each = left.pop()
+            if each is other:
+                return ways[each]
+            for following in each.waits_for:
+                if following not in ways:
+                    ways[following] = [*ways[each], following]
+                    left.append(following)
+        return []
+
+    def tell(self, value: Any, error: Exception | None = None) -> None:
+        """Answer those who wait."""
+        waiters, self.waiters = self.waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                if error is None:
+                    waiter.set_result(value)
+                else:
+                    waiter.set_exception(error.clone() if isinstance(error, AccelError) else error)
 
 
 class _Resident:
@@ -40,28 +77,24 @@ class _Resident:
         All in the value.
     generation : int
         In which it was loaded.
-    waiters : list of asyncio.Future or None
-        Those who wait for the load that goes on; ``None`` while there is none.
+    load : _Load or None
+        The load that goes on.
     """
 
-    __slots__ = ("durable", "generation", "refs", "value", "waiters")
+    __slots__ = ("durable", "generation", "load", "refs", "value")
 
     def __init__(self, *, durable: bool) -> None:
         self.durable = durable
         self.value: Any = None
         self.refs: tuple[AccelRef, ...] | None = None
         self.generation = 0
-        self.waiters: list[asyncio.Future[Any]] | None = None
+        self.load: _Load | None = None
 
     def tell(self, value: Any, error: Exception | None = None) -> None:
         """End the load."""
-        waiters, self.waiters = self.waiters, None
-        for waiter in waiters or ():
-            if not waiter.done():
-                if error is None:
-                    waiter.set_result(value)
-                else:
-                    waiter.set_exception(error.clone() if isinstance(error, AccelError) else error)
+        load, self.load = self.load, None
+        if load is not None:
+            load.tell(value, error)
 
 
 class Residents:
@@ -82,24 +115,40 @@ class Residents:
         """See :meth:`accel.Device.resident`."""
         self._core.guard()
         entry = self._entry(name, loader, durable=durable)
+        asking = _loading.get()
         waiter = self._core.loop.create_future()
-        if entry.waiters is None:
-            if self._is_there(entry):
-                return entry.value
-            self._begin(name, entry, loader, waiter)
-        elif (id(self._core), name) in _loading.get():
-            raise InvalidArgumentError(
-                f"the loader of resident {name!r} waits for resident {name!r}",
-                device=self._core.name,
-                remedy="Let loaders not wait in a circle.",
-            )
-        else:
-            entry.waiters.append(waiter)
-        del entry
+        load = entry.load
+        if load is None and self._is_there(entry):
+            return entry.value
+        is_first = load is None
+        if load is None:
+            load = entry.load = _Load(self._core.name, name)
+        elif asking is not None:
+            self._check_circle(load.way_to(asking))
+        # Before it begins: a loader may run, and end, when its task is made.
+        load.waiters.append(waiter)
+        if asking is not None:
+            asking.waits_for.append(load)
         try:
+            if is_first:
+                self._begin(name, entry, load, loader)
+            del entry
             return await waiter
         finally:
+            if asking is not None:
+                asking.waits_for.remove(load)
             del waiter  # a traceback holds this frame, and the waiter holds the error
+
+    def _check_circle(self, way: list[_Load]) -> None:
+        """Refuse to let the last load of ``way`` wait for the first."""
+        if way:
+            device = self._core.name
+            names = [repr(each.name) if each.device == device else f"{each.name!r} of {each.device}" for each in (way[-1], *way)]
+            raise InvalidArgumentError(
+                f"the loaders of residents wait for each other in a circle: {' waits for '.join(names)}",
+                device=device,
+                remedy="Let loaders not wait in a circle: load what both need as a resident of its own.",
+            )
 
     def evict(self, name: str) -> bool:
         """See :meth:`accel.Device.evict`."""
@@ -133,21 +182,15 @@ class Residents:
             return False
         return not any(ref.is_stale for ref in entry.refs)
 
-    def _begin(self, name: str, entry: _Resident, loader: Callable[[Any], Awaitable[Any]], waiter: asyncio.Future[Any]) -> None:
+    def _begin(self, name: str, entry: _Resident, load: _Load, loader: Callable[[Any], Awaitable[Any]]) -> None:
         entry.value, entry.refs = None, None  # its memory is free for what comes
-        waiters = entry.waiters = [waiter]  # before the task: an eager one may have ended when it is made
         context = contextvars.copy_context()
-        context.run(_loading.set, _loading.get() | {(id(self._core), name)})
+        context.run(_loading.set, load)
         task = self._core.loop.create_task(self._load(name, entry, loader), name=f"accel-resident-{name}", context=context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: self._abandon(waiters))
-
-    def _abandon(self, waiters: list[asyncio.Future[Any]]) -> None:
-        """Tell those that a load has left without an answer, because it was cancelled before its first step."""
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_exception(ClosedError(f"device {self._core.name} was closed", device=self._core.name))
+        # Cancelled before its first step, it has told nobody.
+        task.add_done_callback(lambda _: load.tell(None, ClosedError(f"device {self._core.name} was closed", device=self._core.name)))
 
     async def _load(self, name: str, entry: _Resident, loader: Callable[[Any], Awaitable[Any]]) -> None:
         """Load, and tell all who wait; what fails is told too, and the next who asks tries again."""

@@ -162,7 +162,7 @@ class Sender:
         core, entry = self._core, self._core.durable.buffers.get(ref.buffer)
         if entry is None or core.durable.is_torn(entry):
             return
-        writes, generation = entry.writes, core.live_generation
+        sent, generation = entry.checksum.sent, core.live_generation
         try:
             made = await self.run(None, self._left(deadline), checksum_op(core, ref, generation), is_watched=True)
             value = await self.run(None, self._left(deadline), value_op(core, made, core.live_generation), is_watched=True)
@@ -172,8 +172,8 @@ class Sender:
         except AccelError as error:
             logger.warning("checksum_not_made", device=core.name, buffer=ref.buffer, error=error)
         else:
-            if entry.writes == writes and not core.durable.is_torn(entry):
-                entry.checksum = int(value[0])
+            if not core.durable.is_torn(entry):
+                entry.checksum.take(int(value[0]), sent)
 
     def deadline(self, timeout: float | None) -> float | None:
         """Return when so many seconds will have passed, on the loop's clock; raises as :meth:`check_timeout` does."""

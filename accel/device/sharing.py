@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from accel import dlpack
 from accel._log import get_logger
@@ -16,16 +16,15 @@ from accel.arguments import BASE
 from accel.device.acquire import acquire
 from accel.device.exports import Export, Exports, Sharers, close_when_dropped
 from accel.device.lane import Lane
+from accel.device.leaving import Leaving
 from accel.device.outside import OutsideLane, captures_of
-from accel.device.run import OpSubmission
 from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
 from accel.exchange import SharesMemory
 from accel.memory import Block, LoneBlock, Outside, SharedUsage, Usage
-from accel.ops import KernelOp, Plan, Spec
+from accel.ops import Spec
 from accel.ref import AccelRef, ForeignRef, ManagedRef, RefView
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Hashable, Sequence
 
     from accel.backend import SlabMemory
@@ -39,22 +38,8 @@ logger = get_logger()
 
 _ALIGNMENT = 256
 
+
 Adopted = TypeVar("Adopted", bound=AccelRef)
-
-
-class _Last(KernelOp):
-    """Does nothing, after everything that memory was used for."""
-
-    __slots__ = ()
-    library = "memory"
-    kind = "last_use"
-
-    def plan(self) -> Plan:
-        return _NO_PLAN
-
-
-_NO_PLAN: Final = Plan((), (), ())
-_LAST: Final = _Last()
 
 
 class _OutsideMark:
@@ -93,10 +78,7 @@ class Sharing:
         self._exchange: Exchange | None = None
         self._exports: dict[int, Exports] = {}
         self._lone: dict[int, LoneBlock] = {}
-        self._leaving: list[LoneBlock] = []
-        self._sent: list[SlabMemory] = []
-        self._left: list[SlabMemory] = []
-        self._closing: asyncio.Task[None] | None = None
+        self._leaving = Leaving(context)
 
     # -- what is made at the first use
 
@@ -304,54 +286,13 @@ class Sharing:
         assert isinstance(block, LoneBlock), "others are the allocator's"
         self._exports.pop(buffer, None)
         del self._lone[buffer]
-        self._leaving.append(block)
-        if not self._sent:
-            self._send_last()
-
-    def _send_last(self) -> None:
-        """Send what ends after the uses of all blocks that leave: one at a time, for any number of them."""
-        context = self._context
-        blocks, self._leaving = self._leaving, []
-        if context.fault is not None or not blocks:
-            self._left += [block.memory for block in blocks]
-            return
-        self._sent = [block.memory for block in blocks]
-        port = context.ports["memory"]
-        last = OpSubmission(_LAST, _NO_PLAN, context.core.loop.create_future(), context.generation)
-        last.future.add_done_callback(self._ended)
-        seq = port.lane.issue()
-        dependencies: list[Any] = []
-        for block in blocks:
-            block.usage.write(port.lane, seq, dependencies)
-        last.bind(context, port, _nothing, (), (), seq, dependencies, None)
-        last.beside = False
-        last.outstanding = 1
-        context.in_flight += 1
-        context.submissions[last] = None
-        if not port.hand_over(last):
-            port.actor.tell(last)
-
-    def _ended(self, future: asyncio.Future[Any]) -> None:
-        """Take note that the last uses are over, or that the context is dead: then all is given back when that is closed."""
-        if future.cancelled() or future.exception() is not None or self._context.fault is not None:
-            return
-        sent, self._sent = self._sent, []
-        self._left += sent
-        if self._closing is None or self._closing.done():
-            self._closing = self._context.core.loop.create_task(self._close_left())
-        self._send_last()
-
-    async def _close_left(self) -> None:
-        while self._left:
-            left, self._left = self._left, []
-            await self._context.core.system.run_blocking(_close, left)
+        self._leaving.leave(block)
 
     # -- the end
 
     async def aclose(self) -> None:
-        """Wait until what is being given back is so."""
-        if self._closing is not None:
-            await self._closing
+        """Wait until what is being given back is so; what could not be yet goes with the context."""
+        await self._leaving.aclose()
 
     def take_all(self) -> list[SlabMemory]:
         """Take all memory out of the context, for the caller to close: slabs and the rest.
@@ -372,17 +313,8 @@ class Sharing:
             tensors = sum(len(capsules) for _, capsules in live.values())
             logger.warning("exported_memory_left", device=context.core.name, tensors=tensors, nbytes=sum(memory.nbytes for memory in kept))
             close_when_dropped(live.values(), self._open().settle, context.core.name)
-        lone = [block.memory for block in (*self._leaving, *self._lone.values())]
-        memories = [*context.buffers.allocator.take_all(), *self._left, *self._sent, *lone]
+        lone = [block.memory for block in self._lone.values()]
+        memories = [*context.buffers.allocator.take_all(), *self._leaving.take_all(), *lone]
         if self._exchange is not None:
             self._exchange.close()
         return [memory for memory in memories if not any(memory is each for each in kept)]
-
-
-def _nothing(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Enqueue nothing."""
-
-
-def _close(memories: list[SlabMemory]) -> None:
-    while memories:
-        memories.pop().close()

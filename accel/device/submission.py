@@ -65,6 +65,11 @@ class Submission(ABC):
         """Names of the ops."""
 
     @property
+    def may_have_run(self) -> bool:
+        """Whether some of it is, or was, on the device, or goes there although the future has ended."""
+        return self.launched > 0
+
+    @property
     @abstractmethod
     def plans(self) -> Sequence[Plan]:
         """What the ops do to memory. Empty when the last op has reached the device."""
@@ -175,6 +180,11 @@ class BatchSubmission(Submission):
     def kinds(self) -> Sequence[str]:
         """Names of the ops."""
         return self._kinds
+
+    @property
+    def may_have_run(self) -> bool:
+        """Whether some of it is, or was, on the device, or goes there although the future has ended."""
+        return self.launched > 0 or self.sound > 0
 
     @property
     def plans(self) -> Sequence[Plan]:

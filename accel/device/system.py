@@ -166,7 +166,7 @@ class System(ActorSystem):
 
     async def _bring_up(self, core: DeviceCore, where: Host, suffix: str = "") -> Device:
         self._opened += 1
-        core.children = Children()
+        core.children = Children(core.name)
         name = f"{core.name}#{self._opened}{suffix}"
         actor = await self.spawn(DeviceActor, core, where, name=name, mailbox_size=core.options.pending_limit)
         core.device = device = Device(core, Sender(core, actor), where, actor)

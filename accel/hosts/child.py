@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -12,7 +13,8 @@ import termios
 from typing import TYPE_CHECKING, Any, Self
 
 from accel.actors.checks import check_seconds
-from accel.errors import ClosedError, InvalidArgumentError
+from accel.errors import ClosedError, HostDiedError, InvalidArgumentError
+from accel.hosts.birth import LOOK, Birth
 from accel.hosts.exit_status import ExitStatus
 from accel.hosts.spawning import Spawned, cannot_start, spawn
 
@@ -29,6 +31,8 @@ _TAIL = 4096
 _PIECE = 65536
 _MOST_PIECES = 64
 """How much is read at the end: more than a pipe holds, and an end where a descendant of the child goes on writing."""
+_END = 10.0
+"""Seconds that a process which was killed gets to end: one that sits in the kernel ends when that lets it go, if ever."""
 _READING = 0.25
 """Seconds that the owner of the socket gets to read what the child had sent before it died."""
 
@@ -59,6 +63,7 @@ class ChildProcess:
         self.pid = spawned.popen.pid
         self.sock = spawned.sock
         self.exit: ExitStatus | None = None
+        self._killed_at: float | None = None
         self._popen = spawned.popen
         self._pidfd = spawned.pidfd
         self._stderr: int | None = spawned.stderr
@@ -107,7 +112,7 @@ class ChildProcess:
         Raises
         ------
         BackendUnavailableError
-            Descriptors, processes or memory ran out.
+            Descriptors, processes or memory ran out, or something keeps the interpreter from beginning: after five seconds the process is killed.
         InvalidArgumentError
             ``target`` or ``env`` is malformed. Whether the target is there only the child finds out: see :attr:`exit`.
         ClosedError
@@ -118,11 +123,12 @@ class ChildProcess:
         Cancelling kills the process, and returns when nothing of it is left, which takes milliseconds.
         """
         more = _checked(target, env)
+        birth = Birth()
         try:
-            future = system.spawner.submit(spawn, target, more, uvloop=uvloop)
+            future = system.spawner.submit(spawn, target, more, birth, uvloop=uvloop)
         except RuntimeError as error:  # no more threads
             raise cannot_start(error) from error
-        cancelled = await _unbroken(future)
+        cancelled = await _unbroken(future, birth)
         if cancelled is not None:
             if future.exception() is None:
                 await _undo(system, future.result())
@@ -139,6 +145,8 @@ class ChildProcess:
     def kill(self) -> None:
         """End the process at once (SIGKILL), whatever it is doing. Never reaches another process; does nothing when it has ended."""
         if self.exit is None:
+            if self._killed_at is None:
+                self._killed_at = self._loop.time()
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
@@ -158,6 +166,8 @@ class ChildProcess:
     async def aclose(self, grace: float = 1.0) -> ExitStatus:
         """Close the socket, wait for the process to end by itself, kill it if it does not, and return how it ended. Idempotent.
 
+        It returns, or raises, at the latest 10 seconds after the process was killed.
+
         Parameters
         ----------
         grace
@@ -169,6 +179,8 @@ class ChildProcess:
             ``grace`` is negative or not a number.
         ClosedError
             This is not the loop on which the process was started.
+        HostDiedError
+            The process was killed, and has not ended within 10 seconds: it sits in the kernel, in a driver's call, and is left there.
 
         Notes
         -----
@@ -184,11 +196,25 @@ class ChildProcess:
             async with asyncio.timeout(grace):
                 return await self.wait()
         except TimeoutError:
-            self.kill()
-            return await self.wait()
+            return await self._killed()
         except asyncio.CancelledError:
             self.kill()
             raise
+
+    async def _killed(self) -> ExitStatus:
+        """Kill the process, and see it end."""
+        self.kill()
+        killed_at = self._loop.time() if self._killed_at is None else self._killed_at
+        try:
+            async with asyncio.timeout_at(killed_at + _END):
+                return await self.wait()
+        except TimeoutError:
+            if self.exit is not None:  # it ended as the time did
+                return self.exit
+            raise HostDiedError(
+                f"child process {self.pid} was killed, and has not ended within {_END:g} s",
+                remedy=f"It sits in the kernel, perhaps in a driver's call (see /proc/{self.pid}/stack and the kernel's log): what it holds is not given back.",
+            ) from None
 
     def _check_home(self) -> None:
         if asyncio.get_running_loop() is not self._loop:
@@ -281,17 +307,32 @@ def _checked(target: str, env: Mapping[str, str] | None) -> dict[str, str]:
     return more
 
 
-async def _unbroken(future: concurrent.futures.Future[Any]) -> asyncio.CancelledError | None:
-    """Wait until ``future`` is done, and return the cancellation that came meanwhile."""
+async def _unbroken(future: concurrent.futures.Future[Any], birth: Birth | None = None) -> asyncio.CancelledError | None:
+    """Wait until ``future`` is done, and return the cancellation that came meanwhile.
+
+    Raises
+    ------
+    BackendUnavailableError
+        What is born does not begin, and cannot be killed either. Should it ever begin, it is destroyed.
+    """
     waiter = asyncio.wrap_future(future)
     cancelled: asyncio.CancelledError | None = None
     while not waiter.done():
         try:
-            await asyncio.wait({waiter})
+            await asyncio.wait({waiter}, timeout=None if birth is None else LOOK)
+            if birth is not None and not waiter.done() and not birth.look():
+                waiter.cancel()
+                future.add_done_callback(_too_late)
+                raise cannot_start(TimeoutError(errno.ETIMEDOUT, "it does not begin, and killing it is of no use"))
         except asyncio.CancelledError as error:
             cancelled = error
     waiter.exception()  # seen: whoever asks the future is told too
     return cancelled
+
+
+def _too_late(future: concurrent.futures.Future[Spawned]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        future.result().destroy()
 
 
 async def _undo(system: ActorSystem, spawned: Spawned) -> None:

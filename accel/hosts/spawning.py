@@ -18,10 +18,14 @@ from accel.errors import BackendUnavailableError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from accel.hosts.birth import Birth
+
 __all__ = ["Spawned", "cannot_start", "spawn"]
 
 _FILES = "Raise the limit of open files (ulimit -n), or close what is not needed."
 _PROCESSES = "Raise the limit of processes and threads (ulimit -u, pids.max of the control group), or end some."
+_END = 10.0
+"""Seconds that a process which was killed gets to end."""
 _REMEDIES = {
     errno.EMFILE: _FILES,
     errno.ENFILE: _FILES,
@@ -29,6 +33,7 @@ _REMEDIES = {
     errno.ENOMEM: "Free memory of this machine, or raise the control group's limit.",
     errno.ENOENT: "sys.executable must name a Python interpreter that has accel.",
     errno.EACCES: "sys.executable must name a Python interpreter that may be run.",
+    errno.ETIMEDOUT: "Something stops new processes before their program begins: see what sends SIGSTOP, and where sys.executable lies.",
     errno.ENOSYS: "Child processes need Linux 5.4 or newer, and pidfd_open allowed.",
 }
 
@@ -55,12 +60,13 @@ class Spawned:
     stderr: int
 
     def destroy(self) -> None:
-        """Kill the process, wait for its end, and close everything. Blocks."""
+        """Kill the process, wait for its end, for ten seconds at most, and close everything. Blocks."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         self.sock.close()
         os.close(self.stderr)
-        self.popen.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(_END)
         os.close(self.pidfd)
 
 
@@ -93,7 +99,7 @@ def _reap(popen: subprocess.Popen[bytes]) -> None:
     popen.wait()
 
 
-def spawn(target: str, env: Mapping[str, str], *, uvloop: bool) -> Spawned:
+def spawn(target: str, env: Mapping[str, str], birth: Birth, *, uvloop: bool) -> Spawned:
     """Start the worker as a fresh interpreter, in a session of its own. Blocks for some milliseconds.
 
     Parameters
@@ -102,6 +108,8 @@ def spawn(target: str, env: Mapping[str, str], *, uvloop: bool) -> Spawned:
         ``MODULE:FUNCTION``.
     env
         Environment variables to set, besides this process's.
+    birth
+        Lets another thread end this call.
     uvloop
         Whether the child's loop is uvloop's.
 
@@ -122,7 +130,7 @@ def spawn(target: str, env: Mapping[str, str], *, uvloop: bool) -> Spawned:
             undo.callback(ours.close)
             ours.setblocking(False)
             with theirs:
-                popen, stderr = _start(theirs.fileno(), target, env, uvloop=uvloop)
+                popen, stderr = _start(theirs.fileno(), _command(theirs.fileno(), target, env, uvloop=uvloop), env, birth)
             undo.callback(os.close, stderr)
             undo.callback(_reap, popen)
             pidfd = os.pidfd_open(popen.pid)
@@ -132,20 +140,24 @@ def spawn(target: str, env: Mapping[str, str], *, uvloop: bool) -> Spawned:
         raise cannot_start(error) from error
 
 
-def _start(fd: int, target: str, env: Mapping[str, str], *, uvloop: bool) -> tuple[subprocess.Popen[bytes], int]:
+def _start(fd: int, command: list[str], env: Mapping[str, str], birth: Birth) -> tuple[subprocess.Popen[bytes], int]:
     reading, writing = os.pipe()
     try:
         os.set_blocking(reading, False)
-        popen = subprocess.Popen(
-            _command(fd, target, env, uvloop=uvloop),
-            env=_environment(env),
-            stdin=subprocess.DEVNULL,
-            stdout=writing,
-            stderr=writing,
-            close_fds=True,
-            pass_fds=(fd,),
-            start_new_session=True,
-        )
+        with birth:
+            popen = subprocess.Popen(
+                command,
+                env=_environment(env),
+                stdin=subprocess.DEVNULL,
+                stdout=writing,
+                stderr=writing,
+                close_fds=True,
+                pass_fds=(fd,),
+                start_new_session=True,
+            )
+        if birth.is_given_up:
+            _reap(popen)
+            raise TimeoutError(errno.ETIMEDOUT, "the program did not begin, and was killed")  # noqa: TRY301
     except BaseException:
         os.close(reading)
         raise

@@ -11,7 +11,7 @@ from accel.memory.arena import ArenaStatistics, HostArena, HostBlock, HostRegist
 from accel.memory.block import AllocatorStatistics, Block
 from accel.memory.lone import LoneBlock, Outside, SharedUsage
 from accel.memory.slab import MemfdSlab
-from accel.memory.usage import Dependency, Timeline, Usage
+from accel.memory.usage import Dependency, DurableUsage, Timeline, Usage
 
 __all__ = [
     "Allocator",
@@ -19,6 +19,7 @@ __all__ = [
     "ArenaStatistics",
     "Block",
     "Dependency",
+    "DurableUsage",
     "HostArena",
     "HostBlock",
     "HostRegistrar",

@@ -6,11 +6,13 @@ of the device; that it is registered only makes it fast. Each block is held by a
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import threading
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from accel.errors import AccelError, ClosedError, OutOfMemoryError
 from accel.memory.allocator import Allocator
@@ -19,6 +21,7 @@ from accel.memory.space import round_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from accel.backend import SlabMemory
     from accel.memory.block import Block
@@ -59,25 +62,60 @@ class HostBlock(MemfdSlab):
         Which block of its arena it is, from 1; never used again.
     registration : HostRegistration or None
         What ends its being registered with the device; ``None`` while no device has it.
+    registrar : HostRegistrar or None
+        The context that it is registered with.
+    is_open : bool
+        Whether it has not been closed.
+
+    Parameters
+    ----------
+    nbytes
+        Its size.
+    turn
+        Held by whoever registers the block, takes it from the device, or closes it.
+    gone
+        Told its number once it is closed, in whatever thread.
     """
 
-    __slots__ = ("number", "registration")
+    __slots__ = ("_gone", "_sharing", "_turn", "is_open", "number", "registrar", "registration")
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(
+        self, nbytes: int, turn: AbstractContextManager[Any] | None = None, gone: Callable[[int], object] = lambda number: None
+    ) -> None:
         self.registration: HostRegistration | None = None
+        self.registrar: HostRegistrar | None = None
         self.number = 0
+        self.is_open = True
+        self._turn = turn or threading.RLock()
+        self._gone = gone
+        self._sharing = threading.Lock()  # so that nobody duplicates a descriptor that is being closed, or another's of its number
         super().__init__(nbytes, name="accel-host")
+
+    def register(self, registrar: HostRegistrar) -> None:
+        """Register the block with a context. May block; raises what the backend does."""
+        self.registration = registrar.register_host(self.address, self.nbytes)
+        self.registrar = registrar
 
     def unregister(self) -> None:
         """Take the block from the device, which uses it no more. May block."""
-        registration, self.registration = self.registration, None
+        registration, self.registration, self.registrar = self.registration, None, None
         if registration is not None:
             registration.close()
 
+    def duplicate(self) -> int | None:
+        """Return a new descriptor of the memory, for the caller to close; ``None`` if the block was closed. Any thread may ask."""
+        with self._sharing:
+            return os.dup(self.fd) if self.fd >= 0 else None
+
     def close(self) -> None:
         """Unregister and unmap it; arrays over it keep the mapping until they are gone. May block. Idempotent."""
-        self.unregister()
-        super().close()
+        with self._turn:
+            was_open, self.is_open = self.is_open, False
+            self.unregister()
+            with self._sharing:
+                super().close()
+        if was_open:
+            self._gone(self.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +153,8 @@ class HostArena:
 
     Attributes
     ----------
+    on_gone : callable or None
+        Called with the number of a block that was closed, in whatever thread: whoever has mapped its descriptor may let go of it.
     on_room : callable or None
         Called, in whatever thread, after a piece was freed or a request ended: perhaps inside the garbage collector, so it must take no lock. Who waits
         for room sets it, and asks again, before it waits.
@@ -130,6 +170,7 @@ class HostArena:
     ) -> None:
         self.limit = limit
         self.on_room: Callable[[], object] | None = None
+        self.on_gone: Callable[[int], object] | None = None
         self._device = device
         # Pages are the unit of registering; with a small limit an ordinary block must fit under it.
         self._allocator = Allocator(
@@ -137,7 +178,7 @@ class HostArena:
         )
         self._lock = threading.Lock()
         self._freed: deque[Block] = deque()
-        self._registering = threading.Lock()  # taken before the other one, where both are
+        self._registering = threading.RLock()  # taken before the other one, where both are
         self._registrar = registrar
         self._blocks: dict[HostBlock, None] = {}
         self._numbers = itertools.count(1)
@@ -233,6 +274,8 @@ class HostArena:
     def attach(self, registrar: HostRegistrar | None) -> None:
         """Register all blocks, those to come too, with a context. May block.
 
+        A block that a context before it still has comes when that lets go of it; see :meth:`detach`.
+
         Raises
         ------
         AccelError
@@ -240,16 +283,23 @@ class HostArena:
         """
         with self._registering:
             self._registrar = registrar
-            for block in self._blocks if registrar is not None else ():
-                if block.registration is None:
-                    block.registration = registrar.register_host(block.address, block.nbytes)  # type: ignore[union-attr]
+            for block in tuple(self._blocks):
+                if registrar is not None and block.is_open and block.registration is None:
+                    block.register(registrar)
 
-    def detach(self) -> None:
-        """Take all blocks from the context, whose streams have ended or wait for nothing more. Pieces stay. May block. Idempotent."""
+    def detach(self, registrar: object) -> None:
+        """Take all blocks from a context, whose streams have ended or wait for nothing more. Pieces stay. May block. Idempotent.
+
+        The next context may have been attached before: what is registered with that stays so, and it gets the rest.
+        """
         with self._registering:
-            self._registrar = None
-            for block in self._blocks:
+            if self._registrar is registrar:
+                self._registrar = None
+            for block in [block for block in self._blocks if block.registrar is registrar]:
                 block.unregister()
+                if self._registrar is not None and block.is_open:
+                    with contextlib.suppress(AccelError):  # then it is slower
+                        block.register(self._registrar)
 
     def close(self) -> None:
         """Give everything back; memory that arrays still show goes with them. May block. Idempotent."""
@@ -280,6 +330,11 @@ class HostArena:
         if tell is not None:
             tell()
 
+    def _tell_gone(self, number: int) -> None:
+        tell = self.on_gone
+        if tell is not None:
+            tell(number)
+
     def _drain(self) -> None:
         freed = self._freed
         while freed:
@@ -289,14 +344,14 @@ class HostArena:
         """Make a block and register it."""
         with self._registering:
             # Blocks that went since, to make room, are not looked at again.
-            self._blocks = {block: None for block in self._blocks if block.fd >= 0 or block.registration is not None}
+            self._blocks = {block: None for block in self._blocks if block.is_open}
             if self._is_closed:
                 raise ClosedError("the arena is closed", device=self._device)
-            block = HostBlock(nbytes)
+            block = HostBlock(nbytes, self._registering, self._tell_gone)
             block.number = next(self._numbers)
             try:
                 if self._registrar is not None:
-                    block.registration = self._registrar.register_host(block.address, block.nbytes)
+                    block.register(self._registrar)
             except BaseException as error:
                 # A context that is dying takes no more memory; the block is good for the next one.
                 if not (isinstance(error, AccelError) and (error.is_fault or isinstance(error, ClosedError))):

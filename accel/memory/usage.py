@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Dependency", "Timeline", "Usage"]
+__all__ = ["Dependency", "DurableUsage", "Timeline", "Usage"]
+
+_MANY = 64
+"""Beyond so many, what is over is forgotten."""
 
 Dependency: TypeAlias = "tuple[Timeline, int]"
 """A point on a timeline that must be over first."""
@@ -37,6 +40,8 @@ class Timeline:
         The last number known to have ended; only :meth:`complete` moves it, and never back.
     waited : dict of Timeline to int
         Up to which number of other timelines the stream already waits. Set by the owner of the stream, once the wait is in the stream.
+    dropped : set of int
+        Numbers whose work will never reach the stream, and which have not ended.
 
     Notes
     -----
@@ -45,7 +50,7 @@ class Timeline:
     recorded write stands for the uses before it. Once a stream is gone, ``timeline.complete(timeline.issued)`` ends all it was said to do.
     """
 
-    __slots__ = ("completed", "enqueued", "issued", "name", "waited")
+    __slots__ = ("completed", "dropped", "enqueued", "issued", "name", "waited")
 
     def __init__(self, name: str = "") -> None:
         self.name = name
@@ -53,6 +58,7 @@ class Timeline:
         self.enqueued = 0
         self.completed = 0
         self.waited: dict[Timeline, int] = {}
+        self.dropped: set[int] = set()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name or hex(id(self))} completed {self.completed} of {self.issued}>"
@@ -66,6 +72,12 @@ class Timeline:
         """Note that everything up to ``seq`` has ended. Numbers may arrive in any order; the clock does not go back."""
         if seq > self.completed:
             self.completed = seq
+
+    def drop(self, seq: int) -> None:
+        """Note that the work of ``seq`` will not run. The number is over when what comes before it is, all the same: see the notes."""
+        if len(self.dropped) >= _MANY:
+            self.dropped = {each for each in self.dropped if each > self.completed}
+        self.dropped.add(seq)
 
     def is_idle(self) -> bool:
         """Return whether every number given out has ended."""
@@ -199,3 +211,44 @@ class Usage:
                 return
             others = self._others = {}
         others[timeline] = max(seq, others.get(timeline, 0))
+
+
+class DurableUsage(Usage):
+    """The uses of memory of which it must be known whether it is being written: by work that runs, or may still, and not by work that was dropped.
+
+    Parameters
+    ----------
+    before
+        Uses of those who had the memory before.
+    """
+
+    __slots__ = ("_most", "_writes")
+
+    def __init__(self, before: Usage | None = None) -> None:
+        super().__init__()
+        self._writes: list[Dependency] = []
+        self._most = _MANY
+        if before is not None:
+            self.merge(before)
+
+    def write(self, timeline: Timeline, seq: int, dependencies: list[Dependency]) -> None:
+        """See :meth:`Usage.write`."""
+        super().write(timeline, seq, dependencies)
+        writes = self._writes
+        writes.append((timeline, seq))
+        if len(writes) > self._most:
+            self._writes = writes = [pair for pair in writes if _runs(*pair)]
+            self._most = max(_MANY, 2 * len(writes))
+
+    def pending_write(self) -> Dependency | None:
+        """Return the last write that was not dropped, if it is not over. One that is over stands for those before it."""
+        for timeline, seq in reversed(self._writes):
+            if seq <= timeline.completed:
+                return None
+            if seq not in timeline.dropped:
+                return timeline, seq
+        return None
+
+
+def _runs(timeline: Timeline, seq: int) -> bool:
+    return seq > timeline.completed and seq not in timeline.dropped

@@ -170,6 +170,74 @@ async def test_after_a_fault_the_array_is_let_go_of_and_the_ref_is_stale() -> No
         assert np.array_equal(await device.get(again), np.eye(3))
 
 
+class Others:
+    """Stands for everybody else in the process, whose work cannot be marked for a while."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_captured = False
+        self.refused = 0
+
+        def record(stream: Any, event: Any) -> bool:
+            if self.is_captured:
+                self.refused += 1
+                raise accel.DriverError("a capture of another library goes on", code=906)
+            return True
+
+        monkeypatch.setattr("accel.cpu.exchange._Others.record", record)
+
+
+async def test_what_could_not_be_given_back_is_given_back_later(device: accel.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = Others(monkeypatch)
+    first, first_gone = watched(np.eye(3))
+    second, second_gone = watched(np.eye(3))
+    refs = [await device.wrap(first), await device.wrap(second)]
+    await device.blas.gemm(refs[0], refs[1])
+    del first, second
+    others.is_captured = True
+    refs.pop()
+    assert device.info().in_flight == 0
+    await until(lambda: others.refused > 1, "a second try")
+    assert second_gone() is not None, "what others do to it has not been waited for"
+    refs.pop()
+    await until(lambda: not device.info().queued and others.refused > 3, "more tries")
+    assert first_gone() is not None
+    others.is_captured = False
+    await until(lambda: not device.info().in_flight and first_gone() is None and second_gone() is None, "letting go")
+    assert device.generation == 1
+
+
+async def test_what_could_not_be_given_back_goes_with_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = Others(monkeypatch)
+    async with opened() as device:
+        array, gone = watched(np.eye(3))
+        ref = await device.wrap(array)
+        await device.get(ref)
+        del array
+        others.is_captured = True
+        del ref
+        await until(lambda: device.info().in_flight == 0 and others.refused > 1, "a second try")
+    assert gone() is None
+    assert others.refused < 20, "it is not tried all the time"
+
+
+async def test_an_op_that_cannot_wait_for_others_still_waits_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever writes next waits for the op that failed alone: so that one has to come after what it would have come after."""
+    others, plan = Others(monkeypatch), FaultPlan().hang_at(2)
+    async with opened(plan) as device:
+        shared, own = await device.wrap(np.full(5, 2.0)), await device.put(np.full(5, 1.0))
+        reading = task(device.elementwise.binary("add", own, own))  # hangs, and reads what is written next
+        await in_flight(device, 1)
+        others.is_captured = True
+        await failure(device.blas.axpy(shared, own), accel.DriverError)
+        others.is_captured = False
+        writing = task(device.put(np.zeros(5), out=own))
+        await in_flight(device, 3)
+        assert not writing.done()
+        plan.release()
+        assert np.array_equal(await device.get(await reading), np.full(5, 2.0)), "the write came before the read"
+        await writing
+
+
 async def test_wrap_waits_for_a_context_and_needs_its_loop() -> None:
     async with opened() as device:
         failed: list[BaseException] = []

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import mmap
 import os
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -13,8 +14,11 @@ import pytest
 import accel
 from accel.cpu.backend import CpuDevice
 from accel.testing import FaultPlan
-from tests.device_support import failure
-from tests.durable_support import WAYS, Array, Way, opened, seeded
+from tests.device_support import bounded, cancelled, failure, task, until
+from tests.durable_support import WAYS, Array, Patient, Way, conv, opened, seeded
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 EVERYWHERE = pytest.mark.parametrize("way", WAYS)
@@ -102,6 +106,68 @@ async def test_a_buffer_whose_writer_did_not_end_is_torn_and_not_compared(way: W
         await device.put(np.arange(5.0), out=ref)
         await patient.fault()
         np.testing.assert_array_equal(await device.get(ref), np.arange(5.0))
+
+
+async def hidden(patient: Patient, write: Callable[[], Awaitable[object]]) -> None:
+    """Send a write while the device has no room for it, and cancel it there."""
+    hang = patient.faults.hang("conv2d")
+    busy = task(conv(patient.device))
+    try:
+        await until(lambda: patient.device.info().in_flight == 1 and patient.faults.armed is None)
+        writing = task(write())
+        await until(lambda: patient.device.info().queued)
+        await cancelled(writing)
+    finally:
+        hang.release()
+    await busy
+
+
+@EVERYWHERE
+async def test_a_write_that_is_cancelled_before_its_launch_leaves_the_checksum(way: Way, caplog: pytest.LogCaptureFixture) -> None:
+    rng, seed = seeded()
+    first, second = rng.integers(0, 100, (2, 5000), np.uint8)
+    async with opened(way, max_in_flight=1) as patient:
+        device = patient.device
+        hit = await device.put(first, durable=True, checksum=True)
+        sound = await device.put(second, durable=True, checksum=True)
+
+        async def batch() -> None:
+            async with device.batch() as batch:
+                batch.copy(sound, hit)
+
+        for write in (lambda: device.put(second, out=hit), lambda: device.put(first[:7], out=hit[:7]), batch):
+            await hidden(patient, write)
+        wild_write(first, 200)
+        await patient.fault()
+        assert (await failure(device.get(hit), accel.StaleRefError)).reason == "torn", seed
+        assert caplog.text.count("durable_checksum_differs") == 1
+        np.testing.assert_array_equal(await device.get(sound), second, seed)
+
+
+@EVERYWHERE
+async def test_a_write_that_waits_while_the_device_is_rebuilt_does_not_make_the_checksum_wrong(way: Way) -> None:
+    if way == "killed":
+        pytest.skip("what is in flight then is not for the test to say")
+    rng, seed = seeded()
+    first, second = rng.integers(0, 100, (2, 5000), np.uint8)
+    async with opened(way, max_in_flight=1) as patient:
+        device = patient.device
+        ref, other = await device.put(first, durable=True, checksum=True), await device.zeros(3)
+        hang = patient.faults.hang("conv2d")
+        busy = task(conv(device))
+        await until(lambda: device.info().in_flight == 1 and patient.faults.armed is None)
+        patient.faults.armed = "unary"
+        faulting = task(device.elementwise.unary("neg", other))
+        writing = task(device.put(second, out=ref))
+        await until(lambda: device.info().queued == 2)
+        hang.release()
+        await busy
+        await failure(faulting, accel.ContextPoisonedError)
+        await bounded(writing)
+        assert device.generation == 2
+        for _ in range(2):
+            np.testing.assert_array_equal(await device.get(ref), second, seed)
+            await patient.fault()
 
 
 async def test_fault_plans_do_not_count_checksums() -> None:

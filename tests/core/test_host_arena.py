@@ -135,7 +135,7 @@ def test_a_dying_context_leaves_a_block_unregistered_and_the_next_one_gets_it(ar
     registrar.error = ContextPoisonedError("gone", scope=FaultScope.CONTEXT)
     piece = grown(arena, 1)
     assert not registrar.covers(piece)
-    arena.detach()
+    arena.detach(registrar)
     following = Registrar()
     arena.attach(following)
     assert following.covers(piece)
@@ -143,15 +143,96 @@ def test_a_dying_context_leaves_a_block_unregistered_and_the_next_one_gets_it(ar
 
 def test_every_generation_gets_all_blocks(arena: HostArena, registrar: Registrar) -> None:
     pieces = [grown(arena, MIB), grown(arena, 2 * MIB)]
-    arena.detach()
+    arena.detach(registrar)
     assert registrar.known == {}
     between = grown(arena, MIB)
     following = Registrar()
     arena.attach(following)
     assert all(following.covers(piece) for piece in (*pieces, between))
-    arena.detach()
-    arena.detach()
+    arena.detach(following)
+    arena.detach(following)
     assert following.known == {}
+
+
+def test_a_late_end_of_a_context_takes_nothing_from_the_next(arena: HostArena, registrar: Registrar) -> None:
+    old = grown(arena, MIB)
+    following = Registrar()
+    arena.attach(following)
+    new = grown(arena, MIB)
+    assert (registrar.covers(old), following.covers(old), following.covers(new)) == (True, False, True), (
+        "the first may still use what it has"
+    )
+    arena.detach(registrar)
+    assert registrar.known == {}
+    assert following.covers(old), "it is the next one's now"
+    assert following.covers(new)
+    arena.detach(registrar)
+    assert following.covers(old)
+    assert following.covers(grown(arena, MIB)), "blocks to come too"
+    arena.detach(following)
+    assert following.known == {}
+
+
+def test_a_block_that_the_next_context_does_not_take_is_slower_and_no_more(arena: HostArena, registrar: Registrar) -> None:
+    old = grown(arena, MIB)
+    following = Registrar()
+    arena.attach(following)
+    following.error = OutOfMemoryError("no more")
+    arena.detach(registrar)
+    assert not following.covers(old)
+
+
+def test_what_is_being_given_back_is_not_registered(arena: HostArena, registrar: Registrar) -> None:
+    """A block that is unmapped just now, on another thread, would be registered where something else is by then."""
+    arena.detach(registrar)
+    arena.free(grown(arena, MIB))
+    at_close, go = threading.Event(), threading.Event()
+    (block,) = arena.blocks()
+    block.registration = Slow(at_close, go)
+    assert arena.take(4 * MIB) is None
+    request = arena.request(4 * MIB)
+    assert request is not None
+    growing = threading.Thread(target=arena.fulfil, args=(request,))
+    growing.start()
+    assert at_close.wait(10)
+    following = Registrar()
+    attaching = threading.Thread(target=arena.attach, args=(following,))
+    attaching.start()
+    go.set()
+    for thread in (attaching, growing):
+        thread.join(10)
+    assert set(following.known) == {each.address for each in arena.blocks()}
+    assert not block.is_open
+
+
+class Slow:
+    """A registration that takes long to end."""
+
+    def __init__(self, begun: threading.Event, go: threading.Event) -> None:
+        self._begun, self._go = begun, go
+
+    def close(self) -> None:
+        self._begun.set()
+        assert self._go.wait(10)
+
+
+def test_who_has_mapped_a_block_is_told_that_it_is_gone(arena: HostArena) -> None:
+    gone: list[int] = []
+    arena.on_gone = gone.append
+    first, second = grown(arena, MIB), grown(arena, MIB)
+    numbers = [block.number for block in arena.blocks()]
+    kept = [block.duplicate() for block in arena.blocks()]
+    arena.free(first)
+    blocks = arena.blocks()
+    grown(arena, 3 * MIB)
+    assert gone == numbers[:1]
+    assert blocks[0].duplicate() is None
+    arena.close()
+    assert sorted(gone) == [1, 2, 3]
+    for fd in kept:
+        assert fd is not None
+        os.close(fd)
+    del second
 
 
 def test_closing_unregisters_and_unmaps_and_views_keep_what_they_show(arena: HostArena, registrar: Registrar) -> None:
@@ -172,6 +253,7 @@ def test_closing_unregisters_and_unmaps_and_views_keep_what_they_show(arena: Hos
 
 
 def test_a_request_that_was_cancelled_counts_no_more(arena: HostArena, registrar: Registrar) -> None:
+    assert arena.take(4 * MIB) is None
     request = arena.request(4 * MIB)
     assert request is not None
     assert arena.request(1) is None

@@ -211,6 +211,81 @@ async def test_loaders_may_ask_for_others_but_not_in_a_circle(device: accel.Devi
     assert "waits for" in str(error)
 
 
+@pytest.mark.parametrize("count", [2, 3])
+async def test_a_circle_over_several_tasks_is_told_by_name(device: accel.Device, count: int) -> None:
+    all_run = asyncio.Barrier(count)
+
+    def loader_of(number: int) -> Any:
+        async def loader(device: accel.Device) -> object:
+            await all_run.wait()  # each load has begun by itself: no loader was called by another
+            following = (number + 1) % count
+            return await device.resident(f"part {following}", loader_of(following))
+
+        return loader
+
+    asked = [device.resident(f"part {number}", loader_of(number)) for number in range(count)]
+    errors = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10)
+    assert [type(error) for error in errors] == [accel.InvalidArgumentError] * count
+    for error in errors:
+        assert all(f"'part {number}'" in str(error) for number in range(count)), error
+    assert await device.resident("part 0", Loader()), "who asks next is not refused for what was"
+
+
+async def test_a_circle_over_two_devices_names_both() -> None:
+    async with accel.System() as system:
+        first, second = [await system.open_device("cpu", host=host) for host in ("inline", "process")]
+        both = asyncio.Barrier(2)
+
+        def loader_that_asks(other: accel.Device) -> Any:
+            async def loader(device: accel.Device) -> object:
+                await both.wait()
+                return await other.resident("weights", loader_that_asks(device))
+
+            return loader
+
+        asked = first.resident("weights", loader_that_asks(second)), second.resident("weights", loader_that_asks(first))
+        for error in await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10):
+            assert isinstance(error, accel.InvalidArgumentError), error
+
+
+async def test_who_has_stopped_waiting_is_in_no_circle(device: accel.Device) -> None:
+    first_waits = asyncio.Event()
+
+    async def first(device: accel.Device) -> str:
+        waiting = asyncio.ensure_future(device.resident("second", second))
+        await first_waits.wait()
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        return "first"
+
+    async def second(device: accel.Device) -> tuple[str, object]:
+        first_waits.set()
+        await asyncio.sleep(0)
+        await until(lambda: done.done())
+        return "second", await device.resident("first", first)
+
+    done = asyncio.ensure_future(device.resident("first", first))
+    assert await asyncio.wait_for(done, 10) == "first"
+    assert await asyncio.wait_for(device.resident("second", second), 10) == ("second", "first")
+
+
+def test_a_circle_is_found_on_every_kind_of_loop(run_on_loop: Any) -> None:
+    async def main() -> None:
+        async with accel.System() as system:
+            device = await system.open_device("cpu", host="inline")
+
+            async def first(device: accel.Device) -> object:
+                return await device.resident("second", second)
+
+            async def second(device: accel.Device) -> object:
+                return await device.resident("first", first)
+
+            error = await failure(device.resident("first", first), accel.InvalidArgumentError)
+            assert "'second' waits for 'first' waits for 'second'" in str(error)
+
+    run_on_loop(main)
+
+
 async def test_closing_ends_a_load() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="inline")

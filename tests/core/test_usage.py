@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from accel.memory import Dependency, Timeline, Usage
+from accel.memory import Dependency, DurableUsage, Timeline, Usage
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Lane(Timeline):
@@ -235,3 +240,55 @@ def test_reads_of_many_timelines_are_all_kept(lanes: tuple[Lane, Lane, Lane]) ->
     assert dict(usage.pending()) == dict.fromkeys(many, 3)
     assert dict(write(usage, lanes[0])) == dict.fromkeys(many, 3)
     assert "pending" in repr(usage)
+
+
+def test_a_write_that_was_dropped_writes_nothing_and_the_one_before_it_may_still(lanes: tuple[Lane, Lane, Lane]) -> None:
+    a, b, _ = lanes
+    usage = DurableUsage()
+    assert usage.pending_write() is None
+    write(usage, a)
+    assert write(usage, b) == [(a, 1)]
+    assert usage.pending_write() == (b, 1)
+    b.drop(1)
+    assert usage.pending_write() == (a, 1)
+    a.complete(1)
+    assert usage.pending_write() is None
+    assert usage.pending() == [(b, 1)], "its place in line is not over"
+    b.complete(1)
+    assert usage.is_idle()
+    write(usage, b)
+    assert usage.pending_write() == (b, 2)
+
+
+def test_the_uses_before_are_waited_for_and_are_no_writes(lanes: tuple[Lane, Lane, Lane]) -> None:
+    a, b, _ = lanes
+    before = Usage()
+    write(before, a)
+    usage = DurableUsage(before)
+    assert usage.pending_write() is None
+    assert write(usage, b) == [(a, 1)]
+
+
+def test_many_writes_take_no_more_memory_than_those_that_run(lanes: tuple[Lane, Lane, Lane], rng: np.random.Generator) -> None:
+    """Against a model that remembers everything, with drops and ends in any order that streams allow."""
+    usage, known = DurableUsage(), []
+    dropped: set[Dependency] = set()
+    for _ in range(2000):
+        lane = lanes[int(rng.integers(3))]
+        write(usage, lane)
+        known.append((lane, lane.issued))
+        if rng.random() < 0.3:
+            lane.drop(lane.issued)
+            dropped.add(known[-1])
+        if rng.random() < 0.2:
+            for other, seq in known[: int(rng.integers(len(known)))]:  # each write comes after those before it
+                other.complete(seq)
+        running = [pair for pair in known if pair not in dropped and pair[1] > pair[0].completed]
+        assert usage.pending_write() == (running[-1] if running else None)
+    for lane in lanes:
+        lane.complete(lane.issued)
+        assert len(lane.dropped) <= 64 + len(known), "bounded by what has not ended"
+    for _ in range(200):
+        write(usage, lanes[0])
+        lanes[0].complete(lanes[0].issued)
+    assert len(usage._writes) <= 65

@@ -71,7 +71,7 @@ class ArenaMachine(RuleBasedStateMachine):
     @rule()
     def detach(self) -> None:
         assert self.registrar is not None
-        self.arena.detach()
+        self.arena.detach(self.registrar)
         assert self.registrar.known == {}
         self.registrar = None
 

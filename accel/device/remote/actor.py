@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import json
 import pickle
 import struct
@@ -16,12 +16,14 @@ from accel.device.remote.context import RemoteContext
 from accel.device.remote.heartbeat import Heartbeat
 from accel.device.remote.link import Link
 from accel.device.remote.messages import Begin, Kind, pickled_library
+from accel.device.remote.patience import Patience
 from accel.dtype import DType
 from accel.errors import AccelError, FaultScope, HostDiedError, UnsupportedError
 from accel.hosts.error_codec import decode_error
 from accel.hosts.protocol import ProtocolError
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
     from typing import TypeAlias
 
@@ -39,7 +41,10 @@ _PATIENCE = 120.0
 """Seconds that a child may take to come up: it imports, and makes a context."""
 
 _ANSWER = 2.0
-"""Seconds after which a spare child that is promoted is given up for another: in half of them it must have said that it is there."""
+"""Seconds after which a spare child that is promoted is given up for another: by then it must have said that it is there."""
+
+_GRACE = 5.0
+"""Seconds in which a child ends that was asked to."""
 
 _MEMORY_BACK = 10.0
 """Seconds for which a new generation asks again for memory that the last one may still hold."""
@@ -126,28 +131,47 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
         is_first = not core.lifecycle.generation
         link.tell(Kind.BEGIN, pickle.dumps(Begin(made.generation, self._own(), 0.0 if is_first else _MEMORY_BACK)))
         try:
-            async with asyncio.timeout(patience) as deadline:
-                # Who answers may take its time.
-                answering = core.loop.call_later(patience / 2, lambda: _extend(deadline, link))
-                try:
-                    core.capabilities = await ready
-                finally:
-                    answering.cancel()
+            # Who answers may take its time.
+            waiting = Patience(core.loop, patience, _PATIENCE, link, self._late)
+            try:
+                core.capabilities = await ready
+            finally:
+                waiting.cancel()
             link.is_opening = False
             if core.durable.buffers:
                 # What the last one had begun to write there has to be over, whatever it was.
-                await core.children.gone()
+                await self._last_is_gone()
             await made.bind()
             made.check_alive()  # it may have ended right after it was ready
-        except BaseException as error:
+        except BaseException:
             self._heart.stop()
             self._context = self._link = None
             made.end()
             core.children.bury(link, made.gone)
-            if isinstance(error, TimeoutError):
-                raise HostDiedError(f"the child of {core.name} was not ready within {patience:g} s", device=core.name) from None
             raise
         return made
+
+    async def _last_is_gone(self) -> None:
+        """See that no child of before can write to durable memory any more.
+
+        Raises
+        ------
+        HostDiedError
+            If one that was killed does not end.
+        """
+        core = self._core
+        if not await core.children.gone():
+            raise HostDiedError(
+                f"a child of {core.name} was killed and does not end: it may still write to durable memory, which no other one can have before",
+                device=core.name,
+                scope=FaultScope.CONTEXT,
+                remedy="Put the data on the device anew, in another process or after a reboot; the kernel's log may tell what the child waits for.",
+            )
+
+    def _late(self, seconds: float) -> None:
+        """Give a child up that does not become ready."""
+        name = self._core.name
+        self._fail(HostDiedError(f"the child of {name} was not ready within {seconds:g} s", device=name))
 
     def _silent(self, seconds: float) -> None:
         """Give a child up that does not answer."""
@@ -231,7 +255,8 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
             made.ask_to_close()
             link.channel.close()  # before its socket: the loop must not be asked to forget whoever has its number next
             # What it answers is nobody's business any more, but that it ends.
-            await link.child.aclose(grace=5.0)
+            with contextlib.suppress(HostDiedError):  # said below
+                await link.child.aclose(grace=_GRACE)
         self._bury()
         await self._core.children.gone()
 
@@ -249,11 +274,6 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
             made.end()
         if link is not None:
             self._core.children.bury(link, None if made is None else made.gone)
-
-
-def _extend(deadline: asyncio.Timeout, link: Link) -> None:
-    if link.has_spoken:
-        deadline.reschedule(asyncio.get_running_loop().time() + _PATIENCE)
 
 
 def _offer(data: bytes) -> tuple[dict[str, frozenset[DType]], bool]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from accel._log import get_logger
+from accel.errors import HostDiedError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -13,9 +16,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Children"]
 
+logger = get_logger()
+
 
 class Children:
     """What outlives a generation.
+
+    Parameters
+    ----------
+    device
+        Its name.
 
     Attributes
     ----------
@@ -25,7 +35,8 @@ class Children:
         Returns the spare child, which is then the caller's, or ``None``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
+        self._device = device
         self.standby = "none"
         self.take_spare: Callable[[], Link | None] = lambda: None
         self._ending: dict[_Grave, None] = {}
@@ -40,10 +51,22 @@ class Children:
         else:
             grave.exited(link.child.exit)
 
-    async def gone(self) -> None:
-        """Wait until nothing is left of those that were buried."""
+    async def gone(self) -> bool:
+        """Wait until nothing is left of those that were buried, and return whether it is so.
+
+        Ten seconds after a child was killed it is not waited for any more: the log says so, once (``child_not_ended``). What it uses is never given out
+        again before it has ended.
+        """
         for grave in tuple(self._ending):
-            await grave.link.child.aclose(grace=0.0)
+            left: HostDiedError | None = None
+            try:
+                await grave.link.child.aclose(grace=0.0)
+            except HostDiedError as error:
+                left = error
+            if left is not None and not grave.is_given_up:
+                grave.is_given_up = True
+                logger.error("child_not_ended", device=self._device, pid=grave.link.pid, error=left)
+        return not self._ending
 
 
 class _Grave:
@@ -51,6 +74,7 @@ class _Grave:
 
     def __init__(self, ending: dict[_Grave, None], link: Link, then: Callable[[], object] | None) -> None:
         self.link = link
+        self.is_given_up = False
         self._ending = ending
         self._then = then
 

@@ -214,8 +214,7 @@ class RemoteContext(ContextBase):
             if outgoing is not None:
                 self._arrays.announce(outgoing)
                 op = with_array(op, outgoing)
-            (written,) = self._written((op,))
-            data = pack_op(number, [ref.buffer for ref in made], written, *self._actions((submission.name,)))
+            data = pack_op(number, [ref.buffer for ref in made], *self._written((op,)), *self._actions((submission.name,)))
             self._durable.sent(number, (plan,), made)
             self._post(number, Sent(submission, 1, arrays, landing), Kind.OP, data)
         except BaseException:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import os
 import pickle
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -105,6 +106,7 @@ class Link:
         uvloop = type(core.loop).__module__.startswith("uvloop")
         link.child = await ChildProcess.start(core.system, TARGET, uvloop=uvloop, on_exit=link._exited)
         link.channel = Channel(link.child.sock, core.loop, on_message=link._received, on_lost=link._lost)
+        core.pinned.on_gone.add(link.withdraw)
         link.tell(Kind.CONFIG, config)
         return link
 
@@ -133,10 +135,20 @@ class Link:
         self.tell(Kind.PING)
 
     def announce(self, number: int, block: HostBlock) -> None:
-        """Tell the child of a block of host memory, unless it knows it."""
-        if number not in self.known:
-            self.tell(Kind.BLOCK, number.to_bytes(8, "little") + block.nbytes.to_bytes(8, "little"), fds=(block.fd,))
+        """Tell the child of a block of host memory, unless it knows it, or the block is being given back."""
+        fd = None if number in self.known else block.duplicate()
+        if fd is not None:
+            try:
+                self.tell(Kind.BLOCK, number.to_bytes(8, "little") + block.nbytes.to_bytes(8, "little"), fds=(fd,))
+            finally:
+                os.close(fd)
             self.known.add(number)
+
+    def withdraw(self, number: int) -> None:
+        """Tell the child that a block of host memory is gone, if it knows it. No op uses it any more: each has been answered."""
+        if number in self.known:
+            self.known.discard(number)
+            self.tell(Kind.BLOCK_GONE, number.to_bytes(8, "little"))
 
     def kill(self) -> None:
         """End the child at once. Its listener is told when it has ended."""
@@ -175,6 +187,7 @@ class Link:
         self.listener.lost(error)
 
     def _exited(self, status: ExitStatus) -> None:
+        self._core.pinned.on_gone.discard(self.withdraw)
         self.listener.exited(status)
 
 

@@ -72,6 +72,8 @@ class Kind(enum.IntEnum):
     """A class that ops name by a number: the number, and the class, pickled."""
     KERNEL = 22
     """A kernel that launches name by a number: the number, and the kernel, pickled."""
+    BLOCK_GONE = 12
+    """A block of host memory that was given back: its number. No op that was not answered uses it."""
     HELD = 11
     """A slab of durable memory, with its descriptor and what lives in it: to be bound before the generation begins."""
 

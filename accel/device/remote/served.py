@@ -7,18 +7,14 @@ import dataclasses
 import importlib
 import itertools
 import json
-import mmap
 import os
 import pickle
 import struct
 import threading
 import time
 import traceback
-from ctypes import addressof, c_char
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
-
-import numpy as np
 
 from accel.actors import Directive, RestartStrategy
 from accel.backend import Injection
@@ -27,16 +23,16 @@ from accel.device.core import DeviceCore
 from accel.device.graph import Program, Replay
 from accel.device.remote.answers import Answers, RemoteBatch, RemoteGraph, RemoteOp, reject
 from accel.device.remote.attention import Attention
+from accel.device.remote.blocks import MappedBlocks
 from accel.device.remote.busy import BesideToldOf, Busy
 from accel.device.remote.compiling import ChildKernels, packed_layout
 from accel.device.remote.durable import Announcer, kept_in
-from accel.device.remote.messages import ArenaSlice, Kind, WireGet, WireLaunch, WirePut, WireReplay, op_of, unpack, unpack_op
+from accel.device.remote.messages import Kind, WireGet, WireLaunch, WirePut, WireReplay, op_of, unpack, unpack_op
 from accel.device.remote.planned import Script
 from accel.errors import AccelError, BackendUnavailableError, FaultScope, HostDiedError, LibraryError
 from accel.fate import PreloadsLibraries
 from accel.hosts.error_codec import decode_error, encode_error
 from accel.hosts.op_table import OpReader
-from accel.memory import HostRegistrar
 from accel.ops import Get, Put, Spec
 from accel.ref import AccelRef, RefView
 
@@ -77,7 +73,6 @@ class Server:
         self._system = system
         self._refs: dict[int, AccelRef] = {}
         self._unseen: set[int] = set()
-        self._blocks: dict[int, tuple[mmap.mmap, int]] = {}
         self._programs: dict[int, Program] = {}
         self._known: dict[bytes, tuple[KernelOp, Plan]] = {}
         self._kernels = ChildKernels()
@@ -86,6 +81,7 @@ class Server:
         self._script = Script()
         self._release = threading.Event()
         self._busy = Busy(channel)
+        self._blocks = MappedBlocks(system, self._busy)
         self._is_attentive = Attention(asyncio.get_running_loop(), _NEAR).seconds > 0
         self.context: Context
         self._core: DeviceCore
@@ -167,8 +163,9 @@ class Server:
         elif kind == Kind.GRAPH:
             await self._graph(data)
         elif kind == Kind.BLOCK:
-            number, nbytes = struct.unpack("<QQ", data)
-            await self._block(number, nbytes, fds[0])
+            await self._blocks.add(data, fds[0], self.context.device)
+        elif kind == Kind.BLOCK_GONE:
+            await self._blocks.drop(data)
         elif kind == Kind.HELD:
             await self._held(data, fds[0])
         elif kind == Kind.REGISTER:
@@ -306,20 +303,12 @@ class Server:
     def _unwired(self, op: Any) -> KernelOp:
         kind = type(op)
         if kind is WirePut:
-            return Put(self._array(op.source), op.out, op.durable)
+            return Put(self._blocks.array(op.source), op.out, op.durable)
         if kind is WireGet:
-            return Get(op.source, self._array(op.destination))
+            return Get(op.source, self._blocks.array(op.destination))
         if kind is WireLaunch:
             return self._kernels.unwired(op)
         return Replay(self._programs[op.program]) if kind is WireReplay else op
-
-    def _array(self, place: ArenaSlice) -> np.ndarray[Any, Any]:
-        if not place.block:
-            return np.empty(place.shape, place.dtype.numpy)
-        mapping, _ = self._blocks[place.block]
-        count = int(np.prod(place.shape, dtype=np.int64)) * place.dtype.itemsize
-        flat = np.frombuffer(mapping, np.uint8, count, place.offset)
-        return flat.view(place.dtype.numpy).reshape(place.shape)
 
     async def _register(self, data: bytes) -> None:
         (number,) = struct.unpack_from("<Q", data)
@@ -363,18 +352,6 @@ class Server:
             self._answers.failed(number, LibraryError(f"compiling failed: {error!r}", op="compile"), -1)
         else:
             self._channel.send(Kind.COMPILED, data[:8], layout)
-
-    async def _block(self, number: int, nbytes: int, fd: int) -> None:
-        try:
-            mapping = mmap.mmap(fd, nbytes)
-        finally:
-            os.close(fd)
-        address = addressof(c_char.from_buffer(mapping))
-        self._blocks[number] = mapping, address
-        device = self.context.device
-        if isinstance(device, HostRegistrar):
-            with self._busy:
-                await self._core.system.run_blocking(device.register_host, address, nbytes)
 
     def _action(self, action: bytes | str | None) -> Injection | AccelError | None:
         if action is None or action == "poison":

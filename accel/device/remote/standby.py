@@ -13,6 +13,7 @@ from accel.actors.supervision import RestartBudget
 from accel.device.remote.heartbeat import Heartbeat
 from accel.device.remote.link import Link
 from accel.device.remote.messages import Kind
+from accel.device.remote.patience import Patience
 from accel.errors import AccelError, FaultScope, HostDiedError
 from accel.hosts.error_codec import decode_error
 from accel.hosts.protocol import ProtocolError
@@ -58,7 +59,7 @@ class StandbyActor(Actor[_Wish, None]):
         self._link: Link | None = None
         self._began = 0.0
         self._heart: Heartbeat | None = None
-        self._timers: list[asyncio.TimerHandle] = []
+        self._timers: list[asyncio.TimerHandle | Patience] = []
         self._budget = RestartBudget(_BUDGET, core.system.clock, core.system.random)
         self._reason: AccelError | None = None
         self._wish: Callable[[], None] = _nothing
@@ -87,7 +88,7 @@ class StandbyActor(Actor[_Wish, None]):
             self._failed(error)
             return
         self._heart = Heartbeat(core.loop, link, self._silent)
-        self._timers.append(core.loop.call_later(_PATIENCE, self._late))
+        self._timers.append(Patience(core.loop, _PATIENCE, _PATIENCE, link, self._late))
 
     def _take(self) -> Link | None:
         """Hand the spare over."""
@@ -146,8 +147,8 @@ class StandbyActor(Actor[_Wish, None]):
     def _silent(self, seconds: float) -> None:
         self._give_up(f"has not answered for {seconds:g} s")
 
-    def _late(self) -> None:
-        self._give_up(f"was not ready within {_PATIENCE:g} s")
+    def _late(self, seconds: float) -> None:
+        self._give_up(f"was not ready within {seconds:g} s")
 
     def _give_up(self, why: str) -> None:
         if self._link is not None:

@@ -1,0 +1,72 @@
+"""The blocks of host memory that a child has mapped: its parent's arrays lie there on their way."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+from ctypes import addressof, c_char
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from accel.memory import HostRegistrar
+
+if TYPE_CHECKING:
+    from accel.actors import ActorSystem
+    from accel.device.remote.busy import Busy
+    from accel.device.remote.messages import ArenaSlice
+    from accel.memory import HostRegistration
+
+__all__ = ["MappedBlocks"]
+
+_BLOCK = struct.Struct("<QQ")
+
+
+class MappedBlocks:
+    """Maps blocks, registers them with the device, and lets them go.
+
+    Parameters
+    ----------
+    system
+        Has the threads for what may block.
+    busy
+        Told of that: ops wait for it.
+    """
+
+    def __init__(self, system: ActorSystem, busy: Busy) -> None:
+        self._system = system
+        self._busy = busy
+        self._blocks: dict[int, tuple[mmap.mmap, HostRegistration | None]] = {}
+
+    async def add(self, data: bytes, fd: int, device: object) -> None:
+        """Take a BLOCK message: map the block, and register it with the context."""
+        number, nbytes = _BLOCK.unpack(data)
+        try:
+            mapping = mmap.mmap(fd, nbytes)
+        finally:
+            os.close(fd)
+        self._blocks[number] = mapping, None
+        if isinstance(device, HostRegistrar):
+            address = addressof(c_char.from_buffer(mapping))
+            with self._busy:
+                self._blocks[number] = mapping, await self._system.run_blocking(device.register_host, address, nbytes)
+
+    async def drop(self, data: bytes) -> None:
+        """Take a BLOCK_GONE message: end the registration, then the mapping; an array that is still there keeps that until it goes."""
+        mapping, registration = self._blocks.pop(int.from_bytes(data, "little"))
+        if registration is not None:
+            with self._busy:
+                await self._system.run_blocking(registration.close)
+        with contextlib.suppress(BufferError):
+            mapping.close()
+
+    def array(self, place: ArenaSlice) -> np.ndarray[Any, Any]:
+        """Return an array that lies in a block; an empty one lies nowhere."""
+        if not place.block:
+            return np.empty(place.shape, place.dtype.numpy)
+        mapping, _ = self._blocks[place.block]
+        count = int(np.prod(place.shape, dtype=np.int64)) * place.dtype.itemsize
+        flat = np.frombuffer(mapping, np.uint8, count, place.offset)
+        return flat.view(place.dtype.numpy).reshape(place.shape)

@@ -1,0 +1,102 @@
+"""A fault that surfaces while a registered library is given its stream is everybody's, and told as one."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import accel
+from accel.cpu.backend import CpuDevice
+from accel.testing import FaultPlan
+from tests.device_support import bounded, failure, generation, opened, task, until
+from tests.own_library_support import Scale, Sent
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+class Streams:
+    """Makes the streams of CPU contexts; has the next one fail, once it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: accel.AccelError) -> None:
+        self.armed = False
+        self.error = error
+        self._make = CpuDevice.create_stream
+        streams = self
+
+        def create_stream(device: CpuDevice, *, priority: int = 0) -> Any:
+            if streams.armed:
+                streams.armed = False
+                raise streams.error
+            return streams._make(device, priority=priority)
+
+        monkeypatch.setattr(CpuDevice, "create_stream", create_stream)
+
+
+async def scaled(device: accel.Device) -> None:
+    """See that the library is there."""
+    await device.register(Sent)
+    x = await device.put(np.arange(4.0))
+    np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), 2 * np.arange(4.0))
+
+
+async def test_a_fault_while_the_stream_is_made_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = Streams(monkeypatch, accel.DriverError("illegal address", code=700, scope=accel.FaultScope.CONTEXT))
+    async with opened(host="inline") as device:
+        ref = await device.put(np.arange(4.0))
+        streams.armed = True
+        error = await failure(device.register(Sent), accel.ContextPoisonedError)
+        assert (error.code, error.device, error.generation, error.executed, error.retryable) == (700, device.name, 1, "no", True)
+        assert isinstance(error.__cause__, accel.DriverError)
+        assert ref.is_stale, "the device has noticed"
+        await bounded(generation(device, 2))
+        assert device.info().restarts == 1
+        await scaled(device)
+
+
+async def test_an_error_that_is_no_fault_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = Streams(monkeypatch, accel.DriverError("no more streams", code=2))
+    async with opened(host="inline") as device:
+        streams.armed = True
+        await failure(device.register(Sent), accel.DriverError)
+        assert (device.generation, device.state) == (1, accel.DeviceState.READY)
+        await scaled(device)
+
+
+async def test_a_fault_that_loses_the_device_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = Streams(monkeypatch, accel.DriverError("gone", code=700, scope=accel.FaultScope.PROCESS))
+    async with opened(host="inline") as device:
+        streams.armed = True
+        assert not (await failure(device.register(Sent), accel.ContextPoisonedError)).retryable
+        assert device.state is accel.DeviceState.LOST
+
+
+@pytest.mark.parametrize("host", ["inline", "process"])
+async def test_a_library_that_finds_the_fault_itself(host: Any) -> None:
+    async with opened(host=host) as device:
+        error = await failure(device.register(Sent, faults=True), accel.ContextPoisonedError)
+        assert (error.code, error.generation) == (700, 1)
+        await bounded(generation(device, 2))
+        await scaled(device)
+
+
+async def test_a_fault_of_another_op_while_it_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, go = threading.Event(), threading.Event()
+
+    def open_slowly(library: Sent, stream: Any) -> None:
+        asked.set()
+        assert go.wait(20)
+
+    plan = FaultPlan().poison_at(1, op="fill")
+    async with opened(plan, host="inline") as device:
+        with monkeypatch.context() as patch:
+            patch.setattr(Sent, "open", open_slowly)
+            registering = task(device.register(Sent))
+            await until(asked.is_set)
+            await failure(device.zeros(3), accel.ContextPoisonedError)
+            await failure(registering, accel.ContextPoisonedError)
+            go.set()
+        await bounded(generation(device, 2))
+        await scaled(device)

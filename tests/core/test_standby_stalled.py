@@ -1,0 +1,177 @@
+"""A spare child is judged by what was heard of it, not by the clock alone: this process may have been stopped, or its loop held up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import accel
+from accel.device.remote import actor
+from accel.device.remote.link import Link
+from accel.device.remote.messages import Kind
+from accel.device.remote.patience import Patience
+from accel.testing import FaultPlan
+from tests.device_support import failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_STALL = 1.5
+
+
+class Stalls:
+    """Holds the loop up when a generation begins in a spare child: before that hears of it, or together with the child, which has heard of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+        self.armed = False
+        self.count = 0
+        tell = Link.tell
+
+        def told(link: Link, kind: Kind, *rest: Any, **more: Any) -> None:
+            # The first word to it in its new office; what is said there leaves at the end of the turn.
+            is_it = self.armed and kind == Kind.PING and isinstance(link.listener, actor.RemoteContextActor) and link.is_opening
+            if is_it:
+                self.armed = False
+                self.count += 1
+                asyncio.get_running_loop().call_soon(self._stall, link.pid if what == "both" else None)
+            tell(link, kind, *rest, **more)
+
+        monkeypatch.setattr(Link, "tell", told)
+
+    def _stall(self, pid: int | None) -> None:
+        if pid is not None:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(_STALL)
+        if pid is not None:
+            os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("what", ["parent", "both"])
+@pytest.mark.usefixtures("used_loops")
+def test_a_spare_is_promoted_although_the_loop_was_held_up(
+    run_on_loop: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(actor, "_ANSWER", 1.0)
+    stalls = Stalls(monkeypatch, what)
+
+    async def main() -> None:
+        async with accel.System() as system:
+            device = await system.open_device("cpu", host="process", standby="context", faults=FaultPlan().poison_at(1, op="unary"))
+            x = await device.zeros(3)
+            async with asyncio.timeout(60):
+                while device.info().standby != "ready":
+                    await asyncio.sleep(0.005)
+            first, spare = device.info().pid, _spare(system, device)
+            stalls.armed = True
+            await failure(device.elementwise.unary("neg", x), accel.ContextPoisonedError)
+            assert (await asyncio.wait_for(device.get(await device.put(np.arange(3.0))), 30)).sum() == 3
+            assert stalls.count == 1, "the spare was thrown away"
+            assert device.info().pid == spare != first
+            assert device.generation == 2
+
+    run_on_loop(main)
+
+
+def _spare(system: accel.System, device: accel.Device) -> int:
+    link = device._core.children.take_spare.__self__._link
+    pid: int = link.pid
+    assert os.path.exists(f"/proc/{pid}")
+    return pid
+
+
+class Clock:
+    """A loop that has a clock and nothing else: the test says how time passes."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.due: list[tuple[float, Callable[[], object]]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, delay: float, call: Callable[[], object]) -> Any:
+        entry = (self.now + delay, call)
+        self.due.append(entry)
+        clock = self
+
+        class Handle:
+            def cancel(self) -> None:
+                if entry in clock.due:
+                    clock.due.remove(entry)
+
+        return Handle()
+
+    def go_on(self, seconds: float) -> None:
+        """Let time pass."""
+        end = self.now + seconds
+        while self.due and self.due[0][0] <= end:
+            at, call = self.due.pop(0)
+            self.now = max(self.now, at)
+            call()
+        self.now = end
+
+    def stop(self, seconds: float) -> None:
+        """Let time pass in which nothing runs."""
+        self.now += seconds
+
+
+class Heard:
+    has_spoken = False
+
+
+def waiting(seconds: float = 2.0) -> tuple[Clock, Heard, list[float], Patience]:
+    clock, heard, verdicts = Clock(), Heard(), list[float]()
+    loop: Any = clock
+    return clock, heard, verdicts, Patience(loop, seconds, 120.0, heard, verdicts.append)
+
+
+def test_who_says_nothing_is_given_up_once() -> None:
+    clock, _, verdicts, _ = waiting()
+    clock.go_on(1.9)
+    assert not verdicts
+    clock.go_on(0.2)
+    assert verdicts == [2.0]
+    clock.go_on(500.0)
+    assert (verdicts, clock.due) == ([2.0], [])
+
+
+def test_who_has_spoken_may_take_its_time_but_not_for_ever() -> None:
+    clock, heard, verdicts, _ = waiting()
+    clock.go_on(1.5)
+    heard.has_spoken = True
+    clock.go_on(110.0)
+    assert not verdicts
+    clock.go_on(15.0)
+    assert verdicts == [120.0]
+
+
+def test_time_in_which_nothing_could_be_heard_does_not_count() -> None:
+    clock, heard, verdicts, patience = waiting()
+    for _ in range(4):
+        clock.go_on(0.2)
+        clock.stop(50.0)
+    clock.go_on(0.0)
+    assert not verdicts
+    clock.go_on(0.1)
+    heard.has_spoken = True
+    clock.go_on(60.0)
+    assert not verdicts
+    patience.cancel()
+    assert not clock.due
+
+
+def test_what_has_come_in_a_stop_at_the_very_end_is_read_before_the_verdict() -> None:
+    clock, heard, verdicts, _ = waiting()
+    clock.go_on(1.9)
+    clock.stop(3.0)
+    clock.go_on(0.0)
+    assert not verdicts
+    heard.has_spoken = True
+    clock.go_on(3.0)
+    assert not verdicts
