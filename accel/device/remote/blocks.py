@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from accel._log import get_logger
+from accel.errors import AccelError
 from accel.memory import HostRegistrar
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from accel.memory import HostRegistration
 
 __all__ = ["MappedBlocks"]
+
+logger = get_logger()
 
 _BLOCK = struct.Struct("<QQ")
 
@@ -41,7 +45,7 @@ class MappedBlocks:
         self._blocks: dict[int, tuple[mmap.mmap, HostRegistration | None]] = {}
 
     async def add(self, data: bytes, fd: int, device: object) -> None:
-        """Take a BLOCK message: map the block, and register it with the context."""
+        """Take a BLOCK message: map the block, and register it with the context. One that the device does not take is slower."""
         number, nbytes = _BLOCK.unpack(data)
         try:
             mapping = mmap.mmap(fd, nbytes)
@@ -50,8 +54,13 @@ class MappedBlocks:
         self._blocks[number] = mapping, None
         if isinstance(device, HostRegistrar):
             address = addressof(c_char.from_buffer(mapping))
-            with self._busy:
-                self._blocks[number] = mapping, await self._system.run_blocking(device.register_host, address, nbytes)
+            try:
+                with self._busy:
+                    self._blocks[number] = mapping, await self._system.run_blocking(device.register_host, address, nbytes)
+            except AccelError as error:
+                if error.is_fault:
+                    raise
+                logger.warning("host_memory_not_registered", nbytes=nbytes, error=error)
 
     async def drop(self, data: bytes) -> None:
         """Take a BLOCK_GONE message: end the registration, then the mapping; an array that is still there keeps that until it goes."""
