@@ -215,8 +215,11 @@ class Reactor:
         return self._nap
 
     def end_nap(self, lane: ReactorLane) -> bool:
-        """Give the napping waiter's mark back to it, and wake it; return ``False``, with nothing done, if it is to stay here."""
-        if not lane.let_go():
+        """Give the napping waiter's mark back to it, and wake it; return ``False``, with nothing done, if it is to stay here.
+
+        It is where others have come to its lane since: those are looked for here.
+        """
+        if len(lane.queue) > 1 or not lane.let_go():
             return False
         lane.queue.clear()
         self._lanes.pop(lane, None)
@@ -322,9 +325,9 @@ class Reactor:
                 self._learn(lane, answer[0], now)
             queue.popleft()
             ended.append(answer)
-            if answer[0] is self.napping:  # whoever hears of the end wakes it
-                self.napping = self._nap = None
             take_ended(queue, ended)
+            if self.napping is not None and any(each is self.napping for each, _ in ended):  # whoever hears of the end wakes it
+                self.napping = self._nap = None
             lane.ended = now
             if queue:
                 lane.began = max(queue[0].enqueued_at, now)

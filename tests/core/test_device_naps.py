@@ -12,8 +12,10 @@ import pytest
 
 import accel
 from accel import registry
+from accel.completion.reactor import Pacing, Reactor, ReactorLane
 from accel.testing import FaultPlan
-from tests.device_support import bounded, failure, task, until
+from tests.completion_support import Event, Mark
+from tests.device_support import bounded, failure, task, turns, until
 from tests.late_backend import LateDevice
 
 if TYPE_CHECKING:
@@ -59,8 +61,6 @@ async def device() -> AsyncIterator[accel.Device]:
 @pytest.fixture
 def naps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What became of naps, in order: that they began is asserted on."""
-    from accel.completion.reactor import Reactor
-
     seen: list[str] = []
     begin, end = Reactor.nap, Reactor.end_nap
 
@@ -165,3 +165,37 @@ async def test_others_that_come_meanwhile_are_answered_too(device: accel.Device,
 
     await bounded(asyncio.gather(*(client(k) for k in range(12))))
     await until(lambda: device.info().in_flight == 0, "all retired")
+
+
+async def test_who_leaves_a_nap_takes_no_others_marks_along(device: accel.Device, way: str, naps: list[str]) -> None:
+    x = await learned(device, way)
+    naps.clear()
+    first = task(negated(device, x, way))
+    await until(lambda: bool(naps), "it naps")
+    second = task(negated(device, x, way))
+    await until(lambda: device.info().in_flight == 2, "the other is sent")
+    await turns(3)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    np.testing.assert_array_equal(await device.get(await bounded(second)), -np.ones(8))
+    await until(lambda: device.info().in_flight == 0, "both retired")
+    await bounded(device.aclose())
+
+
+async def test_a_nap_that_ends_behind_another_mark_keeps_nothing() -> None:
+    """A mark that was recorded before, but attended longer, stands before the one whose waiter naps; both end in one look."""
+    loop = asyncio.get_running_loop()
+    reactor = Reactor(loop, Pacing())
+    try:
+        ended: list[Any] = []
+        lane = ReactorLane(ended.extend, lambda: True)
+        before, napping = Mark(Event()), Mark(Event())
+        reactor._predictor.observe(napping.kind, 0.05)
+        assert reactor.nap(lane, napping) is not None
+        reactor.add(lane, before)
+        before.event.end()
+        napping.event.end()
+        await until(lambda: len(ended) == 2, "both ended")
+        assert reactor.napping is None
+    finally:
+        reactor.close()

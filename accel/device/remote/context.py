@@ -19,7 +19,7 @@ from accel.device.remote.durable import DurableShare, kept_message
 from accel.device.remote.hang import HangWatch
 from accel.device.remote.messages import Failure, Kind, pack, pack_op, pickled_library
 from accel.device.remote.planned import sent_action
-from accel.device.remote.sent import Sent, array_of, land, place, with_array
+from accel.device.remote.sent import Sent, admit, array_of, land, place, with_array
 from accel.device.remote.wiring import wired
 from accel.device.run import OpSubmission
 from accel.device.submission import BatchSubmission
@@ -114,7 +114,6 @@ class RemoteContext(ContextBase):
             return False
         if self.core.dropped:
             self.apply_frees()
-        self._admit(submission)
         self._send_batch(submission, ops, [])
         return True
 
@@ -150,24 +149,33 @@ class RemoteContext(ContextBase):
                     ops[index] = with_array(op, arrays[-1])
             self.check_alive()
             if not submission.is_settled:
-                self._admit(submission)
                 self._send_batch(submission, ops, arrays)
                 return
         except BaseException:
-            close_all(arrays)
+            if not submission.launched:  # else they are the child's
+                close_all(arrays)
+                submission.void(0)
             raise
         submission.void_unsound()
         close_all(arrays)
 
     def _send_batch(self, submission: BatchSubmission, ops: Sequence[KernelOp], arrays: list[Outgoing]) -> None:
-        number = next(self._numbers)
-        ids = [[ref.buffer for ref in refs] for refs in submission.outputs]
-        written = self._written(ops)
-        for each in arrays:
-            self._arrays.announce(each)
-        data = pack(number, ids, written, self._actions(op.kind for op in ops))
-        self._durable.sent(number, submission.plans, (ref for refs in submission.outputs for ref in refs))
-        self._post(number, Sent(submission, len(ops), arrays, []), Kind.BATCH, data)
+        """Send a batch; of one with an op that cannot be sent, what comes before that. Then raise what is wrong with it."""
+        count, refused = admit(submission, self._check, self._live)
+        if count:
+            number, ops, outputs = next(self._numbers), ops[:count], submission.outputs[:count]
+            ids = [[ref.buffer for ref in refs] for refs in outputs]
+            written = self._written(ops)
+            for each in arrays:
+                self._arrays.announce(each)
+            data = pack(number, ids, written, self._actions(op.kind for op in ops))
+            self._durable.sent(number, submission.plans[:count], (ref for refs in outputs for ref in refs))
+            self._post(number, Sent(submission, count, arrays, []), Kind.BATCH, data)
+        if refused is not None:
+            try:
+                raise refused
+            finally:
+                del refused  # its traceback holds this frame
 
     def _written(self, ops: Iterable[KernelOp]) -> list[Any]:
         """Return ops as they are sent."""
@@ -176,16 +184,6 @@ class RemoteContext(ContextBase):
         except BaseException:
             self._ops.told.clear()  # of what was described in these, the child has not heard
             raise
-
-    def _admit(self, submission: BatchSubmission) -> None:
-        """Check the operands of a batch that is about to be sent, and count what it makes. In one go: refs may be dropped whenever others run."""
-        for index, (plan, made) in enumerate(zip(submission.plans, submission.outputs, strict=True)):
-            try:
-                self._check(plan)
-            except AccelError as error:
-                error.op_index = index
-                raise
-            self._live.update((ref.buffer, ref.nbytes) for ref in made)
 
     def _send_graph(self, submission: GraphSubmission) -> None:
         program = submission.program

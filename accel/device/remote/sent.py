@@ -5,17 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from accel.device.remote.messages import WireGet, WirePut
-from accel.errors import UnsupportedError
+from accel.errors import AccelError, UnsupportedError
 from accel.ops import Get, Put
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
 
     from accel.device.remote.arrays import Outgoing, SharedArrays
-    from accel.device.submission import Submission
-    from accel.ops import KernelOp
+    from accel.device.submission import BatchSubmission, Submission
+    from accel.ops import KernelOp, Plan
 
-__all__ = ["Sent", "array_of", "land", "place", "with_array"]
+__all__ = ["Sent", "admit", "array_of", "land", "place", "with_array"]
 
 
 class Sent:
@@ -28,6 +30,21 @@ class Sent:
         self.count = count
         self.arrays = arrays
         self.landing = landing
+
+
+def admit(submission: BatchSubmission, check: Callable[[Plan], None], live: dict[int, int]) -> tuple[int, AccelError | None]:
+    """Check the operands of a batch that is about to be sent, and note in ``live`` what it makes. In one go: refs may be dropped whenever others run.
+
+    Returns how many ops, from the first, are as they should be, and what is wrong with the next.
+    """
+    for index, (plan, made) in enumerate(zip(submission.plans, submission.outputs, strict=True)):
+        try:
+            check(plan)
+        except AccelError as error:
+            error.op_index = index
+            return index, error
+        live.update((ref.buffer, ref.nbytes) for ref in made)
+    return len(submission.outputs), None
 
 
 def array_of(op: KernelOp) -> np.ndarray[Any, Any] | None:
