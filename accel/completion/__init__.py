@@ -6,7 +6,7 @@ from accel.completion.adaptive import AdaptiveCompletion
 from accel.completion.host_fn import HostFnCompletion
 from accel.completion.polled import PolledCompletion
 from accel.completion.reactor import Pacing
-from accel.completion.strategy import Attended, CompletionStatistics, CompletionStrategy, Pending, Watcher
+from accel.completion.strategy import Attended, CompletionStatistics, CompletionStrategy, Looks, Pending, Watcher
 from accel.completion.sync import SyncCompletion
 from accel.errors import InvalidArgumentError
 
@@ -16,6 +16,7 @@ __all__ = [
     "CompletionStatistics",
     "CompletionStrategy",
     "HostFnCompletion",
+    "Looks",
     "Pacing",
     "Pending",
     "PolledCompletion",

@@ -24,6 +24,7 @@ __all__ = [
     "CompletionStrategy",
     "Ended",
     "LaneWatcher",
+    "Looks",
     "Pending",
     "Watcher",
     "look",
@@ -95,6 +96,16 @@ class CompletionStatistics:
     completed: int
     failed: int
     looks: int
+
+
+class Looks(Protocol):
+    """Who looks for ends together with those who wait for them; see :class:`Watcher`."""
+
+    def attend(self, pending: Any) -> None:
+        """See :meth:`Watcher.attend`."""
+
+    def attend_once(self, pending: Any) -> bool:
+        """See :meth:`Watcher.attend_once`."""
 
 
 class Watcher(ABC):

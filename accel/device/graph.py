@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from accel import ops
 from accel.device.recording import Recorder
@@ -183,7 +183,7 @@ class GraphSubmission(OpSubmission):
 
     def complete(self) -> None:
         """Take note that the program is there; called once."""
-        self.program.settle(self._context)
+        self.program.settle(cast("Context", self._context))  # it is complete where it runs
         super().complete()
 
 

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
     from accel.actors import ActorRef
     from accel.backend import AccelEvent, Injection, Kernel
-    from accel.completion import Attended, Watcher
+    from accel.completion import Attended, Looks
     from accel.device.context import Context
     from accel.device.lane import Lane
+    from accel.device.remote.context import RemoteContext
     from accel.device.submission import BatchSubmission
     from accel.errors import AccelError
     from accel.memory.usage import Dependency
@@ -174,12 +175,16 @@ class OpSubmission(Submission):
         As of a :class:`Launch`.
     lane, stream, event, enqueued_at, kind
         As of a :class:`Run`.
+    watcher : Looks or None
+        With whom its caller looks for its end, once it is on its way.
     """
 
     __slots__ = (
         "_context", "action", "beside", "dependencies", "enqueued_at", "event", "inputs", "kernel", "kind", "lane", "made", "op", "outputs", "plan",
-        "seq", "stream",
+        "seq", "stream", "watcher",
     )  # fmt: skip
+
+    _context: Context | RemoteContext
 
     index: ClassVar[int] = 0
     is_last: ClassVar[bool] = True
@@ -197,8 +202,14 @@ class OpSubmission(Submission):
         self.plan: Plan | None = plan
         self.made: tuple[AccelRef, ...] | None = None
         self.event: AccelEvent | None = None
+        self.watcher: Looks | None = None
         self.is_attended = False
         self.nap = None
+
+    def sent_by(self, context: RemoteContext) -> None:
+        """Take note of who has sent the op to another process."""
+        self._context = context
+        self.watcher = context.watcher
 
     def bind(
         self, context: Context, port: Port, kernel: Kernel, inputs: Sequence[int], outputs: Sequence[int], seq: int,
@@ -258,6 +269,7 @@ class OpSubmission(Submission):
     def marked(self, event: AccelEvent) -> None:
         """Take note of the mark, which is not passed yet."""
         self.event = event
+        self.watcher = self._context.watcher
         self.enqueued_at = perf_counter()
         self.kind: Hashable = self._kind()
         self.release_operands()
@@ -288,7 +300,7 @@ class OpSubmission(Submission):
             Whether the caller can look again itself; then this returns ``False`` if it should, after another turn, or after :attr:`nap`.
         """
         self.nap = None
-        if self.event is not None and self._context.fault is None and not _look(self._context.watcher, self, stays):
+        if self.watcher is not None and self._context.fault is None and not _look(self.watcher, self, stays):
             return False
         self.is_attended = False
         return True
@@ -314,7 +326,7 @@ Sendable: TypeAlias = Run | OpSubmission
 """What a kernel actor is sent."""
 
 
-def _look(watcher: Watcher, pending: Attended, stays: bool) -> bool:
+def _look(watcher: Looks, pending: Attended, stays: bool) -> bool:
     """Look for the end of what its caller attends; return ``False`` if it, which ``stays``, should look again."""
     if stays:
         return watcher.attend_once(pending)

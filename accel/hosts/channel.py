@@ -90,7 +90,7 @@ class Channel:
         """Whether it was closed, or lost."""
         return self._is_closed
 
-    def send(self, kind: int, *parts: bytes | bytearray | memoryview, fds: Sequence[int] = ()) -> None:
+    def send(self, kind: int, *parts: bytes | bytearray | memoryview, fds: Sequence[int] = (), now: bool = False) -> None:
         """Send one message, whose payload is ``parts`` one after the other. Never blocks; what is sent in one turn of the loop leaves together.
 
         What was sent before the loss of the other end is noticed may not arrive.
@@ -103,6 +103,8 @@ class Channel:
             They are copied.
         fds
             File descriptors that go with the message. They are duplicated: the caller may close its own.
+        now
+            Whether it leaves at once, with what was sent before in this turn, as far as the socket takes it.
 
         Raises
         ------
@@ -114,7 +116,7 @@ class Channel:
         if self._is_closed:
             raise ClosedError("the connection to the other process is closed")
         # Other buffers first, as a whole: one that cannot be read must not leave half a message behind.
-        contents = [part if type(part) is bytes else bytes(memoryview(part)) for part in parts]
+        contents = parts if len(parts) == 1 and type(parts[0]) is bytes else [bytes(memoryview(part)) for part in parts]
         length = sum(map(len, contents))
         if length > self._max_message or len(fds) > MAX_DESCRIPTORS or kind == GREETING:
             raise InvalidArgumentError(
@@ -127,7 +129,7 @@ class Channel:
         self._outgoing.append((header, *contents), fds)
         if self._is_full:
             return
-        if self._outgoing.pending > _FLUSH_BEYOND:
+        if now or self._outgoing.pending > _FLUSH_BEYOND:
             self._flush()
         elif self._flushing is None:
             self._flushing = self._loop.call_soon(self._flush)

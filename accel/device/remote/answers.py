@@ -157,8 +157,7 @@ class Answers:
             self._channel.send(Kind.MEMORY, struct.pack("<QQ", *memory))
         if self._ended:
             ended, self._ended = self._ended, []
-            self._channel.send(Kind.DONE, struct.pack(f"<{len(ended)}Q", *ended))
-            self._channel.flush()
+            self._channel.send(Kind.DONE, struct.pack(f"<{len(ended)}Q", *ended), now=True)
             if not self._is_lingering and self._attention.seconds:
                 self._is_lingering = True
                 self.loop.call_soon(self._linger)

@@ -36,12 +36,17 @@ class Attention:
         Which.
     seconds
         How long each time.
+
+    Attributes
+    ----------
+    until : float
+        When it ends, on the loop's clock.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         self._loop = loop
         self._seconds = seconds if len(os.sched_getaffinity(0)) >= _FEW else 0.0
-        self._until = 0.0
+        self.until = 0.0
         self._is_turning = False
 
     @property
@@ -49,20 +54,25 @@ class Attention:
         """How long each time; 0 where it is of no use."""
         return self._seconds
 
-    def pay(self, more: float = 0.0) -> None:
-        """Begin, or begin anew; for so many seconds more."""
+    def pay(self, more: float = 0.0, *, is_turned: bool = False) -> None:
+        """Begin, or begin anew; for so many seconds more. ``is_turned``: somebody else keeps the loop turning."""
         if self._seconds:
-            self._until = self._loop.time() + self._seconds + more
-            if not self._is_turning:
-                self._is_turning = True
-                self._loop.call_soon(self._turn)
+            self.until = self._loop.time() + self._seconds + more
+            if not is_turned:
+                self.turn()
+
+    def turn(self) -> None:
+        """Keep the loop turning, as long as it was begun for."""
+        if not self._is_turning:
+            self._is_turning = True
+            self._loop.call_soon(self._turn)
 
     def end(self) -> None:
         """There is nothing to wait for any more."""
-        self._until = 0.0
+        self.until = 0.0
 
     def _turn(self) -> None:
-        if self._loop.time() < self._until:
+        if self._loop.time() < self.until:
             self._loop.call_soon(self._turn)
         else:
             self._is_turning = False
@@ -88,32 +98,46 @@ class Pacing:
         self._usual = 0.0
         self._unsent = 0
 
-    def sent(self, *, is_first: bool) -> None:
-        """Take note of an op; ``is_first``: the device was idle."""
-        self._unsent += 1
-        if is_first or (self._unsent >= _SEVERAL and self._attention.seconds):
-            self._unsent = 0
-            self._flush()
-        if is_first:
-            self._began = self._loop.time()
-            if self._attention.seconds and self._usual < _LONG:
-                self._wait()
+    @property
+    def is_awake(self) -> bool:
+        """Whether an answer is near, as far as one can tell."""
+        return self._loop.time() < self._attention.until
 
-    def _wait(self) -> None:
+    def sent(self, *, is_first: bool, is_attended: bool) -> None:
+        """Take note of an op; ``is_first``: the device was idle, and it has left already; ``is_attended``: its caller looks for its end."""
+        if not is_first:
+            self._unsent += 1
+            if self._unsent >= _SEVERAL and self._attention.seconds:
+                self._unsent = 0
+                self._flush()
+            return
+        self._unsent = 0
+        if self._attention.seconds:
+            self._began = self._loop.time()
+            if self._usual < _LONG:
+                self._wait(is_attended=is_attended)
+
+    def stay(self) -> None:
+        """Stay awake although the caller who did is leaving."""
+        if self.is_awake:
+            self._attention.turn()
+
+    def _wait(self, *, is_attended: bool = False) -> None:
         """Sleep while the end is far, but never long: a processor that sleeps deeply takes long to wake; stay awake when it is near."""
         left = max(0.0, self._began + self._usual - self._loop.time())
         if left > _NEAR:
             self._nap = self._loop.call_later(_NAP, self._wait)
         else:
-            self._attention.pay(left)
+            self._attention.pay(left, is_turned=is_attended)
 
     def idle(self) -> None:
         """Take note that nothing is in flight any more."""
         self._attention.end()
         if self._nap is not None:
             self._nap.cancel()
-        # How long the last ones took that found the device idle.
-        self._usual += (self._loop.time() - self._began - self._usual) / 4
+        if self._attention.seconds:
+            # How long the last ones took that found the device idle.
+            self._usual += (self._loop.time() - self._began - self._usual) / 4
 
     def end(self) -> None:
         """Wait for nothing any more."""

@@ -17,6 +17,7 @@ from accel.device.remote.attention import Pacing
 from accel.device.remote.compiling import SentKernels, layout_of
 from accel.device.remote.durable import DurableShare, kept_message
 from accel.device.remote.hang import HangWatch
+from accel.device.remote.looking import Looker
 from accel.device.remote.messages import Failure, Kind, pack, pack_op, pickled_library
 from accel.device.remote.planned import sent_action
 from accel.device.remote.sent import Sent, admit, array_of, land, place, with_array
@@ -79,6 +80,7 @@ class RemoteContext(ContextBase):
         self._durable = DurableShare(core.durable)
         self._reserved = self._workspace = 0
         self._pacing = Pacing(core.loop, link.channel.flush)
+        self.watcher = Looker(self, link.channel, self._pacing)
 
     # -- dispatch
 
@@ -168,7 +170,7 @@ class RemoteContext(ContextBase):
             written = self._written(ops)
             for each in arrays:
                 self._arrays.announce(each)
-            data = pack(number, ids, written, self._actions(op.kind for op in ops))
+            data = pack(number, ids, written, [self._action(op.kind) for op in ops])
             self._durable.sent(number, submission.plans[:count], (ref for refs in outputs for ref in refs))
             self._post(number, Sent(submission, count, arrays, []), Kind.BATCH, data)
         if refused is not None:
@@ -212,7 +214,7 @@ class RemoteContext(ContextBase):
             if outgoing is not None:
                 self._arrays.announce(outgoing)
                 op = with_array(op, outgoing)
-            data = pack_op(number, [ref.buffer for ref in made], *self._written((op,)), *self._actions((submission.name,)))
+            data = pack_op(number, [ref.buffer for ref in made], self._written((op,))[0], self._action(submission.name))
             self._durable.sent(number, (plan,), made)
             self._post(number, Sent(submission, 1, arrays, landing), Kind.OP, data)
         except BaseException:
@@ -220,9 +222,9 @@ class RemoteContext(ContextBase):
             raise
 
     def _post(self, number: int, sent: Sent, kind: Kind, data: bytes) -> None:
-        submission = sent.submission
+        submission, is_first = sent.submission, not self.in_flight
         try:
-            self._tell(kind, data)  # it is queued: nothing comes back before this returns
+            self._tell(kind, data, now=is_first)  # nothing comes back before this returns
         except BaseException:
             self._durable.ended(number)
             self._ops.told.clear()
@@ -234,17 +236,20 @@ class RemoteContext(ContextBase):
         self.submissions[submission] = None
         if self._hang is not None:
             self._hang.sent()
-        self._pacing.sent(is_first=self.in_flight == sent.count)
+        if isinstance(submission, OpSubmission):
+            submission.sent_by(self)
+        else:
+            submission.is_attended = False
+        self._pacing.sent(is_first=is_first, is_attended=submission.is_attended)
 
-    def _actions(self, kinds: Iterable[str]) -> list[bytes | str | None]:
-        """Return what a fault plan does to ops, as the child takes it."""
+    def _action(self, kind: str) -> bytes | str | None:
+        """Return what a fault plan does to an op, as the child takes it."""
         faults = self.core.options.faults
-        return [None for _ in kinds] if faults is None else [sent_action(faults.take(kind), self._link, self.core.loop) for kind in kinds]
+        return None if faults is None else sent_action(faults.take(kind), self._link, self.core.loop)
 
     async def port(self, library: str) -> None:
         """Have the child make a registered library. Raises what keeps it from being sent, made or opened."""
-        data = pickled_library(library, self.core.own[library])
-        await self._ask(Kind.REGISTER, pickle.dumps((library, data)))
+        await self._ask(Kind.REGISTER, pickle.dumps((library, pickled_library(library, self.core.own[library]))))
         self.own[library] = True
 
     async def compile(self, kernel: CompiledKernel) -> KernelLayout:
@@ -363,15 +368,13 @@ class RemoteContext(ContextBase):
 
     def _hung(self) -> None:
         """Give up what does not end."""
-        name = self.core.name
-        what = f"the child of {name} hung: its oldest op has not ended for {self.core.options.hang_timeout:g} s"
-        self.report_fault(HostDiedError(what, device=name, scope=FaultScope.CONTEXT))
+        what = f"the child of {self.core.name} hung: its oldest op has not ended for {self.core.options.hang_timeout:g} s"
+        self.report_fault(HostDiedError(what, device=self.core.name, scope=FaultScope.CONTEXT))
 
     def gone(self) -> None:
         """Give the shared memory back that the child used: it is gone. Not before."""
-        sent, self._sent = self._sent, {}
-        for each in sent.values():
-            close_all(each.arrays)
+        while self._sent:
+            close_all(self._sent.popitem()[1].arrays)
         while self._landing:
             self._landing.popitem()[1].give_up()
 
@@ -385,8 +388,7 @@ class RemoteContext(ContextBase):
 
     def ask_to_close(self) -> None:
         """Ask the child to give everything back and end."""
-        self._tell(Kind.CLOSE)
-        self._link.channel.flush()
+        self._tell(Kind.CLOSE, now=True)
 
     def end(self) -> None:
         """Take no more, and tell everybody who waits that it was closed."""

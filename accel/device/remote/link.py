@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import logging
@@ -124,10 +123,12 @@ class Link:
         """Take note that nothing is in flight: whatever the child was busy with has led to its end."""
         self._busy_since = None
 
-    def tell(self, kind: Kind, data: bytes = b"", fds: Sequence[int] = ()) -> None:
-        """Send a message; to a child that is gone, nothing: its end is about to be told."""
-        with contextlib.suppress(ClosedError):
-            self.channel.send(kind, data, fds=fds)
+    def tell(self, kind: Kind, data: bytes = b"", fds: Sequence[int] = (), *, now: bool = False) -> None:
+        """Send a message, at the end of this turn of the loop or ``now``; to a child that is gone, nothing: its end is about to be told."""
+        try:
+            self.channel.send(kind, data, fds=fds, now=now)
+        except ClosedError:
+            return
 
     def ping(self) -> None:
         """Ask the child whether it is there; it answers from its loop."""

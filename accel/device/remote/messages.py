@@ -135,7 +135,9 @@ def pack(
 def pack_op(number: int, ids: Sequence[int], op: Any, action: bytes | str | None) -> bytes:
     """Return the payload of an OP message; see :func:`pack`. What follows the numbers is the same for the same op."""
     body = marshal.dumps((op,) if action is None else (op, action), _PLAIN)
-    return _COUNTED.pack(number, len(ids)) + (_IDS.pack(ids[0]) if len(ids) == 1 else struct.pack(f"<{len(ids)}Q", *ids)) + body
+    if not ids:
+        return _COUNTED.pack(number, 0) + body
+    return _COUNTED.pack(number, len(ids)) + struct.pack(f"<{len(ids)}Q", *ids) + body
 
 
 def unpack_op(data: bytes) -> tuple[int, Sequence[int], bytes]:
@@ -151,7 +153,7 @@ def op_of(body: bytes) -> tuple[Any, bytes | str | None]:
     return found if len(found) == 2 else (found[0], None)
 
 
-_COUNTED, _IDS = struct.Struct("<QI"), struct.Struct("<Q")
+_COUNTED = struct.Struct("<QI")
 _PLAIN = 2
 """The version of marshal's format before objects were told apart by who else holds them: equal values give equal bytes."""
 

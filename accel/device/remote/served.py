@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import importlib
 import itertools
@@ -29,7 +30,7 @@ from accel.device.remote.compiling import ChildKernels, packed_layout
 from accel.device.remote.durable import Announcer, kept_in
 from accel.device.remote.messages import Kind, WireGet, WireLaunch, WirePut, WireReplay, op_of, unpack, unpack_op
 from accel.device.remote.planned import Script
-from accel.errors import AccelError, BackendUnavailableError, FaultScope, HostDiedError, LibraryError
+from accel.errors import AccelError, BackendUnavailableError, ClosedError, FaultScope, HostDiedError, LibraryError
 from accel.fate import PreloadsLibraries
 from accel.hosts.error_codec import decode_error, encode_error
 from accel.hosts.op_table import OpReader
@@ -140,8 +141,8 @@ class Server:
 
     def give_up(self, error: AccelError) -> None:
         """Tell the parent, and end: a process that has lost its context has nothing more to give."""
-        self._channel.send(Kind.FAULT, encode_error(error))
-        self._channel.flush()
+        with contextlib.suppress(ClosedError):  # then nobody listens
+            self._channel.send(Kind.FAULT, encode_error(error), now=True)
         os._exit(_FAULTED)
 
     def broken(self, error: BaseException) -> None:

@@ -1,0 +1,127 @@
+"""Callers that read the connection to a child themselves, while the answer is near: however they end, nobody is kept waiting.
+
+It is done where there are processors enough; here it is done on any machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import accel
+from accel.device.remote.looking import Looker
+from accel.testing import FaultPlan
+from tests.device_support import bounded, failure, generation, task, until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@pytest.fixture(autouse=True)
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """What callers were told: ``False`` is to look again."""
+    told: list[bool] = []
+    once = Looker.attend_once
+
+    def attend_once(self: Looker, submission: accel.device.submission.Submission) -> bool:
+        told.append(once(self, submission))
+        return told[-1]
+
+    monkeypatch.setattr(Looker, "attend_once", attend_once)
+    monkeypatch.setattr("accel.device.remote.attention._FEW", 1)
+    return told
+
+
+@pytest.fixture
+async def device() -> AsyncIterator[accel.Device]:
+    async with accel.System() as system:
+        yield await system.open_device("cpu", host="process")
+
+
+async def test_who_waits_alone_for_a_short_op_finds_the_answer(device: accel.Device, looks: list[bool], rng: np.random.Generator) -> None:
+    a = rng.standard_normal(64)
+    x = await device.put(a)
+    for _ in range(200):
+        y = await device.elementwise.unary("neg", x)
+        np.testing.assert_array_equal(await device.get(y), -a)
+    assert device.info().in_flight == 0
+    assert False in looks, "some have looked more than once"
+
+
+async def test_cancelling_at_every_turn_leaves_nothing_in_flight(device: accel.Device) -> None:
+    x = await device.put(np.ones(8))
+    for turns in range(60):
+        waiting = task(device.elementwise.unary("neg", x))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        np.testing.assert_array_equal(await bounded(device.get(x)), np.ones(8))
+    await until(lambda: device.info().in_flight == 0, "all answered")
+
+
+async def test_a_timeout_ends_the_wait_of_who_looks_itself() -> None:
+    plan = FaultPlan().hang_at(12)
+    async with accel.System(close_timeout=0.5) as system:
+        device = await system.open_device("cpu", host="process", faults=plan)
+        x = await device.put(np.ones(8))
+        for _ in range(10):
+            await device.elementwise.unary("neg", x)
+        began = time.perf_counter()
+        await failure(device.elementwise.unary("neg", x, timeout=0.05), accel.DeadlineExceededError)
+        assert time.perf_counter() - began < 5
+        plan.release()
+        await until(lambda: device.info().in_flight == 0, "the op ended")
+
+
+async def test_the_death_of_the_child_is_told_to_who_looks_itself() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", faults=FaultPlan().kill_host_at(20))
+        x = await device.put(np.ones(8))
+        for _ in range(18):
+            await device.elementwise.unary("neg", x)
+        await failure(bounded(device.elementwise.unary("neg", x)), accel.ContextPoisonedError)
+        await generation(device, 2)
+        y = await bounded(device.put(np.ones(8)))
+        np.testing.assert_array_equal(await device.get(await device.elementwise.unary("neg", y)), -np.ones(8))
+
+
+async def test_many_at_once_are_all_answered_right(device: accel.Device) -> None:
+    seed = random.randrange(2**32)
+    rng = random.Random(seed)
+    x = await device.put(np.ones(8))
+
+    async def client() -> None:
+        y = x
+        for _ in range(rng.randrange(1, 20)):
+            if rng.random() < 0.3:
+                async with device.batch() as batch:
+                    y = batch.elementwise.binary("add", y, x)
+            else:
+                y = await device.elementwise.binary("add", y, x)
+            if rng.random() < 0.3:
+                await asyncio.sleep(rng.random() * 1e-3)
+        got = await device.get(y)
+        assert (got == got[0]).all(), f"{seed=}"
+        assert got[0] >= 2.0, f"{seed=}"
+
+    await bounded(asyncio.gather(*(client() for _ in range(20))))
+    await until(lambda: device.info().in_flight == 0, "all answered")
+
+
+async def test_closing_lets_who_looks_have_the_answer() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process")
+        x = await device.put(np.ones(8))
+        waiting = task(device.elementwise.unary("neg", x))
+        await asyncio.sleep(0)
+        await device.aclose()
+        (ended,) = await asyncio.gather(waiting, return_exceptions=True)
+        assert isinstance(ended, accel.AccelRef)
