@@ -98,8 +98,10 @@ class ContextBase(ABC):
             return
         if not error.is_fault:
             error = LibraryError(error.message, code=error.code, library=error.library, scope=FaultScope.CONTEXT, op=error.op)
-        # It stays as long as this does; a traceback's frames hold submissions, and so what their waiters had in hand.
+        # It stays as long as this does; a traceback's frames hold submissions, and so what their waiters had in hand. So does that of what a caller was
+        # handling when it surfaced in its turn.
         self.fault = error.with_traceback(None)
+        error.__context__ = None
         self.core.durable.faulted(self.unfinished())
         self.core.lost_context(error, is_survived=is_survived)
         self.fail_all(error)

@@ -13,6 +13,7 @@ import pytest
 import accel
 from accel import registry
 from accel.completion import PolledCompletion
+from accel.cpu.stream import CpuStream
 from accel.testing import FaultPlan
 from tests.device_support import bounded, failure, generation, task, until, used
 from tests.late_backend import LateDevice
@@ -121,6 +122,38 @@ async def test_faults_keep_nothing_until_the_collector_comes(monkeypatch: pytest
             await bounded(asyncio.gather(*(client() for _ in range(24))))
             assert device.generation == 3
             await until(lambda: used(device) == 0, "all memory given back")
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("restarts", [0, 3])
+async def test_a_fault_keeps_nothing_of_what_its_caller_was_handling(restarts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may surface in the turn of a caller who handles an error of its own just then."""
+    gc.collect()
+    gc.disable()
+    try:
+        async with accel.System() as system:
+            device = await system.open_device("cpu", restart=accel.RestartStrategy(max_restarts=restarts))
+            await device.zeros(4)
+
+            def record(*_: object) -> bool:
+                monkeypatch.undo()
+                raise accel.DriverError("illegal address", scope=accel.FaultScope.CONTEXT)
+
+            async def handler() -> weakref.ref[Any]:
+                array = np.ones(8)
+                try:
+                    int("what the caller goes through")
+                except ValueError:
+                    try:
+                        await bounded(device.zeros(4))
+                    except accel.ContextPoisonedError:
+                        return weakref.ref(array)
+                pytest.fail("nothing has surfaced")
+
+            monkeypatch.setattr(CpuStream, "record", record)
+            kept = await handler()
+            await until(lambda: kept() is None, "what the caller had in hand is gone")
     finally:
         gc.enable()
 
