@@ -7,7 +7,6 @@ on the device by then, which a stream can be made to wait for without knowing wh
 from __future__ import annotations
 
 from functools import partial
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from accel import dlpack
@@ -17,6 +16,7 @@ from accel.device.acquire import acquire
 from accel.device.exports import Export, Exports, Sharers, close_when_dropped
 from accel.device.lane import Lane
 from accel.device.leaving import Leaving
+from accel.device.marks import LaneMark
 from accel.device.outside import OutsideLane, captures_of
 from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
 from accel.exchange import SharesMemory
@@ -25,7 +25,7 @@ from accel.ops import Spec
 from accel.ref import AccelRef, ForeignRef, ManagedRef, RefView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Sequence
 
     from accel.backend import SlabMemory
     from accel.device.context import Context
@@ -40,28 +40,6 @@ _ALIGNMENT = 256
 
 
 Adopted = TypeVar("Adopted", bound=AccelRef)
-
-
-class _OutsideMark:
-    """The end of what others had enqueued at one moment; see :class:`accel.completion.Pending`."""
-
-    __slots__ = ("_context", "_seq", "enqueued_at", "event", "kind", "lane", "stream")
-
-    def __init__(self, context: Context, lane: Lane, event: Any) -> None:
-        self._context = context
-        self._seq = lane.enqueued
-        self.lane = lane
-        self.stream = lane.stream
-        self.event = event
-        self.kind: Hashable = "outside"
-        self.enqueued_at = perf_counter()
-
-    def complete(self) -> None:
-        self.lane.complete(self._seq)
-        self._context.events.give(self.event)
-
-    def fail(self, error: AccelError) -> None:
-        self._context.report_fault(error)
 
 
 class Sharing:
@@ -239,7 +217,7 @@ class Sharing:
             is_over = lane.stream.record(event)
         except AccelError:
             return  # whoever uses the memory next learns of it
-        mark = _OutsideMark(context, lane, event)
+        mark = LaneMark(context, lane, lane.enqueued, event, "outside")
         if is_over:
             mark.complete()
         else:
