@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import threading
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -10,9 +13,10 @@ import numpy as np
 import pytest
 
 import accel
+from accel.device.remote import sent
 from accel.ops import Plan, Spec
 from accel.testing import FaultPlan
-from tests.device_support import bounded, failure
+from tests.device_support import bounded, failure, task, until
 from tests.own_library_support import Scale, Sent
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -78,6 +82,30 @@ async def test_refused_batches_give_their_shared_memory_back() -> None:
                     batch.run(Note(x, np.ones(2)))
         await bounded(device.put(np.zeros(2 << 20, np.uint8)))
         assert device.info().pinned.used == 0
+
+
+async def test_a_batch_whose_context_ends_before_it_is_sent_is_told_of_the_rebuild(monkeypatch: pytest.MonkeyPatch) -> None:
+    placing, lost = threading.Event(), threading.Event()
+
+    def place(*arguments: Any) -> Any:
+        placing.set()
+        assert lost.wait(20)
+        return sent.place(*arguments)
+
+    monkeypatch.setattr("accel.device.remote.context.place", place)
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process")
+
+        async def batched() -> None:
+            async with device.batch() as batch:
+                batch.elementwise.unary("neg", batch.put(np.ones(4, np.float32)))
+
+        waiting = task(batched())
+        await until(placing.is_set, "the batch's array is placed")
+        os.kill(device.info().pid, signal.SIGKILL)
+        await until(lambda: device.state is not accel.DeviceState.READY, "the death is seen")
+        lost.set()
+        assert (await failure(bounded(waiting), accel.StaleRefError)).reason == "generation"
 
 
 async def test_what_an_unfinished_batch_makes_durable_is_torn() -> None:

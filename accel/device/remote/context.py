@@ -20,7 +20,7 @@ from accel.device.remote.hang import HangWatch
 from accel.device.remote.looking import Looker
 from accel.device.remote.messages import Failure, Kind, pack, pack_op, pickled_library
 from accel.device.remote.planned import sent_action
-from accel.device.remote.sent import Sent, admit, array_of, land, place, with_array
+from accel.device.remote.sent import Sent, admit, array_of, land, place, take_back, with_array
 from accel.device.remote.wiring import wired
 from accel.device.run import OpSubmission
 from accel.device.submission import BatchSubmission
@@ -154,9 +154,7 @@ class RemoteContext(ContextBase):
                 self._send_batch(submission, ops, arrays)
                 return
         except BaseException:
-            if not submission.launched:  # else they are the child's
-                close_all(arrays)
-                submission.void(0)
+            take_back(submission, arrays, is_final=self.fault is None)
             raise
         submission.void_unsound()
         close_all(arrays)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from accel.device.remote.arrays import close_all
 from accel.device.remote.messages import WireGet, WirePut
 from accel.errors import AccelError, UnsupportedError
 from accel.ops import Get, Put
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy as np
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from accel.device.submission import BatchSubmission, Submission
     from accel.ops import KernelOp, Plan
 
-__all__ = ["Sent", "admit", "array_of", "land", "place", "with_array"]
+__all__ = ["Sent", "admit", "array_of", "land", "place", "take_back", "with_array"]
 
 
 class Sent:
@@ -80,3 +81,19 @@ def land(sent: Sent) -> None:
     """Copy what has come back out of shared memory. May block for as long as that takes."""
     for each in sent.landing:
         each.land()
+
+
+def take_back(submission: Submission, arrays: Sequence[Outgoing], *, is_final: bool) -> None:
+    """Undo what was made ready for a batch, unless the child has it.
+
+    Parameters
+    ----------
+    submission, arrays
+        The batch, and what it brings.
+    is_final
+        Whether no other context gets it: else that one says what has become of its operands.
+    """
+    if not submission.launched:
+        close_all(arrays)
+        if is_final:
+            submission.void(0)
