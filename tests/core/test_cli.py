@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 
 INTERRUPTED = """
-import asyncio, sys, threading, types
+import asyncio, signal, sys, threading, types
 import accel
 from accel.cli.main import COMMANDS, Command, main
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background have it ignored
 
 async def run(arguments):
     async with accel.System() as system:
