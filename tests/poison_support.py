@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import accel
-from accel.ops import Plan, Spec
+from benchmarks.chaos_parts.suspects import Double
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -19,19 +18,6 @@ __all__ = ["POISON", "Double", "Fragile", "Service"]
 
 POISON = -1.0
 HANG = -2.0
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Double(accel.KernelOp):
-    """``2 * x``, if nothing in it is poison."""
-
-    library: ClassVar[str] = "fragile"
-    kind: ClassVar[str] = "double"
-
-    x: accel.AccelRef
-
-    def plan(self) -> Plan:
-        return Plan((self.x,), (), (Spec(self.x.shape, self.x.dtype),))
 
 
 class Fragile(accel.KernelLibrary):
