@@ -126,6 +126,8 @@ class Channel:
         header = encode_header(kind, length, len(fds))
         if self._broken is not None:
             return  # on_lost is about to say so
+        if now and not fds and self._write_now(b"".join((header, *contents))):
+            return
         self._outgoing.append((header, *contents), fds)
         if self._is_full:
             return
@@ -163,6 +165,17 @@ class Channel:
         if not self._is_closed:
             self._flush()
 
+    def _write_now(self, message: bytes) -> bool:
+        """Write a message if none waits before it; return ``False``, with nothing done, else."""
+        try:
+            is_begun = self._outgoing.write_now(message)
+        except OSError as error:
+            self._break(error)
+            return True
+        if self._outgoing.pending and is_begun:
+            self._set_full(True)
+        return is_begun
+
     def _flush(self) -> None:
         if self._flushing is not None:
             self._flushing.cancel()
@@ -170,15 +183,19 @@ class Channel:
         try:
             is_empty = self._outgoing.write(_TURN_BYTES)
         except OSError as error:
-            self._broken = _broken_by(error)
-            self._outgoing.close()
-            self._set_full(False)
-            if self._turn is None:  # what the other end said before it went is still to be read
-                self._turn = self._loop.call_soon(self._read_turn)
+            self._break(error)
             return
         self._set_full(not is_empty)
         if is_empty and self._draining:
             self._wake(None)
+
+    def _break(self, error: OSError) -> None:
+        """Write nothing any more."""
+        self._broken = _broken_by(error)
+        self._outgoing.close()
+        self._set_full(False)
+        if self._turn is None:  # what the other end said before it went is still to be read
+            self._turn = self._loop.call_soon(self._read_turn)
 
     def _set_full(self, is_full: bool) -> None:
         if is_full is not self._is_full:
@@ -208,7 +225,15 @@ class Channel:
         """Read and deliver what has arrived, without waiting for the loop to say so; return whether there was something."""
         if self._is_closed or self._at_end or self._turn is not None:
             return False
-        before = self._delivered
+        before, messages = self._delivered, self._incoming.messages
+        if not messages and self._broken is None:
+            count = self._read()
+            if not self._at_end:
+                if not count:
+                    return False
+                if len(messages) == 1:  # what comes most
+                    self._deliver(messages.popleft())
+                    return True
         self._read_turn()
         return self._delivered != before
 

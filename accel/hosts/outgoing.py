@@ -52,6 +52,21 @@ class Outgoing:
             data += part
         self.pending += len(data) - before
 
+    def write_now(self, message: bytes) -> bool:
+        """Write a message without descriptors, if nothing waits before it, as far as the socket takes it; return ``False``, with nothing done, else.
+
+        What it does not take is pending. Raises as :meth:`write` does.
+        """
+        if self._segments:
+            return False
+        try:
+            written = self._sock.send(message, socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            written = 0
+        if written < len(message):
+            self.append((message[written:],))
+        return True
+
     def write(self, budget: int) -> bool:
         """Write what the socket takes, but not much more than ``budget`` bytes; return whether nothing is left.
 

@@ -150,6 +150,8 @@ class FrameDecoder:
         if self.error is not None:
             raise self.error.clone()
         rest = self._rest
+        if not rest and type(data) is bytes and (frame := self._only(data)) is not None:
+            return [frame]
         if rest:
             rest += data
             if len(rest) < self._needed:
@@ -178,6 +180,16 @@ class FrameDecoder:
             raise self.error.clone()
         if self._rest:
             raise ProtocolError(f"the stream ends within a message: {len(self._rest)} of {self._needed} bytes are there")
+
+    def _only(self, data: bytes) -> Frame | None:
+        """Return the message that ``data`` is, if it is one, whole and well-formed; that is what comes most."""
+        size = len(data)
+        if size >= HEADER_BYTES:
+            magic, kind, descriptors, length = _HEADER.unpack_from(data)
+            if length == size - HEADER_BYTES and magic == _MAGIC and length <= self._max_message and descriptors <= MAX_DESCRIPTORS:
+                self._needed = HEADER_BYTES
+                return Frame(kind, data[HEADER_BYTES:], descriptors)
+        return None
 
     def _cut(self, data: bytes | bytearray | memoryview) -> tuple[list[Frame], int, ProtocolError | None]:
         """Return the complete messages in ``data``, how many bytes they take, and what is wrong after them."""

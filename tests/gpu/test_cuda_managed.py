@@ -80,9 +80,10 @@ async def test_advice_is_taken_and_taken_back(device: accel.Device) -> None:
 
 
 async def test_memory_comes_back(device: accel.Device) -> None:
-    async def given_back(count: int) -> bool:
-        context: Any = device._host.context
-        return len(context.sharing._lone) + len(context.sharing._left) + len(context.sharing._sent) == count
+    def is_given_back() -> bool:
+        sharing: Any = device._host.context.sharing
+        leaving = sharing._leaving
+        return not (sharing._lone or leaving._waiting or leaving._sent or leaving._left)
 
     refs = [await device.managed(1 << 20, "float32") for _ in range(4)]
     out = await device.zeros(1 << 20)
@@ -96,7 +97,7 @@ async def test_memory_comes_back(device: accel.Device) -> None:
     del work
     device.info()
     async with asyncio.timeout(10):
-        while not await given_back(0):
+        while not is_given_back():
             await asyncio.sleep(0)
     assert np.array_equal(await device.get(out), np.full(1 << 20, 4.0, np.float32))
     await device.free(await device.managed(0, "float32"))

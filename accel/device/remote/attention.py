@@ -5,20 +5,27 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from accel.completion.timer import create_timer
+
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
+
+    from accel.completion.timer import Timer
 
 __all__ = ["Attention", "Pacing"]
 
 _SHORT = 300e-6
 """Seconds for which the end of an op is waited for awake, at most."""
 
-_NEAR = 1.2e-3
-"""So many seconds before the usual time of an op its end is near: loops do not sleep for less than a millisecond."""
+_NEAR = 0.3e-3
+"""So many seconds before the usual time of an op its end is near."""
 
-_NAP, _LONG = 0.5e-3, 20e-3
-"""Seconds of a nap, and of an op that nobody stays half awake for."""
+_NAP, _SHORTEST, _LONG = 0.5e-3, 0.05e-3, 20e-3
+"""Seconds of a nap, of the shortest that is worth a timer, and of an op that nobody stays half awake for."""
+
+_PATIENCE = 8
+"""An answer that is late is waited for awake for one part in so many of the usual time, besides."""
 
 _SEVERAL = 16
 """So many messages do not wait for more of this turn: their receiver is to have something to do meanwhile. Where it has a processor of its own."""
@@ -93,7 +100,8 @@ class Pacing:
         self._loop = loop
         self._flush = flush
         self._attention = Attention(loop, _SHORT)
-        self._nap: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None  # made when there is an op that takes so long
+        self._is_napping = False
         self._began = 0.0
         self._usual = 0.0
         self._unsent = 0
@@ -124,23 +132,34 @@ class Pacing:
 
     def _wait(self, *, is_attended: bool = False) -> None:
         """Sleep while the end is far, but never long: a processor that sleeps deeply takes long to wake; stay awake when it is near."""
+        self._is_napping = False
         left = max(0.0, self._began + self._usual - self._loop.time())
-        if left > _NEAR:
-            self._nap = self._loop.call_later(_NAP, self._wait)
+        if left > _NEAR + _SHORTEST:
+            if self._timer is None:
+                self._timer = create_timer(self._loop, self._wait)
+            self._is_napping = True
+            self._timer.arm(min(left - _NEAR, _NAP))
         else:
-            self._attention.pay(left, is_turned=is_attended)
+            self._attention.pay(left + self._usual / _PATIENCE, is_turned=is_attended)
 
     def idle(self) -> None:
         """Take note that nothing is in flight any more."""
         self._attention.end()
-        if self._nap is not None:
-            self._nap.cancel()
         if self._attention.seconds:
-            # How long the last ones took that found the device idle.
-            self._usual += (self._loop.time() - self._began - self._usual) / 4
+            # How long the last ones took that found the device idle. One whose answer ended a nap was there for a while: it is no reason to sleep as long.
+            took = self._loop.time() - self._began
+            self._usual += took - _NEAR - self._usual if self._is_napping else (took - self._usual) / 4
+        self._rouse()
 
     def end(self) -> None:
-        """Wait for nothing any more."""
+        """Wait for nothing any more, and give the timer back. Idempotent."""
         self._attention.end()
-        if self._nap is not None:
-            self._nap.cancel()
+        self._rouse()
+        if self._timer is not None:
+            self._timer.close()
+            self._timer = None
+
+    def _rouse(self) -> None:
+        if self._is_napping and self._timer is not None:
+            self._is_napping = False
+            self._timer.disarm()

@@ -281,9 +281,9 @@ class RemoteContext(ContextBase):
         return self._durable.unfinished()
 
     def _check(self, plan: Plan, of: Program | None = None) -> None:
-        own = {ref.buffer for refs in of.outputs for ref in refs} if of is not None else ()
-        for ref in (*plan.reads, *plan.writes):
-            if ref.buffer not in self._live and ref.buffer not in own:
+        live, own = self._live, () if of is None else {ref.buffer for refs in of.outputs for ref in refs}
+        for ref in plan.reads + plan.writes:
+            if ref.buffer not in live and ref.buffer not in own:
                 raise StaleRefError(f"{ref!r} is not in memory any more", reason="freed", device=self.core.name, generation=self.generation)
 
     # -- memory
@@ -342,11 +342,11 @@ class RemoteContext(ContextBase):
         if error is not None:
             own = error.clone(device=self.core.name, generation=self.generation, op_index=index if index >= 0 else None)
             sent.submission.reject_from(max(index, 0), own)
-        elif any(each.is_copied for each in sent.landing) and sent.landing[0].array.nbytes > COPIED_HERE:
-            landing = self._landing[number] = Landing(sent.landing)
-            self._land(landing.copy, lambda: self._landed(number, sent))
-            return
-        else:
+        elif sent.landing:
+            if any(each.is_copied for each in sent.landing) and sent.landing[0].array.nbytes > COPIED_HERE:
+                landing = self._landing[number] = Landing(sent.landing)
+                self._land(landing.copy, lambda: self._landed(number, sent))
+                return
             land(sent)
         self._retire(sent)
 
@@ -358,7 +358,8 @@ class RemoteContext(ContextBase):
         if self.in_flight == sent.count:
             self._pacing.idle()
             self._link.rest()
-        close_all(sent.arrays)
+        if sent.arrays:
+            close_all(sent.arrays)
         if self.fault is None:
             self.retire(sent.submission, sent.count, is_last=True)
 

@@ -74,7 +74,8 @@ def place(arrays: SharedArrays, op: KernelOp, index: int | None) -> Outgoing:
 
 def with_array(op: Any, outgoing: Outgoing) -> KernelOp:
     """Return the op with a place in shared memory instead of its array."""
-    return WirePut(outgoing.place, op.out, op.durable) if type(op) is Put else WireGet(op.source, outgoing.place)
+    place = outgoing.place.wired
+    return WirePut(place, op.out, op.durable) if type(op) is Put else WireGet(op.source, place)
 
 
 def land(sent: Sent) -> None:

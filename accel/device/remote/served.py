@@ -28,7 +28,7 @@ from accel.device.remote.blocks import MappedBlocks
 from accel.device.remote.busy import BesideToldOf, Busy
 from accel.device.remote.compiling import ChildKernels, packed_layout
 from accel.device.remote.durable import Announcer, kept_in
-from accel.device.remote.messages import Kind, WireGet, WireLaunch, WirePut, WireReplay, op_of, unpack, unpack_op
+from accel.device.remote.messages import ArenaSlice, Kind, WireGet, WireLaunch, WirePut, WireReplay, op_of, unpack, unpack_op
 from accel.device.remote.planned import Script
 from accel.errors import AccelError, BackendUnavailableError, ClosedError, FaultScope, HostDiedError, LibraryError
 from accel.fate import PreloadsLibraries
@@ -52,11 +52,8 @@ __all__ = ["Server"]
 _NEAR = 50e-6
 """Seconds for which the end of a short op is waited for without letting the loop turn."""
 
-_SHORT, _REMEMBERED = 512, 512
-"""Bytes of ops that are kept, and how many."""
-
-_PASSING = (Put, Get, Replay)
-"""Ops that hold what may be given back: host memory, and graphs."""
+_SHORT, _REMEMBERED, _MOVES = 512, 512, 64
+"""Bytes of ops that are kept, and how many: of any, and of those that move arrays, which hold host memory until that is given back."""
 
 _FAULTED = 3
 """Exit status after a fault, which was told before."""
@@ -76,6 +73,7 @@ class Server:
         self._unseen: set[int] = set()
         self._programs: dict[int, Program] = {}
         self._known: dict[bytes, tuple[KernelOp, Plan]] = {}
+        self._moves: dict[bytes, tuple[KernelOp, Plan]] = {}
         self._kernels = ChildKernels()
         self._reader = OpReader(self._ref, self._refs)
         self._compiling: set[asyncio.Task[None]] = set()
@@ -166,6 +164,7 @@ class Server:
         elif kind == Kind.BLOCK:
             await self._blocks.add(data, fds[0], self.context.device)
         elif kind == Kind.BLOCK_GONE:
+            self._moves.clear()
             await self._blocks.drop(data)
         elif kind == Kind.HELD:
             await self._held(data, fds[0])
@@ -215,7 +214,7 @@ class Server:
 
     def _op(self, data: bytes) -> RemoteOp | None:
         number, ids, body = unpack_op(data)
-        known = self._known.get(body) or self._learn(number, body)
+        known = self._known.get(body) or self._moves.get(body) or self._learn(number, body)
         if known is None:
             return None
         op, plan = known
@@ -233,10 +232,11 @@ class Server:
         found = op, op.plan()
         if action is not None:
             self._script.begin((self._action(action),))
-        elif len(body) <= _SHORT and type(op) not in _PASSING:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            self._known[body] = found
+        elif len(body) <= _SHORT and type(op) is not Replay:  # the program of which may be given back
+            kept, limit = (self._moves, _MOVES) if type(op) in (Put, Get) else (self._known, _REMEMBERED)
+            if len(kept) >= limit:
+                kept.clear()
+            kept[body] = found
         return found
 
     async def _batch(self, data: bytes) -> None:
@@ -304,9 +304,9 @@ class Server:
     def _unwired(self, op: Any) -> KernelOp:
         kind = type(op)
         if kind is WirePut:
-            return Put(self._blocks.array(op.source), op.out, op.durable)
+            return Put(self._blocks.array(ArenaSlice.of(op.source)), op.out, op.durable)
         if kind is WireGet:
-            return Get(op.source, self._blocks.array(op.destination))
+            return Get(op.source, self._blocks.array(ArenaSlice.of(op.destination)))
         if kind is WireLaunch:
             return self._kernels.unwired(op)
         return Replay(self._programs[op.program]) if kind is WireReplay else op
