@@ -37,7 +37,7 @@ class Pacing:
     unknown_spin
         It spins for this long on an op of a kind that it has not seen.
     hold
-        Ops that take no longer are looked for without giving the loop back, once their caller has let it take a turn.
+        For so long an op that is about to end is looked for without giving the loop back, once its caller has let it take a turn.
     throughout
         Ops that take no longer are spun on from beginning to end: after a sleep, however short, the way of the result is several microseconds longer.
     shortest, longest
@@ -91,7 +91,7 @@ def pause(elapsed: float, estimate: Estimate | None, pacing: Pacing) -> float:
     if mean <= pacing.throughout:
         return 0.0
     # Long ops have room for a wide margin.
-    margin = min(pacing.window, max(mean / 8, pacing.shortest))
+    margin = min(pacing.window, max(mean / 10, pacing.shortest))
     spread = 2 * deviation
     ahead = -late - margin - min(spread, margin)
     if ahead < pacing.shortest:
@@ -175,7 +175,7 @@ class Reactor:
         known = self._predictor.expect(pending.kind)
         hold = self._pacing.hold
         is_long = known is not None and known.mean > hold
-        if answer is None and not is_long:
+        if answer is None and (known is None or abs(now - pending.enqueued_at - known.mean) < hold or not is_long):
             until = now + hold
             while answer is None and now < until:
                 answer = look(pending)

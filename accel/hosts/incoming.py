@@ -12,6 +12,8 @@ from accel.hosts.protocol import MAX_DESCRIPTORS, Frame, FrameDecoder, ProtocolE
 
 __all__ = ["Incoming", "Message"]
 
+# As plain ints: flags of the enumeration take a microsecond to test.
+_CLOEXEC, _TRUNCATED = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
 _CONTROL = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 
 
@@ -67,7 +69,7 @@ class Incoming:
         OSError
             If the connection is broken.
         """
-        data, control, flags, _ = self._sock.recvmsg(size, _CONTROL, socket.MSG_CMSG_CLOEXEC)
+        data, control, flags, _ = self._sock.recvmsg(size, _CONTROL, _CLOEXEC)
         for level, kind, content in control:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 numbers = array.array("i")
@@ -77,15 +79,16 @@ class Incoming:
             self._decoder.end()
             return 0
         for frame in self._decoder.feed(data):
-            self.messages.append(Message(frame.kind, frame.payload, self._take(frame)))
+            self.messages.append(Message(frame.kind, frame.payload, self._take(frame) if frame.descriptors else []))
         if self._decoder.error is not None:
             raise self._decoder.error.clone()
-        if flags & socket.MSG_CTRUNC:
+        if flags & _TRUNCATED:
             raise ProtocolError(
                 f"file descriptors got lost: more than {MAX_DESCRIPTORS} came at once, or this process may open no more",
                 remedy="Raise `ulimit -n` if this process has too many files open.",
             )
-        self._check_surplus()
+        if self._descriptors:
+            self._check_surplus()
         return len(data)
 
     def close(self) -> None:
@@ -106,8 +109,6 @@ class Incoming:
 
     def _check_surplus(self) -> None:
         """Raise where more came than the message that is not complete yet can want: nobody would ever close them."""
-        if not self._descriptors:
-            return
         awaited = self._decoder.awaited
         allowed = awaited if awaited is not None else MAX_DESCRIPTORS if self._decoder.buffered else 0
         if len(self._descriptors) > allowed:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Outgoing"]
 
+_NO_SIGNAL = int(socket.MSG_NOSIGNAL)
+
 
 class Outgoing:
     """Bytes and descriptors that the other end has not been sent yet.
@@ -60,7 +62,7 @@ class Outgoing:
         if self._segments:
             return False
         try:
-            written = self._sock.send(message, socket.MSG_NOSIGNAL)
+            written = self._sock.send(message, _NO_SIGNAL)
         except BlockingIOError:
             written = 0
         if written < len(message):
@@ -101,9 +103,9 @@ class Outgoing:
     def _write(self, data: bytearray, descriptors: list[int], budget: int) -> int:
         with memoryview(data) as view, view[:budget] as part:
             if not descriptors:
-                return self._sock.send(part, socket.MSG_NOSIGNAL)
+                return self._sock.send(part, _NO_SIGNAL)
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
-            return self._sock.sendmsg([part], [rights], socket.MSG_NOSIGNAL)
+            return self._sock.sendmsg([part], [rights], _NO_SIGNAL)
 
 
 def _duplicates(descriptors: Iterable[int]) -> list[int]:

@@ -171,6 +171,8 @@ class Answers:
         while now < end:
             if look():
                 end = min(clock() + _MOMENT, last)
+            elif not self._is_idle():  # there is an end to be seen, which takes a turn of the loop
+                break
             now = clock()
         self._attention.pay()
 

@@ -30,6 +30,9 @@ _PATIENCE = 8
 _SEVERAL = 16
 """So many messages do not wait for more of this turn: their receiver is to have something to do meanwhile. Where it has a processor of its own."""
 
+_PARTS = 4
+"""Of few messages that are in flight, one part in so many waits for more at most: else their receiver is idle when it is through with the others."""
+
 _FEW = 4
 """With fewer processors than this, whoever stays awake keeps others from what they wait for."""
 
@@ -111,11 +114,11 @@ class Pacing:
         """Whether an answer is near, as far as one can tell."""
         return self._loop.time() < self._attention.until
 
-    def sent(self, *, is_first: bool, is_attended: bool) -> None:
-        """Take note of an op; ``is_first``: the device was idle, and it has left already; ``is_attended``: its caller looks for its end."""
+    def sent(self, in_flight: int, *, is_first: bool, is_attended: bool) -> None:
+        """Take note of an op, one of ``in_flight``; ``is_first``: the device was idle, and it has left already; ``is_attended``: its caller looks for its end."""
         if not is_first:
             self._unsent += 1
-            if self._unsent >= _SEVERAL and self._attention.seconds:
+            if self._attention.seconds and self._unsent >= (_SEVERAL if in_flight > 2 * _SEVERAL else in_flight // _PARTS):
                 self._unsent = 0
                 self._flush()
             return

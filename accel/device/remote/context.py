@@ -238,7 +238,7 @@ class RemoteContext(ContextBase):
             submission.sent_by(self)
         else:
             submission.is_attended = False
-        self._pacing.sent(is_first=is_first, is_attended=submission.is_attended)
+        self._pacing.sent(self.in_flight, is_first=is_first, is_attended=submission.is_attended)
 
     def _action(self, kind: str) -> bytes | str | None:
         """Return what a fault plan does to an op, as the child takes it."""

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Looker"]
 
+_LOOKS = 4
+"""So often in a row: a look takes a microsecond, a turn of the loop three and more."""
+
 
 class Looker:
     """Looks for the answers to ops of one child; see :meth:`accel.completion.Watcher.attend_once`, which does so for marks.
@@ -39,7 +42,13 @@ class Looker:
 
     def attend_once(self, submission: Submission) -> bool:
         """Read what has come; return ``False`` if the caller is to do so again after another turn of the loop."""
-        if submission.is_settled or (self._channel.look() and submission.is_settled):
+        future = submission.future
+        if future.done():
+            return True
+        for _ in range(_LOOKS):
+            if self._channel.look():
+                break
+        if future.done():
             return True
         if self._context.in_flight == 1 and self._pacing.is_awake:
             return False
