@@ -115,7 +115,7 @@ class Pacing:
         return self._loop.time() < self._attention.until
 
     def sent(self, in_flight: int, *, is_first: bool, is_attended: bool) -> None:
-        """Take note of an op, one of ``in_flight``; ``is_first``: the device was idle, and it has left already; ``is_attended``: its caller looks for its end."""
+        """Take note of an op of ``in_flight``; ``is_first``: the device was idle, and it has left already; ``is_attended``: its caller looks for its end."""
         if not is_first:
             self._unsent += 1
             if self._attention.seconds and self._unsent >= (_SEVERAL if in_flight > 2 * _SEVERAL else in_flight // _PARTS):
