@@ -25,8 +25,6 @@ _DTYPES = ("float32", "float16", "bfloat16")
 _SIDE = 4096
 _SIDES = (32, 64, 128, 256, 512, 1024, 2048, 8192)
 _IN_FLIGHT = 8
-_TURN = 4e-3
-"""Seconds of products one at a time until the twin's turn: by how hard it had to work of late, the GPU takes up to a tenth more or less for one."""
 _RAW = "raw cuBLAS + synchronize"
 # What these machines compute each second, to choose how often to repeat.
 _FLOPS = {"float32": 4e13, "float16": 5e14, "bfloat16": 5e14}
@@ -121,7 +119,7 @@ async def _judge(
         ours, raw = results[OURS].rate, results[_RAW].rate
         tera = 2 * _SIDE**3 / 1e12
         many[name] = {"ratio": round(ours / raw, 4), "TFLOP_per_s": round(ours * tera, 1), "raw_TFLOP_per_s": round(raw * tera, 1)}
-        count = each.count(_TURN, 8)
+        count = bench.scale(8, 2)
         alone = await bench.compare(
             f"gemm {_SIDE} {name}, one", {OURS: awaited(each.one, count), _RAW: called(each.raw(), count)}, rounds=bench.scale(40, 8)
         )

@@ -28,8 +28,8 @@ _FREE = """
 from accel_cuda.driver import load_driver
 driver = load_driver()
 context = driver.call("cuDevicePrimaryCtxRetain", driver.call("cuDeviceGet", 0))
-driver.enter(int(context))
-print(*map(int, driver.call("cuMemGetInfo")))
+with driver.section(int(context)):
+    print(*map(int, driver.call("cuMemGetInfo")))
 """
 
 Host = Literal["auto", "process"]

@@ -28,9 +28,11 @@ async def device() -> AsyncIterator[accel.Device]:
 def asked(ref: accel.AccelRef, name: str) -> int:
     """Return what the driver knows of a range."""
     driver = load_driver()
-    address = ref.owner.sharing._context.buffers.blocks[ref.buffer].address + ref.offset
+    context: Any = ref.owner.sharing._context
+    address = context.buffers.blocks[ref.buffer].address + ref.offset
     attribute = getattr(driver.CUmem_range_attribute, f"CU_MEM_RANGE_ATTRIBUTE_{name}")
-    value = driver.call("cuMemRangeGetAttribute", 4, attribute, address, ref.nbytes)
+    with context.device.section:
+        value = driver.call("cuMemRangeGetAttribute", 4, attribute, address, ref.nbytes)
     return int.from_bytes(value, "little", signed=True) if isinstance(value, bytes | bytearray) else int(value)
 
 
