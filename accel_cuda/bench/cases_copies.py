@@ -43,7 +43,8 @@ class _Copier:
         await self.device.get(ref, out=target)
         if not np.array_equal(host, target):
             raise AssertionError(f"{size} of {kind} memory came back changed")
-        count = max(1, min(self.bench.scale(200, 50), int(self.bench.scale(60, 20) * 1e-3 * _SLOW / nbytes)))
+        # Several in a row: after the twin's turn the threads' processors sleep, and the first copies are slow until all are awake.
+        count = max(1, min(self.bench.scale(200, 50), int(self.bench.scale(160, 20) * 1e-3 * _SLOW / nbytes)))
         slab = raw.context.create_slab(nbytes)
         try:
             copies = raw.pinned_copies if kind == "pinned" else raw.pageable_copies
