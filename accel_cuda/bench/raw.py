@@ -6,6 +6,7 @@ Launches go through the same ``ctypes`` calls as this project's, which are the f
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from accel_cuda.libraries import load_module
 from accel_cuda.pinned import PinnedBlock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
 __all__ = ["Raw"]
 
@@ -89,6 +90,18 @@ class Raw:
             synchronize(stream)
 
         return one if launches == 1 else many
+
+    def turning(self, enqueue: Callable[[], object]) -> Callable[[], Awaitable[None]]:
+        """Return what enqueues and looks in each turn of the loop whether that is through: the least that an event loop can do, all of the time."""
+        stream, event = self._own, self.context.create_event()
+
+        async def run() -> None:
+            enqueue()
+            stream.record(event)
+            while not event.query():  # noqa: ASYNC110 - this is what is measured
+                await asyncio.sleep(0)
+
+        return run
 
     def graph(self, launches: int) -> Callable[[], object]:
         """Return a call that launches a graph of so many empty kernels in a row, and blocks until it is through."""

@@ -165,7 +165,7 @@ class RemoteContext(ContextBase):
         if count:
             number, ops, outputs = next(self._numbers), ops[:count], submission.outputs[:count]
             ids = [[ref.buffer for ref in refs] for refs in outputs]
-            written = self._written(ops)
+            written = [self._written(op) for op in ops]
             for each in arrays:
                 self._arrays.announce(each)
             data = pack(number, ids, written, [self._action(op.kind) for op in ops])
@@ -177,12 +177,12 @@ class RemoteContext(ContextBase):
             finally:
                 del refused  # its traceback holds this frame
 
-    def _written(self, ops: Iterable[KernelOp]) -> list[Any]:
-        """Return ops as they are sent."""
+    def _written(self, op: KernelOp) -> Any:
+        """Return an op as it is sent."""
         try:
-            return [self._ops.write(wired(op, self._kernels)) for op in ops]
+            return self._ops.write(wired(op, self._kernels))
         except BaseException:
-            self._ops.told.clear()  # of what was described in these, the child has not heard
+            self._ops.told.clear()  # of what was described in it, or in others of its batch, the child has not heard
             raise
 
     def _send_graph(self, submission: GraphSubmission) -> None:
@@ -193,27 +193,28 @@ class RemoteContext(ContextBase):
         for refs in program.outputs:
             self._live.update((ref.buffer, ref.nbytes) for ref in refs)
         number, ids = next(self._numbers), [[ref.buffer for ref in refs] for refs in program.outputs]
-        data = pack(number, ids, self._written(program.ops), handle=program.handle.buffer)
+        data = pack(number, ids, [self._written(op) for op in program.ops], handle=program.handle.buffer)
         self._post(number, Sent(submission, 1, [], []), Kind.GRAPH, data)
 
     def _send_op(self, submission: OpSubmission, plan: Plan, outgoing: Outgoing | None) -> None:
         core, op = self.core, submission.op
-        made = submission.made
-        if made is None:
+        made = submission.made or ()
+        if plan.creates and not made:
             made = tuple(
                 [AccelRef(core, core.next_buffer(), spec.shape, spec.dtype, self.generation, durable=spec.durable) for spec in plan.creates]
             )
         for ref in made:
             self._live[ref.buffer] = ref.nbytes
         submission.result = op.result(plan.writes + made)
-        number, arrays = next(self._numbers), [] if outgoing is None else [outgoing]
-        landing = arrays if type(op) is Get else []
+        number, arrays = next(self._numbers), () if outgoing is None else (outgoing,)
+        landing = arrays if type(op) is Get else ()
         try:
             if outgoing is not None:
                 self._arrays.announce(outgoing)
                 op = with_array(op, outgoing)
-            data = pack_op(number, [ref.buffer for ref in made], self._written((op,))[0], self._action(submission.name))
-            self._durable.sent(number, (plan,), made)
+            data = pack_op(number, [ref.buffer for ref in made] if made else (), self._written(op), self._action(submission.name))
+            if made or core.durable.buffers:
+                self._durable.sent(number, (plan,), made)
             self._post(number, Sent(submission, 1, arrays, landing), Kind.OP, data)
         except BaseException:
             close_all(arrays)

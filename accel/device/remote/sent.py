@@ -26,7 +26,7 @@ class Sent:
 
     __slots__ = ("arrays", "count", "landing", "submission")
 
-    def __init__(self, submission: Submission, count: int, arrays: list[Outgoing], landing: list[Outgoing]) -> None:
+    def __init__(self, submission: Submission, count: int, arrays: Sequence[Outgoing], landing: Sequence[Outgoing]) -> None:
         self.submission = submission
         self.count = count
         self.arrays = arrays
