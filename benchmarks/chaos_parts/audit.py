@@ -51,9 +51,9 @@ def _shared() -> set[str]:
     return set()
 
 
-def device_memory() -> int | None:
-    """Return how many MiB of device memory are in use on this machine; ``None`` where nobody knows."""
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+def device_memory(uuid: str) -> int | None:
+    """Return how many MiB of a GPU's memory are in use, by whomever; ``None`` where nobody knows."""
+    command = ["nvidia-smi", f"--id={uuid}", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
         return sum(int(line) for line in done.stdout.split())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import accel
+from accel_cuda import CudaBackend
 from benchmarks.chaos_parts.audit import Left, Witness, device_memory
 from benchmarks.chaos_parts.oracle import Ledger
 from benchmarks.chaos_parts.plants import Plant
@@ -47,7 +48,8 @@ def run_chaos(options: Options, tell: Callable[[str], None] = print) -> Report:
     witness = Witness(ledger.violation)
     on_cuda = options.device == "cuda"
     faulthandler.dump_traceback_later(options.seconds + _ENDS, exit=True)
-    memory = device_memory() if on_cuda else None
+    uuid = CudaBackend().devices()[0].uuid if on_cuda else ""
+    memory = device_memory(uuid) if on_cuda else None
     before, began = Left(), time.perf_counter()
     try:
         with witness.watching():
@@ -56,7 +58,7 @@ def run_chaos(options: Options, tell: Callable[[str], None] = print) -> Report:
             plant.leave()
         for each in before.behind():
             ledger.violation(each)
-        after = device_memory() if on_cuda else None
+        after = device_memory(uuid) if on_cuda else None
         if memory is not None and after is not None and after - memory > (_CONTEXT if "auto" in options.hosts else _ROUNDING):
             ledger.violation(f"{after - memory} MiB of device memory are left")
     finally:

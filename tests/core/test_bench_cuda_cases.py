@@ -56,6 +56,13 @@ class FakeRaw:
     def launcher(self, nanoseconds: int = 0, *, stream: int | None = None) -> Callable[[], object]:
         return lambda: None
 
+    def turning(self, enqueue: Callable[[], object]) -> Callable[[], Awaitable[None]]:
+        async def op() -> None:
+            enqueue()
+            await asyncio.sleep(0)
+
+        return op
+
     def graph(self, launches: int) -> Callable[[], object]:
         return lambda: time.sleep(1e-6)
 
