@@ -77,7 +77,7 @@ class Channel:
         self._turn: asyncio.Handle | None = None
         self._draining: list[asyncio.Future[None]] = []
         loop.add_reader(self._fd, self._on_readable)
-        self._outgoing.append((greeting(),))
+        self._outgoing.append(greeting())
         self._flushing = loop.call_soon(self._flush)
 
     @property
@@ -116,19 +116,21 @@ class Channel:
         if self._is_closed:
             raise ClosedError("the connection to the other process is closed")
         # Other buffers first, as a whole: one that cannot be read must not leave half a message behind.
-        contents = parts if len(parts) == 1 and type(parts[0]) is bytes else [bytes(memoryview(part)) for part in parts]
-        length = sum(map(len, contents))
+        payload = parts[0] if len(parts) == 1 else b"".join([bytes(memoryview(part)) for part in parts])
+        if type(payload) is not bytes:
+            payload = bytes(memoryview(payload))
+        length = len(payload)
         if length > self._max_message or len(fds) > MAX_DESCRIPTORS or kind == GREETING:
             raise InvalidArgumentError(
                 f"a message of kind {kind} has {length} bytes and {len(fds)} descriptors",
                 remedy=f"Send at most {self._max_message} bytes and {MAX_DESCRIPTORS} descriptors, as kind 1 or more.",
             )
-        header = encode_header(kind, length, len(fds))
+        message = encode_header(kind, length, len(fds)) + payload
         if self._broken is not None:
             return  # on_lost is about to say so
-        if now and not fds and self._write_now(b"".join((header, *contents))):
+        if now and not fds and self._write_now(message):
             return
-        self._outgoing.append((header, *contents), fds)
+        self._outgoing.append(message, fds)
         if self._is_full:
             return
         if now or self._outgoing.pending > _FLUSH_BEYOND:

@@ -45,6 +45,7 @@ class OpWriter:
         self.told: set[int] = set()
         self._announce = announce
         self._numbers: dict[type, int] = {}
+        self._enums: dict[tuple[type, enum.Enum], tuple[Any, int]] = {}  # what stands for members whose values are plain
         self._getters: dict[type, Callable[[Any], tuple[Any, ...]] | None] = {}
 
     def write(self, op: KernelOp) -> bytes | tuple[Any, ...]:
@@ -75,9 +76,9 @@ class OpWriter:
             elif kind is RefView:
                 values[i] = (value.buffer, value.shape, value.dtype.value, value.offset)
                 refs.append(i)
-            elif isinstance(value, enum.Enum) and type(value.value) in _PLAIN:
-                values[i] = value.value
-                enums.append((i, self._number(kind)))
+            elif isinstance(value, enum.Enum) and (known := self._enums.get((kind, value)) or self._member(value)) is not None:
+                values[i], number = known
+                enums.append((i, number))
             elif kind is not tuple or not _PLAIN.issuperset(map(type, value)):
                 return dump_op(op)
         return self._number(cls), values, refs, enums
@@ -85,6 +86,14 @@ class OpWriter:
     def _introduce(self, ref: AccelRef) -> tuple[Any, ...]:
         self.told.add(ref.buffer)
         return ref.buffer, ref.shape, ref.dtype.value, None
+
+    def _member(self, member: enum.Enum) -> tuple[Any, int] | None:
+        """Return a member's value, if that is plain, and its class's number, and keep them. Members of two classes may be equal."""
+        cls, value = type(member), member.value
+        if type(value) not in _PLAIN:
+            return None
+        known = self._enums[cls, member] = value, self._number(cls)
+        return known
 
     def _number(self, cls: type) -> int:
         number = self._numbers.get(cls)

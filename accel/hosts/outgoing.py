@@ -38,7 +38,7 @@ class Outgoing:
         # The kernel delivers descriptors with the first byte of a call, so that a message that has some begins a segment, and a segment a call.
         self._segments: deque[tuple[bytearray, list[int]]] = deque()
 
-    def append(self, parts: Iterable[bytes], descriptors: Sequence[int] = ()) -> None:
+    def append(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
         """Add one message. The descriptors are duplicated: the caller may close its own.
 
         Raises
@@ -48,11 +48,9 @@ class Outgoing:
         """
         if descriptors or not self._segments:
             self._segments.append((bytearray(), _duplicates(descriptors)))
-        data = self._segments[-1][0]
-        before = len(data)
-        for part in parts:
-            data += part
-        self.pending += len(data) - before
+        data, _ = self._segments[-1]
+        data += message
+        self.pending += len(message)
 
     def write_now(self, message: bytes) -> bool:
         """Write a message without descriptors, if nothing waits before it, as far as the socket takes it; return ``False``, with nothing done, else.
@@ -66,7 +64,7 @@ class Outgoing:
         except BlockingIOError:
             written = 0
         if written < len(message):
-            self.append((message[written:],))
+            self.append(message[written:])
         return True
 
     def write(self, budget: int) -> bool:

@@ -118,7 +118,7 @@ class Pacing:
         """Take note of an op of ``in_flight``; ``is_first``: the device was idle, and it has left already; ``is_attended``: its caller looks for its end."""
         if not is_first:
             self._unsent += 1
-            if self._attention.seconds and self._unsent >= (_SEVERAL if in_flight > 2 * _SEVERAL else in_flight // _PARTS):
+            if self._attention.seconds and self._unsent >= (_SEVERAL if in_flight > _SEVERAL else in_flight // _PARTS):
                 self._unsent = 0
                 self._flush()
             return
