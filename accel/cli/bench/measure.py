@@ -188,11 +188,12 @@ def resident_bytes() -> int:
         return 0
 
 
-def live_objects(package: str = "accel") -> tuple[int, int]:
-    """Collect garbage, and return how many objects the collector tracks: all, and those of classes of ``package``."""
+def live_objects() -> dict[str, int]:
+    """Collect garbage, and return how many objects the collector tracks, by class: ``accel.ref.AccelRef``, for example."""
     for _ in range(3):
         gc.collect()
-    objects = gc.get_objects()
-    prefix = f"{package}."
-    own = sum(1 for thing in objects if str(type(thing).__module__).startswith(prefix))
-    return len(objects), own
+    counts: dict[str, int] = {}
+    for kind in map(type, gc.get_objects()):
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        counts[name] = counts.get(name, 0) + 1
+    return counts
