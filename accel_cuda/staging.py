@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import queue
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -98,13 +99,13 @@ class Copiers:
         Returns ``False``, with nothing done, if the arena has no room.
         """
         pieces = pieces_of(nbytes)
-        return self._run(_Copy(channel, destination, source, pieces), _Copy.put, pieces, nbytes)
+        return self._run(_Put(channel, destination, source, pieces), pieces, nbytes)
 
     def get(self, channel: Channel, destination: int, source: int, nbytes: int) -> bool:
         """Copy device memory to the host: returns when it is there. ``False``, with nothing done, if the arena has no room."""
         channel.reached()  # by one thread that sleeps; from here on there is little to wait for
         pieces = pieces_of(nbytes)
-        return self._run(_Copy(channel, destination, source, pieces), _Copy.get, pieces, nbytes)
+        return self._run(_Get(channel, destination, source, pieces), pieces, nbytes)
 
     def rouse(self, nbytes: int) -> None:
         """Wake the threads that a copy of ``nbytes`` will have: it will be begun on another thread in a moment."""
@@ -114,7 +115,7 @@ class Copiers:
         """End the threads; those that copy end after that. Does not wait."""
         self._threads.close()
 
-    def _run(self, copy: _Copy, work: Callable[[_Copy, list[int]], None], pieces: list[tuple[int, int]], nbytes: int) -> bool:
+    def _run(self, copy: _Copy, pieces: list[tuple[int, int]], nbytes: int) -> bool:
         size = max(length for _, length in pieces)
         count = _count(nbytes)
         memory = self._arena.grow(1 << (min(nbytes, count * _SLOTS * size) - 1).bit_length())
@@ -124,10 +125,10 @@ class Copiers:
         keep = getattr(slab, "view", lambda: slab)()  # a context that is closed meanwhile must not unmap what is copied
         slots = [memory.address + start for start in range(0, memory.nbytes - size + 1, size)]
         count = min(count, len(pieces), len(slots))
-        copy.begin(count)
+        copy.begin(count, slots)
         for i in range(1, count):
-            self._threads.start(partial(work, copy, slots[i::count]))
-        work(copy, slots[::count])
+            self._threads.start(partial(copy.work, slots[i::count]))
+        copy.work(slots[::count])
         copy.wait()
         copy.channel.begin(keep, memory)  # what was enqueued last may be on its way
         if copy.error is not None:
@@ -198,7 +199,7 @@ def _soon(inbox: _Inbox) -> Callable[[], None] | None:
     return inbox.get()
 
 
-class _Copy:
+class _Copy(ABC):
     """One copy: what is left of it, and what went wrong."""
 
     def __init__(self, channel: Channel, destination: int, source: int, pieces: list[tuple[int, int]]) -> None:
@@ -209,10 +210,14 @@ class _Copy:
         self._running = itertools.count()
         self._ended = threading.Lock()
 
-    def begin(self, count: int) -> None:
-        """Say how many threads will work."""
+    def begin(self, count: int, slots: list[int]) -> None:
+        """Say how many threads will work, and through which places all together."""
         self._running = itertools.count(count - 1, -1)
         self._ended.acquire()
+
+    @abstractmethod
+    def work(self, slots: list[int]) -> None:
+        """Copy pieces until none is left; called by each thread, with the places that are its own. Raises nothing."""
 
     def wait(self) -> None:
         """Block until all threads have ended."""
@@ -221,14 +226,20 @@ class _Copy:
                 return
         self._ended.acquire()
 
-    def _end(self, marks: list[Mark]) -> None:
-        for mark in marks:
-            mark.close()
+    def _end(self) -> None:
         if next(self._running) == 0:
             self._ended.release()
 
-    def put(self, slots: list[int]) -> None:
-        """Copy pieces to the device until none is left, through the given places."""
+    def _next(self) -> tuple[int, int] | None:
+        """Return start and length of a piece that nobody has taken, unless a thread has failed."""
+        return None if self.error is not None else next(self._left, None)
+
+
+class _Put(_Copy):
+    """To the device: each thread fills places of its own."""
+
+    def work(self, slots: list[int]) -> None:
+        """Copy pieces to the device until none is left."""
         channel, destination = self.channel, self._destination
         marks: list[Mark] = []
         try:
@@ -251,40 +262,69 @@ class _Copy:
         except Exception as error:
             self.error = error
         finally:
-            self._end(marks)
+            for mark in marks:
+                mark.close()
+            self._end()
 
     def _fill(self, slot: int, piece: tuple[int, int]) -> None:
         start, nbytes = piece
         move(slot, self._source + start, nbytes)
 
-    def get(self, slots: list[int]) -> None:
-        """Copy pieces from the device until none is left; while one is copied here, the next is on its way."""
-        channel, destination, source = self.channel, self._destination, self._source
-        marks: list[Mark] = []
-        pending: deque[tuple[Mark, int, int, int]] = deque()
+
+class _Get(_Copy):
+    """From the device: the first transfers are enqueued by one thread, then each takes the oldest that is on its way, and gives its place to the next piece.
+
+    So the bus does not wait until all threads are awake, and at the end no piece waits for a thread that has another one in hand.
+    """
+
+    def __init__(self, channel: Channel, destination: int, source: int, pieces: list[tuple[int, int]]) -> None:
+        super().__init__(channel, destination, source, pieces)
+        self._coming: deque[tuple[Mark, int, int, int]] = deque()
+        self._marks: list[Mark] = []
+
+    def begin(self, count: int, slots: list[int]) -> None:
+        """Enqueue the first transfers."""
+        super().begin(count, slots)
         try:
-            with channel.section:
-                marks += [channel.create_mark(is_near=True) for _ in slots]
-                for slot, mark in itertools.cycle(zip(slots, marks, strict=True)):
+            with self.channel.section:
+                for slot in slots[: count * _SLOTS]:
+                    piece = self._next()
+                    if piece is None:
+                        break
+                    self._marks.append(self.channel.create_mark(is_near=True))
+                    self._pull(slot, piece, self._marks[-1])
+        except Exception as error:
+            self.error = error
+
+    def work(self, slots: list[int]) -> None:
+        """Copy pieces from the device until none is left that nobody else has in hand."""
+        try:
+            with self.channel.section:
+                while self.error is None and self._coming:
+                    try:
+                        mark, slot, start, nbytes = self._coming.popleft()
+                    except IndexError:  # the last one was taken since
+                        break
+                    mark.wait()
+                    move(self._destination + start, slot, nbytes)
                     piece = self._next()
                     if piece is not None:
-                        start, nbytes = piece
-                        channel.pull(slot, source + start, nbytes, mark)
-                        pending.append((mark, start, slot, nbytes))
-                    if len(pending) == len(slots) or piece is None:
-                        if not pending:
-                            break
-                        passed, start, place, nbytes = pending.popleft()
-                        passed.wait()
-                        move(destination + start, place, nbytes)
+                        self._pull(slot, piece, mark)
         except Exception as error:
             self.error = error
         finally:
-            self._end(marks)
+            self._end()
 
-    def _next(self) -> tuple[int, int] | None:
-        """Return start and length of a piece that nobody has taken, unless a thread has failed."""
-        return None if self.error is not None else next(self._left, None)
+    def wait(self) -> None:
+        """Block until all threads have ended, and give the marks back: they were everybody's."""
+        super().wait()
+        for mark in self._marks:
+            mark.close()
+
+    def _pull(self, slot: int, piece: tuple[int, int], mark: Mark) -> None:
+        start, nbytes = piece
+        self.channel.pull(slot, self._source + start, nbytes, mark)
+        self._coming.append((mark, slot, start, nbytes))
 
 
 def _count(nbytes: int) -> int:
