@@ -45,7 +45,7 @@ class OpWriter:
         self.told: set[int] = set()
         self._announce = announce
         self._numbers: dict[type, int] = {}
-        self._enums: dict[tuple[type, enum.Enum], tuple[Any, int]] = {}  # what stands for members whose values are plain
+        self._enums: dict[tuple[type, str], tuple[Any, int]] = {}  # class and name -> what stands for members whose values are plain
         self._getters: dict[type, Callable[[Any], tuple[Any, ...]] | None] = {}
 
     def write(self, op: KernelOp) -> bytes | tuple[Any, ...]:
@@ -76,7 +76,7 @@ class OpWriter:
             elif kind is RefView:
                 values[i] = (value.buffer, value.shape, value.dtype.value, value.offset)
                 refs.append(i)
-            elif isinstance(value, enum.Enum) and (known := self._enums.get((kind, value)) or self._member(value)) is not None:
+            elif isinstance(value, enum.Enum) and (known := self._enums.get((kind, value._name_)) or self._member(value)) is not None:
                 values[i], number = known
                 enums.append((i, number))
             elif kind is not tuple or not _PLAIN.issuperset(map(type, value)):
@@ -88,11 +88,13 @@ class OpWriter:
         return ref.buffer, ref.shape, ref.dtype.value, None
 
     def _member(self, member: enum.Enum) -> tuple[Any, int] | None:
-        """Return a member's value, if that is plain, and its class's number, and keep them. Members of two classes may be equal."""
+        """Return a member's value, if that is plain, and its class's number, and keep them: by its name, for it need not be hashable."""
         cls, value = type(member), member.value
         if type(value) not in _PLAIN:
             return None
-        known = self._enums[cls, member] = value, self._number(cls)
+        known = value, self._number(cls)
+        if type(member._name_) is str:  # several flags together have none
+            self._enums[cls, member._name_] = known
         return known
 
     def _number(self, cls: type) -> int:

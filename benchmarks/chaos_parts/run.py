@@ -47,8 +47,8 @@ def run_chaos(options: Options, tell: Callable[[str], None] = print) -> Report:
     ledger, plant = Ledger(), Plant(options.plant)
     witness = Witness(ledger.violation)
     on_cuda = options.device == "cuda"
-    faulthandler.dump_traceback_later(options.seconds + _ENDS, exit=True)
     uuid = CudaBackend().devices()[0].uuid if on_cuda else ""
+    faulthandler.dump_traceback_later(options.seconds + _ENDS, exit=True)
     memory = device_memory(uuid) if on_cuda else None
     before, began = Left(), time.perf_counter()
     try:

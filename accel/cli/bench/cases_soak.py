@@ -77,7 +77,7 @@ async def soak(bench: Bench, *, tasks: int = _TASKS) -> None:
         grown = (resident_bytes() - resident) / 2**20
         device_bytes = device.info().memory.used - used
     bench.report.add(f"{samples.ops} mixed ops from {tasks} tasks", "accel", samples)
-    more = {name: more for name, count in after.items() if (more := count - objects.get(name, 0)) > 0}
+    more = {name: after.get(name, 0) - objects.get(name, 0) for name in after | objects}
     own = sum(count for name, count in more.items() if name.startswith(_OWN))
     details: dict[str, Any] = {
         "ops": samples.ops,
@@ -85,7 +85,7 @@ async def soak(bench: Bench, *, tasks: int = _TASKS) -> None:
         "accel_objects": own,
         "device_bytes": device_bytes,
     }
-    if details["objects"]:
+    if own or details["objects"]:
         details["grown"] = {name: more[name] for name in sorted(more, key=lambda name: -more[name])[:_SHOWN]}
     if bench.quick:
         details["note"] = "quick: fewer ops than the budget's 1e6"

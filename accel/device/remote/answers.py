@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from accel.device.graph import GraphSubmission, Program
@@ -165,7 +166,7 @@ class Answers:
     def _linger(self) -> None:
         """Look for the next message for a moment: who has got an answer often has the next op at hand."""
         self._is_lingering = False
-        clock, look = self.loop.time, self._channel.look
+        clock, look = perf_counter, self._channel.look
         now = clock()
         end, last = now + _MOMENT, now + _LONGEST
         while now < end:

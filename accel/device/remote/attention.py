@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from accel.completion.timer import create_timer
@@ -50,7 +51,7 @@ class Attention:
     Attributes
     ----------
     until : float
-        When it ends, on the loop's clock.
+        When it ends, on the clock of ``perf_counter``: a loop's own may go by whole milliseconds, as uvloop's does.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
@@ -67,7 +68,7 @@ class Attention:
     def pay(self, more: float = 0.0, *, is_turned: bool = False) -> None:
         """Begin, or begin anew; for so many seconds more. ``is_turned``: somebody else keeps the loop turning."""
         if self._seconds:
-            self.until = self._loop.time() + self._seconds + more
+            self.until = perf_counter() + self._seconds + more
             if not is_turned:
                 self.turn()
 
@@ -82,7 +83,7 @@ class Attention:
         self.until = 0.0
 
     def _turn(self) -> None:
-        if self._loop.time() < self.until:
+        if perf_counter() < self.until:
             self._loop.call_soon(self._turn)
         else:
             self._is_turning = False
@@ -112,7 +113,7 @@ class Pacing:
     @property
     def is_awake(self) -> bool:
         """Whether an answer is near, as far as one can tell."""
-        return self._loop.time() < self._attention.until
+        return perf_counter() < self._attention.until
 
     def sent(self, in_flight: int, *, is_first: bool, is_attended: bool) -> None:
         """Take note of an op of ``in_flight``; ``is_first``: the device was idle, and it has left already; ``is_attended``: its caller looks for its end."""
@@ -124,7 +125,7 @@ class Pacing:
             return
         self._unsent = 0
         if self._attention.seconds:
-            self._began = self._loop.time()
+            self._began = perf_counter()
             if self._usual < _LONG:
                 self._wait(is_attended=is_attended)
 
@@ -136,7 +137,7 @@ class Pacing:
     def _wait(self, *, is_attended: bool = False) -> None:
         """Sleep while the end is far, but never long: a processor that sleeps deeply takes long to wake; stay awake when it is near."""
         self._is_napping = False
-        left = max(0.0, self._began + self._usual - self._loop.time())
+        left = max(0.0, self._began + self._usual - perf_counter())
         if left > _NEAR + _SHORTEST:
             if self._timer is None:
                 self._timer = create_timer(self._loop, self._wait)
@@ -150,7 +151,7 @@ class Pacing:
         self._attention.end()
         if self._attention.seconds:
             # How long the last ones took that found the device idle. One whose answer ended a nap was there for a while: it is no reason to sleep as long.
-            took = self._loop.time() - self._began
+            took = perf_counter() - self._began
             self._usual += took - _NEAR - self._usual if self._is_napping else (took - self._usual) / 4
         self._rouse()
 

@@ -46,7 +46,7 @@ class Looker:
         if future.done():
             return True
         for _ in range(_LOOKS):
-            if self._channel.look():
+            if self._channel.look() or self._context.in_flight != 1:
                 break
         if future.done():
             return True

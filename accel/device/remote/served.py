@@ -207,9 +207,8 @@ class Server:
 
     def _attend(self, submission: RemoteOp) -> None:
         """Wait for the end of the only op right here, if that is near: nobody else is kept waiting, and nobody has to be woken."""
-        clock = self._core.loop.time
-        end = clock() + _NEAR
-        while not submission.attend(stays=submission.nap is None and clock() < end):
+        end = time.perf_counter() + _NEAR
+        while not submission.attend(stays=submission.nap is None and time.perf_counter() < end):
             pass
 
     def _op(self, data: bytes) -> RemoteOp | None:
