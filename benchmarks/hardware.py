@@ -38,10 +38,10 @@ _PICTURE = "latency.png"
 _FILES = ("record.md", "record.json", _PICTURE)
 
 CALLS: dict[str, tuple[str, ...]] = {
-    "checks": ("doctor", "tests", "memcheck"),
+    "checks": ("doctor", "tests"),
     "measures": ("bench", "lengths", "soak", "service", "demo", "kernels", "curves", "examples"),
     "chaos": ("chaos",),
-    "gpus": ("two_gpus",),
+    "gpus": ("memcheck", "two_gpus"),
 }
 """Names that ``--parts`` takes too -> their parts, which need less than ten minutes together. Without ``--parts``: the first two."""
 
@@ -113,7 +113,7 @@ def _parts(backend: str) -> tuple[Part, ...]:
     names = sorted(path.name for path in (ROOT / "examples").glob("cuda_*.py"))
     return (
         doctor,
-        _tests("tests", 390, "gpu", "tests/gpu"),
+        _tests("tests", 560, "gpu", "tests/gpu"),
         _printed("memcheck", "compute-sanitizer over the kernels", 150, "-m", "tests.gpu.memcheck"),
         _bench("bench", "the budgets on asyncio and uvloop", 180, "cuda", _BUDGETS),
         _bench("lengths", "latency by length", 75, "cuda", "lengths", plot=True),
