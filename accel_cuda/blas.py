@@ -69,7 +69,9 @@ class Blas:
         ldc: int, dtype: DType, allow_tf32: bool = False,
     ) -> None:  # fmt: skip
         """Enqueue one product; the arguments are checked."""
-        element, compute, operation = self._prepare(dtype, alpha, beta)
+        element, compute, operation = _TYPES[dtype]
+        if self._written != (dtype, alpha, beta):
+            self._write(dtype, alpha, beta)
         try:
             self._cublas.gemm_ex_64(
                 self.handle, operation[ta], operation[tb], m, n, k, self._alpha, a, element, lda, b, element, ldb, self._beta, c, element, ldc,
@@ -83,7 +85,9 @@ class Blas:
         stride_b: int, beta: complex, c: int, ldc: int, stride_c: int, count: int, dtype: DType, allow_tf32: bool = False,
     ) -> None:  # fmt: skip
         """Enqueue ``count`` products in one call; the arguments are checked."""
-        element, compute, operation = self._prepare(dtype, alpha, beta)
+        element, compute, operation = _TYPES[dtype]
+        if self._written != (dtype, alpha, beta):
+            self._write(dtype, alpha, beta)
         try:
             self._cublas.gemm_strided_batched_ex_64(
                 self.handle, operation[ta], operation[tb], m, n, k, self._alpha, a, element, lda, stride_a, b, element, ldb, stride_b,
@@ -97,13 +101,9 @@ class Blas:
         with contextlib.suppress(self._error):  # what else the stream has is given back all the same
             self._cublas.destroy(self.handle)
 
-    def _prepare(self, dtype: DType, alpha: complex, beta: complex) -> tuple[int, int, dict[Transpose, int]]:
+    def _write(self, dtype: DType, alpha: complex, beta: complex) -> None:
         """Write the scaling factors where the library reads them, during the call."""
-        types = _TYPES[dtype]
-        wanted = (dtype, alpha, beta)
-        if self._written != wanted:
-            values = self._floats if types[1] == _F32 else self._doubles
-            half = len(values) // 2
-            values[0], values[1], values[half], values[half + 1] = alpha.real, alpha.imag, beta.real, beta.imag
-            self._written = wanted
-        return types
+        values = self._floats if _TYPES[dtype][1] == _F32 else self._doubles
+        half = len(values) // 2
+        values[0], values[1], values[half], values[half + 1] = alpha.real, alpha.imag, beta.real, beta.imag
+        self._written = dtype, alpha, beta

@@ -59,8 +59,7 @@ class Blocking:
             "put": lambda lane, op: self._copies(lane, op.source),
             "get": lambda lane, op: self._copies(lane, op.destination),
             **dict.fromkeys(("reduce", "attention", "dot", "nrm2"), lambda lane, op: not lane.compute.has_workspace),
-            **dict.fromkeys(_SIGNATURES, self._is_new),
-            **dict.fromkeys(_PRODUCTS, lambda lane, op: self._is_new(lane, op) or not lane.compute.has_blas),
+            **{kind: self._loads(kind) for kind in _SIGNATURES},
         }
         # One look for each op: most are of kinds that never block.
         self._checks = checks | {kind: _either(lacks[kind], checks.get(kind)) for kind in lacks}
@@ -70,9 +69,17 @@ class Blocking:
         check = self._checks.get(op.kind)
         return check is not None and check(lane, op)
 
-    def _is_new(self, lane: Any, op: Any) -> bool:
-        self._home = get_ident()
-        return _SIGNATURES[op.kind](lane, op) not in self._seen
+    def _loads(self, kind: str) -> Callable[[Any, Any], bool]:
+        """Return the check of ops whose functions a library may have to load. It is on the way of every product."""
+        signature, seen, is_product = _SIGNATURES[kind], self._seen, kind in _PRODUCTS
+
+        def loads(lane: Any, op: Any) -> bool:
+            if signature(lane, op) in seen:
+                return is_product and not lane.compute.has_blas
+            self._home = get_ident()
+            return True
+
+        return loads
 
     def _copies(self, lane: Any, array: Any) -> bool:
         nbytes: int = array.nbytes

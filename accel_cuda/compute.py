@@ -69,17 +69,13 @@ class CudaCompute(CudaVectors):
             self._columns = self._take(WORKSPACE)
         return self._columns
 
-    @property
-    def has_blas(self) -> bool:
-        """Whether the cuBLAS handle is there."""
-        return self._blas is not None
-
     def prepare_blas(self) -> Blas:
         """Make the cuBLAS handle and its workspace, if they are not there. May block."""
         if self._blas is None:
             workspace = self.prepare_workspace()
             with self._context.section:
                 self._blas = Blas(self._stream, workspace, WORKSPACE)
+            self.has_blas = True
         return self._blas
 
     def unary(self, op: UnaryOp, input: int, output: int, n: int, *, dtype: DType = DType.FLOAT32) -> None:

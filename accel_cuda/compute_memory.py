@@ -52,6 +52,7 @@ class CudaMemory(ComputeBackend):
         self._workspace = 0
         self._columns = 0
         self._blas: Blas | None = None
+        self.has_blas = False
         self.channel = StreamChannel(stream)
 
     @property

@@ -123,6 +123,8 @@ class CudaDevice:
         """Gather the native kernels, and what tells which ops may block."""
         lacks = {**dict.fromkeys(OPS_WITH_PROGRAMS, self.functions.lacks), "launch": self._user_kernels.lacks}
         self._blocking = Blocking(lacks, dict.fromkeys(self._fft.kernels, self._fft.may_block), self.pinned)
+        self.may_block: Callable[[Any, Any], bool] = self._blocking.may_block
+        """Whether enqueuing an op may block this time; asked once for each, without a further call."""
         self._kernels: dict[str, Mapping[str, Kernel]] = {
             **{name: self._noting(kernels) for name, kernels in (("blas", BLAS_KERNELS), ("dnn", DNN_KERNELS))},
             "capture": GRAPH_KERNELS,
@@ -198,10 +200,6 @@ class CudaDevice:
         """See that :meth:`scratch_nbytes` knows. May block."""
         self._check_open()
         self._fft.measure(op)
-
-    def may_block(self, lane: Any, op: Any) -> bool:
-        """Return whether enqueuing ``op`` may block this time; asked once for each op."""
-        return self._blocking.may_block(lane, op)
 
     def create_slab(self, nbytes: int) -> CudaSlab:
         """Take a slab of at least ``nbytes``.

@@ -77,7 +77,7 @@ class AdaptiveWatcher(LaneWatcher):
 
     def attend_once(self, pending: Attended) -> bool:
         """Complete a mark at once if it is found to be passed; return ``False`` if its waiter is to look itself, now or after a nap; else watch it."""
-        lane, reactor = self._lane(pending), self._reactor
+        lane, reactor = self._lanes.get(pending.lane) or self._lane(pending), self._reactor
         if reactor.napping is pending and not reactor.end_nap(lane):
             return True
         if not lane.queue:

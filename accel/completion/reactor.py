@@ -57,7 +57,7 @@ class Pacing:
         How many kinds of op are remembered.
     """
 
-    window: float = 150e-6
+    window: float = 100e-6
     unknown_spin: float = 75e-6
     hold: float = 10e-6
     throughout: float = 300e-6
@@ -91,7 +91,7 @@ def pause(elapsed: float, estimate: Estimate | None, pacing: Pacing) -> float:
     if mean <= pacing.throughout:
         return 0.0
     # Long ops have room for a wide margin.
-    margin = min(pacing.window, max(mean / 10, pacing.shortest))
+    margin = min(pacing.window, max(mean / 13, pacing.shortest))
     spread = 2 * deviation
     ahead = -late - margin - min(spread, margin)
     if ahead < pacing.shortest:
@@ -152,7 +152,7 @@ class Reactor:
         self._next_turn: asyncio.Handle | None = None
         self._timer = create_timer(loop, self._on_timer)
         self._alarm: float | None = None
-        self._stayed_for = self._stays_until = 0.0  # when the mark began whose waiter looks itself, and until when it does
+        self._stayed_for = self._stays_until = 0.0  # when the mark began whose waiter looks, or looked, itself, and until when it does
         self.napping: Pending | None = None  # whose waiter sleeps until the end is near
         self._nap: asyncio.Future[None] | None = None
         self._expected, self._expected_until = 0, 0.0
@@ -170,19 +170,23 @@ class Reactor:
 
     def meets(self, pending: Pending) -> bool:
         """Return whether a mark is found to be passed, now or within ``hold``; its waiter has let the loop take a turn since it was recorded."""
-        answer = look(pending)
-        now = time.perf_counter()
-        known = self._predictor.expect(pending.kind)
-        hold = self._pacing.hold
+        answer, known, hold = look(pending), self._predictor.expect(pending.kind), self._pacing.hold
         is_long = known is not None and known.mean > hold
+        if answer is not None and pending.enqueued_at != self._stayed_for:
+            # Found by the first look, which may have come late: all that is known is how long it took at most.
+            if is_long and known is not None and answer[1] is None and (most := time.perf_counter() - pending.enqueued_at) < known.mean:
+                self._predictor.observe(pending.kind, most)
+            return answer[1] is None  # a fault is told on the way that all marks go
+        now = time.perf_counter()
         if answer is None and (known is None or abs(now - pending.enqueued_at - known.mean) < hold or not is_long):
             until = now + hold
             while answer is None and now < until:
                 answer = look(pending)
                 now = time.perf_counter()
-        if answer is None or answer[1] is not None:  # a fault is told on the way that all marks go
+        if answer is None or answer[1] is not None:
             return False
-        self._stays_until = 0.0
+        if pending.enqueued_at == self._stayed_for:
+            self._stays_until = 0.0
         if known is None or is_long:
             self._predictor.observe(pending.kind, now - pending.enqueued_at)
         return True
@@ -221,7 +225,7 @@ class Reactor:
         """
         if len(lane.queue) > 1 or not lane.let_go():
             return False
-        lane.queue.clear()
+        self._stayed_for = lane.queue.popleft().enqueued_at
         self._lanes.pop(lane, None)
         if not self._lanes:
             self._rest()

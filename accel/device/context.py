@@ -97,8 +97,11 @@ class Context(ContextBase):
             return False
         plan = submission.plan
         assert plan is not None, "an op that is not dispatched has its plan"
-        lane, refs = port.lane, plan.writes
-        buffers.check(plan.reads + refs)
+        lane, reads, refs = port.lane, plan.reads, plan.writes
+        blocks = buffers.blocks
+        for ref in reads + refs:
+            if ref.buffer not in blocks:
+                buffers.block(ref)  # which says what became of it
         if op.library in self.scratch.libraries and not self.scratch.reserve(op, lane):
             return False
         if plan.creates:
@@ -110,7 +113,7 @@ class Context(ContextBase):
         submission.result = op.result(refs)
         faults = self.core.options.faults
         action = None if faults is None else faults.take(submission.name)
-        submission.bind(self, port, kernel, *self._take_place(op, lane, plan.reads, refs), action)
+        submission.bind(self, port, kernel, *self._take_place(op, lane, reads, refs), action)
         # On its way: from here on it is in flight.
         submission.outstanding = 1
         self.in_flight += 1
@@ -123,7 +126,8 @@ class Context(ContextBase):
         self, op: KernelOp, lane: Lane, reads: Iterable[AccelRef], refs: Iterable[AccelRef]
     ) -> tuple[Sequence[int], Sequence[int], int, list[Dependency]]:
         """Make an op the next user of its memory, and return its addresses, those that it reads and those that it writes, its number, and what it waits for."""
-        blocks, seq = self.buffers.blocks, lane.issue()
+        blocks = self.buffers.blocks
+        lane.issued = seq = lane.issued + 1
         dependencies: list[Dependency] = []
         inputs: list[int] = []
         outputs: list[int] = []

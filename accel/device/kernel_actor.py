@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from accel.device.context import Context
     from accel.device.lane import Lane
-    from accel.device.run import Bound, Sendable
+    from accel.device.run import Bound, Run, Sendable
+    from accel.device.submission import Submission
     from accel.memory import Dependency, Timeline
 
 __all__ = ["KernelActor"]
@@ -48,9 +49,32 @@ class KernelActor(Actor["Sendable", None]):
         self._debug = context.core.options.debug
 
     def receive_now(self, message: Sendable, context: ActorContext) -> bool:
-        """Enqueue a run in the turn of who sends it, if all that comes before it is in the streams already."""
-        if isinstance(message, OpSubmission):
-            return self._take_op(message)
+        """Enqueue a run in the turn of who sends it, if all that comes before it is in the streams already.
+
+        One op is what comes most, so its way is written out here: no call that can be spared.
+        """
+        if not isinstance(message, OpSubmission):
+            return self._take_run(message)
+        op, lane, dependencies, today = message, message.lane, message.dependencies, self._context
+        if self._debug or lane.enqueued < op.seq - 1 or (dependencies and not _is_due(op)) or self._is_beside(op, lane):
+            return False
+        try:
+            if dependencies or op.action is not None or op.future.done() or today.fault is not None:
+                self._enqueue(op, op)
+            else:
+                try:
+                    op.kernel(lane, op.op, op.inputs, op.outputs)
+                    op.launched += 1
+                except Exception as error:
+                    self._raised(_from_below(error), op, op)
+        finally:
+            lane.advance(op.seq)
+        if today.fault is None:
+            self._mark(op, op)
+        return True
+
+    def _take_run(self, message: Run) -> bool:
+        """Do for a part of a batch what :meth:`receive_now` does for one op."""
         if self._debug or not _is_due(message):
             return False
         lane, launches = message.lane, message.launches
@@ -66,24 +90,6 @@ class KernelActor(Actor["Sendable", None]):
         finally:
             lane.advance(launches[-1].seq)
         self._finish(message)
-        return True
-
-    def _take_op(self, op: OpSubmission) -> bool:
-        """Do for one op, which is what comes most, what :meth:`receive_now` does for any run."""
-        lane = op.lane
-        if self._debug or lane.enqueued < op.seq - 1 or (op.dependencies and not _is_due(op)):
-            return False
-        if self._is_beside(op, lane):
-            return False
-        try:
-            if op.dependencies or op.action is not None:
-                self._enqueue(op, op)
-            else:
-                self._launch(op, op)
-        finally:
-            lane.advance(op.seq)
-        if self._context.fault is None:
-            self._mark(op)
         return True
 
     async def receive(self, message: Sendable, context: ActorContext) -> None:
@@ -157,7 +163,7 @@ class KernelActor(Actor["Sendable", None]):
     def _finish(self, run: Sendable) -> None:
         """Mark the end of a run."""
         if self._context.fault is None:
-            self._mark(run)
+            self._mark(run, run.submission)
 
     def _launch(self, launch: Bound, run: Sendable) -> None:
         """Bring one op to the stream, unless nobody waits for it any more."""
@@ -246,9 +252,9 @@ class KernelActor(Actor["Sendable", None]):
                 raise
             self._context.report_fault(error)
 
-    def _mark(self, run: Sendable) -> None:
+    def _mark(self, run: Sendable, submission: Submission) -> None:
         """Record the end of a run and have it watched; an end that is already there is taken at once."""
-        submission, lane, context = run.submission, run.lane, self._context
+        lane, context = run.lane, self._context
         if not submission.launched:
             pass_over(context, run)
             context.retire(submission, len(run.launches), is_last=run.is_last)
@@ -267,6 +273,15 @@ class KernelActor(Actor["Sendable", None]):
                 context.watcher.attend(run)
             else:
                 context.watcher.watch(run)
+
+
+def _from_below(error: Exception) -> Exception:
+    """Return an error without the frame that has caught it: that holds the op, whose future would hold the error."""
+    trace = error.__traceback__
+    try:
+        return error.with_traceback(None if trace is None else trace.tb_next)
+    finally:
+        del trace
 
 
 def _kind(launch: Bound, run: Sendable) -> str:

@@ -21,10 +21,13 @@ __all__ = ["Blas", "Dnn", "Elementwise", "Libraries", "Reduce"]
 
 T_co = TypeVar("T_co", covariant=True)
 
+_NONE = Transpose.NONE
 _TRANSPOSE = {False: Transpose.NONE, True: Transpose.TRANSPOSE} | {member: member for member in Transpose} | {m.value: m for m in Transpose}
 
 
 def _transpose(value: bool | str | Transpose) -> Transpose:
+    if value is False:
+        return _NONE
     try:
         return _TRANSPOSE[value]
     except (KeyError, TypeError):

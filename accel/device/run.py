@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from accel.actors import ActorRef
     from accel.backend import AccelEvent, Injection, Kernel
-    from accel.completion import Attended, Looks
+    from accel.completion import Looks
     from accel.device.context import Context
     from accel.device.lane import Lane
     from accel.device.remote.context import RemoteContext
@@ -148,7 +148,13 @@ class Run:
 
     def attend(self, *, stays: bool) -> bool:
         """Do for the batch what :meth:`OpSubmission.attend` does for an op."""
-        return self._context.fault is not None or _look(self._context.watcher, self, stays)
+        context = self._context
+        if context.fault is not None:
+            return True
+        if stays:
+            return context.watcher.attend_once(self)
+        context.watcher.attend(self)
+        return True
 
     def complete(self) -> None:
         """Retire the ops; called by the watcher, once."""
@@ -271,14 +277,7 @@ class OpSubmission(Submission):
         self.event = event
         self.watcher = self._context.watcher
         self.enqueued_at = perf_counter()
-        self.kind: Hashable = self._kind()
-        self.release_operands()
-
-    def _kind(self) -> Hashable:
-        """Return what the duration is predicted by: ops of one kind that move as much to the nearest power of two take about as long.
-
-        Of one that was enqueued beside the loop, part is over by then.
-        """
+        # Ops of one kind that move as much to the nearest power of two take about as long. Of one that was enqueued beside the loop, part is over by now.
         plan, nbytes = self.plan, 0
         if plan is not None:
             for ref in plan.reads:
@@ -287,7 +286,8 @@ class OpSubmission(Submission):
                 nbytes += ref.nbytes
             for spec in plan.creates:
                 nbytes += spec.nbytes
-        return self.name, nbytes.bit_length(), self.beside
+        self.kind: Hashable = (self.name, nbytes.bit_length(), self.beside)
+        self.op = self.plan = None
 
     def attend(self, *, stays: bool = False) -> bool:
         """Take the end of the op, if it is there, or have it watched: its caller has let the loop take a turn, and would wait now.
@@ -300,8 +300,12 @@ class OpSubmission(Submission):
             Whether the caller can look again itself; then this returns ``False`` if it should, after another turn, or after :attr:`nap`.
         """
         self.nap = None
-        if self.watcher is not None and self._context.fault is None and not _look(self.watcher, self, stays):
-            return False
+        watcher = self.watcher
+        if watcher is not None and self._context.fault is None:
+            if not stays:
+                watcher.attend(self)
+            elif not watcher.attend_once(self):
+                return False
         self.is_attended = False
         return True
 
@@ -309,7 +313,8 @@ class OpSubmission(Submission):
         """Retire the op; called by the watcher, once."""
         lane, event = self.lane, self.event
         self.is_attended = False
-        lane.complete(self.seq)
+        if self.seq > lane.completed:
+            lane.completed = self.seq
         if event is not None:
             lane.events.give(event)
         self._context.retire(self, 1, is_last=True)
@@ -324,14 +329,6 @@ Bound: TypeAlias = Launch | OpSubmission
 
 Sendable: TypeAlias = Run | OpSubmission
 """What a kernel actor is sent."""
-
-
-def _look(watcher: Looks, pending: Attended, stays: bool) -> bool:
-    """Look for the end of what its caller attends; return ``False`` if it, which ``stays``, should look again."""
-    if stays:
-        return watcher.attend_once(pending)
-    watcher.attend(pending)
-    return True
 
 
 def _batch_kind(submission: BatchSubmission) -> Hashable:

@@ -104,7 +104,7 @@ class Sender:
         core = self._core
         if op is not None:
             core.guard()
-            submission = OpSubmission(op, self.check(op), core.loop.create_future(), core.live_generation)
+            submission = OpSubmission(op, self.check(op), asyncio.Future(loop=core.loop), core.live_generation)
             del op  # the caller may drop its refs while it waits: this frame must not keep them
         assert submission is not None, "there is something to send"
         if core.is_watchful and not is_watched:

@@ -161,7 +161,8 @@ def result_in(out: AccelRef | None, shape: Shape, dtype: DType, *, durable: bool
         checked_durable(durable)
     if out is None:
         return (), (Spec(shape, dtype, durable),)
-    operand("out", out)
+    if type(out) is not AccelRef:
+        operand("out", out)
     if durable and not out.durable:
         raise InvalidArgumentError("out is not durable", remedy="Give a durable buffer, or leave out= or durable= out.")
     if out.shape != shape or out.dtype is not dtype:

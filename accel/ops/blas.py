@@ -90,7 +90,10 @@ class Gemm(KernelOp):
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        a, b, out = operand("a", self.a, ndim=2), operand("b", self.b, ndim=2), self.out
+        a, b, out = self.a, self.b, self.out
+        if type(a) is not AccelRef or type(b) is not AccelRef or len(a.shape) != 2 or len(b.shape) != 2:  # nearly always they are
+            operand("a", a, ndim=2)
+            operand("b", b, ndim=2)
         dtype = a.dtype
         if b.dtype is not dtype:
             same_dtype(a=a, b=b)

@@ -30,7 +30,9 @@ class Unary(KernelOp):
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        x, out = operand("x", self.x), self.out
+        x, out = self.x, self.out
+        if type(x) is not AccelRef:  # nearly always it is
+            operand("x", x)
         writes, creates = result_in(out, x.shape, x.dtype)
         if out is not None and out is not x and out.buffer == x.buffer:
             in_place_or_apart(out, x=x)

@@ -112,10 +112,7 @@ async def test_adaptive_takes_short_work_without_a_look_of_the_reactor() -> None
 
 async def known(watcher: Watcher) -> None:
     """Let the reactor see what marks take: next to nothing."""
-    for _ in range(3):
-        mark = Mark(Event())
-        mark.event.end(True)
-        assert watcher.attend_once(mark)
+    await long_known(watcher, 0.0)
 
 
 async def test_a_mark_of_which_nothing_is_known_is_watched_at_once(watcher: Watcher) -> None:
@@ -191,10 +188,38 @@ async def test_a_waiter_that_went_away_keeps_nobody_from_looking() -> None:
 async def long_known(watcher: Watcher, seconds: float = 0.02) -> None:
     """Let the reactor see what marks take: so long that nobody stays awake for it."""
     for _ in range(3):
-        mark = Mark(Event())
+        mark = Mark(Event(), lane=object())
         mark.enqueued_at -= seconds
+        watcher.watch(mark)
+        mark.event.end(True)
+        await asyncio.wait_for(mark.ended, PATIENCE)
+
+
+async def test_a_mark_that_is_passed_when_it_is_first_looked_at_says_no_more_than_that_it_took_no_longer() -> None:
+    """A busy loop comes late to its looks: were that taken for a part of the ops, it would nap on short ones as soon as it has time."""
+    watcher = open_watcher(AdaptiveCompletion(Pacing(window=0.2)))
+    await known(watcher)
+    for _ in range(10):
+        mark = Mark(Event())
+        mark.enqueued_at -= 1.0
         mark.event.end(True)
         assert watcher.attend_once(mark)
+    mark = Mark(Event())
+    assert not watcher.attend_once(mark)
+    assert mark.nap is None, "it is near"
+    mark.event.end(True)
+    assert watcher.attend_once(mark)
+    await long_known(watcher)
+    for _ in range(10):
+        mark = Mark(Event())
+        mark.event.end(True)
+        assert watcher.attend_once(mark)
+    mark = Mark(Event())
+    assert not watcher.attend_once(mark)
+    assert mark.nap is None, "what became shorter is known to be so"
+    mark.event.end(True)
+    assert watcher.attend_once(mark)
+    await watcher.aclose()
 
 
 async def napping(watcher: Watcher, lane: object = "lane") -> tuple[Mark, asyncio.Future[None]]:
