@@ -14,6 +14,7 @@ from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
 
 from accel import AccelError
+from accel_cuda.arrays import address_of
 from accel_cuda.transfers import STAGED
 
 if TYPE_CHECKING:
@@ -85,12 +86,15 @@ class Blocking:
         nbytes: int = array.nbytes
         if nbytes <= STAGED:
             return bool(nbytes) and not lane.stream.transfers.reserve(nbytes)
+        address = address_of(array)
         try:
-            is_staged = not self._pinned.covers(array.ctypes.data, nbytes)
+            is_staged = not self._pinned.covers(address, nbytes)
         except AccelError:
             return True  # the copy itself will say what is wrong
         if is_staged:
             lane.device.copiers.rouse(nbytes)
+        else:
+            lane.stream.transfers.found(array, address)
         return is_staged
 
     def noting(self, kernel: Kernel) -> Kernel:

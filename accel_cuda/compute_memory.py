@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from accel import ComputeBackend, InvalidArgumentError, NotInitializedError, OutOfMemoryError, UnsupportedError, arguments
 from accel_cuda.channel import StreamChannel
@@ -10,6 +10,8 @@ from accel_cuda.transfers import STAGED, move_small
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import numpy as np
 
     from accel import DType
     from accel.memory import Block
@@ -171,6 +173,18 @@ class CudaMemory(ComputeBackend):
         with context.section:
             context.call("cuMemcpyDtoHAsync", address, source, nbytes, stream.handle)
         stream.transfers.begin(destination)
+
+    def copy_from_pinned(self, destination: int, address: int, source: np.ndarray[Any, Any]) -> None:
+        """Enqueue a copy of a whole array, which is known to be page-locked and to lie at ``address``."""
+        with self._context.section:
+            self.channel.push(destination, address, source.nbytes)
+        self._stream.transfers.begin(source)
+
+    def copy_to_pinned(self, address: int, source: int, destination: np.ndarray[Any, Any]) -> None:
+        """Enqueue a copy into a whole array, which is known to be page-locked and to lie at ``address``."""
+        with self._context.section:
+            self.channel.pull(address, source, destination.nbytes)
+        self._stream.transfers.begin(destination)
 
     def prepare_transfers(self) -> None:
         """Make the pinned memory that small copies are staged in, if it is not there. May block."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from accel import AccelError, ClosedError, InvalidArgumentError
 from accel.memory import HostArena
+from accel_cuda.arrays import ARRAY_KERNELS
 from accel_cuda.blocking import NOTED, Blocking
 from accel_cuda.checksum import checksum
 from accel_cuda.compiler import Nvrtc, architecture
@@ -131,7 +132,7 @@ class CudaDevice:
             "compiler": {"launch": self._user_kernels.launch},
             "fft": self._fft.kernels,
             "graph": GRAPH_KERNELS,
-            "memory": {**MANAGED_KERNELS, "checksum": checksum},
+            "memory": {**ARRAY_KERNELS, **MANAGED_KERNELS, "checksum": checksum},
             "rng": RNG_KERNELS,
         }
 

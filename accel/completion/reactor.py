@@ -43,9 +43,9 @@ class Pacing:
     shortest, longest
         Bounds of the sleeps that are not to a predicted end. A sleep shorter than ``shortest`` is not worth a timer.
     fine
-        The last sleep to a predicted end is at most so long, and so is each of an op that takes no longer than ``trust``. A processor that idles for
-        more than about a millisecond is put to a deeper sleep, from which its timers are late, and the op's whole way is slow, for its caches are
-        empty: see ``docs/performance.md``. An op that takes longer does not feel that.
+        The last sleep to a predicted end is at most so long, and a sleep for an op that takes no longer than ``trust`` is cut into such pieces, between
+        which there is only a glance at the mark. A processor that idles longer is put to a deeper sleep, from which its timers are late, and the op's
+        whole way is slow, for its caches are empty: see ``docs/performance.md``. An op that takes longer does not feel that.
     alert
         So long it sleeps at most while something on another thread is about to end.
     trust
@@ -63,7 +63,7 @@ class Pacing:
     throughout: float = 300e-6
     shortest: float = 50e-6
     longest: float = 2e-3
-    fine: float = 0.5e-3
+    fine: float = 0.4e-3
     alert: float = 0.2e-3
     trust: float = 10e-3
     patience: float = 8.0
@@ -102,7 +102,7 @@ def pause(elapsed: float, estimate: Estimate | None, pacing: Pacing) -> float:
         certain = mean - 2 * spread - elapsed
         ahead = min(ahead, max(certain, _step(elapsed, pacing)))
     fine = pacing.fine
-    return ahead - fine if ahead > 2 * fine and mean > pacing.trust else min(ahead, fine)
+    return ahead - fine if ahead > 2 * fine and mean > pacing.trust else ahead
 
 
 def _step(elapsed: float, pacing: Pacing) -> float:
@@ -152,6 +152,7 @@ class Reactor:
         self._next_turn: asyncio.Handle | None = None
         self._timer = create_timer(loop, self._on_timer)
         self._alarm: float | None = None
+        self._stays_awake = False  # sleeps are cut into fine pieces, because somebody waits for an op that feels it
         self._stayed_for = self._stays_until = 0.0  # when the mark began whose waiter looks, or looked, itself, and until when it does
         self.napping: Pending | None = None  # whose waiter sleeps until the end is near
         self._nap: asyncio.Future[None] | None = None
@@ -266,8 +267,11 @@ class Reactor:
         self._timer.close()
 
     def _pause(self, lane: ReactorLane, now: float) -> float:
-        delay = pause(now - lane.began, self._predictor.expect(lane.queue[0].kind), self._pacing)
+        known = self._predictor.expect(lane.queue[0].kind)
+        delay = pause(now - lane.began, known, self._pacing)
         lane.due = now + delay
+        if known is not None and known.mean <= self._pacing.trust:
+            self._stays_awake = True
         return delay
 
     def _schedule(self, now: float, delay: float) -> None:
@@ -277,7 +281,7 @@ class Reactor:
             self._next_turn = self._loop.call_soon(self._turn)
         elif self._alarm is None or now + delay < self._alarm:
             self._alarm = now + delay
-            self._timer.arm(delay)
+            self._timer.arm(self._piece(delay))
 
     def _rest(self) -> None:
         if self._next_turn is not None:
@@ -288,13 +292,34 @@ class Reactor:
             self._timer.disarm()
 
     def _on_timer(self) -> None:
+        if self._sleeps_on():
+            return
         self._alarm = None
         if self._next_turn is None and (self._lanes or self._expected):
             self._turn()
 
+    def _sleeps_on(self) -> bool:
+        """Glance at the heads between two pieces of a sleep; return whether it goes on."""
+        now = time.perf_counter()
+        left = 0.0 if self._alarm is None else self._alarm - now
+        if left < self._pacing.shortest / 2:
+            return False
+        for lane in self._lanes:
+            if look(lane.queue[0]) is not None:
+                return False
+            lane.looked = now
+        self.looks += 1
+        self._timer.arm(self._piece(left))
+        return True
+
+    def _piece(self, delay: float) -> float:
+        """Return how much of a sleep is slept before the next glance."""
+        return min(delay, self._pacing.fine) if self._stays_awake else delay
+
     def _turn(self) -> None:
         """One pass over the heads: collect what has ended, say when to look again, and only then tell the marks."""
         self._next_turn = None
+        self._stays_awake = False
         self.looks += 1
         now = time.perf_counter()
         over: list[tuple[Callable[[list[Ended]], None], list[Ended]]] = []

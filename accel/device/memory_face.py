@@ -58,7 +58,11 @@ class MemoryFace(MemoryExchange):
         source = array if isinstance(array, np.ndarray) else native(array)
         if source.nbytes > _CONVERT_OFF_LOOP and not (source.flags.c_contiguous and source.dtype.isnative):
             source, timeout = await self._converted(source, timeout)
-        return await self._made(ops.Put(native(source), out, durable), checksum, timeout)
+        op = ops.Put(native(source), out, durable)
+        if checksum:
+            return await self._made(op, checksum, timeout)
+        result: AccelRef = await self._sender.run(op, timeout)
+        return result
 
     async def _converted(self, source: np.ndarray[Any, Any], timeout: float | None) -> tuple[np.ndarray[Any, Any], float | None]:
         """Rearrange a large host array off the loop, and return it with what is left of the timeout."""

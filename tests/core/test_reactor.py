@@ -51,18 +51,6 @@ def test_short_op_that_is_known_is_never_slept_on() -> None:
     assert all(pause(elapsed * duration, Estimate(duration, duration / 100), PACING) == 0.0 for elapsed in (0.0, 0.3, 0.6, 0.9))
 
 
-@pytest.mark.parametrize("duration", [1e-3, 2.7e-3, 5e-3, 9e-3])
-def test_no_sleep_lets_the_processor_get_cold_under_an_op_that_would_feel_it(duration: float) -> None:
-    now, sleeps = 0.0, []
-    estimate = Estimate(duration, duration / 200)
-    while (delay := pause(now, estimate, PACING)) > 0.0:
-        sleeps.append(delay)
-        now += delay
-    assert sleeps, duration
-    assert max(sleeps) <= PACING.fine
-    assert now >= duration - 2 * PACING.window
-
-
 @pytest.mark.parametrize("duration", [1e-5, 1e-4, 3e-4, 1e-3, 5e-3, 0.03])
 def test_unknown_op_is_seen_after_a_bounded_part_of_its_time(duration: float) -> None:
     added, spent = wait_through(duration, None)
