@@ -103,13 +103,6 @@ class Buffers:
             raise StaleRefError(f"{ref!r} is not in memory any more", reason="freed", device=self._core.name, generation=self._generation)
         return block
 
-    def check(self, refs: Iterable[AccelRef]) -> None:
-        """Raise as :meth:`block` does, unless all of ``refs`` are there."""
-        blocks = self.blocks
-        for ref in refs:
-            if ref.buffer not in blocks:
-                self.block(ref)
-
     def address(self, ref: AccelRef) -> int:
         """Return where a buffer's elements start; raises as :meth:`block` does."""
         return self.block(ref).address + ref.offset

@@ -95,10 +95,9 @@ class Context(ContextBase):
         kernel = self._kernels.get(type(op)) or self._kernel(op)
         if port is None:
             return False
-        plan = submission.plan
+        plan, blocks = submission.plan, buffers.blocks
         assert plan is not None, "an op that is not dispatched has its plan"
         lane, reads, refs = port.lane, plan.reads, plan.writes
-        blocks = buffers.blocks
         for ref in reads + refs:
             if ref.buffer not in blocks:
                 buffers.block(ref)  # which says what became of it
@@ -262,7 +261,9 @@ class Context(ContextBase):
             op, plan = ops[index], plans[index]
             kernel = kernels.get(type(op)) or self._kernel(op)
             refs = plan.writes
-            buffers.check(plan.reads + refs)
+            for ref in plan.reads + refs:
+                if ref.buffer not in buffers.blocks:
+                    buffers.block(ref)
             if op.library in scratch.libraries and not scratch.reserve(op, lane):
                 return False
             if plan.creates:

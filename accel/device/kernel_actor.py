@@ -77,16 +77,20 @@ class KernelActor(Actor["Sendable", None]):
         """Do for a part of a batch what :meth:`receive_now` does for one op."""
         if self._debug or not _is_due(message):
             return False
-        lane, launches = message.lane, message.launches
+        lane, launches, submission, today = message.lane, message.launches, message.submission, self._context
         for launch in launches:
             if self._is_beside(launch, lane):
                 return False
         try:
             for launch in launches:
-                if launch.dependencies:
+                if launch.dependencies or launch.action is not None or submission.future.done() or today.fault is not None:
                     self._enqueue(launch, message)
                 else:
-                    self._launch(launch, message)
+                    try:
+                        launch.kernel(lane, launch.op, launch.inputs, launch.outputs)
+                        submission.launched += 1
+                    except Exception as error:
+                        self._raised(_from_below(error), launch, message)
         finally:
             lane.advance(launches[-1].seq)
         self._finish(message)
