@@ -84,6 +84,7 @@ class Blocking:
 
     def _copies(self, lane: Any, array: Any) -> bool:
         nbytes: int = array.nbytes
+        lane.stream.transfers.forget_found()
         if nbytes <= STAGED:
             return bool(nbytes) and not lane.stream.transfers.reserve(nbytes)
         address = address_of(array)
@@ -93,7 +94,7 @@ class Blocking:
             return True  # the copy itself will say what is wrong
         if is_staged:
             lane.device.copiers.rouse(nbytes)
-        else:
+        elif array.flags.c_contiguous:
             lane.stream.transfers.found(array, address)
         return is_staged
 

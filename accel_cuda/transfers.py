@@ -79,6 +79,10 @@ class Transfers:
         """Take note of where an array lies that was seen to be page-locked, for the copy that this turn of the loop will enqueue."""
         self._found = weakref.ref(array), address
 
+    def forget_found(self) -> None:
+        """Forget it: the copy that it was found for was dropped, or another is asked about."""
+        self._found = None
+
     def taken_address(self, array: object) -> int:
         """Return what was :meth:`found` last, once, if that was this very array; else 0."""
         found, self._found = self._found, None

@@ -152,6 +152,7 @@ class Reactor:
         self._next_turn: asyncio.Handle | None = None
         self._timer = create_timer(loop, self._on_timer)
         self._alarm: float | None = None
+        self._rings = 0.0  # when the timer does: at the alarm, or before, for a glance
         self._stays_awake = False  # sleeps are cut into fine pieces, because somebody waits for an op that feels it
         self._stayed_for = self._stays_until = 0.0  # when the mark began whose waiter looks, or looked, itself, and until when it does
         self.napping: Pending | None = None  # whose waiter sleeps until the end is near
@@ -263,6 +264,7 @@ class Reactor:
 
     def close(self) -> None:
         """Give the timer back. Idempotent."""
+        self._expected_until = 0.0
         self._rest()
         self._timer.close()
 
@@ -270,7 +272,7 @@ class Reactor:
         known = self._predictor.expect(lane.queue[0].kind)
         delay = pause(now - lane.began, known, self._pacing)
         lane.due = now + delay
-        if known is not None and known.mean <= self._pacing.trust:
+        if known is not None and max(known.mean, now - lane.began) <= self._pacing.trust:
             self._stays_awake = True
         return delay
 
@@ -281,15 +283,19 @@ class Reactor:
             self._next_turn = self._loop.call_soon(self._turn)
         elif self._alarm is None or now + delay < self._alarm:
             self._alarm = now + delay
-            self._timer.arm(self._piece(delay))
+            self._sleep(now, delay)
 
     def _rest(self) -> None:
         if self._next_turn is not None:
             self._next_turn.cancel()
             self._next_turn = None
+        self._stays_awake = False
         if self._alarm is not None:
             self._alarm = None
             self._timer.disarm()
+        now = time.perf_counter()
+        if self._expected and now < self._expected_until:
+            self._schedule(now, self._pacing.alert)
 
     def _on_timer(self) -> None:
         if self._sleeps_on():
@@ -306,15 +312,18 @@ class Reactor:
             return False
         for lane in self._lanes:
             if look(lane.queue[0]) is not None:
+                lane.due = min(lane.due, self._rings)  # that is when it was to be looked at
                 return False
             lane.looked = now
         self.looks += 1
-        self._timer.arm(self._piece(left))
+        self._sleep(now, left)
         return True
 
-    def _piece(self, delay: float) -> float:
-        """Return how much of a sleep is slept before the next glance."""
-        return min(delay, self._pacing.fine) if self._stays_awake else delay
+    def _sleep(self, now: float, delay: float) -> None:
+        """Sleep for so long, or, where somebody waits for an op that feels it, for a piece of it."""
+        piece = min(delay, self._pacing.fine) if self._stays_awake else delay
+        self._rings = now + piece
+        self._timer.arm(piece)
 
     def _turn(self) -> None:
         """One pass over the heads: collect what has ended, say when to look again, and only then tell the marks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 from typing import TYPE_CHECKING, ClassVar
 
 from accel._log import get_logger
@@ -66,7 +67,7 @@ class KernelActor(Actor["Sendable", None]):
                     op.kernel(lane, op.op, op.inputs, op.outputs)
                     op.launched += 1
                 except Exception as error:
-                    self._raised(_from_below(error), op, op)
+                    self._raised(error, op, op)
         finally:
             lane.advance(op.seq)
         if today.fault is None:
@@ -90,7 +91,7 @@ class KernelActor(Actor["Sendable", None]):
                         launch.kernel(lane, launch.op, launch.inputs, launch.outputs)
                         submission.launched += 1
                     except Exception as error:
-                        self._raised(_from_below(error), launch, message)
+                        self._raised(error, launch, message)
         finally:
             lane.advance(launches[-1].seq)
         self._finish(message)
@@ -190,7 +191,7 @@ class KernelActor(Actor["Sendable", None]):
         if not isinstance(error, AccelError):  # a kernel's bug ends its op, not the device
             library = None if launch.op is None else launch.op.library
             wrapped = LibraryError(f"the {_kind(launch, run)} kernel raised {type(error).__name__}: {error}", library=library)
-            wrapped.__cause__ = error
+            wrapped.__cause__ = _without_frames(error)
             error = wrapped
         if not error.is_fault:
             run.submission.launched += 1  # how far it came is not known: what it may have enqueued has to end, and may have faulted
@@ -279,13 +280,15 @@ class KernelActor(Actor["Sendable", None]):
                 context.watcher.watch(run)
 
 
-def _from_below(error: Exception) -> Exception:
-    """Return an error without the frame that has caught it: that holds the op, whose future would hold the error."""
-    trace = error.__traceback__
-    try:
-        return error.with_traceback(None if trace is None else trace.tb_next)
-    finally:
-        del trace
+def _without_frames(error: Exception) -> Exception:
+    """Return a kernel's bug with its traceback as text.
+
+    The frames would keep alive who called them, and so the op, whose future holds the error: its operands would be free only when cycles are collected.
+    """
+    lines = traceback.format_tb(error.__traceback__)[1:]  # the first is of this file
+    if lines:
+        error.add_note("In the kernel (most recent call last):\n" + "".join(lines).rstrip())
+    return error.with_traceback(None)
 
 
 def _kind(launch: Bound, run: Sendable) -> str:

@@ -80,6 +80,24 @@ def test_a_page_locked_array_is_copied_from_where_it_was_found(lane: Any) -> Non
     assert lane.compute.calls[1][3] is target
 
 
+@pytest.mark.parametrize("turn", [lambda a: a.T, lambda a: a[:, : STAGED // 2], lambda a: a[::2]])
+def test_an_array_that_lies_in_pieces_is_not_copied_as_one(lane: Any, turn: Any) -> None:
+    """The memory between its elements is page-locked too, and is not its own."""
+    op = SimpleNamespace(kind="put", source=turn(np.zeros((4, STAGED), np.uint16)))
+    assert not locked().may_block(lane, op)
+    arrays.put(lane, op, (), (0x1000,))
+    assert [name for name, *_ in lane.compute.calls] == ["copy_htod"]
+
+
+def test_what_is_not_page_locked_any_more_is_not_copied_as_if_it_were(lane: Any) -> None:
+    lane.device = SimpleNamespace(copiers=SimpleNamespace(rouse=lambda nbytes: None))
+    op = SimpleNamespace(kind="put", source=np.zeros(STAGED, np.uint16))
+    assert not locked().may_block(lane, op)  # and then the op was dropped
+    assert Blocking({}, {}, pinned=Ranges(covers=False)).may_block(lane, op)  # type: ignore[arg-type]
+    arrays.put(lane, op, (), (0x1000,))
+    assert [name for name, *_ in lane.compute.calls] == ["copy_htod"]
+
+
 def test_what_was_found_serves_that_array_alone_and_once(lane: Any) -> None:
     first, second = np.zeros(STAGED, np.uint16), np.zeros(STAGED, np.uint16)
     blocking = locked()

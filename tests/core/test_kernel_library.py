@@ -191,7 +191,9 @@ async def test_what_a_kernel_raises_is_its_ops_error_and_nothing_else() -> None:
         with pytest.raises(accel.LibraryError, match="ZeroDivisionError: broken") as caught:
             await device.run(Break(x))
         assert (caught.value.op, caught.value.library) == ("break", "mine")
-        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+        bug = caught.value.__cause__
+        assert isinstance(bug, ZeroDivisionError)
+        assert "in break_it" in bug.__notes__[0], "it says where"
         np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), np.full(4, 2.0))
         assert device.generation == 1
         assert device.info().in_flight == 0

@@ -1,0 +1,81 @@
+"""A kernel's bug ends its op and holds nothing: what the op had in hand is free at once, not when cycles are collected."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import accel
+from accel import registry
+from accel.ops import Plan
+from tests.device_support import bounded, task, until
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Break(accel.KernelOp):
+    """Does not work."""
+
+    library: ClassVar[str] = "broken"
+    kind: ClassVar[str] = "break"
+
+    x: accel.AccelRef
+
+    def plan(self) -> Plan:
+        return Plan((), (self.x,), ())
+
+
+class Broken(accel.KernelLibrary):
+    """Raises on the loop's thread."""
+
+    name = "broken"
+    blocking = False
+
+    @accel.kernel(Break)
+    def break_it(self, op: Break, stream: Any, inputs: list[accel.Operand], outputs: list[accel.Operand]) -> None:
+        raise ZeroDivisionError("broken")
+
+
+class Beside(Broken):
+    """Raises on another thread."""
+
+    blocking = True
+
+
+@pytest.mark.parametrize("library", [Broken, Beside])
+@pytest.mark.parametrize("depends", [False, True])
+async def test_a_bug_keeps_no_operand_alive(library: type[Broken], depends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._BUILT_IN, "late", "tests.late_backend:LateBackend")
+    async with accel.System() as system:
+        device = await system.open_device("late", libraries=["memory"])
+        await device.register(library)
+        x: list[accel.AccelRef] = [await device.put(np.ones(8))]
+
+        async def fails() -> None:
+            before = task(device.put(np.zeros(8), out=x[0])) if depends else None  # in another stream
+            await asyncio.sleep(0)
+            notes: list[str] = []
+            try:  # what pytest.raises gives would keep this frame alive
+                await device.run(Break(x[0]))
+            except accel.LibraryError as error:
+                notes += error.__cause__.__notes__  # type: ignore[union-attr]
+            assert "in break_it" in notes[0]
+            if before is not None:
+                await before
+
+        gc.collect()
+        gc.disable()
+        try:
+            await bounded(fails())
+            is_there = weakref.ref(x.pop())
+            await until(lambda: is_there() is None, "the operand is gone")
+            await until(lambda: device.info().memory.used == 0, "its memory is free")
+        finally:
+            gc.enable()
