@@ -34,16 +34,18 @@ _LEAST = 5.0
 _GRACE = 10.0
 _PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "junit_logging=system-out", "--durations=30")
 _BUDGETS = "P1,P2,P3,P3-graph,P4,P5,P6,P7,P8,P9,P9-rate,P9-copy,P10,P12"
+_RECOVERY = "standby or durable or isolation or hosts"  # files whose tests start processes: half of the time that all take
 _PICTURE = "latency.png"
 _FILES = ("record.md", "record.json", _PICTURE)
 
 CALLS: dict[str, tuple[str, ...]] = {
-    "checks": ("doctor", "tests"),
+    "checks": ("doctor", "tests", "memcheck"),
+    "recovery": ("recovery",),
     "measures": ("bench", "lengths", "soak", "service", "demo", "kernels", "curves", "examples"),
     "chaos": ("chaos",),
-    "gpus": ("memcheck", "two_gpus"),
+    "gpus": ("two_gpus",),
 }
-"""Names that ``--parts`` takes too -> their parts, which need less than ten minutes together. Without ``--parts``: the first two."""
+"""Names that ``--parts`` takes too -> their parts, which need less than ten minutes together. Without ``--parts``: the first three."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,8 @@ def _parts(backend: str) -> tuple[Part, ...]:
     names = sorted(path.name for path in (ROOT / "examples").glob("cuda_*.py"))
     return (
         doctor,
-        _tests("tests", 560, "gpu", "tests/gpu"),
+        _tests("tests", 400, "gpu", "tests/gpu", "-k", f"not ({_RECOVERY})"),
+        _tests("recovery", 400, "gpu", "tests/gpu", "-k", _RECOVERY),
         _printed("memcheck", "compute-sanitizer over the kernels", 150, "-m", "tests.gpu.memcheck"),
         _bench("bench", "the budgets on asyncio and uvloop", 180, "cuda", _BUDGETS),
         _bench("lengths", "latency by length", 75, "cuda", "lengths", plot=True),
@@ -140,7 +143,7 @@ def _chosen(parts: tuple[Part, ...], names: list[str]) -> tuple[Part, ...]:
     known = {part.name: (part.name,) for part in parts} | ({"examples": examples} if examples else {})
     calls = {name: tuple(part for member in members for part in known.get(member, ())) for name, members in CALLS.items()}
     wanted: set[str] = set()
-    for name in names or list(CALLS)[:2]:
+    for name in names or list(CALLS)[:3]:
         found = known.get(name) or calls.get(name)
         if not found:
             raise KeyError(f"no part {name}; there are {', '.join((*calls, *known))}")

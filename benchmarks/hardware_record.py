@@ -59,7 +59,7 @@ def render(found: dict[str, Any]) -> str:
     lines = [f"# Record of {found['began']}", "", *_machine(found, data)]
     rows = [(f"`{e['command'] or name}`", e["state"], f"{e['seconds']} s", _summary(data.get(name))) for name, e in parts.items()]
     lines += ["## Parts", "", *_table(("command", "outcome", "time", "what it found"), rows)]
-    for name in ("tests", "two_gpus"):
+    for name in ("tests", "recovery", "two_gpus"):
         if name in data:
             lines += _tests(data[name])
     reports = [data[name] for name in ("bench", "lengths", "soak", "curves") if name in data]

@@ -51,7 +51,7 @@ def test_a_part_that_wrote_nothing_is_no_success(tmp_path: Path) -> None:
 def test_the_parts_of_a_gpu_are_known_and_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert hardware.main(["--list"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert names[:4] == ["doctor", "tests", "memcheck", "bench"]
+    assert names[:5] == ["doctor", "tests", "recovery", "memcheck", "bench"]
     assert {"kernels", "curves", "cuda_torch_library", "chaos", "two_gpus"} <= set(names)
     with pytest.raises(SystemExit):
         hardware.main(["--parts", "nonsense"])

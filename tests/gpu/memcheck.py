@@ -94,7 +94,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run what was asked for, or all; return 0 if memcheck found nothing and no kernel was left out."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.memcheck", description=__doc__)
     parser.add_argument("names", nargs="*", help="conformance checks or extra programs; all if left out")
-    parser.add_argument("--processes", type=int, default=6, help="how many to run side by side")
+    parser.add_argument(
+        "--processes", type=int, default=max(2, (os.cpu_count() or 8) - 2), help="how many to run side by side (%(default)s)"
+    )
     parser.add_argument("--here", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     wanted: list[str] = options.names or names()
