@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from accel.completion.adaptive import AdaptiveCompletion
 from accel.completion.host_fn import HostFnCompletion
+from accel.completion.pacing import Pacing
 from accel.completion.polled import PolledCompletion
-from accel.completion.reactor import Pacing
 from accel.completion.strategy import Attended, CompletionStatistics, CompletionStrategy, Looks, Pending, Watcher
 from accel.completion.sync import SyncCompletion
 from accel.errors import InvalidArgumentError

@@ -10,10 +10,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from accel.completion.prediction import Estimate, Predictor
+from accel.completion.pacing import pause
+from accel.completion.prediction import Predictor
 from accel.completion.strategy import Ended, look, put_in_line, take_ended
 from accel.completion.timer import create_timer
 
@@ -21,92 +21,10 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterator
 
+    from accel.completion.pacing import Pacing
     from accel.completion.strategy import Pending
 
-__all__ = ["Pacing", "Reactor", "ReactorLane", "pause"]
-
-
-@dataclass(frozen=True, slots=True)
-class Pacing:
-    """When the reactor looks. Times in seconds.
-
-    Parameters
-    ----------
-    window
-        It spins from at most this long before a predicted end until twice as long after.
-    unknown_spin
-        It spins for this long on an op of a kind that it has not seen.
-    hold
-        For so long an op that is about to end is looked for without giving the loop back, once its caller has let it take a turn.
-    throughout
-        Ops that take no longer are spun on from beginning to end: after a sleep, however short, the way of the result is several microseconds longer.
-    shortest, longest
-        Bounds of the sleeps that are not to a predicted end. A sleep shorter than ``shortest`` is not worth a timer.
-    fine
-        The last sleep to a predicted end is at most so long, and a sleep for an op that takes no longer than ``trust`` is cut into such pieces, between
-        which there is only a glance at the mark. A processor that idles longer is put to a deeper sleep, from which its timers are late, and the op's
-        whole way is slow, for its caches are empty: see ``docs/performance.md``. An op that takes longer does not feel that.
-    alert
-        So long it sleeps at most while something on another thread is about to end.
-    trust
-        The first sleep to a predicted end is at most this long, later ones at most as long as the op has run: what has become
-        much faster than it was is seen to be.
-    patience
-        Such a sleep takes one part in ``patience`` of the time that has gone by.
-    kinds
-        How many kinds of op are remembered.
-    """
-
-    window: float = 100e-6
-    unknown_spin: float = 75e-6
-    hold: float = 10e-6
-    throughout: float = 300e-6
-    shortest: float = 50e-6
-    longest: float = 2e-3
-    fine: float = 0.4e-3
-    alert: float = 0.2e-3
-    trust: float = 10e-3
-    patience: float = 8.0
-    kinds: int = 512
-
-
-def pause(elapsed: float, estimate: Estimate | None, pacing: Pacing) -> float:
-    """Return for how long not to look at an op that has run for ``elapsed`` seconds; 0 means: look in the next turn.
-
-    Parameters
-    ----------
-    elapsed
-        Seconds since the op began.
-    estimate
-        What its kind took before, if known.
-    pacing
-        Bounds.
-    """
-    if estimate is None:
-        return 0.0 if elapsed < pacing.unknown_spin else _step(elapsed, pacing)
-    mean, deviation = estimate.mean, estimate.deviation
-    late = elapsed - mean
-    if late > 2 * pacing.window:
-        return _step(max(late, elapsed / pacing.patience), pacing)
-    if mean <= pacing.throughout:
-        return 0.0
-    # Long ops have room for a wide margin.
-    margin = min(pacing.window, max(mean / 13, pacing.shortest))
-    spread = 2 * deviation
-    ahead = -late - margin - min(spread, margin)
-    if ahead < pacing.shortest:
-        return 0.0
-    ahead = min(ahead, max(pacing.trust, elapsed))
-    if spread > margin:
-        # Durations of this kind scatter: it can end long before the mean, so the way there is cut into steps.
-        certain = mean - 2 * spread - elapsed
-        ahead = min(ahead, max(certain, _step(elapsed, pacing)))
-    fine = pacing.fine
-    return ahead - fine if ahead > 2 * fine and mean > pacing.trust else ahead
-
-
-def _step(elapsed: float, pacing: Pacing) -> float:
-    return min(max(elapsed / pacing.patience, pacing.shortest), pacing.longest)
+__all__ = ["Reactor", "ReactorLane"]
 
 
 class ReactorLane:
@@ -187,10 +105,26 @@ class Reactor:
                 now = time.perf_counter()
         if answer is None or answer[1] is not None:
             return False
-        if pending.enqueued_at == self._stayed_for:
+        has_stayed = pending.enqueued_at == self._stayed_for
+        if has_stayed:
             self._stays_until = 0.0
-        if known is None or is_long:
+        if known is None or is_long or has_stayed:
             self._predictor.observe(pending.kind, now - pending.enqueued_at)
+        return True
+
+    def meets_at_once(self, pending: Pending) -> bool:
+        """Return whether a mark that was recorded just now is found to be passed in the time of a brief op, where its kind is not known to take longer."""
+        known, brief = self._predictor.expect(pending.kind), self._pacing.brief
+        if known is not None and known.mean > brief:
+            return False
+        until = pending.enqueued_at + brief
+        while (answer := look(pending)) is None and time.perf_counter() < until:
+            pass
+        if answer is None or answer[1] is not None:
+            self._stayed_for = pending.enqueued_at  # it was looked at: the next look tells how long it took
+            return False
+        if known is None:
+            self._predictor.observe(pending.kind, time.perf_counter() - pending.enqueued_at)
         return True
 
     def is_near(self, pending: Pending) -> bool:
@@ -199,7 +133,7 @@ class Reactor:
         The reactor would look as often, and then the waiter would have to be woken. But several that look would look too often.
         """
         began, now = pending.enqueued_at, time.perf_counter()
-        if self._lanes or (began != self._stayed_for and now < self._stays_until):
+        if self._lanes or self._another_stays(pending, now):
             return False
         known, pacing = self._predictor.expect(pending.kind), self._pacing
         if known is None or now > began + known.mean + pacing.window or pause(now - began, known, pacing) > 0.0:
@@ -208,13 +142,16 @@ class Reactor:
         self.looks += 1
         return True
 
+    def _another_stays(self, pending: Pending, now: float) -> bool:
+        return pending.enqueued_at != self._stayed_for and now < self._stays_until
+
     def nap(self, lane: ReactorLane, pending: Pending) -> asyncio.Future[None] | None:
         """Watch a mark whose end is far, if it is the only one, and return what tells its waiter that it had better look itself: it has the mark then.
 
         Several do not nap: who looks for all of them is the reactor.
         """
-        known = self._predictor.expect(pending.kind)
-        if self._lanes or known is None or time.perf_counter() > pending.enqueued_at + known.mean:
+        known, now = self._predictor.expect(pending.kind), time.perf_counter()
+        if self._lanes or known is None or now > pending.enqueued_at + known.mean or self._another_stays(pending, now):
             return None
         self.add(lane, pending)
         self.napping, self._nap = pending, self._loop.create_future()

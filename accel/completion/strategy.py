@@ -137,6 +137,10 @@ class Watcher(ABC):
         self.attend(pending)
         return True
 
+    def attend_at_once(self, pending: Pending) -> bool:
+        """Complete a mark that was recorded just now, if it is known, or found, to be passed within microseconds; else return ``False``, and do nothing."""
+        return False
+
     def expecting(self) -> AbstractContextManager[object]:
         """Return a block during which something on another thread is about to end, and the loop should be quick to take note."""
         return _AT_EASE

@@ -56,6 +56,8 @@ class DeviceCore:
         Buffers whose last ref went away.
     pending : int
         Callers that wait for a submission of theirs.
+    turned_at : float
+        When a caller last went on after a turn of the loop.
     retired : int
         Ops that are over.
     in_hand : int
@@ -112,9 +114,8 @@ class DeviceCore:
         self.restarts = 0
         self.rebuild_seconds = 0.5
         self.faulted_at = 0.0
-        self.in_hand = 0
-        self.pending = 0
-        self.retired = 0
+        self.in_hand = self.pending = self.retired = 0
+        self.turned_at = 0.0
         self.pinned = PinnedMemory(self.name, self.loop, system, options.pinned_limit)
         self.is_watchful = False
         self.durable = DurableBook(self)
@@ -286,6 +287,12 @@ class DeviceCore:
         while not self.lifecycle.is_final and (self.pending or ((day := context()) is not None and day.fault is None and day.in_flight)):
             self._idle = self.loop.create_future()
             await self._idle
+
+    def over(self) -> None:
+        """Note that a caller waits no more."""
+        self.pending -= 1
+        if self.is_closing:
+            self.settled()
 
     def settled(self) -> None:
         """Tell :meth:`drained` that something has ended."""

@@ -8,7 +8,7 @@ for each chunk, with a :class:`Launch` for each op.
 from __future__ import annotations
 
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 from accel.device.submission import Submission
 
@@ -308,6 +308,13 @@ class OpSubmission(Submission):
                 return False
         self.is_attended = False
         return True
+
+    def attend_at_once(self) -> bool:
+        """See :meth:`Submission.attend_at_once`."""
+        if self.event is None:  # it went to another process, or nothing had to be sent
+            return False
+        context = cast("Context", self._context)
+        return context.fault is None and context.watcher.attend_at_once(self)
 
     def complete(self) -> None:
         """Retire the op; called by the watcher, once."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import types
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from accel._log import get_logger
@@ -29,6 +30,9 @@ logger = get_logger()
 
 _WAITERS = 16
 """How many times the queue's length may wait for room in it: the queue of waiters has a bound too."""
+
+_TURNLESS = 1e-4
+"""Seconds for which the loop may not turn while one task awaits one tiny op after the other."""
 
 _OVERLOADED = "Try again after .retry_after seconds, let fewer tasks wait at once, or open the device with a larger pending_limit."
 
@@ -120,10 +124,12 @@ class Sender:
                 submission.is_attended = False
                 if not self._mailbox.offer(submission):
                     await self._queue(submission, timeout)
-            # Others get their turn whatever happens, and the device its time: what is small has ended when this goes on.
-            await _turn()
-            while submission.is_attended and not submission.attend(stays=not future.done()):
-                await (_turn() if submission.nap is None else submission.nap)
+            if not self._ends_at_once(submission):
+                # Others get their turn, and the device its time: what is small has ended when this goes on.
+                await _turn()
+                while submission.is_attended and not submission.attend(stays=not future.done()):
+                    await (_turn() if submission.nap is None else submission.nap)
+                core.turned_at = perf_counter()
             return await future
         except asyncio.CancelledError:
             self._withdraw(submission)
@@ -131,13 +137,21 @@ class Sender:
         finally:
             if submission.is_attended:  # cancelled during the turn
                 submission.attend()
-            core.pending -= 1
-            if core.is_closing:
-                core.settled()
             if submission.timer is not None:
                 submission.timer.cancel()
+            core.over()
             # The error's traceback holds this frame, and the future holds the error: a cycle that would keep operands alive.
             del future, submission
+
+    def _ends_at_once(self, submission: Submission) -> bool:
+        """Take the end of an op that the device does in microseconds, where nobody else waits for the device, and the others had a turn just now.
+
+        A turn of the loop takes longer than such an op. One after the other from one task, they give the others one after each 0.1 ms.
+        """
+        core = self._core
+        if core.pending > 1 or not submission.is_attended or perf_counter() - core.turned_at > _TURNLESS:
+            return False
+        return submission.attend_at_once()
 
     async def _run_watched(self, timeout: float | None, submission: Submission) -> Any:
         """Send what may write torn buffers, or ones with checksums, which are then made anew."""

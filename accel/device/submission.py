@@ -102,6 +102,10 @@ class Submission(ABC):
         self.is_attended = False
         return True
 
+    def attend_at_once(self) -> bool:
+        """Take the end, if it is there within microseconds, in the turn in which it was sent; else return ``False``, with nothing done."""
+        return False
+
     def wake(self) -> None:
         """Let a caller that naps go on: there is an answer."""
         nap = self.nap

@@ -12,7 +12,8 @@ import pytest
 
 import accel
 from accel import registry
-from accel.completion.reactor import Pacing, Reactor, ReactorLane
+from accel.completion.pacing import Pacing
+from accel.completion.reactor import Reactor, ReactorLane
 from accel.testing import FaultPlan
 from tests.completion_support import Event, Mark
 from tests.device_support import bounded, failure, task, turns, until

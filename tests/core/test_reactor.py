@@ -12,8 +12,9 @@ import uvloop
 
 from accel.completion import Pacing
 from accel.completion.host_fn import Semaphore
+from accel.completion.pacing import pause
 from accel.completion.prediction import Estimate, Predictor
-from accel.completion.reactor import Reactor, ReactorLane, pause
+from accel.completion.reactor import Reactor, ReactorLane
 from accel.completion.timer import LoopTimer, TimerfdTimer, create_timer
 from accel.errors import UnsupportedError
 
