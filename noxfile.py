@@ -87,7 +87,7 @@ def gpu(session: nox.Session) -> None:
 
 @nox.session
 def hardware(session: nox.Session) -> None:
-    """Make the record of a machine with a GPU: tests, budgets, service, demo, memcheck, kernels, in about 15 minutes; ``-- --list`` shows the parts."""
+    """Make the record of a machine with a GPU: tests, budgets, service, demo, memcheck, kernels, in about 20 minutes; ``-- --list`` shows the parts."""
     install(session, extras="cpu,web,cli,bench,cuda", groups=("tests",))
     session.install("cupy-cuda13x", "torch")  # what is measured beside
     session.run("python", "benchmarks/hardware.py", *session.posargs)

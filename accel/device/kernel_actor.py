@@ -29,6 +29,7 @@ __all__ = ["KernelActor"]
 logger = get_logger()
 
 _NO_CAPTURE = contextlib.nullcontext()
+_WHERE = "In the kernel (most recent call last):\n"
 
 
 class KernelActor(Actor["Sendable", None]):
@@ -286,8 +287,8 @@ def _without_frames(error: Exception) -> Exception:
     The frames would keep alive who called them, and so the op, whose future holds the error: its operands would be free only when cycles are collected.
     """
     lines = traceback.format_tb(error.__traceback__)[1:]  # the first is of this file
-    if lines:
-        error.add_note("In the kernel (most recent call last):\n" + "".join(lines).rstrip())
+    if lines and not any(note.startswith(_WHERE) for note in getattr(error, "__notes__", ())):  # some raise one instance again and again
+        error.add_note(_WHERE + "".join(lines).rstrip())
     return error.with_traceback(None)
 
 

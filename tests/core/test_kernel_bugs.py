@@ -38,9 +38,11 @@ class Broken(accel.KernelLibrary):
     name = "broken"
     blocking = False
 
+    error: ClassVar[Exception] = ZeroDivisionError("broken")
+
     @accel.kernel(Break)
     def break_it(self, op: Break, stream: Any, inputs: list[accel.Operand], outputs: list[accel.Operand]) -> None:
-        raise ZeroDivisionError("broken")
+        raise self.error
 
 
 class Beside(Broken):
@@ -66,6 +68,7 @@ async def test_a_bug_keeps_no_operand_alive(library: type[Broken], depends: bool
                 await device.run(Break(x[0]))
             except accel.LibraryError as error:
                 notes += error.__cause__.__notes__  # type: ignore[union-attr]
+            assert len(notes) == 1, "one instance, raised again and again, does not grow"
             assert "in break_it" in notes[0]
             if before is not None:
                 await before
