@@ -95,6 +95,7 @@ def test_the_service_writes_nothing_of_its_own(tmp_path: Path) -> None:
     source = (
         "import asyncio\nfrom accel.actors import ActorSystem\nfrom accel.hosts.child import ChildProcess\n"
         "async def main():\n"
+        "    asyncio.get_running_loop().slow_callback_duration = 60.0\n"  # what a busy machine makes slow is not ours
         "    async with ActorSystem() as system:\n"
         "        child = await ChildProcess.start(system, 'tests.child_programs:writes_much')\n"
         "        await child.wait(); await child.aclose()\n"
