@@ -14,6 +14,8 @@ nox.options.stop_on_first_error = False
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 TYPED = ("accel", "accel_cuda", "tests", "examples", "benchmarks", "noxfile.py")
+# Most tests wait for processes and timers; more than two at once wait for each other's processors, and measure those.
+TWO_AT_ONCE = ("-n", "2", "--dist", "worksteal")
 COVERAGE = ("--cov=accel", "--cov-branch", "--cov-report=term-missing:skip-covered", "--cov-fail-under=95")
 
 
@@ -37,7 +39,7 @@ def demo(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run every test that needs no GPU, with the coverage gate; with arguments, run pytest with these alone."""
     install(session, extras="cpu,web,cli", groups=("tests",))
-    session.run("pytest", *(session.posargs or ("-m", "not gpu", *COVERAGE)))
+    session.run("pytest", *(session.posargs or ("-m", "not gpu", *TWO_AT_ONCE, *COVERAGE)))
 
 
 @nox.session
