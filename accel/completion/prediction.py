@@ -45,21 +45,32 @@ class Predictor:
         How many kinds are remembered.
     """
 
-    __slots__ = ("_capacity", "_estimates")
+    __slots__ = ("_capacity", "_estimates", "_observed")
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._estimates: dict[Hashable, Estimate] = {}
+        self._observed: tuple[Hashable, float] | None = None
 
     def __len__(self) -> int:
+        if self._observed is not None:
+            self._learn(*self._observed)
         return len(self._estimates)
 
     def expect(self, kind: Hashable) -> Estimate | None:
         """Return what is known of ``kind``, or ``None``."""
+        if self._observed is not None:
+            self._learn(*self._observed)
         return self._estimates.get(kind)
 
     def observe(self, kind: Hashable, seconds: float) -> None:
-        """Learn that an op of ``kind`` took ``seconds``."""
+        """Take note that an op of ``kind`` took ``seconds``: learned when somebody asks, while the next op runs, for now somebody waits to be told."""
+        if self._observed is not None:
+            self._learn(*self._observed)
+        self._observed = kind, seconds
+
+    def _learn(self, kind: Hashable, seconds: float) -> None:
+        self._observed = None
         estimates = self._estimates
         known = estimates.pop(kind, None)  # put back at the end: the table is in order of last use
         if known is None:
