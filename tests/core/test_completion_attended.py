@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
-from accel.completion import (
-    AdaptiveCompletion,
-    Pacing,
-    Watcher,
-)
+from accel.completion import AdaptiveCompletion, Pacing, Watcher, reactor
+from accel.completion.adaptive import AdaptiveWatcher
 from accel.completion.sync import SyncWatcher
 from accel.errors import DriverError, FaultScope
 from tests.completion_support import PATIENCE, Event, Mark, open_watcher, turns, watched
+
+if TYPE_CHECKING:
+    import pytest
+
+LONG = 0.2
+"""Seconds of an op that nobody stays awake for."""
 
 
 async def test_attended_mark_that_was_passed_completes(watcher: Watcher) -> None:
@@ -110,9 +116,11 @@ async def test_adaptive_takes_short_work_without_a_look_of_the_reactor() -> None
     await watcher.aclose()
 
 
-async def known(watcher: Watcher) -> None:
-    """Let the reactor see what marks take: next to nothing."""
-    await long_known(watcher, 0.0)
+def knows(watcher: Watcher, seconds: float = 0.0) -> None:
+    """Let the reactor know what marks take, as if it had seen some: next to nothing, or so long that nobody stays awake for it."""
+    assert isinstance(watcher, AdaptiveWatcher)
+    for _ in range(3):
+        watcher._reactor._predictor.observe("kind", seconds)
 
 
 async def test_a_mark_of_which_nothing_is_known_is_watched_at_once(watcher: Watcher) -> None:
@@ -126,7 +134,7 @@ async def test_a_mark_of_which_nothing_is_known_is_watched_at_once(watcher: Watc
 
 async def test_the_waiter_of_the_only_mark_that_is_near_looks_itself() -> None:
     watcher = open_watcher(AdaptiveCompletion(Pacing(window=3600.0)))
-    await known(watcher)
+    knows(watcher)
     mark = Mark(Event())
     looks = watcher.statistics().looks
     for _ in range(5):
@@ -140,7 +148,7 @@ async def test_the_waiter_of_the_only_mark_that_is_near_looks_itself() -> None:
 
 async def test_of_several_waiters_one_looks_itself_and_gives_way_to_the_reactor() -> None:
     watcher = open_watcher(AdaptiveCompletion(Pacing(window=3600.0)))
-    await known(watcher)
+    knows(watcher)
     first, second = Mark(Event(), lane="first"), Mark(Event(), lane="second")
     assert not watcher.attend_once(first)
     assert watcher.attend_once(second), "another looks already"
@@ -156,7 +164,7 @@ async def test_of_several_waiters_one_looks_itself_and_gives_way_to_the_reactor(
 
 async def test_a_mark_that_is_late_or_not_known_is_not_stayed_for() -> None:
     watcher = open_watcher(AdaptiveCompletion(Pacing(window=0.0)))
-    await known(watcher)
+    knows(watcher)
     mark = Mark(Event(), lane="unknown", kind="unknown")
     assert watcher.attend_once(mark)
     late = Mark(Event())
@@ -168,37 +176,31 @@ async def test_a_mark_that_is_late_or_not_known_is_not_stayed_for() -> None:
     await watcher.aclose()
 
 
-async def test_a_waiter_that_went_away_keeps_nobody_from_looking() -> None:
+async def test_a_waiter_that_went_away_keeps_nobody_from_looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(1000.0, 1e-6)  # a microsecond passes with each look at it
+    monkeypatch.setattr(reactor, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     watcher = open_watcher(AdaptiveCompletion(Pacing(window=1e-3)))
-    await known(watcher)
-    gone = Mark(Event())
-    gone.enqueued_at -= 0.5e-3
-    watcher.attend_once(gone)  # and never again: its context has faulted
-    other = Mark(Event(), lane="other")
-    other.enqueued_at = gone.enqueued_at + 3600.0
-    while time.perf_counter() < gone.enqueued_at + 2e-3:
-        await asyncio.sleep(0)
+    knows(watcher)
+    gone, early, other = Mark(Event()), Mark(Event(), lane="early"), Mark(Event(), lane="other")
+    gone.enqueued_at = early.enqueued_at = 1000.0
+    assert not watcher.attend_once(gone), "and never again: its context has faulted"
+    early.enqueued_at += 1e-6
+    assert watcher.attend_once(early), "for as long as the first could be looked for"
+    early.event.end(True)
+    await asyncio.wait_for(early.ended, PATIENCE)
+    other.enqueued_at = next(itertools.dropwhile(lambda now: now < 1000.0 + 2e-3, clock))
     assert not watcher.attend_once(other)
+    assert other.nap is None
     watcher.attend(other)
     other.event.end(True)
     await asyncio.wait_for(other.ended, PATIENCE)
     await watcher.aclose(abandon=True)
 
 
-async def long_known(watcher: Watcher, seconds: float = 0.02) -> None:
-    """Let the reactor see what marks take: so long that nobody stays awake for it."""
-    for _ in range(3):
-        mark = Mark(Event(), lane=object())
-        mark.enqueued_at -= seconds
-        watcher.watch(mark)
-        mark.event.end(True)
-        await asyncio.wait_for(mark.ended, PATIENCE)
-
-
 async def test_a_mark_that_is_passed_when_it_is_first_looked_at_says_no_more_than_that_it_took_no_longer() -> None:
     """A busy loop comes late to its looks: were that taken for a part of the ops, it would nap on short ones as soon as it has time."""
     watcher = open_watcher(AdaptiveCompletion(Pacing(window=0.2)))
-    await known(watcher)
+    knows(watcher)
     for _ in range(10):
         mark = Mark(Event())
         mark.enqueued_at -= 1.0
@@ -209,7 +211,7 @@ async def test_a_mark_that_is_passed_when_it_is_first_looked_at_says_no_more_tha
     assert mark.nap is None, "it is near"
     mark.event.end(True)
     assert watcher.attend_once(mark)
-    await long_known(watcher)
+    knows(watcher, LONG)
     for _ in range(10):
         mark = Mark(Event())
         mark.event.end(True)
@@ -231,8 +233,8 @@ async def napping(watcher: Watcher, lane: object = "lane") -> tuple[Mark, asynci
 
 
 async def test_the_waiter_of_the_only_mark_naps_while_the_end_is_far_and_then_looks_itself() -> None:
-    watcher = open_watcher(AdaptiveCompletion(Pacing(window=5e-3)))
-    await long_known(watcher)
+    watcher = open_watcher(AdaptiveCompletion(Pacing(window=LONG / 4)))
+    knows(watcher, LONG)
     mark, nap = await napping(watcher)
     assert watcher.statistics().pending == 1
     await asyncio.wait_for(nap, PATIENCE)
@@ -240,7 +242,7 @@ async def test_the_waiter_of_the_only_mark_naps_while_the_end_is_far_and_then_lo
     assert watcher.statistics().pending == 0, "its waiter has it"
     looks = watcher.statistics().looks
     mark.nap = None
-    mark.enqueued_at = time.perf_counter() - 0.02  # however long the wake-up took here
+    mark.enqueued_at = time.perf_counter() - LONG  # however long the wake-up took here
     assert not watcher.attend_once(mark)
     assert mark.nap is None, "no nap: the end is near"
     await turns()
@@ -253,7 +255,7 @@ async def test_the_waiter_of_the_only_mark_naps_while_the_end_is_far_and_then_lo
 
 async def test_a_mark_that_ends_under_a_nap_is_settled_by_the_reactor() -> None:
     watcher = open_watcher(AdaptiveCompletion())
-    await long_known(watcher, 0.2)
+    knows(watcher, LONG)
     mark, nap = await napping(watcher)
     mark.event.end(True)
     await asyncio.wait_for(mark.ended, PATIENCE)
@@ -268,7 +270,7 @@ async def test_a_mark_that_ends_under_a_nap_is_settled_by_the_reactor() -> None:
 
 async def test_a_waiter_that_looks_during_its_nap_has_its_mark_back() -> None:
     watcher = open_watcher(AdaptiveCompletion())
-    await long_known(watcher, 0.2)
+    knows(watcher, LONG)
     mark, nap = await napping(watcher)
     assert not watcher.attend_once(mark), "another nap"
     assert nap.done()
@@ -286,7 +288,7 @@ async def test_a_waiter_that_looks_during_its_nap_has_its_mark_back() -> None:
 
 async def test_of_several_marks_none_is_given_back() -> None:
     watcher = open_watcher(AdaptiveCompletion())
-    await long_known(watcher)
+    knows(watcher, LONG)
     mark, nap = await napping(watcher)
     others = [Mark(Event(), lane="other"), Mark(Event())]
     for other in others:
@@ -303,7 +305,7 @@ async def test_of_several_marks_none_is_given_back() -> None:
 
 async def test_closing_waits_for_a_mark_whose_waiter_naps() -> None:
     watcher = open_watcher(AdaptiveCompletion())
-    await long_known(watcher)
+    knows(watcher, LONG)
     mark, nap = await napping(watcher)
     closing = asyncio.ensure_future(watcher.aclose())
     await turns()
@@ -318,7 +320,7 @@ async def test_closing_waits_for_a_mark_whose_waiter_naps() -> None:
 
 async def test_closing_at_once_ends_a_mark_whose_waiter_naps() -> None:
     watcher = open_watcher(AdaptiveCompletion())
-    await long_known(watcher)
+    knows(watcher, LONG)
     mark, _ = await napping(watcher)
     await watcher.aclose(abandon=True)
     assert len(mark.ends) == 1
