@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
+from tests.device_support import until
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
@@ -152,6 +154,10 @@ async def is_refused(port: int) -> bool:
     return False
 
 
+def sleeps(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
 class RawClient:
     """A connection that is kept between its requests, with its bytes in our hands."""
 
@@ -206,7 +212,9 @@ async def test_it_survives_a_fault_under_load_and_a_graceful_end(command: list[s
 
         clients = [RawClient(image) for image in images]
         await asyncio.gather(*(client.connect(program.port) for client in clients))
-        # Stopped, the process finds all requests and the signal at once when it goes on: it is asked to end with all of them in flight.
+        # Stopped, the process finds all requests and the signal at once when it goes on: it is asked to end with all of them in flight. Where it does not
+        # wait for them when it is stopped, it may find the signal first, and close connections on which there is nothing as far as it knows.
+        await until(lambda: sleeps(program.process.pid), "it waits for requests")
         program.process.send_signal(signal.SIGSTOP)
         await asyncio.gather(*(client.send() for client in clients))
         program.process.send_signal(signal.SIGTERM)
