@@ -291,4 +291,6 @@ _REDUCE: dict[str, Any] = {"max": np.max, "min": np.min}
 
 
 def _wide(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    if array.dtype.kind in "iu":
+        return array.astype(np.longdouble)  # which has room for 64 bits
     return array.astype(np.complex128 if np.iscomplexobj(array) else np.float64)
