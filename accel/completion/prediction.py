@@ -64,7 +64,10 @@ class Predictor:
         return self._estimates.get(kind)
 
     def observe(self, kind: Hashable, seconds: float) -> None:
-        """Take note that an op of ``kind`` took ``seconds``: learned when somebody asks, while the next op runs, for now somebody waits to be told."""
+        """Take note that an op of ``kind`` took ``seconds``.
+
+        What follows from it is worked out when somebody asks, while the next op runs: the caller of this one has not been told of its end yet.
+        """
         if self._observed is not None:
             self._learn(*self._observed)
         self._observed = kind, seconds
