@@ -97,7 +97,9 @@ class CudaStream:
 
     def record(self, event: CudaEvent) -> bool:
         """Put a mark after everything enqueued so far; return ``False``: whether it has been passed already costs more to ask than it brings."""
-        context = self.ready()
+        context = self.context
+        if context.fault is not None or self._refusal is not None:
+            self.ready()
         if event.context is not context:
             raise _foreign()
         transfers = self.transfers

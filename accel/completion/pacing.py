@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Pacing", "pause"]
 
+_AFTER = 3
+"""So many times as long as before a predicted end it is spun on after it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
@@ -18,7 +21,7 @@ class Pacing:
     Parameters
     ----------
     window
-        It spins from at most this long before a predicted end until twice as long after.
+        It spins from at most this long before a predicted end until three times as long after.
     unknown_spin
         It spins for this long on an op of a kind that it has not seen.
     hold
@@ -45,14 +48,14 @@ class Pacing:
         How many kinds of op are remembered.
     """
 
-    window: float = 100e-6
+    window: float = 60e-6
     unknown_spin: float = 75e-6
     hold: float = 10e-6
     brief: float = 20e-6
     throughout: float = 300e-6
     shortest: float = 50e-6
     longest: float = 2e-3
-    fine: float = 0.4e-3
+    fine: float = 0.2e-3
     alert: float = 0.2e-3
     trust: float = 10e-3
     patience: float = 8.0
@@ -75,7 +78,7 @@ def pause(elapsed: float, estimate: Estimate | None, pacing: Pacing) -> float:
         return 0.0 if elapsed < pacing.unknown_spin else _step(elapsed, pacing)
     mean, deviation = estimate.mean, estimate.deviation
     late = elapsed - mean
-    if late > 2 * pacing.window:
+    if late > _AFTER * pacing.window:
         return _step(max(late, elapsed / pacing.patience), pacing)
     if mean <= pacing.throughout:
         return 0.0

@@ -136,9 +136,9 @@ class Reactor:
         if self._lanes or self._another_stays(pending, now):
             return False
         known, pacing = self._predictor.expect(pending.kind), self._pacing
-        if known is None or now > began + known.mean + pacing.window or pause(now - began, known, pacing) > 0.0:
+        if known is None or now > began + known.mean + 2 * pacing.window or pause(now - began, known, pacing) > 0.0:
             return False
-        self._stayed_for, self._stays_until = began, began + known.mean + pacing.window
+        self._stayed_for, self._stays_until = began, began + known.mean + 2 * pacing.window
         self.looks += 1
         return True
 

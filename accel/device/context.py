@@ -26,14 +26,14 @@ from accel.memory import Allocator
 from accel.ops import Free
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable
     from contextlib import AbstractContextManager
 
     from accel.backend import AccelDevice, Kernel
     from accel.completion import Watcher
     from accel.device.core import DeviceCore
     from accel.device.kernel_library import OwnLibrary
-    from accel.device.run import Port
+    from accel.device.run import Bound, Port
     from accel.device.submission import Submission
     from accel.memory import Dependency, Usage
     from accel.ops import KernelOp
@@ -112,7 +112,8 @@ class Context(ContextBase):
         submission.result = op.result(refs)
         faults = self.core.options.faults
         action = None if faults is None else faults.take(submission.name)
-        submission.bind(self, port, kernel, *self._take_place(op, lane, reads, refs), action)
+        submission.bind(self, lane, kernel, action)
+        self._take_place(submission, op, lane, reads, refs)
         # On its way: from here on it is in flight.
         submission.outstanding = 1
         self.in_flight += 1
@@ -121,10 +122,8 @@ class Context(ContextBase):
             port.actor.tell(submission)
         return True
 
-    def _take_place(
-        self, op: KernelOp, lane: Lane, reads: Iterable[AccelRef], refs: Iterable[AccelRef]
-    ) -> tuple[Sequence[int], Sequence[int], int, list[Dependency]]:
-        """Make an op the next user of its memory, and return its addresses, those that it reads and those that it writes, its number, and what it waits for."""
+    def _take_place(self, launch: Bound, op: KernelOp, lane: Lane, reads: Iterable[AccelRef], refs: Iterable[AccelRef]) -> None:
+        """Make an op the next user of its memory; say at which addresses, which number it has, and what it waits for."""
         blocks = self.buffers.blocks
         lane.issued = seq = lane.issued + 1
         dependencies: list[Dependency] = []
@@ -140,7 +139,7 @@ class Context(ContextBase):
             outputs.append(block.address + ref.offset)
         if op.library in self.scratch.libraries:
             outputs.append(self.scratch.lend(lane, seq, dependencies))
-        return inputs, outputs, seq, dependencies
+        launch.inputs, launch.outputs, launch.seq, launch.dependencies = inputs, outputs, seq, dependencies
 
     async def dispatch(self, submission: Submission) -> None:
         """Give memory and places in line to the ops of a submission, and send them to their kernel actors.
@@ -273,7 +272,9 @@ class Context(ContextBase):
                     return False
                 refs += made
             action = None if faults is None else faults.take(op.kind)
-            launches.append(Launch(op, kernel, *self._take_place(op, lane, plan.reads, refs), action, index))
+            launch = Launch(op, kernel, action, index)
+            self._take_place(launch, op, lane, plan.reads, refs)
+            launches.append(launch)
         return True
 
     async def open_own(self, ops: Iterable[KernelOp]) -> None:

@@ -18,7 +18,6 @@ from accel.device.memory_face import MemoryFace
 from accel.device.quarantine import opened
 from accel.device.residents import Residents
 from accel.errors import InvalidArgumentError
-from accel.ops.base import with_refs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -99,8 +98,8 @@ class Device(MemoryFace):
         """Random numbers; see :class:`~accel.device.Rng`."""
         return self._libraries.rng
 
-    async def run(self, op: KernelOp, *, timeout: float | None = None) -> Any:
-        """Run any op and return what it gives.
+    def run(self, op: KernelOp, *, timeout: float | None = None) -> Coroutine[Any, Any, Any]:
+        """Run any op and return what it gives, when awaited.
 
         Parameters
         ----------
@@ -120,7 +119,7 @@ class Device(MemoryFace):
         MailboxFullError
             The queue is full and the device was opened with ``overload="reject"``.
         """
-        return await self._sender.run(with_refs(op, self._core.resolve), timeout)
+        return self._sender.run(op, timeout, takes_tokens=True)
 
     async def register(self, library: type[KernelLibrary], *args: Any, **kwargs: Any) -> None:
         """Let the device run ops of a library of the user's own; see :class:`accel.KernelLibrary`.

@@ -76,7 +76,8 @@ class Leaving:
         dependencies = self._before = port.lane.outstanding(self._before)
         for block in blocks:
             block.usage.write(port.lane, seq, dependencies)
-        last.bind(context, port, _nothing, (), (), seq, dependencies, None)
+        last.bind(context, port.lane, _nothing, None)
+        last.inputs, last.outputs, last.seq, last.dependencies = (), (), seq, dependencies
         last.beside = False
         last.outstanding = 1
         context.in_flight += 1

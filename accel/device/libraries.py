@@ -26,8 +26,6 @@ _TRANSPOSE = {False: Transpose.NONE, True: Transpose.TRANSPOSE} | {member: membe
 
 
 def _transpose(value: bool | str | Transpose) -> Transpose:
-    if value is False:
-        return _NONE
     try:
         return _TRANSPOSE[value]
     except (KeyError, TypeError):
@@ -70,7 +68,9 @@ class Blas(Face[T_co]):
         timeout: float | None = None,
     ) -> T_co:
         """Compute ``alpha * op(a) @ op(b) + beta * out``; see :class:`accel.ops.Gemm`."""
-        op = ops.Gemm(a, b, out, alpha, beta, _transpose(transpose_a), _transpose(transpose_b), allow_tf32)
+        ta = _NONE if transpose_a is False else _transpose(transpose_a)
+        tb = _NONE if transpose_b is False else _transpose(transpose_b)
+        op = ops.Gemm(a, b, out, alpha, beta, ta, tb, allow_tf32)
         return self._submit(op, timeout)
 
     def gemm_batched(

@@ -57,7 +57,7 @@ class Port:
 
 
 class Launch:
-    """One op of a batch, ready to be enqueued.
+    """One op of a batch, ready to be enqueued once it has a place in line.
 
     Attributes
     ----------
@@ -79,16 +79,14 @@ class Launch:
 
     __slots__ = ("action", "beside", "dependencies", "index", "inputs", "kernel", "op", "outputs", "seq")
 
-    def __init__(
-        self, op: KernelOp, kernel: Kernel, inputs: Sequence[int], outputs: Sequence[int], seq: int, dependencies: list[Dependency],
-        action: Injection | AccelError | None, index: int,
-    ) -> None:  # fmt: skip
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+    seq: int
+    dependencies: list[Dependency]
+
+    def __init__(self, op: KernelOp, kernel: Kernel, action: Injection | AccelError | None, index: int) -> None:
         self.op = op
         self.kernel = kernel
-        self.inputs = inputs
-        self.outputs = outputs
-        self.seq = seq
-        self.dependencies = dependencies
         self.action = action
         self.index = index
         self.beside: bool | None = None
@@ -191,6 +189,10 @@ class OpSubmission(Submission):
     )  # fmt: skip
 
     _context: Context | RemoteContext
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+    seq: int
+    dependencies: list[Dependency]
 
     index: ClassVar[int] = 0
     is_last: ClassVar[bool] = True
@@ -217,19 +219,12 @@ class OpSubmission(Submission):
         self._context = context
         self.watcher = context.watcher
 
-    def bind(
-        self, context: Context, port: Port, kernel: Kernel, inputs: Sequence[int], outputs: Sequence[int], seq: int,
-        dependencies: list[Dependency], action: Injection | AccelError | None,
-    ) -> None:  # fmt: skip
-        """Take a place in line."""
+    def bind(self, context: Context, lane: Lane, kernel: Kernel, action: Injection | AccelError | None) -> None:
+        """Take note of where it goes, and how."""
         self._context = context
-        self.lane = lane = port.lane
+        self.lane = lane
         self.stream = lane.stream
         self.kernel = kernel
-        self.inputs = inputs
-        self.outputs = outputs
-        self.seq = seq
-        self.dependencies = dependencies
         self.action = action
         self.beside: bool | None = None
 

@@ -13,6 +13,7 @@ from accel.device.checksums import checksum_op, value_op
 from accel.device.lifecycle import DeviceState
 from accel.device.run import OpSubmission
 from accel.errors import AccelError, ActorStoppedError, DeadlineExceededError, InvalidArgumentError, MailboxFullError, UnsupportedError
+from accel.ops.base import with_refs
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -99,18 +100,19 @@ class Sender:
         return UnsupportedError(f"{what} is not offered for {plan.dtype.value} on {self._core.name}", remedy=f"It takes {known}.")
 
     async def run(
-        self, op: KernelOp | None, timeout: float | None, submission: Submission | None = None, *, is_watched: bool = False
+        self, op: Any, timeout: float | None, submission: Submission | None = None, *, is_watched: bool = False, takes_tokens: bool = False
     ) -> Any:
         """Check and queue an op, or queue a submission that was made before, and wait for its end.
 
-        If this is cancelled, or its deadline passes, the submission is dropped unless it has reached the device already.
+        If this is cancelled, or its deadline passes, the submission is dropped unless it has reached the device already. With ``takes_tokens`` the op may be
+        anything: what is no op is refused, and tokens among its operands are turned back into refs.
         """
         core = self._core
-        if op is not None:
+        if submission is None:
+            op = with_refs(op, core.resolve) if takes_tokens else op
             core.guard()
             submission = OpSubmission(op, self.check(op), asyncio.Future(loop=core.loop), core.live_generation)
             del op  # the caller may drop its refs while it waits: this frame must not keep them
-        assert submission is not None, "there is something to send"
         if core.is_watchful and not is_watched:
             watched, submission = self._run_watched(timeout, submission), None  # this frame must not keep it, as below
             return await watched
@@ -124,7 +126,7 @@ class Sender:
                 submission.is_attended = False
                 if not self._mailbox.offer(submission):
                     await self._queue(submission, timeout)
-            if not self._ends_at_once(submission):
+            if core.pending > 1 or not self._ends_at_once(submission):
                 # Others get their turn, and the device its time: what is small has ended when this goes on.
                 await _turn()
                 while submission.is_attended and not submission.attend(stays=not future.done()):
@@ -149,7 +151,7 @@ class Sender:
         A turn of the loop takes longer than such an op. One after the other from one task, they give the others one after each 0.1 ms.
         """
         core = self._core
-        if core.pending > 1 or not submission.is_attended or perf_counter() - core.turned_at > _TURNLESS:
+        if not submission.is_attended or perf_counter() - core.turned_at > _TURNLESS:
             return False
         return submission.attend_at_once()
 

@@ -178,7 +178,7 @@ class BatchSubmission(Submission):
         self.outputs = outputs
         self.sound = self.sent = 0
         self.mark: Run | None = None
-        self._kinds = tuple(op.kind for op in ops)
+        self._kinds = tuple([op.kind for op in ops])
 
     @property
     def kinds(self) -> Sequence[str]:

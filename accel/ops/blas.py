@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from accel.compute import Transpose
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import KernelOp, Plan, Shape, Spec, factor, not_aliased, operand, result_in, same_dtype
+from accel.ops.base import KernelOp, Plan, Shape, Spec, factor, not_aliased, operand, plan_of, result_in, same_dtype
+from accel.ops.frozen import frozen_op
 from accel.ref import AccelRef
 from accel.views import overlap
 
@@ -57,7 +57,7 @@ def _no_out() -> InvalidArgumentError:
     return InvalidArgumentError("beta scales out, which is not given", remedy="Pass out=, or leave beta at 0.")
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@frozen_op
 class Gemm(KernelOp):
     """``alpha * op(a) @ op(b) + beta * out``.
 
@@ -108,14 +108,15 @@ class Gemm(KernelOp):
         if out is None:
             if self.beta:
                 raise _no_out()
-            return Plan((a, b), (), (Spec((m, n), dtype),), "gemm", dtype)
-        writes, creates = result_in(out, (m, n), dtype)
+            return plan_of(((a, b), (), (Spec((m, n), dtype),), "gemm", dtype, False))
+        if type(out) is not AccelRef or out.shape != (m, n) or out.dtype is not dtype:
+            result_in(out, (m, n), dtype)
         if out.buffer == a.buffer or out.buffer == b.buffer:
             not_aliased(out, a=a, b=b)
-        return Plan((a, b), writes, creates, "gemm", dtype, bool(self.beta))
+        return plan_of(((a, b), (out,), (), "gemm", dtype, self.beta != 0))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@frozen_op
 class GemmBatched(KernelOp):
     """``alpha * op(a[i]) @ op(b[i]) + beta * out[i]`` for every i, as one call.
 
@@ -165,7 +166,7 @@ class GemmBatched(KernelOp):
         return Plan((a, b), writes, creates, "batched_gemm", dtype, bool(self.beta))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@frozen_op
 class Gemv(KernelOp):
     """``alpha * op(a) @ x + beta * out``, with ``op(a)`` of shape (m, n), x of shape (n,) and out of shape (m,)."""
 
@@ -199,7 +200,7 @@ def _vectors(x: AccelRef, y: AccelRef) -> None:
         raise InvalidArgumentError(f"x has shape {x.shape} and y has {y.shape}", remedy="Give both the same shape.")
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@frozen_op
 class Axpy(KernelOp):
     """``y += alpha * x``, in place; any one shape. The result is ``y``."""
 
@@ -222,7 +223,7 @@ class Axpy(KernelOp):
         return Plan((x,), (y,), (), "gemm", dtype, updates=True)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@frozen_op
 class Dot(KernelOp):
     """The sum of ``x * y`` (nothing is conjugated) as a 0-d buffer; any one shape."""
 
@@ -243,7 +244,7 @@ class Dot(KernelOp):
         return Plan((x, y), writes, creates, "gemm", dtype)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@frozen_op
 class Nrm2(KernelOp):
     """The Euclidean norm of real ``x`` as a 0-d buffer; any shape."""
 
@@ -266,7 +267,7 @@ class Nrm2(KernelOp):
         return Plan((x,), writes, creates, "unary.sqrt", x.dtype)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@frozen_op
 class Scal(KernelOp):
     """``x *= alpha``, in place; any shape. The result is ``x``."""
 

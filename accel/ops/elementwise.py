@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from accel.compute import BinaryOp, UnaryOp
 from accel.errors import InvalidArgumentError
-from accel.ops.base import KernelOp, Plan, in_place_or_apart, operand, result_in, same_dtype
+from accel.ops.base import KernelOp, Plan, in_place_or_apart, operand, plan_of, result_in, same_dtype
+from accel.ops.frozen import frozen_op
 from accel.ref import AccelRef
 
 __all__ = ["Binary", "Unary"]
@@ -17,7 +17,7 @@ _UNARY = {op: f"unary.{op.value}" for op in UnaryOp}
 _BINARY = {op: f"binary.{op.value}" for op in BinaryOp}
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@frozen_op
 class Unary(KernelOp):
     """``op(x)``, in the dtype of x; ``out`` may be ``x``."""
 
@@ -36,10 +36,10 @@ class Unary(KernelOp):
         writes, creates = result_in(out, x.shape, x.dtype)
         if out is not None and out is not x and out.buffer == x.buffer:
             in_place_or_apart(out, x=x)
-        return Plan((x,), writes, creates, _UNARY[self.op], x.dtype)
+        return plan_of(((x,), writes, creates, _UNARY[self.op], x.dtype, False))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@frozen_op
 class Binary(KernelOp):
     """``op(x, y)`` for arrays of one shape and dtype; ``out`` may be either."""
 
@@ -62,4 +62,4 @@ class Binary(KernelOp):
         writes, creates = result_in(out, x.shape, dtype)
         if out is not None and (out.buffer == x.buffer or out.buffer == y.buffer):
             in_place_or_apart(out, x=x, y=y)
-        return Plan((x, y), writes, creates, _BINARY[self.op], dtype)
+        return plan_of(((x, y), writes, creates, _BINARY[self.op], dtype, False))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from accel.errors import InvalidArgumentError
 from accel.ops.base import KernelOp, Plan, operand
+from accel.ops.frozen import frozen_op
 from accel.ref import AccelRef
 
 __all__ = ["ADVICES", "PLACES", "Advise", "Prefetch"]
@@ -22,7 +22,7 @@ def _managed(ref: object) -> AccelRef:
     return found
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@frozen_op
 class Prefetch(KernelOp):
     """Move a managed buffer, or a view of one, before it is used there.
 
@@ -48,7 +48,7 @@ class Prefetch(KernelOp):
         return Plan((ref,), (), ())
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@frozen_op
 class Advise(KernelOp):
     """Tell the driver how a managed buffer, or a view of one, is going to be used.
 

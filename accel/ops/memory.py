@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.ops.base import KernelOp, Plan, Shape, Spec, checked_spec, factor, number, operand, result_in
+from accel.ops.frozen import frozen_op
 from accel.ref import AccelRef
 from accel.views import overlap
 
@@ -18,7 +18,7 @@ __all__ = ["Checksum", "Copy", "Empty", "Fill", "Free", "Get", "Put"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@frozen_op
 class Put(KernelOp):
     """Copy a host array to the device.
 
@@ -45,7 +45,7 @@ class Put(KernelOp):
         return Plan((), writes, creates)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@frozen_op
 class Get(KernelOp):
     """Copy a buffer to the host. The result is ``destination``.
 
@@ -80,7 +80,7 @@ class Get(KernelOp):
         return self.destination
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@frozen_op
 class Empty(KernelOp):
     """Make a buffer without setting its contents; ``durable`` if it shall outlive the context."""
 
@@ -96,7 +96,7 @@ class Empty(KernelOp):
         return Plan((), (), (checked_spec(self.shape, self.dtype, self.durable),))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@frozen_op
 class Fill(KernelOp):
     """Make (or overwrite) a buffer whose elements are all ``value``.
 
@@ -157,7 +157,7 @@ def _cut(value: Any, dtype: DType) -> int:
         raise InvalidArgumentError(f"value is {value}, which {dtype.value} cannot hold", remedy="Give a finite number.") from None
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@frozen_op
 class Copy(KernelOp):
     """Copy one buffer into another of the same shape and dtype."""
 
@@ -182,7 +182,7 @@ class Copy(KernelOp):
         return Plan((source,), (destination,), ())
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@frozen_op
 class Checksum(KernelOp):
     """Make a number of 64 bits from all bytes of a buffer, of one element: another one, but by rare chance, if any of them changes.
 
@@ -199,7 +199,7 @@ class Checksum(KernelOp):
         return Plan((operand("source", self.source),), (), (Spec((1,), DType.UINT64),))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@frozen_op
 class Free(KernelOp):
     """Give a buffer's memory back, after the ops sent before. Fault plans do not count it."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from accel.compute import ReduceOp
 from accel.errors import InvalidArgumentError
 from accel.ops.base import KernelOp, Plan, Shape, not_aliased, operand, result_in
+from accel.ops.frozen import frozen_op
 from accel.ref import AccelRef
 
 __all__ = ["Reduce"]
@@ -24,7 +24,7 @@ def _index(axis: object) -> int:
         raise InvalidArgumentError(f"axis is {axis!r}", remedy=_AXIS) from None
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@frozen_op
 class Reduce(KernelOp):
     """``op`` along ``axis``, in the dtype of x.
 

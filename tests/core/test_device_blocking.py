@@ -188,7 +188,8 @@ async def test_a_kernel_that_ends_after_its_op_was_answered_is_still_named() -> 
         context.fault = fault
         raise fault
 
-    submission.bind(context, SimpleNamespace(lane=lane), kernel, (), (), 1, [], None)  # type: ignore[arg-type]
+    submission.bind(context, lane, kernel, None)
+    submission.inputs, submission.outputs, submission.seq, submission.dependencies = (), (), 1, []
     KernelActor(context).receive_now(submission, None)  # type: ignore[arg-type]
     assert [error.op for error in told] == ["empty"]
     assert isinstance(submission.future.exception(), accel.ContextPoisonedError)
