@@ -7,9 +7,13 @@ import ctypes
 from typing import TYPE_CHECKING, Any
 
 from accel import DType, Transpose
+from accel_cuda.graph import captured
 from accel_cuda.libraries import load_library, load_module
+from accel_cuda.repeats import Repeats
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from accel_cuda.stream import CudaStream
 
 __all__ = ["Blas"]
@@ -29,6 +33,7 @@ _TYPES: dict[DType, tuple[int, int, dict[Transpose, int]]] = {
     DType.COMPLEX128: (5, _F64, _OPERATION),
 }
 _FACTOR = 16
+_ARGUMENTS_OF_ONE = 15
 
 
 class Blas:
@@ -40,9 +45,16 @@ class Blas:
         Where the work goes; its context is current.
     workspace, nbytes
         Device memory that products may use. It is the stream's own, so that products of several streams do not share any.
+    wish
+        Called when there are calls whose graphs ought to be made; see :class:`~accel_cuda.repeats.Repeats`.
+
+    Attributes
+    ----------
+    repeats : Repeats
+        Products that come again and again.
     """
 
-    def __init__(self, stream: CudaStream, workspace: int, nbytes: int) -> None:
+    def __init__(self, stream: CudaStream, workspace: int, nbytes: int, wish: Callable[[], None]) -> None:
         load_library("cublas", "nvidia-cublas")
         self._cublas = load_module("nvmath.bindings.cublas", "nvmath-python")
         self._stream = stream
@@ -53,15 +65,15 @@ class Blas:
         self._alpha = ctypes.addressof(self._doubles)
         self._beta = self._alpha + _FACTOR
         self._written: tuple[DType, complex, complex] | None = None
+        self._workspace = workspace, nbytes
         try:
             self.handle = int(self._cublas.create())
-            self._cublas.set_stream(self.handle, stream.handle)
-            # Setting the stream sets the library's own workspace again: ours comes after it.
-            self._cublas.set_workspace(self.handle, workspace, nbytes)
+            self._set_stream(stream)
             self._cublas.set_math_mode(self.handle, _DISALLOW_REDUCED_PRECISION_REDUCTION)
             self._cublas.set_pointer_mode(self.handle, 0)
         except self._error as error:
             raise self._stream.failure(int(error.status), "create", "cublas") from error
+        self.repeats = Repeats(stream, wish)
         stream.at_close(self.close)
 
     def gemm(
@@ -69,6 +81,51 @@ class Blas:
         ldc: int, dtype: DType, allow_tf32: bool = False,
     ) -> None:  # fmt: skip
         """Enqueue one product; the arguments are checked."""
+        call = ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, dtype, allow_tf32
+        if not self.repeats.launch(call):
+            self._one(*call)
+
+    def batched_gemm(
+        self, ta: Transpose, tb: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, stride_a: int, b: int, ldb: int,
+        stride_b: int, beta: complex, c: int, ldc: int, stride_c: int, count: int, dtype: DType, allow_tf32: bool = False,
+    ) -> None:  # fmt: skip
+        """Enqueue ``count`` products in one call; the arguments are checked."""
+        call = ta, tb, m, n, k, alpha, a, lda, stride_a, b, ldb, stride_b, beta, c, ldc, stride_c, count, dtype, allow_tf32
+        if not self.repeats.launch(call):
+            self._many(*call)
+
+    def prepare_repeats(self) -> None:
+        """Make graphs of the calls that have come often. May block; nobody else makes calls meanwhile; the context is current."""
+        # In a stream of its own: other streams that wait for this one record events in it at any time.
+        side = self._stream.context.create_stream(priority=self._stream.priority)
+        try:
+            self._set_stream(side)
+            try:
+                self.repeats.make(lambda call: captured(side, lambda: self._enqueue(call)))
+            finally:
+                self._set_stream(self._stream)
+        finally:
+            side.close()
+
+    def _enqueue(self, call: tuple[Any, ...]) -> None:
+        """Make a call of either kind: they have different numbers of arguments."""
+        if len(call) == _ARGUMENTS_OF_ONE:
+            self._one(*call)
+        else:
+            self._many(*call)
+
+    def _set_stream(self, stream: CudaStream) -> None:
+        """Direct calls to a stream, with our workspace in any: setting the stream sets the library's own again."""
+        try:
+            self._cublas.set_stream(self.handle, stream.handle)
+            self._cublas.set_workspace(self.handle, *self._workspace)
+        except self._error as error:
+            raise self._stream.failure(int(error.status), "set_stream", "cublas") from error
+
+    def _one(
+        self, ta: Transpose, tb: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, b: int, ldb: int, beta: complex, c: int,
+        ldc: int, dtype: DType, allow_tf32: bool,
+    ) -> None:  # fmt: skip
         element, compute, operation = _TYPES[dtype]
         if self._written != (dtype, alpha, beta):
             self._write(dtype, alpha, beta)
@@ -80,11 +137,10 @@ class Blas:
         except self._error as error:
             raise self._stream.failure(int(error.status), "gemm", "cublas") from error
 
-    def batched_gemm(
+    def _many(
         self, ta: Transpose, tb: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, stride_a: int, b: int, ldb: int,
-        stride_b: int, beta: complex, c: int, ldc: int, stride_c: int, count: int, dtype: DType, allow_tf32: bool = False,
+        stride_b: int, beta: complex, c: int, ldc: int, stride_c: int, count: int, dtype: DType, allow_tf32: bool,
     ) -> None:  # fmt: skip
-        """Enqueue ``count`` products in one call; the arguments are checked."""
         element, compute, operation = _TYPES[dtype]
         if self._written != (dtype, alpha, beta):
             self._write(dtype, alpha, beta)
@@ -98,6 +154,7 @@ class Blas:
 
     def close(self) -> None:
         """Give the handle back. May block; the context is current and healthy."""
+        self.repeats.close()
         with contextlib.suppress(self._error):  # what else the stream has is given back all the same
             self._cublas.destroy(self.handle)
 

@@ -1,7 +1,8 @@
 """Which ops may block while they are enqueued.
 
 These are captures, advice about managed memory, copies of large pageable arrays, small copies while no pinned memory is at hand to stage them in, the first
-ops in a lane that was made for another library, and those whose kernel may not be loaded yet.
+ops in a lane that was made for another library, those whose kernel may not be loaded yet, and a product after others have come so often that graphs are made
+of them (:mod:`accel_cuda.repeats`).
 
 cuBLAS loads a kernel when it is first used, and loading may wait for everything that runs on the device. Which kernel a product uses is known to the
 library alone, so products of a signature are enqueued beside the loop until one of them has been: functions are loaded into the context, for all of its
@@ -75,8 +76,8 @@ class Blocking:
         signature, seen, is_product = _SIGNATURES[kind], self._seen, kind in _PRODUCTS
 
         def loads(lane: Any, op: Any) -> bool:
-            if signature(lane, op) in seen:
-                return is_product and not lane.compute.has_blas
+            if signature(lane, op) in seen and not (is_product and lane.compute.has_to_prepare):
+                return False
             self._home = get_ident()
             return True
 
@@ -99,12 +100,13 @@ class Blocking:
         return is_staged
 
     def noting(self, kernel: Kernel) -> Kernel:
-        """Return a kernel that takes note of what it has loaded, wherever that may be: beside the loop."""
+        """Return a kernel that takes note of what it has loaded, and makes what is to be made, wherever that may be: beside the loop."""
 
         def noted(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
             kernel(lane, op, inputs, outputs)
             if get_ident() != self._home:
                 self._note(_SIGNATURES[op.kind](lane, op))
+                lane.compute.prepare_repeats()
 
         return noted
 

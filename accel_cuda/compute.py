@@ -74,9 +74,20 @@ class CudaCompute(CudaVectors):
         if self._blas is None:
             workspace = self.prepare_workspace()
             with self._context.section:
-                self._blas = Blas(self._stream, workspace, WORKSPACE)
-            self.has_blas = True
+                self._blas = Blas(self._stream, workspace, WORKSPACE, self._wish)
+            self.has_to_prepare = False
         return self._blas
+
+    def prepare_repeats(self) -> None:
+        """Make graphs of the products that have come often. May block; nothing else is enqueued into the stream meanwhile."""
+        blas = self._blas
+        if blas is not None and blas.repeats.wished:
+            with self._context.section:
+                blas.prepare_repeats()
+            self.has_to_prepare = False
+
+    def _wish(self) -> None:
+        self.has_to_prepare = True
 
     def unary(self, op: UnaryOp, input: int, output: int, n: int, *, dtype: DType = DType.FLOAT32) -> None:
         """Enqueue a function of each of n elements."""

@@ -9,13 +9,13 @@ from accel import AccelError
 from accel_cuda.driver import Handle
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from accel.backend import Kernel
     from accel_cuda.context import CudaDevice
     from accel_cuda.stream import CudaStream
 
-__all__ = ["GRAPH_KERNELS", "CudaGraph"]
+__all__ = ["GRAPH_KERNELS", "CudaGraph", "captured"]
 
 
 class CudaGraph:
@@ -44,9 +44,14 @@ class CudaGraph:
                 self._context.driver.ignore("cuGraphExecDestroy", handle)
 
 
-def capture(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Capture the ops of a program, which nothing else enqueues into this lane's stream meanwhile. Blocks: libraries load their kernels now."""
-    stream: CudaStream = lane.stream
+def captured(stream: CudaStream, enqueue: Callable[[], None]) -> CudaGraph:
+    """Return what ``enqueue`` puts into a stream as a graph; nothing of it runs, and nothing else is enqueued there meanwhile. Blocks.
+
+    Raises
+    ------
+    AccelError
+        What the driver says, or ``enqueue`` raises.
+    """
     context = stream.ready()
     driver = context.driver
     with context.section:
@@ -54,7 +59,7 @@ def capture(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -
         context.call("cuStreamBeginCapture", stream.handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
         stream.is_capturing = True
         try:
-            op.program.enqueue(lane)
+            enqueue()
         except BaseException:
             with contextlib.suppress(AccelError):  # nothing to destroy, if the capture was invalid
                 driver.ignore("cuGraphDestroy", context.call("cuStreamEndCapture", stream.handle))
@@ -66,9 +71,15 @@ def capture(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -
             executable = context.call("cuGraphInstantiate", graph, 0)
         finally:
             driver.ignore("cuGraphDestroy", graph)
-        op.program.native = made = CudaGraph(context, executable)
+        made = CudaGraph(context, executable)
         # Otherwise the first launch would do it.
         context.check(driver.status("cuGraphUpload", made.pointer.value, stream.handle), "cuGraphUpload")
+    return made
+
+
+def capture(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Capture the ops of a program. Blocks: libraries load their kernels now."""
+    op.program.native = captured(lane.stream, lambda: op.program.enqueue(lane))
 
 
 def replay(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:

@@ -39,6 +39,8 @@ class CudaStream:
         The driver's CUstream.
     pointer : Handle
         The same, for hot calls.
+    priority : int
+        As it was asked for.
     is_capturing : bool
         Whether what is enqueued now becomes part of a graph, and does not run.
     transfers : Transfers
@@ -67,12 +69,14 @@ class CudaStream:
         "newest",
         "passed",
         "pointer",
+        "priority",
         "recorded",
         "transfers",
     )
 
     def __init__(self, context: CudaDevice, priority: int) -> None:
         self.context = context
+        self.priority = priority
         self.transfers = Transfers(context.staging)
         self.recorded = self.passed = self.asked = 0
         self.newest: CudaEvent | None = None

@@ -7,6 +7,7 @@ fixed part of the time that has gone by: whatever an op takes, a bounded part of
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from contextlib import contextmanager
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from accel.completion.strategy import Pending
 
 __all__ = ["Reactor", "ReactorLane"]
+
+_PIECES = 16
+"""Into so many pieces at most the sleep for one op is cut."""
 
 
 class ReactorLane:
@@ -71,7 +75,7 @@ class Reactor:
         self._timer = create_timer(loop, self._on_timer)
         self._alarm: float | None = None
         self._rings = 0.0  # when the timer does: at the alarm, or before, for a glance
-        self._stays_awake = False  # sleeps are cut into fine pieces, because somebody waits for an op that feels it
+        self._piece = math.inf  # sleeps are cut into such pieces, because somebody waits for an op that feels it
         self._stayed_for = self._stays_until = 0.0  # when the mark began whose waiter looks, or looked, itself, and until when it does
         self.napping: Pending | None = None  # whose waiter sleeps until the end is near
         self._nap: asyncio.Future[None] | None = None
@@ -210,7 +214,7 @@ class Reactor:
         delay = pause(now - lane.began, known, self._pacing)
         lane.due = now + delay
         if known is not None and max(known.mean, now - lane.began) <= self._pacing.trust:
-            self._stays_awake = True
+            self._piece = min(self._piece, max(self._pacing.fine, known.mean / _PIECES))
         return delay
 
     def _schedule(self, now: float, delay: float) -> None:
@@ -226,7 +230,7 @@ class Reactor:
         if self._next_turn is not None:
             self._next_turn.cancel()
             self._next_turn = None
-        self._stays_awake = False
+        self._piece = math.inf
         if self._alarm is not None:
             self._alarm = None
             self._timer.disarm()
@@ -258,14 +262,14 @@ class Reactor:
 
     def _sleep(self, now: float, delay: float) -> None:
         """Sleep for so long, or, where somebody waits for an op that feels it, for a piece of it."""
-        piece = min(delay, self._pacing.fine) if self._stays_awake else delay
+        piece = min(delay, self._piece)
         self._rings = now + piece
         self._timer.arm(piece)
 
     def _turn(self) -> None:
         """One pass over the heads: collect what has ended, say when to look again, and only then tell the marks."""
         self._next_turn = None
-        self._stays_awake = False
+        self._piece = math.inf
         self.looks += 1
         now = time.perf_counter()
         over: list[tuple[Callable[[list[Ended]], None], list[Ended]]] = []
