@@ -52,20 +52,23 @@ class MemoryFace(MemoryExchange):
         The array is read until the op has ended, even if the ``await`` was cancelled: do not change it before. A large one that must be rearranged
         is so on a worker thread first; the op takes its place in the device's order after that.
         """
-        self._check_durable(durable, checksum)
-        if isinstance(array, AccelRef):
-            raise InvalidArgumentError(f"{array!r} is on a device already", remedy="Use device.copy(source, destination).")
-        source = array if isinstance(array, np.ndarray) else native(array)
-        if source.nbytes > _CONVERT_OFF_LOOP and not (source.flags.c_contiguous and source.dtype.isnative):
-            source, timeout = await self._converted(source, timeout)
-        op = ops.Put(native(source), out, durable)
+        if durable is not False or checksum is not False:
+            self._check_durable(durable, checksum)
+        if type(array) is not np.ndarray or not (array.flags.c_contiguous and array.dtype.isnative):
+            array, timeout = await self._converted(array, timeout)
+        op = ops.Put(array, out, durable)
         if checksum:
             return await self._made(op, checksum, timeout)
         result: AccelRef = await self._sender.run(op, timeout)
         return result
 
-    async def _converted(self, source: np.ndarray[Any, Any], timeout: float | None) -> tuple[np.ndarray[Any, Any], float | None]:
-        """Rearrange a large host array off the loop, and return it with what is left of the timeout."""
+    async def _converted(self, array: Any, timeout: float | None) -> tuple[np.ndarray[Any, Any], float | None]:
+        """Make an array of the host's of what is not one as it is, off the loop if it is large, and return it with what is left of the timeout."""
+        if isinstance(array, AccelRef):
+            raise InvalidArgumentError(f"{array!r} is on a device already", remedy="Use device.copy(source, destination).")
+        source = array if isinstance(array, np.ndarray) else native(array)
+        if source.nbytes <= _CONVERT_OFF_LOOP or (source.flags.c_contiguous and source.dtype.isnative):
+            return native(source), timeout
         core = self._core
         core.guard()
         self._sender.check_timeout(timeout)

@@ -8,7 +8,7 @@ import numpy as np
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import KernelOp, Plan, Shape, Spec, checked_spec, factor, number, operand, result_in
+from accel.ops.base import KernelOp, Plan, Shape, Spec, checked_spec, factor, number, operand, plan_of, result_in
 from accel.ops.frozen import frozen_op
 from accel.ref import AccelRef
 from accel.views import overlap
@@ -41,7 +41,11 @@ class Put(KernelOp):
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        writes, creates = result_in(self.out, self.source.shape, DType.of(self.source.dtype), durable=self.durable)
+        source, out = self.source, self.out
+        dtype = DType.of(source.dtype)
+        if type(out) is AccelRef and out.shape == source.shape and out.dtype is dtype and self.durable is False:
+            return plan_of(((), (out,), (), "", DType.UINT8, False))
+        writes, creates = result_in(out, source.shape, dtype, durable=self.durable)
         return Plan((), writes, creates)
 
 
@@ -65,15 +69,19 @@ class Get(KernelOp):
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        source, destination = operand("source", self.source), self.destination
-        if destination.shape != source.shape or destination.dtype != source.dtype.numpy:
+        source, destination = self.source, self.destination
+        if type(source) is not AccelRef:
+            operand("source", source)
+        dtype = source.dtype.numpy
+        if destination.shape != source.shape or (destination.dtype is not dtype and destination.dtype != dtype):
             raise InvalidArgumentError(
                 f"out is {destination.dtype}{list(destination.shape)}, the buffer is {source.dtype.value}{list(source.shape)}",
                 remedy="Give an array of the buffer's shape and dtype, or leave out= out.",
             )
-        if not (destination.flags.c_contiguous and destination.flags.writeable):
+        flags = destination.flags
+        if not (flags.c_contiguous and flags.writeable):
             raise InvalidArgumentError("out is not a writable C-contiguous array", remedy="Get into a new array and copy from there.")
-        return Plan((source,), (), ())
+        return plan_of(((source,), (), (), "", DType.UINT8, False))
 
     def result(self, refs: tuple[AccelRef, ...]) -> Any:
         """Return the filled array."""

@@ -144,8 +144,8 @@ async def test_there_are_so_many_of_them(monkeypatch: pytest.MonkeyPatch) -> Non
     a, b = rng.standard_normal((16, 16)), rng.standard_normal((16, 16))
     async with opened() as gpu:
         ra, rb = await gpu.put(a), await gpu.put(b)
-        for _ in range(12):
-            out = await gpu.empty((16, 16), "float64")
+        outs = [await gpu.empty((16, 16), "float64") for _ in range(12)]
+        for out in outs:
             for _ in range(ROUNDS):
                 await gpu.blas.gemm(ra, rb, out=out)
             np.testing.assert_allclose(await gpu.get(out), a @ b, rtol=1e-12, atol=1e-12)
