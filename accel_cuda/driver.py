@@ -75,7 +75,7 @@ class HotCalls:
 
     Pointers and handles are :data:`Handle` objects, sizes ``ctypes.c_size_t``; small ints go as they are. Copies take pinned host memory only: with
     any other the driver may wait for the stream. ``event_create``, copies, fills and ``graph_launch`` go into a
-    :class:`Section`; the others take the context of their stream or event.
+    :class:`Section` (copies only where there are several GPUs); the others take the context of their stream or event.
     """
 
     def __init__(self, library: ctypes.PyDLL) -> None:

@@ -42,10 +42,9 @@ class Put(KernelOp):
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
         source, out = self.source, self.out
-        dtype = DType.of(source.dtype)
-        if type(out) is AccelRef and out.shape == source.shape and out.dtype is dtype and self.durable is False:
+        if type(out) is AccelRef and source.dtype is out.dtype.numpy and source.shape == out.shape and self.durable is False:
             return plan_of(((), (out,), (), "", DType.UINT8, False))
-        writes, creates = result_in(out, source.shape, dtype, durable=self.durable)
+        writes, creates = result_in(out, source.shape, DType.of(source.dtype), durable=self.durable)
         return Plan((), writes, creates)
 
 
