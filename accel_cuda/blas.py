@@ -83,7 +83,8 @@ class Blas:
         """Enqueue one product; the arguments are checked."""
         call = ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, dtype, allow_tf32
         if not self.repeats.launch(call):
-            self._one(*call)
+            with self._stream.context.section:
+                self._one(*call)
 
     def batched_gemm(
         self, ta: Transpose, tb: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, stride_a: int, b: int, ldb: int,
@@ -92,7 +93,8 @@ class Blas:
         """Enqueue ``count`` products in one call; the arguments are checked."""
         call = ta, tb, m, n, k, alpha, a, lda, stride_a, b, ldb, stride_b, beta, c, ldc, stride_c, count, dtype, allow_tf32
         if not self.repeats.launch(call):
-            self._many(*call)
+            with self._stream.context.section:
+                self._many(*call)
 
     def prepare_repeats(self) -> None:
         """Make graphs of the calls that have come often. May block; nobody else makes calls meanwhile; the context is current."""

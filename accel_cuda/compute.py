@@ -172,8 +172,7 @@ class CudaCompute(CudaVectors):
         self._stream.ready()
         if k and alpha:
             blas = self._blas or self.prepare_blas()
-            with self._context.section:
-                blas.gemm(transpose_a, transpose_b, m, n, k, alpha, a, lda or 1, b, ldb or 1, beta, c, ldc, dtype, allow_tf32)
+            blas.gemm(transpose_a, transpose_b, m, n, k, alpha, a, lda or 1, b, ldb or 1, beta, c, ldc, dtype, allow_tf32)
         else:
             self._scale(c, m, n, ldc, 0, 1, beta, dtype)
 
@@ -205,11 +204,10 @@ class CudaCompute(CudaVectors):
         self._stream.ready()
         if k and alpha:
             blas = self._blas or self.prepare_blas()
-            with self._context.section:
-                blas.batched_gemm(
-                    transpose_a, transpose_b, m, n, k, alpha, a, lda or 1, stride_a, b, ldb or 1, stride_b, beta, c, ldc, stride_c, count, dtype,
-                    allow_tf32,
-                )  # fmt: skip
+            blas.batched_gemm(
+                transpose_a, transpose_b, m, n, k, alpha, a, lda or 1, stride_a, b, ldb or 1, stride_b, beta, c, ldc, stride_c, count, dtype,
+                allow_tf32,
+            )  # fmt: skip
         else:
             self._scale(c, m, n, ldc, stride_c, count, beta, dtype)
 

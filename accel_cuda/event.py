@@ -57,7 +57,9 @@ class CudaEvent:
             return True
         stream = self.stream
         if stream is not None and stream.passed >= self.number:
-            self._pass()
+            if self._ticket > stream.transfers.finished:
+                stream.transfers.finish(self._ticket)
+            self.has_passed = True
             return True
         context = self.context
         if context.fault is not None:

@@ -85,11 +85,8 @@ def capture(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -
 def replay(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Launch a captured program."""
     stream: CudaStream = lane.stream
-    context = stream.ready()
-    with context.section:
-        status = context.driver.hot.graph_launch(op.program.native.pointer, stream.pointer)
-    if status:
-        raise context.failure(status, "cuGraphLaunch")
+    stream.ready()
+    stream.launch_graph(op.program.native.pointer)
 
 
 GRAPH_KERNELS: Mapping[str, Kernel] = {"capture": capture, "replay": replay}

@@ -55,12 +55,11 @@ class Repeats:
         Calls that have come often enough, and have no graph yet: :meth:`make` makes it.
     """
 
-    __slots__ = ("_count", "_launch", "_made", "_refused", "_seen", "_stream", "_wish", "wished")
+    __slots__ = ("_count", "_made", "_refused", "_seen", "_stream", "_wish", "wished")
 
     def __init__(self, stream: CudaStream, wish: Callable[[], None]) -> None:
         self._stream = stream
         self._wish = wish
-        self._launch = stream.context.driver.hot.graph_launch
         self._count = 0
         self._made: dict[Hashable, _Repeated] = {}
         self._seen: dict[Hashable, int] = {}
@@ -71,7 +70,7 @@ class Repeats:
         return len(self._made)
 
     def launch(self, call: tuple[Any, ...]) -> bool:
-        """Launch the graph of a call, whose context is current; ``False`` if it has none: then it is counted, and has to be made.
+        """Launch the graph of a call; ``False`` if it has none: then it is counted, and has to be made.
 
         Raises
         ------
@@ -85,9 +84,7 @@ class Repeats:
             self._take_note(call)
             return False
         self._count = made.used = self._count + 1
-        status = self._launch(made.pointer, stream.pointer)
-        if status:
-            raise stream.context.failure(status, "cuGraphLaunch")
+        stream.launch_graph(made.pointer)
         return True
 
     def _take_note(self, call: tuple[Any, ...]) -> None:

@@ -57,6 +57,7 @@ class CudaStream:
         "_functions",
         "_hangs",
         "_launch",
+        "_launch_graph",
         "_on_close",
         "_parameters",
         "_record",
@@ -85,7 +86,7 @@ class CudaStream:
         self._hangs: list[PinnedBlock] = []
         self._on_close: list[Callable[[], object]] = []
         hot = context.driver.hot
-        self._launch, self._record = hot.launch, hot.event_record
+        self._launch, self._launch_graph, self._record = hot.launch, hot.graph_launch, hot.event_record
         # The driver copies the arguments before a launch returns, so one place for them is enough.
         self._values = (ctypes.c_uint64 * _ARGUMENTS)()
         start = ctypes.addressof(self._values)
@@ -103,7 +104,7 @@ class CudaStream:
         """Put a mark after everything enqueued so far; return ``False``: whether it has been passed already costs more to ask than it brings."""
         context = self.context
         if context.fault is not None or self._refusal is not None:
-            self.ready()
+            self.ready()  # which says what is wrong
         if event.context is not context:
             raise _foreign()
         transfers = self.transfers
@@ -241,6 +242,17 @@ class CudaStream:
         x, y, z = (*grid, 1)[:3]
         config = LaunchConfig(x, y, z, *block, 1, shared, self.handle, None, 0)
         self.context.check(self._launch(ctypes.byref(config), function, parameters, None), "cuLaunchKernelEx")
+
+    def launch_graph(self, graph: Handle) -> None:
+        """Enqueue an executable graph. Where there is another GPU, whose context may be current, that is done in the section."""
+        context = self.context
+        if context.is_alone:
+            status = self._launch_graph(graph, self.pointer)
+        else:
+            with context.section:
+                status = self._launch_graph(graph, self.pointer)
+        if status:
+            raise context.failure(status, "cuGraphLaunch")
 
     def failure(self, status: int, call: str, library: str) -> AccelError:
         """Return what a library's status stands for: the device's fault, if there is one behind it."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Reactor", "ReactorLane"]
 
-_PIECES = 16
+_PIECES = 14
 """Into so many pieces at most the sleep for one op is cut."""
 
 

@@ -70,7 +70,10 @@ class KernelActor(Actor["Sendable", None]):
                 except Exception as error:
                     self._raised(error, op, op)
         finally:
-            lane.advance(op.seq)
+            if op.seq > lane.enqueued:  # `Lane.advance`, but for the call
+                lane.enqueued = op.seq
+            if lane.waiters:
+                lane.advance(op.seq)
         if today.fault is None:
             self._mark(op, op)
         return True

@@ -13,6 +13,8 @@ import pytest
 from accel import AccelError, DriverError, LibraryError
 from accel.memory import HostArena
 from accel_cuda.channel import StreamChannel
+from accel_cuda.compute import CudaCompute
+from accel_cuda.driver import Handle
 from accel_cuda.errors import error_of
 from accel_cuda.graph import capture
 from accel_cuda.interop import CudaExchange
@@ -46,11 +48,21 @@ class Driver:
             event_create=lambda handle, flags: 0,
             event_record=self.record,
             wait_event=self.wait_event,
-            copy_from_host=None,
-            copy_to_host=None,
+            copy_from_host=self.hot_call("copy in"),
+            copy_to_host=self.hot_call("copy out"),
+            graph_launch=self.hot_call("graph"),
         )
         self.depth = 0
         self.waited: list[tuple[int, int]] = []
+
+    def hot_call(self, name: str) -> Callable[..., int]:
+        """Return a call that takes down whether it was made in the section."""
+
+        def call(*_: Any) -> int:
+            self.called.append((name, self.depth))
+            return self.fails.get(name, 0)
+
+        return call
 
     def record(self, event: Any, stream: Any) -> int:
         self.while_recording()
@@ -90,6 +102,7 @@ class Context:
     """What streams and slabs ask of their context."""
 
     granularity = 4096
+    is_alone = True
     allocation = SimpleNamespace(location=None)
     description = SimpleNamespace(spec="cuda:0", index=0)
 
@@ -144,6 +157,25 @@ def event_of(context: Any) -> Any:
     event = SimpleNamespace(context=context, tickets=[], handle=None)
     event.mark = lambda stream, ticket: event.tickets.append(ticket)
     return event
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_graphs_and_copies_are_enqueued_in_the_section_where_another_gpu_s_context_may_be_current(
+    stream: CudaStream, context: Any, is_alone: bool
+) -> None:
+    context.is_alone = is_alone
+    compute = CudaCompute(stream, "memory")
+    array = np.zeros(4, np.uint8)
+    stream.launch_graph(Handle(1))
+    compute.copy_from_pinned(1 << 20, 4096, array)
+    compute.copy_to_pinned(4096, 1 << 20, array)
+    depth = 0 if is_alone else 1
+    assert context.driver.called[1:] == [("graph", depth), ("copy in", depth), ("copy out", depth)]
+    context.driver.fails["graph"] = 700
+    with pytest.raises(AccelError) as raised:
+        stream.launch_graph(Handle(1))
+    assert raised.value.code == 700
+    assert context.fault is not None
 
 
 def test_a_mark_says_nothing_of_what_is_begun_beside_while_it_is_recorded(stream: CudaStream, context: Any) -> None:

@@ -162,3 +162,23 @@ async def test_on_a_process_host() -> None:
             await gpu.put(a, out=ra)
             await gpu.blas.gemm(ra, rb, out=out)
             np.testing.assert_allclose(await gpu.get(out), a @ b, rtol=1e-12, atol=1e-12)
+
+
+async def test_results_may_come_to_lie_in_memory_that_was_given_back_and_taken_again() -> None:
+    """Slabs are unmapped for lack of room, and new ones may come to lie where they were: a graph knows addresses alone."""
+    rng = np.random.default_rng()
+    n = 4096
+    a = rng.standard_normal((n, n), np.float32).astype(np.float16)
+    expected = wide(a[:8]) @ wide(a)
+    async with opened(memory_limit=5 * a.nbytes) as gpu:
+        ra = await gpu.put(a)
+        for _ in range(4):
+            out = await gpu.empty((n, n), "float16")
+            for _ in range(ROUNDS):
+                await gpu.zeros((8, n), "float16")
+                await gpu.blas.gemm(ra, ra, out=out)
+            close((await gpu.get(out))[:8], expected, TOLERANCE["float16"], "after the memory was given back")
+            del out
+            large = await gpu.empty((3 * n, n), "float16")  # for which what is free has to be given back
+            del large
+        assert len(repeats_of(gpu)) >= 1
