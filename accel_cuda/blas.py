@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import time
 from typing import TYPE_CHECKING, Any
 
 from accel import DType, Transpose
-from accel_cuda.graph import captured
+from accel_cuda.driver import Handle
+from accel_cuda.graph import executable
 from accel_cuda.libraries import load_library, load_module
 from accel_cuda.repeats import Repeats
 
@@ -34,6 +36,19 @@ _TYPES: dict[DType, tuple[int, int, dict[Transpose, int]]] = {
 }
 _FACTOR = 16
 _ARGUMENTS_OF_ONE = 15
+_RELAXED = 2
+
+_P, _I, _N = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+_ONE = (_P, _I, _I, _N, _N, _N, _P, _P, _I, _N, _P, _I, _N, _P, _P, _I, _N, _I, _I)
+_MANY = (_P, _I, _I, _N, _N, _N, _P, _P, _I, _N, _N, _P, _I, _N, _N, _P, _P, _I, _N, _N, _N, _I, _I)
+
+
+def _held(path: str) -> tuple[Callable[..., int], Callable[..., int]]:
+    """Return the library's functions for several products and for one, as calls that keep the GIL: for captures alone, in which nothing runs."""
+    library = ctypes.PyDLL(path)
+    one, many = library.cublasGemmEx_64, library.cublasGemmStridedBatchedEx_64
+    one.argtypes, many.argtypes = _ONE, _MANY
+    return many, one
 
 
 class Blas:
@@ -52,10 +67,12 @@ class Blas:
     ----------
     repeats : Repeats
         Products that come again and again.
+    is_home : bool
+        Whether calls go to ``stream``.
     """
 
     def __init__(self, stream: CudaStream, workspace: int, nbytes: int, wish: Callable[[], None]) -> None:
-        load_library("cublas", "nvidia-cublas")
+        self._held = _held(load_library("cublas", "nvidia-cublas"))
         self._cublas = load_module("nvmath.bindings.cublas", "nvmath-python")
         self._stream = stream
         self._error: Any = self._cublas.cuBLASError
@@ -66,6 +83,7 @@ class Blas:
         self._beta = self._alpha + _FACTOR
         self._written: tuple[DType, complex, complex] | None = None
         self._workspace = workspace, nbytes
+        self.is_home = True
         try:
             self.handle = int(self._cublas.create())
             self._set_stream(stream)
@@ -83,8 +101,7 @@ class Blas:
         """Enqueue one product; the arguments are checked."""
         call = ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, dtype, allow_tf32
         if not self.repeats.launch(call):
-            with self._stream.context.section:
-                self._one(*call)
+            self._enqueue(call)
 
     def batched_gemm(
         self, ta: Transpose, tb: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, stride_a: int, b: int, ldb: int,
@@ -93,28 +110,51 @@ class Blas:
         """Enqueue ``count`` products in one call; the arguments are checked."""
         call = ta, tb, m, n, k, alpha, a, lda, stride_a, b, ldb, stride_b, beta, c, ldc, stride_c, count, dtype, allow_tf32
         if not self.repeats.launch(call):
-            with self._stream.context.section:
-                self._many(*call)
+            self._enqueue(call)
 
     def prepare_repeats(self) -> None:
-        """Make graphs of the calls that have come often. May block; nobody else makes calls meanwhile; the context is current."""
+        """Make graphs of the calls that have come often. May block; nobody else makes calls meanwhile; in the section."""
+        wished = self.repeats.take_wished()
+        if not wished:
+            return
         # In a stream of its own: other streams that wait for this one record events in it at any time.
         side = self._stream.context.create_stream(priority=self._stream.priority)
         try:
+            self.is_home = False
             self._set_stream(side)
             try:
-                self.repeats.make(lambda call: captured(side, lambda: self._enqueue(call)))
+                for call in wished:
+                    self._capture(call, side)
             finally:
                 self._set_stream(self._stream)
+                self.is_home = True
         finally:
             side.close()
 
-    def _enqueue(self, call: tuple[Any, ...]) -> None:
-        """Make a call of either kind: they have different numbers of arguments."""
-        if len(call) == _ARGUMENTS_OF_ONE:
-            self._one(*call)
+    def _capture(self, call: tuple[Any, ...], side: CudaStream) -> None:
+        """Make a graph of a call, if it can be captured."""
+        context, hot = side.context, side.context.driver.hot
+        function, arguments = self._held[len(call) == _ARGUMENTS_OF_ONE], self._arguments(call)
+        graph, stream, refused = Handle(), side.pointer, 0
+        target = ctypes.byref(graph)
+        # While anything is captured the driver lets nobody wait for the whole device, or mark all that it does: not this project, and not torch. So no other
+        # thread gets its turn in between. The GIL is given up right before: whoever wants it then waits for a switch interval, 5 ms. And it is kept throughout,
+        # which takes 15 to 100 us: the library runs nothing, and what it loads for this call it has loaded by now.
+        time.sleep(0)
+        status = hot.begin_capture(stream, _RELAXED)
+        if not status:
+            refused = function(*arguments)
+            status = hot.end_capture(stream, target)
+        if status or refused:
+            if graph.value:
+                context.driver.ignore("cuGraphDestroy", graph.value)
+            error = context.failure(status, "cuStreamEndCapture") if status else self._stream.failure(refused, "gemm", "cublas")
+            if error.is_fault:
+                raise error
+            if refused:
+                self.repeats.refuse(call)
         else:
-            self._many(*call)
+            self.repeats.add(call, executable(side, graph.value))
 
     def _set_stream(self, stream: CudaStream) -> None:
         """Direct calls to a stream, with our workspace in any: setting the stream sets the library's own again."""
@@ -124,35 +164,30 @@ class Blas:
         except self._error as error:
             raise self._stream.failure(int(error.status), "set_stream", "cublas") from error
 
-    def _one(
-        self, ta: Transpose, tb: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, b: int, ldb: int, beta: complex, c: int,
-        ldc: int, dtype: DType, allow_tf32: bool,
-    ) -> None:  # fmt: skip
-        element, compute, operation = _TYPES[dtype]
-        if self._written != (dtype, alpha, beta):
-            self._write(dtype, alpha, beta)
+    def _enqueue(self, call: tuple[Any, ...]) -> None:
+        """Make a call of either kind: they have different numbers of arguments."""
+        arguments, is_one = self._arguments(call), len(call) == _ARGUMENTS_OF_ONE
+        function = self._cublas.gemm_ex_64 if is_one else self._cublas.gemm_strided_batched_ex_64
         try:
-            self._cublas.gemm_ex_64(
-                self.handle, operation[ta], operation[tb], m, n, k, self._alpha, a, element, lda, b, element, ldb, self._beta, c, element, ldc,
-                _TF32 if allow_tf32 else compute, _DEFAULT_ALGORITHM,
-            )  # fmt: skip
+            with self._stream.context.section:
+                function(*arguments)
         except self._error as error:
-            raise self._stream.failure(int(error.status), "gemm", "cublas") from error
+            raise self._stream.failure(int(error.status), "gemm" if is_one else "batched_gemm", "cublas") from error
 
-    def _many(
-        self, ta: Transpose, tb: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, stride_a: int, b: int, ldb: int,
-        stride_b: int, beta: complex, c: int, ldc: int, stride_c: int, count: int, dtype: DType, allow_tf32: bool,
-    ) -> None:  # fmt: skip
+    def _arguments(self, call: tuple[Any, ...]) -> tuple[int, ...]:
+        """Return what the library's function is called with; its factors are written where it reads them, during the call."""
+        dtype, allow_tf32 = call[-2:]
         element, compute, operation = _TYPES[dtype]
+        compute = _TF32 if allow_tf32 else compute
+        if len(call) == _ARGUMENTS_OF_ONE:
+            ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc = call[:-2]
+            where: tuple[int, ...] = a, element, lda, b, element, ldb, self._beta, c, element, ldc
+        else:
+            ta, tb, m, n, k, alpha, a, lda, stride_a, b, ldb, stride_b, beta, c, ldc, stride_c, count = call[:-2]
+            where = a, element, lda, stride_a, b, element, ldb, stride_b, self._beta, c, element, ldc, stride_c, count
         if self._written != (dtype, alpha, beta):
             self._write(dtype, alpha, beta)
-        try:
-            self._cublas.gemm_strided_batched_ex_64(
-                self.handle, operation[ta], operation[tb], m, n, k, self._alpha, a, element, lda, stride_a, b, element, ldb, stride_b,
-                self._beta, c, element, ldc, stride_c, count, _TF32 if allow_tf32 else compute, _DEFAULT_ALGORITHM,
-            )  # fmt: skip
-        except self._error as error:
-            raise self._stream.failure(int(error.status), "batched_gemm", "cublas") from error
+        return self.handle, operation[ta], operation[tb], m, n, k, self._alpha, *where, compute, _DEFAULT_ALGORITHM
 
     def close(self) -> None:
         """Give the handle back. May block; the context is current and healthy."""

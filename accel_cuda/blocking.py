@@ -69,6 +69,8 @@ class Blocking:
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` may block this time; asked once for each, on the loop's thread."""
         check = self._checks.get(op.kind)
+        if not self._home:
+            self._home = get_ident()
         return check is not None and check(lane, op)
 
     def _loads(self, kind: str) -> Callable[[Any, Any], bool]:
@@ -76,9 +78,9 @@ class Blocking:
         signature, seen, is_product = _SIGNATURES[kind], self._seen, kind in _PRODUCTS
 
         def loads(lane: Any, op: Any) -> bool:
-            if signature(lane, op) in seen and not (is_product and lane.compute.has_to_prepare):
-                return False
-            self._home = get_ident()
+            if signature(lane, op) in seen:
+                compute = lane.compute
+                return compute.has_wishes or (is_product and not compute.has_blas)
             return True
 
         return loads

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import TYPE_CHECKING
 
-from accel import BinaryOp, DType, ReduceOp, Transpose, UnaryOp, UnsupportedError, arguments
+from accel import AccelError, BinaryOp, DType, ReduceOp, Transpose, UnaryOp, UnsupportedError, arguments
 from accel.arguments import BASE
 from accel_cuda.attention import attend
 from accel_cuda.blas import Blas
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from accel_cuda.driver import Handle
 
 __all__ = ["CudaCompute"]
+
+logger = logging.getLogger("accel.cuda")
 
 _NONE, _TURNED = Transpose.NONE, Transpose.TRANSPOSE
 _EXTREMES = frozenset({ReduceOp.MAX, ReduceOp.MIN})
@@ -75,19 +78,29 @@ class CudaCompute(CudaVectors):
             workspace = self.prepare_workspace()
             with self._context.section:
                 self._blas = Blas(self._stream, workspace, WORKSPACE, self._wish)
-            self.has_to_prepare = False
+            self.has_blas = True
         return self._blas
 
     def prepare_repeats(self) -> None:
-        """Make graphs of the products that have come often. May block; nothing else is enqueued into the stream meanwhile."""
-        blas = self._blas
-        if blas is not None and blas.repeats.wished:
+        """Make graphs of the products that have come often. May block; nothing else is enqueued into the stream meanwhile.
+
+        What goes wrong is nobody's business, but a fault: the products are computed without graphs.
+        """
+        blas, self.has_wishes = self._blas, False
+        if blas is None or not blas.repeats.wished:
+            return
+        try:
             with self._context.section:
                 blas.prepare_repeats()
-            self.has_to_prepare = False
+        except AccelError as error:
+            if error.is_fault:
+                raise
+            logger.warning("no graphs were made of the products that repeat on %s: %s", self._device, error)
+            if not blas.is_home:  # it calls into another stream: the next product makes another handle
+                self._blas, self.has_blas = None, False
 
     def _wish(self) -> None:
-        self.has_to_prepare = True
+        self.has_wishes = True
 
     def unary(self, op: UnaryOp, input: int, output: int, n: int, *, dtype: DType = DType.FLOAT32) -> None:
         """Enqueue a function of each of n elements."""

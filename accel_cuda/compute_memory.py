@@ -41,8 +41,8 @@ class CudaMemory(ComputeBackend):
     ----------
     channel : StreamChannel
         The stream, for copies between host and device.
-    has_to_prepare : bool
-        Whether there is something to make for products, which may block: the library's handle, or graphs of calls that have come often.
+    has_blas, has_wishes : bool
+        Whether cuBLAS's handle is made, and whether graphs of products that have come often are to be made: what is to be made may block.
     """
 
     def __init__(self, stream: CudaStream, library: str) -> None:
@@ -56,7 +56,7 @@ class CudaMemory(ComputeBackend):
         self._workspace = 0
         self._columns = 0
         self._blas: Blas | None = None
-        self.has_to_prepare = True
+        self.has_blas = self.has_wishes = False
         self.channel = StreamChannel(stream)
 
     @property

@@ -9,13 +9,13 @@ from accel import AccelError
 from accel_cuda.driver import Handle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from accel.backend import Kernel
     from accel_cuda.context import CudaDevice
     from accel_cuda.stream import CudaStream
 
-__all__ = ["GRAPH_KERNELS", "CudaGraph", "captured"]
+__all__ = ["GRAPH_KERNELS", "CudaGraph", "executable"]
 
 
 class CudaGraph:
@@ -44,14 +44,9 @@ class CudaGraph:
                 self._context.driver.ignore("cuGraphExecDestroy", handle)
 
 
-def captured(stream: CudaStream, enqueue: Callable[[], None]) -> CudaGraph:
-    """Return what ``enqueue`` puts into a stream as a graph; nothing of it runs, and nothing else is enqueued there meanwhile. Blocks.
-
-    Raises
-    ------
-    AccelError
-        What the driver says, or ``enqueue`` raises.
-    """
+def capture(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Capture the ops of a program, which nothing else enqueues into this lane's stream meanwhile. Blocks: libraries load their kernels now."""
+    stream: CudaStream = lane.stream
     context = stream.ready()
     driver = context.driver
     with context.section:
@@ -59,27 +54,31 @@ def captured(stream: CudaStream, enqueue: Callable[[], None]) -> CudaGraph:
         context.call("cuStreamBeginCapture", stream.handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
         stream.is_capturing = True
         try:
-            enqueue()
+            op.program.enqueue(lane)
         except BaseException:
             with contextlib.suppress(AccelError):  # nothing to destroy, if the capture was invalid
                 driver.ignore("cuGraphDestroy", context.call("cuStreamEndCapture", stream.handle))
             raise
         finally:
             stream.is_capturing = False
-        graph = context.call("cuStreamEndCapture", stream.handle)
-        try:
-            executable = context.call("cuGraphInstantiate", graph, 0)
-        finally:
-            driver.ignore("cuGraphDestroy", graph)
-        made = CudaGraph(context, executable)
+        op.program.native = executable(stream, context.call("cuStreamEndCapture", stream.handle))
+
+
+def executable(stream: CudaStream, graph: Any) -> CudaGraph:
+    """Return what was captured as a graph that can be launched; the driver's CUgraph is given back. In the section. Blocks."""
+    context = stream.context
+    driver = context.driver
+    try:
+        made = CudaGraph(context, context.call("cuGraphInstantiate", graph, 0))
+    finally:
+        driver.ignore("cuGraphDestroy", graph)
+    try:
         # Otherwise the first launch would do it.
         context.check(driver.status("cuGraphUpload", made.pointer.value, stream.handle), "cuGraphUpload")
+    except BaseException:
+        made.close()
+        raise
     return made
-
-
-def capture(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Capture the ops of a program. Blocks: libraries load their kernels now."""
-    op.program.native = captured(lane.stream, lambda: op.program.enqueue(lane))
 
 
 def replay(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:

@@ -58,8 +58,8 @@ def load_module(name: str, distribution: str) -> Any:
         raise BackendUnavailableError(f"{distribution} cannot be imported: {error}", remedy=INSTALL) from error
 
 
-def load_library(name: str, distribution: str) -> None:
-    """Load a shared library, such as ``"nvrtc"``, before a package of NVIDIA's looks for it and fails with an error of its own.
+def load_library(name: str, distribution: str) -> str:
+    """Load a shared library, such as ``"nvrtc"``, before a package of NVIDIA's looks for it and fails with an error of its own; return its path.
 
     Raises
     ------
@@ -68,7 +68,7 @@ def load_library(name: str, distribution: str) -> None:
     """
     pathfinder = load_module("cuda.pathfinder", "cuda-pathfinder")
     try:
-        pathfinder.load_nvidia_dynamic_lib(name)
+        return str(pathfinder.load_nvidia_dynamic_lib(name).abs_path)
     except pathfinder.DynamicLibNotFoundError as error:
         raise BackendUnavailableError(
             f"{distribution} (or the CUDA toolkit) is not installed: lib{name} is not found", remedy=INSTALL

@@ -1,17 +1,15 @@
 """Calls of a library that come again and again with the same arguments: captured once, and launched as a graph of one call from then on.
 
-cuBLAS chooses a kernel anew each time, which takes the processor 10 us, and 15 to 70 after a long wait, when its caches are cold. To launch a graph of what it
-chose takes 3 to 5, and the same kernel computes the same numbers (``docs/hardware.md``).
+cuBLAS chooses a kernel anew each time, which takes as long as all else that is done for a product, above all after a long wait, when the processor's caches
+are cold. To launch a graph of what it chose takes a third or less, and the same kernel computes the same numbers. What each takes is in ``docs/hardware.md``.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from accel import AccelError
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable
 
     from accel_cuda.graph import CudaGraph
     from accel_cuda.stream import CudaStream
@@ -25,11 +23,12 @@ _KEPT = 128
 _COUNTED = 512
 """Of so many calls that have none it is known how often they came."""
 _UNUSED = 4096
-"""A graph that so many launches of others have passed by makes room."""
+"""A graph that so many calls of any kind have passed by makes room; a call that finds none asks again after as many of its own."""
+_NEVER = 1 << 40
 
 
 class _Repeated:
-    """A graph, and when it was used last, in launches."""
+    """A graph, and when it was used last, in calls."""
 
     __slots__ = ("graph", "pointer", "used")
 
@@ -52,18 +51,17 @@ class Repeats:
     Attributes
     ----------
     wished : dict
-        Calls that have come often enough, and have no graph yet: :meth:`make` makes it.
+        Calls that have come often enough, and have no graph yet; see :meth:`take_wished`.
     """
 
-    __slots__ = ("_count", "_made", "_refused", "_seen", "_stream", "_wish", "wished")
+    __slots__ = ("_count", "_made", "_seen", "_stream", "_wish", "wished")
 
     def __init__(self, stream: CudaStream, wish: Callable[[], None]) -> None:
         self._stream = stream
         self._wish = wish
         self._count = 0
-        self._made: dict[Hashable, _Repeated] = {}
-        self._seen: dict[Hashable, int] = {}
-        self._refused: dict[Hashable, None] = {}
+        self._made: dict[tuple[Any, ...], _Repeated] = {}
+        self._seen: dict[tuple[Any, ...], int] = {}
         self.wished: dict[tuple[Any, ...], None] = {}
 
     def __len__(self) -> int:
@@ -80,17 +78,18 @@ class Repeats:
         stream, made = self._stream, self._made.get(call)
         if stream.is_capturing:  # what is captured shall have the library's own kernels, and no graph in a graph
             return False
+        self._count += 1
         if made is None:
             self._take_note(call)
             return False
-        self._count = made.used = self._count + 1
+        made.used = self._count
         stream.launch_graph(made.pointer)
         return True
 
     def _take_note(self, call: tuple[Any, ...]) -> None:
         seen = self._seen
         count = seen.pop(call, 0) + 1  # put back at the end: the table is in order of last use
-        if count >= _OFTEN and call not in self._refused and len(self.wished) < _KEPT:
+        if count >= _OFTEN and len(self.wished) < _KEPT:
             self.wished[call] = None
             self._wish()
             return
@@ -98,35 +97,35 @@ class Repeats:
         if len(seen) > _COUNTED:
             del seen[next(iter(seen))]
 
-    def make(self, capture: Callable[[tuple[Any, ...]], CudaGraph]) -> None:
-        """Make the graphs that are wished for, by ``capture``. May block; nothing else is enqueued meanwhile.
-
-        A call that cannot be captured, or for which there is no room, stays as it is.
-        """
+    def take_wished(self) -> list[tuple[Any, ...]]:
+        """Return the calls to make graphs of, for which there is room. May block: graphs that were not used for long are given back."""
         wished, self.wished = self.wished, {}
+        taken: list[tuple[Any, ...]] = []
         for call in wished:
-            try:
-                if self._has_room():
-                    self._made[call] = _Repeated(capture(call), self._count)
-                    continue
-            except AccelError as error:
-                if error.is_fault:
-                    raise
-            if len(self._refused) >= _COUNTED:
-                self._refused.clear()
-            self._refused[call] = None
+            if self._has_room(len(taken)):
+                taken.append(call)
+            else:
+                self._seen[call] = _OFTEN - _UNUSED
+        return taken
 
-    def _has_room(self) -> bool:
-        """Return whether there may be another graph, for which one that was not used for long is given back."""
+    def _has_room(self, taken: int) -> bool:
         made = self._made
-        if len(made) < _KEPT:
+        if len(made) + taken < _KEPT:
             return True
-        oldest = min(made, key=lambda call: made[call].used)
-        if self._count - made[oldest].used <= _UNUSED:
+        oldest = min(made, key=lambda call: made[call].used, default=None)
+        if oldest is None or self._count - made[oldest].used <= _UNUSED:
             return False
         self._stream.synchronize()  # it may be on the device yet
         made.pop(oldest).graph.close()
         return True
+
+    def add(self, call: tuple[Any, ...], graph: CudaGraph) -> None:
+        """Launch this for a call from now on."""
+        self._made[call] = _Repeated(graph, self._count)
+
+    def refuse(self, call: tuple[Any, ...]) -> None:
+        """Leave a call, which cannot be captured, as it is."""
+        self._seen[call] = -_NEVER
 
     def close(self) -> None:
         """Give the graphs back; none of them is on the device any more."""

@@ -70,10 +70,7 @@ class KernelActor(Actor["Sendable", None]):
                 except Exception as error:
                     self._raised(error, op, op)
         finally:
-            if op.seq > lane.enqueued:  # `Lane.advance`, but for the call
-                lane.enqueued = op.seq
-            if lane.waiters:
-                lane.advance(op.seq)
+            lane.advance(op.seq)
         if today.fault is None:
             self._mark(op, op)
         return True

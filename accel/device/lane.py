@@ -53,7 +53,7 @@ class Lane(Timeline):
     :meth:`advance`. Actors that share a lane take turns by :meth:`reached`, so that the numbers reach the stream in order whoever enqueues.
     """
 
-    __slots__ = ("compute", "constants", "device", "events", "stream", "waiters")
+    __slots__ = ("_waiters", "compute", "constants", "device", "events", "stream")
 
     def __init__(self, name: str, device: AccelDevice, stream: AccelStream, compute: ComputeBackend, events: EventPool) -> None:
         super().__init__(name)
@@ -62,31 +62,31 @@ class Lane(Timeline):
         self.stream = stream
         self.compute = compute
         self.events = events
-        self.waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def advance(self, seq: int) -> None:
         """Say that everything up to ``seq`` is in the stream, or never will be."""
         if seq > self.enqueued:
             self.enqueued = seq
-        if self.waiters:
+        if self._waiters:
             self._wake()
 
     def _wake(self) -> None:
         still: deque[tuple[int, asyncio.Future[None]]] = deque()
-        for seq, waiter in self.waiters:
+        for seq, waiter in self._waiters:
             if waiter.done():
                 continue
             if seq <= self.enqueued:
                 waiter.set_result(None)
             else:
                 still.append((seq, waiter))
-        self.waiters = still
+        self._waiters = still
 
     async def reached(self, seq: int) -> None:
         """Wait until ``seq`` is in the stream."""
         while self.enqueued < seq:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self.waiters.append((seq, waiter))
+            self._waiters.append((seq, waiter))
             await waiter
 
     def wait_for(self, other: Timeline, seq: int) -> None:

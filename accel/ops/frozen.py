@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, TypeVar, cast, dataclass_transform
 
@@ -20,13 +21,16 @@ def frozen_op(kind: type[T]) -> type[T]:
     made = dataclass(frozen=True, eq=False, slots=True)(kind)
     slow: Any = made.__init__
     given = [field for field in fields(cast("Any", made)) if field.init]
+    assert not any(field.kw_only or field.default_factory is not MISSING for field in given), "only what ops need is written here"
     names = [field.name for field in given]
-    body = [f"_set_{name}(self, {name})" for name in names]
+    setters = [f"_set_{name}" for name in names]
+    body = [f"{setter}(self, {name})" for setter, name in zip(setters, names, strict=True)]
     if hasattr(made, "__post_init__"):
         body.append("self.__post_init__()")
-    namespace: dict[str, Any] = {f"_set_{name}": getattr(made, name).__set__ for name in names}
-    exec(f"def __init__(self, {', '.join(names)}):\n " + "\n ".join(body), namespace)
-    quick = namespace["__init__"]
+    source = f"def make({', '.join(setters)}):\n def __init__(self, {', '.join(names)}):\n  {'; '.join(body)}\n return __init__"
+    namespace: dict[str, Any] = {}
+    exec(source, vars(sys.modules[made.__module__]), namespace)  # of names alone, in the class's module: as dataclass does it
+    quick = namespace["make"](*[getattr(made, name).__set__ for name in names])
     quick.__defaults__ = tuple([field.default for field in given if field.default is not MISSING])
     quick.__annotations__ = slow.__annotations__
     quick.__module__, quick.__qualname__ = made.__module__, f"{made.__qualname__}.__init__"

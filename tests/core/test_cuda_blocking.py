@@ -17,12 +17,12 @@ class Lane:
     """A lane of which nothing is made yet, as it is in the lane of batches."""
 
     def __init__(self) -> None:
-        self.compute = SimpleNamespace(has_workspace=False, has_to_prepare=True, prepare_repeats=self._prepare)
+        self.compute = SimpleNamespace(has_workspace=False, has_blas=False, has_wishes=False, prepare_repeats=self._prepare)
         self.prepared = 0
 
     def _prepare(self) -> None:
         self.prepared += 1
-        self.compute.has_to_prepare = False
+        self.compute.has_wishes = False
 
 
 def run(blocking: Blocking, lane: Lane, op: Any, error: Exception | None = None) -> None:
@@ -76,7 +76,7 @@ def test_what_takes_the_workspace_is_beside_until_it_is_there(blocking: Blocking
 @pytest.mark.parametrize("kind", ["gemm", "gemm_batched"])
 def test_a_product_is_beside_the_first_time_and_where_there_is_no_handle(blocking: Blocking, kind: str) -> None:
     lane, other = Lane(), Lane()
-    lane.compute.has_to_prepare = False
+    lane.compute.has_blas = True
     assert blocking.may_block(lane, gemm(kind=kind))
     run(blocking, lane, gemm(kind=kind))
     assert not blocking.may_block(lane, gemm(kind=kind))
@@ -101,7 +101,7 @@ def test_a_convolution_is_known_by_all_that_decides_how_it_is_made(blocking: Blo
 def test_what_was_asked_about_and_never_loaded_is_beside_again(blocking: Blocking, op: Any) -> None:
     """It was dropped before its turn, it failed, or it is another lane's that is still loading."""
     lane = Lane()
-    lane.compute.has_to_prepare = False
+    lane.compute.has_blas = True
     assert blocking.may_block(lane, op)
     assert blocking.may_block(lane, op)
     run(blocking, lane, op, error=ValueError("no room"))
@@ -113,7 +113,7 @@ def test_what_was_asked_about_and_never_loaded_is_beside_again(blocking: Blockin
 def test_what_one_lane_has_loaded_the_others_have(blocking: Blocking) -> None:
     """Functions are loaded into the context."""
     lane, other = Lane(), Lane()
-    lane.compute.has_to_prepare = other.compute.has_to_prepare = False
+    lane.compute.has_blas = other.compute.has_blas = True
     assert blocking.may_block(lane, gemm())
     assert blocking.may_block(other, gemm())
     run(blocking, lane, gemm())
@@ -132,20 +132,25 @@ def test_scaling_needs_nothing(blocking: Blocking) -> None:
     assert not any(blocking.may_block(Lane(), SimpleNamespace(kind=kind, library="blas")) for kind in ("axpy", "scal"))
 
 
-def test_products_that_came_often_are_prepared_beside_the_loop(blocking: Blocking) -> None:
+@pytest.mark.parametrize("op", [gemm(), conv2d()], ids=["gemm", "conv2d"])
+def test_products_that_came_often_are_prepared_beside_the_loop(blocking: Blocking, op: Any) -> None:
     lane = Lane()
-    run(blocking, lane, gemm())
+    lane.compute.has_blas = True
+    assert blocking.may_block(lane, op)
+    run(blocking, lane, op)
     assert lane.prepared == 1
-    assert not blocking.may_block(lane, gemm())
-    lane.compute.has_to_prepare = True
-    assert blocking.may_block(lane, gemm())
-    run(blocking, lane, gemm())
+    assert not blocking.may_block(lane, op)
+    lane.compute.has_wishes = True
+    assert blocking.may_block(lane, op)
+    run(blocking, lane, op)
     assert lane.prepared == 2
-    assert not blocking.may_block(lane, gemm())
+    assert not blocking.may_block(lane, op)
 
 
 def test_nothing_is_prepared_on_the_loop(blocking: Blocking) -> None:
-    lane = Lane()
-    assert blocking.may_block(lane, gemm())  # asked on this thread, which is the loop's
+    lane, other = Lane(), Lane()
+    lane.compute.has_blas = True
+    run(blocking, other, gemm())  # a capture was the first that used it, beside the loop
+    assert not blocking.may_block(lane, gemm())  # asked on this thread, which is the loop's
     blocking.noting(lambda *_: None)(lane, gemm(), (), ())
     assert not lane.prepared

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from accel import DriverError, FaultScope, UnsupportedError
+from accel import DriverError
 from accel_cuda import repeats
 from accel_cuda.repeats import Repeats
 
@@ -34,7 +34,7 @@ class World:
         self.status = 0
         self.is_capturing = False
         self.graphs: list[Graph] = []
-        self.error: Exception | None = None
+        self.is_refusing = False
         self.repeats = Repeats(self, self._wish)  # type: ignore[arg-type]
 
     def launch_graph(self, graph: Any) -> None:
@@ -55,14 +55,13 @@ class World:
         if not self.repeats.launch(call):
             self.log.append(("library", call))
 
-    def capture(self, call: Any) -> Graph:
-        if self.error is not None:
-            raise self.error
-        self.graphs.append(Graph(call))
-        return self.graphs[-1]
-
     def make(self) -> None:
-        self.repeats.make(self.capture)  # type: ignore[arg-type]
+        for call in self.repeats.take_wished():
+            if self.is_refusing:
+                self.repeats.refuse(call)
+            else:
+                self.graphs.append(Graph(call))
+                self.repeats.add(call, self.graphs[-1])  # type: ignore[arg-type]
 
     def often(self, *call: Any) -> None:
         """Make a call until it wishes for a graph, and make that."""
@@ -108,22 +107,16 @@ def test_nothing_is_counted_or_launched_while_the_stream_is_captured(world: Worl
 
 
 def test_what_cannot_be_captured_stays_as_it_is(world: World) -> None:
-    world.error = UnsupportedError("not in a capture")
+    world.is_refusing = True
     world.often(1)
     for _ in range(3 * OFTEN):
         world.call(1)
     assert world.wishes() == 1
     assert {kind for kind, _ in world.log} == {"library"}
-    world.error = None
+    world.is_refusing = False
     world.often(2)
     world.call(2)
     assert world.log[-1] == ("graph", (2,))
-
-
-def test_a_fault_while_capturing_is_told(world: World) -> None:
-    world.error = DriverError("illegal address", scope=FaultScope.PROCESS)
-    with pytest.raises(DriverError, match="illegal address"):
-        world.often(1)
 
 
 def test_a_launch_that_fails_is_told(world: World) -> None:
@@ -136,13 +129,13 @@ def test_a_launch_that_fails_is_told(world: World) -> None:
 
 def test_there_are_so_many_and_the_one_that_was_not_used_for_long_makes_room(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeats, "_KEPT", 3)
-    monkeypatch.setattr(repeats, "_UNUSED", 5)
+    monkeypatch.setattr(repeats, "_UNUSED", 3 * OFTEN)
     for call in range(3):
         world.often(call)
     world.often(3)
     assert len(world.repeats) == 3, "all are in use"
     assert not world.log_of_waits
-    for _ in range(6):
+    for _ in range(2 * OFTEN):  # of no graph, but calls of others all the same
         world.call(0)
         world.call(2)
     world.often(4)
@@ -152,6 +145,32 @@ def test_there_are_so_many_and_the_one_that_was_not_used_for_long_makes_room(wor
     for call in range(5):
         world.call(call)
     assert world.log == [("graph", (0,)), ("library", (1,)), ("graph", (2,)), ("library", (3,)), ("graph", (4,))]
+
+
+def test_graphs_of_a_phase_that_is_over_make_room_for_those_of_the_next(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeats, "_KEPT", 4)
+    monkeypatch.setattr(repeats, "_UNUSED", 50)
+    for call in range(4):
+        world.often("first", call)
+    for _ in range(60):
+        for call in range(4):
+            world.call("second", call)
+        world.make()
+    world.log.clear()
+    for call in range(4):
+        world.call("second", call)
+    assert {kind for kind, _ in world.log} == {"graph"}
+
+
+def test_what_finds_no_room_does_not_ask_again_and_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeats, "_KEPT", 2)
+    for call in range(2):
+        world.often(call)
+    for _ in range(3000):
+        for call in range(4):
+            world.call(call)
+        world.make()
+    assert world.wishes() == 4
 
 
 def test_calls_that_never_come_again_take_no_memory(world: World) -> None:

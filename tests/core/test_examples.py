@@ -154,8 +154,13 @@ async def is_refused(port: int) -> bool:
     return False
 
 
-def sleeps(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+def has_read_all(port: int) -> bool:
+    """Whether nothing that was sent to a port of this machine is still in the system's hands."""
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, local, _, state, queues, *_ = line.split()
+        if local.endswith(f":{port:04X}") and state == "01" and not queues.endswith(":00000000"):
+            return False
+    return True
 
 
 class RawClient:
@@ -212,13 +217,13 @@ async def test_it_survives_a_fault_under_load_and_a_graceful_end(command: list[s
 
         clients = [RawClient(image) for image in images]
         await asyncio.gather(*(client.connect(program.port) for client in clients))
-        # Stopped, the process finds all requests and the signal at once when it goes on: it is asked to end with all of them in flight. Where it does not
-        # wait for them when it is stopped, it may find the signal first, and close connections on which there is nothing as far as it knows.
-        await until(lambda: sleeps(program.process.pid), "it waits for requests")
+        # Stopped, the process finds all requests at once when it goes on. It is asked to end when it has read them, not before: a wait that a signal ended,
+        # and whose time was up meanwhile, gives the loop no sockets, and the server closes connections on which there is nothing as far as it knows.
         program.process.send_signal(signal.SIGSTOP)
         await asyncio.gather(*(client.send() for client in clients))
-        program.process.send_signal(signal.SIGTERM)
         program.process.send_signal(signal.SIGCONT)
+        await until(lambda: has_read_all(program.port), "it has read all requests")
+        program.process.send_signal(signal.SIGTERM)
         ends = await asyncio.gather(*(client.last_answer() for client in clients))
         assert ends == [(b"HTTP/1.1 200 OK", {"digit": digit}) for digit in answers[-1]]
         while not await is_refused(program.port):

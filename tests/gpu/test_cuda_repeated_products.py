@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -182,3 +183,41 @@ async def test_results_may_come_to_lie_in_memory_that_was_given_back_and_taken_a
             large = await gpu.empty((3 * n, n), "float16")  # for which what is free has to be given back
             del large
         assert len(repeats_of(gpu)) >= 1
+
+
+async def test_whoever_waits_for_the_whole_device_is_not_disturbed() -> None:
+    """While a stream is captured the driver refuses that, and breaks the capture off: to torch on other threads, and to marks of everybody's work."""
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng()
+    a, b = rng.standard_normal((32, 32)), rng.standard_normal((32, 32))
+    over, errors, rounds = threading.Event(), list[Exception](), [0, 0]
+
+    def wait(number: int) -> None:
+        while not over.is_set():
+            try:
+                torch.cuda.synchronize()
+            except Exception as error:
+                errors.append(error)
+            rounds[number] += 1
+
+    threads = [threading.Thread(target=wait, args=(number,)) for number in range(2)]
+    async with opened() as gpu:
+        ra, rb, shared = await gpu.put(a), await gpu.put(b), torch.ones(64, device="cuda")
+        ref = await gpu.wrap(shared)
+        outs = [await gpu.empty((32, 32), "float64") for _ in range(40)]
+        for thread in threads:
+            thread.start()
+        try:
+            for out in outs:
+                for _ in range(ROUNDS):
+                    await gpu.blas.gemm(ra, rb, out=out)
+                    await gpu.elementwise.unary("neg", ref, out=ref)
+                np.testing.assert_allclose(await gpu.get(out), a @ b, rtol=1e-12, atol=1e-12)
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+        assert errors == []
+        assert min(rounds) > 40
+        assert len(repeats_of(gpu)) == len(outs)
+        np.testing.assert_array_equal(await gpu.get(ref), np.ones(64, np.float32))

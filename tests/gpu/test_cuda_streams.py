@@ -97,7 +97,7 @@ async def test_every_library_that_was_named_is_warm(streams: str) -> None:
         device = await system.open_device("cuda", streams=streams, libraries=libraries)
         context = device._host.context
         computes = {library: context.ports[library].lane.compute for library in libraries}
-        assert not computes["blas"].has_to_prepare
+        assert computes["blas"].has_blas
         assert computes["reduce"].has_workspace
         assert computes["fft"].stream in context.device._fft.plans
         x = await device.put(np.ones((8, 8), np.float32))
