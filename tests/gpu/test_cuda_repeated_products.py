@@ -179,9 +179,9 @@ async def test_results_may_come_to_lie_in_memory_that_was_given_back_and_taken_a
                 await gpu.zeros((8, n), "float16")
                 await gpu.blas.gemm(ra, ra, out=out)
             close((await gpu.get(out))[:8], expected, TOLERANCE["float16"], "after the memory was given back")
-            del out
+            await gpu.free(out)
             large = await gpu.empty((3 * n, n), "float16")  # for which what is free has to be given back
-            del large
+            await gpu.free(large)
         assert len(repeats_of(gpu)) >= 1
 
 
