@@ -87,7 +87,7 @@ class StreamChannel:
         return self.context.section
 
     def push(self, destination: int, source: int, nbytes: int, mark: CopyMark | None = None) -> None:
-        """Enqueue a transfer of pinned memory to the device, and set the mark behind it. In the section, if there are several GPUs."""
+        """Enqueue a transfer of pinned memory to the device, and set the mark behind it. In the section: else the driver, given a stream of a context that somebody has destroyed, crashes."""
         context, pointer = self._stream.ready(), self._stream.pointer
         status = self._copy_in(Handle(destination), Handle(source), ctypes.c_size_t(nbytes), pointer)
         if status:
@@ -96,7 +96,7 @@ class StreamChannel:
             self._set(mark)
 
     def pull(self, destination: int, source: int, nbytes: int, mark: CopyMark | None = None) -> None:
-        """Enqueue a transfer of device memory to pinned memory, and set the mark behind it. In the section, if there are several GPUs."""
+        """Enqueue a transfer of device memory to pinned memory, and set the mark behind it. In the section, as above."""
         context, pointer = self._stream.ready(), self._stream.pointer
         status = self._copy_out(Handle(destination), Handle(source), ctypes.c_size_t(nbytes), pointer)
         if status:

@@ -183,18 +183,12 @@ class CudaMemory(ComputeBackend):
         self._stream.transfers.begin(destination)
 
     def _push(self, destination: int, address: int, nbytes: int) -> None:
-        """Enqueue a transfer of pinned memory to the device. It fails where another GPU's context is current, if there is another."""
-        if self._context.is_alone:
-            self.channel.push(destination, address, nbytes)
-            return
+        """Enqueue a transfer of pinned memory to the device."""
         with self._context.section:
             self.channel.push(destination, address, nbytes)
 
     def _pull(self, address: int, source: int, nbytes: int) -> None:
-        """Enqueue a transfer of device memory to pinned memory; see :meth:`_push`."""
-        if self._context.is_alone:
-            self.channel.pull(address, source, nbytes)
-            return
+        """Enqueue a transfer of device memory to pinned memory."""
         with self._context.section:
             self.channel.pull(address, source, nbytes)
 

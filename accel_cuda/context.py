@@ -63,8 +63,6 @@ class CudaDevice:
         The driver's handle of the GPU.
     handle : int
         The driver's CUcontext.
-    is_alone : bool
-        Whether this process sees no other GPU, whose context could be current anywhere.
     section : Section
         ``with context.section:`` makes the context current, and leaves the thread as it was. What enqueues by hot calls needs none; libraries do.
     functions : Programs
@@ -113,7 +111,6 @@ class CudaDevice:
         self._user_kernels = UserKernels(self, self._modules)
         self.handle = int(driver.call("cuDevicePrimaryCtxRetain", self.device))
         self.section = driver.section(self.handle, self.failure)
-        self.is_alone = int(driver.call("cuDeviceGetCount")) == 1
         self.pinned = PinnedRanges(driver, self.section)
         self._offer()
         try:

@@ -74,8 +74,8 @@ class HotCalls:
     """Driver calls that keep the GIL and return the status: for calls that cannot block, on addresses and handles as ints.
 
     Pointers and handles are :data:`Handle` objects, sizes ``ctypes.c_size_t``; small ints go as they are. Copies take pinned host memory only: with
-    any other the driver may wait for the stream. ``event_create`` and fills go into a :class:`Section`, copies and ``graph_launch`` where there are
-    several GPUs; the others take the context of their stream or event.
+    any other the driver may wait for the stream. ``event_create``, copies, fills and ``graph_launch`` go into a :class:`Section`; the others take
+    the context of their stream or event.
     """
 
     def __init__(self, library: ctypes.PyDLL) -> None:

@@ -244,13 +244,10 @@ class CudaStream:
         self.context.check(self._launch(ctypes.byref(config), function, parameters, None), "cuLaunchKernelEx")
 
     def launch_graph(self, graph: Handle) -> None:
-        """Enqueue an executable graph. Where there is another GPU, whose context may be current, that is done in the section."""
+        """Enqueue an executable graph. In the section, which tells whether somebody has destroyed the context: the driver looks into what the graph has of it."""
         context = self.context
-        if context.is_alone:
+        with context.section:
             status = self._launch_graph(graph, self.pointer)
-        else:
-            with context.section:
-                status = self._launch_graph(graph, self.pointer)
         if status:
             raise context.failure(status, "cuGraphLaunch")
 

@@ -102,7 +102,6 @@ class Context:
     """What streams and slabs ask of their context."""
 
     granularity = 4096
-    is_alone = True
     allocation = SimpleNamespace(location=None)
     description = SimpleNamespace(spec="cuda:0", index=0)
 
@@ -159,18 +158,14 @@ def event_of(context: Any) -> Any:
     return event
 
 
-@pytest.mark.parametrize("is_alone", [True, False])
-def test_graphs_and_copies_are_enqueued_in_the_section_where_another_gpu_s_context_may_be_current(
-    stream: CudaStream, context: Any, is_alone: bool
-) -> None:
-    context.is_alone = is_alone
+def test_graphs_and_copies_are_enqueued_in_the_section(stream: CudaStream, context: Any) -> None:
+    """The driver crashes on a stream of a context that somebody has destroyed; to make it current is what tells."""
     compute = CudaCompute(stream, "memory")
     array = np.zeros(4, np.uint8)
     stream.launch_graph(Handle(1))
     compute.copy_from_pinned(1 << 20, 4096, array)
     compute.copy_to_pinned(4096, 1 << 20, array)
-    depth = 0 if is_alone else 1
-    assert context.driver.called[1:] == [("graph", depth), ("copy in", depth), ("copy out", depth)]
+    assert context.driver.called[1:] == [("graph", 1), ("copy in", 1), ("copy out", 1)]
     context.driver.fails["graph"] = 700
     with pytest.raises(AccelError) as raised:
         stream.launch_graph(Handle(1))
