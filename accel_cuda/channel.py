@@ -87,7 +87,10 @@ class StreamChannel:
         return self.context.section
 
     def push(self, destination: int, source: int, nbytes: int, mark: CopyMark | None = None) -> None:
-        """Enqueue a transfer of pinned memory to the device, and set the mark behind it. In the section: else the driver, given a stream of a context that somebody has destroyed, crashes."""
+        """Enqueue a transfer of pinned memory to the device, and set the mark behind it.
+
+        In the section: without it the driver, given a stream whose context somebody has destroyed, crashes.
+        """
         context, pointer = self._stream.ready(), self._stream.pointer
         status = self._copy_in(Handle(destination), Handle(source), ctypes.c_size_t(nbytes), pointer)
         if status:

@@ -244,7 +244,7 @@ class CudaStream:
         self.context.check(self._launch(ctypes.byref(config), function, parameters, None), "cuLaunchKernelEx")
 
     def launch_graph(self, graph: Handle) -> None:
-        """Enqueue an executable graph. In the section, which tells whether somebody has destroyed the context: the driver looks into what the graph has of it."""
+        """Enqueue an executable graph. In the section, which tells whether somebody has destroyed the context, as for copies."""
         context = self.context
         with context.section:
             status = self._launch_graph(graph, self.pointer)
