@@ -34,6 +34,13 @@ async def opened(**options: Any) -> AsyncIterator[accel.Device]:
         yield await system.open_device("cuda", **options)
 
 
+def fresh() -> np.random.Generator:
+    """Return a generator whose seed a failed test shows."""
+    seed = secrets.randbits(32)
+    print("seed", seed)
+    return np.random.default_rng(seed)
+
+
 def repeats_of(device: accel.Device, library: str = "blas") -> Repeats:
     found: Repeats = device._host.context.ports[library].lane.compute._blas.repeats
     return found
@@ -57,7 +64,7 @@ async def test_operands_may_change_between_two_of_the_same(dtype: str) -> None:
 
 
 async def test_each_way_of_calling_is_a_call_of_its_own() -> None:
-    rng = np.random.default_rng()
+    rng = fresh()
     a, b = rng.standard_normal((40, 40)), rng.standard_normal((40, 40))
     async with opened() as gpu:
         ra, rb, out = await gpu.put(a), await gpu.put(b), await gpu.empty((40, 40), "float64")
@@ -76,7 +83,7 @@ async def test_each_way_of_calling_is_a_call_of_its_own() -> None:
 
 async def test_every_one_of_them_is_computed() -> None:
     """Each adds to what is there: one too few or too many is seen, also those on which a graph is made."""
-    rng = np.random.default_rng()
+    rng = fresh()
     a, b = (rng.integers(-9, 9, (64, 64)).astype(np.float64) for _ in range(2))
     async with opened() as gpu:
         ra, rb, total = await gpu.put(a), await gpu.put(b), await gpu.zeros((64, 64), "float64")
@@ -87,7 +94,7 @@ async def test_every_one_of_them_is_computed() -> None:
 
 
 async def test_batched_products_and_batches() -> None:
-    rng = np.random.default_rng()
+    rng = fresh()
     a, b = rng.standard_normal((5, 30, 20)), rng.standard_normal((5, 20, 10))
     async with opened() as gpu:
         ra, rb, out, bias = await gpu.put(a), await gpu.put(b), await gpu.empty((5, 30, 10), "float64"), await gpu.put(np.ones((5, 30, 10)))
@@ -104,7 +111,7 @@ async def test_batched_products_and_batches() -> None:
 @pytest.mark.parametrize("streams", ["per_actor", "single", "pooled(2)"])
 async def test_others_wait_for_them_while_graphs_are_made(streams: str) -> None:
     """Ops of other libraries wait for the stream of the products, and it for theirs, at any time."""
-    rng = np.random.default_rng()
+    rng = fresh()
 
     async def chain(gpu: accel.Device) -> None:
         a, b = rng.standard_normal((64, 64)), rng.standard_normal((64, 64))
@@ -122,7 +129,7 @@ async def test_others_wait_for_them_while_graphs_are_made(streams: str) -> None:
 
 
 async def test_a_recorded_graph_has_the_library_s_own_kernels() -> None:
-    rng = np.random.default_rng()
+    rng = fresh()
     a, b = rng.standard_normal((32, 32)), rng.standard_normal((32, 32))
     async with opened() as gpu:
         ra, rb, out = await gpu.put(a), await gpu.put(b), await gpu.empty((32, 32), "float64")
@@ -141,7 +148,7 @@ async def test_a_recorded_graph_has_the_library_s_own_kernels() -> None:
 async def test_there_are_so_many_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeats, "_KEPT", 4)
     monkeypatch.setattr(repeats, "_UNUSED", 10)
-    rng = np.random.default_rng()
+    rng = fresh()
     a, b = rng.standard_normal((16, 16)), rng.standard_normal((16, 16))
     async with opened() as gpu:
         ra, rb = await gpu.put(a), await gpu.put(b)
@@ -154,7 +161,7 @@ async def test_there_are_so_many_of_them(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_on_a_process_host() -> None:
-    rng = np.random.default_rng()
+    rng = fresh()
     b = rng.standard_normal((50, 50))
     async with opened(host="process") as gpu:
         ra, rb, out = await gpu.empty((50, 50), "float64"), await gpu.put(b), await gpu.empty((50, 50), "float64")
@@ -167,7 +174,7 @@ async def test_on_a_process_host() -> None:
 
 async def test_results_may_come_to_lie_in_memory_that_was_given_back_and_taken_again() -> None:
     """Slabs are unmapped for lack of room, and new ones may come to lie where they were: a graph knows addresses alone."""
-    rng = np.random.default_rng()
+    rng = fresh()
     n = 4096
     a = rng.standard_normal((n, n), np.float32).astype(np.float16)
     expected = wide(a[:8]) @ wide(a)
@@ -188,7 +195,7 @@ async def test_results_may_come_to_lie_in_memory_that_was_given_back_and_taken_a
 async def test_whoever_waits_for_the_whole_device_is_not_disturbed() -> None:
     """While a stream is captured the driver refuses that, and breaks the capture off: to torch on other threads, and to marks of everybody's work."""
     torch = pytest.importorskip("torch")
-    rng = np.random.default_rng()
+    rng = fresh()
     a, b = rng.standard_normal((32, 32)), rng.standard_normal((32, 32))
     over, errors, rounds = threading.Event(), list[Exception](), [0, 0]
 
