@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from accel.compute import Transpose
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import KernelOp, Plan, Shape, Spec, factor, not_aliased, operand, plan_of, result_in, same_dtype
-from accel.ops.frozen import frozen_op
+from accel.ops.quick import quick_init
 from accel.ref import AccelRef
 from accel.views import overlap
 
@@ -57,7 +58,8 @@ def _no_out() -> InvalidArgumentError:
     return InvalidArgumentError("beta scales out, which is not given", remedy="Pass out=, or leave beta at 0.")
 
 
-@frozen_op
+@quick_init
+@dataclass(frozen=True, eq=False, slots=True)
 class Gemm(KernelOp):
     """``alpha * op(a) @ op(b) + beta * out``.
 
@@ -116,7 +118,8 @@ class Gemm(KernelOp):
         return plan_of(((a, b), (out,), (), "gemm", dtype, self.beta != 0))
 
 
-@frozen_op
+@quick_init
+@dataclass(frozen=True, eq=False, slots=True)
 class GemmBatched(KernelOp):
     """``alpha * op(a[i]) @ op(b[i]) + beta * out[i]`` for every i, as one call.
 
@@ -166,7 +169,8 @@ class GemmBatched(KernelOp):
         return Plan((a, b), writes, creates, "batched_gemm", dtype, bool(self.beta))
 
 
-@frozen_op
+@quick_init
+@dataclass(frozen=True, eq=False, slots=True)
 class Gemv(KernelOp):
     """``alpha * op(a) @ x + beta * out``, with ``op(a)`` of shape (m, n), x of shape (n,) and out of shape (m,)."""
 
@@ -200,7 +204,8 @@ def _vectors(x: AccelRef, y: AccelRef) -> None:
         raise InvalidArgumentError(f"x has shape {x.shape} and y has {y.shape}", remedy="Give both the same shape.")
 
 
-@frozen_op
+@quick_init
+@dataclass(frozen=True, eq=False, slots=True)
 class Axpy(KernelOp):
     """``y += alpha * x``, in place; any one shape. The result is ``y``."""
 
@@ -223,7 +228,8 @@ class Axpy(KernelOp):
         return Plan((x,), (y,), (), "gemm", dtype, updates=True)
 
 
-@frozen_op
+@quick_init
+@dataclass(frozen=True, eq=False, slots=True)
 class Dot(KernelOp):
     """The sum of ``x * y`` (nothing is conjugated) as a 0-d buffer; any one shape."""
 
@@ -244,7 +250,8 @@ class Dot(KernelOp):
         return Plan((x, y), writes, creates, "gemm", dtype)
 
 
-@frozen_op
+@quick_init
+@dataclass(frozen=True, eq=False, slots=True)
 class Nrm2(KernelOp):
     """The Euclidean norm of real ``x`` as a 0-d buffer; any shape."""
 
@@ -267,7 +274,8 @@ class Nrm2(KernelOp):
         return Plan((x,), writes, creates, "unary.sqrt", x.dtype)
 
 
-@frozen_op
+@quick_init
+@dataclass(frozen=True, eq=False, slots=True)
 class Scal(KernelOp):
     """``x *= alpha``, in place; any shape. The result is ``x``."""
 

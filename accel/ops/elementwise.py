@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from accel.compute import BinaryOp, UnaryOp
 from accel.errors import InvalidArgumentError
 from accel.ops.base import KernelOp, Plan, in_place_or_apart, operand, plan_of, result_in, same_dtype
-from accel.ops.frozen import frozen_op
+from accel.ops.quick import quick_init
 from accel.ref import AccelRef
 
 __all__ = ["Binary", "Unary"]
@@ -17,7 +18,8 @@ _UNARY = {op: f"unary.{op.value}" for op in UnaryOp}
 _BINARY = {op: f"binary.{op.value}" for op in BinaryOp}
 
 
-@frozen_op
+@quick_init
+@dataclass(frozen=True, eq=False, slots=True)
 class Unary(KernelOp):
     """``op(x)``, in the dtype of x; ``out`` may be ``x``."""
 
@@ -39,7 +41,8 @@ class Unary(KernelOp):
         return plan_of(((x,), writes, creates, _UNARY[self.op], x.dtype, False))
 
 
-@frozen_op
+@quick_init
+@dataclass(frozen=True, eq=False, slots=True)
 class Binary(KernelOp):
     """``op(x, y)`` for arrays of one shape and dtype; ``out`` may be either."""
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import KernelOp, Plan, Shape, Spec, in_place_or_apart, operand, result_in
-from accel.ops.frozen import frozen_op
+from accel.ops.quick import quick_init
 from accel.ref import AccelRef
 
 __all__ = ["Fft", "Ifft", "Irfft", "Norm", "Rfft"]
@@ -46,7 +47,8 @@ def _axes(value: object, ndim: int) -> tuple[int, ...]:
     return counted
 
 
-@frozen_op
+@quick_init
+@dataclass(frozen=True, eq=False, slots=True)
 class Transform(KernelOp):
     """What the four transforms share.
 
@@ -126,14 +128,16 @@ class _Whole(Transform):
         return self._planned()
 
 
-@frozen_op
+@quick_init
+@dataclass(frozen=True, eq=False, slots=True)
 class Fft(_Whole):
     """numpy's ``fftn(x, axes=axes, norm=norm)`` of complex64 or complex128. ``out`` may be ``x``. See :class:`Transform` for the parameters."""
 
     kind: ClassVar[str] = "fft"
 
 
-@frozen_op
+@quick_init
+@dataclass(frozen=True, eq=False, slots=True)
 class Ifft(_Whole):
     """numpy's ``ifftn(x, axes=axes, norm=norm)`` of complex64 or complex128. ``out`` may be ``x``. See :class:`Transform` for the parameters."""
 
@@ -141,7 +145,8 @@ class Ifft(_Whole):
     is_forward: ClassVar[bool] = False
 
 
-@frozen_op
+@quick_init
+@dataclass(frozen=True, eq=False, slots=True)
 class Rfft(Transform):
     """numpy's ``rfftn(x, axes=axes, norm=norm)`` of float32 or float64.
 
@@ -162,7 +167,8 @@ class Rfft(Transform):
         return self._planned()
 
 
-@frozen_op
+@quick_init
+@dataclass(frozen=True, eq=False, slots=True)
 class Irfft(Transform):
     """numpy's ``irfftn(x, axes=axes, norm=norm)`` of complex64 or complex128, whose result is real; ``x`` is left as it is.
 

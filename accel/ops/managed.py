@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from accel.errors import InvalidArgumentError
 from accel.ops.base import KernelOp, Plan, operand
-from accel.ops.frozen import frozen_op
+from accel.ops.quick import quick_init
 from accel.ref import AccelRef
 
 __all__ = ["ADVICES", "PLACES", "Advise", "Prefetch"]
@@ -22,7 +23,8 @@ def _managed(ref: object) -> AccelRef:
     return found
 
 
-@frozen_op
+@quick_init
+@dataclass(frozen=True, eq=False, slots=True)
 class Prefetch(KernelOp):
     """Move a managed buffer, or a view of one, before it is used there.
 
@@ -48,7 +50,8 @@ class Prefetch(KernelOp):
         return Plan((ref,), (), ())
 
 
-@frozen_op
+@quick_init
+@dataclass(frozen=True, eq=False, slots=True)
 class Advise(KernelOp):
     """Tell the driver how a managed buffer, or a view of one, is going to be used.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.ops.base import KernelOp, Plan, Shape, Spec, checked_spec, factor, number, operand, plan_of, result_in
-from accel.ops.frozen import frozen_op
+from accel.ops.quick import quick_init
 from accel.ref import AccelRef
 from accel.views import overlap
 
@@ -18,7 +19,8 @@ __all__ = ["Checksum", "Copy", "Empty", "Fill", "Free", "Get", "Put"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-@frozen_op
+@quick_init
+@dataclass(frozen=True, eq=False, slots=True)
 class Put(KernelOp):
     """Copy a host array to the device.
 
@@ -48,7 +50,8 @@ class Put(KernelOp):
         return Plan((), writes, creates)
 
 
-@frozen_op
+@quick_init
+@dataclass(frozen=True, eq=False, slots=True)
 class Get(KernelOp):
     """Copy a buffer to the host. The result is ``destination``.
 
@@ -87,7 +90,8 @@ class Get(KernelOp):
         return self.destination
 
 
-@frozen_op
+@quick_init
+@dataclass(frozen=True, eq=False, slots=True)
 class Empty(KernelOp):
     """Make a buffer without setting its contents; ``durable`` if it shall outlive the context."""
 
@@ -103,7 +107,8 @@ class Empty(KernelOp):
         return Plan((), (), (checked_spec(self.shape, self.dtype, self.durable),))
 
 
-@frozen_op
+@quick_init
+@dataclass(frozen=True, eq=False, slots=True)
 class Fill(KernelOp):
     """Make (or overwrite) a buffer whose elements are all ``value``.
 
@@ -164,7 +169,8 @@ def _cut(value: Any, dtype: DType) -> int:
         raise InvalidArgumentError(f"value is {value}, which {dtype.value} cannot hold", remedy="Give a finite number.") from None
 
 
-@frozen_op
+@quick_init
+@dataclass(frozen=True, eq=False, slots=True)
 class Copy(KernelOp):
     """Copy one buffer into another of the same shape and dtype."""
 
@@ -189,7 +195,8 @@ class Copy(KernelOp):
         return Plan((source,), (destination,), ())
 
 
-@frozen_op
+@quick_init
+@dataclass(frozen=True, eq=False, slots=True)
 class Checksum(KernelOp):
     """Make a number of 64 bits from all bytes of a buffer, of one element: another one, but by rare chance, if any of them changes.
 
@@ -206,7 +213,8 @@ class Checksum(KernelOp):
         return Plan((operand("source", self.source),), (), (Spec((1,), DType.UINT64),))
 
 
-@frozen_op
+@quick_init
+@dataclass(frozen=True, eq=False, slots=True)
 class Free(KernelOp):
     """Give a buffer's memory back, after the ops sent before. Fault plans do not count it."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import dataclass
 from typing import ClassVar
 
 from accel.compute import ReduceOp
 from accel.errors import InvalidArgumentError
 from accel.ops.base import KernelOp, Plan, Shape, not_aliased, operand, result_in
-from accel.ops.frozen import frozen_op
+from accel.ops.quick import quick_init
 from accel.ref import AccelRef
 
 __all__ = ["Reduce"]
@@ -24,7 +25,8 @@ def _index(axis: object) -> int:
         raise InvalidArgumentError(f"axis is {axis!r}", remedy=_AXIS) from None
 
 
-@frozen_op
+@quick_init
+@dataclass(frozen=True, eq=False, slots=True)
 class Reduce(KernelOp):
     """``op`` along ``axis``, in the dtype of x.
 

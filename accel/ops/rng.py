@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 import operator
 import secrets
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -33,7 +34,7 @@ import numpy as np
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import KernelOp, Plan, Shape, checked_spec, number, result_in
-from accel.ops.frozen import frozen_op
+from accel.ops.quick import quick_init
 from accel.ref import AccelRef
 
 __all__ = ["Generator", "Integers", "Lognormal", "Normal", "Uniform"]
@@ -67,7 +68,8 @@ def _real(name: str, value: object, dtype: DType) -> float:
     return float(dtype.numpy.type(result))
 
 
-@frozen_op
+@quick_init
+@dataclass(frozen=True, eq=False, slots=True)
 class Draw(KernelOp):
     """What the distributions share.
 
@@ -129,7 +131,8 @@ class Draw(KernelOp):
         return self.dtype
 
 
-@frozen_op
+@quick_init
+@dataclass(frozen=True, eq=False, slots=True)
 class Uniform(Draw):
     """Numbers of one density from ``low`` up to, and without, ``high``: float32 or float64. See :class:`Draw` for the other parameters."""
 
@@ -151,7 +154,8 @@ class Uniform(Draw):
         return self._planned()
 
 
-@frozen_op
+@quick_init
+@dataclass(frozen=True, eq=False, slots=True)
 class Normal(Draw):
     """Normal numbers of mean ``mean`` and standard deviation ``std``: float32 or float64. See :class:`Draw` for the other parameters."""
 
@@ -167,7 +171,8 @@ class Normal(Draw):
         return self._planned()
 
 
-@frozen_op
+@quick_init
+@dataclass(frozen=True, eq=False, slots=True)
 class Lognormal(Draw):
     """Numbers whose logarithm is normal, of mean ``mean`` and deviation ``sigma``: float32 or float64. See :class:`Draw` for the other parameters."""
 
@@ -190,7 +195,8 @@ def _deviation(name: str, value: object, dtype: DType) -> float:
     return result
 
 
-@frozen_op
+@quick_init
+@dataclass(frozen=True, eq=False, slots=True)
 class Integers(Draw):
     """Integers from ``low`` up to, and without, ``high``, all of the same probability, in any integer dtype. See :class:`Draw` for the other parameters."""
 
