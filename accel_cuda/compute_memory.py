@@ -129,11 +129,13 @@ class CudaMemory(ComputeBackend):
             piece = self._room(nbytes)
             if piece is not None:
                 move_small(piece.address, address, nbytes)
-                self._push(destination, piece.address, nbytes)
+                with context.section:
+                    self.channel.push(destination, piece.address, nbytes)
                 stream.transfers.begin(None, piece)
                 return
         elif context.pinned.covers(address, nbytes):
-            self._push(destination, address, nbytes)
+            with context.section:
+                self.channel.push(destination, address, nbytes)
             stream.transfers.begin(source)
             return
         elif nbytes >= _LARGE and context.copiers.put(self.channel, destination, address, nbytes):
@@ -158,11 +160,13 @@ class CudaMemory(ComputeBackend):
         if nbytes <= STAGED:
             piece = self._room(nbytes)
             if piece is not None:
-                self._pull(piece.address, source, nbytes)
+                with context.section:
+                    self.channel.pull(piece.address, source, nbytes)
                 stream.transfers.begin(destination, piece, address, nbytes)
                 return
         elif context.pinned.covers(address, nbytes):
-            self._pull(address, source, nbytes)
+            with context.section:
+                self.channel.pull(address, source, nbytes)
             stream.transfers.begin(destination)
             return
         elif nbytes >= _LARGE and context.copiers.get(self.channel, address, source, nbytes):
@@ -174,23 +178,15 @@ class CudaMemory(ComputeBackend):
 
     def copy_from_pinned(self, destination: int, address: int, source: np.ndarray[Any, Any]) -> None:
         """Enqueue a copy of a whole array, which is known to be page-locked and to lie at ``address``."""
-        self._push(destination, address, source.nbytes)
+        with self._context.section:
+            self.channel.push(destination, address, source.nbytes)
         self._stream.transfers.begin(source)
 
     def copy_to_pinned(self, address: int, source: int, destination: np.ndarray[Any, Any]) -> None:
         """Enqueue a copy into a whole array, which is known to be page-locked and to lie at ``address``."""
-        self._pull(address, source, destination.nbytes)
+        with self._context.section:
+            self.channel.pull(address, source, destination.nbytes)
         self._stream.transfers.begin(destination)
-
-    def _push(self, destination: int, address: int, nbytes: int) -> None:
-        """Enqueue a transfer of pinned memory to the device."""
-        with self._context.section:
-            self.channel.push(destination, address, nbytes)
-
-    def _pull(self, address: int, source: int, nbytes: int) -> None:
-        """Enqueue a transfer of device memory to pinned memory."""
-        with self._context.section:
-            self.channel.pull(address, source, nbytes)
 
     def prepare_transfers(self) -> None:
         """Make the pinned memory that small copies are staged in, if it is not there. May block."""

@@ -57,9 +57,7 @@ class CudaEvent:
             return True
         stream = self.stream
         if stream is not None and stream.passed >= self.number:
-            if self._ticket > stream.transfers.finished:
-                stream.transfers.finish(self._ticket)
-            self.has_passed = True
+            self._pass()
             return True
         context = self.context
         if context.fault is not None:

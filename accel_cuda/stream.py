@@ -102,9 +102,7 @@ class CudaStream:
 
     def record(self, event: CudaEvent) -> bool:
         """Put a mark after everything enqueued so far; return ``False``: whether it has been passed already costs more to ask than it brings."""
-        context = self.context
-        if context.fault is not None or self._refusal is not None:
-            self.ready()  # which says what is wrong
+        context = self.ready()
         if event.context is not context:
             raise _foreign()
         transfers = self.transfers
