@@ -139,7 +139,7 @@ class Blas:
         target = ctypes.byref(graph)
         # While anything is captured the driver lets nobody wait for the whole device, or mark all that it does: not this project, and not torch. So no other
         # thread gets its turn in between. The GIL is given up right before: whoever wants it then waits for a switch interval, 5 ms. And it is kept throughout,
-        # which takes 15 to 100 us: the library runs nothing, and what it loads for this call it has loaded by now.
+        # for microseconds (docs/hardware.md): the library runs nothing, and what it loads for this call it has loaded by now.
         time.sleep(0)
         status = hot.begin_capture(stream, _RELAXED)
         if not status:

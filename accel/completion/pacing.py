@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from accel.completion.prediction import Estimate
 
-__all__ = ["Pacing", "pause"]
+__all__ = ["STAYS", "Pacing", "pause"]
 
 _AFTER = 3
 """So many times as long as before a predicted end it is spun on after it."""
+
+STAYS = 2
+"""For the first so many of them the only waiter may do it itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class Pacing:
     fine
         The last sleep to a predicted end is at most so long, and a sleep for an op that takes no longer than ``trust`` is cut into such pieces, or into
         fourteenths of the op if those are longer, between which there is only a glance at the mark. A processor that idles longer is put to a deeper sleep,
-        from which its timers are late, and the op's whole way is slow, for its caches are empty: see ``docs/performance.md``. An op that takes longer does
+        from which its timers are late, and the op's whole way is slow, for its caches are empty: see ``docs/hardware.md``. An op that takes longer does
         not feel that.
     alert
         So long it sleeps at most while something on another thread is about to end.

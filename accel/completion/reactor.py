@@ -13,7 +13,7 @@ from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from accel.completion.pacing import pause
+from accel.completion.pacing import STAYS, pause
 from accel.completion.prediction import Predictor
 from accel.completion.strategy import Ended, look, put_in_line, take_ended
 from accel.completion.timer import create_timer
@@ -140,9 +140,9 @@ class Reactor:
         if self._lanes or self._another_stays(pending, now):
             return False
         known, pacing = self._predictor.expect(pending.kind), self._pacing
-        if known is None or now > began + known.mean + 2 * pacing.window or pause(now - began, known, pacing) > 0.0:
+        if known is None or now > (until := began + known.mean + STAYS * pacing.window) or pause(now - began, known, pacing) > 0.0:
             return False
-        self._stayed_for, self._stays_until = began, began + known.mean + 2 * pacing.window
+        self._stayed_for, self._stays_until = began, until
         self.looks += 1
         return True
 
