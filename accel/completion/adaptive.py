@@ -82,7 +82,7 @@ class AdaptiveWatcher(LaneWatcher):
         if reactor.napping is pending and not reactor.end_nap(lane):
             return True
         if not lane.queue:
-            if reactor.meets(pending):
+            if pending.is_overtaken() or reactor.meets(pending):
                 self._completed += 1
                 pending.complete()
                 return True

@@ -77,6 +77,9 @@ class Attended(Pending, Protocol):
     @nap.setter
     def nap(self, nap: asyncio.Future[None] | None) -> None: ...
 
+    def is_overtaken(self) -> bool:
+        """Return whether a later mark of its lane is known, or found, to be passed. Never raises."""
+
 
 @dataclass(frozen=True, slots=True)
 class CompletionStatistics:

@@ -138,11 +138,16 @@ class Run:
     def marked(self, event: AccelEvent) -> None:
         """Take note of the mark, which is not passed yet."""
         self.event = event
+        self.lane.mark, self.lane.newest = event, self.launches[-1].seq
         self.kind = _batch_kind(self.submission)
         self.enqueued_at = perf_counter()
         if self.is_last:
             self.submission.release_operands()
             self.submission.mark = self
+
+    def is_overtaken(self) -> bool:
+        """Return whether a later mark of the lane is known, or found, to be passed."""
+        return self.lane.has_passed(self.launches[-1].seq)
 
     def attend(self, *, stays: bool) -> bool:
         """Do for the batch what :meth:`OpSubmission.attend` does for an op."""
@@ -270,6 +275,8 @@ class OpSubmission(Submission):
     def marked(self, event: AccelEvent) -> None:
         """Take note of the mark, which is not passed yet."""
         self.event = event
+        lane = self.lane
+        lane.mark, lane.newest = event, self.seq
         self.watcher = self._context.watcher
         self.enqueued_at = perf_counter()
         # Ops of one kind that move as much to the nearest power of two take about as long. Of one that was enqueued beside the loop, part is over by now.
@@ -283,6 +290,10 @@ class OpSubmission(Submission):
                 nbytes += spec.nbytes
         self.kind: Hashable = (self.name, nbytes.bit_length(), self.beside)
         self.op = self.plan = None
+
+    def is_overtaken(self) -> bool:
+        """Return whether a later mark of the lane is known, or found, to be passed."""
+        return self.lane.has_passed(self.seq)
 
     def attend(self, *, stays: bool = False) -> bool:
         """Take the end of the op, if it is there, or have it watched: its caller has let the loop take a turn, and would wait now.
