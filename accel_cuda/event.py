@@ -28,18 +28,16 @@ class CudaEvent:
         Whether it was seen to be passed.
     stream : CudaStream or None
         Where it was recorded last.
-    number : int
-        Which of that stream's marks it is.
     """
 
-    __slots__ = ("_query", "_ticket", "context", "handle", "has_passed", "number", "stream")
+    __slots__ = ("_query", "_ticket", "context", "handle", "has_passed", "stream")
 
     def __init__(self, context: CudaDevice) -> None:
         self.context = context
         # What was seen to have passed stays so: after a fault the driver answers with the fault for every event.
         self.has_passed = True
         self.stream: CudaStream | None = None
-        self._ticket = self.number = 0
+        self._ticket = 0
         self._query = context.driver.query
         self.handle = Handle()
         with context.section:
@@ -55,18 +53,12 @@ class CudaEvent:
         """
         if self.has_passed:
             return True
-        stream = self.stream
-        if stream is not None and stream.passed >= self.number:
-            self._pass()
-            return True
         context = self.context
         if context.fault is not None:
             raise context.fault.clone()
         status = self._query(self.handle)
         if status == 0:
             self._pass()
-            if stream is not None and stream.newest is not self and self.number > stream.asked:
-                self._ask_newest(stream)
             return True
         if status == NOT_READY:
             return False
@@ -91,17 +83,6 @@ class CudaEvent:
         """Take the place in ``stream`` that was just recorded; ``ticket`` counts the transfers before it."""
         self.has_passed = False
         self.stream, self._ticket = stream, ticket
-        stream.recorded = self.number = stream.recorded + 1
-        stream.newest = self
-
-    def _ask_newest(self, stream: CudaStream) -> None:
-        """Ask the driver for the stream's last mark: with many short ops on their way that has passed too, and none of those between has to be asked for."""
-        newest = stream.newest
-        if newest is not None and newest.stream is stream:  # else it is recorded elsewhere meanwhile
-            stream.asked = number = newest.number
-            # Another thread may ask while the loop's records the event elsewhere: then the answer is of that.
-            if self._query(newest.handle) == 0 and newest.stream is stream and newest.number == number:
-                stream.passed = number
 
     def _pass(self) -> None:
         stream = self.stream

@@ -45,10 +45,6 @@ class CudaStream:
         Whether what is enqueued now becomes part of a graph, and does not run.
     transfers : Transfers
         Copies between host and device that are on their way.
-    recorded, passed, asked : int
-        How many marks were recorded; up to which they are known to be passed; and which was the last that was asked for out of turn.
-    newest : CudaEvent or None
-        The last mark.
     """
 
     __slots__ = (
@@ -63,15 +59,11 @@ class CudaStream:
         "_record",
         "_refusal",
         "_values",
-        "asked",
         "context",
         "handle",
         "is_capturing",
-        "newest",
-        "passed",
         "pointer",
         "priority",
-        "recorded",
         "transfers",
     )
 
@@ -79,8 +71,6 @@ class CudaStream:
         self.context = context
         self.priority = priority
         self.transfers = Transfers(context.staging)
-        self.recorded = self.passed = self.asked = 0
-        self.newest: CudaEvent | None = None
         self._refusal: AccelError | None = None
         self._functions: dict[int, HostFunction] = {}
         self._hangs: list[PinnedBlock] = []
@@ -193,7 +183,6 @@ class CudaStream:
         if self._refusal is not None:
             return
         self._refusal = ClosedError("the stream is closed", device=self.context.description.spec)
-        self.newest = None
         if abandon and self.context.fault is None:
             for block in self._hangs:
                 ctypes.c_int.from_address(block.address).value = 1

@@ -119,6 +119,9 @@ class Mark:
         self.ended = asyncio.get_running_loop().create_future()
         self._thread = threading.current_thread()
 
+    def is_overtaken(self) -> bool:
+        return False
+
     def complete(self) -> None:
         assert self.event.query() is True
         self._end(None)

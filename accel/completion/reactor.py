@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Reactor", "ReactorLane"]
 
-_PIECES = 14
-"""Into so many pieces at most the sleep for one op is cut."""
+_SELDOM = 3
+"""Between two glances lies at least one part in so many of the time that an op has taken so far: a glance costs as much as the rest of a wake."""
 
 
 class ReactorLane:
@@ -75,7 +75,8 @@ class Reactor:
         self._timer = create_timer(loop, self._on_timer)
         self._alarm: float | None = None
         self._rings = 0.0  # when the timer does: at the alarm, or before, for a glance
-        self._piece = math.inf  # sleeps are cut into such pieces, because somebody waits for an op that feels it
+        self._piece = math.inf  # sleeps are cut into pieces of at most so much, because somebody waits for an op that feels it
+        self._every = 0.0  # how long they are, while the timer rings by itself after each
         self._stayed_for = self._stays_until = 0.0  # when the mark began whose waiter looks, or looked, itself, and until when it does
         self.napping: Pending | None = None  # whose waiter sleeps until the end is near
         self._nap: asyncio.Future[None] | None = None
@@ -214,7 +215,7 @@ class Reactor:
         delay = pause(now - lane.began, known, self._pacing)
         lane.due = now + delay
         if known is not None and max(known.mean, now - lane.began) <= self._pacing.trust:
-            self._piece = min(self._piece, max(self._pacing.fine, known.mean / _PIECES))
+            self._piece = self._pacing.fine
         return delay
 
     def _schedule(self, now: float, delay: float) -> None:
@@ -233,7 +234,7 @@ class Reactor:
         self._piece = math.inf
         if self._alarm is not None:
             self._alarm = None
-            self._timer.disarm()
+            self._disarm()
         now = time.perf_counter()
         if self._expected and now < self._expected_until:
             self._schedule(now, self._pacing.alert)
@@ -241,30 +242,43 @@ class Reactor:
     def _on_timer(self) -> None:
         if self._sleeps_on():
             return
+        if self._every:
+            self._disarm()
         self._alarm = None
         if self._next_turn is None and (self._lanes or self._expected):
             self._turn()
 
     def _sleeps_on(self) -> bool:
-        """Glance at the heads between two pieces of a sleep; return whether it goes on."""
+        """Glance at heads between two pieces of a sleep; return whether it goes on."""
         now = time.perf_counter()
         left = 0.0 if self._alarm is None else self._alarm - now
         if left < self._pacing.shortest / 2:
             return False
         for lane in self._lanes:
+            if now - lane.looked < (now - lane.began) / _SELDOM:
+                continue
             if look(lane.queue[0]) is not None:
                 lane.due = min(lane.due, self._rings)  # that is when it was to be looked at
                 return False
             lane.looked = now
         self.looks += 1
-        self._sleep(now, left)
+        if self._every and left > 1.5 * self._every:
+            self._rings += self._every
+        else:
+            self._rings, self._every = now + left, 0.0
+            self._timer.arm(left)
         return True
 
     def _sleep(self, now: float, delay: float) -> None:
-        """Sleep for so long, or, where somebody waits for an op that feels it, for a piece of it."""
-        piece = min(delay, self._piece)
-        self._rings = now + piece
-        self._timer.arm(piece)
+        """Sleep for so long, or, where somebody waits for an op that feels it, for a piece of it; the timer goes on by itself to the last piece."""
+        pieces = math.ceil(delay / self._piece) or 1
+        piece = delay / pieces
+        self._rings, self._every = now + piece, piece if pieces > 2 else 0.0
+        self._timer.arm(piece, self._every)
+
+    def _disarm(self) -> None:
+        self._every = 0.0
+        self._timer.disarm()
 
     def _turn(self) -> None:
         """One pass over the heads: collect what has ended, say when to look again, and only then tell the marks."""

@@ -1,4 +1,4 @@
-"""A one-shot timer of an event loop that keeps times below a millisecond, where the system has one."""
+"""A timer of an event loop that keeps times below a millisecond, where the system has one."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _SHORTEST = 1e-9  # a timerfd takes 0 for "disarm"
 
 
 class Timer(Protocol):
-    """A one-shot timer: calls its callback on the loop once the delay it was armed with is over."""
+    """Calls its callback on the loop once the delay it was armed with is over."""
 
-    def arm(self, delay: float) -> None:
-        """Call back in ``delay`` seconds; an earlier arming is forgotten."""
+    def arm(self, delay: float, every: float = 0.0) -> None:
+        """Call back in ``delay`` seconds, and, unless that is 0, each ``every`` seconds from then on; an earlier arming is forgotten."""
 
     def disarm(self) -> None:
         """Forget the arming."""
@@ -40,10 +40,10 @@ class LoopTimer:
         self._callback = callback
         self._handle: asyncio.TimerHandle | None = None
 
-    def arm(self, delay: float) -> None:
-        """Call back in ``delay`` seconds."""
+    def arm(self, delay: float, every: float = 0.0) -> None:
+        """Call back in ``delay`` seconds, and perhaps each ``every`` seconds from then on."""
         self.disarm()
-        self._handle = self._loop.call_later(delay, self._callback)
+        self._handle = self._loop.call_later(delay, self._rings, every)
 
     def disarm(self) -> None:
         """Forget the arming."""
@@ -54,6 +54,10 @@ class LoopTimer:
     def close(self) -> None:
         """Forget the arming."""
         self.disarm()
+
+    def _rings(self, every: float) -> None:
+        self._handle = self._loop.call_later(every, self._rings, every) if every else None
+        self._callback()
 
 
 class TimerfdTimer:
@@ -79,13 +83,13 @@ class TimerfdTimer:
             os.close(self._fd)
             raise
 
-    def arm(self, delay: float) -> None:
-        """Call back in ``delay`` seconds."""
-        self._set(max(delay, _SHORTEST))
+    def arm(self, delay: float, every: float = 0.0) -> None:
+        """Call back in ``delay`` seconds, and perhaps each ``every`` seconds from then on, which takes no call as arming anew would."""
+        self._set(max(delay, _SHORTEST), every)
 
     def disarm(self) -> None:
         """Forget the arming."""
-        self._set(0.0)
+        self._set(0.0, 0.0)
 
     def close(self) -> None:
         """Close the descriptor. Idempotent."""
@@ -112,9 +116,9 @@ def create_timer(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) 
 
 if sys.version_info >= (3, 13):
 
-    def _open_timerfd() -> tuple[int, Callable[[float], object]]:
+    def _open_timerfd() -> tuple[int, Callable[[float, float], object]]:
         fd = os.timerfd_create(time.CLOCK_MONOTONIC, flags=os.TFD_NONBLOCK | os.TFD_CLOEXEC)
-        return fd, lambda delay: os.timerfd_settime(fd, initial=delay)
+        return fd, lambda delay, every: os.timerfd_settime(fd, initial=delay, interval=every)
 
 else:
 
@@ -124,7 +128,7 @@ else:
     class _Itimerspec(ctypes.Structure):
         _fields_ = (("it_interval", _Timespec), ("it_value", _Timespec))
 
-    def _open_timerfd() -> tuple[int, Callable[[float], object]]:
+    def _open_timerfd() -> tuple[int, Callable[[float, float], object]]:
         # Neither call blocks, so they keep the GIL: giving it up could cost 5 ms.
         libc = ctypes.PyDLL(None, use_errno=True)
         fd = libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
@@ -134,12 +138,13 @@ else:
         settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
         specification = _Itimerspec()
         address = ctypes.addressof(specification)
-        value = specification.it_value
+        value, interval = specification.it_value, specification.it_interval
 
-        def set_delay(delay: float) -> object:
-            seconds = int(delay)
-            value.tv_sec = seconds
-            value.tv_nsec = int((delay - seconds) * 1e9)
+        def set_times(delay: float, every: float) -> object:
+            for field, span in ((value, delay), (interval, every)):
+                seconds = int(span)
+                field.tv_sec = seconds
+                field.tv_nsec = int((span - seconds) * 1e9)
             return settime(fd, 0, address, None)
 
-        return fd, set_delay
+        return fd, set_times

@@ -63,7 +63,20 @@ class Lane(Timeline):
         That mark. It is recorded anew only when :attr:`completed` has come to its number.
     """
 
-    __slots__ = ("_asks_at", "_gap", "_target", "_target_mark", "_waiters", "compute", "constants", "device", "events", "mark", "newest", "stream")
+    __slots__ = (
+        "_asks_at",
+        "_gap",
+        "_target",
+        "_target_mark",
+        "_waiters",
+        "compute",
+        "constants",
+        "device",
+        "events",
+        "mark",
+        "newest",
+        "stream",
+    )
 
     def __init__(self, name: str, device: AccelDevice, stream: AccelStream, compute: ComputeBackend, events: EventPool) -> None:
         super().__init__(name)

@@ -49,8 +49,7 @@ class Context:
 
 class Stream:
     def __init__(self) -> None:
-        self.recorded = self.passed = self.asked = 0
-        self.newest: CudaEvent | None = None
+        self.recorded = 0
         self.transfers = SimpleNamespace(finished=0, finish=self._finish)
         self.tickets: list[int] = []
 
@@ -62,48 +61,43 @@ class Stream:
 def recorded(context: Any, stream: Any, ticket: int = 0, event: CudaEvent | None = None) -> CudaEvent:
     event = event or CudaEvent(context)
     event.mark(stream, ticket)
+    stream.recorded += 1
     context.numbers[id(event.handle)] = stream.recorded
     return event
 
 
-def test_of_many_marks_that_are_passed_two_are_asked_for() -> None:
+def test_a_mark_that_is_passed_is_asked_for_once() -> None:
     context, stream = Context(), Stream()
-    events = [recorded(context, stream, ticket) for ticket in range(1, 65)]
-    context.passed = 64
-    assert all(event.query() for event in events)
-    assert context.asked == [1, 64]
-    assert stream.tickets == list(range(1, 65)), "copies land with their own marks"
+    event = recorded(context, stream)
+    assert not event.query()
+    context.passed = 1
+    assert event.query()
+    assert event.query()
+    assert context.asked == [1, 1]
 
 
-def test_where_the_last_is_not_passed_it_is_asked_for_once() -> None:
+def test_copies_land_with_their_own_mark_or_a_later_one() -> None:
     context, stream = Context(), Stream()
-    events = [recorded(context, stream) for _ in range(8)]
-    context.passed = 7
-    assert [event.query() for event in events] == [True] * 7 + [False]
-    assert context.asked == [1, 8, 2, 3, 4, 5, 6, 7, 8]
-
-
-def test_what_is_known_to_be_passed_stays_so_after_a_fault() -> None:
-    context, stream = Context(), Stream()
-    events = [recorded(context, stream) for _ in range(3)]
-    context.passed = 3
+    events = [recorded(context, stream, ticket) for ticket in range(1, 5)]
+    context.passed = 4
     assert events[0].query()
-    late = recorded(context, stream)
+    assert events[3].query()
+    assert events[1].query()
+    assert stream.tickets == [1, 4]
+
+
+def test_what_was_seen_to_be_passed_stays_so_after_a_fault() -> None:
+    context, stream = Context(), Stream()
+    first, second, late = (recorded(context, stream) for _ in range(3))
+    context.passed = 2
+    assert first.query()
     context.fails = True
     with pytest.raises(DriverError):
         late.query()
-    assert events[1].query()
-    assert events[2].query()
-
-
-def test_a_mark_that_is_recorded_in_another_stream_meanwhile_says_nothing_of_the_first() -> None:
-    context, first, second = Context(), Stream(), Stream()
-    oldest, last = recorded(context, first), recorded(context, first)
-    recorded(context, second, event=last)
-    context.passed = 1
-    assert oldest.query()
-    assert context.asked == [1]
-    assert first.passed == 0
+    assert first.query()
+    with pytest.raises(DriverError):
+        second.query()
+    assert context.asked == [1, 3], "after the fault the driver knows nothing else"
 
 
 def test_marks_never_pass_before_their_stream() -> None:
@@ -117,7 +111,7 @@ def test_marks_never_pass_before_their_stream() -> None:
             waiting.append(recorded(context, stream, event=free.pop() if free and rng.random() < 0.7 else None))
         context.passed = min(stream.recorded, context.passed + rng.randrange(3))
         while waiting and rng.random() < 0.8:
-            assert waiting[0].query() == (waiting[0].number <= context.passed), f"{seed=}"
+            assert waiting[0].query() == (context.numbers[id(waiting[0].handle)] <= context.passed), f"{seed=}"
             if not waiting[0].has_passed:
                 break
             free.append(waiting.pop(0))

@@ -281,6 +281,17 @@ async def check_timer(kind: type[LoopTimer | TimerfdTimer]) -> None:
     timer.arm(0.0)
     await fired.wait()
     assert len(calls) == 2
+    timer.arm(1e-3, 2e-3)
+    while len(calls) < 6:
+        fired.clear()
+        await fired.wait()
+    assert calls[5] - calls[2] >= (5.9e-3 if kind is TimerfdTimer else 0.0)
+    timer.arm(0.0)  # once, and no more
+    while len(calls) < 7:
+        fired.clear()
+        await fired.wait()
+    await asyncio.sleep(0.01)
+    assert len(calls) == 7
     timer.close()
     timer.close()
 

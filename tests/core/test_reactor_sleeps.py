@@ -21,18 +21,25 @@ PACING = Pacing()
 
 
 class Timer:
-    """When it rings, and what it was armed with."""
+    """When it rings, and what it was armed with, or armed itself with."""
 
     def __init__(self) -> None:
         self.delays: list[float] = []
         self.is_armed = False
+        self.every = 0.0
 
-    def arm(self, delay: float) -> None:
+    def arm(self, delay: float, every: float = 0.0) -> None:
         self.delays.append(delay)
-        self.is_armed = True
+        self.is_armed, self.every = True, every
 
     def disarm(self) -> None:
-        self.is_armed = False
+        self.is_armed, self.every = False, 0.0
+
+    def goes_on(self) -> None:
+        """Ring again after :attr:`every`, unless that is 0."""
+        self.is_armed = self.every > 0.0
+        if self.is_armed:
+            self.delays.append(self.every)
 
     def close(self) -> None:
         self.is_armed = False
@@ -65,9 +72,15 @@ class World:
     def rings(self, late: float = 0.0) -> None:
         """Let the time of the armed delay pass, and ring."""
         assert self.timer.is_armed
-        self.timer.is_armed = False
         self.now += self.timer.delays[-1] + late
+        self.timer.goes_on()
         self.reactor._on_timer()
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the timer rings when it is time to look, and not for a glance."""
+        alarm = self.reactor._alarm
+        return alarm is not None and alarm - self.now < 1.5 * self.timer.delays[-1]
 
     @property
     def spins(self) -> bool:
@@ -88,11 +101,17 @@ async def test_no_sleep_lets_the_processor_get_cold_under_an_op_that_would_feel_
     event, began = Event(), world.now
     world.knows(duration)
     world.add(event)
+    glanced, rings = began, 0
     while not world.spins:
-        looked = event.queries
+        queries = event.queries
         world.rings()
-        assert event.queries > looked, "it glances at the mark each time"
-    assert max(world.timer.delays) <= max(PACING.fine, duration / 14)
+        rings += 1
+        if event.queries > queries:
+            glanced = world.now
+        assert world.now - glanced <= (world.now - began) / 3, "what ends early is found in no more than half of the time that it took"
+    assert event.queries <= max(5, 0.6 * rings), "not at each piece"
+    assert max(world.timer.delays) <= 1.5 * PACING.fine
+    assert not world.timer.is_armed, "it spins now"
     assert duration - 2 * PACING.window <= world.now - began <= duration
 
 
@@ -108,24 +127,25 @@ async def test_what_ends_early_is_found_at_the_next_glance_and_learned(world: Wo
     assert [error for _, error in world.ends] == [None]
     known = world.reactor._predictor.expect("kind")
     assert known is not None
+    assert not world.timer.is_armed
     # Between the glance before and this one.
-    assert 2 * 8e-3 / 14 <= known.last <= 3 * 8e-3 / 14, "a piece is a fourteenth"
+    assert 0.95 * 2 * PACING.fine <= known.last <= 3 * PACING.fine
 
 
-async def test_of_the_last_piece_half_is_learned(world: World) -> None:
+async def test_of_the_last_piece_no_more_than_the_window_is_unseen(world: World) -> None:
     """It ended somewhere between the last glance and the look."""
     event = Event()
     world.knows(0.95e-3)
     world.add(event)
-    while world.timer.delays[-1] == PACING.fine:
+    while not world.is_last:
         world.rings()
     event.end()
     began, (*_, last) = world.now, world.timer.delays
-    assert last < 2 * PACING.window, "else the window bounds it"
+    assert PACING.window < last / 2, "else that bounds it"
     world.rings()
     known = world.reactor._predictor.expect("kind")
     assert known is not None
-    assert known.last == pytest.approx(began - 1000.0 + last / 2, abs=1e-9)
+    assert known.last == pytest.approx(began - 1000.0 + last - PACING.window, abs=1e-9)
 
 
 async def test_of_a_glance_that_comes_late_the_delay_is_not_taken_for_a_part_of_the_op(world: World) -> None:
@@ -136,7 +156,7 @@ async def test_of_a_glance_that_comes_late_the_delay_is_not_taken_for_a_part_of_
     world.rings(late=6e-3)
     known = world.reactor._predictor.expect("kind")
     assert known is not None
-    assert known.last <= 8e-3 / 14
+    assert known.last <= PACING.fine
 
 
 async def test_an_op_that_does_not_feel_it_is_slept_for_in_one_piece(world: World) -> None:
