@@ -109,10 +109,12 @@ class HostFunction(Protocol):
 
 
 class AccelEvent(Protocol):
-    """A mark in a stream. It can be recorded again once it is complete; before the first record it counts as complete."""
+    """A mark in a stream. It can be recorded again once the stream has passed it, whoever saw that; before the first record it counts as complete."""
 
     def query(self) -> bool:
-        """Return whether the stream has passed the mark. Never blocks.
+        """Return whether the stream has passed the mark, and so all marks before it, which may never be asked themselves. Never blocks.
+
+        Where the host has a part in what was enqueued before it, such as bringing data to where they were asked for, that is done when this returns ``True``.
 
         Raises
         ------

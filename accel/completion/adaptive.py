@@ -82,7 +82,10 @@ class AdaptiveWatcher(LaneWatcher):
         if reactor.napping is pending and not reactor.end_nap(lane):
             return True
         if not lane.queue:
-            if pending.is_overtaken() or reactor.meets(pending):
+            is_overtaken = pending.is_overtaken()
+            if is_overtaken or reactor.meets(pending):
+                if is_overtaken:
+                    reactor.overtaken(pending)
                 self._completed += 1
                 pending.complete()
                 return True

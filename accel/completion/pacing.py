@@ -38,8 +38,9 @@ class Pacing:
         Bounds of the sleeps that are not to a predicted end. A sleep shorter than ``shortest`` is not worth a timer.
     fine
         The last sleep to a predicted end is at most so long, and a sleep for an op that takes no longer than ``trust`` is cut into pieces of at most so
-        much, between which there is only a glance at the mark. A processor that idles longer is put to a deeper sleep, from which its timers are late, and
-        the op's whole way is slow, for its caches are empty: see ``docs/hardware.md``. An op that takes longer does not feel that.
+        much, and ``shortest`` at least, between which there is a glance at the mark at most. A processor that idles longer is put to a deeper sleep, from
+        which its timers are late, and the op's whole way is slow, for its caches are empty: see ``docs/hardware.md``. An op that takes longer does not
+        feel that.
     alert
         So long it sleeps at most while something on another thread is about to end.
     trust

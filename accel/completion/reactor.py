@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Reactor", "ReactorLane"]
 
-_SELDOM = 3
+_SELDOM = 5
 """Between two glances lies at least one part in so many of the time that an op has taken so far: a glance costs as much as the rest of a wake."""
 
 
@@ -74,7 +74,7 @@ class Reactor:
         self._next_turn: asyncio.Handle | None = None
         self._timer = create_timer(loop, self._on_timer)
         self._alarm: float | None = None
-        self._rings = 0.0  # when the timer does: at the alarm, or before, for a glance
+        self._rings = 0.0  # when the timer does: at the alarm, or before, for no more than a glance
         self._piece = math.inf  # sleeps are cut into pieces of at most so much, because somebody waits for an op that feels it
         self._every = 0.0  # how long they are, while the timer rings by itself after each
         self._stayed_for = self._stays_until = 0.0  # when the mark began whose waiter looks, or looked, itself, and until when it does
@@ -147,6 +147,11 @@ class Reactor:
         self.looks += 1
         return True
 
+    def overtaken(self, pending: Pending) -> None:
+        """Take note that a mark is passed, as a later one has told: its waiter does not stay any more."""
+        if pending.enqueued_at == self._stayed_for:
+            self._stays_until = 0.0
+
     def _another_stays(self, pending: Pending, now: float) -> bool:
         return pending.enqueued_at != self._stayed_for and now < self._stays_until
 
@@ -215,7 +220,7 @@ class Reactor:
         delay = pause(now - lane.began, known, self._pacing)
         lane.due = now + delay
         if known is not None and max(known.mean, now - lane.began) <= self._pacing.trust:
-            self._piece = self._pacing.fine
+            self._piece = max(self._pacing.fine, self._pacing.shortest)
         return delay
 
     def _schedule(self, now: float, delay: float) -> None:
@@ -258,12 +263,12 @@ class Reactor:
             if now - lane.looked < (now - lane.began) / _SELDOM:
                 continue
             if look(lane.queue[0]) is not None:
-                lane.due = min(lane.due, self._rings)  # that is when it was to be looked at
+                lane.due = (lane.looked + min(lane.due, self._rings)) / 2  # it ended between two glances, which lie far apart
                 return False
             lane.looked = now
         self.looks += 1
         if self._every and left > 1.5 * self._every:
-            self._rings += self._every
+            self._rings = now + self._every
         else:
             self._rings, self._every = now + left, 0.0
             self._timer.arm(left)

@@ -99,12 +99,12 @@ class Lane(Timeline):
         """
         if seq <= self.completed:
             return True
-        if seq < self._asks_at:
-            return False
         if self._target <= seq:
             if self.newest < seq + _AHEAD:
                 return False
             self._target, self._target_mark, self._gap = self.newest, self.mark, 1
+        elif seq < self._asks_at:
+            return False
         try:
             is_passed = self._target_mark is not None and self._target_mark.query()
         except Exception:  # a fault, or a backend's bug: the op's own mark tells of it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ import accel
 from accel import registry
 from accel.completion import AdaptiveCompletion
 from accel.device.lane import EventPool, Lane
+from accel.device.run import Run
+from accel.device.submission import BatchSubmission
 from accel.errors import DriverError, FaultScope
 from tests.completion_support import Device, Event, Mark, open_watcher
 from tests.late_backend import LateDevice, LateEvent
@@ -104,6 +107,24 @@ class Overtaken(Mark):
         self._end(None)
 
 
+async def test_one_that_is_overtaken_stays_no_longer() -> None:
+    """Whose caller looked itself; the next one's may."""
+    watcher: Any = open_watcher(AdaptiveCompletion())
+    reactor = watcher._reactor
+    for _ in range(3):
+        reactor._predictor.observe("kind", 0.1)
+    first, second = Overtaken(Event()), Mark(Event())
+    reactor._predictor.observe("short", 2e-4)
+    first.kind = second.kind = "short"
+    first.is_known = False
+    assert not watcher.attend_once(first), "it stays"
+    first.is_known = True
+    assert watcher.attend_once(first)
+    second.enqueued_at = first.enqueued_at + 1e-6
+    assert not reactor._another_stays(second, second.enqueued_at)
+    await watcher.aclose()
+
+
 async def test_a_watcher_takes_the_lanes_word_and_asks_no_more() -> None:
     watcher = open_watcher(AdaptiveCompletion())
     mark = Overtaken(Event())
@@ -161,3 +182,45 @@ async def test_many_tasks_ask_for_few_marks(asked: list[LateEvent]) -> None:
         for ref, row in zip(refs, values, strict=True):
             np.testing.assert_array_equal(await device.get(ref), np.maximum(row, 0))
     assert found < 64 * 20 / 2, "not even one question for two ops"
+
+
+async def test_ops_and_batches_from_many_tasks_end_when_they_are_over(asked: list[LateEvent]) -> None:
+    """A batch is over with its last op: no earlier."""
+    rng = np.random.default_rng()
+    values = rng.standard_normal((32, 8)).astype(np.float32)
+    async with accel.System() as system:
+        device = await system.open_device("late", streams="single")
+        refs = [await device.put(row) for row in values]
+        asked.clear()
+
+        async def client(ref: accel.AccelRef, row: np.ndarray[Any, Any], at: int) -> None:
+            for _ in range(10):
+                if at % 2:
+                    await device.elementwise.unary("neg", ref, out=ref)
+                else:
+                    async with device.batch() as batch:
+                        for _ in range(3):
+                            batch.elementwise.unary("neg", ref, out=ref)
+                row *= -1
+                np.testing.assert_array_equal(await device.get(ref), row)
+
+        await asyncio.gather(*[client(ref, row, at) for at, (ref, row) in enumerate(zip(refs, values, strict=True))])
+    assert len(asked) < 32 * 10 * 2, "fewer questions than ops and batches"
+
+
+def test_a_batch_is_overtaken_by_what_passes_its_last_op() -> None:
+    lane, _ = lane_with(64)
+    context: Any = None
+    ops: Any = [SimpleNamespace(kind="neg")] * 3
+    nobody: Any = None
+    submission = BatchSubmission(tuple(ops), (), [], nobody, 1)
+    port: Any = SimpleNamespace(lane=lane, actor=None)
+    launches: list[Any] = [SimpleNamespace(seq=seq) for seq in (3, 4, 5)]
+    run = Run(context, submission, port, launches, is_last=True)
+    lane.complete(4)
+    assert not run.is_overtaken()
+    lane.complete(5)
+    assert run.is_overtaken()
+    event: Any = Event()
+    run.marked(event)
+    assert (lane.mark, lane.newest) == (event, 5)
