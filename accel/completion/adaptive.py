@@ -89,22 +89,31 @@ class AdaptiveWatcher(LaneWatcher):
                 self._completed += 1
                 pending.complete()
                 return True
-            if reactor.is_near(pending):
-                return False
-            if not self._closing and (nap := reactor.nap(lane, pending)) is not None:
-                self._pending += 1
-                pending.nap = nap
+            if reactor.is_near(pending) or self._nap(lane, pending):
                 return False
         self.watch(pending)
         return True
 
-    def attend_at_once(self, pending: Pending) -> bool:
-        """Complete a mark if its kind of op takes microseconds, or is not known yet, and it is seen to be passed within them."""
-        lane = self._lanes.get(pending.lane) or self._lane(pending)
-        if lane.queue or not self._reactor.meets_at_once(pending):
+    def attend_at_once(self, pending: Attended) -> bool:
+        """Complete a mark whose kind of op takes microseconds, or is not known, if it is seen to be passed within them; let its waiter nap if it is far."""
+        lane, reactor = self._lanes.get(pending.lane) or self._lane(pending), self._reactor
+        if lane.queue:
             return False
-        self._completed += 1
-        pending.complete()
+        if reactor.meets_at_once(pending):
+            self._completed += 1
+            pending.complete()
+            return True
+        if reactor.is_far(pending):
+            self._nap(lane, pending)
+        return False
+
+    def _nap(self, lane: ReactorLane, pending: Attended) -> bool:
+        """Let a mark's waiter nap, if it may."""
+        nap = None if self._closing else self._reactor.nap(lane, pending)
+        if nap is None:
+            return False
+        self._pending += 1
+        pending.nap = nap
         return True
 
     def _lane(self, pending: Pending) -> ReactorLane:

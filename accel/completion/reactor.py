@@ -30,6 +30,9 @@ __all__ = ["Reactor", "ReactorLane"]
 _SELDOM = 5
 """Between two glances lies at least one part in so many of the time that an op has taken so far: a glance costs as much as the rest of a wake."""
 
+_STEADY = 16
+"""Durations of a kind that differ from their mean by less than one part in so many are steady."""
+
 
 class ReactorLane:
     """The marks of one lane, oldest first.
@@ -77,6 +80,7 @@ class Reactor:
         self._rings = 0.0  # when the timer does: at the alarm, or before, for no more than a glance
         self._piece = math.inf  # sleeps are cut into pieces of at most so much, because somebody waits for an op that feels it
         self._every = 0.0  # how long they are, while the timer rings by itself after each
+        self._quiet_until = 0.0  # until then its rings do no more than keep the processor from a deeper sleep
         self._stayed_for = self._stays_until = 0.0  # when the mark began whose waiter looks, or looked, itself, and until when it does
         self.napping: Pending | None = None  # whose waiter sleeps until the end is near
         self._nap: asyncio.Future[None] | None = None
@@ -90,6 +94,7 @@ class Reactor:
             now = time.perf_counter()
             lane.began = max(pending.enqueued_at, lane.ended)
             lane.looked = now
+            self._quiet_until = 0.0
             self._lanes[lane] = None
             self._schedule(now, self._pause(lane, now))
 
@@ -146,6 +151,16 @@ class Reactor:
         self._stayed_for, self._stays_until = began, until
         self.looks += 1
         return True
+
+    def is_far(self, pending: Pending) -> bool:
+        """Return whether the end of a mark that was recorded just now is so surely far that not even a first look is worth it.
+
+        So it is where all of its kind have taken about as long, and where the first piece of the sleep is short: once one ends early, it is found after that.
+        """
+        known = self._predictor.expect(pending.kind)
+        if known is None or known.mean > self._pacing.trust or known.deviation > known.mean / _STEADY:
+            return False
+        return pause(0.0, known, self._pacing) > 0.0
 
     def overtaken(self, pending: Pending) -> None:
         """Take note that a mark is passed, as a later one has told: its waiter does not stay any more."""
@@ -245,7 +260,12 @@ class Reactor:
             self._schedule(now, self._pacing.alert)
 
     def _on_timer(self) -> None:
-        if self._sleeps_on():
+        now = time.perf_counter()
+        if now < self._quiet_until:
+            self.looks += 1
+            self._rings = now + self._every
+            return
+        if self._sleeps_on(now):
             return
         if self._every:
             self._disarm()
@@ -253,24 +273,25 @@ class Reactor:
         if self._next_turn is None and (self._lanes or self._expected):
             self._turn()
 
-    def _sleeps_on(self) -> bool:
+    def _sleeps_on(self, now: float) -> bool:
         """Glance at heads between two pieces of a sleep; return whether it goes on."""
-        now = time.perf_counter()
         left = 0.0 if self._alarm is None else self._alarm - now
         if left < self._pacing.shortest / 2:
             return False
+        glance = math.inf
         for lane in self._lanes:
-            if now - lane.looked < (now - lane.began) / _SELDOM:
-                continue
-            if look(lane.queue[0]) is not None:
-                lane.due = (lane.looked + min(lane.due, self._rings)) / 2  # it ended between two glances, which lie far apart
-                return False
-            lane.looked = now
+            if now - lane.looked >= (now - lane.began) / _SELDOM:
+                if look(lane.queue[0]) is not None:
+                    lane.due = (lane.looked + min(lane.due, self._rings)) / 2  # it ended between two glances, which lie far apart
+                    return False
+                lane.looked = now
+            glance = min(glance, (_SELDOM * lane.looked - lane.began) / (_SELDOM - 1))
         self.looks += 1
         if self._every and left > 1.5 * self._every:
             self._rings = now + self._every
+            self._quiet_until = min(glance, now + left - 1.5 * self._every)
         else:
-            self._rings, self._every = now + left, 0.0
+            self._rings, self._every, self._quiet_until = now + left, 0.0, 0.0
             self._timer.arm(left)
         return True
 
@@ -278,17 +299,17 @@ class Reactor:
         """Sleep for so long, or, where somebody waits for an op that feels it, for a piece of it; the timer goes on by itself to the last piece."""
         pieces = math.ceil(delay / self._piece) or 1
         piece = delay / pieces
-        self._rings, self._every = now + piece, piece if pieces > 2 else 0.0
+        self._rings, self._every, self._quiet_until = now + piece, piece if pieces > 2 else 0.0, 0.0
         self._timer.arm(piece, self._every)
 
     def _disarm(self) -> None:
-        self._every = 0.0
+        self._every = self._quiet_until = 0.0
         self._timer.disarm()
 
     def _turn(self) -> None:
         """One pass over the heads: collect what has ended, say when to look again, and only then tell the marks."""
         self._next_turn = None
-        self._piece = math.inf
+        self._piece, self._quiet_until = math.inf, 0.0
         self.looks += 1
         now = time.perf_counter()
         over: list[tuple[Callable[[list[Ended]], None], list[Ended]]] = []

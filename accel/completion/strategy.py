@@ -140,8 +140,11 @@ class Watcher(ABC):
         self.attend(pending)
         return True
 
-    def attend_at_once(self, pending: Pending) -> bool:
-        """Complete a mark that was recorded just now, if it is known, or found, to be passed within microseconds; else return ``False``, and do nothing."""
+    def attend_at_once(self, pending: Attended) -> bool:
+        """Complete a mark that was recorded just now, if it is known, or found, to be passed within microseconds; else return ``False``.
+
+        Then its waiter is to call :meth:`attend_once` after a turn of the loop; or after ``pending.nap``, where that is set because the end is known to be far.
+        """
         return False
 
     def expecting(self) -> AbstractContextManager[object]:

@@ -127,8 +127,8 @@ class Sender:
                 if not self._mailbox.offer(submission):
                     await self._queue(submission, timeout)
             if core.pending > 1 or not self._ends_at_once(submission):
-                # Others get their turn, and the device its time: what is small has ended when this goes on.
-                await _turn()
+                # Others get their turn, and the device its time: what is small has ended when this goes on. What is far is not even looked for.
+                await (_turn() if submission.nap is None else submission.nap)
                 while submission.is_attended and not submission.attend(stays=not future.done()):
                     await (_turn() if submission.nap is None else submission.nap)
                 core.turned_at = perf_counter()

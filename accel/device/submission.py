@@ -103,7 +103,7 @@ class Submission(ABC):
         return True
 
     def attend_at_once(self) -> bool:
-        """Take the end, if it is there within microseconds, in the turn in which it was sent; else return ``False``, with nothing done."""
+        """Take the end, if it is there within microseconds, in the turn in which it was sent; else return ``False``, perhaps with a :attr:`nap`."""
         return False
 
     def wake(self) -> None:

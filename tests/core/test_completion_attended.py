@@ -6,16 +6,14 @@ import asyncio
 import itertools
 import time
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+
+import pytest
 
 from accel.completion import AdaptiveCompletion, Pacing, Watcher, reactor
 from accel.completion.adaptive import AdaptiveWatcher
 from accel.completion.sync import SyncWatcher
 from accel.errors import DriverError, FaultScope
 from tests.completion_support import PATIENCE, Event, Mark, open_watcher, turns, watched
-
-if TYPE_CHECKING:
-    import pytest
 
 LONG = 0.2
 """Seconds of an op that nobody stays awake for."""
@@ -250,6 +248,29 @@ async def test_the_waiter_of_the_only_mark_naps_while_the_end_is_far_and_then_lo
     mark.event.end(True)
     assert watcher.attend_once(mark)
     assert mark.ends == [None], "taken in the call"
+    await watcher.aclose()
+
+
+@pytest.mark.parametrize(
+    ("durations", "naps"),
+    [((5e-3, 5.1e-3, 5e-3), True), ((5e-3, 2e-3, 5e-3), False), ((LONG, LONG, LONG), False), ((2e-4, 2e-4, 2e-4), False), ((), False)],
+    ids=["steady", "scattered", "long", "short", "unknown"],
+)
+async def test_the_waiter_of_a_mark_that_is_surely_far_naps_before_the_first_look(durations: tuple[float, ...], naps: bool) -> None:
+    """Where it may end early all the same it is looked for first: else it would be found a piece of the sleep later, which may be long."""
+    watcher = open_watcher(AdaptiveCompletion(Pacing(unknown_spin=0.0, brief=0.0)))
+    assert isinstance(watcher, AdaptiveWatcher)
+    for seconds in durations:
+        watcher._reactor._predictor.observe("kind", seconds)
+    mark = Mark(Event())
+    mark.enqueued_at = time.perf_counter()
+    assert not watcher.attend_at_once(mark)
+    assert (mark.nap is not None) == naps
+    assert mark.event.queries == (0 if durations else 1)
+    if mark.nap is not None:
+        mark.event.end(True)
+        await asyncio.wait_for(mark.ended, PATIENCE)
+        assert time.perf_counter() - mark.enqueued_at < PATIENCE
     await watcher.aclose()
 
 

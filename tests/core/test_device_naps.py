@@ -14,10 +14,11 @@ import accel
 from accel import registry
 from accel.completion.pacing import Pacing
 from accel.completion.reactor import Reactor, ReactorLane
+from accel.device import sender
 from accel.testing import FaultPlan
 from tests.completion_support import Event, Mark
 from tests.device_support import bounded, failure, task, turns, until
-from tests.late_backend import LateDevice
+from tests.late_backend import LateDevice, LateEvent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -34,13 +35,18 @@ def late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LateDevice, "delay", LATE)
 
 
-@pytest.fixture(params=["op", "batch"])
-def way(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=["op", "op at once", "batch"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How an op is sent; at once it naps, without a turn and a look before, where it is as if all of its kind had taken exactly as long."""
+    if request.param == "op at once":
+        stopped = time.perf_counter()
+        monkeypatch.setattr(sender, "perf_counter", lambda: stopped)  # so that the loop has always just turned
+        monkeypatch.setattr(Reactor, "is_far", lambda *_: True)
     return str(request.param)
 
 
 async def negated(device: accel.Device, x: accel.AccelRef, way: str, timeout: float | None = None) -> accel.AccelRef:
-    if way == "op":
+    if way != "batch":
         return await device.elementwise.unary("neg", x, timeout=timeout)
     async with device.batch(timeout=timeout) as batch:
         return batch.elementwise.unary("neg", x)
@@ -94,6 +100,22 @@ async def test_who_waits_alone_naps_and_finds_the_end(device: accel.Device, way:
             break
     else:
         pytest.fail("no waiter ever had its mark back")
+
+
+async def test_what_is_surely_far_is_not_looked_for_before_the_nap(
+    device: accel.Device, way: str, naps: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = await learned(device, way)
+    query = LateEvent.query
+
+    def asked(event: LateEvent) -> bool:
+        naps.append("asked")
+        return query(event)
+
+    monkeypatch.setattr(LateEvent, "query", asked)
+    naps.clear()
+    await negated(device, x, way)
+    assert naps[:2] == (["began", "asked"] if way == "op at once" else ["asked", "began"])
 
 
 async def test_a_timeout_ends_a_nap(device: accel.Device, way: str, naps: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
