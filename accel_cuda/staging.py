@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Channel", "Copiers", "Mark", "pieces_of"]
 
 _THREADS = 8
-_EACH = 20 << 20  # what makes another thread worth its start: they start one after the other, a GIL's wake-up each
+_EACH = 16 << 20  # what makes another thread worth its start: they start one after the other, a GIL's wake-up each
 _SLOTS = 2  # pieces that one thread has on their way
 _SMALLEST, _LARGEST = 512 << 10, 4 << 20
 _SHARE = 24  # of the whole, that a piece is at most
