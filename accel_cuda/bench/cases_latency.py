@@ -64,7 +64,7 @@ async def from_tasks(rig: Rig, bench: Bench) -> None:
             OURS: together(lambda: device.run(ops[next(turn) % _TASKS]), _TASKS, bench.scale(150, 40)),
             **{name: together(other, _TASKS, bench.scale(40, 15)) for name, other in others.items()},
         }
-        results = await bench.compare(f"empty kernels from {_TASKS} tasks", subjects, rounds=bench.scale(5, 2))
+        results = await bench.compare(f"empty kernels from {_TASKS} tasks", subjects)
     if CUPY not in results:
         raise UnsupportedError("P2 has no twin", remedy=INSTALL_CUPY)
     rates = {name: round(samples.rate) for name, samples in results.items()}
@@ -122,7 +122,7 @@ async def long_kernels(rig: Rig, bench: Bench) -> None:
                 RAW: Wait(as_awaitable(raw.blocking(op.nanoseconds)), milliseconds / 1e3, count // 2),
             }
             await waits[OURS].warm_up(20)
-            results = await bench.compare(f"added to a {milliseconds} ms kernel", waits, rounds=bench.scale(3, 2))
+            results = await bench.compare(f"added to a {milliseconds} ms kernel", waits, rounds=bench.scale(7, 2))
             for name, part in (("p50", 50), ("p99", 99)):
                 added[f"{milliseconds}ms_{name}_us"] = results[OURS].percentile(part)
             added[f"{milliseconds}ms_raw_us"] = results[RAW].median
