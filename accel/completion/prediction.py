@@ -29,11 +29,14 @@ class Estimate(NamedTuple):
         How far observations lie from the mean on average, in seconds.
     last
         The last observation, in seconds.
+    seen
+        How many observations agree: all, or those since the kind took to doing other work.
     """
 
     mean: float
     deviation: float
     last: float = 0.0
+    seen: int = 1
 
 
 class Predictor:
@@ -88,4 +91,5 @@ class Predictor:
             estimates[kind] = Estimate((seconds + known.last) / 2, step, seconds)
             return
         weight = _SLOWER if error > 0 else _FASTER
-        estimates[kind] = Estimate(known.mean + weight * error, known.deviation + _DEVIATION * (abs(error) - known.deviation), seconds)
+        deviation = known.deviation + _DEVIATION * (abs(error) - known.deviation)
+        estimates[kind] = Estimate(known.mean + weight * error, deviation, seconds, known.seen + 1)

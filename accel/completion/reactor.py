@@ -30,8 +30,8 @@ __all__ = ["Reactor", "ReactorLane"]
 _SELDOM = 5
 """Between two glances lies at least one part in so many of the time that an op has taken so far: a glance costs as much as the rest of a wake."""
 
-_STEADY = 16
-"""Durations of a kind that differ from their mean by less than one part in so many are steady."""
+_STEADY, _SEEN = 16, 4
+"""Durations of a kind that differ from their mean by less than one part in so many are steady, once so many have been seen."""
 
 
 class ReactorLane:
@@ -155,10 +155,11 @@ class Reactor:
     def is_far(self, pending: Pending) -> bool:
         """Return whether the end of a mark that was recorded just now is so surely far that not even a first look is worth it.
 
-        So it is where all of its kind have taken about as long, and where the first piece of the sleep is short: once one ends early, it is found after that.
+        So it is where the last of its kind have taken about as long, and where the first piece of the sleep is short: once one ends early, it is found after
+        that.
         """
         known = self._predictor.expect(pending.kind)
-        if known is None or known.mean > self._pacing.trust or known.deviation > known.mean / _STEADY:
+        if known is None or known.seen < _SEEN or known.mean > self._pacing.trust or known.deviation > known.mean / _STEADY:
             return False
         return pause(0.0, known, self._pacing) > 0.0
 

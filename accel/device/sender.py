@@ -151,7 +151,8 @@ class Sender:
         A turn of the loop takes longer than such an op. One after the other from one task, they give the others one after each 0.1 ms.
         """
         core = self._core
-        if not submission.is_attended or perf_counter() - core.turned_at > _TURNLESS:
+        # One that is answered already, with its kernel's error, must not nap: who ends its mark would tell nobody.
+        if not submission.is_attended or submission.future.done() or perf_counter() - core.turned_at > _TURNLESS:
             return False
         return submission.attend_at_once()
 

@@ -122,8 +122,8 @@ class Submission(ABC):
         future = self.future
         if not future.done():
             future.set_result(self.result)
-            if self.nap is not None:
-                self.wake()
+        if self.nap is not None:
+            self.wake()
         self.release_operands()
         self.result = None
 
@@ -131,7 +131,7 @@ class Submission(ABC):
         """Answer with an error, which must be this submission's own instance, unless nobody waits any more."""
         if not self.future.done():
             self.future.set_exception(error)
-            self.wake()
+        self.wake()
         self.release_operands()
         self.result = None
 
@@ -142,7 +142,7 @@ class Submission(ABC):
             self.future.set_exception(
                 DeadlineExceededError(f"{self.name} did not end within {timeout:g} s; it {what}", op=self.name, device=device)
             )
-            self.wake()
+        self.wake()
 
 
 class BatchSubmission(Submission):

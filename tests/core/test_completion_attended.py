@@ -253,8 +253,16 @@ async def test_the_waiter_of_the_only_mark_naps_while_the_end_is_far_and_then_lo
 
 @pytest.mark.parametrize(
     ("durations", "naps"),
-    [((5e-3, 5.1e-3, 5e-3), True), ((5e-3, 2e-3, 5e-3), False), ((LONG, LONG, LONG), False), ((2e-4, 2e-4, 2e-4), False), ((), False)],
-    ids=["steady", "scattered", "long", "short", "unknown"],
+    [
+        ((5e-3, 5.1e-3, 5e-3, 5e-3), True),
+        ((5e-3, 5e-3, 5e-3), False),
+        ((5e-3, 5e-3, 5e-3, 5e-3, 2e-3, 2e-3), False),
+        ((5e-3, 2e-3, 5e-3, 5e-3, 2e-3), False),
+        ((LONG, LONG, LONG, LONG), False),
+        ((2e-4, 2e-4, 2e-4, 2e-4), False),
+        ((), False),
+    ],
+    ids=["steady", "few", "changed", "scattered", "long", "short", "unknown"],
 )
 async def test_the_waiter_of_a_mark_that_is_surely_far_naps_before_the_first_look(durations: tuple[float, ...], naps: bool) -> None:
     """Where it may end early all the same it is looked for first: else it would be found a piece of the sleep later, which may be long."""

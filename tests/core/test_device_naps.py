@@ -16,7 +16,7 @@ from accel.completion.pacing import Pacing
 from accel.completion.reactor import Reactor, ReactorLane
 from accel.device import sender
 from accel.testing import FaultPlan
-from tests.completion_support import Event, Mark
+from tests.completion_support import PATIENCE, Event, Mark
 from tests.device_support import bounded, failure, task, turns, until
 from tests.late_backend import LateDevice, LateEvent
 
@@ -159,6 +159,23 @@ async def test_a_fault_ends_a_nap(way: str, naps: list[str]) -> None:
         y = await bounded(device.put(np.ones(8)))
         assert device.generation == 2
         np.testing.assert_array_equal(await device.get(await bounded(negated(device, y, way))), -np.ones(8))
+
+
+async def test_an_op_that_its_kernel_has_refused_naps_for_nothing(way: str) -> None:
+    """What it may have enqueued is waited for by nobody, whatever its kind takes: its caller has an error."""
+    faults = FaultPlan()
+    for n in range(7, 13):
+        faults.fail_at(n, accel.LibraryError("the second half was refused"), op="unary")
+    async with accel.System() as system:
+        device = await system.open_device("late", faults=faults)
+        x = await learned(device, way)
+        for _ in range(6):
+            began = time.perf_counter()
+            await failure(bounded(negated(device, x, way, 5.0)), accel.LibraryError)
+            assert time.perf_counter() - began < PATIENCE / 2, "told, and not found when the time was over"
+            await until(lambda: device.info().in_flight == 0, "the rest retired")
+        assert faults.fired == 6
+        np.testing.assert_array_equal(await device.get(await bounded(negated(device, x, way))), -(await device.get(x)))
 
 
 async def test_closing_the_device_lets_who_naps_have_the_result(way: str, naps: list[str]) -> None:
