@@ -11,12 +11,13 @@ import pytest
 
 import accel
 from accel import registry
-from accel.completion import AdaptiveCompletion
+from accel.completion import AdaptiveCompletion, Pacing
+from accel.completion.adaptive import AdaptiveWatcher
 from accel.device.lane import EventPool, Lane
 from accel.device.run import Run
 from accel.device.submission import BatchSubmission
 from accel.errors import DriverError, FaultScope
-from tests.completion_support import Device, Event, Mark, open_watcher
+from tests.completion_support import PATIENCE, Device, Event, Mark, open_watcher
 from tests.late_backend import LateDevice, LateEvent
 
 
@@ -109,18 +110,17 @@ class Overtaken(Mark):
 
 async def test_one_that_is_overtaken_stays_no_longer() -> None:
     """Whose caller looked itself; the next one's may."""
-    watcher: Any = open_watcher(AdaptiveCompletion())
+    watcher = open_watcher(AdaptiveCompletion(Pacing(throughout=2 * PATIENCE)))
+    assert isinstance(watcher, AdaptiveWatcher)
     reactor = watcher._reactor
-    for _ in range(3):
-        reactor._predictor.observe("kind", 0.1)
+    reactor._predictor.observe("kind", PATIENCE)  # however long this machine takes for the next lines
     first, second = Overtaken(Event()), Mark(Event())
-    reactor._predictor.observe("short", 2e-4)
-    first.kind = second.kind = "short"
     first.is_known = False
     assert not watcher.attend_once(first), "it stays"
+    second.enqueued_at = first.enqueued_at + 1e-6
+    assert reactor._another_stays(second, second.enqueued_at)
     first.is_known = True
     assert watcher.attend_once(first)
-    second.enqueued_at = first.enqueued_at + 1e-6
     assert not reactor._another_stays(second, second.enqueued_at)
     await watcher.aclose()
 
