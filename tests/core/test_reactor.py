@@ -257,6 +257,22 @@ def on(loop: asyncio.AbstractEventLoop, main: Callable[[], Any]) -> None:
         runner.run(main())
 
 
+async def rung(kind: type[LoopTimer | TimerfdTimer]) -> None:
+    """Wait until another timer of that kind has rung often enough for the first to have rung again."""
+    calls: list[int] = []
+    often = asyncio.Event()
+
+    def callback() -> None:
+        calls.append(1)
+        if len(calls) == 5:
+            often.set()
+
+    timer = kind(asyncio.get_running_loop(), callback)
+    timer.arm(2e-3, 2e-3)
+    await often.wait()
+    timer.close()
+
+
 async def check_timer(kind: type[LoopTimer | TimerfdTimer]) -> None:
     fired = asyncio.Event()
     calls: list[float] = []
@@ -293,7 +309,7 @@ async def check_timer(kind: type[LoopTimer | TimerfdTimer]) -> None:
     while len(calls) == count:
         fired.clear()
         await fired.wait()
-    await asyncio.sleep(0.01)
+    await rung(kind)
     assert len(calls) == count + 1
     timer.close()
     timer.close()
@@ -309,7 +325,7 @@ async def test_timer_that_is_disarmed_by_its_callback_rings_no_more(kind: type[L
 
     timer = kind(asyncio.get_running_loop(), callback)
     timer.arm(1e-3, 1e-3)
-    await asyncio.sleep(0.01)
+    await rung(kind)
     assert len(calls) == 1
     timer.close()
 
