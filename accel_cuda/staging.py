@@ -8,25 +8,26 @@ pieces are large, but for some at the beginning, where the bus would wait for a 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import queue
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from accel_cuda.transfers import move
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from accel.memory import Block, HostArena
 
     _Inbox = queue.SimpleQueue[Callable[[], None] | None]
 
-__all__ = ["Channel", "Copiers", "Mark", "pieces_of"]
+__all__ = ["Channel", "Copiers", "Place", "pieces_of"]
 
 _THREADS = 8
 _EACH = 16 << 20  # what makes another thread worth its start: they start one after the other, a GIL's wake-up each
@@ -42,31 +43,35 @@ def _ROUSED() -> None:  # noqa: N802 - a constant, of the type of what it stands
     """Stand for work that comes in a moment."""
 
 
-class Mark(Protocol):
-    """A place in a stream, set anew for each piece."""
+class Place(Protocol):
+    """A place in pinned memory, with a mark behind the last transfer from or to it. All but :meth:`close` are called in the channel's section."""
+
+    @property
+    def address(self) -> int:
+        """Where it begins."""
+
+    def push(self, destination: int, nbytes: int) -> None:
+        """Enqueue a transfer of what is in it to the device, and set the mark behind it."""
+
+    def pull(self, source: int, nbytes: int) -> None:
+        """Enqueue a transfer of the device's memory to it, and set the mark behind it."""
 
     def wait(self) -> None:
-        """Block until the stream has passed it, releasing the GIL."""
+        """Block until the stream has passed the mark, releasing the GIL."""
 
     def close(self) -> None:
         """Give it back."""
 
 
 class Channel(Protocol):
-    """The stream that pieces are transferred in. Several threads call it at once; none of the calls but :meth:`reached` waits."""
+    """The stream that pieces are transferred in. Several threads call it, and its places, at once; of all that only what is said to blocks."""
 
     @property
     def section(self) -> AbstractContextManager[object]:
         """What a thread is in while it transfers."""
 
-    def push(self, destination: int, source: int, nbytes: int, mark: Any) -> None:
-        """Enqueue a transfer of pinned memory to the device, and set the mark behind it."""
-
-    def pull(self, destination: int, source: int, nbytes: int, mark: Any) -> None:
-        """Enqueue a transfer of the device's memory to pinned memory, and set the mark behind it."""
-
-    def create_mark(self, *, is_near: bool) -> Mark:
-        """Return a mark that counts as passed; to be closed. One that is near may be waited for by spinning."""
+    def create_place(self, address: int, *, is_near: bool) -> Place:
+        """Return a place whose mark counts as passed; to be closed. One that is near may be waited for by spinning."""
 
     def reached(self) -> None:
         """Block until everything enqueued so far has ended, releasing the GIL."""
@@ -115,7 +120,7 @@ class Copiers:
         """End the threads; those that copy end after that. Does not wait."""
         self._threads.close()
 
-    def _run(self, copy: _Copy, pieces: list[tuple[int, int]], nbytes: int) -> bool:
+    def _run(self, copy: _Copy, pieces: Sequence[tuple[int, int]], nbytes: int) -> bool:
         size = max(length for _, length in pieces)
         count = _count(nbytes)
         memory = self._arena.grow(1 << (min(nbytes, count * _SLOTS * size) - 1).bit_length())
@@ -147,6 +152,7 @@ class _Threads:
         self._name = name
         self._lock = threading.Lock()
         self._idle: list[_Inbox] = []
+        self._asleep: set[_Inbox] = set()  # of those, what is waited at without naps
         self._count = 0
         self._is_closed = False
 
@@ -163,10 +169,11 @@ class _Threads:
         inbox.put(work)
 
     def rouse(self, count: int) -> None:
-        """Wake so many of those that wait: there will be work in a moment."""
+        """Wake so many of those that wait: there will be work in a moment. Those that nap are left alone: awake, they would only stand in line for the GIL."""
         with self._lock:
             for inbox in self._idle[-count:]:
-                inbox.put(_ROUSED)
+                if inbox in self._asleep:
+                    inbox.put(_ROUSED)
 
     def close(self) -> None:
         """End those that wait, and the others when they are through."""
@@ -188,21 +195,24 @@ class _Threads:
             # A copy is often followed by another.
             work = _ROUSED
             while work is _ROUSED:
-                work = _soon(inbox)
+                work = self._soon(inbox)
 
-
-def _soon(inbox: _Inbox) -> Callable[[], None] | None:
-    """Return what there is to do, with naps at first; ``None`` for the end."""
-    for _ in range(_NAPS):
-        with contextlib.suppress(queue.Empty):
-            return inbox.get(timeout=_NAP)
-    return inbox.get()
+    def _soon(self, inbox: _Inbox) -> Callable[[], None] | None:
+        """Return what there is to do, with naps at first; ``None`` for the end."""
+        for _ in range(_NAPS):
+            with contextlib.suppress(queue.Empty):
+                return inbox.get(timeout=_NAP)
+        self._asleep.add(inbox)
+        try:
+            return inbox.get()
+        finally:
+            self._asleep.discard(inbox)
 
 
 class _Copy(ABC):
     """One copy: what is left of it, and what went wrong."""
 
-    def __init__(self, channel: Channel, destination: int, source: int, pieces: list[tuple[int, int]]) -> None:
+    def __init__(self, channel: Channel, destination: int, source: int, pieces: Sequence[tuple[int, int]]) -> None:
         self.channel = channel
         self.error: Exception | None = None
         self._destination, self._source = destination, source
@@ -240,35 +250,31 @@ class _Put(_Copy):
 
     def work(self, slots: list[int]) -> None:
         """Copy pieces to the device until none is left."""
-        channel, destination = self.channel, self._destination
-        marks: list[Mark] = []
+        channel, destination, source = self.channel, self._destination, self._source
+        places: list[Place] = []
         try:
             piece = self._next()
             if piece is not None:
                 # Before anything else: with this the GIL goes to the next thread, which begins too.
-                self._fill(slots[0], piece)
+                move(slots[0], source + piece[0], piece[1])
             with channel.section:
-                marks += [channel.create_mark(is_near=False) for _ in slots]
-                places = itertools.cycle(zip(slots, marks, strict=True))
-                slot, mark = next(places)
+                places += [channel.create_place(address, is_near=False) for address in slots]
+                turns = itertools.cycle(places)
+                place = next(turns)
                 while piece is not None:
                     start, nbytes = piece
-                    channel.push(destination + start, slot, nbytes, mark)
+                    place.push(destination + start, nbytes)
                     piece = self._next()
                     if piece is not None:
-                        slot, mark = next(places)
-                        mark.wait()
-                        self._fill(slot, piece)
+                        place = next(turns)
+                        place.wait()
+                        move(place.address, source + piece[0], piece[1])
         except Exception as error:
             self.error = error
         finally:
-            for mark in marks:
-                mark.close()
+            for place in places:
+                place.close()
             self._end()
-
-    def _fill(self, slot: int, piece: tuple[int, int]) -> None:
-        start, nbytes = piece
-        move(slot, self._source + start, nbytes)
 
 
 class _Get(_Copy):
@@ -277,10 +283,10 @@ class _Get(_Copy):
     So the bus does not wait until all threads are awake, and at the end no piece waits for a thread that has another one in hand.
     """
 
-    def __init__(self, channel: Channel, destination: int, source: int, pieces: list[tuple[int, int]]) -> None:
+    def __init__(self, channel: Channel, destination: int, source: int, pieces: Sequence[tuple[int, int]]) -> None:
         super().__init__(channel, destination, source, pieces)
-        self._coming: deque[tuple[Mark, int, int, int]] = deque()
-        self._marks: list[Mark] = []
+        self._coming: deque[tuple[Place, int, int]] = deque()
+        self._places: list[Place] = []
 
     def begin(self, count: int, slots: list[int]) -> None:
         """Enqueue the first transfers."""
@@ -291,8 +297,8 @@ class _Get(_Copy):
                     piece = self._next()
                     if piece is None:
                         break
-                    self._marks.append(self.channel.create_mark(is_near=True))
-                    self._pull(slot, piece, self._marks[-1])
+                    self._places.append(self.channel.create_place(slot, is_near=True))
+                    self._pull(self._places[-1], piece)
         except Exception as error:
             self.error = error
 
@@ -302,29 +308,29 @@ class _Get(_Copy):
             with self.channel.section:
                 while self.error is None and self._coming:
                     try:
-                        mark, slot, start, nbytes = self._coming.popleft()
+                        place, start, nbytes = self._coming.popleft()
                     except IndexError:  # the last one was taken since
                         break
-                    mark.wait()
-                    move(self._destination + start, slot, nbytes)
+                    place.wait()
+                    move(self._destination + start, place.address, nbytes)
                     piece = self._next()
                     if piece is not None:
-                        self._pull(slot, piece, mark)
+                        self._pull(place, piece)
         except Exception as error:
             self.error = error
         finally:
             self._end()
 
     def wait(self) -> None:
-        """Block until all threads have ended, and give the marks back: they were everybody's."""
+        """Block until all threads have ended, and give the places back: they were everybody's."""
         super().wait()
-        for mark in self._marks:
-            mark.close()
+        for place in self._places:
+            place.close()
 
-    def _pull(self, slot: int, piece: tuple[int, int], mark: Mark) -> None:
+    def _pull(self, place: Place, piece: tuple[int, int]) -> None:
         start, nbytes = piece
-        self.channel.pull(slot, self._source + start, nbytes, mark)
-        self._coming.append((mark, slot, start, nbytes))
+        place.pull(self._source + start, nbytes)
+        self._coming.append((place, start, nbytes))
 
 
 def _count(nbytes: int) -> int:
@@ -332,7 +338,8 @@ def _count(nbytes: int) -> int:
     return min(_THREADS, 2 + nbytes // _EACH)
 
 
-def pieces_of(nbytes: int) -> list[tuple[int, int]]:
+@functools.lru_cache(maxsize=64)
+def pieces_of(nbytes: int) -> tuple[tuple[int, int], ...]:
     """Return starts and lengths of the pieces of a copy: small ones, large ones, small ones."""
     largest = min(_LARGEST, max(_SMALLEST, -(-nbytes // (_SHARE * _PAGE)) * _PAGE))
     ends: list[int] = []
@@ -346,4 +353,4 @@ def pieces_of(nbytes: int) -> list[tuple[int, int]]:
     lengths = [*ends, *[each] * count, *ends[::-1]]
     starts = itertools.accumulate(lengths, initial=0)
     # The last of the large ones is rounded up like the others; the end takes that back.
-    return [(start, min(length, nbytes - start)) for start, length in zip(starts, lengths, strict=False) if start < nbytes]
+    return tuple((start, min(length, nbytes - start)) for start, length in zip(starts, lengths, strict=False) if start < nbytes)

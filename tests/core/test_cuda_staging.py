@@ -25,12 +25,20 @@ MIB = 1 << 20
 PATIENCE = 10.0
 
 
-class Mark:
-    """An event that a stream's thread sets."""
+class Place:
+    """A piece of memory, and an event that the stream's thread sets."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: Stream, address: int) -> None:
+        self.stream = stream
+        self.address = address
         self.event = threading.Event()
         self.event.set()
+
+    def push(self, destination: int, nbytes: int) -> None:
+        self.stream.transfer(self, destination, self.address, nbytes)
+
+    def pull(self, source: int, nbytes: int) -> None:
+        self.stream.transfer(self, self.address, source, nbytes)
 
     def wait(self) -> None:
         assert self.event.wait(PATIENCE)
@@ -58,26 +66,24 @@ class Stream:
             function, *arguments = item
             function(*arguments)
 
-    def push(self, destination: int, source: int, nbytes: int, mark: Mark) -> None:
+    def transfer(self, place: Place, destination: int, source: int, nbytes: int) -> None:
         self.count += 1
         if self.count > self.fails_at >= 0:
             raise ContextPoisonedError("the plan")
         self._work.put((move, destination, source, nbytes))
-        self._set(mark)
+        self._mark(place)
 
-    pull = push
+    def _mark(self, place: Place) -> None:
+        place.event.clear()
+        self._work.put((place.event.set,))
 
-    def _set(self, mark: Mark) -> None:
-        mark.event.clear()
-        self._work.put((mark.event.set,))
-
-    def create_mark(self, *, is_near: bool) -> Mark:
-        return Mark()
+    def create_place(self, address: int, *, is_near: bool) -> Place:
+        return Place(self, address)
 
     def reached(self) -> None:
-        mark = Mark()
-        self._set(mark)
-        mark.wait()
+        place = Place(self, 0)
+        self._mark(place)
+        place.wait()
 
     def begin(self, keep: object, piece: Block) -> None:
         self._work.put((lambda keep: self.arena.free(piece), keep))
