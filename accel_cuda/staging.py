@@ -1,8 +1,9 @@
 """Large copies between ordinary host memory and the device: piece by piece through pinned memory, by several threads.
 
 One thread copies host memory at a sixth of the speed of the bus. So several take pieces, copy them, and enqueue their transfers themselves; the order
-of the pieces of one copy does not matter. What a piece costs besides, mostly the way to and from the GIL, is as much as copying 200 KiB: so the
-pieces are large, but for some at the beginning, where the bus would wait for a large one, and at the end, where everybody would wait for the slowest thread.
+of the pieces of one copy does not matter. What a piece costs besides is the driver's calls under the GIL, in cold caches, and the way to it: with many
+pieces the threads stand in line. So the pieces are large, and somewhat smaller at the beginning, where the bus would wait for a large one, and at the end,
+where everybody would wait for the slowest thread.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 import queue
 import threading
 from abc import ABC, abstractmethod
@@ -33,7 +35,7 @@ _THREADS = 8
 _EACH = 16 << 20  # what makes another thread worth its start: they start one after the other, a GIL's wake-up each
 _SLOTS = 2  # pieces that one thread has on their way
 _SMALLEST, _LARGEST = 512 << 10, 4 << 20
-_SHARE = 24  # of the whole, that a piece is at most
+_SHARE = 16  # of the whole, that a piece is at most; the first and the last are half as large
 _PAGE = 4096
 # Seconds for which a thread that may be needed again in a moment sleeps, so often at most: the processor does not go to sleep for so little.
 _NAP, _NAPS = 200e-6, 5
@@ -340,17 +342,18 @@ def _count(nbytes: int) -> int:
 
 @functools.lru_cache(maxsize=64)
 def pieces_of(nbytes: int) -> tuple[tuple[int, int], ...]:
-    """Return starts and lengths of the pieces of a copy: small ones, large ones, small ones."""
-    largest = min(_LARGEST, max(_SMALLEST, -(-nbytes // (_SHARE * _PAGE)) * _PAGE))
-    ends: list[int] = []
-    length = _SMALLEST
-    while length < largest and 4 * (sum(ends) + 2 * length) <= nbytes:
-        ends += [length, length]
-        length *= 2
+    """Return starts and lengths of the pieces of a copy: large ones, between two at each end that are half as large."""
+    largest = _pages(min(_LARGEST, max(_SMALLEST, nbytes / _SHARE)))
+    half = _pages(largest / 2)
+    ends = [half, half] if nbytes >= 8 * half else []
     rest = nbytes - 2 * sum(ends)
     count = -(-rest // largest)
-    each = -(-rest // (max(count, 1) * _PAGE)) * _PAGE
-    lengths = [*ends, *[each] * count, *ends[::-1]]
+    each = _pages(rest / max(count, 1))
+    lengths = [*ends, *[each] * count, *ends]
     starts = itertools.accumulate(lengths, initial=0)
     # The last of the large ones is rounded up like the others; the end takes that back.
     return tuple((start, min(length, nbytes - start)) for start, length in zip(starts, lengths, strict=False) if start < nbytes)
+
+
+def _pages(nbytes: float) -> int:
+    return math.ceil(nbytes / _PAGE) * _PAGE
