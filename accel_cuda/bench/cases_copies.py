@@ -60,7 +60,10 @@ class _Copier:
             if torch is not None:
                 (torch_put, _), (_, torch_get) = torch.copies(near), torch.copies(back)
                 subjects |= {"PyTorch put": called(torch_put, count), "PyTorch get": called(torch_get, count)}
-            return await self.bench.compare(f"copy {size}, {kind}", subjects, rounds=self.bench.scale(9 if size in _JUDGED else 5, 2))
+            where = "" if is_here else ", process host"
+            return await self.bench.compare(
+                f"copy {size}, {kind}{where}", subjects, rounds=self.bench.scale(9 if size in _JUDGED else 5, 2)
+            )
         finally:
             slab.close()
             if torch is not None:

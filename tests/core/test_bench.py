@@ -207,6 +207,35 @@ def test_a_second_condition_breaks_a_budget_too(capsys: pytest.CaptureFixture[st
     assert verdicts == {"P13": "FAILED", "batcher": "ok", "P11": "goal"}
 
 
+def test_of_several_passes_the_median_is_held_and_all_samples_are_one_row() -> None:
+    report = Report({})
+    for seconds, ratio in ((4e-6, 2.9), (1e-6, 2.0), (2e-6, 2.4)):
+        report.add("a case", "accel", sampled(seconds, seconds))
+        report.hold("P12", ratio, which=seconds)
+    (row,), ratios = report.rows, report.ratios
+    assert (row.p50_us, row.p99_us) == (2.0, 4.0)
+    assert row.ops_per_s == pytest.approx(6 / 14e-6)
+    assert (ratios["P12"].value, ratios["P12"].ok) == (2.4, True)
+    assert ratios["P12"].as_json()["passes"] == [2.9, 2.0, 2.4]
+    assert ratios["P12"].details["which"] == 2e-6
+
+
+@pytest.mark.parametrize("values", [(2.6, 2.6, 1.0), (1.0, 2.6, 2.6)])
+def test_two_bad_passes_of_three_break_a_budget(values: tuple[float, ...]) -> None:
+    report = Report({})
+    for value in values:
+        report.hold("P12", value)
+    assert not report.is_ok
+
+
+def test_what_is_demanded_besides_every_pass_has_to_keep() -> None:
+    report = Report({})
+    for value, also in ((0.0, True), (9.0, False), (0.0, True)):
+        report.hold("P13", value, also=also)
+    assert report.ratios["P13"].value == 0.0
+    assert not report.is_ok
+
+
 # -- choosing
 
 
@@ -261,6 +290,39 @@ def test_the_command_writes_a_file(loop: str, tmp_path: Path, capsys: pytest.Cap
     captured = capsys.readouterr()
     assert "ask round trip" in captured.out
     assert captured.err == "[1/1] actor ask round trip against a bare future\n"
+
+
+def test_passes_go_over_all_loops_and_share_the_rounds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    ran: list[tuple[str, str]] = []
+    rounds: list[float] = []
+
+    async def often(bench: Bench) -> None:
+        ran.append(("often", bench.report.loop))
+        results = await bench.compare("often", {"accel": awaited(lambda: asyncio.sleep(0), 1)})
+        rounds.append(len(results["accel"].rates))
+
+    async def seldom(bench: Bench) -> None:
+        ran.append(("seldom", bench.report.loop))
+        rounds.append(len((await bench.compare("seldom", {"accel": awaited(lambda: asyncio.sleep(0), 1)}, rounds=7))["accel"].rates))
+
+    monkeypatch.setattr(command, "CASES", (Case("often", "often", often), Case("seldom", "seldom", seldom, once=True)))
+    assert main(["bench", "--loop", "both", "--passes", "3", "--json", "-"]) == 0
+    assert ran == [("often", ""), ("seldom", ""), ("often", "uvloop"), *[("often", ""), ("often", "uvloop")] * 2]
+    assert rounds == [3, 7, 3, 3, 3, 3, 3]
+    document = json.loads(capsys.readouterr().out)
+    assert document["machine"]["passes"] == 3
+    assert [(row["case"], row["subject"]) for row in document["rows"]] == [
+        ("often", "accel"),
+        ("seldom", "accel"),
+        ("often, uvloop", "accel"),
+    ]
+
+
+@pytest.mark.parametrize("passes", ["0", "2", "-1", "many"])
+def test_passes_are_odd(passes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "--passes", passes])
+    assert "--passes" in capsys.readouterr().err
 
 
 def test_a_report_that_could_not_be_written_is_not_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,6 +40,7 @@ class World:
                 copy_from_host=None,
                 copy_to_host=None,
                 event_record=None,
+                event_query=None,
             ),
             ignore=lambda *_: None,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import importlib
@@ -21,7 +22,6 @@ from accel.cli.console import print_table, progress, quiet_log
 from accel.registry import backend_names, find_device, load_backend
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Sequence
 
     from accel.backend import AccelBackend
@@ -69,6 +69,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", default="", metavar="NAMES", help="cases or budgets, separated by commas: P5,P12")
     parser.add_argument("--quick", action="store_true", help="fewer ops and rounds; numbers are rougher, and P13 runs 1e5 ops")
     parser.add_argument("--loop", choices=(*_LOOPS, "both"), help="event loop (default: asyncio; both on cuda)")
+    parser.add_argument(
+        "--passes",
+        type=_odd,
+        default=1,
+        metavar="N",
+        help="run the cases so many times, and hold the median pass against each budget: for machines that others disturb for seconds (odd)",
+    )
     parser.add_argument("--seed", type=int, help="seed of the data")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a budget's `must` is broken")
     parser.add_argument("--list", action="store_true", help="list the backend's cases and all budgets, and measure nothing")
@@ -100,19 +107,26 @@ def run(arguments: argparse.Namespace) -> int:
         if not any(case.has_points for case in cases):
             return _refuse("none of these cases gives what --plot draws; see `accel bench --list`")
         need_matplotlib()
-    report = Report(describe_machine(backend=device.backend, device=device.name, quick=arguments.quick))
+    report = Report(describe_machine(backend=device.backend, device=device.name, quick=arguments.quick, passes=arguments.passes))
     bench = Bench(report, device.spec, arguments.quick)
     if arguments.seed is not None:
         bench.seed = arguments.seed
     loops = _loops(arguments.loop, suite, report)
     report.machine |= {"loop": ", ".join(loops), "seed": bench.seed, **suite.machine()}
-    _run(bench, cases, loops, suite)
+    _run(bench, cases, loops, suite, arguments.passes)
     _write(report, arguments.json)
     if arguments.plot is not None and report.points:
         draw(report.points, arguments.plot, title_of(report.machine))
     if report.failures:
         return 1
     return 1 if arguments.check and not report.is_ok else 0
+
+
+def _odd(text: str) -> int:
+    number = int(text)
+    if number < 1 or number % 2 == 0:
+        raise argparse.ArgumentTypeError("give an odd number, so that one pass is the median")
+    return number
 
 
 def _draw_again(arguments: argparse.Namespace) -> int:
@@ -126,6 +140,7 @@ def _draw_again(arguments: argparse.Namespace) -> int:
         arguments.quick,
         arguments.loop,
         arguments.check,
+        arguments.passes != 1,
         arguments.seed is not None,
         arguments.backend != "cpu",
     )
@@ -165,23 +180,24 @@ def _loops(wanted: str | None, suite: Suite, report: Report) -> Loops:
     return found
 
 
-def _run(bench: Bench, cases: Sequence[Case], loops: Loops, suite: Suite) -> None:
-    """Run the cases on each loop, the first of which is the one that names do not mention."""
+def _run(bench: Bench, cases: Sequence[Case], loops: Loops, suite: Suite, passes: int) -> None:
+    """Run the cases on each loop, the first of which is the one that names do not mention; then all of it again, as often as is asked for."""
     first = next(iter(loops))
-    chosen = {name: [case for case in cases if name == first or not case.once] for name in loops}
+    turns = [(name, [case for case in cases if not case.once or (name, turn) == (first, 0)]) for turn in range(passes) for name in loops]
     began = time.perf_counter()
-    with quiet_log(), contextlib.closing(suite), progress(sum(map(len, chosen.values()))) as shown:
-        for name, factory in loops.items():
+    with quiet_log(), contextlib.closing(suite), progress(sum(len(chosen) for _, chosen in turns)) as shown:
+        for name, chosen in turns:
             bench.report.loop = "" if name == first else name
-            with asyncio.Runner(loop_factory=factory) as runner:
-                runner.run(measure(bench, chosen[name], shown))
+            with asyncio.Runner(loop_factory=loops[name]) as runner:
+                runner.run(measure(bench, chosen, shown, passes))
     bench.report.machine["seconds"] = round(time.perf_counter() - began, 1)
 
 
-async def measure(bench: Bench, cases: Sequence[Case], shown: Progress) -> None:
+async def measure(bench: Bench, cases: Sequence[Case], shown: Progress, passes: int = 1) -> None:
     """Run cases one after the other, with progress on standard error. A case that fails is noted in the report, and the rest goes on."""
     report = bench.report
     for case in cases:
+        bench.passes = 1 if case.once else passes
         shown.begin(f"{case.title}, {report.loop}" if report.loop else case.title)
         try:
             async with asyncio.timeout(case.limit):

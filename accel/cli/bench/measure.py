@@ -49,6 +49,13 @@ class Samples:
         self.ops += len(times) if ops is None else ops
         self.seconds += wall
 
+    def extend(self, others: Samples) -> None:
+        """Add what was sampled elsewhere."""
+        self.times.extend(others.times)
+        self.ops += others.ops
+        self.seconds += others.seconds
+        self.rates += others.rates
+
     def percentile(self, q: float) -> float:
         """Return the value below which ``q`` percent of the samples are (nearest rank); 0.0 without samples."""
         if not self.times:

@@ -6,20 +6,19 @@ import datetime as dt
 import math
 import os
 import platform
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
 from accel import __version__
 from accel.cli.bench.budgets import budget_of, holds
+from accel.cli.bench.measure import Samples
 from accel.cli.console import print_table
 from accel.cli.extras import version_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from accel.cli.bench.measure import Samples
 
 __all__ = ["Point", "Ratio", "Report", "Row", "describe_machine"]
 
@@ -37,7 +36,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A value held against its budget. ``ok`` is about ``must``, ``details`` is what else was found on the way."""
+    """A value held against its budget. ``ok`` is about ``must``, ``also`` about what is demanded besides, ``details`` is what else was found on the way."""
 
     value: float
     must: float | None
@@ -46,10 +45,11 @@ class Ratio:
     better: str
     ok: bool
     details: dict[str, Any] = field(default_factory=dict)
+    also: bool = True
 
     def as_json(self) -> dict[str, Any]:
         """Return the contract's keys first, the details beside them."""
-        fields = {name: value for name, value in asdict(self).items() if name != "details"}
+        fields = {name: value for name, value in asdict(self).items() if name not in ("details", "also")}
         return {**fields, **self.details}
 
 
@@ -68,12 +68,14 @@ class Point:
 class Report:
     """All rows and ratios of a run; which cases this device cannot run, and which went wrong.
 
+    What is measured in several passes has one row, of all samples, and one ratio: the median pass's.
+
     Parameters
     ----------
     machine
         What the numbers depend on.
-    rows, ratios, points
-        What was measured, what was held against a budget, and what ``--plot`` draws.
+    points
+        What ``--plot`` draws.
     skipped, failures
         Name -> why.
     loop
@@ -81,23 +83,33 @@ class Report:
     """
 
     machine: dict[str, Any]
-    rows: list[Row] = field(default_factory=list)
-    ratios: dict[str, Ratio] = field(default_factory=dict)
     points: list[Point] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     loop: str = ""
+    _sampled: dict[tuple[str, str], Samples] = field(default_factory=dict, init=False, repr=False)
+    _held: dict[str, list[Ratio]] = field(default_factory=dict, init=False, repr=False)
 
     def named(self, name: str) -> str:
         """Return the name with the loop, as ratios and cases carry it: ``"P1-uvloop"``."""
         return f"{name}-{self.loop}" if self.loop else name
 
     def add(self, case: str, subject: str, samples: Samples) -> Row:
-        """Add a row for what was sampled."""
+        """Add what was sampled to the row of a case and a subject, and return that."""
         case = f"{case}, {self.loop}" if self.loop else case
-        row = Row(case, subject, _round(samples.percentile(50) * 1e6), _round(samples.percentile(99) * 1e6), _round(samples.rate))
-        self.rows.append(row)
-        return row
+        all_samples = self._sampled.setdefault((case, subject), Samples())
+        all_samples.extend(samples)
+        return _row(case, subject, all_samples)
+
+    @property
+    def rows(self) -> list[Row]:
+        """What was measured, in the order in which it came first."""
+        return [_row(*names, samples) for names, samples in self._sampled.items()]
+
+    @property
+    def ratios(self) -> dict[str, Ratio]:
+        """What was held against a budget."""
+        return {name: _typical(held) for name, held in self._held.items()}
 
     def hold(self, name: str, value: float, *, also: bool = True, **details: Any) -> Ratio:
         """Hold a value against the budget ``name``.
@@ -119,7 +131,8 @@ class Report:
         # Held as shown, so that nobody sees a limit kept and called broken.
         value = _round(value)
         ok = also and holds(value, budget.must, budget.better)
-        ratio = self.ratios[self.named(name)] = Ratio(value, budget.must, budget.goal, budget.unit, budget.better, ok, details)
+        ratio = Ratio(value, budget.must, budget.goal, budget.unit, budget.better, ok, details, also)
+        self._held.setdefault(self.named(name), []).append(ratio)
         return ratio
 
     @property
@@ -148,6 +161,19 @@ class Report:
             print(f"not run: {name}: {reason}", file=stream)
         for name, reason in self.failures.items():
             print(f"FAILED: {name}: {reason}", file=stream)
+
+
+def _row(case: str, subject: str, samples: Samples) -> Row:
+    return Row(case, subject, _round(samples.percentile(50) * 1e6), _round(samples.percentile(99) * 1e6), _round(samples.rate))
+
+
+def _typical(held: Sequence[Ratio]) -> Ratio:
+    """Return the ratio whose value is the median of all passes, with the others' values beside it. What is demanded besides the value, each has to keep."""
+    if len(held) == 1:
+        return held[0]
+    median = sorted(held, key=lambda ratio: ratio.value)[len(held) // 2]
+    also = all(ratio.also for ratio in held)
+    return replace(median, ok=also and median.ok, also=also, details={**median.details, "passes": [ratio.value for ratio in held]})
 
 
 def _verdict_line(name: str, ratio: Ratio) -> Sequence[str]:

@@ -16,6 +16,9 @@ from accel.cli.bench.report import Report
 
 __all__ = ["Bench", "Case", "Suite", "choose"]
 
+_FEWEST = 3
+"""Rounds of one pass: a disturbed one does not move their median."""
+
 
 @dataclass(slots=True)
 class Bench:
@@ -31,12 +34,15 @@ class Bench:
         Whether to do with fewer ops.
     seed
         Of the data.
+    passes
+        How many times the case runs that runs just now; its rounds are shared out among these.
     """
 
     report: Report
     spec: str = "cpu"
     quick: bool = False
     seed: int = field(default_factory=lambda: time.time_ns() % 2**32)
+    passes: int = 1
 
     @property
     def rng(self) -> np.random.Generator:
@@ -49,7 +55,8 @@ class Bench:
 
     async def compare(self, case: str, subjects: Mapping[str, Meter], *, rounds: int = 0) -> dict[str, Samples]:
         """Measure subjects in turn and add a row for each."""
-        results = await compare(subjects, rounds or self.scale(9, 3))
+        rounds = rounds or self.scale(9, 3)
+        results = await compare(subjects, min(rounds, max(_FEWEST, -(-rounds // self.passes))))
         for subject, samples in results.items():
             self.report.add(case, subject, samples)
         return results
@@ -70,7 +77,7 @@ class Case:
     budgets
         The budgets that it answers.
     once
-        Whether the first loop is enough, in a run that measures several.
+        Whether the first loop, and the first pass, is enough, in a run that measures several.
     has_points
         Whether it gives what ``--plot`` draws.
     limit
