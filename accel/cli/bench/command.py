@@ -123,10 +123,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _odd(text: str) -> int:
-    number = int(text)
-    if number < 1 or number % 2 == 0:
-        raise argparse.ArgumentTypeError("give an odd number, so that one pass is the median")
-    return number
+    if text.isdecimal() and int(text) % 2:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no odd number, of which one pass is the median")
 
 
 def _draw_again(arguments: argparse.Namespace) -> int:
