@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from accel import DType, Transpose
+from accel_cuda.bystanders import all_wait
 from accel_cuda.driver import Handle
 from accel_cuda.graph import executable
 from accel_cuda.libraries import load_library, load_module
@@ -37,6 +38,8 @@ _TYPES: dict[DType, tuple[int, int, dict[Transpose, int]]] = {
 _FACTOR = 16
 _ARGUMENTS_OF_ONE = 15
 _RELAXED = 2
+_PAUSES = (0.0, 50e-6, 100e-6, 200e-6)
+"""Seconds before each look whether a capture would disturb anybody."""
 
 _P, _I, _N = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 _ONE = (_P, _I, _I, _N, _N, _N, _P, _P, _I, _N, _P, _I, _N, _P, _P, _I, _N, _I, _I)
@@ -132,15 +135,23 @@ class Blas:
             side.close()
 
     def _capture(self, call: tuple[Any, ...], side: CudaStream) -> None:
-        """Make a graph of a call, if it can be captured."""
+        """Make a graph of a call, if it can be captured, and as soon as that disturbs nobody.
+
+        While anything is captured the driver lets nobody wait for the whole device, or mark all that it does: not this project, and not torch. So no other
+        thread may be on its way there. The interpreter's lock is given up right before: whoever wants it then waits for a switch interval, 5 ms. And it is
+        kept throughout, for microseconds (docs/hardware.md): the library runs nothing, and what it loads for this call it has loaded by now.
+        """
         context, hot = side.context, side.context.driver.hot
         function, arguments = self._held[len(call) == _ARGUMENTS_OF_ONE], self._arguments(call)
         graph, stream, refused = Handle(), side.pointer, 0
         target = ctypes.byref(graph)
-        # While anything is captured the driver lets nobody wait for the whole device, or mark all that it does: not this project, and not torch. So no other
-        # thread gets its turn in between. The GIL is given up right before: whoever wants it then waits for a switch interval, 5 ms. And it is kept throughout,
-        # for microseconds (docs/hardware.md): the library runs nothing, and what it loads for this call it has loaded by now.
-        time.sleep(0)
+        for pause in _PAUSES:
+            time.sleep(pause)
+            if all_wait():
+                break
+        else:
+            self.repeats.put_off(call)
+            return
         status = hot.begin_capture(stream, _RELAXED)
         if not status:
             refused = function(*arguments)

@@ -24,6 +24,8 @@ _COUNTED = 512
 """Of so many calls that have none it is known how often they came."""
 _UNUSED = 4096
 """A graph that so many calls of any kind have passed by makes room; a call that finds none asks again after as many of its own."""
+_LATER = 512
+"""A call that could not be captured without disturbing others asks again after so many of its own."""
 _NEVER = 1 << 40
 
 
@@ -122,6 +124,10 @@ class Repeats:
     def add(self, call: tuple[Any, ...], graph: CudaGraph) -> None:
         """Launch this for a call from now on."""
         self._made[call] = _Repeated(graph, self._count)
+
+    def put_off(self, call: tuple[Any, ...]) -> None:
+        """Leave a call, which cannot be captured now, as it is for a while."""
+        self._seen[call] = _OFTEN - _LATER
 
     def refuse(self, call: tuple[Any, ...]) -> None:
         """Leave a call, which cannot be captured, as it is."""

@@ -118,7 +118,7 @@ def _parts(backend: str) -> tuple[Part, ...]:
         _tests("tests", 400, "gpu", "tests/gpu", "-k", f"not ({_RECOVERY})"),
         _tests("recovery", 400, "gpu", "tests/gpu", "-k", _RECOVERY),
         _printed("memcheck", "compute-sanitizer over the kernels", 150, "-m", "tests.gpu.memcheck"),
-        _bench("bench", "the budgets on asyncio and uvloop", 330, "cuda", _BUDGETS, "--passes", "3"),
+        _bench("bench", "the budgets on asyncio and uvloop", 210, "cuda", _BUDGETS),
         _bench("lengths", "latency by length", 75, "cuda", "lengths", plot=True),
         _bench("soak", "a million ops", 90, "cuda", "P13"),
         service,

@@ -30,6 +30,7 @@ class World:
         self.log: list[str] = []
         self.fails: dict[str, Exception | int] = {}
         self.fault: AccelError | None = None
+        self.is_quiet = True
         self.section = contextlib.nullcontext()
         self.description = SimpleNamespace(spec="cuda:0", index=0)
         self.staging = None
@@ -107,6 +108,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(blas, "load_library", lambda *_: "")
     monkeypatch.setattr(blas, "load_module", lambda *_: made)
     monkeypatch.setattr(blas, "_held", lambda _: (made.held, made.held))
+    monkeypatch.setattr(blas, "all_wait", lambda: made.is_quiet)
     monkeypatch.setattr(
         blas, "executable", lambda stream, graph: made.does("graph made") or SimpleNamespace(pointer=graph, close=lambda: None)
     )
@@ -142,6 +144,25 @@ def test_a_graph_is_captured_in_one_piece_and_in_a_stream_of_its_own(world: Worl
     assert world.log == ["graph"]
     compute.prepare_repeats()
     assert world.log == ["graph"], "there is nothing to make"
+
+
+def test_where_others_may_be_about_to_call_the_driver_a_graph_is_made_later(world: World, compute: CudaCompute) -> None:
+    world.is_quiet = False
+    for _ in range(repeats._OFTEN):
+        product(compute)
+    world.log.clear()
+    compute.prepare_repeats()
+    assert world.log == ["side stream", "set stream", "set stream", "side stream closed"], "nothing is captured"
+    world.is_quiet = True
+    wishes: list[bool] = []
+    for _ in range(repeats._LATER):
+        product(compute)
+        wishes.append(compute.has_wishes)
+    assert wishes == [False] * (repeats._LATER - 1) + [True]
+    compute.prepare_repeats()
+    world.log.clear()
+    product(compute)
+    assert world.log == ["graph"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from accel_cuda import repeats
 from tests.gpu.compute_support import close, random, wide
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from accel_cuda.repeats import Repeats
 
@@ -192,11 +192,9 @@ async def test_results_may_come_to_lie_in_memory_that_was_given_back_and_taken_a
         assert len(repeats_of(gpu)) >= 1
 
 
-async def test_whoever_waits_for_the_whole_device_is_not_disturbed() -> None:
-    """While a stream is captured the driver refuses that, and breaks the capture off: to torch on other threads, and to marks of everybody's work."""
-    torch = pytest.importorskip("torch")
-    rng = fresh()
-    a, b = rng.standard_normal((32, 32)), rng.standard_normal((32, 32))
+@contextlib.contextmanager
+def waiting_for_the_device(torch: Any) -> Iterator[list[Exception]]:
+    """Have two threads wait for the whole device, again and again; what they raise is in the list."""
     over, errors, rounds = threading.Event(), list[Exception](), [0, 0]
 
     def wait(number: int) -> None:
@@ -208,23 +206,38 @@ async def test_whoever_waits_for_the_whole_device_is_not_disturbed() -> None:
             rounds[number] += 1
 
     threads = [threading.Thread(target=wait, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield errors
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert min(rounds) > 40
+
+
+async def test_whoever_waits_for_the_whole_device_is_not_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a stream is captured the driver refuses that, and breaks the capture off: to torch on other threads, and to marks of everybody's work."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(repeats, "_LATER", 2 * ROUNDS)
+    rng = fresh()
+    a, b = rng.standard_normal((32, 32)), rng.standard_normal((32, 32))
     async with opened() as gpu:
         ra, rb, shared = await gpu.put(a), await gpu.put(b), torch.ones(64, device="cuda")
         ref = await gpu.wrap(shared)
         outs = [await gpu.empty((32, 32), "float64") for _ in range(40)]
-        for thread in threads:
-            thread.start()
-        try:
+
+        async def multiply(times: int) -> None:
             for out in outs:
-                for _ in range(ROUNDS):
+                for _ in range(times):
                     await gpu.blas.gemm(ra, rb, out=out)
                     await gpu.elementwise.unary("neg", ref, out=ref)
                 np.testing.assert_allclose(await gpu.get(out), a @ b, rtol=1e-12, atol=1e-12)
-        finally:
-            over.set()
-            for thread in threads:
-                thread.join()
+
+        with waiting_for_the_device(torch) as errors:
+            await multiply(2 * ROUNDS)
         assert errors == []
-        assert min(rounds) > 40
-        assert len(repeats_of(gpu)) == len(outs)
+        await multiply(4 * ROUNDS)
+        assert len(repeats_of(gpu)) == len(outs), "now that nobody waits"
         np.testing.assert_array_equal(await gpu.get(ref), np.ones(64, np.float32))
