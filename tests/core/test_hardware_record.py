@@ -31,8 +31,8 @@ def test_parts_that_need_no_gpu_run_and_are_written_down(tmp_path: Path, capsys:
 
 
 def test_a_part_that_fails_or_takes_too_long_does_not_end_the_record(tmp_path: Path) -> None:
-    sleeps = "import time\nprint('begun', flush=True)\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('interrupted')"
-    parts = (part("one", "print(1)"), part("two", sleeps, 2.0), part("three", "raise SystemExit(3)"))
+    sleeps = "import time\ntry: print('begun', flush=True); time.sleep(60)\nexcept KeyboardInterrupt: print('interrupted')"
+    parts = (part("one", "print(1)"), part("two", sleeps, 5.0), part("three", "raise SystemExit(3)"))
     found = hardware.record(parts, tmp_path, 100.0, "cpu")
     assert [entry["state"] for entry in found["parts"].values()] == ["ok", "out of time", "failed"]
     assert found["parts"]["two"]["data"] == ["begun", "interrupted"]
