@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
+import logging
 import time
 from typing import TYPE_CHECKING, Any
 
 from accel import DType, Transpose
-from accel_cuda.bystanders import all_wait
+from accel_cuda.bystanders import in_the_way
 from accel_cuda.driver import Handle
 from accel_cuda.graph import executable
 from accel_cuda.libraries import load_library, load_module
 from accel_cuda.repeats import Repeats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from accel_cuda.stream import CudaStream
 
 __all__ = ["Blas"]
+
+logger = logging.getLogger("accel.cuda")
 
 _DISALLOW_REDUCED_PRECISION_REDUCTION = 16
 _DEFAULT_ALGORITHM = -1
@@ -52,6 +56,30 @@ def _held(path: str) -> tuple[Callable[..., int], Callable[..., int]]:
     one, many = library.cublasGemmEx_64, library.cublasGemmStridedBatchedEx_64
     one.argtypes, many.argtypes = _ONE, _MANY
     return many, one
+
+
+def _is_quiet() -> bool:
+    """Wait a little, if need be, until a capture would disturb nobody; ``False`` if that takes longer. The lock was given up right before it returns."""
+    where: str | None = None
+    for pause in _PAUSES:
+        time.sleep(pause)
+        where = in_the_way()
+        if where is None:
+            return True
+    logger.debug("no graphs of products were made now: another thread is in %s", where)
+    return False
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Keep the collector from running destructors, which may give the lock up, or call the driver."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class Blas:
@@ -126,46 +154,47 @@ class Blas:
             self.is_home = False
             self._set_stream(side)
             try:
+                is_quiet = True
                 for call in wished:
-                    self._capture(call, side)
+                    is_quiet = is_quiet and _is_quiet()
+                    if not (is_quiet and self._capture(call, side)):
+                        self.repeats.put_off(call)
             finally:
                 self._set_stream(self._stream)
                 self.is_home = True
         finally:
             side.close()
 
-    def _capture(self, call: tuple[Any, ...], side: CudaStream) -> None:
-        """Make a graph of a call, if it can be captured, and as soon as that disturbs nobody.
+    def _capture(self, call: tuple[Any, ...], side: CudaStream) -> bool:
+        """Make a graph of a call, if it can be captured without disturbing anybody; ``False`` if it is to be tried again later.
 
         While anything is captured the driver lets nobody wait for the whole device, or mark all that it does: not this project, and not torch. So no other
-        thread may be on its way there. The interpreter's lock is given up right before: whoever wants it then waits for a switch interval, 5 ms. And it is
+        thread may be on its way there. The interpreter's lock was given up right before: whoever wants it then waits for a switch interval, 5 ms. And it is
         kept throughout, for microseconds (docs/hardware.md): the library runs nothing, and what it loads for this call it has loaded by now.
         """
         context, hot = side.context, side.context.driver.hot
         function, arguments = self._held[len(call) == _ARGUMENTS_OF_ONE], self._arguments(call)
         graph, stream, refused = Handle(), side.pointer, 0
         target = ctypes.byref(graph)
-        for pause in _PAUSES:
-            time.sleep(pause)
-            if all_wait():
-                break
-        else:
-            self.repeats.put_off(call)
-            return
-        status = hot.begin_capture(stream, _RELAXED)
-        if not status:
-            refused = function(*arguments)
-            status = hot.end_capture(stream, target)
-        if status or refused:
-            if graph.value:
-                context.driver.ignore("cuGraphDestroy", graph.value)
-            error = context.failure(status, "cuStreamEndCapture") if status else self._stream.failure(refused, "gemm", "cublas")
-            if error.is_fault:
-                raise error
-            if refused:
-                self.repeats.refuse(call)
-        else:
+        with _without_collections():
+            if in_the_way() is not None:
+                return False
+            status = hot.begin_capture(stream, _RELAXED)
+            if not status:
+                refused = function(*arguments)
+                status = hot.end_capture(stream, target)
+        if not (status or refused):
             self.repeats.add(call, executable(side, graph.value))
+            return True
+        if graph.value:
+            context.driver.ignore("cuGraphDestroy", graph.value)
+        error = context.failure(status, "cuStreamEndCapture") if status else self._stream.failure(refused, "gemm", "cublas")
+        if error.is_fault:
+            raise error
+        if status:  # somebody who was not seen has broken it off, which the library has felt too
+            return False
+        self.repeats.refuse(call)
+        return True
 
     def _set_stream(self, stream: CudaStream) -> None:
         """Direct calls to a stream, with our workspace in any: setting the stream sets the library's own again."""

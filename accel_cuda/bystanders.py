@@ -1,45 +1,72 @@
 """Whether another thread may be about to call the driver, for the few microseconds in which that must not be.
 
 A thread that is in native code has given the interpreter's lock up, and cannot be kept from anything: it may have left Python a moment ago and enter the
-driver in the next. Where it left Python its frame tells.
+driver in the next. Where it left Python its frame tells, and the line in it.
+
+What cannot be seen: threads that never run Python; a native function that uvloop calls by itself, because somebody has given it to ``call_soon``; and what a
+destructor in native code does that runs on such a line.
 """
 
 from __future__ import annotations
 
+import linecache
 import sys
 from threading import get_ident
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
-__all__ = ["all_wait"]
+if TYPE_CHECKING:
+    from types import CodeType, FrameType
 
-# Module and function of frames whose native code waits for other things than a GPU, and needs the lock before it can do anything else. Not all of "threading",
-# or of this project: what is run by an executor, or by a worker, may be a function of a library that has no frame of its own.
-_WAITING = frozenset(
-    {
-        ("threading", "wait"),
-        ("threading", "join"),
-        ("threading", "_wait_for_tstate_lock"),
-        ("selectors", "select"),
-        ("asyncio.runners", "run"),  # uvloop's selector has no frame
-        ("concurrent.futures.thread", "_worker"),
-        ("accel.actors.workers", "_sleep"),
-        ("accel.completion.host_fn", "wait"),
-        ("accel.device.exports", "wait"),
-        ("accel.hosts.worker", "wait"),
-        ("accel_cuda.staging", "_soon"),
-        ("accel_cuda.staging", "wait"),
-        ("accel_cuda.staging", "work"),
-    }
-)
+__all__ = ["in_the_way"]
+
+_WAITING = {
+    ("threading", "wait"): ".acquire(",
+    ("threading", "join"): "_handle.join(",
+    ("threading", "_wait_for_tstate_lock"): "lock.acquire(",
+    ("selectors", "select"): "self._sele",  # an epoll's poll(), or select()
+    ("concurrent.futures.thread", "_worker"): "work_queue.get(block=True)",
+    ("accel.actors.workers", "_sleep"): "wake.acquire(",
+    ("accel.completion.host_fn", "wait"): "self._wait(",
+    ("accel.cpu.stream", "_work"): "_park.acquire(",
+    ("accel.device.exports", "wait"): "gone.get(",
+    ("accel.hosts.worker", "wait"): "poll.poll(",
+    ("accel_cuda.staging", "_soon"): "inbox.get(",
+    ("accel_cuda.staging", "wait"): "_ended.acquire(",
+    ("accel_cuda.staging", "work"): "move(",
+}
+"""Module and function -> what is on the lines whose native code waits for something that is no GPU, and needs the lock before it can do anything else."""
+
+_LOOPS = (".run_until_complete(", ".run_forever(")
+"""What is on the lines, in any function, below which a loop waits that is native code itself, as uvloop is."""
+
+_lines: WeakKeyDictionary[CodeType, frozenset[int]] = WeakKeyDictionary()
 
 
-def all_wait() -> bool:
-    """Return whether every other thread that runs Python stands where it waits for something else than a GPU; as long as the lock is kept, it stays there.
+def in_the_way() -> str | None:
+    """Return where a thread is that may be about to call the driver; ``None`` if every other one that runs Python is known to wait for something else.
 
-    One that computes in Python is not told from one that is in native code, and counts as about to call. Threads that never run Python are not seen.
+    As long as the lock is kept, that stays so. A thread that computes in Python is not told from one in native code, and is in the way. So is, once, one in a
+    function that was never seen: to find out which lines are on the list takes reading files.
     """
-    own = get_ident()
-    return all(
-        (frame.f_globals.get("__name__"), frame.f_code.co_name) in _WAITING
-        for thread, frame in sys._current_frames().items()  # noqa: SLF001 - documented, in spite of its name
-        if thread != own
-    )
+    own, found, unseen = get_ident(), None, []
+    for thread, frame in sys._current_frames().items():  # noqa: SLF001 - documented, in spite of its name
+        if thread == own:
+            continue
+        lines = _lines.get(frame.f_code)
+        if lines is None:
+            unseen.append(frame)
+        if lines is None or frame.f_lineno not in lines:
+            found = f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}, line {frame.f_lineno}"
+    for frame in unseen:
+        _lines[frame.f_code] = _lines_of(frame)
+    return found
+
+
+def _lines_of(frame: FrameType) -> frozenset[int]:
+    """Return the lines of a frame's function on which it is known to wait; none if its source is not there."""
+    code = frame.f_code
+    text = _WAITING.get((str(frame.f_globals.get("__name__")), code.co_name))
+    texts = _LOOPS if text is None else (text,)
+    numbers = {number for _, _, number in code.co_lines() if number is not None}
+    return frozenset(number for number in numbers if any(each in linecache.getline(code.co_filename, number) for each in texts))

@@ -218,7 +218,7 @@ class _Copy(ABC):
         self.channel = channel
         self.error: Exception | None = None
         self._destination, self._source = destination, source
-        self._left = iter(pieces)  # of a list: its steps are atomic
+        self._left = iter(pieces)  # its steps are atomic
         self._running = itertools.count()
         self._ended = threading.Lock()
 
@@ -260,7 +260,8 @@ class _Put(_Copy):
                 # Before anything else: with this the GIL goes to the next thread, which begins too.
                 move(slots[0], source + piece[0], piece[1])
             with channel.section:
-                places += [channel.create_place(address, is_near=False) for address in slots]
+                for address in slots:
+                    places.append(channel.create_place(address, is_near=False))  # noqa: PERF401 - those that were made are given back if one fails
                 turns = itertools.cycle(places)
                 place = next(turns)
                 while piece is not None:
@@ -274,9 +275,11 @@ class _Put(_Copy):
         except Exception as error:
             self.error = error
         finally:
-            for place in places:
-                place.close()
-            self._end()
+            try:
+                for place in places:
+                    place.close()
+            finally:
+                self._end()
 
 
 class _Get(_Copy):
@@ -348,11 +351,10 @@ def pieces_of(nbytes: int) -> tuple[tuple[int, int], ...]:
     ends = [half, half] if nbytes >= 8 * half else []
     rest = nbytes - 2 * sum(ends)
     count = -(-rest // largest)
-    each = _pages(rest / max(count, 1))
-    lengths = [*ends, *[each] * count, *ends]
+    lengths = [*ends, *[largest] * (count - 1), _pages(rest - largest * (count - 1)), *ends]
     starts = itertools.accumulate(lengths, initial=0)
-    # The last of the large ones is rounded up like the others; the end takes that back.
-    return tuple((start, min(length, nbytes - start)) for start, length in zip(starts, lengths, strict=False) if start < nbytes)
+    # What is no whole page is taken from the last one.
+    return tuple((start, min(length, nbytes - start)) for start, length in zip(starts, lengths, strict=False))
 
 
 def _pages(nbytes: float) -> int:

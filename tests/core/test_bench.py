@@ -228,6 +228,16 @@ def test_two_bad_passes_of_three_break_a_budget(values: tuple[float, ...]) -> No
     assert not report.is_ok
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "worse"), [("P12", (1.0, 2.6), 2.6), ("batcher", (0.4, 0.7), 0.4), ("batcher", (0.9, 0.8, 0.4, 0.7), 0.7)]
+)
+def test_where_a_pass_has_failed_the_worse_of_two_is_held(name: str, values: tuple[float, ...], worse: float) -> None:
+    report = Report({})
+    for value in values:
+        report.hold(name, value)
+    assert report.ratios[name].value == worse
+
+
 def test_what_is_demanded_besides_every_pass_has_to_keep() -> None:
     report = Report({})
     for value, also in ((0.0, True), (9.0, False), (0.0, True)):

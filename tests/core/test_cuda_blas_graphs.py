@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,9 @@ class World:
         self.log: list[str] = []
         self.fails: dict[str, Exception | int] = {}
         self.fault: AccelError | None = None
-        self.is_quiet = True
+        self.in_the_way: str | None = None
+        self.looks = 0
+        self.when: Callable[[], object] = lambda: None
         self.section = contextlib.nullcontext()
         self.description = SimpleNamespace(spec="cuda:0", index=0)
         self.staging = None
@@ -48,8 +51,14 @@ class World:
         self.stream = self.create_stream()
         self.handles = 0
 
+    def look(self) -> str | None:
+        self.looks += 1
+        return self.in_the_way
+
     def does(self, what: str) -> Any:
         self.log.append(what)
+        if what in ("begin", "capture", "end"):
+            self.when()
         failure = self.fails.get(what, 0)
         if isinstance(failure, Exception):
             raise failure
@@ -108,7 +117,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(blas, "load_library", lambda *_: "")
     monkeypatch.setattr(blas, "load_module", lambda *_: made)
     monkeypatch.setattr(blas, "_held", lambda _: (made.held, made.held))
-    monkeypatch.setattr(blas, "all_wait", lambda: made.is_quiet)
+    monkeypatch.setattr(blas, "in_the_way", made.look)
     monkeypatch.setattr(
         blas, "executable", lambda stream, graph: made.does("graph made") or SimpleNamespace(pointer=graph, close=lambda: None)
     )
@@ -146,23 +155,57 @@ def test_a_graph_is_captured_in_one_piece_and_in_a_stream_of_its_own(world: Worl
     assert world.log == ["graph"], "there is nothing to make"
 
 
-def test_where_others_may_be_about_to_call_the_driver_a_graph_is_made_later(world: World, compute: CudaCompute) -> None:
-    world.is_quiet = False
-    for _ in range(repeats._OFTEN):
-        product(compute)
+def test_where_others_may_be_about_to_call_the_driver_graphs_are_made_later(
+    world: World, compute: CudaCompute, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.in_the_way = "somebody.waits, line 7"
+    for address in (1 << 20, 2 << 20, 3 << 20):
+        for _ in range(repeats._OFTEN):
+            product(compute, address)
     world.log.clear()
-    compute.prepare_repeats()
+    with caplog.at_level(logging.DEBUG, "accel.cuda"):
+        compute.prepare_repeats()
     assert world.log == ["side stream", "set stream", "set stream", "side stream closed"], "nothing is captured"
-    world.is_quiet = True
-    wishes: list[bool] = []
-    for _ in range(repeats._LATER):
-        product(compute)
-        wishes.append(compute.has_wishes)
-    assert wishes == [False] * (repeats._LATER - 1) + [True]
+    assert world.looks == len(blas._PAUSES), "and it is not waited for again for the others"
+    assert "somebody.waits, line 7" in caplog.text
+    world.in_the_way = None
+    assert wishes_after(compute, repeats._LATER) == [False] * (repeats._LATER - 1) + [True]
     compute.prepare_repeats()
     world.log.clear()
     product(compute)
     assert world.log == ["graph"]
+
+
+def wishes_after(compute: CudaCompute, times: int) -> list[bool]:
+    """Return after each of so many products whether there is a graph to make."""
+    wishes: list[bool] = []
+    for _ in range(times):
+        product(compute)
+        wishes.append(compute.has_wishes)
+    return wishes
+
+
+def test_a_capture_that_somebody_breaks_off_is_tried_again_much_later(world: World, compute: CudaCompute) -> None:
+    wishes_after(compute, repeats._OFTEN)
+    world.fails |= {"capture": 14, "end": INVALIDATED}  # the library feels it too, and may capture it all the same
+    compute.prepare_repeats()
+    world.fails.clear()
+    assert wishes_after(compute, repeats._LATER) == [False] * (repeats._LATER - 1) + [True]
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_nothing_is_collected_in_the_middle_of_a_capture(world: World, compute: CudaCompute, was_enabled: bool) -> None:
+    seen: list[bool] = []
+    wishes_after(compute, repeats._OFTEN)
+    world.when = lambda: seen.append(gc.isenabled())
+    if not was_enabled:
+        gc.disable()
+    try:
+        compute.prepare_repeats()
+        seen.append(gc.isenabled())
+    finally:
+        gc.enable()
+    assert seen == [False, False, False, was_enabled]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +233,7 @@ def test_what_fails_while_graphs_are_made_is_nobody_s_business(
     product(compute)
     assert world.log == ["library"]
     del world.fails[step]
-    for _ in range(repeats._OFTEN):
+    for _ in range(repeats._LATER if step in ("begin", "end") else repeats._OFTEN):
         product(compute)
     compute.prepare_repeats()
     world.log.clear()

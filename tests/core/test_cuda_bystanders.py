@@ -4,41 +4,57 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Queue
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from accel.actors.workers import WorkerPool
-from accel_cuda.bystanders import all_wait
+from accel.cpu.backend import CpuBackend
+from accel_cuda.bystanders import in_the_way
 
-PATIENCE = 30.0
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
-Bystander = Callable[[], contextlib.AbstractContextManager[object]]
+PATIENCE = 20.0
+
+Bystander = contextlib.AbstractContextManager[object]
 
 
-def thread_in(function: Callable[[], object], end: Callable[[], object] = lambda: None) -> Bystander:
+@contextlib.contextmanager
+def thread_in(function: Callable[[], object], end: Callable[[], object]) -> Iterator[None]:
     """Return a block beside which a thread is in ``function``, which ``end`` brings to an end."""
-
-    @contextlib.contextmanager
-    def block() -> Iterator[None]:
-        thread = threading.Thread(target=function)
-        thread.start()
-        try:
-            yield
-        finally:
-            end()
-            thread.join(PATIENCE)
-
-    return block
+    thread = threading.Thread(target=function)
+    thread.start()
+    try:
+        yield
+    finally:
+        end()
+        thread.join(PATIENCE)
 
 
-def computes() -> Bystander:
+class Native:
+    """A function of native code that gives the lock up, until it is ended: a read of a pipe."""
+
+    def __init__(self) -> None:
+        self.source, self.sink = os.pipe()
+
+    def end(self) -> None:
+        os.write(self.sink, b"x")
+
+
+def native_code() -> Bystander:
+    native = Native()
+    return thread_in(lambda: os.read(native.source, 1), native.end)
+
+
+def computing() -> Bystander:
     over: list[bool] = []
 
     def compute() -> None:
@@ -49,17 +65,64 @@ def computes() -> Bystander:
     return thread_in(compute, lambda: over.append(True))
 
 
-def waits_for_an_event() -> Bystander:
-    event = threading.Event()
-    return thread_in(event.wait, event.set)
+def lock_of_somebody() -> Bystander:
+    lock = threading.Lock()
+    lock.acquire()
+    return thread_in(lambda: lock.acquire(), lock.release)
 
 
-def waits_at_a_queue() -> Bystander:
-    queue: Queue[int] = Queue()
-    return thread_in(queue.get, lambda: queue.put(1))
+def event() -> Bystander:
+    over = threading.Event()
+    return thread_in(over.wait, over.set)
 
 
-def runs_a_loop(factory: Callable[[], asyncio.AbstractEventLoop] | None) -> Bystander:
+def queue() -> Bystander:
+    items: Queue[int] = Queue()
+    return thread_in(items.get, lambda: items.put(1))
+
+
+@contextlib.contextmanager
+def executor(run: bool, initializer: bool = False) -> Iterator[None]:
+    """Have an executor's thread be in a function that has no frame of its own, or through with one, or in its initializer."""
+    native = Native()
+    more: dict[str, Any] = {"initializer": os.read, "initargs": (native.source, 1)} if initializer else {}
+    with ThreadPoolExecutor(1, **more) as pool:
+        if run and not initializer:
+            pool.submit(os.read, native.source, 1)
+            while not pool._work_queue.empty():
+                time.sleep(0)  # the thread takes it
+        else:
+            begun = pool.submit(int)
+            if not initializer:
+                begun.result(PATIENCE)
+        yield
+        native.end()
+
+
+@contextlib.contextmanager
+def worker() -> Iterator[None]:
+    pool = WorkerPool(1)
+    pool.submit(int).result(PATIENCE)
+    yield
+    pool.close()
+    for thread in pool._threads:
+        thread.join(PATIENCE)
+
+
+@contextlib.contextmanager
+def cpu_stream() -> Iterator[None]:
+    device = CpuBackend().open(0)
+    stream = device.create_stream()
+    ran = threading.Event()
+    stream.submit(ran.set, 1.0)  # so long that it goes to the stream's thread
+    assert ran.wait(PATIENCE)
+    yield
+    stream.close()
+    device.close()
+
+
+def loop_of(begin: Callable[[Any], None]) -> Bystander:
+    """Have a thread run a loop, in which nothing happens."""
     begun: Future[Callable[[], object]] = Future()
 
     async def idle() -> None:
@@ -67,79 +130,75 @@ def runs_a_loop(factory: Callable[[], asyncio.AbstractEventLoop] | None) -> Byst
         begun.set_result(lambda: loop.call_soon_threadsafe(over.set))
         await over.wait()
 
-    def run() -> None:
-        with asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(idle())
-
-    return thread_in(run, lambda: begun.result(PATIENCE)())
+    return thread_in(lambda: begin(idle()), lambda: begun.result(PATIENCE)())
 
 
-def runs_a_uvloop() -> Bystander:
+def asyncio_loop() -> Bystander:
+    return loop_of(asyncio.run)
+
+
+def uvloop_in_a_runner() -> Bystander:
     import uvloop
 
-    return runs_a_loop(uvloop.new_event_loop)
+    def run(main: Any) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main)
+
+    return loop_of(run)
 
 
-def executor(function: Callable[..., object], *arguments: object) -> Bystander:
-    """Return a block beside which an executor's thread is in a function without a frame of its own, or through with it."""
+def uvloop_by_itself() -> Bystander:
+    import uvloop
 
-    @contextlib.contextmanager
-    def block() -> Iterator[None]:
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(function, *arguments)
-            yield
+    def run(main: Any) -> None:
+        loop = uvloop.new_event_loop()
+        loop.run_until_complete(main)
+        loop.close()
 
-    return block
-
-
-@contextlib.contextmanager
-def idle_worker() -> Iterator[None]:
-    pool = WorkerPool(1)
-    pool.submit(int).result(PATIENCE)
-    try:
-        yield
-    finally:
-        pool.close()
-
-
-def holds_a_lock() -> Bystander:
-    lock = threading.Lock()
-    lock.acquire()
-    return thread_in(lambda: lock.acquire(), lock.release)
+    return loop_of(run)
 
 
 WAITING: dict[str, Callable[[], Bystander]] = {
-    "nobody": lambda: contextlib.nullcontext,
-    "event": waits_for_an_event,
-    "queue": waits_at_a_queue,
-    "asyncio": lambda: runs_a_loop(None),
-    "uvloop": runs_a_uvloop,
-    "idle executor": lambda: executor(int),
-    "idle worker": lambda: idle_worker,
+    "nobody": contextlib.nullcontext,
+    "event": event,
+    "queue": queue,
+    "asyncio": asyncio_loop,
+    "uvloop": uvloop_in_a_runner,
+    "uvloop by itself": uvloop_by_itself,
+    "idle executor": lambda: executor(False),
+    "idle worker": worker,
+    "idle stream of the CPU": cpu_stream,
 }
 CALLING: dict[str, Callable[[], Bystander]] = {
-    "native code": lambda: thread_in(lambda: time.sleep(1.0)),
-    "native code in an executor": lambda: executor(time.sleep, 1.0),
-    "a lock of somebody's": holds_a_lock,
-    "computing": computes,
+    "native code": native_code,
+    "native code in an executor": lambda: executor(True),
+    "native code as an initializer": lambda: executor(True, initializer=True),
+    "a lock of somebody's": lock_of_somebody,
+    "computing": computing,
 }
+LOOKS = 50
+"""So many looks have to see somebody who may call, once his thread has settled."""
 
 
 def look(name: str) -> None:
-    """Exit with 0 if the bystander is seen as what it is; called in a process of its own."""
-    expected = name in WAITING
-    with (WAITING | CALLING)[name]()():
-        # Whoever has just been started is on its way, and whoever is on its way may be about to call.
-        end = time.monotonic() + (PATIENCE if expected else 0.5)
-        while (seen := all_wait()) is not True and time.monotonic() < end:
-            time.sleep(0.001)
-        if seen is not expected:
-            raise SystemExit(f"{name}: all_wait() is {seen}")
-    assert all_wait() is True
+    """Exit with an error unless the bystander is seen as what it is; called in a process of its own."""
+    with (WAITING | CALLING)[name]():
+        if name in WAITING:  # whoever has just been started is on its way, and in the way
+            end = time.monotonic() + PATIENCE
+            while (where := in_the_way()) is not None:
+                if time.monotonic() > end:
+                    raise SystemExit(f"{name}: {where} is in the way")
+                time.sleep(0.001)
+        else:
+            for _ in range(LOOKS):
+                if in_the_way() is None:
+                    raise SystemExit(f"{name}: nobody is in the way")
+                time.sleep(0.001)
+    assert in_the_way() is None
 
 
 @pytest.mark.parametrize("name", [*WAITING, *CALLING])
 def test_who_waits_is_told_from_who_may_call(name: str) -> None:
     program = f"from tests.core.test_cuda_bystanders import look; look({name!r})"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=2 * PATIENCE, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=2.5 * PATIENCE, check=False)
     assert done.returncode == 0, done.stderr

@@ -112,6 +112,15 @@ def fresh(nbytes: int) -> tuple[np.ndarray[Any, Any], int]:
     return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8), seed
 
 
+@pytest.mark.parametrize("nbytes", [64 * MIB, 70 * MIB + 7, 1024 * MIB + 1, 8 * 1024 * MIB + 12345])
+def test_pieces_at_both_ends_are_half_as_large(nbytes: int) -> None:
+    lengths = [length for _, length in pieces_of(nbytes)]
+    half = max(lengths) // 2
+    assert lengths[:2] == [half, half]
+    assert lengths[-2] == half
+    assert half - 4096 < lengths[-1] <= half
+
+
 @pytest.mark.parametrize("nbytes", [1, 4097, MIB, 5 * MIB + 1, 64 * MIB, 70 * MIB + 7, 1024 * MIB])
 def test_pieces_cover_the_whole_once_and_are_few(nbytes: int) -> None:
     pieces = pieces_of(nbytes)

@@ -168,10 +168,14 @@ def _row(case: str, subject: str, samples: Samples) -> Row:
 
 
 def _typical(held: Sequence[Ratio]) -> Ratio:
-    """Return the ratio whose value is the median of all passes, with the others' values beside it. What is demanded besides the value, each has to keep."""
+    """Return the ratio whose value is the median of all passes, with the others' values beside it. What is demanded besides the value, each has to keep.
+
+    Where a pass has failed, so that two are in the middle, it is the worse of these.
+    """
     if len(held) == 1:
         return held[0]
-    median = sorted(held, key=lambda ratio: ratio.value)[len(held) // 2]
+    from_best = sorted(held, key=lambda ratio: ratio.value, reverse=held[0].better == "higher")
+    median = from_best[len(held) // 2]
     also = all(ratio.also for ratio in held)
     return replace(median, ok=also and median.ok, also=also, details={**median.details, "passes": [ratio.value for ratio in held]})
 
