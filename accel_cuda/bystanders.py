@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
-    from types import CodeType, FrameType
+    from types import CodeType
 
 __all__ = ["in_the_way"]
 
@@ -49,24 +49,31 @@ def in_the_way() -> str | None:
     As long as the lock is kept, that stays so. A thread that computes in Python is not told from one in native code, and is in the way. So is, once, one in a
     function that was never seen: to find out which lines are on the list takes reading files.
     """
-    own, found, unseen = get_ident(), None, []
-    for thread, frame in sys._current_frames().items():  # noqa: SLF001 - documented, in spite of its name
-        if thread == own:
-            continue
-        lines = _lines.get(frame.f_code)
-        if lines is None:
-            unseen.append(frame)
-        if lines is None or frame.f_lineno not in lines:
-            found = f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}, line {frame.f_lineno}"
-    for frame in unseen:
-        _lines[frame.f_code] = _lines_of(frame)
+    found, unseen = _look()
+    for code, module in unseen:
+        _lines[code] = _lines_of(code, module)
     return found
 
 
-def _lines_of(frame: FrameType) -> frozenset[int]:
-    """Return the lines of a frame's function on which it is known to wait; none if its source is not there."""
-    code = frame.f_code
-    text = _WAITING.get((str(frame.f_globals.get("__name__")), code.co_name))
+def _look() -> tuple[str | None, list[tuple[CodeType, str]]]:
+    """Return where a thread is that is not known to wait, and the functions, with their modules, that were never seen. No frame is kept: it has operands."""
+    found: str | None = None
+    unseen: list[tuple[CodeType, str]] = []
+    frames = sys._current_frames()  # noqa: SLF001 - documented, in spite of its name
+    del frames[get_ident()]  # a frame that refers to itself, and to all that called it, would stay until cycles are collected
+    for frame in frames.values():
+        code, module = frame.f_code, str(frame.f_globals.get("__name__"))
+        lines = _lines.get(code)
+        if lines is None:
+            unseen.append((code, module))
+        if lines is None or frame.f_lineno not in lines:
+            found = f"{module}.{code.co_name}, line {frame.f_lineno}"
+    return found, unseen
+
+
+def _lines_of(code: CodeType, module: str) -> frozenset[int]:
+    """Return the lines of a function on which it is known to wait; none if its source is not there."""
+    text = _WAITING.get((module, code.co_name))
     texts = _LOOPS if text is None else (text,)
     numbers = {number for _, _, number in code.co_lines() if number is not None}
     return frozenset(number for number in numbers if any(each in linecache.getline(code.co_filename, number) for each in texts))

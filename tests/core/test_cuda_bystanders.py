@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Queue
 from typing import TYPE_CHECKING, Any
@@ -202,3 +204,31 @@ def test_who_waits_is_told_from_who_may_call(name: str) -> None:
     program = f"from tests.core.test_cuda_bystanders import look; look({name!r})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=2.5 * PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_look_keeps_nobodys_operands() -> None:
+    class Operand: ...
+
+    def caller() -> list[weakref.ref[Operand]]:
+        mine = Operand()
+        begun, over = threading.Event(), threading.Event()
+
+        def other() -> weakref.ref[Operand]:
+            theirs = Operand()
+            begun.set()
+            over.wait(PATIENCE)
+            return weakref.ref(theirs)
+
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(other)
+            begun.wait(PATIENCE)
+            for _ in range(3):  # the first reads files
+                in_the_way()
+            over.set()
+            return [weakref.ref(mine), found.result(PATIENCE)]
+
+    gc.disable()
+    try:
+        assert [operand() for operand in caller()] == [None, None]
+    finally:
+        gc.enable()
