@@ -139,7 +139,7 @@ class Run:
         """Take note of the mark, which is not passed yet."""
         self.event = event
         self.lane.mark, self.lane.newest = event, self.launches[-1].seq
-        self.kind = _batch_kind(self.submission)
+        self.kind = _run_kind(self.submission, self.launches)
         self.enqueued_at = perf_counter()
         if self.is_last:
             self.submission.release_operands()
@@ -344,9 +344,11 @@ Sendable: TypeAlias = Run | OpSubmission
 """What a kernel actor is sent."""
 
 
-def _batch_kind(submission: BatchSubmission) -> Hashable:
-    """Return what the duration of a batch is predicted by: its last op's kind, how many they are, and how much they move, to the nearest power of two."""
-    nbytes = sum(ref.nbytes for plan in submission.plans for ref in plan.reads) + sum(
-        spec.nbytes for plan in submission.plans for spec in plan.creates
-    )
-    return submission.kinds[-1], len(submission.kinds), nbytes.bit_length()
+def _run_kind(submission: BatchSubmission, launches: Sequence[Launch]) -> Hashable:
+    """Return what the duration of a run is predicted by: its last op's kind, how many they are, and how much they move, to the nearest power of two.
+
+    Of this run alone: a sum over the whole batch for each of its runs would take a time that grows with the square of the batch's length.
+    """
+    plans = submission.plans[launches[0].index : launches[-1].index + 1]
+    nbytes = sum([ref.nbytes for plan in plans for ref in plan.reads]) + sum([spec.nbytes for plan in plans for spec in plan.creates])
+    return submission.kinds[launches[-1].index], len(launches), nbytes.bit_length()
