@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("accel", "accel_cuda")
 SOURCES = (*PACKAGES, "tests", "benchmarks", "examples")
-MAX_MODULE_LINES = 400
+MAX_MODULE_LINES = 600
 MAX_FUNCTION_LINES = 40
 
 VOCABULARY = (

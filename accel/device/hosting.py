@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from accel.actors.checks import check_seconds
+from accel.device.options import BUSY_TIMEOUT
 from accel.errors import InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["check_hosting", "check_shareable"]
 
 
-def check_hosting(host: str, standby: str, hang_timeout: float | None) -> None:
+def check_hosting(host: str, standby: str, hang_timeout: float | None, busy_timeout: float) -> None:
     """See that the options are what :meth:`accel.System.open_device` says, and fit together.
 
     Raises
@@ -31,6 +32,9 @@ def check_hosting(host: str, standby: str, hang_timeout: float | None) -> None:
         check_seconds("hang_timeout", hang_timeout)
         if hang_timeout <= 0:
             raise InvalidArgumentError(f"hang_timeout is {hang_timeout!r}", remedy="Give seconds above 0, or None.")
+    check_seconds("busy_timeout", busy_timeout)
+    if busy_timeout <= 0:
+        raise InvalidArgumentError(f"busy_timeout is {busy_timeout!r}", remedy="Give seconds above 0.")
     if host != "inline":
         return
     if standby != "none":
@@ -40,6 +44,10 @@ def check_hosting(host: str, standby: str, hang_timeout: float | None) -> None:
     if hang_timeout is not None:
         raise UnsupportedError(
             "hang_timeout with host='inline': only a process host can end a hang", remedy="Use host='process', and timeout= to end a wait."
+        )
+    if busy_timeout != BUSY_TIMEOUT:
+        raise UnsupportedError(
+            "busy_timeout with host='inline': only a process host can end what hangs", remedy="Use host='process', or leave it out."
         )
 
 

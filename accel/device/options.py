@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from accel.device.streams import StreamStrategy
     from accel.errors import AccelError
 
-__all__ = ["DeviceOptions", "FaultSource", "check_options"]
+__all__ = ["BUSY_TIMEOUT", "DeviceOptions", "FaultSource", "check_options"]
+
+BUSY_TIMEOUT = 120.0
+"""Seconds for which a child may be busy with something else than ops, unless it is told otherwise: a large library loads in tens of them."""
 
 
 class FaultSource(Protocol):
@@ -49,6 +52,7 @@ class DeviceOptions:
     debug: bool
     standby: Literal["none", "imports", "context"] = "none"
     hang_timeout: float | None = None
+    busy_timeout: float = BUSY_TIMEOUT
 
 
 def check_options(

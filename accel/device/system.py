@@ -15,7 +15,7 @@ from accel.device.device import Device
 from accel.device.device_actor import DeviceActor
 from accel.device.hosting import check_hosting, check_shareable
 from accel.device.lifecycle import DeviceState
-from accel.device.options import FaultSource, check_options
+from accel.device.options import BUSY_TIMEOUT, FaultSource, check_options
 from accel.device.quarantine import quarantine_options, set_restarts
 from accel.device.remote import Children, RemoteContextActor
 from accel.device.sender import Sender
@@ -95,6 +95,7 @@ class System(ActorSystem):
         restart: RestartStrategy | None = None,
         standby: Literal["none", "imports", "context"] = "none",
         hang_timeout: float | None = None,
+        busy_timeout: float = BUSY_TIMEOUT,
         faults: FaultSource | None = None,
         debug: bool = False,
     ) -> Device:
@@ -133,7 +134,11 @@ class System(ActorSystem):
             ready, and replaced when it was used or has died; :meth:`Device.info` says how it is. Not for ``host="inline"``.
         hang_timeout
             Seconds after which a device on which ops are, and none of them ends, counts as hung: its child is killed, and another one goes on. Loading and
-            compiling do not count. ``None``: never. Honoured in a child only: by ``host="auto"`` once the device has moved, not by ``"inline"``.
+            compiling do not count, up to ``busy_timeout``. ``None``: never. Honoured in a child only: by ``host="auto"`` once the device has moved, not by
+            ``"inline"``.
+        busy_timeout
+            Seconds that a child may take for what is no op: to take over durable memory, to open a registered library, to compile a kernel; and seconds of
+            loading and compiling that do not count as a hang of one op. After that it is killed, and another one goes on. Not for ``host="inline"``.
         faults
             A :class:`accel.testing.FaultPlan` that brings faults about on purpose.
         debug
@@ -152,11 +157,11 @@ class System(ActorSystem):
         """
         if not isinstance(spec, str):
             raise InvalidArgumentError(f"spec is {spec!r}", remedy="Use 'auto', a backend's name, 'cuda:1', or a UUID.")
-        check_hosting(host, standby, hang_timeout)
+        check_hosting(host, standby, hang_timeout, busy_timeout)
         options = check_options(
             completion, streams, libraries, memory_limit, pinned_limit, pending_limit, max_in_flight, overload, restart, faults, debug=debug
         )
-        options = dataclasses.replace(options, standby=standby, hang_timeout=hang_timeout)
+        options = dataclasses.replace(options, standby=standby, hang_timeout=hang_timeout, busy_timeout=busy_timeout)
         backend, description = await self.run_blocking(find_device, spec)
         await self.run_blocking(check_shareable, backend, description.index, standby)
         core = DeviceCore(self, backend, description, options, self._shared)

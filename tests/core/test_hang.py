@@ -188,7 +188,7 @@ class Clock:
 def watched(oldest: list[int]) -> tuple[Clock, hang.HangWatch, list[float]]:
     clock, verdicts = Clock(), list[float]()
     loop: Any = clock
-    watch = hang.HangWatch(loop, 1.0, lambda: oldest[0], lambda: False, lambda: verdicts.append(clock.now))
+    watch = hang.HangWatch(loop, 1.0, lambda: oldest[0], lambda: verdicts.append(clock.now))
     return clock, watch, verdicts
 
 

@@ -141,7 +141,11 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
             if core.durable.buffers:
                 # What the last one had begun to write there has to be over, whatever it was.
                 await self._last_is_gone()
-            await made.bind()
+            waiting = Patience(core.loop, core.options.busy_timeout, core.options.busy_timeout, link, self._late)
+            try:
+                await made.bind()
+            finally:
+                waiting.cancel()
             made.check_alive()  # it may have ended right after it was ready
         except BaseException:
             self._heart.stop()
@@ -171,7 +175,7 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
     def _late(self, seconds: float) -> None:
         """Give a child up that does not become ready."""
         name = self._core.name
-        self._fail(HostDiedError(f"the child of {name} was not ready within {seconds:g} s", device=name))
+        self._fail(HostDiedError(f"the child of {name} was not ready within {seconds:g} s", device=name, scope=FaultScope.CONTEXT))
 
     def _silent(self, seconds: float) -> None:
         """Give a child up that does not answer."""

@@ -64,8 +64,13 @@ class RemoteContext(ContextBase):
         self._link = link
         self._tell = link.tell
         self.pid = link.pid
-        timeout, is_busy = core.options.hang_timeout, lambda: link.is_busy
-        self._hang = None if timeout is None else HangWatch(core.loop, timeout, lambda: next(iter(self._sent), 0), is_busy, self._hung)
+        timeout, allowance = core.options.hang_timeout, core.options.busy_timeout
+        self._hang = (
+            None
+            if timeout is None
+            else HangWatch(core.loop, timeout, lambda: next(iter(self._sent), 0), self._hung, link.busy_seconds, allowance)
+        )
+        self._asked_hang = HangWatch(core.loop, allowance, lambda: next(iter(self._asked), 0), self._asked_hung)
         self.device = None  # it is in the child
         self.sharing = Apart(core.name)
         self._arrays = SharedArrays(core.pinned.arena, link.known, link.announce)
@@ -261,6 +266,7 @@ class RemoteContext(ContextBase):
         number = next(self._numbers)
         answer = self._asked[number] = self.core.loop.create_future()
         self._tell(kind, _NUMBER.pack(number) + data)
+        self._asked_hang.sent()
         told: bytes = await answer  # who is cancelled leaves it there: the answer comes all the same
         return told
 
@@ -368,8 +374,15 @@ class RemoteContext(ContextBase):
 
     def _hung(self) -> None:
         """Give up what does not end."""
-        what = f"the child of {self.core.name} hung: its oldest op has not ended for {self.core.options.hang_timeout:g} s"
-        self.report_fault(HostDiedError(what, device=self.core.name, scope=FaultScope.CONTEXT))
+        self._give_up(f"its oldest op has not ended for {self.core.options.hang_timeout:g} s")
+
+    def _asked_hung(self) -> None:
+        """Give up what does not answer."""
+        self._give_up(f"it has not compiled or opened for {self.core.options.busy_timeout:g} s what it was asked to")
+
+    def _give_up(self, why: str) -> None:
+        name = self.core.name
+        self.report_fault(HostDiedError(f"the child of {name} hung: {why}", device=name, scope=FaultScope.CONTEXT))
 
     def gone(self) -> None:
         """Give the shared memory back that the child used: it is gone. Not before."""
@@ -395,6 +408,7 @@ class RemoteContext(ContextBase):
         if self.fault is None:
             self.fault = ClosedError(f"the context of {self.core.name} was closed", device=self.core.name)
         self._pacing.end()
+        self._asked_hang.stop()
         if self._hang is not None:
             self._hang.stop()
         self.fail_all(self.fault)

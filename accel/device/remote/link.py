@@ -32,9 +32,6 @@ logger = get_logger()
 TARGET = "accel.device.remote.service:serve"
 """What children run."""
 
-_LONGEST = 120.0
-"""Seconds for which a child may be busy with something else than ops."""
-
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 
@@ -82,6 +79,7 @@ class Link:
         self.is_opening = True
         self.is_heard = self.has_spoken = True
         self._busy_since: float | None = None
+        self._busy_before = 0.0
         self.known: set[int] = set()
 
     @classmethod
@@ -116,12 +114,16 @@ class Link:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the child opens, loads or compiles something, and does not take forever."""
-        return self._busy_since is not None and self._core.loop.time() - self._busy_since < _LONGEST
+        """Whether the child says that it opens, loads or compiles something."""
+        return self._busy_since is not None
+
+    def busy_seconds(self) -> float:
+        """Return for how long it has said so, all in all."""
+        return self._busy_before + (0.0 if self._busy_since is None else self._core.loop.time() - self._busy_since)
 
     def rest(self) -> None:
-        """Take note that nothing is in flight: whatever the child was busy with has led to its end."""
-        self._busy_since = None
+        """Take note that the child is not busy: it says so, or nothing is in flight, so that whatever it was busy with has led to its end."""
+        self._busy_before, self._busy_since = self.busy_seconds(), None
 
     def tell(self, kind: Kind, data: bytes = b"", fds: Sequence[int] = (), *, now: bool = False) -> None:
         """Send a message, at the end of this turn of the loop or ``now``; to a child that is gone, nothing: its end is about to be told."""
@@ -165,7 +167,9 @@ class Link:
             self._log(data)
             return
         if kind == Kind.BUSY:
-            self._busy_since = None if data == b"\0" else self._core.loop.time()
+            self.rest()
+            if data != b"\0":
+                self._busy_since = self._core.loop.time()
         elif kind == Kind.WARM:
             self.is_warm = True
         self.listener.received(kind, data, fds)

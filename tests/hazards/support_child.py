@@ -1,0 +1,200 @@
+"""A child process that lies: it comes up as a child of a process host does, and from then on says what a test wants instead of what is so.
+
+It is a backend, found by its entry point. In the process that opens the device it is the CPU. In a child of that process its constructor finds the
+socket that leads to the parent and never returns, so that the honest half of the child never says another word. The form of the messages is known
+in this file alone.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import json
+import os
+import socket
+import struct
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+from accel.cpu.backend import CpuBackend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    import pytest
+
+LIE, PARENT, ONCE = "ACCEL_TEST_LIE", "ACCEL_TEST_LIE_PARENT", "ACCEL_TEST_LIE_ONCE"
+NAME = "lying"
+
+_HEADER, _MAGIC = struct.Struct("<IHHI"), 0x4C434341
+_OP, _BATCH, _PING, _REGISTER, _HELD, _COMPILE = 2, 3, 8, 10, 11, 21
+_READY, _DONE, _FAILED, _PONG, _SLAB, _PLACED, _BUSY = 101, 103, 104, 107, 108, 110, 121
+_OFFER = json.dumps({"capabilities": {"fill": ["float64"]}, "durable": True}).encode()
+_SLAB_BYTES = 1 << 20
+_MANY = 253  # descriptors that the kernel takes in one call
+
+
+class LyingBackend(CpuBackend):
+    """The processor, where nobody lies."""
+
+    def __init__(self) -> None:
+        lie, parent, once = os.environ.get(LIE), os.environ.get(PARENT), os.environ.get(ONCE)
+        if lie is None or parent is None or os.getpid() == int(parent):
+            return
+        if once is not None:
+            try:
+                os.close(os.open(once, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return
+        _tell(LIES[lie])
+
+
+def install(monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
+    """Have the backend found by its name, which is returned, in this process and its children."""
+    package = folder / "lying-0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: lying\nVersion: 0\n")
+    (package / "entry_points.txt").write_text(f"[accel.backends]\n{NAME} = {__name__}:LyingBackend\n")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv(PARENT, str(os.getpid()))
+    return NAME
+
+
+def lie(monkeypatch: pytest.MonkeyPatch, what: str, *, once: Path | None = None) -> None:
+    """Have the children that start from here on tell a lie; with ``once``, a file that is not there yet, only the first of them."""
+    assert what in LIES
+    monkeypatch.setenv(LIE, what)
+    if once is not None:
+        monkeypatch.setenv(ONCE, str(once))
+
+
+def be_honest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the children that start from here on be honest."""
+    monkeypatch.delenv(LIE)
+
+
+# -- what a child says, as bytes
+
+
+class _Wire:
+    """The connection to the parent, which has been greeted."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._rest = b""
+
+    def say(self, kind: int, payload: bytes = b"", fds: tuple[int, ...] = (), *, announced: int | None = None) -> None:
+        """Send one message."""
+        data = _HEADER.pack(_MAGIC, kind, len(fds) if announced is None else announced, len(payload)) + payload
+        control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        sent = self.sock.sendmsg([data], control)
+        self.sock.sendall(data[sent:])
+
+    def heard(self, seconds: float = 60.0) -> Iterator[tuple[int, bytes]]:
+        """Yield what the parent says, but for its questions whether anybody is there, which are answered; ends after ``seconds`` of silence."""
+        self.sock.settimeout(seconds)
+        while True:
+            while len(self._rest) >= _HEADER.size:
+                _, kind, _, length = _HEADER.unpack_from(self._rest)
+                if len(self._rest) < _HEADER.size + length:
+                    break
+                body, self._rest = self._rest[_HEADER.size : _HEADER.size + length], self._rest[_HEADER.size + length :]
+                if kind == _PING:
+                    self.say(_PONG)
+                else:
+                    yield kind, body
+            try:
+                data, control, _, _ = self.sock.recvmsg(1 << 16, socket.CMSG_SPACE(4 * 64))
+            except TimeoutError:
+                return
+            if not data:
+                os._exit(0)
+            for _, _, content in control:
+                for number in array.array("i", content):
+                    os.close(number)
+            self._rest += data
+
+
+def _tell(story: Callable[[_Wire], None]) -> NoReturn:
+    try:
+        wire = _Wire(_to_parent())
+        wire.say(_READY, _OFFER)
+        story(wire)
+        for _ in wire.heard():
+            pass
+    except OSError as error:  # the parent has had enough
+        print(error, file=sys.stderr)
+    finally:
+        os._exit(0)
+
+
+def _to_parent() -> socket.socket:
+    """Return the socket of which the other end is the parent's."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            sock = socket.socket(fileno=os.dup(int(name)))
+        except OSError:  # it is none, or what listed the folder
+            continue
+        if sock.family == socket.AF_UNIX and _peer(sock) == os.getppid():
+            sock.setblocking(True)
+            return sock
+        sock.close()
+    raise OSError("there is no socket to the parent")
+
+
+def _peer(sock: socket.socket) -> int:
+    (pid,) = struct.unpack_from("i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(pid)
+
+
+def _numbers(kind: int, body: bytes) -> tuple[int, tuple[int, ...]]:
+    """Return the number of an op, and those of the buffers that it makes."""
+    if kind != _OP:
+        raise AssertionError(f"the test sent a message of kind {kind}")
+    number, count = struct.unpack_from("<QI", body)
+    return number, struct.unpack_from(f"<{count}Q", body, 12)
+
+
+def _memfd(nbytes: int, *, is_sealed: bool = True) -> int:
+    fd = os.memfd_create("lying", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, nbytes)
+    if is_sealed:
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return fd
+
+
+# -- the lies
+
+
+def _busy(wire: _Wire) -> None:
+    """Say again and again that something is being loaded."""
+    while True:
+        for _ in wire.heard(0.05):
+            pass
+        wire.say(_BUSY, b"\1")
+
+
+def _toggling(wire: _Wire) -> None:
+    """The same, and in between that it is over."""
+    while True:
+        for _ in wire.heard(0.02):
+            pass
+        wire.say(_BUSY, b"\0")
+        wire.say(_BUSY, b"\1")
+
+
+def _deaf(wire: _Wire) -> None:
+    """Answer nothing but that somebody is there."""
+    for _ in wire.heard():
+        pass
+
+
+def _half_deaf(wire: _Wire) -> None:
+    """Take durable memory over, and answer no op."""
+    for kind, body in wire.heard():
+        if kind == _HELD:
+            wire.say(_DONE, body[:8])
+
+
+LIES: dict[str, Callable[[_Wire], None]] = {"busy": _busy, "toggling": _toggling, "deaf": _deaf, "deaf to ops": _half_deaf}
