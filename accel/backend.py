@@ -25,6 +25,7 @@ __all__ = [
     "AccelStream",
     "Check",
     "CompilesKernels",
+    "CountsCommands",
     "DeviceDescription",
     "HeldSlab",
     "HostFunction",
@@ -34,6 +35,7 @@ __all__ = [
     "PreparesLibraries",
     "SlabMemory",
     "TakesScratch",
+    "TakesWorkspace",
 ]
 
 
@@ -357,6 +359,36 @@ class TakesScratch(Protocol):
 
     def measure_scratch(self, op: Any) -> None:
         """See that :meth:`scratch_nbytes` knows. May block; called on any thread, several at once."""
+
+
+@runtime_checkable
+class CountsCommands(Protocol):
+    """What an :class:`AccelDevice` has besides if its queues are bounded, so that enqueuing blocks when they are full.
+
+    Attributes
+    ----------
+    queue_limit : int
+        Commands in flight at which no further op is sent, if that is less than ``max_in_flight``.
+    """
+
+    queue_limit: int
+
+    def commands(self, op: Any) -> int:
+        """Return how many commands an op's kernel enqueues at most, 1 or more. Quick; called on the loop's thread."""
+
+
+@runtime_checkable
+class TakesWorkspace(Protocol):
+    """What a :class:`~accel.ComputeBackend` has besides if its kernels work in device memory that stays theirs, as a library's workspace does.
+
+    It is the context's memory, under its limit, and given back with the context.
+    """
+
+    def workspace_wanted(self, library: str) -> int:
+        """Return the bytes of the next workspace that ops of ``library`` need in this stream, or 0 if they have all. Quick."""
+
+    def use_workspace(self, address: int, nbytes: int) -> None:
+        """Use this memory from now on. Called on the loop's thread, before the first op of the library that asked for it. Never blocks."""
 
 
 @runtime_checkable

@@ -1,8 +1,7 @@
 """Which ops may block while they are enqueued.
 
 These are captures, advice about managed memory, copies of large pageable arrays, small copies while no pinned memory is at hand to stage them in, the first
-ops in a lane that was made for another library, those whose kernel may not be loaded yet, and a product after others have come so often that graphs are made
-of them (:mod:`accel_cuda.repeats`).
+ops in a lane that was made for another library, and those whose kernel may not be loaded yet.
 
 cuBLAS loads a kernel when it is first used, and loading may wait for everything that runs on the device. Which kernel a product uses is known to the
 library alone, so products of a signature are enqueued beside the loop until one of them has been: functions are loaded into the context, for all of its
@@ -78,10 +77,7 @@ class Blocking:
         signature, seen, is_product = _SIGNATURES[kind], self._seen, kind in _PRODUCTS
 
         def loads(lane: Any, op: Any) -> bool:
-            if signature(lane, op) in seen:
-                compute = lane.compute
-                return compute.has_wishes or (is_product and not compute.has_blas)
-            return True
+            return signature(lane, op) not in seen or (is_product and not lane.compute.has_blas)
 
         return loads
 
@@ -102,13 +98,12 @@ class Blocking:
         return is_staged
 
     def noting(self, kernel: Kernel) -> Kernel:
-        """Return a kernel that takes note of what it has loaded, and makes what is to be made, wherever that may be: beside the loop."""
+        """Return a kernel that takes note of what it has loaded."""
 
         def noted(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
             kernel(lane, op, inputs, outputs)
             if get_ident() != self._home:
                 self._note(_SIGNATURES[op.kind](lane, op))
-                lane.compute.prepare_repeats()
 
         return noted
 
@@ -127,12 +122,16 @@ def _either(lacks: Callable[[Any], bool], check: Callable[[Any, Any], bool] | No
 
 
 def _product(lane: Any, op: Any) -> Hashable:
-    alignment = (op.a.offset | op.b.offset) % _ALIGNMENT  # of views: there are other kernels for those
-    return op.kind, op.a.shape, op.b.shape, op.a.dtype, op.transpose_a, op.transpose_b, op.allow_tf32, alignment
+    a, b, out = op.a, op.b, op.out
+    # There are other kernels for views that begin between two vectors.
+    alignment = a.offset % _ALIGNMENT, b.offset % _ALIGNMENT, out is not None and out.offset % _ALIGNMENT
+    return op.kind, a.shape, b.shape, a.dtype, op.transpose_a, op.transpose_b, op.allow_tf32, not op.beta, alignment
 
 
 def _matrix_by_vector(lane: Any, op: Any) -> Hashable:
-    return op.kind, op.a.shape, op.a.dtype, op.transpose_a, op.a.offset % _ALIGNMENT
+    a, x, out = op.a, op.x, op.out
+    alignment = a.offset % _ALIGNMENT, x.offset % _ALIGNMENT, out is not None and out.offset % _ALIGNMENT
+    return op.kind, a.shape, a.dtype, op.transpose_a, not op.beta, alignment
 
 
 def _convolution(lane: Any, op: Any) -> Hashable:

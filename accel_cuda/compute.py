@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import TYPE_CHECKING
 
-from accel import AccelError, BinaryOp, DType, ReduceOp, Transpose, UnaryOp, UnsupportedError, arguments
+from accel import BinaryOp, DType, ReduceOp, Transpose, UnaryOp, UnsupportedError, arguments
 from accel.arguments import BASE
 from accel_cuda.attention import attend
 from accel_cuda.blas import Blas
@@ -24,17 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = ["CudaCompute"]
 
-logger = logging.getLogger("accel.cuda")
-
 _NONE, _TURNED = Transpose.NONE, Transpose.TRANSPOSE
 _EXTREMES = frozenset({ReduceOp.MAX, ReduceOp.MIN})
 # What the lanes of these libraries are about to need; in other lanes, that of batches among them, it is made at its first use.
-# During a capture nothing can be made.
-_STAGES, _WORKS, _MULTIPLIES = (
-    frozenset({"memory", "batch", "capture"}),
-    frozenset({"blas", "reduce", "dnn", "capture"}),
-    frozenset({"blas", "capture"}),
-)
+_STAGES, _MULTIPLIES = frozenset({"memory", "batch", "capture"}), frozenset({"blas", "capture"})
 _BLOCK = 256
 _PIXELS = 128
 _LIMIT = 2**31 - 1
@@ -46,10 +38,11 @@ class CudaCompute(CudaVectors):
     """:class:`accel.ComputeBackend` on a GPU, one instance a stream. Made by ``CudaDevice.create_compute``."""
 
     def init(self) -> None:
-        """Make the instance ready, with what its library needs: pinned memory, a workspace, a cuBLAS handle. Called again it does nothing. May block."""
+        """Make the instance ready, with the pinned memory that its library needs. Called again it does nothing. May block."""
         if self._supported is not None:
             return
-        self.prepare(self._library)
+        if self._library in _STAGES:
+            self.prepare_transfers()
         # Filled as they are used: to look one up may load its program.
         self._unary: dict[tuple[UnaryOp, DType], Handle] = {}
         self._binary: dict[tuple[BinaryOp, DType], Handle] = {}
@@ -59,48 +52,17 @@ class CudaCompute(CudaVectors):
         """Make what a library needs in this stream, as far as it is not there. May block."""
         if library in _STAGES:
             self.prepare_transfers()
-        if library in _WORKS:
-            self.prepare_workspace()
         if library in _MULTIPLIES:
             self.prepare_blas()
-        if library == "capture":
-            self.prepare_columns()
-
-    def prepare_columns(self) -> int:
-        """Take the memory that convolutions build matrices in, if it is not there, and return its address. May block."""
-        if not self._columns:
-            self._columns = self._take(WORKSPACE)
-        return self._columns
 
     def prepare_blas(self) -> Blas:
         """Make the cuBLAS handle and its workspace, if they are not there. May block."""
         if self._blas is None:
             workspace = self.prepare_workspace()
             with self._context.section:
-                self._blas = Blas(self._stream, workspace, WORKSPACE, self._wish)
+                self._blas = Blas(self._stream, workspace, WORKSPACE)
             self.has_blas = True
         return self._blas
-
-    def prepare_repeats(self) -> None:
-        """Make graphs of the products that have come often. May block; nothing else is enqueued into the stream meanwhile.
-
-        What goes wrong is nobody's business, but a fault: the products are computed without graphs.
-        """
-        blas, self.has_wishes = self._blas, False
-        if blas is None or not blas.repeats.wished:
-            return
-        try:
-            with self._context.section:
-                blas.prepare_repeats()
-        except AccelError as error:
-            if error.is_fault:
-                raise
-            logger.warning("no graphs were made of the products that repeat on %s: %s", self._device, error)
-            if not blas.is_home:  # it calls into another stream: the next product makes another handle
-                self._blas, self.has_blas = None, False
-
-    def _wish(self) -> None:
-        self.has_wishes = True
 
     def unary(self, op: UnaryOp, input: int, output: int, n: int, *, dtype: DType = DType.FLOAT32) -> None:
         """Enqueue a function of each of n elements."""
@@ -262,16 +224,15 @@ class CudaCompute(CudaVectors):
     def _convolve(self, work: Convolution, input: int, filter: int, output: int, dtype: DType) -> None:
         n, k, p, q = work.output
         height, each, parts = work.tiling(dtype, self._context.multiprocessors, WORKSPACE)
-        if parts > 1:
-            self.prepare_workspace()
-        parameters, _held = work.parameters(input, filter, output, self._workspace, each)
+        workspace = self.prepare_workspace() if parts > 1 else 0
+        parameters, _held = work.parameters(input, filter, output, workspace, each)
         self._stream.ready()
         functions, code = self._context.functions, CODES[dtype]
         grid = -(-n * p * q // _PIXELS), -(-k // height), parts
         self._stream.launch_with(functions[f"conv2d_{height}_{code}"], grid, (_BLOCK, 1), 0, parameters)
         if parts > 1:
             count = n * k * p * q
-            self._stream.launch(functions[f"conv2d_end_{code}"], -(-count // _BLOCK), _BLOCK, self._workspace, output, count, parts)
+            self._stream.launch(functions[f"conv2d_end_{code}"], -(-count // _BLOCK), _BLOCK, workspace, output, count, parts)
 
     def _convolve_by_products(self, work: Convolution, piece: int, input: int, filter: int, output: int, dtype: DType) -> None:
         n, k, p, q = work.output

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["WORKSPACE", "CudaMemory"]
 
 WORKSPACE = 32 << 20
-"""Bytes of device memory that a stream's kernels and products share: they run one after the other."""
+"""Bytes of one workspace. A stream has one for its kernels and products, which run one after the other, and one for the matrices of convolutions."""
+
+_WORKSPACES = {"blas": 1, "reduce": 1, "dnn": 2, "capture": 2}
+"""Library -> how many workspaces its ops use."""
 
 _SMALLEST = 512
 _LARGE = 12 << 20
@@ -41,8 +44,8 @@ class CudaMemory(ComputeBackend):
     ----------
     channel : StreamChannel
         The stream, for copies between host and device.
-    has_blas, has_wishes : bool
-        Whether cuBLAS's handle is made, and whether graphs of products that have come often are to be made: what is to be made may block.
+    has_blas : bool
+        Whether cuBLAS's handle is made: making it may block.
     """
 
     def __init__(self, stream: CudaStream, library: str) -> None:
@@ -53,10 +56,9 @@ class CudaMemory(ComputeBackend):
         self._supported: Mapping[str, frozenset[DType]] | None = None
         self._sizes: dict[int, int] = {}
         self._free: dict[int, list[int]] = {}
-        self._workspace = 0
-        self._columns = 0
+        self._workspaces: list[int] = []
         self._blas: Blas | None = None
-        self.has_blas = self.has_wishes = False
+        self.has_blas = False
         self.channel = StreamChannel(stream)
 
     @property
@@ -194,19 +196,34 @@ class CudaMemory(ComputeBackend):
 
     @property
     def workspace_nbytes(self) -> int:
-        """Bytes of device memory that reductions and products of this stream work in."""
-        return WORKSPACE * (bool(self._workspace) + bool(self._columns))
+        """Bytes of device memory that ops of this stream work in."""
+        return WORKSPACE * len(self._workspaces)
+
+    def workspace_wanted(self, library: str) -> int:
+        """Return the bytes of the next workspace that a library needs here; see :class:`accel.backend.TakesWorkspace`."""
+        return WORKSPACE if len(self._workspaces) < _WORKSPACES.get(library, 0) else 0
+
+    def use_workspace(self, address: int, nbytes: int) -> None:
+        """Take a workspace; see :class:`accel.backend.TakesWorkspace`."""
+        self._workspaces.append(address)
 
     @property
     def has_workspace(self) -> bool:
-        """Whether that memory is there."""
-        return bool(self._workspace)
+        """Whether there is a workspace for kernels and products."""
+        return bool(self._workspaces)
 
     def prepare_workspace(self) -> int:
-        """Take that memory, if it is not there, and return its address. May block."""
-        if not self._workspace:
-            self._workspace = self._take(WORKSPACE)
-        return self._workspace
+        """Return the workspace of kernels and products; an instance that was lent none takes one of its own. May block then."""
+        return self._prepared(0)
+
+    def prepare_columns(self) -> int:
+        """Return the workspace in which convolutions build matrices, as :meth:`prepare_workspace` does."""
+        return self._prepared(1)
+
+    def _prepared(self, number: int) -> int:
+        while len(self._workspaces) <= number:
+            self._workspaces.append(self._take(WORKSPACE))
+        return self._workspaces[number]
 
     def _room(self, nbytes: int) -> Block | None:
         """Return pinned memory for one piece. Growing the arena blocks: only a caller that may, or that did not ask whether it may, gets there."""

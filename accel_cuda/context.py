@@ -10,6 +10,7 @@ from accel.memory import HostArena
 from accel_cuda.arrays import ARRAY_KERNELS
 from accel_cuda.blocking import NOTED, Blocking
 from accel_cuda.checksum import checksum
+from accel_cuda.commands import COMMANDS, QUEUE_LIMIT
 from accel_cuda.compiler import Nvrtc, architecture
 from accel_cuda.compute import CudaCompute
 from accel_cuda.driver import Handle
@@ -17,6 +18,7 @@ from accel_cuda.event import CudaEvent
 from accel_cuda.fft import FftLibrary
 from accel_cuda.graph import GRAPH_KERNELS
 from accel_cuda.interop import CudaExchange
+from accel_cuda.kept import log_kept
 from accel_cuda.kernels.bench import BENCH, bench_kernels
 from accel_cuda.launch import UserKernels
 from accel_cuda.managed import MANAGED_KERNELS
@@ -86,6 +88,7 @@ class CudaDevice:
     shares_processor: bool = False
     on_fault: Callable[[AccelError], object] = staticmethod(_nobody)
     scratch_libraries: frozenset[str] = frozenset({"fft"})
+    queue_limit: int = QUEUE_LIMIT
 
     def __init__(self, driver: Driver, description: DeviceDescription) -> None:
         self.driver = driver
@@ -126,6 +129,7 @@ class CudaDevice:
         self._blocking = Blocking(lacks, dict.fromkeys(self._fft.kernels, self._fft.may_block), self.pinned)
         self.may_block: Callable[[Any, Any], bool] = self._blocking.may_block
         """Whether enqueuing an op may block this time; asked once for each, without a further call."""
+        self._commands = {**COMMANDS, **dict.fromkeys(self._fft.kernels, self._fft.commands)}
         self._kernels: dict[str, Mapping[str, Kernel]] = {
             **{name: self._noting(kernels) for name, kernels in (("blas", BLAS_KERNELS), ("dnn", DNN_KERNELS))},
             "capture": GRAPH_KERNELS,
@@ -202,6 +206,11 @@ class CudaDevice:
         self._check_open()
         self._fft.measure(op)
 
+    def commands(self, op: Any) -> int:
+        """Return how many commands an op enqueues at most; see :class:`accel.backend.CountsCommands`."""
+        count = self._commands.get(op.kind, 1)
+        return count if isinstance(count, int) else count(op)
+
     def create_slab(self, nbytes: int) -> CudaSlab:
         """Take a slab of at least ``nbytes``.
 
@@ -244,8 +253,8 @@ class CudaDevice:
     def close(self, *, abandon: bool = False) -> None:
         """Close every stream, and let go of the primary context.
 
-        After a fault the driver's objects are dead, and left alone. Slabs are unmapped; then, once nothing here uses it any more, the primary context is
-        reset, which gives back what it held on the device, the dead memory of torch and cupy in this process too. Host memory stays.
+        After a fault the driver's objects are dead, and left alone; slabs, which are all that ops worked in, are unmapped and come back. The primary context
+        is never reset: that would unmap page-locked host memory of torch and CuPy, which the process may still read. What stays on the device is logged.
 
         Parameters
         ----------
@@ -262,12 +271,11 @@ class CudaDevice:
         self.copiers.close()
         self.release(self.staging.close)
         self.on_fault = _nobody  # it would keep who is told alive
-        is_last = self.driver.unwatch(self)
+        self.driver.unwatch(self)
         if self.fault is None:
             self.release(self._release_context)
-        elif is_last and self.driver.fault is not None:
-            # Not where somebody else has destroyed the context: a new one may be in use.
-            self.driver.ignore("cuDevicePrimaryCtxReset", self.device)
+        elif self.driver.fault is not None:
+            log_kept(self.description)
 
     def _release_context(self) -> None:
         self._fft.close()

@@ -230,11 +230,10 @@ class Driver:
         if self.fault is not None:
             context.faulted(self.fault)
 
-    def unwatch(self, context: Faultable) -> bool:
-        """Forget a context that is closed, and return whether nobody else here uses the same CUcontext."""
+    def unwatch(self, context: Faultable) -> None:
+        """Forget a context that is closed."""
         with self._lock:
             self._contexts.discard(context)
-            return not any(other.handle == context.handle for other in self._contexts)
 
     def failure(self, status: int, call: str, **fields: Any) -> AccelError:
         """Return the error for a status; if it ends CUDA for this process, take note and tell every context."""

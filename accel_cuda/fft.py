@@ -27,6 +27,8 @@ _BLOCK = 256
 _TILE, _ROWS = 32, 8
 _DOUBLE = struct.Struct("d")
 _ALIGNED, _REMEMBERED = 1 << 20, 4096
+_UNKNOWN = 64
+"""Commands of an op whose plans were not measured yet."""
 _DOUBLES = frozenset({DType.FLOAT64, DType.COMPLEX128})
 
 
@@ -52,7 +54,7 @@ class FftLibrary:
         self._context = context
         self._lock = threading.Lock()
         self._maker: PlanMaker | None = None
-        self._scratch: dict[Hashable, int] = {}
+        self._needs: dict[Hashable, tuple[int, int]] = {}  # bytes to work in, and commands
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` makes a plan, or loads cuFFT, which takes milliseconds and waits for the device."""
@@ -67,18 +69,27 @@ class FftLibrary:
 
     def scratch_nbytes(self, op: Any) -> int | None:
         """Return how many bytes an op works in, or ``None`` if a plan of its has not been measured; see :class:`accel.backend.TakesScratch`."""
+        needs = self._needs_of(op)
+        return None if needs is None else needs[0]
+
+    def commands(self, op: Any) -> int:
+        """Return how many commands an op enqueues at most; see :class:`accel.backend.CountsCommands`."""
+        needs = self._needs_of(op)
+        return _UNKNOWN if needs is None else max(1, needs[1])
+
+    def _needs_of(self, op: Any) -> tuple[int, int] | None:
         if _is_empty(op):
-            return 0
+            return 0, 0
         key = _signature(op)
-        nbytes = self._scratch.get(key)
-        if nbytes is None and self._maker is not None:
+        needs = self._needs.get(key)
+        if needs is None and self._maker is not None:
             sizes = self._maker.sizes
             if all(each.layout in sizes for each in _passes(op)):
-                nbytes = _rehearsed(op, sizes)
-                if len(self._scratch) >= _REMEMBERED:
-                    self._scratch.clear()
-                self._scratch[key] = nbytes
-        return nbytes
+                needs = _rehearsed(op, sizes)
+                if len(self._needs) >= _REMEMBERED:
+                    self._needs.clear()
+                self._needs[key] = needs
+        return needs
 
     def measure(self, op: Any) -> None:
         """See that :meth:`scratch_nbytes` knows. May block."""
@@ -118,14 +129,14 @@ def _begins_between(ref: AccelRef | None, unit: int) -> bool:
     return ref is not None and bool(ref.offset % unit or ref.alignment % unit)
 
 
-def _rehearsed(op: Any, sizes: Mapping[Layout, int]) -> int:
-    """Return how many bytes an op works in, wherever in its memory it begins."""
+def _rehearsed(op: Any, sizes: Mapping[Layout, int]) -> tuple[int, int]:
+    """Return how many bytes an op works in, wherever in its memory it begins, and how many commands it enqueues."""
     unit = 2 * _real(op)
     memory, stage = WorkMemory(_ALIGNED), Rehearsal(sizes)
     size = math.prod(op.spec().shape)
     if size:
         Work(stage, memory, stage, op).run(int(_begins_between(op.x, unit)), int(_begins_between(op.out, unit)), size)
-    return memory.most
+    return memory.most, stage.commands
 
 
 def _real(op: Any) -> int:

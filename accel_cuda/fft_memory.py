@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 __all__ = ["Rehearsal", "WorkMemory"]
 
 _ALIGNMENT = 256
+_LAUNCHES = 8
+"""Kernels that cuFFT launches for one plan at most, as seen: one to three, more for lengths with large prime factors."""
 
 
 class WorkMemory:
@@ -68,12 +70,18 @@ class Rehearsal:
     ----------
     sizes
         Layout -> bytes that a plan works in.
+
+    Attributes
+    ----------
+    commands : int
+        How many commands the steps would have enqueued at most.
     """
 
-    __slots__ = ("_sizes", "context", "functions")
+    __slots__ = ("_sizes", "commands", "context", "functions")
 
     def __init__(self, sizes: Mapping[Layout, int]) -> None:
         self._sizes = sizes
+        self.commands = 0
         self.context = self
         self.functions: Any = self
 
@@ -81,14 +89,18 @@ class Rehearsal:
         return None
 
     def copy(self, destination: int, source: int, nbytes: int) -> None:
-        """Do nothing."""
+        """Count the copy."""
+        self.commands += 1
 
     def launch(self, *arguments: Any) -> None:
-        """Do nothing."""
+        """Count the launch."""
+        self.commands += 1
 
     def launch_wide(self, *arguments: Any) -> None:
-        """Do nothing."""
+        """Count the launch."""
+        self.commands += 1
 
-    def execute(self, layout: Layout, source: int, destination: int, memory: WorkMemory, **options: Any) -> None:
-        """Use the memory that the plan would work in."""
+    def execute(self, layout: Layout, source: int, destination: int, memory: WorkMemory, *, calls: int = 1, **options: Any) -> None:
+        """Use the memory that the plan would work in, and count its launches."""
+        self.commands += _LAUNCHES * calls
         memory.free(memory.alloc(self._sizes[layout]))

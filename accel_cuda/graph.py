@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from accel_cuda.context import CudaDevice
     from accel_cuda.stream import CudaStream
 
-__all__ = ["GRAPH_KERNELS", "CudaGraph", "executable"]
+__all__ = ["GRAPH_KERNELS", "CudaGraph"]
 
 
 class CudaGraph:
@@ -49,6 +49,7 @@ def capture(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -
     stream: CudaStream = lane.stream
     context = stream.ready()
     driver = context.driver
+    lane.compute.prepare(op.library)  # during the capture nothing can be made
     with context.section:
         # Relaxed: what is forbidden to others during a capture (to load a kernel, say) is what this thread may have to do for it.
         context.call("cuStreamBeginCapture", stream.handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
@@ -61,10 +62,10 @@ def capture(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -
             raise
         finally:
             stream.is_capturing = False
-        op.program.native = executable(stream, context.call("cuStreamEndCapture", stream.handle))
+        op.program.native = _executable(stream, context.call("cuStreamEndCapture", stream.handle))
 
 
-def executable(stream: CudaStream, graph: Any) -> CudaGraph:
+def _executable(stream: CudaStream, graph: Any) -> CudaGraph:
     """Return what was captured as a graph that can be launched; the driver's CUgraph is given back. In the section. Blocks."""
     context = stream.context
     driver = context.driver

@@ -19,6 +19,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from accel import OutOfMemoryError
 from accel_cuda.transfers import move
 
 if TYPE_CHECKING:
@@ -133,9 +134,17 @@ class Copiers:
         slots = [memory.address + start for start in range(0, memory.nbytes - size + 1, size)]
         count = min(count, len(pieces), len(slots))
         copy.begin(count, slots)
+        shares = [slots[i::count] for i in range(count)]
+        own = shares[:1]
         for i in range(1, count):
-            self._threads.start(partial(copy.work, slots[i::count]))
-        copy.work(slots[::count])
+            try:
+                self._threads.start(partial(copy.work, shares[i]))
+            except RuntimeError as error:  # of threading.Thread.start: the system has no thread
+                copy.fail(_no_thread(error))
+                own += shares[i:]
+                break
+        for share in own:
+            copy.work(share)
         copy.wait()
         copy.channel.begin(keep, memory)  # what was enqueued last may be on its way
         if copy.error is not None:
@@ -226,6 +235,10 @@ class _Copy(ABC):
         """Say how many threads will work, and through which places all together."""
         self._running = itertools.count(count - 1, -1)
         self._ended.acquire()
+
+    def fail(self, error: Exception) -> None:
+        """Let no thread begin another piece; :attr:`error` is raised once all have ended."""
+        self.error = error
 
     @abstractmethod
     def work(self, slots: list[int]) -> None:
@@ -336,6 +349,16 @@ class _Get(_Copy):
         start, nbytes = piece
         place.pull(self._source + start, nbytes)
         self._coming.append((place, start, nbytes))
+
+
+def _no_thread(error: RuntimeError) -> OutOfMemoryError:
+    made = OutOfMemoryError(
+        f"no thread for a large copy could be started: {error}",
+        library="os",
+        remedy="Try again; if it goes on, raise the limit on threads (ulimit -u, or pids.max of the cgroup).",
+    )
+    made.__cause__ = error
+    return made
 
 
 def _count(nbytes: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from accel.backend import TakesWorkspace
 from accel.errors import ClosedError, OutOfMemoryError, StaleRefError
 from accel.memory import Block
 from accel.ref import AccelRef
@@ -67,12 +68,14 @@ class Buffers:
     ----------
     blocks : dict of int to Block
         Where each buffer is.
+    lent : int
+        Bytes of the allocator's that lanes have as workspaces.
     special : dict of int to callable
         How those buffers are given back that are not simply the allocator's; see :class:`~accel.device.sharing.Sharing`.
     """
 
     __slots__ = (
-        "_check_alive", "_closing", "_core", "_generation", "_held", "_leaving", "_resting", "allocator", "blocks", "durables", "special",
+        "_check_alive", "_closing", "_core", "_generation", "_held", "_leaving", "_resting", "allocator", "blocks", "durables", "lent", "special",
     )  # fmt: skip
 
     def __init__(
@@ -85,6 +88,7 @@ class Buffers:
         self.allocator = allocator
         self.blocks: dict[int, Block | Held] = {}
         self.special: dict[int, Callable[[Block], None]] = {}
+        self.lent = 0
         self._held = 0  # how many are in `blocks`
         self._resting: list[Held] = []  # freed, and still in use
         self._leaving: list[Held] = []  # freed, and used no more
@@ -170,6 +174,21 @@ class Buffers:
             # Nobody else allocates before the op is bound, so what was free once is free then.
             for block in held:
                 self.allocator.free(block)
+
+    async def provide_workspaces(self, lane: Lane, library: str) -> None:
+        """Give a lane the workspaces that ops of a library use there; it keeps them.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If the limit or the device has no room.
+        """
+        compute = lane.compute
+        while isinstance(compute, TakesWorkspace) and (nbytes := compute.workspace_wanted(library)):
+            block = await self._grow(nbytes, lane)
+            self.lent += block.size
+            compute.use_workspace(block.address, nbytes)
+        lane.provided.add(library)
 
     async def _grow(self, nbytes: int, lane: Lane) -> Block:
         """Allocate, with another slab, made off the loop, after everything that can be had without it."""

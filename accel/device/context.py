@@ -10,6 +10,7 @@ import threading
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from accel.backend import CountsCommands
 from accel.device.beside import CallsBeside
 from accel.device.buffers import Buffers, close_all
 from accel.device.durable_slabs import DurableSlabs
@@ -26,7 +27,7 @@ from accel.memory import Allocator
 from accel.ops import Free
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
     from accel.backend import AccelDevice, Kernel
@@ -73,9 +74,12 @@ class Context(ContextBase):
         self.ports: dict[str, Port] = {}
         self._kernels: dict[type[KernelOp], Kernel] = {}
         self.own: dict[str, OwnLibrary] = {}
+        self._weigh: Callable[[KernelOp], int] | None = None
+        if isinstance(device, CountsCommands):
+            self._weigh, self.limit = device.commands, min(self.limit, device.queue_limit)
         self.may_block: Callable[[Any, Any], bool] = device.may_block
         self._open_port = open_port
-        self._chunk = max(1, core.options.max_in_flight // 2)
+        self._chunk = max(1, self.limit // 2)
         self._to_close = threading.Lock()  # whoever gets it closes, and keeps it
 
     # -- dispatch: called by the device's actor, one submission at a time, in order
@@ -112,11 +116,11 @@ class Context(ContextBase):
         submission.result = op.result(refs)
         faults = self.core.options.faults
         action = None if faults is None else faults.take(submission.name)
-        submission.bind(self, lane, kernel, action)
+        submission.bind(self, lane, kernel, action, 1 if self._weigh is None else self._commands(op))
         self._take_place(submission, op, lane, reads, refs)
-        # On its way: from here on it is in flight.
         submission.outstanding = 1
         self.in_flight += 1
+        self.commands += submission.commands
         self.submissions[submission] = None
         if not port.hand_over(submission):
             port.actor.tell(submission)
@@ -177,8 +181,8 @@ class Context(ContextBase):
         await self.open_own(ops)
         port = await self.port(BATCH)
         while (start := submission.sent) < count:
-            end = min(start + self._chunk, count)
-            await self.wait_for_room(end - start)
+            end, commands = self._next_chunk(ops, start)
+            await self.wait_for_room(commands)
             if submission.is_settled:
                 # Its refs are void: memory that they were given now would never come back.
                 submission.void(max(start, submission.sound))
@@ -200,7 +204,10 @@ class Context(ContextBase):
         """Send a batch if nothing has to be waited for; else return ``False``: :meth:`dispatch` sends what was not sent yet."""
         core, ports, count = self.core, self.ports, len(submission.ops)
         port = ports.get(BATCH)
-        if port is None or count > self._chunk or self.in_flight + count > core.options.max_in_flight:
+        if port is None or not count:
+            return False
+        end, commands = self._next_chunk(submission.ops, 0)
+        if end < count or self.commands + commands > self.limit:
             return False
         if core.own and any(op.library in core.own and op.library not in ports for op in submission.ops):
             return False
@@ -227,9 +234,27 @@ class Context(ContextBase):
                 self._send(Run(self, submission, port, launches, is_last=submission.sent == count))
         return is_all
 
+    def _next_chunk(self, ops: Sequence[KernelOp], start: int) -> tuple[int, int]:
+        """Return the end of the part of a batch that is sent at once, and its commands: at least one op."""
+        if self._weigh is None:
+            end = min(start + self._chunk, len(ops))
+            return end, end - start
+        end, commands = start + 1, self._commands(ops[start])
+        while end < len(ops) and (more := commands + self._commands(ops[end])) <= self._chunk:
+            end, commands = end + 1, more
+        return end, commands
+
+    def _commands(self, op: KernelOp) -> int:
+        """Return what an op puts into the device's queues, on a device that counts."""
+        own = self.own.get(op.library)
+        assert self._weigh is not None, "the device counts"
+        return self._weigh(op) if own is None else own.library.launches
+
     async def _provide(self, submission: Submission, index: int, op: KernelOp, lane: Lane) -> None:
         """Take the memory that an op needs, and that is not there."""
         with self.opening:
+            if op.library not in lane.provided:
+                await self.buffers.provide_workspaces(lane, op.library)
             scratch = await self.scratch.specs((op,))
             for plan in submission.plans[index : index + 1]:  # none, if it was settled meanwhile
                 await self.buffers.provide((*scratch, *plan.creates), lane)
@@ -238,6 +263,7 @@ class Context(ContextBase):
         count = len(run.launches)
         run.submission.outstanding += count
         self.in_flight += count
+        self.commands += run.commands
         self.submissions[run.submission] = None
         if not run.actor.hand_over(run):
             run.actor.tell(run)
@@ -263,7 +289,7 @@ class Context(ContextBase):
             for ref in plan.reads + refs:
                 if ref.buffer not in buffers.blocks:
                     buffers.block(ref)
-            if op.library in scratch.libraries and not scratch.reserve(op, lane):
+            if op.library not in lane.provided or (op.library in scratch.libraries and not scratch.reserve(op, lane)):
                 return False
             if plan.creates:
                 made = outputs[index]
@@ -272,7 +298,7 @@ class Context(ContextBase):
                     return False
                 refs += made
             action = None if faults is None else faults.take(op.kind)
-            launch = Launch(op, kernel, action, index)
+            launch = Launch(op, kernel, action, index, 1 if self._weigh is None else self._commands(op))
             self._take_place(launch, op, lane, plan.reads, refs)
             launches.append(launch)
         return True
@@ -357,9 +383,9 @@ class Context(ContextBase):
         return [buffer for buffer in self.durables.buffers if blocks[buffer].usage.pending_write() is not None]
 
     def memory(self) -> tuple[int, int, int]:
-        """Return the bytes that are used, reserved, and held by libraries. Any thread may ask."""
+        """Return the bytes of buffers, of slabs, and of what libraries work in. Any thread may ask."""
         allocator = self.buffers.allocator
-        return allocator.used, allocator.reserved, sum(lane.compute.workspace_nbytes for lane in tuple(self.lanes))
+        return allocator.used - self.buffers.lent, allocator.reserved, sum(lane.compute.workspace_nbytes for lane in tuple(self.lanes))
 
     # -- the end
 

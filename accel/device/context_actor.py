@@ -144,6 +144,7 @@ class ContextActor(Actor[OpenLibrary, "Port | Exception"]):
 
     async def _open(self, made: Context, library: str, context: ActorContext) -> Port:
         lane = self._lanes.pop(library, None) or await self._lane(made, library)
+        await made.buffers.provide_workspaces(lane, library)
         # Never full: the context sends no more than max_in_flight at once.
         size = self._core.options.max_in_flight * 2 + 2
         ref = await context.spawn(KernelActor, made, name=library, mailbox_size=size)

@@ -66,7 +66,7 @@ class DeviceActor(Actor[Submission, None]):
             or message.generation != core.live_generation
             or day is None
             or day.fault is not None
-            or day.in_flight >= core.options.max_in_flight
+            or day.commands >= day.limit
             or message.future.done()
         ):
             return False
@@ -109,7 +109,6 @@ class DeviceActor(Actor[Submission, None]):
 
     async def _forward(self, submission: Submission) -> None:
         core, host = self._core, self._host
-        limit = core.options.max_in_flight
         while not submission.future.done():
             if not core.is_ready:
                 await self._waiting(core.lifecycle.wait_ready())
@@ -117,7 +116,7 @@ class DeviceActor(Actor[Submission, None]):
                 self._recheck(submission)
             context = host.context
             try:
-                if context.in_flight >= limit:
+                if context.commands >= context.limit:
                     await self._waiting(context.wait_for_room(1))
                     continue  # its caller may have gone in the meantime
                 await context.dispatch(submission)

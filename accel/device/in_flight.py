@@ -32,6 +32,10 @@ class ContextBase(ABC):
         Those that were dispatched and have not ended, oldest first.
     in_flight : int
         Their ops.
+    commands : int
+        What these put into the device's queues, as far as the backend tells: at most :attr:`limit`, and one op more.
+    limit : int
+        ``max_in_flight``, or less where the device's queues take less.
     fault : AccelError or None
         What ended the context. It is never used again.
     on_fault : callable
@@ -44,7 +48,8 @@ class ContextBase(ABC):
         self.core = core
         self.generation = core.lifecycle.generation + 1
         self.submissions: dict[Submission, None] = {}
-        self.in_flight = 0
+        self.in_flight = self.commands = 0
+        self.limit = core.options.max_in_flight
         self.fault: AccelError | None = None
         self.on_fault: Callable[[AccelError], object] = lambda _: None
         self.after_retire: Callable[[], object] | None = None
@@ -54,9 +59,10 @@ class ContextBase(ABC):
     def unfinished(self) -> Iterable[int]:
         """Return the durable buffers with a write that was sent to the device and is not known to have ended."""
 
-    def retire(self, submission: Submission, count: int, *, is_last: bool) -> None:
-        """Note that ``count`` ops of a submission are over; answer it if it ends here."""
+    def retire(self, submission: Submission, count: int, commands: int, *, is_last: bool) -> None:
+        """Note that ``count`` ops of a submission are over, which put ``commands`` into the device's queues; answer it if it ends here."""
         self.in_flight -= count
+        self.commands -= commands
         self.core.retired += count
         submission.outstanding -= count
         if is_last or not submission.outstanding:
@@ -71,17 +77,17 @@ class ContextBase(ABC):
         if self.after_retire is not None:
             self.after_retire()
 
-    async def wait_for_room(self, count: int) -> None:
-        """Wait until ``count`` more ops fit under ``max_in_flight``.
+    async def wait_for_room(self, commands: int) -> None:
+        """Wait until so many more commands fit under the limit.
 
         Raises
         ------
         ContextPoisonedError
             If the context faults before.
         """
-        limit = max(self.core.options.max_in_flight, count)
+        limit = max(self.limit, commands)
         self.check_alive()  # after a fault nothing retires, and nobody would be told
-        while self.in_flight + count > limit:
+        while self.commands + commands > limit:
             self._room = self.core.loop.create_future()
             try:
                 await self._room

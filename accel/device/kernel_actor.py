@@ -263,7 +263,7 @@ class KernelActor(Actor["Sendable", None]):
         lane, context = run.lane, self._context
         if not submission.launched:
             pass_over(context, run)
-            context.retire(submission, len(run.launches), is_last=run.is_last)
+            context.retire(submission, len(run.launches), run.commands, is_last=run.is_last)
             return
         event = lane.events.take()
         try:

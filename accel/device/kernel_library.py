@@ -189,6 +189,9 @@ class KernelLibrary:
     blocking : bool
         Whether a kernel method may take long on the host (it imports, loads kernels, allocates): it is then called on a worker thread, in its place in
         line, one at a time. ``False`` calls it on the loop's thread: for launches that are known not to block.
+    launches : int
+        How many kernels and copies a kernel method enqueues at most. A GPU's queue takes about a thousand, and whatever enqueues more waits; so ops of this
+        library are in flight only as long as the sum of their launches is below ``max_in_flight``. Counts on devices that have such a bound.
     capturable : bool
         Whether what a kernel method enqueues may be captured into a graph and repeated: it works in ``inputs``, ``outputs`` and what :meth:`open` made, and
         in no memory that an allocator may give to others between two replays. ``False`` has such recordings refused where graphs are captured.
@@ -197,6 +200,7 @@ class KernelLibrary:
     name: ClassVar[str]
     blocking: ClassVar[bool] = True
     capturable: ClassVar[bool] = False
+    launches: ClassVar[int] = 64
     description: DeviceDescription
 
     def open(self, stream: Any) -> None:
@@ -270,6 +274,12 @@ def kernels_of(library: type[KernelLibrary]) -> dict[type[KernelOp], str]:
     name = getattr(library, "name", None)
     if not isinstance(name, str) or not name:
         raise InvalidArgumentError(f"{library.__name__} has no name", remedy='Give it one: `name = "mine"`.')
+    launches = getattr(library, "launches", None)
+    if type(launches) is not int or launches < 1:
+        raise InvalidArgumentError(
+            f"{library.__name__}.launches is {launches!r}",
+            remedy="Give the most kernels and copies that a kernel method enqueues, such as 64.",
+        )
     found: dict[type[KernelOp], str] = {}
     for attribute in dir(library):
         op = getattr(getattr(library, attribute), _MARK, None)

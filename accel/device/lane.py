@@ -61,6 +61,8 @@ class Lane(Timeline):
         The number of the last mark of an op or a batch; 0 before the first.
     mark : AccelEvent or None
         That mark. It is recorded anew only when :attr:`completed` has come to its number.
+    provided : set of str
+        Libraries whose workspaces are there; see :class:`accel.backend.TakesWorkspace`.
     """
 
     __slots__ = (
@@ -75,6 +77,7 @@ class Lane(Timeline):
         "events",
         "mark",
         "newest",
+        "provided",
         "stream",
     )
 
@@ -87,6 +90,7 @@ class Lane(Timeline):
         self.events = events
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self.newest = 0
+        self.provided: set[str] = set()
         self.mark: AccelEvent | None = None
         self._target_mark: AccelEvent | None = None
         self._target = self._asks_at = self._gap = 0

@@ -76,11 +76,12 @@ class Leaving:
         dependencies = self._before = port.lane.outstanding(self._before)
         for block in blocks:
             block.usage.write(port.lane, seq, dependencies)
-        last.bind(context, port.lane, _nothing, None)
+        last.bind(context, port.lane, _nothing, None, 1)
         last.inputs, last.outputs, last.seq, last.dependencies = (), (), seq, dependencies
         last.beside = False
         last.outstanding = 1
         context.in_flight += 1
+        context.commands += 1
         context.submissions[last] = None
         if not port.hand_over(last):
             port.actor.tell(last)

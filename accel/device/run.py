@@ -75,17 +75,20 @@ class Launch:
         Its place in the submission.
     beside : bool or None
         Whether it is enqueued on another thread, because that may block; ``None`` until the backend was asked.
+    commands : int
+        What it puts into the device's queues.
     """
 
-    __slots__ = ("action", "beside", "dependencies", "index", "inputs", "kernel", "op", "outputs", "seq")
+    __slots__ = ("action", "beside", "commands", "dependencies", "index", "inputs", "kernel", "op", "outputs", "seq")
 
     inputs: Sequence[int]
     outputs: Sequence[int]
     seq: int
     dependencies: list[Dependency]
 
-    def __init__(self, op: KernelOp, kernel: Kernel, action: Injection | AccelError | None, index: int) -> None:
+    def __init__(self, op: KernelOp, kernel: Kernel, action: Injection | AccelError | None, index: int, commands: int) -> None:
         self.op = op
+        self.commands = commands
         self.kernel = kernel
         self.action = action
         self.index = index
@@ -105,11 +108,13 @@ class Run:
         Whether the submission ends with it.
     is_attended : bool
         Whether who waits for the batch looks for its end itself.
+    commands : int
+        What the launches put into the device's queues.
     event, enqueued_at, kind
         The mark, once it is recorded.
     """
 
-    __slots__ = ("_context", "actor", "enqueued_at", "event", "is_last", "kind", "lane", "launches", "stream", "submission")
+    __slots__ = ("_context", "actor", "commands", "enqueued_at", "event", "is_last", "kind", "lane", "launches", "stream", "submission")
 
     def __init__(self, context: Context, submission: BatchSubmission, port: Port, launches: list[Launch], *, is_last: bool) -> None:
         self._context = context
@@ -118,6 +123,7 @@ class Run:
         self.stream = port.lane.stream
         self.actor = port.actor
         self.launches = launches
+        self.commands = sum([launch.commands for launch in launches])
         self.is_last = is_last
         self.kind: Hashable = None
 
@@ -164,7 +170,7 @@ class Run:
         lane = self.lane
         lane.complete(self.launches[-1].seq)
         lane.events.give(self.event)
-        self._context.retire(self.submission, len(self.launches), is_last=self.is_last)
+        self._context.retire(self.submission, len(self.launches), self.commands, is_last=self.is_last)
 
     def fail(self, error: AccelError) -> None:
         """Report that the mark will never be passed; called by the watcher, once."""
@@ -180,7 +186,7 @@ class OpSubmission(Submission):
         The refs of what it makes, where somebody has named them already.
     op, plan
         The work, and what it does to memory; ``None`` when it has reached the device, so that operands are not kept from being freed.
-    kernel, inputs, outputs, seq, dependencies, action, beside
+    kernel, inputs, outputs, seq, dependencies, action, beside, commands
         As of a :class:`Launch`.
     lane, stream, event, enqueued_at, kind
         As of a :class:`Run`.
@@ -189,7 +195,7 @@ class OpSubmission(Submission):
     """
 
     __slots__ = (
-        "_context", "action", "beside", "dependencies", "enqueued_at", "event", "inputs", "kernel", "kind", "lane", "made", "op", "outputs", "plan",
+        "_context", "action", "beside", "commands", "dependencies", "enqueued_at", "event", "inputs", "kernel", "kind", "lane", "made", "op", "outputs", "plan",
         "seq", "stream", "watcher",
     )  # fmt: skip
 
@@ -224,7 +230,7 @@ class OpSubmission(Submission):
         self._context = context
         self.watcher = context.watcher
 
-    def bind(self, context: Context, lane: Lane, kernel: Kernel, action: Injection | AccelError | None) -> None:
+    def bind(self, context: Context, lane: Lane, kernel: Kernel, action: Injection | AccelError | None, commands: int) -> None:
         """Take note of where it goes, and how."""
         self._context = context
         self.lane = lane
@@ -232,6 +238,7 @@ class OpSubmission(Submission):
         self.kernel = kernel
         self.action = action
         self.beside: bool | None = None
+        self.commands = commands
 
     @property
     def kinds(self) -> Sequence[str]:
@@ -330,7 +337,7 @@ class OpSubmission(Submission):
             lane.completed = self.seq
         if event is not None:
             lane.events.give(event)
-        self._context.retire(self, 1, is_last=True)
+        self._context.retire(self, 1, self.commands, is_last=True)
 
     def fail(self, error: AccelError) -> None:
         """Report that the mark will never be passed; called by the watcher, once."""

@@ -17,12 +17,7 @@ class Lane:
     """A lane of which nothing is made yet, as it is in the lane of batches."""
 
     def __init__(self) -> None:
-        self.compute = SimpleNamespace(has_workspace=False, has_blas=False, has_wishes=False, prepare_repeats=self._prepare)
-        self.prepared = 0
-
-    def _prepare(self) -> None:
-        self.prepared += 1
-        self.compute.has_wishes = False
+        self.compute = SimpleNamespace(has_workspace=False, has_blas=False)
 
 
 def run(blocking: Blocking, lane: Lane, op: Any, error: Exception | None = None) -> None:
@@ -45,11 +40,12 @@ def ref(*shape: int, offset: int = 0) -> Any:
     return SimpleNamespace(shape=shape, dtype=DType.FLOAT16, offset=offset)
 
 
-def gemm(offset: int = 0, kind: str = "gemm") -> Any:
-    none = Transpose.NONE
+def gemm(offset: int = 0, kind: str = "gemm", out: int | None = None, beta: float = 0.0) -> Any:
+    none, target = Transpose.NONE, None if out is None else ref(4, 4, offset=out)
     return SimpleNamespace(
-        kind=kind, library="blas", a=ref(4, 4), b=ref(4, 4, offset=offset), transpose_a=none, transpose_b=none, allow_tf32=False
-    )
+        kind=kind, library="blas", a=ref(4, 4), b=ref(4, 4, offset=offset), out=target, beta=beta, transpose_a=none, transpose_b=none,
+        allow_tf32=False,
+    )  # fmt: skip
 
 
 def conv2d(stride: int = 1, padding: int = 0) -> Any:
@@ -86,6 +82,11 @@ def test_a_product_is_beside_the_first_time_and_where_there_is_no_handle(blockin
     run(blocking, lane, gemm(2, kind))
     assert not blocking.may_block(lane, gemm(2, kind))
     assert not blocking.may_block(lane, gemm(32, kind))
+    # And for results that are not aligned, and those that are added to what is there.
+    for other_kernel in (gemm(0, kind, out=2), gemm(0, kind, out=0, beta=1.0)):
+        assert blocking.may_block(lane, other_kernel)
+        run(blocking, lane, other_kernel)
+        assert not blocking.may_block(lane, other_kernel)
 
 
 def test_a_convolution_is_known_by_all_that_decides_how_it_is_made(blocking: Blocking) -> None:
@@ -130,27 +131,3 @@ def test_only_so_many_signatures_are_remembered(blocking: Blocking, monkeypatch:
 
 def test_scaling_needs_nothing(blocking: Blocking) -> None:
     assert not any(blocking.may_block(Lane(), SimpleNamespace(kind=kind, library="blas")) for kind in ("axpy", "scal"))
-
-
-@pytest.mark.parametrize("op", [gemm(), conv2d()], ids=["gemm", "conv2d"])
-def test_products_that_came_often_are_prepared_beside_the_loop(blocking: Blocking, op: Any) -> None:
-    lane = Lane()
-    lane.compute.has_blas = True
-    assert blocking.may_block(lane, op)
-    run(blocking, lane, op)
-    assert lane.prepared == 1
-    assert not blocking.may_block(lane, op)
-    lane.compute.has_wishes = True
-    assert blocking.may_block(lane, op)
-    run(blocking, lane, op)
-    assert lane.prepared == 2
-    assert not blocking.may_block(lane, op)
-
-
-def test_nothing_is_prepared_on_the_loop(blocking: Blocking) -> None:
-    lane, other = Lane(), Lane()
-    lane.compute.has_blas = True
-    run(blocking, other, gemm())  # a capture was the first that used it, beside the loop
-    assert not blocking.may_block(lane, gemm())  # asked on this thread, which is the loop's
-    blocking.noting(lambda *_: None)(lane, gemm(), (), ())
-    assert not lane.prepared

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from accel.errors import ContextPoisonedError
+from accel.errors import ContextPoisonedError, OutOfMemoryError
 from accel.memory import HostArena
 from accel_cuda.staging import Copiers, pieces_of
 from accel_cuda.transfers import move
@@ -154,6 +154,39 @@ def test_a_failing_stream_ends_the_copy_with_its_error(arena: HostArena, copiers
     with pytest.raises(ContextPoisonedError):
         getattr(copiers, way)(stream, target.ctypes.data, source.ctypes.data, source.nbytes)
     stream.close()
+    assert arena.statistics().used == 0
+
+
+@pytest.mark.parametrize("way", ["put", "get"])
+@pytest.mark.parametrize("started", [0, 2])
+def test_a_copy_for_which_no_thread_starts_fails_and_uses_nothing_afterwards(
+    arena: HostArena, copiers: Copiers, way: str, started: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = Stream(arena)
+    source, seed = fresh(100 * MIB)
+    target, late = np.zeros_like(source), np.zeros_like(source)
+    left = itertools.count(started, -1)
+
+    def refuse(thread: threading.Thread) -> None:
+        if next(left) <= 0:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    start = threading.Thread.start
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(OutOfMemoryError, match="no thread") as caught:
+            getattr(copiers, way)(stream, target.ctypes.data, source.ctypes.data, source.nbytes)
+    assert caught.value.retryable
+    assert caught.value.library == "os"
+    transfers = stream.count
+    # Nothing touches the caller's arrays after that.
+    target[:] = 0xA5
+    assert getattr(copiers, way)(stream, late.ctypes.data, source.ctypes.data, source.nbytes)
+    stream.close()
+    assert stream.count > transfers
+    assert np.array_equal(source, late), seed
+    assert (target == 0xA5).all() or way == "put"  # what was put may be on the device's side of the stream yet
     assert arena.statistics().used == 0
 
 

@@ -237,6 +237,7 @@ class RemoteContext(ContextBase):
         # From here on it may be on the device.
         submission.launched = submission.outstanding = sent.count
         self.in_flight += sent.count
+        self.commands += sent.count
         self.submissions[submission] = None
         if self._hang is not None:
             self._hang.sent()
@@ -368,7 +369,7 @@ class RemoteContext(ContextBase):
         if sent.arrays:
             close_all(sent.arrays)
         if self.fault is None:
-            self.retire(sent.submission, sent.count, is_last=True)
+            self.retire(sent.submission, sent.count, sent.count, is_last=True)
 
     # -- the end
 
