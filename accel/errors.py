@@ -241,7 +241,7 @@ class DeviceLostError(AccelError):
     """The device is lost: it failed for good, or faulted more often than its restart budget allows."""
 
     default_scope = FaultScope.DEVICE
-    default_remedy = "Open the device again, use another one, or allow more restarts with restart=RestartStrategy(...)."
+    default_remedy = "Call `await device.reopen()`, use another device, or allow more restarts with restart=RestartStrategy(...)."
 
 
 class StaleRefError(AccelError):

@@ -87,6 +87,13 @@ async def generation(device: accel.Device, number: int) -> None:
     await until(lambda: device.generation >= number and device.state is accel.DeviceState.READY, f"generation {number}")
 
 
+def child_pid(device: accel.Device) -> int:
+    """Return the process of the child that holds a device's context."""
+    pid = device.info().pid
+    assert pid is not None, "there is no child"
+    return pid
+
+
 def used(device: accel.Device) -> int:
     """Return the bytes held by live buffers."""
     return device.info().memory.used

@@ -13,6 +13,7 @@ import numpy as np
 
 import accel
 from accel.testing import FaultPlan
+from tests.device_support import child_pid
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -60,7 +61,7 @@ class Patient:
         """Take the context away with nothing in flight, and wait for the next generation."""
         wanted = self.device.generation + 1
         if self.way == "killed":
-            os.kill(self.device.info().pid, signal.SIGKILL)
+            os.kill(child_pid(self.device), signal.SIGKILL)
         else:
             await self.poison("conv2d", conv(self.device))
         await self.until(wanted)

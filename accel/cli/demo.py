@@ -116,7 +116,7 @@ async def _demonstrate(arguments: argparse.Namespace, out: TextIO) -> tuple[Demo
             arguments.device, host=arguments.host, libraries=("blas", "elementwise"), faults=plan, standby=await _standby(arguments, system)
         )
         info = device.info()
-        say(out, f"opened {info.name} ({info.host} host, process {info.pid}, generation {info.generation})")
+        say(out, f"opened {info.name} ({info.host} host, process {info.pid or os.getpid()}, generation {info.generation})")
         strike = None if arguments.no_fault else _striking(device, plan)
         if strike is not None and info.backend != "cpu" and arguments.host == "inline":
             # A fault of real hardware takes the whole process's access to it along, and --host inline keeps the context here.
@@ -155,7 +155,7 @@ def _striking(device: accel.Device, plan: FaultPlan) -> Callable[[], str]:
 
     def strike() -> str:
         info = device.info()
-        if info.host == "process":
+        if info.pid is not None:
             os.kill(info.pid, signal.SIGKILL)
             return f"SIGKILL to process {info.pid}"
         # The second op from now on: the batch has begun, and others are under way.
@@ -240,8 +240,8 @@ def _recovery(witness: Witness, before: DeviceInfo, after: DeviceInfo) -> dict[s
         "fault_to_answer_ms": None if witness.seconds_to_answer is None else witness.seconds_to_answer * 1e3,
         "generation_before": before.generation,
         "generation_after": after.generation,
-        "pid_before": before.pid,
-        "pid_after": after.pid,
+        "pid_before": before.pid or os.getpid(),
+        "pid_after": after.pid or os.getpid(),
         "standby": witness.standby,
     }
 

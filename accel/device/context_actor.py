@@ -11,7 +11,7 @@ import itertools
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel._log import get_logger
 from accel.actors import Actor, ActorContext, ActorRef, Terminated
@@ -25,16 +25,18 @@ from accel.device.kernel_actor import KernelActor
 from accel.device.kernel_library import OwnLibrary
 from accel.device.lane import Lane
 from accel.device.run import BATCH, Port
-from accel.errors import AccelError, ClosedError, LibraryError
+from accel.errors import AccelError, ClosedError, DeviceLostError, LibraryError
 from accel.fate import TellsFaults
+from accel.hosts import KEEPER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from accel.backend import AccelDevice
     from accel.device.core import DeviceCore
+    from accel.hosts import Host
 
-__all__ = ["ContextActor", "ContextMonitor", "OpenLibrary"]
+__all__ = ["ContextActor", "ContextMonitor", "OpenLibrary", "Reopen"]
 
 logger = get_logger()
 
@@ -207,14 +209,67 @@ def _told(context: Context, error: AccelError) -> None:
         context.core.loop.call_soon_threadsafe(lambda: context.report_fault(error.clone()))
 
 
-class ContextMonitor(Actor[Terminated, None]):
-    """Watches the context's actor, and declares the device lost when its supervisor has given up."""
+class Reopen:
+    """Asks for another context of a device that was lost."""
+
+
+class ContextMonitor(Actor["Terminated | Reopen", None]):
+    """Watches the context's actor, declares the device lost when its supervisor has given up, and reopens it when it is asked to.
+
+    Parameters
+    ----------
+    core
+        What the device keeps over all generations.
+    host
+        Where its contexts live.
+    owner
+        The device's actor, of which the context's actor is a child.
+    """
 
     carries_context: ClassVar[bool] = False
 
-    def __init__(self, core: DeviceCore) -> None:
+    def __init__(self, core: DeviceCore, host: Host, owner: ActorContext) -> None:
         self._core = core
+        self._host = host
+        self._owner = owner
 
-    async def receive(self, message: Terminated, context: ActorContext) -> None:
-        """Take note that the context's actor is gone for good."""
-        self._core.lost(message.error)
+    async def started(self, context: ActorContext) -> None:
+        """Offer to reopen the device."""
+
+        def bring_up_again() -> None:
+            self._host.check_reopen()
+            context.self_ref.tell(Reopen())
+
+        self._core.bring_up_again = bring_up_again
+
+    async def receive(self, message: Terminated | Reopen, context: ActorContext) -> None:
+        """Take note that the context's actor is gone for good, or bring up another one."""
+        if isinstance(message, Reopen):
+            await self._reopen(context)
+        elif self._keeper() is None:  # else it was the one before
+            self._core.lost(message.error)
+
+    def _keeper(self) -> ActorRef[Any, Any] | None:
+        return next((child for child in self._owner.children if child.name == KEEPER), None)
+
+    async def _reopen(self, context: ActorContext) -> None:
+        """Have another keeper, with a restart budget of its own, once the last one has given everything back."""
+        try:
+            last = self._keeper()
+            if last is not None:
+                await last.wait_stopped()
+            keeper = await self._host.start(self._owner)
+        except Exception as error:
+            self._core.reopened(error)
+        else:
+            keeper.watch(context.self_ref)
+            self._core.reopened(None)
+
+    async def restarting(self, error: BaseException, context: ActorContext) -> None:
+        """See that nobody waits."""
+        self._core.reopened(error)
+
+    async def stopped(self, context: ActorContext) -> None:
+        """Reopen it no more: the device's actor ends."""
+        self._core.bring_up_again = self._core.cannot_reopen
+        self._core.reopened(DeviceLostError(f"the actor of {self._core.name} ended while the device was reopened", device=self._core.name))

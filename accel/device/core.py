@@ -17,7 +17,7 @@ from accel.device.durable import DurableBook
 from accel.device.lifecycle import DeviceState, Lifecycle
 from accel.device.memory_back import MemoryBack
 from accel.device.pinned import PinnedMemory
-from accel.errors import AccelError, ClosedError, InvalidArgumentError, StaleRefError
+from accel.errors import AccelError, ClosedError, DeviceLostError, FaultScope, InvalidArgumentError, StaleRefError
 from accel.ref import AccelToken
 
 if TYPE_CHECKING:
@@ -68,6 +68,10 @@ class DeviceCore:
         Whether a new context can follow a fault; the host knows. Where that is not known, it returns ``True``.
     restarts_left : callable
         How many rebuilds the budget has left.
+    reopening : Future or None
+        While a lost device is brought up again; ends with the error that all who wait for it are told, or ``None``.
+    bring_up_again : callable
+        Begins with that, or raises what keeps it from it; the device's actor knows how.
     next_buffer : callable
         Returns a buffer number that was never used before, in any generation.
     own : dict
@@ -111,11 +115,9 @@ class DeviceCore:
         self.own: dict[str, Callable[[], KernelLibrary]] = {}
         self.capabilities: Mapping[str, frozenset[DType]] = {}
         self.is_closing = False
-        self.restarts = 0
         self.rebuild_seconds = 0.5
-        self.faulted_at = 0.0
-        self.in_hand = self.pending = self.retired = 0
-        self.turned_at = 0.0
+        self.restarts = self.in_hand = self.pending = self.retired = 0
+        self.faulted_at = self.turned_at = 0.0
         self.pinned = PinnedMemory(self.name, self.loop, system, options.pinned_limit)
         self.is_watchful = False
         self.durable = DurableBook(self)
@@ -131,6 +133,9 @@ class DeviceCore:
         self.restarts_left: Callable[[], int] = lambda: 1
         self.next_buffer: Callable[[], int] = itertools.count(1).__next__
         self.open_quarantine: Callable[[], Awaitable[Device]]
+        self.reopening: asyncio.Future[AccelError | None] | None = None
+        self.bring_up_again: Callable[[], None] = self.cannot_reopen
+        self._had_process_fault = False
 
     # -- guards
 
@@ -207,6 +212,11 @@ class DeviceCore:
                     f"{ref!r} belongs to a {recorder.what} that has not ended", remedy=f"Use it after the {recorder.what}'s block."
                 )
 
+    @property
+    def is_poisoned(self) -> bool:
+        """Whether a fault of scope PROCESS or DEVICE has surfaced: where its context was in this process, no other one can be made here."""
+        return self._had_process_fault or getattr(self.backend, "fault", None) is not None
+
     # -- tokens
 
     def register_token(self, ref: AccelRef) -> None:
@@ -253,6 +263,7 @@ class DeviceCore:
         decided already.
         """
         self.live_generation = 0
+        self._had_process_fault |= error.scope >= FaultScope.PROCESS
         self.faulted_at = time.perf_counter()
         if self.lifecycle.is_final:
             return
@@ -262,14 +273,52 @@ class DeviceCore:
             self.lost(error)
 
     def lost(self, error: BaseException | None) -> None:
-        """Give the device up."""
+        """Give the device up. Durable memory is kept, as it is now, until the device is reopened or closed."""
         self.live_generation = 0
         if not self.lifecycle.is_final:
             logger.error("device_lost", device=self.name, generation=self.lifecycle.generation, error=error)
             self.lifecycle.lost(error if isinstance(error, AccelError) else None)
-            self.durable.close()
             self.pinned.ended()
             self.on_change()
+
+    def reopen(self) -> asyncio.Future[AccelError | None]:
+        """Begin to bring a lost device up again, or join who has begun already.
+
+        Raises
+        ------
+        ClosedError, DeviceLostError, InvalidArgumentError, UnsupportedError
+            It is closed; its actor has ended; it is not lost; or its process cannot have a context any more.
+        """
+        self.check_home()
+        lifecycle = self.lifecycle
+        if self.is_closing or lifecycle.state is DeviceState.CLOSED:
+            raise ClosedError(f"device {self.name} is closed", device=self.name, generation=lifecycle.generation)
+        if self.reopening is None:
+            if lifecycle.state is not DeviceState.LOST:
+                raise InvalidArgumentError(
+                    f"device {self.name} is {lifecycle.state.value}: only one that is lost is reopened",
+                    device=self.name,
+                    remedy="Look at device.state first. A device that is rebuilding becomes ready, or lost, by itself.",
+                )
+            self.bring_up_again()
+            self.reopening = self.loop.create_future()
+            logger.warning("device_reopening", device=self.name, generation=lifecycle.generation)
+            lifecycle.rebuilding(lifecycle.cause)
+        return self.reopening
+
+    def reopened(self, error: BaseException | None) -> None:
+        """End what :meth:`reopen` has begun, if it has: the device is ready, or lost again because of ``error``."""
+        attempt, self.reopening = self.reopening, None
+        if attempt is not None:
+            if error is not None:
+                self.lost(error)
+            attempt.set_result(None if error is None else self.lifecycle.final_error())
+
+    def cannot_reopen(self) -> None:
+        """Raise: what would bring up another context is gone."""
+        raise DeviceLostError(
+            f"device {self.name} is lost, and its queue has ended", device=self.name, remedy="Close it, and open another one."
+        )
 
     def closed(self) -> None:
         """End the device's life, whatever is left of it."""

@@ -276,8 +276,8 @@ class Device(MemoryFace):
         """
         core, context = self._core, self._host.context
         core.check_process()
-        if context is not None and core.is_home:
-            context.apply_frees()
+        if core.is_home:
+            (core.durable if context is None else context).apply_frees()
         return picture(core, self._host, self._actor.mailbox.statistics())
 
     def health(self) -> DeviceHealth:
@@ -293,6 +293,30 @@ class Device(MemoryFace):
         ready = lifecycle.state is DeviceState.READY and not self._core.is_closing
         reason = "" if ready else f"{lifecycle.state.value}: {lifecycle.cause}" if lifecycle.cause else lifecycle.state.value
         return DeviceHealth(not lifecycle.is_final, ready, lifecycle.state, lifecycle.generation, reason)
+
+    async def reopen(self) -> None:
+        """Bring a lost device up again, with a restart budget as new, and return once it is READY.
+
+        Durable buffers are there again; other refs of before are stale. The new context is in a child if a fault has poisoned this process.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The device is not lost; the message says its state.
+        UnsupportedError
+            A fault has poisoned this process, and ``host="inline"`` allows no other.
+        DeviceLostError
+            There was no context to be had, for the reason that is its cause: the device is lost as before, and can be reopened later.
+        ClosedError
+            The device is closed, or was meanwhile.
+
+        Notes
+        -----
+        All who call it meanwhile wait for the same attempt. Cancelling one ends the wait, not the attempt; ops that are sent meanwhile wait for its end.
+        """
+        error = await asyncio.shield(self._core.reopen())
+        if error is not None:
+            raise error.clone()
 
     # -- the end
 

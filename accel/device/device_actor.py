@@ -42,7 +42,7 @@ class DeviceActor(Actor[Submission, None]):
     async def started(self, context: ActorContext) -> None:
         """Bring up the first context, and have its actor watched."""
         keeper = await self._host.start(context)
-        monitor = await context.spawn(ContextMonitor, self._core, name="monitor")
+        monitor = await context.spawn(ContextMonitor, self._core, self._host, context, name="monitor")
         keeper.watch(monitor)
         standby = self._core.options.standby
         if standby != "none":

@@ -345,10 +345,7 @@ class DurableBook:
         DriverError
             If work that was abandoned in this process goes on using the memory.
         """
-        for buffer in list(self._core.dropped):
-            self.dropped(buffer)
-        for number in [number for number, slab in self._slabs.items() if not slab.buffers]:
-            self.slab_gone(number)
+        self.apply_frees()
         for slab in list(self._slabs.values()):
             if slab.mapped is not None and not slab.mapped.is_set():
                 if not await self._core.system.run_blocking(slab.mapped.wait, _PATIENCE):
@@ -359,6 +356,13 @@ class DurableBook:
                     )
                 slab.mapped = None
         return [Kept(number, slab.nbytes, slab.fd, tuple(self._blocks(slab))) for number, slab in self._slabs.items()]
+
+    def apply_frees(self) -> None:
+        """Give back what belongs to refs that were dropped while there is no context."""
+        for buffer in list(self._core.dropped):
+            self.dropped(buffer)
+        for number in [number for number, slab in self._slabs.items() if not slab.buffers]:
+            self.slab_gone(number)
 
     def _blocks(self, slab: _Slab) -> Iterator[tuple[int, int, int, int]]:
         for buffer in slab.buffers:
@@ -373,7 +377,7 @@ class DurableBook:
                 ref.generation = generation
 
     def close(self) -> None:
-        """Let everything go: no generation follows. Idempotent."""
+        """Let everything go: the device is closed. Idempotent."""
         self._is_closed = True
         self.buffers.clear()
         self.checked.clear()

@@ -70,8 +70,10 @@ class DeviceInfo:
     ----------
     name, backend, index
         Which device it is.
-    host, pid
-        Where its context lives: ``"inline"`` and this process.
+    host
+        Where its context lives: ``"inline"`` is this process, ``"process"`` a child.
+    pid
+        Of that child; ``None`` while there is none, and with ``"inline"``.
     state, generation
         Where it is in its life.
     restarts
@@ -93,7 +95,7 @@ class DeviceInfo:
     backend: str
     index: int
     host: str
-    pid: int
+    pid: int | None
     state: DeviceState
     generation: int
     restarts: int
@@ -111,7 +113,7 @@ class DeviceHealth:
     Parameters
     ----------
     is_live
-        Whether it serves now or will by itself; ``False`` once it is lost or closed.
+        Whether it serves now or will by itself; ``False`` while it is lost, and once it is closed.
     is_ready
         Whether it serves now.
     state, generation

@@ -24,7 +24,7 @@ class DeviceState(enum.Enum):
     REBUILDING = "rebuilding"
     """The context faulted; ordinary refs are stale, new ops wait for the next generation."""
     LOST = "lost"
-    """Given up: the hardware is gone, or the restart budget is spent. Every call raises :class:`~accel.DeviceLostError`."""
+    """Given up: the hardware is gone, or the restart budget is spent. Every call raises :class:`~accel.DeviceLostError`, until ``Device.reopen()``."""
     CLOSED = "closed"
     """Closed by its user."""
 
@@ -39,21 +39,24 @@ class Lifecycle:
         Number of the newest context that became ready; 0 before the first.
     cause : AccelError or None
         The fault that made the device REBUILDING or LOST.
+    losses : int
+        How often the device was lost.
     """
 
-    __slots__ = ("_changed", "_loop", "cause", "generation", "name", "state")
+    __slots__ = ("_changed", "_loop", "cause", "generation", "losses", "name", "state")
 
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
         self.name = name
         self.state = DeviceState.STARTING
         self.generation = 0
         self.cause: AccelError | None = None
+        self.losses = 0
         self._loop = loop
         self._changed: asyncio.Future[None] | None = None
 
     @property
     def is_final(self) -> bool:
-        """Whether the state will not change any more."""
+        """Whether the state does not change by itself any more: CLOSED never does, LOST only by ``Device.reopen()``."""
         return self.state in (DeviceState.LOST, DeviceState.CLOSED)
 
     def ready(self) -> None:
@@ -62,8 +65,8 @@ class Lifecycle:
         self.cause = None
         self._enter(DeviceState.READY)
 
-    def rebuilding(self, cause: AccelError) -> None:
-        """Enter REBUILDING because of ``cause``."""
+    def rebuilding(self, cause: AccelError | None) -> None:
+        """Enter REBUILDING because of ``cause``; also from LOST, when it is reopened."""
         self.cause = cause
         self._enter(DeviceState.REBUILDING)
 
@@ -71,6 +74,7 @@ class Lifecycle:
         """Enter LOST; does nothing in a final state."""
         if not self.is_final:
             self.cause = cause or self.cause
+            self.losses += 1
             self._enter(DeviceState.LOST)
 
     def closed(self) -> None:
@@ -88,6 +92,9 @@ class Lifecycle:
         """Return a new error that says why no more work is taken."""
         if self.state is DeviceState.CLOSED:
             return ClosedError(f"device {self.name} is closed", device=self.name, generation=self.generation)
+        return self._lost_error()
+
+    def _lost_error(self) -> DeviceLostError:
         error = DeviceLostError(f"device {self.name} is lost", device=self.name, generation=self.generation)
         if self.cause is not None:
             error.code = self.cause.code
@@ -113,20 +120,23 @@ class Lifecycle:
                 raise self.final_error()
             await self.changed()
 
-    async def generations(self) -> AsyncIterator[int]:
-        """Yield the present generation once it is ready, then the newest after every rebuild; skipped ones are not made up for.
+    def generations(self) -> AsyncIterator[int]:
+        """Iterate over the present generation once it is ready, then the newest after every rebuild; skipped ones are not made up for.
 
         Ends when the device is closed.
 
         Raises
         ------
         DeviceLostError
-            When the device is lost.
+            When the device is lost, also if it was reopened before the iterator had its turn.
         """
+        return self._generations(self.losses)
+
+    async def _generations(self, losses: int) -> AsyncIterator[int]:
         seen = 0
         while self.state is not DeviceState.CLOSED:
-            if self.state is DeviceState.LOST:
-                raise self.final_error()
+            if self.state is DeviceState.LOST or self.losses != losses:
+                raise self._lost_error()
             if self.state is DeviceState.READY and self.generation != seen:
                 seen = self.generation
                 yield seen

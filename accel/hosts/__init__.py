@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from accel.hosts.failover import FailoverHost
-from accel.hosts.host import Host
+from accel.hosts.host import KEEPER, Host
 from accel.hosts.inline import InlineHost
 from accel.hosts.process import ProcessHost
 
-__all__ = ["FailoverHost", "Host", "InlineHost", "ProcessHost"]
+__all__ = ["KEEPER", "FailoverHost", "Host", "InlineHost", "ProcessHost"]

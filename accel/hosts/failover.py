@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel._log import get_logger
 from accel.actors import Actor, ActorContext, Directive, RestartStrategy
 from accel.actors.supervision import default_decision
 from accel.errors import AccelError, FaultScope
-from accel.hosts.host import not_resumed
+from accel.hosts.host import KEEPER, not_resumed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,14 +49,20 @@ class FailoverHost:
         core.survives = self.survives
 
     @property
-    def pid(self) -> int:
-        """The process that holds the context."""
-        return int(getattr(self.context, "pid", 0)) or os.getpid()
+    def pid(self) -> int | None:
+        """The child that holds the context; ``None`` while there is none, or it is being ended, or the context is in this process."""
+        context = self.context
+        return None if context is None or context.fault is not None else getattr(context, "pid", None)
+
+    def check_reopen(self) -> None:
+        """See :meth:`accel.hosts.Host.check_reopen`."""
+        if self.kind == "inline" and self._core.is_poisoned:
+            self._move(self._core.lifecycle.cause)
 
     async def start(self, owner: ActorContext) -> ActorRef[Any, Any]:
         """See :meth:`accel.hosts.Host.start`."""
         room = self._core.options.max_in_flight + 1024  # of what may have to be copied when much comes back at once
-        return await owner.spawn(_Keeper, self._make, name="context", mailbox_size=room, restart=self._restart)
+        return await owner.spawn(_Keeper, self._make, name=KEEPER, mailbox_size=room, restart=self._restart)
 
     def survives(self, error: BaseException) -> bool:
         """Return whether a new context can follow ``error``, here or in a child."""
@@ -78,9 +83,12 @@ class FailoverHost:
         if not self.survives(error):
             return directive if self._decide_otherwise is not None else Directive.STOP
         if self.kind == "inline" and isinstance(error, AccelError) and error.scope >= FaultScope.PROCESS:
-            self.kind = "process"
-            logger.warning("device_moves_to_a_child", device=self._core.name, generation=self._core.lifecycle.generation, error=error)
+            self._move(error)
         return Directive.RESTART if self._decide_otherwise is None else directive
+
+    def _move(self, error: AccelError | None) -> None:
+        self.kind = "process"
+        logger.warning("device_moves_to_a_child", device=self._core.name, generation=self._core.lifecycle.generation, error=error)
 
 
 class _Keeper(Actor[Any, Any]):

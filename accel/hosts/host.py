@@ -10,7 +10,10 @@ from accel.errors import AccelError
 if TYPE_CHECKING:
     from accel.actors import ActorContext, ActorRef
 
-__all__ = ["Host", "not_resumed"]
+__all__ = ["KEEPER", "Host", "not_resumed"]
+
+KEEPER = "context"
+"""Name of the actor that keeps a device's context up, a child of the device's own."""
 
 
 def not_resumed(directive: Directive, error: BaseException) -> Directive:
@@ -35,11 +38,20 @@ class Host(Protocol):
         """``"inline"`` for this process, ``"process"`` for a child."""
 
     @property
-    def pid(self) -> int:
-        """The process that holds the context."""
+    def pid(self) -> int | None:
+        """The child that holds the context; ``None`` while there is none, and where the context is in this process."""
+
+    def check_reopen(self) -> None:
+        """Choose where a lost device gets its next context, which is never this process once a fault has poisoned it.
+
+        Raises
+        ------
+        UnsupportedError
+            If this process is the only place.
+        """
 
     async def start(self, owner: ActorContext) -> ActorRef[Any, Any]:
-        """Bring up the first context under ``owner`` and return the actor that keeps it up.
+        """Bring up a context under ``owner`` and return the actor that keeps it up: the first one, and the next after each that has stopped.
 
         Raises
         ------

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel.actors import Directive, RestartStrategy
 from accel.actors.supervision import default_decision
-from accel.errors import AccelError, FaultScope
-from accel.hosts.host import not_resumed
+from accel.errors import AccelError, FaultScope, UnsupportedError
+from accel.hosts.host import KEEPER, not_resumed
 
 if TYPE_CHECKING:
     from accel.actors import Actor, ActorContext, ActorRef
@@ -34,9 +33,9 @@ class InlineHost:
     """
 
     kind: ClassVar[str] = "inline"
+    pid: ClassVar[None] = None
 
     def __init__(self, context_actor: type[Actor[Any, Any]], core: Any, restart: RestartStrategy) -> None:
-        self.pid = os.getpid()
         self.context: Any = None
         self._context_actor = context_actor
         self._core = core
@@ -46,7 +45,16 @@ class InlineHost:
 
     async def start(self, owner: ActorContext) -> ActorRef[Any, Any]:
         """See :meth:`accel.hosts.Host.start`."""
-        return await owner.spawn(self._context_actor, self._core, self._publish, name="context", restart=self._restart)
+        return await owner.spawn(self._context_actor, self._core, self._publish, name=KEEPER, restart=self._restart)
+
+    def check_reopen(self) -> None:
+        """See :meth:`accel.hosts.Host.check_reopen`."""
+        if self._core.is_poisoned:
+            raise UnsupportedError(
+                f"device {self._core.name} with host='inline' cannot be reopened: its fault has poisoned this process",
+                device=self._core.name,
+                remedy="Restart the process, or open the device with host='auto' or 'process', which go on in a child.",
+            )
 
     def survives(self, error: BaseException) -> bool:
         """Return whether a new context can follow ``error``, as far as it can be known: a ``decide`` of the user's own is not asked twice."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel.actors import Directive, RestartStrategy
 from accel.errors import AccelError, FaultScope
-from accel.hosts.host import not_resumed
+from accel.hosts.host import KEEPER, not_resumed
 
 if TYPE_CHECKING:
     from accel.actors import Actor, ActorContext, ActorRef
@@ -40,14 +39,18 @@ class ProcessHost:
         core.survives = self.survives
 
     @property
-    def pid(self) -> int:
-        """The child's process; this one while there is no child."""
-        return os.getpid() if self.context is None else int(self.context.pid)
+    def pid(self) -> int | None:
+        """The child's process; ``None`` while there is none, or it is being ended."""
+        context = self.context
+        return None if context is None or context.fault is not None else int(context.pid)
+
+    def check_reopen(self) -> None:
+        """See :meth:`accel.hosts.Host.check_reopen`: a child can always be tried."""
 
     async def start(self, owner: ActorContext) -> ActorRef[Any, Any]:
         """See :meth:`accel.hosts.Host.start`."""
         room = self._core.options.max_in_flight + 1024  # of what may have to be copied when much comes back at once
-        return await owner.spawn(self._context_actor, self._core, self._publish, name="context", mailbox_size=room, restart=self._restart)
+        return await owner.spawn(self._context_actor, self._core, self._publish, name=KEEPER, mailbox_size=room, restart=self._restart)
 
     def survives(self, error: BaseException) -> bool:
         """Return whether a new context can follow ``error``."""

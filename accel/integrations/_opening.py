@@ -1,25 +1,91 @@
-"""What both integrations open for the life of an application: a system and one device."""
+"""What both integrations open for the life of an application: a system and one device, and what they do when the device is lost."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+import os
+import signal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from accel._log import get_logger
 from accel.device import System
+from accel.errors import ClosedError, DeviceLostError, InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from accel.device import Device
 
-__all__ = ["open_system"]
+__all__ = ["OnLost", "check_on_lost", "open_system"]
+
+OnLost: TypeAlias = Literal["stay", "reopen", "exit"]
+
+logger = get_logger()
+
+_SHORTEST, _LONGEST = 1.0, 60.0
+"""Seconds between two attempts to reopen a device: the first is made at once, and each pause is twice the last. A device that faults again and again must
+not keep its hardware busy with being opened."""
+
+_LASTING = 60.0
+"""Seconds after which a device that was reopened counts as well: the next attempt is made at once again."""
+
+
+def check_on_lost(on_lost: OnLost) -> None:
+    """See that the option is one of those there are.
+
+    Raises
+    ------
+    InvalidArgumentError
+    """
+    if on_lost not in ("stay", "reopen", "exit"):
+        raise InvalidArgumentError(f"on_lost is {on_lost!r}", remedy="Use 'stay', 'reopen' or 'exit'.")
 
 
 @contextlib.asynccontextmanager
-async def open_system(device: str, close_timeout: float, options: dict[str, Any]) -> AsyncIterator[tuple[System, Device]]:
+async def open_system(device: str, close_timeout: float, on_lost: OnLost, options: dict[str, Any]) -> AsyncIterator[tuple[System, Device]]:
     """Open a system and a device, and close both at the end.
 
     A web service that cannot keep up should say so while its clients still listen, so ``overload`` is ``"reject"`` unless given.
     """
     async with System(close_timeout=close_timeout) as system:
-        yield system, await system.open_device(device, **{"overload": "reject", **options})
+        opened = await system.open_device(device, **{"overload": "reject", **options})
+        attendant = asyncio.create_task(_attend(opened, on_lost), name="accel-on-lost")
+        try:
+            yield system, opened
+        finally:
+            attendant.cancel()
+            await asyncio.wait([attendant])
+
+
+async def _attend(device: Device, on_lost: OnLost) -> None:
+    """Do what the application wants to be done whenever its device is lost, until the device is closed."""
+    loop = asyncio.get_running_loop()
+    pause, reopened_at = 0.0, loop.time() - _LASTING
+    while on_lost != "stay" and await _is_lost(device):
+        if on_lost == "exit":
+            logger.error("service_exits", device=device.name, generation=device.generation, signal="SIGTERM")
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        pause = 0.0 if loop.time() - reopened_at >= _LASTING else min(max(_SHORTEST, 2 * pause), _LONGEST)
+        await asyncio.sleep(pause)
+        reopened_at = loop.time()
+        try:
+            await device.reopen()
+        except DeviceLostError as error:
+            logger.warning("device_not_reopened", device=device.name, generation=device.generation, error=error)
+        except InvalidArgumentError:
+            continue  # the application has reopened it itself
+        except (UnsupportedError, ClosedError) as error:
+            logger.warning("device_stays_lost", device=device.name, generation=device.generation, error=error)
+            return
+
+
+async def _is_lost(device: Device) -> bool:
+    """Wait for the end of the device as it is; return whether it was lost, and not closed."""
+    try:
+        async for _ in device.generations():
+            pass
+    except DeviceLostError:
+        return True
+    return False

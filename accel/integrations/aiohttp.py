@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from accel.device import Device, System
 from accel.errors import AccelError
 from accel.integrations._answers import Answer, error_answer, health_answer, ready_answer
-from accel.integrations._opening import open_system
+from accel.integrations._opening import OnLost, check_on_lost, open_system
 
 try:
     from aiohttp import web
@@ -41,7 +41,9 @@ DEVICE: web.AppKey[Device] = web.AppKey("accel_device", Device)
 """``app[DEVICE]`` is the device."""
 
 
-def cleanup_ctx(device: str = "auto", *, close_timeout: float = 10.0, **options: Any) -> Callable[[web.Application], AsyncIterator[None]]:
+def cleanup_ctx(
+    device: str = "auto", *, close_timeout: float = 10.0, on_lost: OnLost = "stay", **options: Any
+) -> Callable[[web.Application], AsyncIterator[None]]:
     """Return a context for ``app.cleanup_ctx`` that opens a system and a device with the application, and closes them with it.
 
     Parameters
@@ -50,17 +52,23 @@ def cleanup_ctx(device: str = "auto", *, close_timeout: float = 10.0, **options:
         Which one: ``"auto"``, ``"cpu"``, ``"cuda:1"``, or a UUID.
     close_timeout
         Seconds that the end waits for work that was sent.
+    on_lost
+        What is done when the device is LOST. ``"stay"``: nothing, ``/healthz`` is 503 and who watches it restarts the process. ``"reopen"``:
+        :meth:`accel.Device.reopen`, at once and then after pauses of 1 to 60 s, until it works. ``"exit"``: the process sends SIGTERM to itself.
     **options
         Of :meth:`accel.System.open_device`, with ``overload="reject"`` unless given.
 
     Raises
     ------
+    InvalidArgumentError
+        ``on_lost`` is none of the three.
     AccelError
         When the application starts: the device cannot be opened, or an option is wrong.
     """
+    check_on_lost(on_lost)
 
     async def opened(app: web.Application) -> AsyncIterator[None]:
-        async with open_system(device, close_timeout, options) as (app[SYSTEM], app[DEVICE]):
+        async with open_system(device, close_timeout, on_lost, options) as (app[SYSTEM], app[DEVICE]):
             yield
 
     return opened
@@ -82,6 +90,7 @@ def install(
     live: str | None = "/healthz",
     ready: str | None = "/readyz",
     close_timeout: float = 10.0,
+    on_lost: OnLost = "stay",
     **options: Any,
 ) -> None:
     """Add all of it: :func:`cleanup_ctx`, :func:`error_middleware` and the health routes.
@@ -90,12 +99,12 @@ def install(
     ----------
     app
         The application. Contexts and middlewares that are added later find the device open, and their errors answered.
-    device, close_timeout, **options
+    device, close_timeout, on_lost, **options
         As for :func:`cleanup_ctx`.
     live, ready
         Paths of the two routes; ``None`` leaves one out. *live* is 503 once the device is lost, *ready* whenever it does not serve.
     """
-    app.cleanup_ctx.append(cleanup_ctx(device, close_timeout=close_timeout, **options))
+    app.cleanup_ctx.append(cleanup_ctx(device, close_timeout=close_timeout, on_lost=on_lost, **options))
     app.middlewares.append(error_middleware)
     for path, answer in ((live, health_answer), (ready, ready_answer)):
         if path is not None:

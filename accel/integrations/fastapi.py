@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from accel.device import Device, System
 from accel.errors import AccelError, InvalidArgumentError, NotInitializedError
 from accel.integrations._answers import Answer, error_answer, health_answer, ready_answer, unopened_answer
-from accel.integrations._opening import open_system
+from accel.integrations._opening import OnLost, check_on_lost, open_system
 
 try:
     from fastapi import Depends, FastAPI, Request, Response
@@ -72,6 +72,7 @@ def lifespan(
     *,
     device: str = "auto",
     close_timeout: float = 10.0,
+    on_lost: OnLost = "stay",
     **options: Any,
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     """Return a lifespan that opens a system and a device with the application, and closes them with it: ``FastAPI(lifespan=lifespan())``.
@@ -85,13 +86,16 @@ def lifespan(
         Which one: ``"auto"``, ``"cpu"``, ``"cuda:1"``, or a UUID.
     close_timeout
         Seconds that the end waits for work that was sent.
+    on_lost
+        What is done when the device is LOST. ``"stay"``: nothing, ``/healthz`` is 503 and who watches it restarts the process. ``"reopen"``:
+        :meth:`accel.Device.reopen`, at once and then after pauses of 1 to 60 s, until it works. ``"exit"``: the process sends SIGTERM to itself.
     **options
         Of :meth:`accel.System.open_device`, with ``overload="reject"`` unless given.
 
     Raises
     ------
     InvalidArgumentError
-        ``setup`` is no function.
+        ``setup`` is no function, or ``on_lost`` none of the three.
     AccelError
         When the application starts: the device cannot be opened, or an option is wrong.
     """
@@ -100,9 +104,11 @@ def lifespan(
             f"setup is {setup!r}, not a function that takes the device", remedy="Name a device by its keyword: lifespan(device='cpu')."
         )
 
+    check_on_lost(on_lost)
+
     @contextlib.asynccontextmanager
     async def opened(app: FastAPI) -> AsyncIterator[None]:
-        async with open_system(device, close_timeout, options) as (system, opened_device), contextlib.AsyncExitStack() as stack:
+        async with open_system(device, close_timeout, on_lost, options) as (system, opened_device), contextlib.AsyncExitStack() as stack:
             state = None if setup is None else await stack.enter_async_context(setup(opened_device))
             app.state.accel = AccelState(system, opened_device, state)
             yield

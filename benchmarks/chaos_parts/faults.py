@@ -197,15 +197,16 @@ class Saboteur:
     async def operate(self) -> None:
         """Kill a child that was made to hang when its device has been ready for long and requests wait for longer. Goes on until it is cancelled."""
         patience = _HUNG + max(self._options.silence, 3 * (self._options.hang_timeout or 0.0))
-        serving: dict[Subject, tuple[int, float]] = {}
+        serving: dict[Subject, tuple[int | None, float]] = {}
         while True:
             await asyncio.sleep(0.1)
             now = time.perf_counter()
             for subject, hangs in self._hangs.items():
                 info = subject.device.info()
-                pid, since = serving.get(subject, (0, 0.0))
-                if info.pid != pid or info.state is not accel.DeviceState.READY:
-                    pid, since = serving[subject] = info.pid, now
+                pid, since = serving.get(subject, (None, 0.0))
+                if pid is None or info.pid != pid or info.state is not accel.DeviceState.READY:
+                    serving[subject] = info.pid, now
+                    continue
                 waits = max((now - entry.began for entry in self._ledger.open.values() if entry.subject is subject), default=0.0)
                 # What hangs besides is nobody's fault: it is found by its request that is never answered.
                 if min(waits, now - since) > patience and self.ended[subject] < hangs:
@@ -228,7 +229,7 @@ class Saboteur:
 
     def _signal(self, subject: Subject, number: int) -> None:
         pid = subject.device.info().pid
-        if pid == os.getpid():
+        if pid is None:
             raise _NotNowError
         subject.faulted()
         if not send_signal(pid, number):

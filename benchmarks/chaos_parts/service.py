@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import signal
 import time
 from functools import partial
@@ -252,8 +251,8 @@ class Service:
         if host == "auto":
             lost = accel.DriverError("lost", code=700, scope=accel.FaultScope.PROCESS)
             subject.plan.poison_at(subject.plan.count + 1, lost)
-        else:
-            send_signal(device.info().pid, signal.SIGKILL)
+        elif (pid := device.info().pid) is not None:
+            send_signal(pid, signal.SIGKILL)
         if closing is None:
             await asyncio.sleep(luck * 0.3)
         await (closing or device.aclose())
@@ -302,7 +301,7 @@ class Service:
         device, end = doomed.device, time.perf_counter() + _RECOVERS
         while device.state is not accel.DeviceState.LOST and time.perf_counter() < end:
             pid = device.info().pid
-            if pid != os.getpid():
+            if pid is not None:
                 doomed.faulted()
                 send_signal(pid, signal.SIGKILL)
             await asyncio.sleep(0.05)
@@ -326,7 +325,8 @@ class Service:
             subject.is_closing = True
         for subject in subjects[:1]:
             subject.faulted()
-            send_signal(subject.device.info().pid, signal.SIGKILL)
+            if (pid := subject.device.info().pid) is not None:
+                send_signal(pid, signal.SIGKILL)
         return tasks
 
 

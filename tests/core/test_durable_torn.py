@@ -12,7 +12,7 @@ import pytest
 
 import accel
 from accel.testing import FaultPlan
-from tests.device_support import failure
+from tests.device_support import child_pid, failure
 from tests.durable_support import Way, opened, seeded
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ async def test_a_write_that_was_cancelled_counts_and_one_that_waits_in_the_queue
                 await asyncio.sleep(0)
         writing.cancel()
         await asyncio.wait({writing})
-        os.kill(device.info().pid, signal.SIGKILL)
+        os.kill(child_pid(device), signal.SIGKILL)
         assert await asyncio.wait_for(waiting, 30) is queued
         plan.release()
         await assert_torn(device.get(begun))
@@ -204,7 +204,7 @@ async def test_a_rewrite_that_was_queued_before_the_fault_is_seen_by_who_waits_f
         async with asyncio.timeout(20):
             while not (plan.fired and device.info().queued):
                 await asyncio.sleep(0)
-        os.kill(device.info().pid, signal.SIGKILL)
+        os.kill(child_pid(device), signal.SIGKILL)
         await failure(writing, accel.ContextPoisonedError)
         np.testing.assert_array_equal(await asyncio.wait_for(rewriting, 30), np.full(9, 5.0))
         plan.release()

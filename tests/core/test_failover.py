@@ -19,7 +19,7 @@ LOST = accel.DriverError("illegal address", code=700, scope=accel.FaultScope.PRO
 async def test_a_fault_of_the_process_moves_the_device_to_a_child() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", faults=FaultPlan().poison_at(3, LOST))
-        assert (device.info().host, device.info().pid) == ("inline", os.getpid())
+        assert (device.info().host, device.info().pid) == ("inline", None)
         x = await device.put(np.ones(4))
         y = await device.elementwise.unary("neg", x)
         with pytest.raises(accel.ContextPoisonedError) as caught:

@@ -17,6 +17,7 @@ import accel
 from accel.device.remote import hang
 from accel.ops import Plan, Spec
 from accel.testing import FaultPlan
+from tests.device_support import child_pid
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -58,7 +59,7 @@ async def test_an_op_that_never_ends_is_ended_with_its_child() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", hang_timeout=0.3, faults=plan)
         x = await device.put(np.ones(4))
-        pid = device.info().pid
+        pid = child_pid(device)
         began = time.perf_counter()
         waits = [asyncio.ensure_future(device.elementwise.unary("neg", x)) for _ in range(3)]
         for wait in waits:
@@ -102,7 +103,7 @@ async def test_opening_a_library_does_not_count() -> None:
         device = await system.open_device("cpu", host="process", hang_timeout=0.3)
         await device.register(Slow, 1.0)
         x = await device.put(np.ones(4))
-        os.kill(device.info().pid, signal.SIGKILL)
+        os.kill(child_pid(device), signal.SIGKILL)
         async with asyncio.timeout(20):
             async for generation in device.generations():
                 if generation == 2:
@@ -132,7 +133,7 @@ async def test_a_stopped_child_is_ended_by_it_too() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", hang_timeout=0.3)
         x = await device.put(np.ones(4))
-        os.kill(device.info().pid, signal.SIGSTOP)
+        os.kill(child_pid(device), signal.SIGSTOP)
         began = time.perf_counter()
         with pytest.raises(accel.ContextPoisonedError, match="hung"):
             await asyncio.wait_for(device.get(x), 20)

@@ -15,6 +15,7 @@ import pytest
 import accel
 from accel.device.remote import heartbeat
 from accel.testing import FaultPlan
+from tests.device_support import child_pid
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -185,7 +186,7 @@ async def test_a_killed_child_is_replaced_and_everybody_is_told() -> None:
         async with asyncio.timeout(10):
             while device.info().in_flight != 1:
                 await asyncio.sleep(0)
-        pid = device.info().pid
+        pid = child_pid(device)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(accel.ContextPoisonedError) as caught:
             await asyncio.wait_for(hanging, 10)
@@ -226,7 +227,7 @@ async def test_a_stopped_child_is_found_out(monkeypatch: pytest.MonkeyPatch) -> 
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process")
         x = await device.put(np.ones(4))
-        pid = device.info().pid
+        pid = child_pid(device)
         os.kill(pid, signal.SIGSTOP)
         began = time.perf_counter()
         with pytest.raises(accel.ContextPoisonedError) as caught:
@@ -241,7 +242,7 @@ async def test_a_stopped_child_is_found_out(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_nothing_is_left_of_the_child_after_close() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process")
-        pid = device.info().pid
+        pid = child_pid(device)
         await device.put(np.ones(4))
         await device.aclose()
         assert is_gone(pid)
@@ -256,7 +257,7 @@ async def test_a_hanging_child_does_not_hold_up_close() -> None:
         async with asyncio.timeout(10):
             while device.info().in_flight != 1:
                 await asyncio.sleep(0)
-        pid = device.info().pid
+        pid = child_pid(device)
     with pytest.raises(accel.AccelError):
         await hanging
     assert is_gone(pid)

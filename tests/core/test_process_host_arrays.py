@@ -13,7 +13,7 @@ import pytest
 
 import accel
 from accel.device.remote import arrays
-from tests.device_support import cancelled, failure, task, until
+from tests.device_support import cancelled, child_pid, failure, task, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,7 +81,7 @@ async def test_of_what_was_copied_while_the_child_died(filling: Gate, way: str) 
         array = np.zeros(LARGE, np.uint8)
         sending = task(device.put(array) if way == "op" else record(device, array))
         await until(filling.reached.is_set)
-        os.kill(device.info().pid, signal.SIGKILL)
+        os.kill(child_pid(device), signal.SIGKILL)
         await until(lambda: device.state is accel.DeviceState.REBUILDING)
         filling.opened.set()
         await asyncio.wait({sending}, timeout=20)
@@ -98,7 +98,7 @@ async def test_of_what_came_back_right_before_the_child_died(landing: Gate) -> N
         # The second is answered while the first is copied: it waits for its turn.
         reading = [task(device.get(ref)) for _ in range(2)]
         await until(landing.reached.is_set)
-        os.kill(device.info().pid, signal.SIGKILL)
+        os.kill(child_pid(device), signal.SIGKILL)
         for each in reading:
             await failure(each, accel.ContextPoisonedError)
         landing.opened.set()

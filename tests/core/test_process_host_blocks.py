@@ -15,7 +15,7 @@ import accel
 from accel.device.remote.blocks import MappedBlocks
 from accel.device.remote.messages import ArenaSlice
 from accel.testing import FaultPlan
-from tests.device_support import failure, generation, in_flight, task, turns, until
+from tests.device_support import child_pid, failure, generation, in_flight, task, turns, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -43,7 +43,7 @@ def mapped(pid: int) -> list[int]:
 
 async def only(device: accel.Device, *sizes: int) -> None:
     """Wait until the child has mapped blocks of these sizes and no others."""
-    await until(lambda: mapped(device.info().pid) == sorted(sizes), f"{sizes} mapped, and nothing else")
+    await until(lambda: mapped(child_pid(device)) == sorted(sizes), f"{sizes} mapped, and nothing else")
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import accel
 from accel.device.remote import sent
 from accel.ops import Plan, Spec
 from accel.testing import FaultPlan
-from tests.device_support import bounded, failure, task, until
+from tests.device_support import bounded, child_pid, failure, task, until
 from tests.own_library_support import Scale, Sent
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -102,7 +102,7 @@ async def test_a_batch_whose_context_ends_before_it_is_sent_is_told_of_the_rebui
 
         waiting = task(batched())
         await until(placing.is_set, "the batch's array is placed")
-        os.kill(device.info().pid, signal.SIGKILL)
+        os.kill(child_pid(device), signal.SIGKILL)
         await until(lambda: device.state is not accel.DeviceState.READY, "the death is seen")
         lost.set()
         assert (await failure(bounded(waiting), accel.StaleRefError)).reason == "generation"

@@ -13,6 +13,7 @@ import pytest
 
 import accel
 from accel.testing import FaultPlan
+from tests.device_support import child_pid
 from tests.process_backend_support import BROKEN, SLOW, TAKEN, RichBackend
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ async def test_compiling_holds_nobody_up_and_ends_with_the_child() -> None:
         async with asyncio.timeout(10):
             while not device._host.context._asked:
                 await asyncio.sleep(0)
-        os.kill(device.info().pid, 9)
+        os.kill(child_pid(device), 9)
         with pytest.raises(accel.ContextPoisonedError):
             await asyncio.wait_for(slow, 20)
         slow = asyncio.ensure_future(device.compiler.compile(SLOW, "copy"))

@@ -19,7 +19,7 @@ from accel.device.remote import actor
 from accel.hosts import child as child_module
 from accel.hosts.child import ChildProcess
 from tests.child_support import OURS, children, no_child_left
-from tests.device_support import bounded, failure, generation, until
+from tests.device_support import bounded, child_pid, failure, generation, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("unkillable")
 
 def give_up(device: accel.Device) -> None:
     """Stop the device's child, and have it found out, as the heartbeat does after a while."""
-    os.kill(device.info().pid, signal.SIGSTOP)
+    os.kill(child_pid(device), signal.SIGSTOP)
     device._host.context.report_fault(accel.HostDiedError("silent", scope=accel.FaultScope.CONTEXT))
 
 
@@ -71,7 +71,7 @@ async def test_closing_a_device_ends_and_the_log_says_what_it_left(caplog: pytes
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process")
         await device.zeros(3)
-        pid = device.info().pid
+        pid = child_pid(device)
         os.kill(pid, signal.SIGSTOP)
         began = time.monotonic()
         with caplog.at_level(logging.ERROR):
@@ -86,7 +86,7 @@ async def test_a_rebuild_goes_on_without_it(caplog: pytest.LogCaptureFixture) ->
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process")
         x = await device.put(np.arange(3.0))
-        first = device.info().pid
+        first = child_pid(device)
         give_up(device)
         await asyncio.wait_for(generation(device, 2), 20)
         assert x.is_stale

@@ -343,7 +343,7 @@ async def test_a_lost_device_says_so() -> None:
         await device.resident("weights", loader, durable=True)
         await failure(device.elementwise.unary("neg", await device.zeros(3)), accel.ContextPoisonedError)
         await failure(device.resident("weights", loader, durable=True), accel.DeviceLostError)
-        assert device.info().memory.durable == 0
+        assert device.info().memory.durable > 0
 
 
 async def test_a_device_that_closes_before_a_load_has_begun_tells_who_waits() -> None:

@@ -16,6 +16,7 @@ import pytest
 import accel
 from accel.device.remote import actor, heartbeat, standby
 from accel.testing import FaultPlan
+from tests.device_support import child_pid
 from tests.own_library_support import Scale, Sent
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ async def test_a_spare_that_dies_with_the_context_is_no_loss() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", standby="context")
         await spare_ready(device)
-        here, spare = device.info().pid, spare_of(device)
+        here, spare = child_pid(device), spare_of(device)
         os.kill(here, signal.SIGKILL)
         os.kill(spare, signal.SIGKILL)
         async with asyncio.timeout(20):
@@ -284,7 +285,7 @@ async def test_durable_buffers_are_bound_by_the_spare() -> None:
         x = await device.put(np.arange(4.0), durable=True)
         await spare_ready(device)
         spare = spare_of(device)
-        os.kill(device.info().pid, signal.SIGKILL)
+        os.kill(child_pid(device), signal.SIGKILL)
         async with asyncio.timeout(20):
             async for generation in device.generations():
                 if generation == 2:

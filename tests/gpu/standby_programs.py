@@ -15,6 +15,7 @@ import numpy as np
 
 import accel
 from accel.testing import FaultPlan
+from tests.device_support import child_pid
 from tests.gpu.cuda_programs import ILLEGAL_ADDRESS, PATIENCE, failure
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def gives_its_memory_back(standby: Standby) -> None:
             assert (pinned == 5).all()
             pinned[:] = 6
             await _fill(device, int(total * 0.8))
-            os.kill(device.info().pid, signal.SIGKILL)
+            os.kill(child_pid(device), signal.SIGKILL)
             async with asyncio.timeout(PATIENCE):
                 async for generation in device.generations():
                     if generation == 3:

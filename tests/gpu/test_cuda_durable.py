@@ -14,6 +14,7 @@ import pytest
 import accel
 from accel.testing import FaultPlan
 from accel_cuda import CudaBackend
+from tests.device_support import child_pid
 from tests.gpu.cuda_programs import failure, run_program
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ async def test_a_gibibyte_outlives_faults_and_kills_of_children(here: CudaDevice
                 error = await failure(device.elementwise.unary("neg", x), accel.ContextPoisonedError)
                 assert error.code == 700
             else:
-                os.kill(device.info().pid, signal.SIGKILL)
+                os.kill(child_pid(device), signal.SIGKILL)
                 async with asyncio.timeout(PATIENCE):
                     while device.generation == generation:
                         await asyncio.sleep(0)

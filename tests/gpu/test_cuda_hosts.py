@@ -14,6 +14,7 @@ from accel.testing import FaultPlan
 from accel.testing.conformance import Check, checks
 from accel.testing.conformance.device_harness import DeviceHarness
 from accel_cuda import CudaBackend
+from tests.device_support import child_pid
 from tests.gpu.cuda_programs import run_program
 
 pytestmark = pytest.mark.gpu
@@ -28,7 +29,7 @@ async def test_a_killed_child_is_replaced() -> None:
     async with accel.System() as system:
         device = await system.open_device("cuda", host="process")
         x = await device.put(np.ones(4))
-        os.kill(device.info().pid, signal.SIGKILL)
+        os.kill(child_pid(device), signal.SIGKILL)
         with pytest.raises(accel.AccelError):
             for _ in range(1000):
                 await asyncio.wait_for(device.get(x), 10)

@@ -14,6 +14,7 @@ import numpy as np
 
 import accel
 from accel.testing import FaultPlan
+from tests.device_support import child_pid
 from tests.gpu.cuda_programs import ILLEGAL_ADDRESS, PATIENCE, failure
 from tests.gpu.fault_programs import FAULTS, SOURCE, told
 from tests.gpu.standby_programs import computes, spare_ready
@@ -142,7 +143,7 @@ def children_of_two_gpus(faulty: str, standby: Standby) -> None:
                     await other.goes_on()
                 generation = first.generation
                 assert generation == 1 + len(FAULTS)
-                os.kill(first.info().pid, signal.SIGKILL)
+                os.kill(child_pid(first), signal.SIGKILL)
                 await reaches(first, generation + 1)
                 await computes(first)
                 await other.goes_on()

@@ -73,10 +73,10 @@ class StandbyActor(Actor[_Wish, None]):
         self._wish()
 
     async def receive(self, message: _Wish, context: ActorContext) -> None:
-        """Start a spare, unless there is one, or end it with the device; returns long before it is ready."""
+        """Start a spare, unless there is one, or end it with the device, which may be reopened; returns long before it is ready."""
         core = self._core
         if core.lifecycle.is_final:
-            await self._end()
+            await self._end_spare()
             return
         if self._link is not None or self._timers or core.is_closing or not core.is_ready:
             return
@@ -190,10 +190,13 @@ class StandbyActor(Actor[_Wish, None]):
         core = self._core
         core.on_change = _nothing
         core.children.take_spare = _nobody
+        await self._end_spare()
+
+    async def _end_spare(self) -> None:
         link = self._take()
         if link is not None:
-            core.children.bury(link)
-            await core.children.gone()
+            self._core.children.bury(link)
+            await self._core.children.gone()
 
 
 def _tell(actor: Any) -> None:

@@ -1,0 +1,46 @@
+"""``device.info().pid`` is a child's, or ``None``: what kills the process that it names never kills the service."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import numpy as np
+import pytest
+
+import accel
+from accel.testing import FaultPlan
+
+
+async def test_an_inline_device_has_no_child() -> None:
+    async with asyncio.timeout(20), accel.System(close_timeout=5) as system:
+        for host in ("inline", "auto"):
+            device = await system.open_device("cpu", host=host)
+            assert device.info().pid is None
+
+
+async def test_a_child_is_named_while_it_is_there() -> None:
+    async with asyncio.timeout(20), accel.System(close_timeout=5) as system:
+        once = accel.RestartStrategy(max_restarts=0)
+        device = await system.open_device("cpu", host="process", restart=once)
+        pid = device.info().pid
+        assert pid is not None
+        assert pid != os.getpid()
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(accel.DeviceLostError):
+            async for _ in device.generations():
+                pass
+        assert device.info().pid is None
+
+
+async def test_there_is_none_between_two_children() -> None:
+    lost = accel.DriverError("lost", scope=accel.FaultScope.PROCESS)
+    async with asyncio.timeout(20), accel.System(close_timeout=5) as system:
+        device = await system.open_device("cpu", host="auto", faults=FaultPlan().poison_at(1, lost, op="unary"))
+        x = await device.put(np.ones(4))
+        with pytest.raises(accel.ContextPoisonedError):
+            await device.elementwise.unary("neg", x)
+        assert (device.state, device.info().pid) == (accel.DeviceState.REBUILDING, None)
+        await device.put(np.ones(4))
+        assert device.info().pid not in (None, os.getpid())
