@@ -1,7 +1,8 @@
 """The project's logger: structlog's interface over the standard library's ``logging.getLogger("accel")``.
 
 Nothing is configured, here or elsewhere: levels, handlers and formats are the application's. Each record's message is the event's name
-followed by ``key=value`` pairs, and the same pairs are on the record as a mapping named ``accel`` for formatters that keep structure.
+followed by ``key=value`` pairs, on one line: what would begin another, or command a terminal, is escaped. The same pairs are on the record as
+a mapping named ``accel``, as they are, for formatters that keep structure.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from accel.errors import AccelError
 if TYPE_CHECKING:
     from structlog.typing import EventDict, WrappedLogger
 
-__all__ = ["get_logger"]
+__all__ = ["get_logger", "one_line"]
+
+
+def one_line(text: str) -> str:
+    """Return ``text`` with everything escaped that is not printable: newlines of all kinds, controls, changes of direction."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def _render(_logger: WrappedLogger, _method: str, event: EventDict) -> tuple[tuple[str], dict[str, Any]]:
@@ -27,7 +33,7 @@ def _render(_logger: WrappedLogger, _method: str, event: EventDict) -> tuple[tup
     pairs = dict(event)
     if error is not None:
         pairs["error"] = f"{type(error).__name__}: {error}"
-    text = " ".join([name, *(f"{key}={value!r}" for key, value in pairs.items())])
+    text = one_line(" ".join([name, *(f"{key}={value!r}" for key, value in pairs.items())]))
     # A percent sign in a value is not a format: with no arguments, logging leaves the text alone.
     return (text,), {"exc_info": exc_info, "extra": {"accel": {"event": name, **pairs}}}
 

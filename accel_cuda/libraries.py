@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["INSTALL", "REQUIRED", "Parts", "load_distribution", "load_library", "load_module", "version_of"]
 
-INSTALL = "Install it: pip install 'accel-actors[cuda]'."
+INSTALL = "In a checkout, run: pip install '.[cuda]'"
 
 
 @dataclass(frozen=True, slots=True)

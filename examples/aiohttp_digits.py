@@ -2,10 +2,10 @@
 
 To run it::
 
-    $ pip install '.[web,cli]'                     # in a checkout
+    $ pip install '.[web]'                         # in a checkout
     $ python examples/aiohttp_digits.py            # PORT=8000 and ACCEL_DEVICE=auto, unless set
     $ curl -s localhost:8000/samples/7 | curl -s -H 'content-type: application/json' -d @- localhost:8000/digits
-    $ FAULT_AT=100 python examples/aiohttp_digits.py   # the context faults at the 100th op, and nobody notices
+    $ FAULT_AT=100 python examples/aiohttp_digits.py   # the context faults at the 100th op that it serves; all is answered
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from aiohttp import web
 
 import accel
 from accel.cli.digits import Digits, Model, load_digits
-from accel.integrations.aiohttp import DEVICE, install
+from accel.integrations.aiohttp import DEVICE, install, read_json
 from accel.patterns import DynamicBatcher
 
 DIGITS = web.AppKey("digits", Digits)
@@ -29,6 +29,8 @@ async def open_classifier(app: web.Application) -> AsyncIterator[None]:
     """Fit the model on the device before the first request; answer what was submitted after the last one."""
     app[DIGITS] = await asyncio.to_thread(load_digits)
     model = await Model.load(app[DEVICE], app[DIGITS])
+    if FAULT_AT:
+        faults.poison_at(faults.count + FAULT_AT)  # counted from here: the service is ready
     # Classifying twice does no harm, so what a rebuild cuts short is tried again: idempotent.
     batcher = DynamicBatcher(model.classify, device=app[DEVICE], idempotent=True, overload="reject", max_pending=1024)
     async with batcher as app[BATCHER]:
@@ -38,8 +40,8 @@ async def open_classifier(app: web.Application) -> AsyncIterator[None]:
 async def classify(request: web.Request) -> web.Response:
     """Tell which digit an image shows: ``{"pixels": [64 numbers from 0 to 1]}``."""
     try:
-        pixels = np.array((await request.json())["pixels"], np.float64)
-    except (KeyError, TypeError, ValueError):
+        pixels = np.array((await read_json(request))["pixels"], np.float64)
+    except (KeyError, TypeError, ValueError, OverflowError):
         pixels = np.empty(0)
     # Checked here, not in the batch, where one wrong image would be everybody's error.
     if pixels.shape != (64,) or not (pixels.min() >= 0 and pixels.max() <= 1):
@@ -62,15 +64,17 @@ def setting(name: str, most: int, default: int = 0) -> int:
     return int(text)
 
 
+FAULT_AT = setting("FAULT_AT", 10**9)
+faults = accel.testing.FaultPlan()
+
+
 def make_app(device: str = "auto") -> web.Application:
     """Return the application."""
-    fault_at = setting("FAULT_AT", 10**9)
-    faults = accel.testing.FaultPlan().poison_at(fault_at) if fault_at else None
     app = web.Application()
-    install(app, device, faults=faults)  # the device, errors as statuses, /healthz and /readyz
+    install(app, device, body_limit=1 << 20, faults=faults)  # the device, errors as statuses, longer bodies 413; /healthz and /readyz
     app.cleanup_ctx.append(open_classifier)
     app.router.add_post("/digits", classify)
-    app.router.add_get(r"/samples/{number:\d+}", sample)
+    app.router.add_get(r"/samples/{number:\d{1,18}}", sample)
     return app
 
 

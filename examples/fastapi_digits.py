@@ -2,10 +2,10 @@
 
 To run it::
 
-    $ pip install '.[web,cli]'                     # in a checkout
+    $ pip install '.[web]'                         # in a checkout
     $ python examples/fastapi_digits.py            # PORT=8000 and ACCEL_DEVICE=auto, unless set
     $ curl -s localhost:8000/samples/7 | curl -s -H 'content-type: application/json' -d @- localhost:8000/digits
-    $ FAULT_AT=100 python examples/fastapi_digits.py   # the context faults at the 100th op, and nobody notices
+    $ FAULT_AT=100 python examples/fastapi_digits.py   # the context faults at the 100th op that it serves; all is answered
 """
 
 import asyncio
@@ -47,6 +47,8 @@ async def open_classifier(device: accel.Device) -> AsyncIterator[Classifier]:
     """Fit the model on the device before the first request; answer what was submitted after the last one."""
     digits = await asyncio.to_thread(load_digits)
     model = await Model.load(device, digits)
+    if FAULT_AT:
+        faults.poison_at(faults.count + FAULT_AT)  # counted from here: the service is ready
     # Classifying twice does no harm, so what a rebuild cuts short is tried again: idempotent.
     async with DynamicBatcher(model.classify, device=device, idempotent=True, overload="reject", max_pending=1024) as batcher:
         yield Classifier(digits, batcher)
@@ -62,10 +64,10 @@ def setting(name: str, most: int, default: int = 0) -> int:
 
 DEVICE = os.environ.get("ACCEL_DEVICE", "auto")
 FAULT_AT = setting("FAULT_AT", 10**9)
-faults = accel.testing.FaultPlan().poison_at(FAULT_AT) if FAULT_AT else None
+faults = accel.testing.FaultPlan()
 
 app = FastAPI(lifespan=lifespan(open_classifier, device=DEVICE, faults=faults))
-install(app)  # errors become statuses; /healthz and /readyz
+install(app, body_limit=1 << 20)  # errors become statuses, longer bodies 413; /healthz and /readyz
 
 
 @app.post("/digits")

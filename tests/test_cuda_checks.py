@@ -116,7 +116,7 @@ def test_the_wheel_that_is_missing_is_named(found: Callable[..., dict[str, Check
     monkeypatch.setattr(checks, "load_library", without_cublas)
     told = {check.name: check for check in checks.all_checks()}
     assert told["nvidia-cublas"].state == "missing"
-    assert "pip install 'accel-actors[cuda]'" in told["nvidia-cublas"].remedy
+    assert "pip install '.[cuda]'" in told["nvidia-cublas"].remedy
     assert told["nvidia-cuda-nvrtc"].state == "ok"
 
 

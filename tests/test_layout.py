@@ -51,7 +51,7 @@ CPU_MAY_IMPORT = {*VOCABULARY, "memory", "cpu"}
 OUTSIDE_VOCABULARY = {"asyncio", "anyio"}
 CUDA = {"accel_cuda", "cuda", "cupy", "nvmath", "torch"}
 # Without rich: structlog loads it by itself where it is installed.
-NOT_WITH_ACCEL = CUDA | {"aiohttp", "fastapi", "pytest", "scipy", "sklearn", "starlette", "uvicorn"}
+NOT_WITH_ACCEL = CUDA | {"aiohttp", "fastapi", "pytest", "scipy", "starlette", "uvicorn"}
 
 
 @dataclass(frozen=True)

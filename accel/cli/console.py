@@ -7,6 +7,8 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
+from accel._log import one_line
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -14,7 +16,7 @@ __all__ = ["Progress", "print_table", "progress", "quiet_log"]
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, stream: TextIO | None = None) -> None:
-    """Print rows under their columns, numbers to the right.
+    """Print rows under their columns, numbers to the right. What a driver or an error puts into a cell stays on its line.
 
     Parameters
     ----------
@@ -28,6 +30,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         Where to; ``None``: standard output.
     """
     out = sys.stdout if stream is None else stream
+    rows = [[one_line(cell) for cell in row] for row in rows]
     right = [bool(rows) and all(_is_number(row[index]) for row in rows) for index in range(len(columns))]
     # A pipe or a file has no width: there, cutting cells to 80 columns would only lose what was to be read.
     if out.isatty() and (made := _rich_table(title, columns, right)) is not None:
@@ -36,10 +39,10 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
             table.add_row(*row)
         console(out).print(table)
         return
-    widths = [max(len(row[index]) for row in [columns, *rows]) for index in range(len(columns))]
+    widths = [max(len(row[index]) for row in (columns, *rows)) for index in range(len(columns))]
     if title:
         print(title, file=out)
-    for row in [columns, tuple("-" * width for width in widths), *rows]:
+    for row in (columns, ["-" * width for width in widths], *rows):
         cells = (cell.rjust(width) if to_right else cell.ljust(width) for cell, width, to_right in zip(row, widths, right, strict=True))
         print("  ".join(cells).rstrip(), file=out)
     print(file=out)

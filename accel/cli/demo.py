@@ -16,7 +16,7 @@ import numpy as np
 import accel
 from accel.cli.console import quiet_log
 from accel.cli.demo_report import ACCURACY, DemoReport, print_report, say, write_report
-from accel.cli.digits import Digits, Model, check_digits, load_digits
+from accel.cli.digits import Digits, Model, load_digits
 from accel.cli.progress import ServingProgress
 from accel.cli.traffic import Traffic, Witness
 from accel.patterns import DynamicBatcher
@@ -109,7 +109,6 @@ def _has_folder(target: str) -> bool:
 
 
 async def _demonstrate(arguments: argparse.Namespace, out: TextIO) -> tuple[DemoReport, list[Exception]]:
-    check_digits()
     plan = FaultPlan()
     async with accel.System() as system:
         device = await system.open_device(
@@ -122,8 +121,6 @@ async def _demonstrate(arguments: argparse.Namespace, out: TextIO) -> tuple[Demo
             # A fault of real hardware takes the whole process's access to it along, and --host inline keeps the context here.
             say(out, "the fault is left out: with --host inline it would lose the device")
             strike = None
-        say(out, "importing scikit-learn, which has the digits")
-        # Not in a thread: nothing else runs yet, and an import could not be called off there either.
         digits = load_digits(arguments.seed)
         began = time.perf_counter()
         model = await Model.load(device, digits, seed=arguments.seed, durable=True)

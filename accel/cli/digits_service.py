@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
     from accel import Device
 
-__all__ = ["DigitsService", "open_service"]
+__all__ = ["BODY_LIMIT", "DigitsService", "open_service"]
+
+BODY_LIMIT = 1 << 20
+"""Bytes of a request's body. An image has a few hundred; JSON of this size takes a few tens of MiB while it is parsed."""
 
 _TIMEOUT = 5.0
 """Seconds that a client waits at most: longer than a rebuild takes."""
@@ -56,7 +59,7 @@ class DigitsService:
         """
         try:
             pixels = np.array(image["pixels"], np.float64)
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             pixels = np.empty(0)
         # Checked here, not in the batch, where one wrong image would be everybody's error.
         if pixels.shape != (PIXELS,) or not (pixels.min() >= 0 and pixels.max() <= 1):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
-from accel.cli.digits_service import DigitsService, open_service
-from accel.errors import InvalidArgumentError
-from accel.integrations.aiohttp import DEVICE, install
+from accel.cli.digits_service import BODY_LIMIT, DigitsService, open_service
+from accel.integrations.aiohttp import DEVICE, install, read_json
 
 # After the integration, whose ImportError says what to install.
 from aiohttp import web  # isort: skip
@@ -40,19 +38,15 @@ def make_app(digits: Digits, device: str, **options: Any) -> web.Application:
             yield
 
     app = web.Application()
-    install(app, device, **options)
+    install(app, device, body_limit=BODY_LIMIT, **options)
     app.cleanup_ctx.append(service)
     app.router.add_post("/digits", _classify)
-    app.router.add_get(r"/samples/{number:\d+}", _sample)
+    app.router.add_get(r"/samples/{number:\d{1,18}}", _sample)
     return app
 
 
 async def _classify(request: web.Request) -> web.Response:
-    try:
-        image = await request.json()
-    except json.JSONDecodeError:
-        raise InvalidArgumentError("the body is not JSON") from None
-    return web.json_response(await request.app[SERVICE].classify(image))
+    return web.json_response(await request.app[SERVICE].classify(await read_json(request)))
 
 
 async def _sample(request: web.Request) -> web.Response:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Annotated, Any
 
-from accel.cli.digits_service import DigitsService, open_service
+from accel.cli.digits_service import BODY_LIMIT, DigitsService, open_service
 from accel.integrations.fastapi import cancel_on_disconnect, get_state, install, lifespan
 
 # After the integration, whose ImportError says what to install.
@@ -35,7 +35,7 @@ def make_app(digits: Digits, device: str, **options: Any) -> FastAPI:
         As for :func:`accel.integrations.fastapi.lifespan`.
     """
     app = FastAPI(title="accel digits", lifespan=lifespan(lambda opened: open_service(opened, digits), device=device, **options))
-    install(app)
+    install(app, body_limit=BODY_LIMIT)
 
     @app.post("/digits")
     async def classify(request: Request, image: Annotated[Any, Body()], service: Service) -> dict[str, int]:

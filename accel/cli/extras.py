@@ -12,7 +12,7 @@ CORE = ("numpy", "ml_dtypes", "anyio", "structlog")
 EXTRAS: dict[str, dict[str, str]] = {
     "cpu": {"scipy": "scipy"},
     "web": {"fastapi": "fastapi", "uvicorn": "uvicorn", "aiohttp": "aiohttp"},
-    "cli": {"rich": "rich", "sklearn": "scikit-learn"},
+    "cli": {"rich": "rich"},
     "bench": {"matplotlib": "matplotlib"},
     "cuda": {"cuda": "cuda-bindings", "cuda.core": "cuda-core", "nvmath": "nvmath-python"},
 }
@@ -33,8 +33,8 @@ def extra_of(module: str | None) -> str | None:
 
 
 def install_command(extra: str) -> str:
-    """Return the shell command that installs an extra of this distribution, or a distribution that stands alone."""
-    return f"pip install {extra}" if extra in _ALONE.values() else f"pip install 'accel-actors[{extra}]'"
+    """Return the shell command that installs an extra of this distribution, which is on no index, or a distribution that stands alone."""
+    return f"pip install {extra}" if extra in _ALONE.values() else f"pip install '.[{extra}]'  # in a checkout"
 
 
 def version_of(distribution: str) -> str | None:

@@ -9,7 +9,7 @@ import importlib
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from accel.cli.digits import load_digits
 from accel.registry import find_device
@@ -30,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=_port, default=8000, help="port to listen on; 0 takes a free one (default: %(default)s)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, or a UUID (default: %(default)s)")
-    parser.add_argument("--fault-at", type=_count, metavar="N", help="poison the context at the N-th op, to watch the service survive it")
+    parser.add_argument(
+        "--fault-at", type=_count, metavar="N", help="poison the context at the N-th op from when it serves, to watch it survive"
+    )
 
 
 def _port(text: str) -> int:
@@ -68,7 +70,7 @@ async def run(arguments: argparse.Namespace) -> int:
         The framework, or its server, is not installed.
     """
     service = importlib.import_module(f"accel.cli.digits_service_{arguments.framework}")
-    options: dict[str, Any] = {} if arguments.fault_at is None else {"faults": FaultPlan().poison_at(arguments.fault_at)}
+    faults = FaultPlan()
     # What may be missing is looked for first: inside a server's start its absence would be a traceback in that server's log.
     _, description = await asyncio.to_thread(find_device, arguments.device)
     digits = await asyncio.to_thread(load_digits)
@@ -82,9 +84,11 @@ async def run(arguments: argparse.Namespace) -> int:
     host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
 
     def started() -> None:
+        if arguments.fault_at is not None:
+            faults.poison_at(faults.count + arguments.fault_at)  # the ops that fitted the model are counted already
         print(f"Serving digits with {arguments.framework} on {description.spec} at http://{host}:{port} (Ctrl-C ends it)", flush=True)
 
-    app = service.make_app(digits, arguments.device, **options)
+    app = service.make_app(digits, arguments.device, faults=faults)
     with bound, _stop_on_signals() as stop:
         await service.serve(app, bound, stop, started)
     return 0

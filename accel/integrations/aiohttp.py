@@ -9,30 +9,34 @@
     web.run_app(app, handler_cancellation=True)
 
 ``handler_cancellation=True`` (of ``web.run_app`` and ``web.AppRunner``) makes aiohttp cancel a handler whose client went away, and with it the
-handler's work; without it, aiohttp lets the handler run on. Needs aiohttp: ``pip install 'accel-actors[web]'``.
+handler's work; without it, aiohttp lets the handler run on. Needs aiohttp: ``pip install '.[web]'``, in a checkout.
 """
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from accel.device import Device, System
-from accel.errors import AccelError
+from accel.errors import AccelError, InvalidArgumentError
 from accel.integrations._answers import Answer, error_answer, health_answer, ready_answer
+from accel.integrations._bodies import UNKNOWN_CHARSET, check_limit, has_known_charset
 from accel.integrations._opening import OnLost, check_on_lost, open_system
 
 try:
     from aiohttp import web
 except ImportError as missing:
-    message = "accel.integrations.aiohttp needs aiohttp. Install it with: pip install 'accel-actors[web]'"
+    message = "accel.integrations.aiohttp needs aiohttp. In a checkout, run: pip install '.[web]'"
     raise ImportError(message, name=missing.name) from missing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
+    from aiohttp.typedefs import Middleware
+
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-__all__ = ["DEVICE", "SYSTEM", "cleanup_ctx", "error_middleware", "install"]
+__all__ = ["DEVICE", "SYSTEM", "cleanup_ctx", "error_middleware", "install", "read_json"]
 
 SYSTEM: web.AppKey[System] = web.AppKey("accel_system", System)
 """``app[SYSTEM]`` is the system."""
@@ -76,11 +80,34 @@ def cleanup_ctx(
 
 @web.middleware
 async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer errors of accel with HTTP statuses."""
+    """Answer errors of accel with HTTP statuses, and a body that is not what its headers say with 400."""
     try:
         return await handler(request)
     except AccelError as error:
         return _response(error_answer(error, request.config_dict.get(DEVICE)))
+    except web.RequestPayloadError:
+        answer = web.Response(status=400, text="The body cannot be decoded.")
+        answer.force_close()  # where the next request begins is not known
+        return answer
+
+
+async def read_json(request: web.Request) -> Any:
+    """Read a request's body as JSON: in UTF-8, as JSON is, whatever charset the client names.
+
+    Parameters
+    ----------
+    request
+        The handler's request.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is not JSON, nested too deeply, or has an integer of more digits than Python takes. The client gets 422.
+    """
+    try:
+        return json.loads(await request.read())
+    except (ValueError, RecursionError):
+        raise InvalidArgumentError("the body is not JSON, or more deeply nested than Python takes") from None
 
 
 def install(
@@ -89,11 +116,12 @@ def install(
     *,
     live: str | None = "/healthz",
     ready: str | None = "/readyz",
+    body_limit: int | None = None,
     close_timeout: float = 10.0,
     on_lost: OnLost = "stay",
     **options: Any,
 ) -> None:
-    """Add all of it: :func:`cleanup_ctx`, :func:`error_middleware` and the health routes.
+    """Add all of it: :func:`cleanup_ctx`, :func:`error_middleware`, the limit of bodies and the health routes.
 
     Parameters
     ----------
@@ -103,12 +131,38 @@ def install(
         As for :func:`cleanup_ctx`.
     live, ready
         Paths of the two routes; ``None`` leaves one out. *live* is 503 once the device is lost, *ready* whenever it does not serve.
+    body_limit
+        The most bytes of a body, after decompression; a handler that reads a longer one is answered with 413. ``None``: the application's
+        ``client_max_size``, which is 1 MiB unless it was given. What a handler reads from ``request.content`` itself is not counted.
+
+    Raises
+    ------
+    InvalidArgumentError
+        ``body_limit`` is not an int of at least 1.
+
+    Notes
+    -----
+    A body in a charset that Python does not know is answered with 415.
     """
+    check_limit(body_limit)
     app.cleanup_ctx.append(cleanup_ctx(device, close_timeout=close_timeout, on_lost=on_lost, **options))
-    app.middlewares.append(error_middleware)
+    app.middlewares.extend((error_middleware, _body_middleware(body_limit)))
     for path, answer in ((live, health_answer), (ready, ready_answer)):
         if path is not None:
             app.router.add_get(path, _health_route(answer))
+
+
+def _body_middleware(limit: int | None) -> Middleware:
+    @web.middleware
+    async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.can_read_body:
+            if not has_known_charset(request.headers.get("Content-Type", "")):
+                raise web.HTTPUnsupportedMediaType(text=UNKNOWN_CHARSET)
+            if limit is not None:
+                request = request.clone(client_max_size=limit)
+        return await handler(request)
+
+    return checked
 
 
 def _health_route(answer: Callable[[Device], Answer]) -> Handler:

@@ -10,7 +10,7 @@
         async with cancel_on_disconnect(request):
             return await classifier.submit(image)
 
-Needs FastAPI: ``pip install 'accel-actors[web]'``.
+Needs FastAPI: ``pip install '.[web]'``, in a checkout.
 """
 
 from __future__ import annotations
@@ -23,14 +23,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 from accel.device import Device, System
 from accel.errors import AccelError, InvalidArgumentError, NotInitializedError
 from accel.integrations._answers import Answer, error_answer, health_answer, ready_answer, unopened_answer
+from accel.integrations._bodies import check_limit
 from accel.integrations._opening import OnLost, check_on_lost, open_system
 
 try:
     from fastapi import Depends, FastAPI, Request, Response
+    from fastapi.exception_handlers import request_validation_exception_handler
+    from fastapi.exceptions import RequestValidationError
     from fastapi.responses import JSONResponse
     from starlette.requests import ClientDisconnect, HTTPConnection
+
+    from accel.integrations._fastapi_bodies import BodyMiddleware, on_invalid
 except ImportError as missing:
-    message = "accel.integrations.fastapi needs FastAPI. Install it with: pip install 'accel-actors[web]'"
+    message = "accel.integrations.fastapi needs FastAPI. In a checkout, run: pip install '.[web]'"
     raise ImportError(message, name=missing.name) from missing
 
 if TYPE_CHECKING:
@@ -147,8 +152,8 @@ DeviceDependency = Annotated[Device, Depends(get_device)]
 """A handler's parameter of this type is the device."""
 
 
-def install(app: FastAPI, *, live: str | None = "/healthz", ready: str | None = "/readyz") -> None:
-    """Answer errors of accel with HTTP statuses, and add the health routes.
+def install(app: FastAPI, *, live: str | None = "/healthz", ready: str | None = "/readyz", body_limit: int | None = None) -> None:
+    """Answer errors of accel with HTTP statuses, limit bodies, and add the health routes.
 
     Parameters
     ----------
@@ -157,13 +162,26 @@ def install(app: FastAPI, *, live: str | None = "/healthz", ready: str | None = 
     live, ready
         Paths of the two routes; ``None`` leaves one out. *live* is 503 once the device is lost, *ready* whenever it does not serve.
         Both are 503, with a hint, if the lifespan has opened no device.
+    body_limit
+        The most bytes of a body; a longer one is answered with 413 when so much of it has been read. ``None``: no limit.
+
+    Raises
+    ------
+    InvalidArgumentError
+        ``body_limit`` is not an int of at least 1.
 
     Notes
     -----
-    A handler that :func:`cancel_on_disconnect` ended is logged as 499; nobody receives it.
+    A handler that :func:`cancel_on_disconnect` ended is logged as 499; nobody receives it. A body in a charset that Python does not know is
+    answered with 415, and one that FastAPI finds invalid with 422 also where its own answer could not be written, because it repeats what
+    was sent: NaN, or half of a surrogate pair.
     """
+    check_limit(body_limit)
+    app.add_middleware(BodyMiddleware, limit=body_limit)
     app.add_exception_handler(AccelError, _on_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
+    if app.exception_handlers.get(RequestValidationError) is request_validation_exception_handler:
+        app.add_exception_handler(RequestValidationError, on_invalid)
     for path, answer in ((live, health_answer), (ready, ready_answer)):
         if path is not None:
             app.add_api_route(path, _health_route(answer), methods=["GET", "HEAD"], include_in_schema=False)

@@ -117,7 +117,7 @@ class Fill(KernelOp):
     shape, dtype
         Of the buffer.
     value
-        A number, converted to ``dtype`` as numpy does it: cut to an integer, rounded, or, beyond the largest float, infinite.
+        A number. An integer type takes whole numbers in its range, a boolean one 0 and 1; floats round it, and beyond the largest it is infinite.
     out
         Buffer to overwrite; a new one is made where it is ``None``.
     durable
@@ -146,27 +146,23 @@ class Fill(KernelOp):
         Raises
         ------
         InvalidArgumentError
-            If ``value`` is no number, an integer type cannot hold it, or it is complex and the type is not.
+            If ``value`` is no number, ``dtype`` is no float and cannot hold it, or it is complex and the type is not.
         """
         value, dtype = number("value", self.value), self.dtype
-        if dtype.is_integer:
-            whole, limits = _cut(value, dtype), np.iinfo(dtype.numpy)
-            if not limits.min <= whole <= limits.max:
-                raise InvalidArgumentError(f"value is {value!r}", remedy=f"{dtype.value} takes {limits.min} to {limits.max}.")
-            return np.asarray(whole, dtype.numpy).tobytes()
-        if dtype is DType.BOOL:
-            return np.asarray(value != 0).tobytes()
+        if dtype.is_integer or dtype is DType.BOOL:
+            return np.asarray(_whole(value, dtype), dtype.numpy).tobytes()
         with np.errstate(all="ignore"):
             return np.asarray(factor("value", value, dtype)).astype(dtype.numpy).tobytes()
 
 
-def _cut(value: Any, dtype: DType) -> int:
-    if isinstance(value, complex):
-        raise InvalidArgumentError(f"value is {value}, and {dtype.value} elements are real", remedy="Give a real number.")
-    try:
-        return int(value)
-    except (ValueError, OverflowError):
-        raise InvalidArgumentError(f"value is {value}, which {dtype.value} cannot hold", remedy="Give a finite number.") from None
+def _whole(value: Any, dtype: DType) -> int:
+    least, most = (0, 1) if dtype is DType.BOOL else (int(np.iinfo(dtype.numpy).min), int(np.iinfo(dtype.numpy).max))
+    # NaN is not between any limits, and inf is no whole number that int() could make.
+    if isinstance(value, complex) or not least <= value <= most or int(value) != value:
+        raise InvalidArgumentError(
+            f"value is {value!r}, which {dtype.value} cannot hold", remedy=f"Give a whole number from {least} to {most}, or another dtype."
+        )
+    return int(value)
 
 
 @quick_init

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CUBLAS", "CUDNN", "CUSOLVER", "CUSPARSE", "CUTENSOR", "NCCL"]
 
-_VERSIONS = "Install the parts of one release together: pip install --upgrade 'accel-actors[cuda]'; `python -m accel doctor` lists them."
+_VERSIONS = (
+    "Install the parts of one release together, in a checkout: pip install --upgrade '.[cuda]'; `python -m accel doctor` lists them."
+)
 _DRIVER = "Install the NVIDIA driver that the toolkit needs (580 or later for CUDA 13)."
 _SINGULAR = "The matrix is singular, or close to it: regularize it, or use a method that copes."
 _PEER = "Look at the other processes of the group: one has ended, or the network has failed. Make a new communicator."

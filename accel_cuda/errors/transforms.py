@@ -22,7 +22,7 @@ CUFFT: Mapping[int, Meaning] = {
     **rows(
         BackendUnavailableError,
         "17 MISSING_DEPENDENCY 18 NVRTC_FAILURE 19 NVJITLINK_FAILURE 20 NVSHMEM_FAILURE",
-        "cuFFT compiles some kernels when they are first used: install what it does that with: pip install 'accel-actors[cuda]'.",
+        "cuFFT compiles some kernels when they are first used: install what it does that with, in a checkout: pip install '.[cuda]'",
     ),
 }
 """cuFFT (``CUFFT_``). A fault of the device shows as EXEC_FAILED: ask the driver which."""

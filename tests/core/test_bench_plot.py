@@ -199,7 +199,7 @@ def test_without_matplotlib_nothing_is_measured(
         monkeypatch.setitem(sys.modules, name, None)
     assert main(["bench", "--plot", str(tmp_path / "latency.png")]) == 2
     assert suite == []
-    assert "Run: pip install 'accel-actors[bench]'" in capsys.readouterr().err
+    assert "Run: pip install '.[bench]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("plot", "only", "words"), [("latency.png", "each", "--plot draws"), ("nowhere/latency.png", "", "no folder")])

@@ -115,9 +115,9 @@ def test_an_error_of_accel_is_a_message_and_1(command: Callable[[Any], None], ca
 @pytest.mark.parametrize(
     ("missing", "install"),
     [
-        ("sklearn.datasets", "pip install 'accel-actors[cli]'"),
-        ("starlette", "pip install 'accel-actors[web]'"),
-        ("aiohttp.web", "pip install 'accel-actors[web]'"),
+        ("rich.console", "pip install '.[cli]'  # in a checkout"),
+        ("starlette", "pip install '.[web]'  # in a checkout"),
+        ("aiohttp.web", "pip install '.[web]'  # in a checkout"),
         ("uvloop", "pip install uvloop"),
     ],
 )
@@ -258,7 +258,7 @@ def test_doctor_prints_the_command_that_fixes_what_is_missing(monkeypatch: pytes
     monkeypatch.setattr(doctor, "version_of", lambda distribution: None)
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert "extra web: pip install 'accel-actors[web]'\n" in out
+    assert "extra web: pip install '.[web]'  # in a checkout\n" in out
     assert "numpy: pip install numpy\n" in out
     assert "uvloop: pip install uvloop\n" in out
     for extra in extras.UNUSED:

@@ -167,14 +167,6 @@ def test_what_cannot_be_served_is_said_and_exits_with_2(words: list[str], capsys
     assert "Traceback" not in printed.err
 
 
-def test_without_scikit_learn_the_demo_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    assert main(SMALL) == 2
-    printed = capsys.readouterr()
-    assert "pip install 'accel-actors[cli]'" in printed.err
-    assert "opened" not in printed.out, "nothing is opened for a demo that cannot be given"
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -205,7 +197,6 @@ def test_progress_is_a_line_per_tenth_elsewhere(out: io.StringIO, monkeypatch: p
 
 MOMENTS = {
     "opened": 4_000,
-    "importing": 4_000,
     "fitted": 4_000,
     "serving": 100_000,
     "fault at": 20_000,

@@ -182,8 +182,8 @@ async def test_what_the_dtype_cannot_hold_is_refused(device: accel.Device, value
 
 
 HELD: list[tuple[Any, str, Any]] = [
-    *((255, "uint8", 255), (-128, "int8", -128), (2**64 - 1, "uint64", 2**64 - 1), (-(2**63), "int64", -(2**63)), (2.9, "int32", 2)),
-    *((-2.9, "int32", -2), (True, "int8", 1), (np.int64(7), "uint16", 7), (3, "bool", True), (0.0, "bool", False), (1j, "bool", True)),
+    *((255, "uint8", 255), (-128, "int8", -128), (2**64 - 1, "uint64", 2**64 - 1), (-(2**63), "int64", -(2**63)), (2.0, "int32", 2)),
+    *((-2.0, "int32", -2), (True, "int8", 1), (np.int64(7), "uint16", 7), (1, "bool", True), (0.0, "bool", False)),
     *((1e300, "float32", np.inf), (float("nan"), "float16", np.nan), (Fraction(1, 2), "float64", 0.5), (np.array(2), "float32", 2.0)),
     *((1e300, "bfloat16", np.inf), (1j, "complex64", 1j), (1e300, "complex64", np.inf), (np.bool_(True), "float32", 1.0)),
     (ml_dtypes.bfloat16(1.5), "float32", 1.5),

@@ -118,4 +118,4 @@ def test_without_the_framework_the_import_says_what_to_install(name: str, framew
     program = f"import sys; sys.modules[{framework!r}] = None; import accel.integrations; import accel.integrations.{name}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=30)
     assert done.returncode == 1
-    assert done.stderr.rstrip().endswith("pip install 'accel-actors[web]'")
+    assert done.stderr.rstrip().endswith("pip install '.[web]'")

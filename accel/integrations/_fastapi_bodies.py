@@ -1,0 +1,101 @@
+"""What a FastAPI application answers to bodies that it cannot take. Imported by :mod:`accel.integrations.fastapi` alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from typing import TYPE_CHECKING
+
+from fastapi import Response
+from fastapi.exception_handlers import request_validation_exception_handler
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
+
+from accel.integrations._bodies import UNKNOWN_CHARSET, has_known_charset
+
+if TYPE_CHECKING:
+    from fastapi import Request
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+__all__ = ["BodyMiddleware", "on_invalid"]
+
+_PATIENCE = 10.0
+"""Seconds for which the rest of a refused body is read and dropped: aiohttp's own number."""
+
+_GONE: Message = {"type": "http.disconnect"}
+
+
+class BodyMiddleware:
+    """Counts what is read of a request's body, chunked or not, and answers where it is too much, or in a charset that is not known.
+
+    The application is told then that its client has gone, which ends its reading wherever that is; an exception would not get through
+    middlewares that read in task groups of their own.
+
+    Parameters
+    ----------
+    app
+        What reads the body.
+    limit
+        The most bytes; ``None``: any number.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int | None) -> None:
+        self._app = app
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        is_readable = has_known_charset(Headers(scope=scope).get("content-type", ""))
+        received = 0
+        is_answered = False
+        refusal: Response | None = None
+
+        async def counted() -> Message:
+            nonlocal received, refusal
+            message = await receive() if refusal is None else _GONE
+            received += len(message.get("body", b""))
+            if self._limit is not None and received > self._limit:
+                refusal = JSONResponse({"detail": f"The body is longer than {self._limit} bytes."}, 413)
+            elif received and not is_readable:
+                refusal = JSONResponse({"detail": UNKNOWN_CHARSET}, 415)
+            if refusal is None:
+                return message
+            await _discard(message, receive)
+            return _GONE
+
+        async def answer(message: Message) -> None:
+            nonlocal is_answered
+            if refusal is None or is_answered:
+                is_answered = True
+                await send(message)
+
+        try:
+            await self._app(scope, counted, answer)
+        except Exception:
+            if refusal is None or is_answered:
+                raise  # otherwise it is how the application takes the end of its client
+        if refusal is not None and not is_answered:
+            await refusal(scope, receive, send)
+
+
+async def _discard(message: Message, receive: Receive) -> None:
+    """Read on to the end of a body: a client that is still sending when its connection closes sees a reset, and not the answer."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_PATIENCE):
+            while message.get("more_body", False):
+                message = await receive()
+
+
+async def on_invalid(request: Request, error: Exception) -> Response:
+    """Answer what FastAPI found invalid as FastAPI does; its answer repeats what was sent, so that is left out where JSON cannot hold it."""
+    if not isinstance(error, RequestValidationError):
+        raise error
+    try:
+        return await request_validation_exception_handler(request, error)
+    except (ValueError, RecursionError):
+        detail = [{key: each[key] for key in ("type", "loc", "msg")} for each in error.errors()]
+        return Response(json.dumps({"detail": detail}), 422, media_type="application/json")
