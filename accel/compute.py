@@ -16,7 +16,24 @@ from accel.dtype import DType
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["BinaryOp", "Causal", "ComputeBackend", "ReduceOp", "Transpose", "UnaryOp"]
+__all__ = [
+    "BinaryName",
+    "BinaryOp",
+    "Causal",
+    "ComputeBackend",
+    "ReduceName",
+    "ReduceOp",
+    "Transpose",
+    "TransposeName",
+    "UnaryName",
+    "UnaryOp",
+]
+
+# The values of the enumerations below: a type checker finds the one that is misspelt.
+TransposeName: TypeAlias = Literal["n", "t", "c"]
+ReduceName: TypeAlias = Literal["sum", "mean", "max", "min"]
+UnaryName: TypeAlias = Literal["relu", "sigmoid", "tanh", "exp", "log", "sqrt", "abs", "neg"]
+BinaryName: TypeAlias = Literal["add", "sub", "mul", "div", "max", "min"]
 
 
 class Transpose(enum.Enum):

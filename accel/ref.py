@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
 from accel.dtype import DType, DTypeLike
 from accel.errors import InvalidArgumentError, StaleRefError
+from accel.hints import REF_HINTS, NoArray, hinted
 from accel.interchange import Interchange
 from accel.views import indexed, recast, reshaped
 
@@ -112,7 +113,8 @@ def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-class AccelRef(Interchange):
+@hinted(REF_HINTS)
+class AccelRef(Interchange, NoArray):
     """A handle to an array on a device. Made by a device, never by hand.
 
     The memory is freed, in stream order, when the last reference to the handle is dropped, or by ``await device.free(ref)``.
@@ -253,8 +255,9 @@ class AccelRef(Interchange):
         offset, shape = indexed(self.shape, self.dtype.itemsize, index)
         return RefView(self, self.offset + offset, shape, self.dtype)
 
-    # Rows are not iterated over by accident: each would be a view.
-    __iter__: ClassVar[None] = None
+    if TYPE_CHECKING:
+        # Rows are not iterated over by accident: each would be a view.
+        __iter__: ClassVar[None]
 
     def reshape(self, shape: Any) -> RefView:
         """Return a view of another shape with as many elements, in C order; one dimension may be -1.

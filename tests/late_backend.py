@@ -47,7 +47,7 @@ class LateStream(CpuStream):
 
     __slots__ = ()
 
-    def submit(self, work: Callable[[], object], cost: float, keep: object = None) -> None:
+    def submit(self, work: Callable[[], object], cost: float = 1.0, keep: object = None) -> None:
         super().submit(work, 1.0, keep)
 
     def record(self, event: CpuEvent) -> bool:

@@ -21,10 +21,18 @@ def check_class(actor: object) -> None:
     ------
     InvalidArgumentError
     """
+    if isinstance(actor, Actor):
+        name = type(actor).__name__
+        raise InvalidArgumentError(
+            f"spawn takes a class, not an instance of {name}: each restart makes a new one",
+            remedy=f"Give the class, and what to make it with: spawn({name}, ...).",
+        )
     if not (isinstance(actor, type) and issubclass(actor, Actor)):
-        raise InvalidArgumentError(f"spawn takes a subclass of Actor, not {actor!r}")
+        raise InvalidArgumentError(f"spawn takes a subclass of Actor, not {actor!r}", remedy="Subclass accel.Actor, and give the class.")
     if not inspect.iscoroutinefunction(actor.receive):
-        raise InvalidArgumentError(f"{actor.__name__}.receive must be defined with 'async def'")
+        raise InvalidArgumentError(
+            f"{actor.__name__}.receive is not a coroutine function", remedy="Define it: `async def receive(self, message, context)`."
+        )
 
 
 def check_name(name: object, siblings: Collection[str]) -> None:

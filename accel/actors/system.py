@@ -27,6 +27,7 @@ from accel.actors.supervision import RestartStrategy
 from accel.actors.tree import ActorTree, picture
 from accel.actors.workers import WorkerPool
 from accel.errors import ClosedError, InvalidArgumentError, NotInitializedError
+from accel.hints import AsyncOnly
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -45,11 +46,13 @@ T = TypeVar("T")
 
 logger = get_logger()
 
+_NEW = "Make a new one: `async with accel.System() as system:`."
+
 _GRACE = 1.0
 """Seconds that actors get to end after they were cancelled, before the system gives up on them."""
 
 
-class ActorSystem:
+class ActorSystem(AsyncOnly):
     """A tree of actors on one event loop. Use it as ``async with ActorSystem() as system``.
 
     Parameters
@@ -91,6 +94,8 @@ class ActorSystem:
         check_seconds("close_timeout", close_timeout)
         if close_timeout < 0:
             raise InvalidArgumentError(f"close_timeout is {close_timeout!r}", remedy="Give seconds, at least 0.")
+        if not isinstance(name, str):
+            raise InvalidArgumentError(f"name is {name!r}", remedy="Give a string; close_timeout= and workers= are given by name.")
         self.name = name
         self.close_timeout = close_timeout
         self.clock = clock
@@ -357,10 +362,12 @@ class ActorSystem:
         restart: RestartStrategy | None,
     ) -> ActorRef[Any, Any]:
         """Start an actor at the top, or below ``parent``."""
+        if parent is None:
+            self._check_open("starts no more actors")
         self._check_home()
         group = self._group
-        if group is None or (self._state != "open" and parent is None) or self._state == "closed":
-            raise ClosedError(f"system {self.name!r} is {self._state} and starts no more actors")
+        if group is None or self._state == "closed":
+            raise ClosedError(f"system {self.name!r} is {self._state} and starts no more actors", remedy=_NEW)
         check_class(actor)
         siblings = self._children if parent is None else parent.children
         if name is None:
@@ -392,7 +399,14 @@ class ActorSystem:
 
     def not_at_home(self) -> ClosedError | NotInitializedError:
         """Return the error that says why a call was made in the wrong place."""
-        return NotInitializedError(f"system {self.name!r} was not entered") if self._home is None else self._home.not_here()
+        if self._home is None:
+            return NotInitializedError(f"system {self.name!r} was not entered", remedy="Enter it: `async with accel.System() as system:`.")
+        return self._home.not_here()
+
+    def _check_open(self, refusal: str) -> None:
+        self._check_home()
+        if self._state != "open":
+            raise ClosedError(f"system {self.name!r} is {self._state} and {refusal}", remedy=_NEW)
 
     def _check_home(self) -> None:
         if self._home is None or _get_running_loop() is not self._home.loop:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 from accel.completion.adaptive import AdaptiveCompletion
 from accel.completion.host_fn import HostFnCompletion
 from accel.completion.pacing import Pacing
@@ -13,6 +15,7 @@ from accel.errors import InvalidArgumentError
 __all__ = [
     "AdaptiveCompletion",
     "Attended",
+    "CompletionName",
     "CompletionStatistics",
     "CompletionStrategy",
     "HostFnCompletion",
@@ -24,6 +27,8 @@ __all__ = [
     "Watcher",
     "resolve_strategy",
 ]
+
+CompletionName: TypeAlias = Literal["adaptive", "host_fn", "polled", "sync"]
 
 _STRATEGIES: dict[str, type[AdaptiveCompletion | HostFnCompletion | PolledCompletion | SyncCompletion]] = {
     strategy.name: strategy for strategy in (AdaptiveCompletion, HostFnCompletion, PolledCompletion, SyncCompletion)
@@ -45,7 +50,7 @@ def resolve_strategy(strategy: str | CompletionStrategy) -> CompletionStrategy:
     """
     if isinstance(strategy, CompletionStrategy):
         return strategy
-    found = _STRATEGIES.get(strategy)
+    found = _STRATEGIES.get(strategy) if isinstance(strategy, str) else None
     if found is None:
         raise InvalidArgumentError(
             f"completion={strategy!r} is not a way of waiting", remedy=f"Use one of {sorted(_STRATEGIES)} or a CompletionStrategy."

@@ -91,7 +91,7 @@ class CpuStream:
         self._waiters: list[tuple[int, threading.Lock]] = []
         self._blocked: tuple[CpuStream, threading.Lock] | None = None
 
-    def submit(self, work: Callable[[], object], cost: float, keep: object = None) -> None:
+    def submit(self, work: Callable[[], object], cost: float = _ALWAYS_ON_WORKER, keep: object = None) -> None:
         """Enqueue ``work``.
 
         It runs on this thread, before this returns, if the stream is idle and ``cost`` is below :data:`INLINE_LIMIT`; else on the stream's
@@ -103,7 +103,7 @@ class CpuStream:
         work
             Called without arguments, once, after everything enqueued before has ended.
         cost
-            Estimated seconds on one core.
+            Estimated seconds on one core; not given, the worker runs it, so that it never blocks the loop.
         keep
             Object to keep alive until the work has ended or was dropped.
         """

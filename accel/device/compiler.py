@@ -112,7 +112,7 @@ class Compiler(Launches["Coroutine[Any, Any, Any]"]):
     __slots__ = ("_core", "_host", "_sender")
 
     def __init__(self, core: DeviceCore, sender: Sender, host: Host) -> None:
-        super().__init__(sender.run)
+        super().__init__(sender.submit)
         self._core = core
         self._sender = sender
         self._host = host
@@ -178,7 +178,7 @@ class Compiler(Launches["Coroutine[Any, Any, Any]"]):
             if not patience.expired():
                 raise
             raise DeadlineExceededError(f"{name} was not compiled within {timeout:g} s", op="compile", device=core.name) from None
-        return DeviceKernel(self._sender.run, compiled)
+        return DeviceKernel(self._sender.submit, compiled)
 
     async def _compile(self, kernel: CompiledKernel) -> KernelLayout:
         core = self._core

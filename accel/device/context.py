@@ -331,7 +331,8 @@ class Context(ContextBase):
         if kernel is None:
             known = op.library in LIBRARIES or native
             what = f"{op.library} has no {op.kind}" if known else f"there is no library {op.library!r}"
-            raise UnsupportedError(f"{what} on {self.core.description.backend}", op=op.kind, device=self.core.name)
+            remedy = "Use another device." if known else "Register it first: await device.register(YourLibrary)."
+            raise UnsupportedError(f"{what} on {self.core.description.backend}", op=op.kind, device=self.core.name, remedy=remedy)
         self._kernels[type(op)] = kernel
         return kernel
 

@@ -196,9 +196,14 @@ class DeviceCore:
         InvalidArgumentError, StaleRefError
         """
         if ref.owner is not self:
+            where = (
+                f"another device that was opened as {self.name} too"
+                if ref.owner.name == self.name
+                else f"{ref.owner.name}, not {self.name}"
+            )
             raise InvalidArgumentError(
-                f"{ref!r} is not on this device ({self.name})",
-                remedy="Copy it over: await device.put(await other.get(ref)).",
+                f"{ref!r} is on {where}",
+                remedy="Each device has memory of its own: copy it over, ref = await device.put(await other.get(ref)).",
                 device=self.name,
             )
         if plan is None or not ref.durable or not self.durable.may_write(ref, plan):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from accel.device.batch import Batch
 from accel.device.compiler import Compiler
 from accel.device.graph import Graph
+from accel.device.hints import DEVICE_HINTS
 from accel.device.info import DeviceHealth, DeviceInfo, picture
 from accel.device.kernel_library import KernelLibrary, kernels_of
 from accel.device.kernels import LIBRARIES
@@ -18,6 +19,7 @@ from accel.device.memory_face import MemoryFace
 from accel.device.quarantine import opened
 from accel.device.residents import Residents
 from accel.errors import InvalidArgumentError
+from accel.hints import hinted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -35,6 +37,7 @@ __all__ = ["Device"]
 T = TypeVar("T")
 
 
+@hinted(DEVICE_HINTS)
 class Device(MemoryFace):
     """One opened device. Made by :meth:`accel.System.open_device`; several may share one piece of hardware, each with its own context and memory.
 
@@ -50,7 +53,7 @@ class Device(MemoryFace):
         self._sender = sender
         self._host = host
         self._actor = actor
-        self._libraries: Libraries[Coroutine[Any, Any, AccelRef]] = Libraries(sender.run)
+        self._libraries: Libraries[Coroutine[Any, Any, AccelRef]] = Libraries(sender.submit)
         self._compiler = Compiler(core, sender, host)
         self._residents = Residents(core)
         self._closed: asyncio.Future[None] | None = None
@@ -119,7 +122,9 @@ class Device(MemoryFace):
         MailboxFullError
             The queue is full and the device was opened with ``overload="reject"``.
         """
-        return self._sender.run(op, timeout, takes_tokens=True)
+        running = self._sender.run(op, timeout, takes_tokens=True)
+        running.__qualname__ = "Device.run"  # type: ignore[attr-defined]
+        return running
 
     async def register(self, library: type[KernelLibrary], *args: Any, **kwargs: Any) -> None:
         """Let the device run ops of a library of the user's own; see :class:`accel.KernelLibrary`.

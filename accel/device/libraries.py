@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from accel import ops
 from accel.compute import BinaryOp, Causal, ReduceOp, Transpose, UnaryOp
@@ -12,8 +12,9 @@ from accel.device.libraries_signal import Fft, Rng
 from accel.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from accel.compute import BinaryName, ReduceName, TransposeName, UnaryName
     from accel.ops import KernelOp
     from accel.ref import AccelRef
 
@@ -25,7 +26,7 @@ _NONE = Transpose.NONE
 _TRANSPOSE = {False: Transpose.NONE, True: Transpose.TRANSPOSE} | {member: member for member in Transpose} | {m.value: m for m in Transpose}
 
 
-def _transpose(value: bool | str | Transpose) -> Transpose:
+def _transpose(value: bool | TransposeName | Transpose) -> Transpose:
     try:
         return _TRANSPOSE[value]
     except (KeyError, TypeError):
@@ -54,6 +55,12 @@ class Blas(Face[T_co]):
 
     __slots__ = ()
 
+    aliases: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("matmul", "mm"), ".gemm(x, y)"),
+        "bmm": ".gemm_batched(x, y)",
+        "norm": ".nrm2(x)",
+    }
+
     def gemm(
         self,
         a: AccelRef,
@@ -62,8 +69,8 @@ class Blas(Face[T_co]):
         out: AccelRef | None = None,
         alpha: complex = 1.0,
         beta: complex = 0.0,
-        transpose_a: bool | str | Transpose = False,
-        transpose_b: bool | str | Transpose = False,
+        transpose_a: bool | TransposeName | Transpose = False,
+        transpose_b: bool | TransposeName | Transpose = False,
         allow_tf32: bool = False,
         timeout: float | None = None,
     ) -> T_co:
@@ -81,8 +88,8 @@ class Blas(Face[T_co]):
         out: AccelRef | None = None,
         alpha: complex = 1.0,
         beta: complex = 0.0,
-        transpose_a: bool | str | Transpose = False,
-        transpose_b: bool | str | Transpose = False,
+        transpose_a: bool | TransposeName | Transpose = False,
+        transpose_b: bool | TransposeName | Transpose = False,
         allow_tf32: bool = False,
         timeout: float | None = None,
     ) -> T_co:
@@ -98,7 +105,7 @@ class Blas(Face[T_co]):
         out: AccelRef | None = None,
         alpha: complex = 1.0,
         beta: complex = 0.0,
-        transpose_a: bool | str | Transpose = False,
+        transpose_a: bool | TransposeName | Transpose = False,
         timeout: float | None = None,
     ) -> T_co:
         """Compute ``alpha * op(a) @ x + beta * out``; see :class:`accel.ops.Gemv`."""
@@ -126,11 +133,18 @@ class Elementwise(Face[T_co]):
 
     __slots__ = ()
 
-    def unary(self, op: str | UnaryOp, x: AccelRef, *, out: AccelRef | None = None, timeout: float | None = None) -> T_co:
+    aliases: ClassVar[Mapping[str, str]] = {
+        **{op.value: f".unary({op.value!r}, x)" for op in UnaryOp},
+        **{op.value: f".binary({op.value!r}, x, y)" for op in BinaryOp},
+    }
+
+    def unary(self, op: UnaryName | UnaryOp, x: AccelRef, *, out: AccelRef | None = None, timeout: float | None = None) -> T_co:
         """Compute ``op(x)``: relu, sigmoid, tanh, exp, log, sqrt, abs or neg. ``out`` may be ``x``."""
         return self._submit(ops.Unary(_member(UnaryOp, _UNARY, op), x, out), timeout)
 
-    def binary(self, op: str | BinaryOp, x: AccelRef, y: AccelRef, *, out: AccelRef | None = None, timeout: float | None = None) -> T_co:
+    def binary(
+        self, op: BinaryName | BinaryOp, x: AccelRef, y: AccelRef, *, out: AccelRef | None = None, timeout: float | None = None
+    ) -> T_co:
         """Compute ``op(x, y)``: add, sub, mul, div, max or min. One shape; ``out`` may be an operand."""
         return self._submit(ops.Binary(_member(BinaryOp, _BINARY, op), x, y, out), timeout)
 
@@ -140,9 +154,11 @@ class Reduce(Face[T_co]):
 
     __slots__ = ()
 
+    aliases: ClassVar[Mapping[str, str]] = {op.value: f"({op.value!r}, x, axis=...)" for op in ReduceOp}
+
     def __call__(
         self,
-        op: str | ReduceOp,
+        op: ReduceName | ReduceOp,
         x: AccelRef,
         *,
         axis: int | None = None,

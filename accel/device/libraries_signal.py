@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from accel import ops
 from accel.device.face import Face
@@ -10,7 +10,7 @@ from accel.dtype import DType, DTypeLike
 from accel.ops.base import as_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from accel.ops.fft import Norm
     from accel.ops.rng import Generator
@@ -90,6 +90,8 @@ class Rng(Face[T_co]):
     """
 
     __slots__ = ()
+
+    aliases: ClassVar[Mapping[str, str]] = {"rand": ".uniform(shape)", "randn": ".normal(shape)", "randint": ".integers(shape, low, high)"}
 
     def uniform(
         self,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from accel.device.sender import Sender
     from accel.device.sharing import Sharing
     from accel.hosts import Host
+    from accel.ops.managed import Advice
     from accel.ref import AccelRef
 
 __all__ = ["MemoryExchange"]
@@ -70,7 +71,7 @@ class MemoryExchange:
         """Move a managed buffer, or a view of one, before it is used there; in stream order. ``timeout`` as in :meth:`Device.run`."""
         await self._sender.run(ops.Prefetch(ref, to), timeout)
 
-    async def advise(self, ref: AccelRef, advice: str, *, undo: bool = False, timeout: float | None = None) -> None:
+    async def advise(self, ref: AccelRef, advice: Advice, *, undo: bool = False, timeout: float | None = None) -> None:
         """Tell the driver how a managed buffer, or a view of one, is going to be used.
 
         Parameters

@@ -208,7 +208,11 @@ class MemoryFace(MemoryExchange):
         """
         core = self._core
         core.guard()
-        core.check_ref(operand("ref", ref), None, _NO_READS)
+        if operand("ref", ref).is_freed:
+            error = ref.stale_error()
+            error.remedy = "Free a ref once: this one's memory was given back before."
+            raise error
+        core.check_ref(ref, None, _NO_READS)
         if isinstance(ref, RefView):
             raise InvalidArgumentError(
                 f"{ref!r} owns no memory", remedy="Free ref.base, the ref of the whole buffer; or just drop the view.", device=core.name

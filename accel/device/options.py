@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from accel.actors import RestartStrategy
 from accel.completion import CompletionStrategy, resolve_strategy
@@ -16,13 +16,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from accel.backend import Injection
+    from accel.completion import CompletionName
     from accel.device.streams import StreamStrategy
     from accel.errors import AccelError
 
-__all__ = ["BUSY_TIMEOUT", "DeviceOptions", "FaultSource", "check_options"]
+__all__ = ["BUSY_TIMEOUT", "DeviceOptions", "FaultSource", "Library", "check_options"]
 
 BUSY_TIMEOUT = 120.0
 """Seconds for which a child may be busy with something else than ops, unless it is told otherwise: a large library loads in tens of them."""
+
+Library: TypeAlias = Literal["memory", "blas", "elementwise", "reduce", "dnn", "graph", "capture", "compiler", "fft", "rng"]
+"""A name in :data:`accel.device.kernels.LIBRARIES`."""
 
 
 class FaultSource(Protocol):
@@ -41,7 +45,7 @@ class DeviceOptions:
     """How many lanes the kernel actors share; ``None`` gives each its own."""
     priorities: Mapping[str, int]
     """Of the streams of those libraries that are not to have priority 0."""
-    libraries: tuple[str, ...]
+    libraries: tuple[Library, ...]
     memory_limit: int | None
     pinned_limit: int | None
     pending_limit: int
@@ -56,9 +60,9 @@ class DeviceOptions:
 
 
 def check_options(
-    completion: str | CompletionStrategy,
+    completion: CompletionName | CompletionStrategy,
     streams: str | StreamStrategy,
-    libraries: Iterable[str],
+    libraries: Library | Iterable[Library],
     memory_limit: int | None,
     pinned_limit: int | None,
     pending_limit: int,
@@ -96,9 +100,9 @@ def check_options(
     )
 
 
-def _libraries(names: Iterable[str]) -> tuple[str, ...]:
+def _libraries(names: Library | Iterable[Library]) -> tuple[Library, ...]:
     try:
-        wanted = (names,) if isinstance(names, str) else tuple(names)
+        wanted: tuple[Library, ...] = (names,) if isinstance(names, str) else tuple(names)
     except TypeError:
         raise InvalidArgumentError(f"libraries is {names!r}", remedy="Give names of libraries.") from None
     for name in wanted:

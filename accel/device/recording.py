@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from accel import ops
+from accel.device.hints import RECORDER_HINTS
 from accel.device.libraries import Blas, Dnn, Elementwise, Libraries, Reduce
 from accel.dtype import DType, DTypeLike
 from accel.errors import ClosedError, InvalidArgumentError, NotInitializedError
+from accel.hints import AsyncOnly, hinted
 from accel.ops.base import as_shape, with_refs
 from accel.ref import AccelRef
 
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["Recorder"]
 
 
-class Recorder:
+@hinted(RECORDER_HINTS)
+class Recorder(AsyncOnly):
     """Records ops inside its ``async with`` block. Methods return refs at once; inside the block they can be used by later ops of the same block only.
 
     Parameters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import types
 from time import perf_counter
@@ -16,7 +17,7 @@ from accel.errors import AccelError, ActorStoppedError, DeadlineExceededError, I
 from accel.ops.base import with_refs
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Coroutine, Generator
 
     from accel.actors import ActorRef
     from accel.device.core import DeviceCore
@@ -98,6 +99,12 @@ class Sender:
         what = plan.capability if plan.capability.startswith(f"{op.kind}.") else op.kind
         known = ", ".join(sorted(dtype.value for dtype in self._core.capabilities.get(plan.capability, ()))) or "no dtype"
         return UnsupportedError(f"{what} is not offered for {plan.dtype.value} on {self._core.name}", remedy=f"It takes {known}.")
+
+    def submit(self, op: KernelOp, timeout: float | None) -> Coroutine[Any, Any, Any]:
+        """Return :meth:`run` of a library's op, by the name of the library's method: Python names it where the ``await`` was forgotten."""
+        running = self.run(op, timeout)
+        running.__qualname__ = _method_of(type(op))  # type: ignore[attr-defined]
+        return running
 
     async def run(
         self, op: Any, timeout: float | None, submission: Submission | None = None, *, is_watched: bool = False, takes_tokens: bool = False
@@ -293,6 +300,12 @@ class Sender:
             raise DeadlineExceededError(f"device {core.name} was not ready within {timeout:g} s", device=core.name) from None
         finally:
             core.in_hand -= 1
+
+
+@functools.lru_cache(maxsize=1024)
+def _method_of(kind: type[KernelOp]) -> str:
+    # `device.reduce` is a library of one op, and is called itself.
+    return f"Device.{kind.library}" if kind.library == kind.kind else f"Device.{kind.library}.{kind.kind}"
 
 
 def _is_time(seconds: float) -> bool:

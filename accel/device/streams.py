@@ -75,7 +75,9 @@ def resolve_streams(streams: str | StreamStrategy) -> StreamStrategy:
         return StreamStrategy("single")
     match = re.fullmatch(r"pooled\(([1-9]\d*)\)", streams) if isinstance(streams, str) else None
     if match is None:
-        raise InvalidArgumentError(f"streams is {streams!r}", remedy="Use 'per_actor', 'single', 'pooled(n)' or an accel.StreamStrategy.")
+        raise InvalidArgumentError(
+            f"streams is {streams!r}", remedy="Use 'per_actor', 'single', 'pooled(n)' with an n of 1 or more, or an accel.StreamStrategy."
+        )
     return StreamStrategy("pooled", int(match[1]))
 
 

@@ -13,6 +13,7 @@ from accel.device.context_actor import ContextActor
 from accel.device.core import DeviceCore
 from accel.device.device import Device
 from accel.device.device_actor import DeviceActor
+from accel.device.hints import SYSTEM_HINTS
 from accel.device.hosting import check_hosting, check_shareable
 from accel.device.lifecycle import DeviceState
 from accel.device.options import BUSY_TIMEOUT, FaultSource, check_options
@@ -20,6 +21,7 @@ from accel.device.quarantine import quarantine_options, set_restarts
 from accel.device.remote import Children, RemoteContextActor
 from accel.device.sender import Sender
 from accel.errors import InvalidArgumentError
+from accel.hints import hinted
 from accel.hosts import FailoverHost, InlineHost, ProcessHost
 from accel.registry import find_device
 
@@ -27,13 +29,15 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Awaitable, Callable, Iterable
 
-    from accel.completion import CompletionStrategy
+    from accel.completion import CompletionName, CompletionStrategy
+    from accel.device.options import Library
     from accel.device.streams import StreamStrategy
     from accel.hosts import Host
 
 __all__ = ["System"]
 
 
+@hinted(SYSTEM_HINTS)
 class System(ActorSystem):
     """Root of supervision: ``async with accel.System() as system``. Devices opened here are closed when it ends, and nothing is left behind.
 
@@ -84,9 +88,9 @@ class System(ActorSystem):
         spec: str = "auto",
         *,
         host: Literal["auto", "inline", "process"] = "auto",
-        completion: str | CompletionStrategy = "adaptive",
+        completion: CompletionName | CompletionStrategy = "adaptive",
         streams: str | StreamStrategy = "per_actor",
-        libraries: Iterable[str] = (),
+        libraries: Library | Iterable[Library] = (),
         memory_limit: int | None = None,
         pinned_limit: int | None = None,
         pending_limit: int = 1024,
@@ -157,6 +161,7 @@ class System(ActorSystem):
         """
         if not isinstance(spec, str):
             raise InvalidArgumentError(f"spec is {spec!r}", remedy="Use 'auto', a backend's name, 'cuda:1', or a UUID.")
+        self._check_open("opens no more devices")
         check_hosting(host, standby, hang_timeout, busy_timeout)
         options = check_options(
             completion, streams, libraries, memory_limit, pinned_limit, pending_limit, max_in_flight, overload, restart, faults, debug=debug

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -108,17 +109,29 @@ def lifespan(
         raise InvalidArgumentError(
             f"setup is {setup!r}, not a function that takes the device", remedy="Name a device by its keyword: lifespan(device='cpu')."
         )
+    if inspect.iscoroutinefunction(setup) or inspect.isasyncgenfunction(setup):
+        raise _no_context_manager(setup)
 
     check_on_lost(on_lost)
 
     @contextlib.asynccontextmanager
     async def opened(app: FastAPI) -> AsyncIterator[None]:
         async with open_system(device, close_timeout, on_lost, options) as (system, opened_device), contextlib.AsyncExitStack() as stack:
-            state = None if setup is None else await stack.enter_async_context(setup(opened_device))
+            manager = contextlib.nullcontext() if setup is None else setup(opened_device)
+            if not isinstance(manager, contextlib.AbstractAsyncContextManager):
+                raise _no_context_manager(setup)
+            state = await stack.enter_async_context(manager)
             app.state.accel = AccelState(system, opened_device, state)
             yield
 
     return opened
+
+
+def _no_context_manager(setup: Any) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"setup={getattr(setup, '__qualname__', setup)} gives no async context manager",
+        remedy="Write it as `@contextlib.asynccontextmanager async def setup(device): ... yield state`.",
+    )
 
 
 def _accel(connection: HTTPConnection) -> AccelState:

@@ -278,7 +278,9 @@ def as_shape(shape: int | Iterable[int]) -> Shape:
     except Exception as error:  # iterating, and asking for an index, may raise anything
         raise InvalidArgumentError(f"{shape!r} is not a shape", remedy="Use an int or a tuple of ints.") from error
     if any(n < 0 for n in dimensions):
-        raise InvalidArgumentError(f"shape {dimensions} has a negative dimension")
+        raise InvalidArgumentError(
+            f"shape {dimensions} has a negative dimension", remedy="Give dimensions of 0 or more; only ref.reshape takes -1."
+        )
     return dimensions
 
 

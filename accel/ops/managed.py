@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeAlias, get_args
 
 from accel.errors import InvalidArgumentError
 from accel.ops.base import KernelOp, Plan, operand
 from accel.ops.quick import quick_init
 from accel.ref import AccelRef
 
-__all__ = ["ADVICES", "PLACES", "Advise", "Prefetch"]
+__all__ = ["ADVICES", "PLACES", "Advice", "Advise", "Prefetch"]
 
 PLACES = ("device", "host")
-ADVICES = ("read_mostly", "preferred_device", "preferred_host", "accessed_by_device", "accessed_by_host")
+Advice: TypeAlias = Literal["read_mostly", "preferred_device", "preferred_host", "accessed_by_device", "accessed_by_host"]
+ADVICES: tuple[Advice, ...] = get_args(Advice)
 
 
 def _managed(ref: object) -> AccelRef:
@@ -69,7 +70,7 @@ class Advise(KernelOp):
     kind: ClassVar[str] = "advise"
 
     ref: AccelRef
-    advice: str
+    advice: Advice
     undo: bool = False
 
     def plan(self) -> Plan:

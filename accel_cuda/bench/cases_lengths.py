@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from accel import AccelRef, Device
     from accel.cli.bench.suite import Bench
+    from accel.completion import CompletionName
 
     Line = Callable[[int], Callable[[], Awaitable[Any]]]
 
@@ -24,7 +25,7 @@ __all__ = ["LENGTHS", "kernel_lengths"]
 LENGTHS = (0, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 """Microseconds; 0 is the empty kernel."""
 
-_STRATEGIES = ("adaptive", "polled", "host_fn", "sync")
+_STRATEGIES: tuple[CompletionName, ...] = ("adaptive", "polled", "host_fn", "sync")
 _OVERHEAD = 60e-6
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import pickle
 import sys
 import types
+import typing
 from collections import deque
 from typing import Any
 
@@ -15,11 +16,16 @@ import numpy as np
 import pytest
 
 import accel
-from accel import errors, ops
+from accel import compute, errors, ops
 from accel.backend import DeviceDescription
+from accel.device.kernels import LIBRARIES
+from accel.device.options import Library
 from accel.dtype import DType, native
 from accel.ref import AccelRef, AccelToken
 from accel.registry import backend_names, find_device, load_backend
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ERRORS = [getattr(errors, name) for name in errors.__all__ if name.endswith("Error")]
 
@@ -43,6 +49,20 @@ OWN: dict[str, dict[str, Any]] = {
     "PoisonedInputError": {"item": [1, 2]},
     "MailboxFullError": {"retry_after": 0.25},
 }
+
+
+@pytest.mark.parametrize(
+    ("names", "values"),
+    [
+        (compute.TransposeName, [member.value for member in accel.Transpose]),
+        (compute.ReduceName, [member.value for member in accel.ReduceOp]),
+        (compute.UnaryName, [member.value for member in accel.UnaryOp]),
+        (compute.BinaryName, [member.value for member in accel.BinaryOp]),
+        (Library, LIBRARIES),
+    ],
+)
+def test_a_type_checker_knows_the_names_that_are_taken(names: object, values: Iterable[str]) -> None:
+    assert list(typing.get_args(names)) == list(values)
 
 
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)

@@ -23,6 +23,8 @@ from tests.gpu.own_libraries import ByNvrtc, Scale, Stray
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from accel.completion import CompletionName
+
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 30.0
 ILLEGAL_ADDRESS, DESTROYED = 700, 709
@@ -56,7 +58,7 @@ def check(name: str) -> None:
     asyncio.run(main())
 
 
-def loses_the_device(completion: str) -> None:
+def loses_the_device(completion: CompletionName) -> None:
     """A kernel that writes to an illegal address ends every wait with the driver's code, and the device, but not the system."""
 
     async def main() -> None:

@@ -14,6 +14,8 @@ import accel
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from accel.device.options import Library
+
 pytestmark = pytest.mark.gpu
 
 MIB = 1 << 20
@@ -92,7 +94,7 @@ async def test_libraries_that_share_a_stream_find_what_they_need(streams: str, r
 @pytest.mark.parametrize("streams", ["per_actor", "single", "pooled(2)"])
 async def test_every_library_that_was_named_is_warm(streams: str) -> None:
     """Also where it shares a stream with others: nothing that its ops need is made later, so none is enqueued beside the loop."""
-    libraries = ("elementwise", "reduce", "blas", "fft")
+    libraries: tuple[Library, ...] = ("elementwise", "reduce", "blas", "fft")
     async with accel.System() as system:
         device = await system.open_device("cuda", streams=streams, libraries=libraries)
         context = device._host.context

@@ -17,6 +17,8 @@ from accel_cuda.driver import load_driver
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from accel.completion import CompletionName
+
 LIBRARY = ctypes.PyDLL("libcuda.so.1")
 RELAXED, THREAD_LOCAL = 2, 1
 
@@ -75,7 +77,7 @@ async def every_kind_of_op(device: accel.Device, rng: np.random.Generator, betwe
     assert np.array_equal(await device.get(filled), np.full(1000, 3.0))
 
 
-def leaves_the_current_context(completion: str) -> None:
+def leaves_the_current_context(completion: CompletionName) -> None:
     """Whatever context is current on the loop's thread, ops are right and it stays so; the capture mode too."""
     driver = load_driver()
     other = int(driver.call("cuCtxCreate", None, 0, driver.call("cuDeviceGet", 0)))
@@ -100,7 +102,7 @@ def leaves_the_current_context(completion: str) -> None:
     asyncio.run(main())
 
 
-def follows_switches_between_awaits(completion: str) -> None:
+def follows_switches_between_awaits(completion: CompletionName) -> None:
     """The user makes another context current, or none, before every op."""
     driver = load_driver()
     other = int(driver.call("cuCtxCreate", None, 0, driver.call("cuDeviceGet", 0)))
@@ -130,7 +132,7 @@ def follows_switches_between_awaits(completion: str) -> None:
     asyncio.run(main())
 
 
-def leaves_captures_alone(completion: str) -> None:
+def leaves_captures_alone(completion: CompletionName) -> None:
     """``torch.cuda.graph`` in its strictest mode, on the loop's thread and on another, while ops of every kind come and go."""
     torch: Any = importlib.import_module("torch")
     torch.zeros(8, device="cuda").add_(1)
@@ -186,7 +188,7 @@ def _replay(torch: Any, graph: Any, total: Any) -> None:
     assert total[0].item() == 2.0, "the capture missed something"
 
 
-def serves_two_gpus(completion: str) -> None:
+def serves_two_gpus(completion: CompletionName) -> None:
     """Two devices and torch, which is told to use one GPU and then the other, in one loop, with ops interleaved."""
     torch: Any = importlib.import_module("torch")
     rng = np.random.default_rng()
@@ -219,7 +221,7 @@ def serves_two_gpus(completion: str) -> None:
     asyncio.run(main())
 
 
-PROGRAMS: dict[str, Callable[[str], None]] = {
+PROGRAMS: dict[str, Callable[[Any], None]] = {
     program.__name__: program
     for program in (leaves_the_current_context, follows_switches_between_awaits, leaves_captures_alone, serves_two_gpus)
 }

@@ -14,6 +14,8 @@ from accel.cli.bench.suite import Bench, Case
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from accel.completion import CompletionName
+
 __all__ = ["CASES"]
 
 _DURATION = 5e-3
@@ -65,7 +67,8 @@ class _Waiter:
 
 async def _waiting(bench: Bench) -> None:
     count, rounds = bench.scale(20, 8), bench.scale(5, 2)
-    strategies: dict[str, str | CompletionStrategy] = {name: name for name in ("adaptive", "host_fn", "polled", "sync")}
+    names: tuple[CompletionName, ...] = ("adaptive", "host_fn", "polled", "sync")
+    strategies: dict[str, CompletionName | CompletionStrategy] = {name: name for name in names}
     strategies["polled, every turn"] = PolledCompletion(0.0)
     waiters: dict[str, _Waiter] = {}
     async with System("bench") as system:

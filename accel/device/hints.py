@@ -1,0 +1,42 @@
+"""What users of other libraries, or of other parts of this one, try on a device, a batch or a system; and what to use instead."""
+
+from __future__ import annotations
+
+from accel.device.face import calls_of
+from accel.device.libraries import Blas, Dnn, Elementwise, Reduce
+from accel.device.libraries_signal import Fft, Rng
+
+__all__ = ["DEVICE_HINTS", "RECORDER_HINTS", "SYSTEM_HINTS"]
+
+_OPS = {name: call for library in (Rng, Fft, Dnn, Elementwise, Reduce, Blas) for name, call in calls_of(library).items()}
+
+DEVICE_HINTS = {
+    **{name: f"Use await device.{call}." for name, call in _OPS.items()},
+    **dict.fromkeys(("array", "asarray", "tensor", "from_numpy", "upload", "to_device"), "Use await device.put(array)."),
+    **dict.fromkeys(("numpy", "fetch", "download", "to_host"), "Use await device.get(ref)."),
+    **dict.fromkeys(("alloc", "malloc", "allocate"), "Use await device.empty(shape, dtype)."),
+    **dict.fromkeys(("synchronize", "sync", "wait"), "Await the ops: each is over when its await ends."),
+    **dict.fromkeys(("memory", "stats", "status"), "Use device.info() or device.health()."),
+    "ones": "Use await device.full(shape, 1, dtype).",
+    "compile": "Use await device.compiler.compile(source, name).",
+    "close": "Use await device.aclose().",
+    "spawn": "Use await system.spawn(Actor).",
+}
+
+RECORDER_HINTS = {
+    **{name: f"Use {call} of the batch or graph." for name, call in _OPS.items()},
+    "get": "Use await device.get(ref) after the block.",
+    "free": "Drop the ref, or use await device.free(ref) after the block.",
+    "timeout": "Use device.batch(timeout=...).",
+    **dict.fromkeys(("commit", "execute", "flush", "run_all", "send", "submit"), "The batch is sent when its block ends."),
+}
+
+SYSTEM_HINTS = {
+    **dict.fromkeys(("open", "device", "get_device"), "Use await system.open_device('auto')."),
+    **dict.fromkeys(("close", "shutdown", "stop"), "Use await system.aclose(), or leave the `async with` block."),
+    **dict.fromkeys(
+        ("run", "submit"),
+        "Use system.portal.run(function) from other threads, or system.run_blocking(function) for a function that blocks.",
+    ),
+    "actor_of": "Use await system.spawn(Actor).",
+}

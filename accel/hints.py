@@ -1,0 +1,150 @@
+"""What to use instead: errors of Python's own protocols (attributes, operators, ``with``) that name the remedy.
+
+The classes that ops use most get no ``__getattr__``, which would slow down every attribute that they have. Type checkers see none of this: what is an error
+for them stays one.
+"""
+
+from __future__ import annotations
+
+from numbers import Number
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["REF_HINTS", "AsyncOnly", "NoArray", "hinted"]
+
+T = TypeVar("T")
+
+
+class _Missing:
+    """An attribute that is not there and says what to use instead; ``hasattr`` is ``False``."""
+
+    __slots__ = ("_name", "_remedy")
+
+    def __init__(self, name: str, remedy: str) -> None:
+        self._name = name
+        self._remedy = remedy
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        what = f"type object {owner.__name__!r}" if instance is None else f"{owner.__name__!r} object"
+        raise AttributeError(f"{what} has no attribute {self._name!r}. {self._remedy}", name=self._name)
+
+
+def hinted(remedies: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
+    """Let names that users of other libraries try on a class raise :class:`AttributeError` with what to use instead.
+
+    Parameters
+    ----------
+    remedies
+        Name -> a sentence with the remedy. Names that the class has are left alone.
+    """
+
+    def add(kind: type[T]) -> type[T]:
+        missing = remedies.keys() - set(dir(kind))
+        for name in missing:
+            setattr(kind, name, _Missing(name, remedies[name]))
+        kind.__dir__ = lambda self: [name for name in object.__dir__(self) if name not in missing]  # type: ignore[method-assign]
+        return kind
+
+    return add
+
+
+class AsyncOnly:
+    """What is entered by ``async with`` says so when it is entered by ``with``."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError(f"{type(self).__name__} is entered by `async with`, not by `with`")
+
+        def __exit__(self, *error: object) -> None:
+            """Complete the protocol, without which ``with`` would not ask for :meth:`__enter__`."""
+
+
+_HOST = "opy it to the host: array = await device.get(ref)"
+_DATA = f"is a handle to device memory, not its data; c{_HOST}"
+
+_BINARY = {
+    **{
+        name: f"{_DATA}, or use await device.elementwise.binary({op!r}, x, y) with two refs"
+        for name, op in {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div"}.items()
+    },
+    "matmul": f"{_DATA}, or use await device.blas.gemm(x, y) with two refs",
+    **dict.fromkeys(("floordiv", "mod", "pow", "and", "or", "xor"), _DATA),
+}
+_COMPARISONS = dict.fromkeys(("lt", "le", "gt", "ge"), _DATA)
+_UNARY = {
+    **{name: f"{_DATA}, or use await device.elementwise.unary({name!r}, ref)" for name in ("neg", "abs")},
+    **dict.fromkeys(("pos", "invert", "round", "float", "int", "complex", "iter", "contains"), _DATA),
+    "setitem": "is not assigned to: write a part of it with await device.put(array, out=ref[index])",
+    "await": "is not awaited: a method of a batch returns its ref at once, without `await`, and the data is there after the batch's block",
+}
+"""Name of the method -> what is said of the ref."""
+
+_TRANSPOSED = "Pass transpose_a=True or transpose_b=True to device.blas.gemm, or use (await device.get(ref)).T."
+_CONVERTED = "Convert the array before it is put on the device, or after: (await device.get(ref)).astype(...)."
+
+REF_HINTS = {
+    **dict.fromkeys(("numpy", "cpu", "get", "item", "tolist", "tobytes", "detach", "data"), f"C{_HOST}."),
+    **dict.fromkeys(("T", "mT", "t", "transpose", "swapaxes", "permute"), _TRANSPOSED),
+    **dict.fromkeys(("astype", "to", "float", "double", "half", "cuda"), _CONVERTED),
+    **{name: f"Use await device.reduce({name!r}, ref, axis=...)." for name in ("sum", "mean", "max", "min")},
+    **{name: f"Use await device.elementwise.unary({name!r}, ref)." for name in ("relu", "sigmoid", "tanh", "exp", "log", "sqrt", "abs")},
+    **dict.fromkeys(("dot", "matmul", "mm"), "Use await device.blas.gemm(x, y)."),
+    **dict.fromkeys(("copy", "clone"), "Use await device.copy(ref, await device.empty(ref.shape, ref.dtype))."),
+    **dict.fromkeys(("free", "close", "release"), "Use await device.free(ref), or drop the last reference to it."),
+    **dict.fromkeys(("fill", "fill_", "zero_", "copy_", "put"), "Write into it: await device.put(array, out=ref)."),
+    **dict.fromkeys(("flatten", "squeeze", "unsqueeze"), "Use ref.ravel() or ref.reshape(shape)."),
+}
+"""What users of numpy and torch try on a ref -> what to use instead."""
+
+
+class NoArray:
+    """What a handle answers where it is used as the array itself: :class:`TypeError` with the remedy."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __format__(self, spec: str) -> str:
+            if spec:
+                raise TypeError(f"{self!r} {_DATA}")
+            return str(self)
+
+        @property
+        def __pydantic_serializer__(self) -> Any:
+            """What pydantic, and so FastAPI, asks a value of a type that it does not know."""
+            try:
+                from pydantic_core import SchemaSerializer, core_schema
+            except ImportError:
+                raise AttributeError("pydantic is not installed") from None
+            refusal = core_schema.plain_serializer_function_ser_schema(_no_json)
+            return SchemaSerializer(core_schema.any_schema(serialization=refusal))
+
+
+def _no_json(ref: object) -> NoReturn:
+    raise TypeError(f"{ref!r} {_DATA}")
+
+
+def _refuse(name: str, text: str, reflected: str | None = None) -> None:
+    """Let the method say so. Where the other operand's type has the reflected one, that is asked: it may know what to do with a ref."""
+
+    def refuse(self: NoArray, *operands: object) -> Any:
+        if reflected and not isinstance(operands[0], (NoArray, Number)) and hasattr(operands[0], f"__{reflected}__"):
+            return NotImplemented
+        raise TypeError(f"{self!r} {text}")
+
+    refuse.__name__ = refuse.__qualname__ = f"__{name}__"
+    setattr(NoArray, refuse.__name__, refuse)
+
+
+for _name, _text in _BINARY.items():
+    _refuse(_name, _text, f"r{_name}")
+    _refuse(f"r{_name}", _text)
+for _name, _text in _COMPARISONS.items():
+    _refuse(_name, _text, _name)
+for _name, _text in _UNARY.items():
+    _refuse(_name, _text)

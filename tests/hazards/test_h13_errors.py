@@ -1,0 +1,263 @@
+"""Mistakes that new users make: each is told in one clear sentence what is wrong and what to do instead."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import inspect
+import pickle
+import typing
+import warnings
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import httpx
+import numpy as np
+import pytest
+from fastapi import FastAPI
+
+import accel
+from accel.integrations.fastapi import DeviceDependency, lifespan
+from accel.ops import KernelOp, Plan, Spec
+
+PATIENCE = 10.0
+
+
+@dataclass(frozen=True, eq=False)
+class Twice(KernelOp):
+    """An op of a library of the user's own."""
+
+    library: ClassVar[str] = "mine"
+    kind: ClassVar[str] = "twice"
+
+    x: accel.AccelRef
+
+    def plan(self) -> Plan:
+        """One result like the operand."""
+        return Plan((self.x,), (), (Spec(self.x.shape, self.x.dtype),))
+
+
+class Mine(accel.KernelLibrary):
+    """The library, which leaves out what its work costs."""
+
+    name = "mine"
+
+    @accel.kernel(Twice)
+    def twice(self, op: Twice, stream: Any, inputs: list[accel.Operand], outputs: list[accel.Operand]) -> None:
+        """Enqueue it."""
+        source, target = np.asarray(inputs[0]), np.asarray(outputs[0])
+        stream.submit(lambda: np.multiply(source, 2.0, out=target))
+
+
+class Index(accel.Actor[int, int]):
+    """An actor with an argument."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    async def receive(self, message: int, context: accel.ActorContext) -> int:
+        """Answer."""
+        return message % self.size
+
+
+async def coroutine_setup(device: accel.Device) -> int:
+    """No context manager: nothing is yielded."""
+    return 3
+
+
+async def generator_setup(device: accel.Device) -> AsyncIterator[int]:
+    """No context manager: it lacks the decorator."""
+    yield 3
+
+
+async def add_to_batch(system: Any, device: Any, x: Any) -> None:
+    async with device.batch() as batch:
+        await batch.blas.gemm(x, x)
+
+
+async def free_twice(system: Any, device: Any, x: Any) -> None:
+    await device.free(x)
+    await device.free(x)
+
+
+async def use_ref_of_another_device(system: Any, device: Any, x: Any) -> None:
+    other = await system.open_device("cpu")
+    await other.blas.gemm(x, x)
+
+
+async def open_after_close(system: Any, device: Any, x: Any) -> None:
+    async with accel.System() as other:
+        pass
+    await other.open_device("cpu")
+
+
+async def enter(manager: Any) -> None:
+    with manager:
+        pass
+
+
+async def enter_lifespan(setup: Any) -> None:
+    async with lifespan(setup, device="cpu")(FastAPI()):
+        pass
+
+
+async def answer_with_ref(response: Any) -> None:
+    app = FastAPI()
+
+    async def handler(device: DeviceDependency) -> Any:
+        return await device.put([1.0])
+
+    handler.__annotations__ = {"device": DeviceDependency, **response}
+    app.get("/")(handler)
+    async with lifespan(device="cpu")(app), httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        await client.get("/")
+
+
+def assign(x: Any) -> None:
+    x[0] = 1.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is done, given a system, a device and a ref; the error's class; and what its message says."""
+
+    do: Callable[[Any, Any, Any], object]
+    kind: type[BaseException]
+    words: tuple[str, ...]
+
+
+def case(do: Callable[[Any, Any, Any], object], kind: type[BaseException], *words: str) -> Case:
+    return Case(do, kind, words)
+
+
+ARGUMENT, HOST = accel.InvalidArgumentError, "array = await device.get(ref)"
+CASES = {
+    "await batch.op": case(add_to_batch, TypeError, "is not awaited", "batch", "after the batch's block"),
+    "double free": case(free_twice, accel.StaleRefError, "freed", "Free a ref once"),
+    "library not registered": case(lambda s, d, x: d.run(Twice(x)), accel.UnsupportedError, "'mine'", "await device.register("),
+    "ref of a device of the same name": case(use_ref_of_another_device, ARGUMENT, "another device that was opened as cpu:0 too"),
+    "System not entered": case(
+        lambda s, d, x: accel.System().open_device("cpu"), accel.NotInitializedError, "Enter it: `async with accel.System()"
+    ),
+    "with System": case(lambda s, d, x: enter(accel.System()), TypeError, "System", "`async with`"),
+    "with batch": case(lambda s, d, x: enter(d.batch()), TypeError, "Batch", "`async with`"),
+    "with graph": case(lambda s, d, x: enter(d.graph()), TypeError, "Graph", "`async with`"),
+    "zeros(-3)": case(lambda s, d, x: d.zeros(-3), ARGUMENT, "(-3,)", "0 or more"),
+    "spawn(instance)": case(lambda s, d, x: s.spawn(Index(3)), ARGUMENT, "not an instance of Index", "spawn(Index, ...)"),
+    "open_device after close": case(open_after_close, accel.ClosedError, "system 'accel' is closed", "Make a new one"),
+    "pooled(0)": case(lambda s, d, x: s.open_device("cpu", streams="pooled(0)"), ARGUMENT, "'pooled(0)'", "1 or more"),
+    "System(3)": case(lambda s, d, x: typing.cast("Any", accel.System)(3), ARGUMENT, "name is 3", "string"),
+    "ref + ref": case(lambda s, d, x: x + x, TypeError, HOST, "binary('add', x, y)"),
+    "1 + ref": case(lambda s, d, x: 1 + x, TypeError, HOST, "binary('add', x, y)"),
+    "ref @ ref": case(lambda s, d, x: x @ x, TypeError, HOST, "device.blas.gemm(x, y)"),
+    "-ref": case(lambda s, d, x: -x, TypeError, HOST, "unary('neg', ref)"),
+    "ref ** 2": case(lambda s, d, x: x**2, TypeError, HOST),
+    "ref < 1": case(lambda s, d, x: x < 1, TypeError, HOST),
+    "float(ref)": case(lambda s, d, x: float(x), TypeError, HOST),
+    "format(ref, '.2f')": case(lambda s, d, x: f"{x:.2f}", TypeError, HOST),
+    "list(ref)": case(lambda s, d, x: list(x), TypeError, HOST),
+    "1 in ref": case(lambda s, d, x: 1 in x, TypeError, HOST),
+    "ref[0] = 1": case(lambda s, d, x: assign(x), TypeError, "await device.put(array, out=ref[index])"),
+    "ref.T": case(lambda s, d, x: x.T, AttributeError, "'T'", "transpose_a=True"),
+    "ref.numpy()": case(lambda s, d, x: x.numpy(), AttributeError, "'numpy'", HOST),
+    "ref.sum()": case(lambda s, d, x: x.sum(), AttributeError, "await device.reduce('sum', ref"),
+    "device.gemm": case(lambda s, d, x: d.gemm(x, x), AttributeError, "'gemm'", "await device.blas.gemm(...)"),
+    "device.close": case(lambda s, d, x: d.close(), AttributeError, "await device.aclose()"),
+    "batch.get": case(lambda s, d, x: d.batch().get(x), AttributeError, "await device.get(ref) after the block"),
+    "system.open": case(lambda s, d, x: s.open("cpu"), AttributeError, "await system.open_device("),
+    "dnn.softmax": case(lambda s, d, x: d.dnn.softmax(x), AttributeError, "'softmax'", "has attention, conv2d"),
+    "blas.matmul": case(lambda s, d, x: d.blas.matmul(x, x), AttributeError, "Use blas.gemm(x, y)"),
+    "dnn.gemm": case(lambda s, d, x: d.dnn.gemm(x, x), AttributeError, "Use blas.gemm(...)"),
+    "blas.gemn": case(lambda s, d, x: d.blas.gemn(x, x), AttributeError, "Did you mean", "gemm"),
+    "elementwise.relu": case(lambda s, d, x: d.elementwise.relu(x), AttributeError, "Use elementwise.unary('relu', x)"),
+    "reduce.sum": case(lambda s, d, x: d.reduce.sum(x), AttributeError, "Use reduce('sum', x"),
+    "handler that returns a ref": case(lambda s, d, x: answer_with_ref({}), ValueError, HOST),
+    "handler that returns a ref as Any": case(lambda s, d, x: answer_with_ref({"return": Any}), ValueError, HOST),
+    "lifespan(coroutine function)": case(
+        lambda s, d, x: lifespan(typing.cast("Any", coroutine_setup)), ARGUMENT, "coroutine_setup", "asynccontextmanager"
+    ),
+    "lifespan(generator function)": case(
+        lambda s, d, x: lifespan(typing.cast("Any", generator_setup)), ARGUMENT, "generator_setup", "asynccontextmanager"
+    ),
+    "lifespan(plain function)": case(lambda s, d, x: enter_lifespan(lambda device: 3), ARGUMENT, "asynccontextmanager"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_the_message_names_the_remedy(name: str) -> None:
+    mistake = CASES[name]
+    async with asyncio.timeout(PATIENCE), accel.System() as system:
+        device = await system.open_device("cpu")
+        x = await device.put(np.eye(2))
+        with pytest.raises(mistake.kind) as caught:
+            done = mistake.do(system, device, x)
+            if inspect.iscoroutine(done):
+                await done
+        said = str(caught.value)
+        assert [word for word in mistake.words if word not in said] == [], said
+        y = await device.put(np.eye(2))
+        assert np.array_equal(await device.get(await device.blas.gemm(y, y)), np.eye(2)), "the device serves on"
+
+
+@pytest.mark.parametrize(
+    ("call", "method"),
+    [
+        (lambda device, x: device.blas.gemm(x, x), "blas.gemm"),
+        (lambda device, x: device.reduce("sum", x), "reduce"),
+        (lambda device, x: device.elementwise.unary("relu", x), "elementwise.unary"),
+        (lambda device, x: device.run(accel.ops.Gemm(x, x)), "Device.run"),
+    ],
+    ids=["gemm", "reduce", "unary", "run"],
+)
+async def test_a_forgotten_await_names_the_method_that_was_called(call: Callable[[Any, Any], object], method: str) -> None:
+    async with asyncio.timeout(PATIENCE), accel.System() as system:
+        device = await system.open_device("cpu")
+        x = await device.put(np.eye(2))
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            call(device, x)
+            gc.collect()
+    assert [method in str(each.message) and "never awaited" in str(each.message) for each in told] == [True]
+
+
+async def test_work_on_a_cpu_stream_needs_no_cost() -> None:
+    async with asyncio.timeout(PATIENCE), accel.System() as system:
+        device = await system.open_device("cpu")
+        await device.register(Mine)
+        doubled = await device.run(Twice(await device.put(np.eye(2))))
+        assert np.array_equal(await device.get(doubled), 2 * np.eye(2))
+
+
+async def test_a_ref_with_remedies_behaves_as_before_elsewhere() -> None:
+    async with asyncio.timeout(PATIENCE), accel.System() as system:
+        device = await system.open_device("cpu")
+        x = await device.put(np.eye(2))
+        with pytest.raises(AttributeError, match=r"await device\.get"):
+            x.numpy  # type: ignore[attr-defined]  # noqa: B018
+        assert not any(hasattr(x, name) for name in ("T", "numpy", "__array_interface__", "__len_hint__"))
+        assert getattr(x, "T", None) is None
+        assert "T" not in dir(x)
+        assert "shape" in dir(x)
+        assert copy.copy(x) is x
+        assert copy.deepcopy([x])[0] is x
+        assert device.resolve(pickle.loads(pickle.dumps(x))) is x
+        assert (x == x, x != x, x in {x: 1}, bool(x), f"{x}") == (True, False, True, True, repr(x))
+        with pytest.raises(TypeError, match=r"await device\.get"):
+            np.add(np.eye(2), x)
+
+
+class Knowing:
+    """Another library's type, which knows what to do with a ref."""
+
+    def __radd__(self, other: object) -> str:
+        return "mine"
+
+
+async def test_another_librarys_operand_answers_first() -> None:
+    async with asyncio.timeout(PATIENCE), accel.System() as system:
+        x: Any = await (await system.open_device("cpu")).put(np.eye(2))
+        assert x + Knowing() == "mine"
+        with pytest.raises(TypeError, match=r"await device\.get"):
+            x + x
