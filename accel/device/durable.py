@@ -7,7 +7,9 @@ its generation begins.
 
 from __future__ import annotations
 
+import bisect
 import errno
+import fcntl
 import itertools
 import os
 import weakref
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from accel.backend import HeldSlab
     from accel.device.core import DeviceCore
     from accel.device.submission import Submission
+    from accel.errors import AccelError
     from accel.ops import Plan
 
 __all__ = ["DurableBook", "DurableBuffer", "DurableKeeper", "Kept"]
@@ -34,6 +37,7 @@ __all__ = ["DurableBook", "DurableBuffer", "DurableKeeper", "Kept"]
 logger = get_logger()
 
 _REWRITE = "Write all of it anew: await device.put(array, out=ref), or any op with out=ref that does not read it; or drop it."
+_DROP = "Drop it, and make another one: its memory is gone with its contents."
 
 
 class Kept(NamedTuple):
@@ -76,8 +80,10 @@ class DurableBuffer:
     ----------
     ref : weakref to AccelRef
         Its ref.
-    slab, offset, nbytes, size : int
-        Where it is, what it holds, and what is reserved for it.
+    slab : int or None
+        The slab that it is in; ``None`` if no context could have that.
+    offset, nbytes, size : int
+        Where it is there, what it holds, and what is reserved for it.
     torn : str
         Why its contents are not sound; empty if they are.
     tears : int
@@ -92,7 +98,7 @@ class DurableBuffer:
 
     def __init__(self, ref: AccelRef, slab: int, offset: int, size: int) -> None:
         self.ref = weakref.ref(ref)
-        self.slab = slab
+        self.slab: int | None = slab
         self.offset = offset
         self.nbytes = ref.nbytes
         self.size = size
@@ -111,15 +117,38 @@ class DurableBuffer:
 
 
 class _Slab:
-    """A slab that is held, the buffers in it, and, where this process has it mapped, what tells when it has not any more."""
+    """A slab that is held, and, where this process has it mapped, what tells when it has not any more.
 
-    __slots__ = ("buffers", "fd", "mapped", "nbytes")
+    Attributes
+    ----------
+    file : tuple of int or None
+        What the descriptor is of, where that is memory which can be told from other memory.
+    places : list of (int, int, int)
+        Offset, size and number of each buffer in it, in order.
+    """
 
-    def __init__(self, fd: int, nbytes: int, mapped: threading.Event | None) -> None:
+    __slots__ = ("fd", "file", "mapped", "nbytes", "places")
+
+    def __init__(self, fd: int, nbytes: int, mapped: threading.Event | None, file: tuple[int, int] | None = None) -> None:
         self.fd = fd
         self.nbytes = nbytes
         self.mapped = mapped
-        self.buffers: set[int] = set()
+        self.file = file
+        self.places: list[tuple[int, int, int]] = []
+
+    def take(self, offset: int, size: int, buffer: int) -> bool:
+        """Note a buffer, if it is within the slab, where blocks begin and end, and overlaps no other one."""
+        if offset < 0 or offset + size > self.nbytes or size < ALIGNMENT or offset % ALIGNMENT or size % ALIGNMENT:
+            return False
+        at = bisect.bisect_left(self.places, (offset,))
+        if (at and sum(self.places[at - 1][:2]) > offset) or (at < len(self.places) and self.places[at][0] < offset + size):
+            return False
+        self.places.insert(at, (offset, size, buffer))
+        return True
+
+    def leave(self, offset: int) -> None:
+        """Forget the buffer at ``offset``."""
+        del self.places[bisect.bisect_left(self.places, (offset,))]
 
 
 class DurableBook:
@@ -182,21 +211,24 @@ class DurableBook:
         self.reserved += slab.nbytes
         return number
 
-    def slab_taken(self, number: int, nbytes: int, fd: int) -> None:
-        """Keep the descriptor of a slab that another process made; it is the book's from here on.
+    def slab_taken(self, number: int, nbytes: int, fd: int) -> bool:
+        """Keep the descriptor of a slab that another process made, unless the book is closed; return whether it is the book's from here on.
 
         Raises
         ------
         ValueError
-            If there is such a number, or there are too many.
+            If there is such a number, or there are too many, or it is not the memory that it is said to be.
         """
-        if number in self._slabs or self._is_closed or len(self._slabs) >= _MOST_SLABS:
-            os.close(fd)
-            if not self._is_closed:
-                raise ValueError(f"slab {number} is there already, or one too many")
-            return
-        self._slabs[number] = _Slab(fd, nbytes, None)
+        if self._is_closed:
+            return False
+        if number in self._slabs or len(self._slabs) >= _MOST_SLABS:
+            raise ValueError(f"slab {number} is there already, or one too many")
+        file = _file_of(fd, nbytes)
+        if file is not None and any(slab.file == file for slab in self._slabs.values()):
+            raise ValueError(f"slab {number} is the memory of another one")
+        self._slabs[number] = _Slab(fd, nbytes, None, file)
         self.reserved += nbytes
+        return True
 
     def slab_gone(self, number: int) -> None:
         """Close the descriptor.
@@ -209,11 +241,25 @@ class DurableBook:
         slab = self._slabs.get(number)
         if self._is_closed:
             return
-        if slab is None or slab.buffers:
+        if slab is None or slab.places:
             raise ValueError(f"slab {number} is not there, or in use")
-        del self._slabs[number]
+        self._let_go(number)
+
+    def slab_not_bound(self, number: int, error: AccelError) -> None:
+        """Let a slab go that the next context could not have; what was in it is gone."""
+        slab = self._let_go(number)
+        logger.error("durable_slab_lost", device=self._core.name, nbytes=slab.nbytes, buffers=len(slab.places), error=error)
+        for _, size, buffer in slab.places:
+            entry = self.buffers[buffer]
+            entry.slab = None
+            self.used -= size
+            self._tear(entry, f"the context that followed could not have its memory ({error.message})")
+
+    def _let_go(self, number: int) -> _Slab:
+        slab = self._slabs.pop(number)
         self.reserved -= slab.nbytes
         os.close(slab.fd)
+        return slab
 
     def slab_mapped(self, number: int, mapped: threading.Event) -> None:
         """Take note that a context of this process has mapped a slab again."""
@@ -230,10 +276,8 @@ class DurableBook:
         if self._is_closed:
             return
         slab = self._slabs.get(number)
-        fits = slab is not None and 0 <= offset <= slab.nbytes - size and ref.nbytes <= size and size >= ALIGNMENT
-        if slab is None or not fits or ref.buffer in self.buffers:
+        if slab is None or ref.buffer in self.buffers or ref.nbytes > size or not slab.take(offset, size, ref.buffer):
             raise ValueError(f"buffer {ref.buffer} cannot be at {offset} of slab {number}")
-        slab.buffers.add(ref.buffer)
         self.buffers[ref.buffer] = DurableBuffer(ref, number, offset, size)
         self.used += size
 
@@ -242,8 +286,9 @@ class DurableBook:
         entry = self.buffers.pop(buffer, None)
         if entry is None:
             return
-        self.used -= entry.size
-        self._slabs[entry.slab].buffers.discard(buffer)
+        if entry.slab is not None:
+            self.used -= entry.size
+            self._slabs[entry.slab].leave(entry.offset)
         self._torn.discard(buffer)
         self.checked.discard(buffer)
         self._watch()
@@ -276,12 +321,14 @@ class DurableBook:
             reason="torn",
             device=self._core.name,
             generation=self._core.live_generation or None,
-            remedy=_REWRITE,
+            remedy=_DROP if entry.slab is None else _REWRITE,
         )
 
     def may_write(self, ref: AccelRef, plan: Plan) -> bool:
         """Return whether an op may have a torn buffer as an operand: it writes it, and computes nothing from what is there."""
-        return ref.buffer in self._torn and not ref.is_freed and not plan.updates and all(each.buffer != ref.buffer for each in plan.reads)
+        if ref.buffer not in self._torn or self.buffers[ref.buffer].slab is None:
+            return False
+        return not ref.is_freed and not plan.updates and all(each.buffer != ref.buffer for each in plan.reads)
 
     def faulted(self, unfinished: Iterable[int]) -> None:
         """Take note of a fault: what was being written is torn."""
@@ -361,13 +408,12 @@ class DurableBook:
         """Give back what belongs to refs that were dropped while there is no context."""
         for buffer in list(self._core.dropped):
             self.dropped(buffer)
-        for number in [number for number, slab in self._slabs.items() if not slab.buffers]:
+        for number in [number for number, slab in self._slabs.items() if not slab.places]:
             self.slab_gone(number)
 
     def _blocks(self, slab: _Slab) -> Iterator[tuple[int, int, int, int]]:
-        for buffer in slab.buffers:
-            entry = self.buffers[buffer]
-            yield buffer, entry.offset, entry.nbytes, entry.size
+        for offset, size, buffer in slab.places:
+            yield buffer, offset, self.buffers[buffer].nbytes, size
 
     def entered(self, generation: int) -> None:
         """Make sound refs those of the generation that has begun."""
@@ -391,6 +437,24 @@ class DurableBook:
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError(f"device {self._core.name} is closed", device=self._core.name)
+
+
+def _file_of(fd: int, nbytes: int) -> tuple[int, int] | None:
+    """Return what tells memory of the system's own (memfd) from other such memory; ``None`` where only who maps the descriptor can tell what it is of.
+
+    Raises
+    ------
+    ValueError
+        If it can be cut shorter, which would kill who has it mapped, or has another size.
+    """
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        return None
+    stat = os.fstat(fd)  # of what has seals, it never blocks
+    if not seals & fcntl.F_SEAL_SHRINK or stat.st_size != nbytes:
+        raise ValueError(f"a slab of {nbytes} bytes is memory of {stat.st_size} bytes, seals {seals:#x}")
+    return stat.st_dev, stat.st_ino
 
 
 _MOST_SLABS = 1 << 14

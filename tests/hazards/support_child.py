@@ -14,6 +14,8 @@ import os
 import socket
 import struct
 import sys
+import traceback
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from accel.cpu.backend import CpuBackend
@@ -123,10 +125,12 @@ def _tell(story: Callable[[_Wire], None]) -> NoReturn:
         story(wire)
         for _ in wire.heard():
             pass
-    except OSError as error:  # the parent has had enough
-        print(error, file=sys.stderr)
-    finally:
         os._exit(0)
+    except BaseException:  # the parent has had enough; or the story is wrong, which the parent shows
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(1)
 
 
 def _to_parent() -> socket.socket:
@@ -148,12 +152,14 @@ def _peer(sock: socket.socket) -> int:
     return int(pid)
 
 
-def _numbers(kind: int, body: bytes) -> tuple[int, tuple[int, ...]]:
-    """Return the number of an op, and those of the buffers that it makes."""
-    if kind != _OP:
-        raise AssertionError(f"the test sent a message of kind {kind}")
-    number, count = struct.unpack_from("<QI", body)
-    return number, struct.unpack_from(f"<{count}Q", body, 12)
+def _ops(wire: _Wire) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Take durable memory over, and yield for each op its number, and those of the buffers that it makes."""
+    for kind, body in wire.heard():
+        if kind == _HELD:
+            wire.say(_DONE, body[:8])
+        elif kind == _OP:
+            number, count = struct.unpack_from("<QI", body)
+            yield number, struct.unpack_from(f"<{count}Q", body, 12)
 
 
 def _memfd(nbytes: int, *, is_sealed: bool = True) -> int:
@@ -192,9 +198,46 @@ def _deaf(wire: _Wire) -> None:
 
 def _half_deaf(wire: _Wire) -> None:
     """Take durable memory over, and answer no op."""
-    for kind, body in wire.heard():
-        if kind == _HELD:
-            wire.say(_DONE, body[:8])
+    for _ in _ops(wire):
+        pass
 
 
-LIES: dict[str, Callable[[_Wire], None]] = {"busy": _busy, "toggling": _toggling, "deaf": _deaf, "deaf to ops": _half_deaf}
+class _Slabs:
+    """Durable memory that is not what is said of it. Each new buffer is where the ``places`` say, in a slab of its own if they say so."""
+
+    def __init__(self, *places: tuple[int, int], make: Callable[[], int], nbytes: int = _SLAB_BYTES) -> None:
+        self._places = places
+        self._make = make
+        self._nbytes = nbytes
+
+    def __call__(self, wire: _Wire) -> None:
+        places, known, fd = list(self._places), set[int](), self._make()
+        for number, buffers in _ops(wire):
+            for buffer in buffers:
+                slab, offset = places.pop(0)
+                if slab not in known:
+                    known.add(slab)
+                    wire.say(_SLAB, struct.pack("<QQ", slab, self._nbytes), (fd,))
+                wire.say(_PLACED, struct.pack("<QQQQ", buffer, slab, offset, 4096))
+            wire.say(_DONE, struct.pack("<Q", number))
+
+
+def _of_device() -> int:
+    """Return a descriptor that is of no memory, which only shows when it is mapped."""
+    return os.open("/dev/null", os.O_RDWR)
+
+
+LIES: dict[str, Callable[[_Wire], None]] = {
+    "busy": _busy,
+    "toggling": _toggling,
+    "deaf": _deaf,
+    "deaf to ops": _half_deaf,
+    "overlapping buffers": _Slabs((1 << 40, 4096), (1 << 40, 0), (1 << 40, 2048), make=partial(_memfd, _SLAB_BYTES)),
+    "nested buffers": _Slabs((1 << 40, 0), (1 << 40, 0), make=partial(_memfd, _SLAB_BYTES)),
+    "a buffer at an odd place": _Slabs((1 << 40, 100), make=partial(_memfd, _SLAB_BYTES)),
+    "the same memory twice": _Slabs((1 << 40, 0), (2 << 40, 0), make=partial(_memfd, _SLAB_BYTES)),
+    "more memory than there is": _Slabs((1 << 40, 0), make=partial(_memfd, _SLAB_BYTES), nbytes=2**63),
+    "memory that can shrink": _Slabs((1 << 40, 0), make=partial(_memfd, _SLAB_BYTES, is_sealed=False)),
+    "no memory": _Slabs(*((1 << 40, 4096 * at) for at in range(9)), make=_of_device),
+    "no memory, and a lot of it": _Slabs(*((1 << 40, 4096 * at) for at in range(9)), make=_of_device, nbytes=2**63),
+}

@@ -280,8 +280,13 @@ class RemoteContext(ContextBase):
             number = next(self._numbers)
             answers.append(self._asked.setdefault(number, self.core.loop.create_future()))
             self._tell(Kind.HELD, kept_message(number, slab), fds=(slab.fd,))
-            self._live.update((buffer, size) for buffer, _, _, size in slab.blocks)
-        await asyncio.gather(*answers)
+        errors = await asyncio.gather(*answers, return_exceptions=True)
+        self.check_alive()
+        for slab, error in zip(kept, errors, strict=True):
+            if isinstance(error, AccelError):  # this child may be honest, and the one that made the slab not
+                self.core.durable.slab_not_bound(slab.number, error)
+            else:
+                self._live.update((buffer, size) for buffer, _, _, size in slab.blocks)
         await verify(self, self.core)
 
     def unfinished(self) -> Iterable[int]:

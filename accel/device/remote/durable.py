@@ -128,7 +128,8 @@ class DurableShare:
             number, nbytes = _SLAB.unpack(data)
             if len(fds) != 1:
                 raise ValueError(f"slab {number} comes with {len(fds)} descriptors")
-            self._book.slab_taken(number, nbytes, fds.pop())
+            if self._book.slab_taken(number, nbytes, fds[0]):
+                fds.clear()
         elif kind == Kind.PLACED:
             buffer, number, offset, size = _PLACE.unpack(data)
             ref = self._awaited.pop(buffer, None)
