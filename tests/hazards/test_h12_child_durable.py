@@ -94,5 +94,6 @@ async def test_what_only_the_next_child_can_see_costs_those_buffers(lie: str, mo
             assert "drop it" in caught.value.remedy.lower()
         assert device.info().memory.durable == before
         del ref, refs
-        await device.put(np.arange(5.0), durable=True)
+        again = await asyncio.wait_for(device.put(np.arange(5.0), durable=True), PATIENCE)
         assert device.info().memory.durable > before
+        np.testing.assert_array_equal(await asyncio.wait_for(device.get(again), PATIENCE), np.arange(5.0))
