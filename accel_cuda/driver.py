@@ -22,6 +22,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
 from accel import AccelError, BackendUnavailableError, FaultScope
+from accel.fork import close_after_fork
 from accel_cuda.errors import error_of
 from accel_cuda.libraries import load_module
 
@@ -32,7 +33,7 @@ __all__ = ["Driver", "Faultable", "Handle", "HotCalls", "LaunchConfig", "Section
 
 _LIBRARY = "libcuda.so.1"
 _RELAXED = 2
-_NO_DEVICE = 100
+_NOT_INITIALIZED, _NO_DEVICE = 3, 100
 
 Handle = ctypes.c_void_p
 """A pointer-sized argument. Hot calls declare no argument types, because converting ints costs more than the calls: handles are made once."""
@@ -102,6 +103,16 @@ class HotCalls:
         }
         self.wait_event: Callable[..., int] = library.cuStreamWaitEvent
 
+    def refuse(self) -> None:
+        """Answer every call with NOT_INITIALIZED from now on, without entering the driver."""
+        self.fill = dict.fromkeys(self.fill, _refused)
+        for name in vars(self).keys() - {"fill"}:
+            setattr(self, name, _refused)
+
+
+def _refused(*arguments: object) -> int:
+    return _NOT_INITIALIZED
+
 
 class _Relaxed(threading.local):
     """The capture mode that this thread has outside our calls, while it is in them; before and after them, the relaxed one."""
@@ -168,6 +179,14 @@ class Driver:
         self._relaxed = _Relaxed()
         self._lock = threading.Lock()
         self._contexts: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._is_inherited = False
+        close_after_fork(self)
+
+    def close_inherited(self) -> None:
+        """Call the driver no more: CUDA does not work in a forked child, and a thread that is not here may hold its locks."""
+        self._is_inherited = True
+        self._lock = threading.Lock()
+        self.hot.refuse()
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call a driver function, giving the GIL up, and return what it gives besides its status: nothing, one value, or a tuple.
@@ -191,6 +210,8 @@ class Driver:
         return int(self._undisturbing(name, arguments)[0])
 
     def _undisturbing(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        if self._is_inherited:
+            return (_NOT_INITIALIZED,)
         relaxed, exchange = self._relaxed, self.hot.exchange_mode
         if relaxed.depth:
             return getattr(self._bindings, name)(*arguments)

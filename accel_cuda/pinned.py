@@ -14,6 +14,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from accel import AccelError
+from accel.fork import close_after_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,7 +129,7 @@ class PinnedBlock:
         Its size after rounding.
     """
 
-    __slots__ = ("_driver", "_map", "address", "nbytes")
+    __slots__ = ("__weakref__", "_driver", "_map", "address", "nbytes")
 
     def __init__(self, driver: Driver, nbytes: int) -> None:
         self._driver = driver
@@ -136,6 +137,13 @@ class PinnedBlock:
         self._map: mmap.mmap | None = mmap.mmap(-1, self.nbytes)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         driver.call("cuMemHostRegister", self.address, self.nbytes, _PORTABLE)
+        close_after_fork(self)
+
+    def close_inherited(self) -> None:
+        """Unmap it in a forked child, with which an anonymous mapping is shared too."""
+        mapping, self._map = self._map, None
+        if mapping is not None:
+            mapping.close()
 
     def close(self) -> None:
         """Give the memory back; nothing on the device uses it any more. May block. Idempotent."""

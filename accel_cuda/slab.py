@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from accel import OutOfMemoryError
+from accel.fork import close_after_fork
 
 if TYPE_CHECKING:
     from accel_cuda.context import CudaDevice
@@ -44,7 +45,7 @@ class CudaSlab:
         If the device has no such piece.
     """
 
-    __slots__ = ("_context", "address", "closed", "fd", "nbytes")
+    __slots__ = ("__weakref__", "_context", "_held", "address", "closed", "fd", "nbytes")
 
     def __init__(self, context: CudaDevice, nbytes: int, *, fd: int | None = None) -> None:
         self._context = context
@@ -68,6 +69,8 @@ class CudaSlab:
         finally:
             # The mapping and the descriptor keep the memory.
             driver.ignore("cuMemRelease", handle)
+        self._held = self.fd  # until it is closed, which may have to wait
+        close_after_fork(self)
 
     def __repr__(self) -> str:
         return f"<CudaSlab {self.nbytes} bytes{' closed' if self.fd < 0 else ''}>"
@@ -103,16 +106,26 @@ class CudaSlab:
     def close(self) -> None:
         """Give the memory back, as soon as no abandoned stream can touch it. May block. Idempotent."""
         if self.fd >= 0:
-            fd, self.fd = self.fd, -1
-            self._context.release(lambda: self._close(fd))
+            self.fd = -1
+            self._context.release(self._close)
 
-    def _close(self, fd: int) -> None:
+    def close_inherited(self) -> None:
+        """Close the descriptor in a forked child, where the memory is not mapped and the driver must not be called."""
+        self.fd = -1
+        self._close_held()
+
+    def _close(self) -> None:
         # Also after a fault: memory that is mapped is the one thing of a dead context that can still be given back.
         driver = self._context.driver
         driver.ignore("cuMemUnmap", self.address, self.nbytes)
         driver.ignore("cuMemAddressFree", self.address, self.nbytes)
-        os.close(fd)
+        self._close_held()
         self.closed.set()
+
+    def _close_held(self) -> None:
+        held, self._held = self._held, -1
+        if held >= 0:
+            os.close(held)
 
 
 def allocation_of(driver: Driver, index: int) -> Any:

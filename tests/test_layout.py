@@ -28,7 +28,7 @@ MAX_FUNCTION_LINES = 40
 
 VOCABULARY = (
     *("errors", "dtype", "ref", "views", "dlpack", "interchange", "exchange", "fate", "hints"),
-    *("backend", "registry", "compute", "arguments", "_log", "_startup", "_child"),
+    *("backend", "registry", "compute", "arguments", "fork", "_log", "_startup", "_child"),
 )
 # A higher number may import a lower one. Rooms of one layer may import each other in one direction only.
 LAYERS = {

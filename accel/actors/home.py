@@ -7,6 +7,7 @@ import os
 import threading
 
 from accel.errors import ClosedError
+from accel.fork import close_after_fork
 
 __all__ = ["Home"]
 
@@ -18,19 +19,30 @@ class Home:
     ----------
     owner
         What lives here, as named in errors.
+
+    Attributes
+    ----------
+    is_inherited : bool
+        Whether this process was forked from that one. A loop does not tell: when the fork leaves through ``asyncio.run()``, that runs its copy again.
     """
 
-    __slots__ = ("loop", "owner", "pid", "thread")
+    __slots__ = ("__weakref__", "is_inherited", "loop", "owner", "pid", "thread")
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
         self.loop = asyncio.get_running_loop()
         self.pid = os.getpid()
         self.thread = threading.get_ident()
+        self.is_inherited = False
+        close_after_fork(self)
+
+    def close_inherited(self) -> None:
+        """See :class:`accel.fork.Inherited`."""
+        self.is_inherited = True
 
     def not_here(self) -> ClosedError:
         """Return the error that says why a call was made in the wrong place."""
-        if os.getpid() != self.pid:
+        if self.is_inherited:
             where, remedy = f"the process that this one (pid {os.getpid()}) was forked from", "Make a new system after the fork."
         elif threading.get_ident() != self.thread:
             where, remedy = f"another thread than {threading.current_thread().name!r}", "Use system.portal from other threads."

@@ -51,8 +51,9 @@ class ActorLife(ActorCell):
             await self._wind_down(outcome)
         except asyncio.CancelledError:
             # Not from here: somebody cancelled the task itself, such as asyncio.run at its end.
-            self.request_stop(Stop.NOW)
-            await self._wind_down(outcome)
+            if not self.system.is_inherited:
+                self.request_stop(Stop.NOW)
+                await self._wind_down(outcome)
             raise
         except (KeyboardInterrupt, SystemExit) as fatal:
             outcome = fatal
@@ -187,6 +188,8 @@ class ActorLife(ActorCell):
         """Return the failure that an exception stands for; ``None`` if it is a stop. Raise what ends the task itself."""
         if isinstance(caught, (KeyboardInterrupt, SystemExit, GeneratorExit)):
             raise caught
+        if self.system.is_inherited:  # in a forked child there is nothing to recover
+            raise asyncio.CancelledError from caught
         if self._interrupts:
             return self._absorb()
         if isinstance(caught, StopIteration):  # a future cannot carry it

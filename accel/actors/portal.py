@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from accel._log import get_logger
 from accel.errors import ClosedError, InvalidArgumentError, MailboxFullError
+from accel.fork import close_after_fork
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -48,6 +49,12 @@ class Portal:
         self._lock = threading.Lock()
         self._calls: dict[concurrent.futures.Future[Any], asyncio.Task[None] | None] = {}
         self._closed = False
+        close_after_fork(self)
+
+    def close_inherited(self) -> None:
+        """See :class:`accel.fork.Inherited`."""
+        self._lock = threading.Lock()  # a thread that is not here may hold it
+        self._calls.clear()
 
     @property
     def in_flight(self) -> int:

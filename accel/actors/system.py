@@ -158,9 +158,9 @@ class ActorSystem(AsyncOnly):
         Notes
         -----
         Failures while closing are logged, never raised, so they cannot mask the error of the body. Cancelling ends the patience, not the
-        close: actors are cancelled at once, and the cancellation goes on when they have ended.
+        close: actors are cancelled at once, and the cancellation goes on when they have ended. In a forked child this does nothing: all is the parent's.
         """
-        if self._root is None:
+        if self._root is None or self.is_inherited:
             self._state = "closed"
             return
         self._check_home()
@@ -192,13 +192,8 @@ class ActorSystem(AsyncOnly):
                 try:
                     await self._closing.wait()
                 finally:
-                    left = self._living()
-                    if not self._closing.is_set():  # cancelled: its loop ends, or an actor ends the whole program
-                        self._closing.set()
-                        self._hurry()
-                    await self._shut_down()
-                    if not self._is_asked:  # when a loop ends, it may be cancelled before its owner, who then closes it
-                        logger.warning("system_not_closed", system=self.name, actors=left)
+                    if not self.is_inherited:
+                        await self._end()
         except BaseExceptionGroup as errors:
             logger.exception("system_failed", system=self.name, error=errors)
         except (KeyboardInterrupt, SystemExit):
@@ -210,6 +205,15 @@ class ActorSystem(AsyncOnly):
             self._spawner.close()
             if self._last_call is not None:
                 self._last_call.cancel()
+
+    async def _end(self) -> None:
+        left = self._living()
+        if not self._closing.is_set():  # cancelled: its loop ends, or an actor ends the whole program
+            self._closing.set()
+            self._hurry()
+        await self._shut_down()
+        if not self._is_asked:  # when a loop ends, it may be cancelled before its owner, who then closes it
+            logger.warning("system_not_closed", system=self.name, actors=left)
 
     async def _shut_down(self) -> None:
         self._state = "closing"
@@ -270,6 +274,11 @@ class ActorSystem(AsyncOnly):
         if self._home is None:
             raise self.not_at_home()
         return self._home.loop
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a fork of the one in which the system lives. There the tasks of actors end without running any of their hooks."""
+        return self._home is not None and self._home.is_inherited
 
     @property
     def state(self) -> str:
@@ -409,5 +418,5 @@ class ActorSystem(AsyncOnly):
             raise ClosedError(f"system {self.name!r} is {self._state} and {refusal}", remedy=_NEW)
 
     def _check_home(self) -> None:
-        if self._home is None or _get_running_loop() is not self._home.loop:
+        if self._home is None or self._home.is_inherited or _get_running_loop() is not self._home.loop:
             raise self.not_at_home()

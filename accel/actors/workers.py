@@ -17,6 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from accel.errors import ClosedError, InvalidArgumentError
+from accel.fork import close_after_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,6 +146,14 @@ class WorkerPool:
         self._threads: list[threading.Thread] = []
         self._idle: list[threading.Lock] = []  # one each, which the thread waits for; the last to have worked is the first to be woken
         self._closed = False
+        close_after_fork(self)
+
+    def close_inherited(self) -> None:
+        """Forget the threads, which a forked child does not have, and their work; see :class:`accel.fork.Inherited`."""
+        self._lock = threading.Lock()
+        self._closed = True
+        for each in (self._jobs, self._threads, self._idle):
+            each.clear()
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[T]:
         """Queue a function, to run in a copy of the caller's context variables.

@@ -8,6 +8,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Protocol
 
+from accel.fork import close_after_fork
+
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
@@ -71,7 +73,7 @@ class TimerfdTimer:
         If the loop cannot watch descriptors.
     """
 
-    __slots__ = ("_callback", "_fd", "_loop", "_set")
+    __slots__ = ("__weakref__", "_callback", "_fd", "_loop", "_set")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         self._loop = loop
@@ -82,6 +84,7 @@ class TimerfdTimer:
         except BaseException:
             os.close(self._fd)
             raise
+        close_after_fork(self)
 
     def arm(self, delay: float, every: float = 0.0) -> None:
         """Call back in ``delay`` seconds, and perhaps each ``every`` seconds from then on, which takes no call as arming anew would."""
@@ -98,12 +101,25 @@ class TimerfdTimer:
             os.close(self._fd)
             self._fd = -1
 
+    def close_inherited(self) -> None:
+        """Close the descriptor in a forked child, and nothing more: the timer itself is the parent's too."""
+        fd, self._fd = self._fd, -1
+        self._set = _set_nothing
+        if fd >= 0:
+            os.close(fd)
+
     def _expired(self) -> None:
+        if self._fd < 0:  # a fork shares the loop's selector with its parent, whose timer this is
+            return
         try:
             os.read(self._fd, 8)
         except BlockingIOError:
             return  # armed anew between the loop's look and this call
         self._callback()
+
+
+def _set_nothing(delay: float, every: float) -> None:
+    """Stand in for setting a timer that is the parent's."""
 
 
 def create_timer(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> Timer:

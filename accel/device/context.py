@@ -393,8 +393,10 @@ class Context(ContextBase):
     async def close(self, *, abandon: bool) -> None:
         """Give everything back, off the loop. With ``abandon`` nothing that is still in a stream is waited for.
 
-        Cancelling ends the waiting: what has not begun to be given back by then is so at once, abandoning what runs.
+        Cancelling ends the waiting: what has not begun to be given back by then is so at once, abandoning what runs. In a forked child this does nothing.
         """
+        if self.core.is_inherited:
+            return
         if self.fault is None:
             # From here on nothing that surfaces in a stream is news.
             self.fault = ClosedError(f"the context of {self.core.name} was closed", device=self.core.name)
@@ -407,7 +409,8 @@ class Context(ContextBase):
             await self.durables.aclose()
             await self.core.system.run_blocking(self._close_blocking, abandon)
         except asyncio.CancelledError:
-            self._close_blocking(abandon=True)
+            if not self.core.is_inherited:
+                self._close_blocking(abandon=True)
             raise
 
     def _close_blocking(self, abandon: bool) -> None:

@@ -18,6 +18,7 @@ from accel.device.lifecycle import DeviceState, Lifecycle
 from accel.device.memory_back import MemoryBack
 from accel.device.pinned import PinnedMemory
 from accel.errors import AccelError, ClosedError, DeviceLostError, FaultScope, InvalidArgumentError, StaleRefError
+from accel.fork import close_after_fork
 from accel.ref import AccelToken
 
 if TYPE_CHECKING:
@@ -114,12 +115,11 @@ class DeviceCore:
         self.recording: dict[int, Recorder] = {}
         self.own: dict[str, Callable[[], KernelLibrary]] = {}
         self.capabilities: Mapping[str, frozenset[DType]] = {}
-        self.is_closing = False
         self.rebuild_seconds = 0.5
         self.restarts = self.in_hand = self.pending = self.retired = 0
         self.faulted_at = self.turned_at = 0.0
         self.pinned = PinnedMemory(self.name, self.loop, system, options.pinned_limit)
-        self.is_watchful = False
+        self.is_closing = self.is_watchful = False
         self.durable = DurableBook(self)
         self.keeper: DurableKeeper = self.durable
         self._idle: asyncio.Future[None] | None = None
@@ -136,6 +136,11 @@ class DeviceCore:
         self.reopening: asyncio.Future[AccelError | None] | None = None
         self.bring_up_again: Callable[[], None] = self.cannot_reopen
         self._had_process_fault = False
+        close_after_fork(self)
+
+    def close_inherited(self) -> None:
+        """Refuse ops in a forked child, where the loop may run again; see :class:`accel.fork.Inherited`."""
+        self.live_generation = 0
 
     # -- guards
 
@@ -153,6 +158,11 @@ class DeviceCore:
             raise self.lifecycle.final_error()
         if self.is_closing:
             raise ClosedError(f"device {self.name} is closing", device=self.name)
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a fork of the one that owns the device."""
+        return os.getpid() != self.pid
 
     @property
     def is_home(self) -> bool:
@@ -181,7 +191,7 @@ class DeviceCore:
         ------
         ClosedError
         """
-        if os.getpid() != self.pid:
+        if self.is_inherited:
             raise ClosedError(
                 f"device {self.name} belongs to process {self.pid}; it does not survive a fork",
                 device=self.name,

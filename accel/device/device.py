@@ -336,9 +336,11 @@ class Device(MemoryFace):
 
         Notes
         -----
-        Cancelling ends the patience, not the close.
+        Cancelling ends the patience, not the close. In a forked child this does nothing: the device is the parent's.
         """
         core = self._core
+        if core.is_inherited:
+            return
         core.check_home()
         if self._closed is not None:
             await asyncio.shield(self._closed)

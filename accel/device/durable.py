@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from accel._log import get_logger
 from accel.device.known_checksum import KnownChecksum
 from accel.errors import ClosedError, DriverError, StaleRefError, UnsupportedError
+from accel.fork import close_after_fork
 from accel.memory.space import ALIGNMENT
 from accel.ref import AccelRef, RefView
 
@@ -181,6 +182,7 @@ class DurableBook:
         self._slabs: dict[int, _Slab] = {}
         self._numbers = itertools.count(1)
         self._is_closed = False
+        close_after_fork(self)
 
     def check_offered(self) -> None:
         """Raise unless the device has durable buffers.
@@ -421,6 +423,10 @@ class DurableBook:
             ref = entry.ref()
             if ref is not None and not self.is_torn(entry):
                 ref.generation = generation
+
+    def close_inherited(self) -> None:
+        """See :class:`accel.fork.Inherited`."""
+        self.close()
 
     def close(self) -> None:
         """Let everything go: the device is closed. Idempotent."""

@@ -11,6 +11,7 @@ import errno
 from typing import TYPE_CHECKING
 
 from accel.errors import AccelError, ClosedError, HostDiedError, InvalidArgumentError
+from accel.fork import close_after_fork
 from accel.hosts.incoming import Incoming, Message
 from accel.hosts.outgoing import Outgoing
 from accel.hosts.protocol import GREETING, MAX_DESCRIPTORS, MAX_MESSAGE, ProtocolError, check_greeting, encode_header, greeting
@@ -79,6 +80,7 @@ class Channel:
         loop.add_reader(self._fd, self._on_readable)
         self._outgoing.append(greeting())
         self._flushing = loop.call_soon(self._flush)
+        close_after_fork(self)
 
     @property
     def pending(self) -> int:
@@ -325,16 +327,20 @@ class Channel:
     def _shut(self) -> None:
         if self._is_closed:
             return
-        self._is_closed = True
-        for handle in (self._flushing, self._turn):
-            if handle is not None:
-                handle.cancel()
-        self._flushing = self._turn = None
         if not self._loop.is_closed():
             if self._sock.fileno() == self._fd:  # else it was closed, and the number may be another's
                 self._loop.remove_reader(self._fd)
                 self._loop.remove_writer(self._fd)
             self._wake(ClosedError("the connection to the other process was closed before all was sent"))
+        self.close_inherited()
+
+    def close_inherited(self) -> None:
+        """Close the socket and the descriptors in flight, without a word to the loop or to the other end; see :class:`accel.fork.Inherited`."""
+        self._is_closed, self._is_full = True, False
+        for handle in (self._flushing, self._turn):
+            if handle is not None:
+                handle.cancel()
+        self._flushing = self._turn = None
         self._incoming.close()
         self._outgoing.close()
         self._sock.close()

@@ -8,7 +8,6 @@ import errno
 import fcntl
 import os
 import re
-import signal
 import termios
 from typing import TYPE_CHECKING, Any, Self
 
@@ -64,9 +63,7 @@ class ChildProcess:
         self.sock = spawned.sock
         self.exit: ExitStatus | None = None
         self._killed_at: float | None = None
-        self._popen = spawned.popen
-        self._pidfd = spawned.pidfd
-        self._stderr: int | None = spawned.stderr
+        self._spawned = spawned
         self._tail = b""
         self._on_exit = on_exit
         self._ended = asyncio.Event()
@@ -147,8 +144,7 @@ class ChildProcess:
         if self.exit is None:
             if self._killed_at is None:
                 self._killed_at = self._loop.time()
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            self._spawned.kill()
 
     async def wait(self) -> ExitStatus:
         """Wait until the process has ended and ``on_exit`` was called. Cancelling detaches the waiter.
@@ -234,10 +230,11 @@ class ChildProcess:
 
     def _read(self) -> bool:
         """Read a piece of what the child wrote, and return whether there may be more."""
-        if self._stderr is None:
+        stderr = self._spawned.stderr
+        if stderr < 0:
             return False
         try:
-            piece = os.read(self._stderr, _PIECE)
+            piece = os.read(stderr, _PIECE)
         except BlockingIOError:
             return False
         self._tail = (self._tail + piece)[-_TAIL:]
@@ -246,15 +243,16 @@ class ChildProcess:
         return bool(piece)
 
     def _close_stderr(self) -> None:
-        if self._stderr is not None:
-            self._loop.remove_reader(self._stderr)
-            os.close(self._stderr)
-            self._stderr = None
+        if self._spawned.stderr >= 0:
+            self._loop.remove_reader(self._spawned.stderr)
+            self._spawned.close_stderr()
 
     def _died(self) -> None:
-        self._loop.remove_reader(self._pidfd)
+        if self._spawned.pidfd < 0:  # a fork shares the loop's selector with its parent, whose child this is
+            return
+        self._loop.remove_reader(self._spawned.pidfd)
         code, number = self._reap()
-        os.close(self._pidfd)
+        self._spawned.close_pidfd()
         for _ in range(_MOST_PIECES):
             if not self._read():
                 break
@@ -264,16 +262,16 @@ class ChildProcess:
 
     def _reap(self) -> tuple[int | None, int | None]:
         try:
-            info = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
+            info = os.waitid(os.P_PIDFD, self._spawned.pidfd, os.WEXITED)
         except ChildProcessError:  # somebody waits for all children, or ignores SIGCHLD
             info = None
         if info is None:
-            self._popen.returncode = 0  # it is over: nobody needs to wait for it any more
+            self._spawned.popen.returncode = 0  # it is over: nobody needs to wait for it any more
             return None, None
         if info.si_code == os.CLD_EXITED:
-            self._popen.returncode = info.si_status
+            self._spawned.popen.returncode = info.si_status
             return info.si_status, None
-        self._popen.returncode = -info.si_status
+        self._spawned.popen.returncode = -info.si_status
         return None, info.si_status
 
     def _unread(self) -> bool:
@@ -317,6 +315,7 @@ async def _unbroken(future: concurrent.futures.Future[Any], birth: Birth | None 
     """
     waiter = asyncio.wrap_future(future)
     cancelled: asyncio.CancelledError | None = None
+    home = os.getpid()
     while not waiter.done():
         try:
             await asyncio.wait({waiter}, timeout=None if birth is None else LOOK)
@@ -325,6 +324,8 @@ async def _unbroken(future: concurrent.futures.Future[Any], birth: Birth | None 
                 future.add_done_callback(_too_late)
                 raise cannot_start(TimeoutError(errno.ETIMEDOUT, "it does not begin, and killing it is of no use"))
         except asyncio.CancelledError as error:
+            if os.getpid() != home:  # a fork has no thread that could end it
+                raise
             cancelled = error
     waiter.exception()  # seen: whoever asks the future is told too
     return cancelled

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from accel import _child
 from accel.errors import BackendUnavailableError
+from accel.fork import close_after_fork
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +39,7 @@ _REMEDIES = {
 }
 
 
-@dataclass
+@dataclass(eq=False)
 class Spawned:
     """A process that was started, and all that is open for it; all of it is its holder's to close.
 
@@ -47,11 +48,11 @@ class Spawned:
     popen
         The process. Nobody may wait for it but the one who sets its ``returncode``.
     pidfd
-        Names the process, even after its number was given to another.
+        Names the process, even after its number was given to another; -1 once it is closed.
     sock
         This process's end of the socket pair.
     stderr
-        Reading end of the pipe that the child writes stdout and stderr to; non-blocking.
+        Reading end of the pipe that the child writes stdout and stderr to; non-blocking; -1 once it is closed.
     """
 
     popen: subprocess.Popen[bytes]
@@ -59,15 +60,42 @@ class Spawned:
     sock: socket.socket
     stderr: int
 
+    def __post_init__(self) -> None:
+        close_after_fork(self)
+
+    def kill(self) -> None:
+        """Send SIGKILL; does nothing once the descriptor that names the process is closed, as it is in a forked child."""
+        if self.pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def close_pidfd(self) -> None:
+        """Close the descriptor that names the process. Idempotent."""
+        pidfd, self.pidfd = self.pidfd, -1
+        if pidfd >= 0:
+            os.close(pidfd)
+
+    def close_stderr(self) -> None:
+        """Close the pipe. Idempotent."""
+        stderr, self.stderr = self.stderr, -1
+        if stderr >= 0:
+            os.close(stderr)
+
+    def close_inherited(self) -> None:
+        """See :class:`accel.fork.Inherited`. The process is the parent's: nothing here waits for it."""
+        self.popen.returncode = 0
+        self.sock.close()
+        self.close_stderr()
+        self.close_pidfd()
+
     def destroy(self) -> None:
         """Kill the process, wait for its end, for ten seconds at most, and close everything. Blocks."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        self.kill()
         self.sock.close()
-        os.close(self.stderr)
+        self.close_stderr()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.popen.wait(_END)
-        os.close(self.pidfd)
+        self.close_pidfd()
 
 
 def cannot_start(error: Exception) -> BackendUnavailableError:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from accel.errors import AccelError, ClosedError, OutOfMemoryError
+from accel.fork import close_after_fork
 from accel.memory.allocator import Allocator
 from accel.memory.slab import MemfdSlab
 from accel.memory.space import round_up
@@ -107,6 +108,13 @@ class HostBlock(MemfdSlab):
         with self._sharing:
             return os.dup(self.fd) if self.fd >= 0 else None
 
+    def close_inherited(self) -> None:
+        """Unmap it in a forked child. It is registered in the parent, which alone ends that."""
+        self.is_open = False
+        self.registration = self.registrar = None
+        self._turn, self._sharing = contextlib.nullcontext(), threading.Lock()
+        super().close_inherited()
+
     def close(self) -> None:
         """Unregister and unmap it; arrays over it keep the mapping until they are gone. May block. Idempotent."""
         with self._turn:
@@ -183,6 +191,7 @@ class HostArena:
         self._blocks: dict[HostBlock, None] = {}
         self._numbers = itertools.count(1)
         self._is_closed = False
+        close_after_fork(self)
 
     granularity = 1 << 16
     """Blocks are multiples of so many bytes."""
@@ -312,6 +321,12 @@ class HostArena:
         with self._registering:
             self._blocks.clear()
             self._registrar = None
+
+    def close_inherited(self) -> None:
+        """See :class:`accel.fork.Inherited`. The blocks unmap themselves."""
+        self._lock, self._registering = threading.Lock(), threading.RLock()  # a thread that is not here may hold them
+        self._is_closed = True
+        self._registrar = self.on_room = self.on_gone = None
 
     def blocks(self) -> list[HostBlock]:
         """Return the blocks there are, oldest first."""

@@ -10,6 +10,7 @@ import warnings
 from typing import Final
 
 from accel.errors import DriverError, InvalidArgumentError, OutOfMemoryError
+from accel.fork import close_after_fork
 
 __all__ = ["MemfdSlab"]
 
@@ -21,6 +22,8 @@ class MemfdSlab:
 
     Where there are no memfds it is an anonymous mapping without a descriptor. The pages are zero, and are only taken from the system when
     they are first touched.
+
+    A forked child holds neither the descriptor nor the mapping; only views that exist at the fork keep the mapping there, readable.
 
     Parameters
     ----------
@@ -50,7 +53,7 @@ class MemfdSlab:
         If ``fd`` is of less memory than that.
     """
 
-    __slots__ = ("_map", "address", "fd", "nbytes")
+    __slots__ = ("__weakref__", "_map", "address", "fd", "nbytes")
 
     def __init__(self, nbytes: int, *, name: str = "accel-slab", fd: int | None = None) -> None:
         self.fd = -1
@@ -69,6 +72,7 @@ class MemfdSlab:
             raise DriverError(f"a slab of {self.nbytes} bytes cannot be made: {error}", code=code, library="system") from error
         # The exported buffer ends with this expression, so that it does not keep `close` from unmapping.
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        close_after_fork(self)
 
     def __repr__(self) -> str:
         return f"<MemfdSlab {self.nbytes} bytes{' closed' if self._map is None else ''}>"
@@ -100,6 +104,10 @@ class MemfdSlab:
             except BufferError:
                 # Views hold the mapping object; it unmaps itself when they are gone.
                 del mapping
+
+    def close_inherited(self) -> None:
+        """See :class:`accel.fork.Inherited`."""
+        MemfdSlab.close(self)  # not a subclass's, which may take locks
 
     def __del__(self) -> None:
         if getattr(self, "_map", None) is not None:

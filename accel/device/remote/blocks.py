@@ -44,6 +44,13 @@ class MappedBlocks:
         self._busy = busy
         self._blocks: dict[int, tuple[mmap.mmap, HostRegistration | None]] = {}
 
+    def close_inherited(self) -> None:
+        """Unmap all, in a process that a library forked; see :class:`accel.fork.Inherited`. A copy that is under way keeps its block mapped there."""
+        blocks, self._blocks = self._blocks, {}
+        for mapping, _ in blocks.values():
+            with contextlib.suppress(BufferError):
+                mapping.close()
+
     async def add(self, data: bytes, fd: int, device: object) -> None:
         """Take a BLOCK message: map the block, and register it with the context. One that the device does not take is slower."""
         number, nbytes = _BLOCK.unpack(data)

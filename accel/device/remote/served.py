@@ -32,6 +32,7 @@ from accel.device.remote.messages import ArenaSlice, Kind, WireGet, WireLaunch, 
 from accel.device.remote.planned import Script
 from accel.errors import AccelError, BackendUnavailableError, ClosedError, FaultScope, HostDiedError, LibraryError
 from accel.fate import PreloadsLibraries
+from accel.fork import close_after_fork
 from accel.hosts.error_codec import decode_error, encode_error
 from accel.hosts.op_table import OpReader
 from accel.ops import Get, Put, Spec
@@ -87,6 +88,12 @@ class Server:
         self._answers = Answers(
             channel, self._memory, lambda: self.context.fault is not None, lambda: not self.context.in_flight, self.broken
         )
+        close_after_fork(self)
+
+    def close_inherited(self) -> None:
+        """Let the parent's blocks go, in a process that a library forked; see :class:`accel.fork.Inherited`."""
+        self._moves.clear()  # their arrays are views of blocks
+        self._blocks.close_inherited()
 
     async def prepare(self) -> None:
         """Make ready what can be before a generation begins, and say so."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from accel.device.remote.messages import Kind
 from accel.device.remote.served import Server
 from accel.device.system import System
 from accel.errors import AccelError
+from accel.fork import close_after_fork
 from accel.hosts.channel import Channel
 from accel.hosts.error_codec import encode_error
 
@@ -39,6 +41,13 @@ class _Service:
         self._loop = asyncio.get_running_loop()
         self._server: Server | None = None  # while nothing is in hand
         self._channel = Channel(sock, self._loop, on_message=self._received, on_lost=lambda _: self._inbox.put_nowait(None))
+        close_after_fork(self)
+
+    def close_inherited(self) -> None:
+        """Close the descriptors of messages that wait, in a process that a library forked; see :class:`accel.fork.Inherited`."""
+        while not self._inbox.empty():
+            for fd in (self._inbox.get_nowait() or (0, b"", []))[2]:
+                os.close(fd)
 
     def _received(self, kind: int, data: bytes, fds: list[int]) -> None:
         if kind == Kind.PING:  # at once: it asks whether the loop turns, not how much there is to do

@@ -1,0 +1,49 @@
+"""What a forked child must not keep: memory, sockets, timers and processes of its parent, which it holds by copies of the descriptors.
+
+A fork copies every descriptor and every shared mapping. As long as it lives, memory that the parent gives back is not free, and what the fork does with a
+copy of a timer, a socket or a process's descriptor is done to the parent's. So each object that owns such a thing registers here, and is told in the child,
+right after the fork, before any other code runs there.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Final, Protocol
+
+__all__ = ["Inherited", "close_after_fork"]
+
+
+class Inherited(Protocol):
+    """What owns descriptors or shared mappings."""
+
+    def close_inherited(self) -> None:
+        """Close them, in a forked child, where no other thread runs.
+
+        It closes descriptors and unmaps memory, and notes that this object is of no use here. It takes no lock, since a thread that the fork does not have
+        may hold it, and does nothing that the parent feels: no signal, no write, no call of a driver, of the event loop's selector, or of a timer.
+        """
+
+
+_registered: Final[weakref.WeakSet[Inherited]] = weakref.WeakSet()
+
+
+def close_after_fork(resource: Inherited) -> None:
+    """Have ``resource.close_inherited()`` called in every child that this process forks from now on. It is held weakly."""
+    _registered.add(resource)
+
+
+def _close_all() -> None:
+    failures = []
+    for resource in tuple(_registered):
+        try:
+            resource.close_inherited()
+        except Exception as error:  # the others are to be closed all the same
+            failures.append(error)
+    _registered.clear()
+    if failures:
+        raise ExceptionGroup("resources of the parent could not be closed in a forked child", failures)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_all)
