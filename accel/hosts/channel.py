@@ -48,7 +48,9 @@ class Channel:
         ``on_lost(error)``, once, when the other end is gone or talks nonsense, after the messages before that were delivered. ``None`` if it closed the
         connection between two messages and had read all that was sent to it. Not called after :meth:`close`.
     max_message
-        Bytes of the largest payload, sent or received.
+        Bytes of the largest payload that is sent, and
+    max_received
+        of the largest that is received; ``None``: the same.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Channel:
         on_message: Callable[[int, bytes, list[int]], None],
         on_lost: Callable[[AccelError | None], None],
         max_message: int = MAX_MESSAGE,
+        max_received: int | None = None,
     ) -> None:
         sock.setblocking(False)
         self._sock = sock
@@ -67,7 +70,7 @@ class Channel:
         self._on_message = on_message
         self._on_lost = on_lost
         self._max_message = max_message
-        self._incoming = Incoming(sock, max_message)
+        self._incoming = Incoming(sock, max_message if max_received is None else max_received)
         self._outgoing = Outgoing(sock)
         self._is_closed = self._is_greeted = self._is_full = False
         self._broken: AccelError | None = None  # why nothing can be written any more

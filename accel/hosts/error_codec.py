@@ -1,7 +1,7 @@
 """Errors on the wire, without pickle: a service reads what its child sends, and must not be made to run code by it.
 
 An error travels as JSON: the name of its class, and its fields where JSON has them. Only classes of :mod:`accel.errors` come out, only with fields that
-they have, and only with values of the right kinds.
+they have, and only with values of the right kinds. Texts are bounded when they are written, and again when they are read: a caller may keep many errors.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from accel import errors
 from accel.errors import AccelError, FaultScope, LibraryError
 from accel.hosts.protocol import ProtocolError
 
-__all__ = ["MAX_TEXT", "RemoteCause", "decode_error", "encode_error"]
+__all__ = ["MAX_LOG", "MAX_TEXT", "RemoteCause", "decode_error", "encode_error"]
 
-MAX_TEXT = 1 << 18
-"""Characters of the longest text that is sent; of a longer one the end is left out, and it says so."""
+MAX_TEXT = 1 << 13
+"""Characters of a message, a remedy, a cause, and of an item as JSON; of a longer text the end is left out, and it says so."""
+MAX_LOG = 1 << 16
+"""Characters of what a compiler has said."""
 
 Codec = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 _CAUSES = 3
-_MAX_NAME = 1 << 12
-_MAX_NAMES = 1 << 10
+_MAX_NAME, _MAX_NAMES = 1 << 8, 1 << 7
+"""Characters of a name, such as that of an op, and how many suspects are named."""
 _CLASSES: dict[str, type[AccelError]] = {
     name: cls for name in errors.__all__ if isinstance(cls := getattr(errors, name), type) and issubclass(cls, AccelError)
 }
@@ -66,7 +68,7 @@ def decode_error(data: bytes) -> AccelError:
         name, fields, causes = content["class"], content["fields"], content["causes"]
         if not isinstance(name, str) or not isinstance(fields, dict) or not isinstance(causes, list) or len(causes) > _CAUSES:
             raise TypeError("class, fields and causes are a text, an object and a list")  # noqa: TRY301
-        error = _CLASSES.get(name, LibraryError)(_str(fields.get("message") or ""))
+        error = _CLASSES.get(name, LibraryError)(_text(_str(fields.get("message") or "")))
         for key, value in fields.items():
             if key in error.__dict__ and (value is not None or key not in _REQUIRED):
                 setattr(error, key, None if value is None else _FIELDS[key][1](value))
@@ -86,7 +88,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 def _chain(error: BaseException, causes: list[Any]) -> None:
     for text in causes:
-        error.__cause__ = RemoteCause(_str(text))
+        error.__cause__ = RemoteCause(_text(_str(text)))
         error = error.__cause__
 
 
@@ -101,12 +103,20 @@ def _said(error: BaseException) -> str:
 
 
 def _text(value: object, limit: int = MAX_TEXT) -> str:
+    """Return a text of at most ``limit`` characters; one that was cut once is not cut again."""
     text = str(value)
-    return text if len(text) <= limit else f"{text[:limit]}\n... ({len(text) - limit} more characters)"
+    if len(text) <= limit:
+        return text
+    end = f"\n... ({len(text) - limit} more characters)"
+    return text[: limit - len(end)] + end
 
 
 def _name(value: object) -> str:
     return _text(value, _MAX_NAME)
+
+
+def _log(value: object) -> str:
+    return _text(value, MAX_LOG)
 
 
 def _str(value: object) -> str:
@@ -118,7 +128,7 @@ def _str(value: object) -> str:
 def _int(value: object) -> int:
     if type(value) is not int:
         raise TypeError(f"{value!r:.80} is not an integer")
-    return value
+    return _to_int(value)
 
 
 def _bool(value: object) -> bool:
@@ -134,7 +144,7 @@ def _real(value: object) -> float:
 
 
 def _code(value: object) -> int | str:
-    return value if isinstance(value, str) else _int(value)
+    return _name(value) if isinstance(value, str) else _int(value)
 
 
 def _to_int(value: Any) -> int:
@@ -155,7 +165,7 @@ def _to_json(value: object) -> object:
 def _texts(value: object) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise TypeError(f"{value!r:.80} is not a list")
-    return tuple([_str(each) for each in value])
+    return tuple([_name(_str(each)) for each in value[:_MAX_NAMES]])
 
 
 def _one_of(*words: str) -> Codec:
@@ -167,8 +177,8 @@ def _one_of(*words: str) -> Codec:
     return check, check
 
 
-_TEXT: Codec = (_text, _str)
-_NAME: Codec = (_name, _str)
+_TEXT: Codec = (_text, lambda value: _text(_str(value)))
+_NAME: Codec = (_name, lambda value: _name(_str(value)))
 _INTEGER: Codec = (_to_int, _int)
 _TRUTH: Codec = (bool, _bool)
 _FIELDS: dict[str, Codec] = {
@@ -189,10 +199,10 @@ _FIELDS: dict[str, Codec] = {
     "reserved": _INTEGER,
     "limit": _INTEGER,
     "reason": _one_of("generation", "freed", "torn"),
-    "log": _TEXT,
+    "log": (_log, lambda value: _log(_str(value))),
     "exit_code": _INTEGER,
     "signal": _INTEGER,
-    "item": (_to_json, lambda item: item),
+    "item": (_to_json, _to_json),
     "retry_after": (_real, _real),
 }
 _REQUIRED = {"message", "scope", "retryable", "remedy", "executed", "suspects", "reason", "log"}

@@ -10,8 +10,18 @@ import numpy as np
 import pytest
 
 from accel import errors
-from accel.errors import AccelError, CompileError, DriverError, FaultScope, HostDiedError, LibraryError, PoisonedInputError
-from accel.hosts.error_codec import MAX_TEXT, RemoteCause, decode_error, encode_error
+from accel.device.remote.link import MAX_ANSWER
+from accel.errors import (
+    AccelError,
+    CompileError,
+    ContextPoisonedError,
+    DriverError,
+    FaultScope,
+    HostDiedError,
+    LibraryError,
+    PoisonedInputError,
+)
+from accel.hosts.error_codec import MAX_LOG, MAX_TEXT, RemoteCause, decode_error, encode_error
 from accel.hosts.protocol import MAX_MESSAGE, ProtocolError
 
 CLASSES = [cls for name in errors.__all__ if isinstance(cls := getattr(errors, name), type) and issubclass(cls, AccelError)]
@@ -150,8 +160,33 @@ def test_long_texts_are_cut_and_fit_into_a_message() -> None:
     assert len(data) < MAX_MESSAGE
     back = decode_error(data)
     assert isinstance(back, CompileError)
-    assert back.log.startswith("\N{SNOWMAN}" * MAX_TEXT)
-    assert "more characters" in back.log[MAX_TEXT:]
+    assert back.log.startswith("\N{SNOWMAN}" * (MAX_LOG - 100))
+    assert "more characters" in back.log[-100:]
+    assert (len(back.log), len(back.message), len(back.remedy)) == (MAX_LOG, MAX_TEXT, MAX_TEXT)
+    assert there_and_back(back).__dict__ == back.__dict__, "what was cut once is not cut again"
+
+
+def test_the_longest_error_fits_into_a_message_of_a_child() -> None:
+    text = "\N{MUSICAL SYMBOL G CLEF}" * (1 << 20)
+    texts = dict.fromkeys(("log", "remedy", "library", "device", "op", "code"), text)
+    for error in (CompileError(text, **texts), ContextPoisonedError(text, suspects=(text,) * 10_000)):  # type: ignore[arg-type]
+        first: BaseException = error
+        for _ in range(5):
+            first.__cause__ = first = ValueError(text)
+        assert len(encode_error(error)) < MAX_ANSWER
+
+
+def test_what_another_process_wrote_is_bounded_when_it_is_read() -> None:
+    text, many = "x" * (1 << 20), ["y" * 10_000] * 10_000
+    names = dict.fromkeys(("message", "remedy", "log", "code", "library", "device", "op"), text)
+    fields = {**names, "suspects": many, "item": many}
+    for name in ("CompileError", "ContextPoisonedError", "PoisonedInputError", "StaleRefError"):
+        error: BaseException | None = decode_error(json.dumps({"class": name, "fields": fields, "causes": [text] * 3}).encode())
+        size = 0
+        while error is not None:
+            size += len(repr(error.args)) + len(repr(error.__dict__))
+            error = error.__cause__
+        assert size < 1 << 18
 
 
 @pytest.mark.parametrize(

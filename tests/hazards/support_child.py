@@ -222,6 +222,16 @@ class _Slabs:
             wire.say(_DONE, struct.pack("<Q", number))
 
 
+def _fail(wire: _Wire, *, nbytes: int) -> None:
+    """Answer each op with an error, each of whose texts is that long."""
+    text = "x" * nbytes
+    names = dict.fromkeys(("message", "remedy", "code", "library", "device", "op"), text)
+    fields = {**names, "suspects": [text] * 3, "executed": "no", "scope": "OP"}
+    error = json.dumps({"class": "ContextPoisonedError", "fields": fields, "causes": [text] * 3}).encode()
+    for number, _ in _ops(wire):
+        wire.say(_FAILED, struct.pack("<Qi", number, -1) + error)
+
+
 def _of_device() -> int:
     """Return a descriptor that is of no memory, which only shows when it is mapped."""
     return os.open("/dev/null", os.O_RDWR)
@@ -232,6 +242,8 @@ LIES: dict[str, Callable[[_Wire], None]] = {
     "toggling": _toggling,
     "deaf": _deaf,
     "deaf to ops": _half_deaf,
+    "errors of a megabyte": partial(_fail, nbytes=(1 << 20) // 12),
+    "errors of many megabytes": partial(_fail, nbytes=15 * (1 << 20) // 12),
     "overlapping buffers": _Slabs((1 << 40, 4096), (1 << 40, 0), (1 << 40, 2048), make=partial(_memfd, _SLAB_BYTES)),
     "nested buffers": _Slabs((1 << 40, 0), (1 << 40, 0), make=partial(_memfd, _SLAB_BYTES)),
     "a buffer at an odd place": _Slabs((1 << 40, 100), make=partial(_memfd, _SLAB_BYTES)),

@@ -25,12 +25,15 @@ if TYPE_CHECKING:
     from accel.hosts.exit_status import ExitStatus
     from accel.memory import HostBlock
 
-__all__ = ["TARGET", "Link", "Listener"]
+__all__ = ["MAX_ANSWER", "TARGET", "Link", "Listener"]
 
 logger = get_logger()
 
 TARGET = "accel.device.remote.service:serve"
 """What children run."""
+
+MAX_ANSWER = 2 << 20
+"""Bytes of the longest message of a child: an error with all its texts at their longest is a little shorter."""
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
@@ -102,7 +105,7 @@ class Link:
             ) from error
         uvloop = type(core.loop).__module__.startswith("uvloop")
         link.child = await ChildProcess.start(core.system, TARGET, uvloop=uvloop, on_exit=link._exited)
-        link.channel = Channel(link.child.sock, core.loop, on_message=link._received, on_lost=link._lost)
+        link.channel = Channel(link.child.sock, core.loop, on_message=link._received, on_lost=link._lost, max_received=MAX_ANSWER)
         core.pinned.on_gone.add(link.withdraw)
         link.tell(Kind.CONFIG, config)
         return link
