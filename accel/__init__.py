@@ -23,7 +23,7 @@ from accel import _startup as _startup  # it minds Ctrl-C while the rest is impo
 if _child.is_deferred():
     _child.defer(globals())
 else:
-    from accel import testing
+    from accel import patterns, testing
     from accel.actors import Actor, ActorContext, ActorRef, ActorState, Directive, RestartStrategy, Terminated
     from accel.backend import AccelBackend, AccelDevice, AccelEvent, AccelStream, DeviceDescription
     from accel.completion import (
@@ -138,5 +138,6 @@ __all__ = [
     "ViewToken",
     "__version__",
     "kernel",
+    "patterns",
     "testing",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import current_task
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accel._log import get_logger
 from accel.actors.actor import Actor, ActorContext, ActorState
@@ -22,11 +22,34 @@ from accel.errors import ActorStoppedError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from accel.actors.home import Home
     from accel.actors.system import ActorSystem
 
-__all__ = ["ActorCell"]
+__all__ = ["ActorCell", "Place"]
 
 logger = get_logger()
+
+
+class Place(NamedTuple):
+    """Where an actor lives.
+
+    Parameters
+    ----------
+    system, home
+        The system, and its loop, thread and process.
+    parent
+        The actor above; ``None`` at the top.
+    siblings
+        The living actors at its level, by name; it takes itself out when it has stopped.
+    running
+        The actors of the system by the tasks that run them; it puts itself in, and takes itself out.
+    """
+
+    system: ActorSystem
+    home: Home
+    parent: ActorCell | None
+    siblings: dict[str, ActorCell]
+    running: dict[asyncio.Task[Any], ActorCell]
 
 
 class ActorCell:
@@ -43,6 +66,7 @@ class ActorCell:
         "_incarnation",
         "_interrupts",
         "_kwargs",
+        "_place",
         "_reason",
         "_stop",
         "budget",
@@ -51,6 +75,7 @@ class ActorCell:
         "deadline",
         "error",
         "failures",
+        "home",
         "interruptible",
         "loop",
         "mailbox",
@@ -70,21 +95,20 @@ class ActorCell:
 
     def __init__(
         self,
-        system: ActorSystem,
-        parent: ActorCell | None,
+        place: Place,
         factory: tuple[type[Actor[Any, Any]], tuple[Any, ...], dict[str, Any]],
         name: str,
         mailbox_size: int,
         strategy: RestartStrategy,
     ) -> None:
-        self.system = system
-        self.loop = system.loop
-        self.parent = parent
+        self._place = place
+        self.system, self.home, self.parent = place.system, place.home, place.parent
+        self.loop = self.home.loop
         self.children: dict[str, ActorCell] = {}
         self.name = name
-        self.path: str = name if parent is None else f"{parent.path}/{name}"
-        self.mailbox: Mailbox[Any] = Mailbox(mailbox_size, name=self.path, clock=system.clock, loop=self.loop)
-        self.budget = RestartBudget(strategy, system.clock, system.random)
+        self.path: str = name if self.parent is None else f"{self.parent.path}/{name}"
+        self.mailbox: Mailbox[Any] = Mailbox(mailbox_size, name=self.path, clock=self.system.clock, loop=self.loop)
+        self.budget = RestartBudget(strategy, self.system.clock, self.system.random)
         self.ref: ActorRef[Any, Any] = ActorRef(self)
         self.state = ActorState.STARTING
         self.task: asyncio.Task[Any] | None = None
@@ -172,7 +196,7 @@ class ActorCell:
 
     def is_ancestor_of(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether ``task`` runs this actor or one of its descendants."""
-        cell = self.system.cell_of(task)
+        cell = None if task is None else self._place.running.get(task)
         while cell is not None and cell is not self:
             cell = cell.parent
         return cell is self
@@ -208,7 +232,10 @@ class ActorCell:
         if not self.started.done():
             self.started.set_exception(outcome if isinstance(outcome, Exception) else self._stopped_error(outcome))
         self._actor, self._args, self._kwargs, self.refuse = None, (), {}, None
-        self.system.dismiss(self)
+        if self._place.siblings.get(self.name) is self:
+            del self._place.siblings[self.name]
+        if self.task is not None:
+            self._place.running.pop(self.task, None)
         for watched in self.watched:
             watched.watchers.pop(self, None)
         for watcher in self.watchers:

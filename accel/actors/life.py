@@ -44,7 +44,8 @@ class ActorLife(ActorCell):
     async def run(self) -> None:
         """Live: the body of the actor's task."""
         self.task = current_task()
-        self.system.enlist(self)
+        assert self.task is not None, "an actor runs in a task"
+        self._place.running[self.task] = self
         outcome: BaseException | None = None
         try:
             outcome = await self._live()

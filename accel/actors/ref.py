@@ -134,7 +134,7 @@ class ActorRef(Generic[M_contra, R_co]):
         """
         cell = self._cell
         if _get_running_loop() is not cell.loop:
-            raise cell.system.not_at_home()
+            raise cell.home.not_here()
         cell.mailbox.put_nowait(Envelope((message, None, copy_context(), None)) if cell.carries_context else message)
 
     def hand_over(self, message: M_contra) -> bool:
@@ -152,7 +152,7 @@ class ActorRef(Generic[M_contra, R_co]):
         """
         cell = self._cell
         if _get_running_loop() is not cell.loop:
-            raise cell.system.not_at_home()
+            raise cell.home.not_here()
         return cell.hand_over(message)
 
     @property
@@ -174,7 +174,7 @@ class ActorRef(Generic[M_contra, R_co]):
         """
         cell = self._cell
         if _get_running_loop() is not cell.loop:
-            raise cell.system.not_at_home()
+            raise cell.home.not_here()
         await cell.mailbox.put(Envelope((message, None, copy_context(), None)) if cell.carries_context else message)
 
     async def ask(self, message: M_contra, timeout: float | None = None) -> R_co:
@@ -213,7 +213,7 @@ class ActorRef(Generic[M_contra, R_co]):
         cell = self._cell
         loop = cell.loop
         if _get_running_loop() is not loop:
-            raise cell.system.not_at_home()
+            raise cell.home.not_here()
         if cell.interruptible and current_task() is cell.task:
             raise InvalidArgumentError(
                 f"actor {cell.path!r} asks itself and would wait for ever", remedy="Call the method directly, or tell()."
@@ -287,7 +287,7 @@ class ActorRef(Generic[M_contra, R_co]):
         """
         cell = self._cell
         if _get_running_loop() is not cell.loop:
-            raise cell.system.not_at_home()
+            raise cell.home.not_here()
         cell.request_stop(Stop.DRAIN if drain else Stop.NOW)
         if not cell.is_ancestor_of(current_task()):
             await cell.stopped.wait()
@@ -329,7 +329,7 @@ class ActorRef(Generic[M_contra, R_co]):
             raise InvalidArgumentError(f"an actor fails with an Exception, not with {error!r}")
         cell = self._cell
         if _get_running_loop() is not cell.loop:
-            raise cell.system.not_at_home()
+            raise cell.home.not_here()
         return cell.fail(error)
 
     def watch(self, watcher: ActorRef[Any, Any]) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar
 import anyio
 
 from accel._log import get_logger
+from accel.actors.cell import Place
 from accel.actors.checks import check_class, check_name, check_seconds
 from accel.actors.envelope import Stop
 from accel.actors.home import Home
@@ -272,7 +273,7 @@ class ActorSystem(AsyncOnly):
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop on which the system lives."""
         if self._home is None:
-            raise self.not_at_home()
+            raise self._not_at_home()
         return self._home.loop
 
     @property
@@ -289,7 +290,7 @@ class ActorSystem(AsyncOnly):
     def portal(self) -> Portal:
         """The door for other threads; the one part of a system that they may use."""
         if self._portal is None:
-            raise self.not_at_home()
+            raise self._not_at_home()
         return self._portal
 
     async def spawn(
@@ -373,7 +374,7 @@ class ActorSystem(AsyncOnly):
         """Start an actor at the top, or below ``parent``."""
         if parent is None:
             self._check_open("starts no more actors")
-        self._check_home()
+        home = self._check_home()
         group = self._group
         if group is None or self._state == "closed":
             raise ClosedError(f"system {self.name!r} is {self._state} and starts no more actors", remedy=_NEW)
@@ -382,31 +383,16 @@ class ActorSystem(AsyncOnly):
         if name is None:
             name = f"{actor.__name__}-{next(self._numbers)}"
         check_name(name, siblings)
-        cell = ActorLife(self, parent, (actor, args, kwargs), name, mailbox_size, RestartStrategy() if restart is None else restart)
+        place = Place(self, home, parent, siblings, self._cells)
+        strategy = RestartStrategy() if restart is None else restart
+        cell = ActorLife(place, (actor, args, kwargs), name, mailbox_size, strategy)
         # An eager task runs before create_task returns, and may look for itself.
         siblings[name] = cell
         task = group.create_task(cell.run(), name=f"accel-actor-{cell.path}", context=Context())
         task.add_done_callback(cell.ended, context=Context())
         return await cell.wait_started()
 
-    def enlist(self, cell: ActorCell) -> None:
-        """Remember whose task is running."""
-        if cell.task is not None:
-            self._cells[cell.task] = cell
-
-    def dismiss(self, cell: ActorCell) -> None:
-        """Forget an actor that stopped."""
-        siblings = self._children if cell.parent is None else cell.parent.children
-        if siblings.get(cell.name) is cell:
-            del siblings[cell.name]
-        if cell.task is not None:
-            self._cells.pop(cell.task, None)
-
-    def cell_of(self, task: asyncio.Task[Any] | None) -> ActorCell | None:
-        """Return the actor that ``task`` runs."""
-        return None if task is None else self._cells.get(task)
-
-    def not_at_home(self) -> ClosedError | NotInitializedError:
+    def _not_at_home(self) -> ClosedError | NotInitializedError:
         """Return the error that says why a call was made in the wrong place."""
         if self._home is None:
             return NotInitializedError(f"system {self.name!r} was not entered", remedy="Enter it: `async with accel.System() as system:`.")
@@ -417,6 +403,7 @@ class ActorSystem(AsyncOnly):
         if self._state != "open":
             raise ClosedError(f"system {self.name!r} is {self._state} and {refusal}", remedy=_NEW)
 
-    def _check_home(self) -> None:
+    def _check_home(self) -> Home:
         if self._home is None or self._home.is_inherited or _get_running_loop() is not self._home.loop:
-            raise self.not_at_home()
+            raise self._not_at_home()
+        return self._home

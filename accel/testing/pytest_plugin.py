@@ -1,7 +1,11 @@
-"""An opt-in pytest plugin: ``pytest -p accel.testing.pytest_plugin``, or ``pytest_plugins = ["accel.testing.pytest_plugin"]`` in a conftest.
+"""An opt-in pytest plugin: ``pytest -p accel.testing.pytest_plugin``, which ``addopts`` in ``pyproject.toml`` can say for every run.
 
-It adds the option ``--accel-device`` (default ``cpu``), the fixtures ``accel_system``, ``accel_device`` and ``fault_plan``, and the marker ``gpu``, whose
-tests are skipped only where there is no CUDA device to be found. The fixtures are asynchronous; pytest-asyncio runs them, or anyio's plugin.
+``pytest_plugins = ["accel.testing.pytest_plugin"]`` in the root ``conftest.py`` does the same; a ``conftest.py`` below may import the fixtures,
+without the rest.
+
+It adds the option ``--accel-device`` (default ``cpu``), the fixtures ``accel_system``, ``accel_device``, ``accel_options`` and ``fault_plan``, and the
+marker ``gpu``, whose tests are skipped only where there is no CUDA device to be found. ``accel_system`` and ``accel_device`` are asynchronous;
+pytest-asyncio runs them, in its strict mode too, or anyio's plugin.
 """
 
 from __future__ import annotations
@@ -19,7 +23,18 @@ from accel.testing.faults import FaultPlan
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-__all__ = ["accel_device", "accel_system", "fault_plan", "pytest_addoption", "pytest_collection_modifyitems", "pytest_configure"]
+__all__ = [
+    "accel_device",
+    "accel_options",
+    "accel_system",
+    "fault_plan",
+    "pytest_addoption",
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+]
+
+_DEVICE = "cpu"
+"""What is opened unless ``--accel-device`` says otherwise; the option is not there where only the fixtures were imported."""
 
 
 def _async_fixture() -> Callable[..., Any]:
@@ -37,7 +52,7 @@ async_fixture = _async_fixture()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--accel-device``."""
     parser.getgroup("accel").addoption(
-        "--accel-device", default="cpu", help="device that the accel_device fixture opens: cpu, cuda:1, auto, a UUID (default: cpu)"
+        "--accel-device", default=_DEVICE, help="device that the accel_device fixture opens: cpu, cuda:1, auto, a UUID (default: cpu)"
     )
 
 
@@ -66,6 +81,12 @@ def fault_plan() -> Iterator[FaultPlan]:
     plan.release()
 
 
+@pytest.fixture
+def accel_options() -> dict[str, Any]:
+    """Give the options of :meth:`accel.System.open_device` that ``accel_device`` is opened with: none. Override or parametrize it."""
+    return {}
+
+
 @async_fixture
 async def accel_system() -> AsyncIterator[System]:
     """Give an open system that is closed after the test."""
@@ -74,7 +95,9 @@ async def accel_system() -> AsyncIterator[System]:
 
 
 @async_fixture
-async def accel_device(accel_system: System, fault_plan: FaultPlan, request: pytest.FixtureRequest) -> Device:
-    """Give the device that ``--accel-device`` names, opened with ``fault_plan``."""
-    spec: str = request.config.getoption("--accel-device")
-    return await accel_system.open_device(spec, faults=fault_plan)
+async def accel_device(
+    accel_system: System, accel_options: dict[str, Any], fault_plan: FaultPlan, request: pytest.FixtureRequest
+) -> Device:
+    """Give the device that ``--accel-device`` names, opened with ``fault_plan`` and ``accel_options``."""
+    spec: str = request.config.getoption("--accel-device", _DEVICE)
+    return await accel_system.open_device(spec, **{"faults": fault_plan, **accel_options})
