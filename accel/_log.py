@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 
-from accel.errors import AccelError
+from accel.errors import AccelError, said
 
 if TYPE_CHECKING:
     from structlog.typing import EventDict, WrappedLogger
@@ -32,7 +32,7 @@ def _render(_logger: WrappedLogger, _method: str, event: EventDict) -> tuple[tup
     name = str(event.pop("event"))
     pairs = dict(event)
     if error is not None:
-        pairs["error"] = f"{type(error).__name__}: {error}"
+        pairs["error"] = f"{type(error).__name__}: {said(error)}"
     text = one_line(" ".join([name, *(f"{key}={value!r}" for key, value in pairs.items())]))
     # A percent sign in a value is not a format: with no arguments, logging leaves the text alone.
     return (text,), {"exc_info": exc_info, "extra": {"accel": {"event": name, **pairs}}}

@@ -24,6 +24,7 @@ __all__ = [
     "AccelEvent",
     "AccelStream",
     "Check",
+    "ChecksAlive",
     "CompilesKernels",
     "CountsCommands",
     "DeviceDescription",
@@ -318,6 +319,21 @@ class ImportsSlabs(Protocol):
         """Map the memory of a slab of ``nbytes`` that another context made, here or in another process, with its contents. May block.
 
         ``fd`` is a descriptor of it, which is duplicated where it is kept. Raises an :class:`~accel.AccelError` if it cannot be mapped.
+        """
+
+
+@runtime_checkable
+class ChecksAlive(Protocol):
+    """What an :class:`AccelDevice` has besides if it can be asked whether its context is alive, without waiting for work.
+
+    A kernel's library may find a fault of the device before anything of accel's does, and raise it as an error of its own. So the device is asked after
+    whatever a kernel, or the ``open`` of a library, has raised.
+    """
+
+    def check_alive(self, stream: Any) -> None:
+        """Raise the fault, with the driver's code, if the context is dead. Never blocks, synchronizes nothing; called on the loop's thread.
+
+        ``stream`` is the one that the work went to: one of this device's.
         """
 
 

@@ -4,7 +4,7 @@
 
     AccelError
     |- ContextPoisonedError           the context died while (or before) the op ran
-    |- OutOfMemoryError               (MemoryError) no room for a buffer
+    |- OutOfMemoryError               (MemoryError) no room for a buffer, or a shortage of the operating system
     |- DeviceLostError                the device is gone for good, or was given up
     |- StaleRefError                  the ref names memory that is no longer there
     |- DriverError                    the backend's driver answered with a status
@@ -180,9 +180,23 @@ class AccelError(Exception):
 
 
 def _rebuild(cls: type[Any], args: tuple[Any, ...], state: dict[str, Any]) -> Any:
-    error = cls(*args)
+    try:
+        error = cls(*args)
+    except Exception:  # the constructor of a user's subclass takes other arguments
+        try:
+            error = Exception.__new__(cls, *args)
+        except TypeError:  # it is not laid out as one: then the nearest class of this module stands for it
+            error = next(each for each in cls.__mro__ if each.__module__ == __name__)(*args)
     error.__dict__.update(state)
     return error
+
+
+def said(error: BaseException) -> str:
+    """Return what an exception says of itself; that may raise."""
+    try:
+        return str(error)
+    except BaseException:
+        return "(it cannot be printed)"
 
 
 class ContextPoisonedError(AccelError):
@@ -209,7 +223,7 @@ class ContextPoisonedError(AccelError):
 
 
 class OutOfMemoryError(AccelError, MemoryError):
-    """The device has no room for the buffer.
+    """The device has no room for the buffer, or this machine has no descriptor, thread or memory for the op now: then ``.library`` is ``"os"``.
 
     Attributes
     ----------

@@ -190,7 +190,9 @@ class AccelRef(Interchange, NoArray):
     @property
     def is_stale(self) -> bool:
         """Whether using this ref raises :class:`~accel.StaleRefError`."""
-        return self.is_freed or (self.owner.live_generation != self.generation and not (self.durable and self.owner.durable.keeps(self)))
+        if self.is_freed or (self.durable and self.owner.durable.has_torn(self)):
+            return True
+        return self.owner.live_generation != self.generation and not (self.durable and self.owner.durable.keeps(self))
 
     def check(self) -> None:
         """Raise unless the memory is there.
@@ -203,7 +205,7 @@ class AccelRef(Interchange, NoArray):
             In a process forked from the device's.
         """
         self.owner.check_process()
-        if self.is_freed or (self.owner.live_generation != self.generation and not (self.durable and self.owner.durable.keeps(self))):
+        if self.is_stale:
             raise self.stale_error()
 
     def stale_error(self) -> StaleRefError:

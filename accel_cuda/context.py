@@ -241,6 +241,12 @@ class CudaDevice:
         self.pinned.register(address, nbytes)
         return Registration(self.release, lambda: self.pinned.unregister(address))
 
+    def check_alive(self, stream: CudaStream) -> None:
+        """Raise the context's fault, if the driver knows of one; see :class:`accel.backend.ChecksAlive`."""
+        stream.find_fault("cuStreamQuery")
+        if self.fault is not None:
+            raise self.fault.clone()
+
     def inject(self, injection: Injection, stream: CudaStream) -> None:
         """Bring a fault about in ``stream``: a kernel that writes to an illegal address, or one that spins until it is let go.
 

@@ -240,12 +240,15 @@ class CudaStream:
 
     def failure(self, status: int, call: str, library: str) -> AccelError:
         """Return what a library's status stands for: the device's fault, if there is one behind it."""
+        fault = self.find_fault(f"{library} {call}")
+        return error_of(status, call, library=library, device=self.context.description.spec) if fault is None else fault
+
+    def find_fault(self, call: str) -> AccelError | None:
+        """Return the fault that the driver has found by now, ``None`` if there is none. Waits for nothing; what asked is ``call``."""
         context = self.context
-        # A stream that is being captured must not be asked.
-        found = 0 if self.is_capturing else context.driver.status("cuStreamQuery", self.handle)
-        if found not in (0, NOT_READY):
-            return context.failure(found, f"{library} {call}")
-        return error_of(status, call, library=library, device=context.description.spec)
+        # A stream that is being captured must not be asked; of one that is closed nothing is known.
+        found = 0 if self.is_capturing or not self.handle else context.driver.status("cuStreamQuery", self.handle)
+        return None if found in (0, NOT_READY) else context.failure(found, call)
 
     def at_close(self, release: Callable[[], object]) -> None:
         """Call ``release`` once the stream has ended, unless the context is dead then."""

@@ -224,7 +224,7 @@ class ActorLife(ActorCell):
                 directive = Directive(decide(error))
             except Exception as broken:
                 logger.exception("actor_decision_failed", actor=self.path, directive=directive.value, error=broken)
-        log = logger.debug if directive is Directive.RESUME else logger.warning
+        log = logger.debug if directive is Directive.RESUME and isinstance(error, AccelError) else logger.warning
         log("actor_failed", actor=self.path, directive=directive.value, error=error)
         self._escalates = directive is Directive.ESCALATE
         return directive

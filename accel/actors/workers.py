@@ -11,13 +11,13 @@ import concurrent.futures
 import contextlib
 import contextvars
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from accel.errors import ClosedError, InvalidArgumentError
 from accel.fork import close_after_fork
+from accel.shortage import no_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,6 +144,8 @@ class WorkerPool:
         self._lock = threading.Lock()
         self._jobs: deque[_Job] = deque()
         self._threads: list[threading.Thread] = []
+        self._running: set[threading.Thread] = set()
+        self._over: asyncio.Future[None] | None = None  # of who waits for the end of the last of them
         self._idle: list[threading.Lock] = []  # one each, which the thread waits for; the last to have worked is the first to be woken
         self._closed = False
         close_after_fork(self)
@@ -152,7 +154,8 @@ class WorkerPool:
         """Forget the threads, which a forked child does not have, and their work; see :class:`accel.fork.Inherited`."""
         self._lock = threading.Lock()
         self._closed = True
-        for each in (self._jobs, self._threads, self._idle):
+        self._over = None
+        for each in (self._jobs, self._threads, self._running, self._idle):
             each.clear()
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[T]:
@@ -162,7 +165,7 @@ class WorkerPool:
         ------
         ClosedError
             The pool is closed.
-        RuntimeError
+        OutOfMemoryError
             The pool has no thread, and the operating system refuses one.
         """
         job = _Submitted(function, (args, kwargs))
@@ -181,12 +184,14 @@ class WorkerPool:
 
     def _start_thread(self) -> None:
         thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
+        self._running.add(thread)
         try:
             thread.start()
-        except RuntimeError:  # the system has no more
+        except RuntimeError as error:
+            self._running.discard(thread)
             if not self._threads:
                 self._jobs.pop()
-                raise
+                raise no_thread(error, "nothing can be done beside the loop") from error
         else:
             self._threads.append(thread)
 
@@ -216,6 +221,18 @@ class WorkerPool:
             del future  # it keeps an error, whose traceback keeps this frame
 
     def _work(self) -> None:
+        try:
+            self._work_off()
+        finally:
+            # Joining blocks, and a thread that does it is not always to be had: so the last one says that it ends.
+            with self._lock:
+                self._running.discard(threading.current_thread())
+                over = None if self._running else self._over
+            if over is not None:
+                with contextlib.suppress(RuntimeError):  # the loop is closed: what waited is gone
+                    over.get_loop().call_soon_threadsafe(_settle, over)
+
+    def _work_off(self) -> None:
         wake = threading.Lock()
         wake.acquire()
         while True:
@@ -260,22 +277,23 @@ class WorkerPool:
             Names of the threads that still run.
         """
         self.close()
-        if threads := [thread for thread in self._threads if thread.is_alive()]:
-            loop = asyncio.get_running_loop()
-            done = loop.create_future()
-            # Joining blocks, so another thread does it.
-            reaper = threading.Thread(
-                target=self._reap, args=(threads, loop, done, deadline - loop.time()), name=f"{self._name}-reaper", daemon=True
-            )
-            reaper.start()
-            await done
-            reaper.join()
-        return tuple(thread.name for thread in self._threads if thread.is_alive())
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            is_over = not self._running
+            over = self._over = loop.create_future()
+        if not is_over:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    await over
+        with self._lock:
+            self._over = None
+            left = set(self._running)
+        for thread in self._threads:
+            if thread not in left:
+                thread.join()  # it has said that it is about to end
+        return tuple(thread.name for thread in left)
 
-    @staticmethod
-    def _reap(threads: list[threading.Thread], loop: asyncio.AbstractEventLoop, done: asyncio.Future[None], patience: float) -> None:
-        end = time.monotonic() + max(0.0, patience)
-        for thread in threads:
-            thread.join(max(0.0, end - time.monotonic()))
-        with contextlib.suppress(RuntimeError):  # the loop is closed: whoever waited is gone
-            loop.call_soon_threadsafe(lambda: None if done.done() else done.set_result(None))
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

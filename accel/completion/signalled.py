@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from accel.completion.strategy import Ended, LaneWatcher, put_in_line, take_ended
 from accel.completion.timer import create_timer
-from accel.errors import AccelError
 
 if TYPE_CHECKING:
     import asyncio
@@ -113,5 +112,5 @@ class NotifiedWatcher(SignalledWatcher):
     def _ask_for_signal(self, pending: Pending) -> None:
         try:
             pending.stream.launch_host_function(self)
-        except AccelError:  # a poisoned context takes no more work, and the mark says so when it is looked at
+        except Exception:  # a poisoned context takes no more work, or there is no thread for it: the mark says so when it is looked at
             self()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel.completion.strategy import CompletionStrategy, Ended, LaneWatcher, put_in_line, take_ended, thread_end
+from accel.shortage import no_thread
 
 if TYPE_CHECKING:
     import asyncio
@@ -42,7 +43,10 @@ class _Blocker:
         self._stopping = False
         self._go = threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise no_thread(error, "nothing can wait for the device's work") from error
 
     def block_on(self, event: AccelEvent) -> None:
         """Wait for ``event``; called only after the last one was reported."""
@@ -97,10 +101,11 @@ class SyncWatcher(LaneWatcher):
 
     def watch(self, pending: Pending) -> None:
         """Watch a mark until it ends; the lane's first mark starts its thread."""
-        self._admit()
         lane = self._lanes.get(pending.lane)
-        if lane is None:
+        if lane is None and not self._closing:
             lane = self._lanes[pending.lane] = self._open_lane()
+        self._admit()
+        assert lane is not None, "a watcher that is closed admits nothing"
         put_in_line(lane.queue, pending)
         self._block(lane)
 

@@ -153,6 +153,11 @@ class CpuDevice:
         """Create what takes other libraries' arrays in this process's memory."""
         return CpuExchange(self._context)
 
+    def check_alive(self, stream: CpuStream) -> None:
+        """Raise the context's fault, if it has one; see :class:`accel.backend.ChecksAlive`."""
+        if self._context.fault is not None:
+            raise self._context.fault.clone()
+
     def inject(self, injection: Injection, stream: CpuStream) -> None:
         """Bring a fault about in ``stream``, once it gets there. It always surfaces later, never in this call.
 

@@ -207,8 +207,10 @@ class Buffers:
                 await run_blocking(close_all, left)
                 if not isinstance(error, OutOfMemoryError):
                     raise
-                if last_resort:
+                if last_resort and error.library != "os":
                     raise allocator.out_of_memory(nbytes) from error
+                if last_resort:  # not for want of room: giving slabs back was all that could be done
+                    raise
                 last_resort = True
         return block
 

@@ -10,7 +10,8 @@ import threading
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from accel.backend import CountsCommands
+from accel._log import get_logger
+from accel.backend import ChecksAlive, CountsCommands
 from accel.device.beside import CallsBeside
 from accel.device.buffers import Buffers, close_all
 from accel.device.durable_slabs import DurableSlabs
@@ -18,19 +19,20 @@ from accel.device.graph import GraphSubmission, Replay
 from accel.device.in_flight import ContextBase
 from accel.device.kernels import LIBRARIES
 from accel.device.lane import EventPool, Lane
+from accel.device.op_error import op_error, result_of
 from accel.device.run import BATCH, Launch, OpSubmission, Run
 from accel.device.scratch import Scratch
 from accel.device.sharing import Sharing
 from accel.device.submission import BatchSubmission
 from accel.errors import AccelError, ClosedError, UnsupportedError
-from accel.memory import Allocator
+from accel.memory import Allocator, DurableUsage
 from accel.ops import Free
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
-    from accel.backend import AccelDevice, Kernel
+    from accel.backend import AccelDevice, AccelStream, Kernel
     from accel.completion import Watcher
     from accel.device.core import DeviceCore
     from accel.device.kernel_library import OwnLibrary
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from accel.ref import AccelRef
 
 __all__ = ["Context"]
+
+logger = get_logger()
 
 
 class Context(ContextBase):
@@ -113,7 +117,7 @@ class Context(ContextBase):
                 self.scratch.give_up()
                 return False
             refs += made
-        submission.result = op.result(refs)
+        submission.result = result_of(op, refs, self.core.loop)
         faults = self.core.options.faults
         action = None if faults is None else faults.take(submission.name)
         submission.bind(self, lane, kernel, action, 1 if self._weigh is None else self._commands(op))
@@ -193,9 +197,10 @@ class Context(ContextBase):
                 index = submission.sent
                 try:
                     await self._provide(submission, index, ops[index], port.lane)
-                except AccelError as error:
+                except Exception as raised:
+                    error = op_error(raised, f"finding memory for {submission.kinds[index]}", self.core.loop)
                     error.op_index = index
-                    raise
+                    raise error from error.__cause__
             elif end < count:
                 # A chunk of small ops runs in this turn of the loop, on some devices: others must get theirs.
                 await asyncio.sleep(0)
@@ -224,9 +229,11 @@ class Context(ContextBase):
         launches: list[Launch] = []
         try:
             is_all = self._bind(submission, start, end, port.lane, launches)
-        except AccelError as error:
-            error.op_index = start + len(launches)
-            raise
+        except Exception as raised:
+            at = start + len(launches)
+            error = op_error(raised, f"sending {submission.kinds[at]}", self.core.loop)
+            error.op_index = at
+            raise error from error.__cause__
         finally:
             # Places in line that were given out must reach the lane even if a later op could not be bound.
             if launches:
@@ -383,6 +390,30 @@ class Context(ContextBase):
         blocks = self.buffers.blocks
         return [buffer for buffer in self.durables.buffers if blocks[buffer].usage.pending_write() is not None]
 
+    def tear(self, lane: Lane, first: int, last: int, why: str) -> None:
+        """Take note that work ``first`` to ``last`` of a lane failed halfway: the durable buffers that it writes hold neither the old nor the new contents."""
+        blocks = self.buffers.blocks
+        usages = ((buffer, blocks[buffer].usage) for buffer in self.durables.buffers)
+        torn = [buffer for buffer, usage in usages if isinstance(usage, DurableUsage) and usage.was_written(lane, first, last)]
+        if torn:
+            self.core.keeper.torn(torn, why)
+
+    def fault_of(self, stream: AccelStream, error: AccelError) -> AccelError | None:
+        """Return the fault that is behind what a kernel, or a library's ``open``, raised; ``None`` where the device's context is alive, or cannot be asked.
+
+        Libraries that look for the device's errors themselves raise them as their own, before any mark of this context's tells of the fault.
+        """
+        if not isinstance(self.device, ChecksAlive):
+            return None
+        try:
+            self.device.check_alive(stream)
+        except Exception as found:
+            if isinstance(found, AccelError) and found.is_fault:
+                found.__cause__ = found.__cause__ or error
+                return found
+            logger.warning("context_not_asked", device=self.core.name, error=found)
+        return None
+
     def memory(self) -> tuple[int, int, int]:
         """Return the bytes of buffers, of slabs, and of what libraries work in. Any thread may ask."""
         allocator = self.buffers.allocator
@@ -393,7 +424,8 @@ class Context(ContextBase):
     async def close(self, *, abandon: bool) -> None:
         """Give everything back, off the loop. With ``abandon`` nothing that is still in a stream is waited for.
 
-        Cancelling ends the waiting: what has not begun to be given back by then is so at once, abandoning what runs. In a forked child this does nothing.
+        Cancelling ends the waiting, and so does a shortage of threads: what has not begun to be given back by then is so at once, abandoning what runs. In
+        a forked child this does nothing.
         """
         if self.core.is_inherited:
             return
@@ -408,7 +440,7 @@ class Context(ContextBase):
             await self.buffers.aclose()
             await self.durables.aclose()
             await self.core.system.run_blocking(self._close_blocking, abandon)
-        except asyncio.CancelledError:
+        except BaseException:  # cancelled, or no thread can be had
             if not self.core.is_inherited:
                 self._close_blocking(abandon=True)
             raise

@@ -21,11 +21,12 @@ from accel.device.context import Context
 from accel.device.durable_binding import bind_durable
 from accel.device.graph import Capture
 from accel.device.in_flight import fault_behind
-from accel.device.kernel_actor import KernelActor
+from accel.device.kernel_actor import NEVER_ENDS, KernelActor
 from accel.device.kernel_library import OwnLibrary
 from accel.device.lane import Lane
+from accel.device.op_error import op_error
 from accel.device.run import BATCH, Port
-from accel.errors import AccelError, ClosedError, DeviceLostError, LibraryError
+from accel.errors import AccelError, ClosedError, DeviceLostError
 from accel.fate import TellsFaults
 from accel.hosts import KEEPER
 
@@ -48,7 +49,7 @@ class OpenLibrary:
     library: str
 
 
-class ContextActor(Actor[OpenLibrary, "Port | Exception"]):
+class ContextActor(Actor[OpenLibrary, "Port | AccelError"]):
     """Owns one context, its lanes, and its kernel actors (which are its children, and end with it).
 
     Parameters
@@ -109,7 +110,7 @@ class ContextActor(Actor[OpenLibrary, "Port | Exception"]):
             "context_ready", device=core.name, generation=core.lifecycle.generation, seconds=round(time.perf_counter() - began, 4), restarts=core.restarts
         )  # fmt: skip
 
-    async def receive(self, message: OpenLibrary, context: ActorContext) -> Port | Exception:
+    async def receive(self, message: OpenLibrary, context: ActorContext) -> Port | AccelError:
         """Make the kernel actor of a library."""
         made = self._context
         assert made is not None, "a context actor that runs has a context"
@@ -118,9 +119,9 @@ class ContextActor(Actor[OpenLibrary, "Port | Exception"]):
         if port is None:
             try:
                 await self._open_own(made, message.library)
-            except Exception as error:  # the user's code is not the context's: it goes on
-                return error
-            port = made.ports[message.library] = await self._open(made, message.library, context)
+                port = made.ports[message.library] = await self._open(made, message.library, context)
+            except Exception as error:  # what a library needs and is not there is not the context's end: it goes on
+                return op_error(error, f"opening library {message.library!r}", self._core.loop, library=message.library)
         return port
 
     async def _open_own(self, made: Context, library: str) -> None:
@@ -133,12 +134,17 @@ class ContextActor(Actor[OpenLibrary, "Port | Exception"]):
         if lane is None:
             lane = self._lanes[library] = await self._lane(made, library)
 
-        def open_it() -> OwnLibrary:
-            own = OwnLibrary(make(), description)
-            own.library.open(lane.stream)
+        def open_it() -> OwnLibrary | AccelError:
+            try:
+                own = OwnLibrary(make(), description)
+                own.library.open(lane.stream)
+            except BaseException as raised:  # also a CancelledError, which awaiting this must not raise
+                return op_error(raised, f"opening library {library!r}", self._core.loop, library=library)
             return own
 
         own = await self._core.system.run_blocking(open_it)
+        if isinstance(own, AccelError):
+            raise own if own.is_fault else made.fault_of(lane.stream, own) or own
         if self._core.own.get(library) is not make:  # who registered it has been cancelled meanwhile
             await self._core.system.run_blocking(own.close)
             raise ClosedError(f"library {library!r} is not registered any more", library=library, device=self._core.name)
@@ -149,7 +155,7 @@ class ContextActor(Actor[OpenLibrary, "Port | Exception"]):
         await made.buffers.provide_workspaces(lane, library)
         # Never full: the context sends no more than max_in_flight at once.
         size = self._core.options.max_in_flight * 2 + 2
-        ref = await context.spawn(KernelActor, made, name=library, mailbox_size=size)
+        ref = await context.spawn(KernelActor, made, name=library, mailbox_size=size, restart=NEVER_ENDS)
         return Port(lane, ref)
 
     async def _lane(self, made: Context, library: str) -> Lane:
@@ -190,12 +196,10 @@ class ContextActor(Actor[OpenLibrary, "Port | Exception"]):
             await made.close(abandon=abandon)
 
 
-async def _open_port(actor: ActorRef[OpenLibrary, Port | Exception], library: str) -> Port:
+async def _open_port(actor: ActorRef[OpenLibrary, Port | AccelError], library: str) -> Port:
     answer = await actor.ask(OpenLibrary(library))
     if isinstance(answer, AccelError):
         raise answer.clone()
-    if isinstance(answer, Exception):
-        raise LibraryError(f"library {library!r} could not be opened: {answer!r}", library=library) from answer
     return answer
 
 

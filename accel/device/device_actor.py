@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, ClassVar
 from accel.actors import Actor, ActorContext
 from accel.device.context_actor import ContextMonitor
 from accel.device.graph import GraphSubmission
+from accel.device.op_error import op_error
 from accel.device.remote import StandbyActor
 from accel.device.run import OpSubmission
 from accel.device.submission import BatchSubmission, Submission
-from accel.errors import AccelError, LibraryError, StaleRefError
+from accel.errors import AccelError, StaleRefError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -72,13 +73,9 @@ class DeviceActor(Actor[Submission, None]):
             return False
         try:
             sent: bool = day.dispatch_now(message) if kind is OpSubmission else day.batch_now(message)
-        except AccelError as error:
-            # A clone: the traceback of this one holds frames that hold the submission, whose future would hold the error.
-            message.reject_from(error.op_index or 0, error.clone())
+        except BaseException as error:
+            self._answer(message, error)
             return True
-        except Exception as error:
-            self._broken(message, error)
-            raise
         return sent
 
     def refused(self, message: Submission) -> None:
@@ -92,20 +89,18 @@ class DeviceActor(Actor[Submission, None]):
             return
         try:
             await self._forward(message)
-        except AccelError as error:
-            message.reject_from(error.op_index or 0, error.clone())
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):  # the actor stops: code of users is called, and never awaited
             self.refused(message)
             raise
-        except Exception as error:
-            self._broken(message, error)
-            raise
+        except BaseException as error:
+            self._answer(message, error)
 
-    def _broken(self, submission: Submission, error: Exception) -> None:
-        submission.void(0)
-        wrapped = LibraryError(f"sending {submission.name} failed: {error!r}", op=submission.name, device=self._core.name)
-        wrapped.__cause__ = error
-        submission.reject(wrapped)
+    def _answer(self, submission: Submission, raised: BaseException) -> None:
+        """Answer a submission with what went wrong on its way: nobody else hears of it."""
+        core = self._core
+        error = op_error(raised, f"sending {submission.name}", core.loop)
+        # A clone: the traceback of this one holds frames that hold the submission, whose future would hold the error.
+        submission.reject_from(error.op_index or 0, error.clone(op=error.op or submission.name, device=error.device or core.name))
 
     async def _forward(self, submission: Submission) -> None:
         core, host = self._core, self._host

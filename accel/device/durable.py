@@ -21,6 +21,7 @@ from accel.errors import ClosedError, DriverError, StaleRefError, UnsupportedErr
 from accel.fork import close_after_fork
 from accel.memory.space import ALIGNMENT
 from accel.ref import AccelRef, RefView
+from accel.shortage import shortage
 
 if TYPE_CHECKING:
     import asyncio
@@ -72,6 +73,9 @@ class DurableKeeper(Protocol):
 
     def dropped(self, buffer: int) -> None:
         """Forget a buffer."""
+
+    def torn(self, buffers: Iterable[int], why: str) -> None:
+        """Take note that work which wrote buffers has failed halfway, in a context that goes on."""
 
 
 class DurableBuffer:
@@ -206,6 +210,8 @@ class DurableBook:
         try:
             fd = os.dup(slab.fd)
         except OSError as error:
+            if (short := shortage(error, "the descriptor of a durable slab cannot be duplicated")) is not None:
+                raise short from error
             code = errno.errorcode.get(error.errno or 0, error.errno)
             raise DriverError(f"the descriptor of a durable slab cannot be duplicated: {error}", code=code, library="os") from error
         number = next(self._numbers)
@@ -339,6 +345,17 @@ class DurableBook:
             self._tear(entry, "the context faulted before an op that wrote it was seen to have ended")
         if found:
             logger.warning("durable_buffers_torn", device=self._core.name, generation=self._core.lifecycle.generation, buffers=len(found))
+
+    def torn(self, buffers: Iterable[int], why: str) -> None:
+        """Take note of work that failed halfway: reads of what it wrote fail from now on. Buffers that are not there are none of the book's."""
+        for buffer in buffers:
+            entry = self.buffers.get(buffer)
+            if entry is not None:
+                self._tear(entry, why)
+
+    def has_torn(self, ref: AccelRef) -> bool:
+        """Return whether the contents of the buffer of ``ref`` are not sound, although its generation may live."""
+        return ref.buffer in self._torn and self.is_torn(self.buffers[ref.buffer])
 
     def mismatched(self, entry: DurableBuffer) -> None:
         """Take note that a buffer does not hold what its checksum was made of."""

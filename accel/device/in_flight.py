@@ -69,6 +69,8 @@ class ContextBase(ABC):
             self.submissions.pop(submission, None)
         if is_last:
             submission.succeed()
+        elif not submission.outstanding:
+            submission.over()
         if self.core.is_closing:
             self.core.settled()
         room = self._room

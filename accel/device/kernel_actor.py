@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import traceback
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel._log import get_logger
-from accel.actors import Actor, ActorContext
+from accel.actors import Actor, ActorContext, Directive, RestartStrategy
 from accel.backend import Injection
 from accel.device.dropped import pass_over
 from accel.device.graph import Capture
+from accel.device.op_error import op_error
 from accel.device.outside import captures_of
 from accel.device.run import OpSubmission
-from accel.errors import AccelError, LibraryError, UnsupportedError
+from accel.errors import AccelError, ClosedError, CompileError, InvalidArgumentError, StaleRefError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from accel.device.context import Context
     from accel.device.lane import Lane
@@ -24,12 +25,18 @@ if TYPE_CHECKING:
     from accel.device.submission import Submission
     from accel.memory import Dependency, Timeline
 
-__all__ = ["KernelActor"]
+__all__ = ["NEVER_ENDS", "KernelActor"]
 
 logger = get_logger()
 
 _NO_CAPTURE = contextlib.nullcontext()
-_WHERE = "In the kernel (most recent call last):\n"
+
+_REFUSALS = (InvalidArgumentError, UnsupportedError, CompileError, StaleRefError, ClosedError)
+"""What a kernel raises before it enqueues anything."""
+
+
+NEVER_ENDS = RestartStrategy(decide=lambda _: Directive.RESUME)
+"""For the actors on an op's way: they answer an op with what goes wrong in it, and go on, whatever that is."""
 
 
 class KernelActor(Actor["Sendable", None]):
@@ -61,18 +68,21 @@ class KernelActor(Actor["Sendable", None]):
         if self._debug or lane.enqueued < op.seq - 1 or (dependencies and not _is_due(op)) or self._is_beside(op, lane):
             return False
         try:
-            if dependencies or op.action is not None or op.future.done() or today.fault is not None:
-                self._enqueue(op, op)
-            else:
-                try:
-                    op.kernel(lane, op.op, op.inputs, op.outputs)
-                    op.launched += 1
-                except Exception as error:
-                    self._raised(error, op, op)
-        finally:
-            lane.advance(op.seq)
-        if today.fault is None:
-            self._mark(op, op)
+            try:
+                if dependencies or lane.owed or op.action is not None or op.future.done() or today.fault is not None:
+                    self._enqueue(op, op)
+                else:
+                    try:
+                        op.kernel(lane, op.op, op.inputs, op.outputs)
+                        op.launched += 1
+                    except BaseException as error:
+                        self._raised(error, op, op)
+            finally:
+                lane.advance(op.seq)
+            if today.fault is None:
+                self._mark(op, op)
+        except BaseException as error:
+            self._unmarked(error, op)
         return True
 
     def _take_run(self, message: Run) -> bool:
@@ -84,22 +94,33 @@ class KernelActor(Actor["Sendable", None]):
             if self._is_beside(launch, lane):
                 return False
         try:
-            for launch in launches:
-                if launch.dependencies or launch.action is not None or submission.future.done() or today.fault is not None:
-                    self._enqueue(launch, message)
-                else:
-                    try:
-                        launch.kernel(lane, launch.op, launch.inputs, launch.outputs)
-                        submission.launched += 1
-                    except Exception as error:
-                        self._raised(error, launch, message)
-        finally:
-            lane.advance(launches[-1].seq)
-        self._finish(message)
+            try:
+                for launch in launches:
+                    if launch.dependencies or lane.owed or launch.action is not None or submission.future.done() or today.fault is not None:
+                        self._enqueue(launch, message)
+                    else:
+                        try:
+                            launch.kernel(lane, launch.op, launch.inputs, launch.outputs)
+                            submission.launched += 1
+                        except BaseException as error:
+                            self._raised(error, launch, message)
+            finally:
+                lane.advance(launches[-1].seq)
+            self._finish(message)
+        except BaseException as error:
+            self._unmarked(error, message)
         return True
 
     async def receive(self, message: Sendable, context: ActorContext) -> None:
         """Enqueue one run."""
+        try:
+            await self._receive(message)
+        except asyncio.CancelledError:  # the actor stops, and its context answers what is in flight: no kernel is awaited
+            raise
+        except Exception as error:
+            self._unmarked(error, message)
+
+    async def _receive(self, message: Sendable) -> None:
         await _until_due(message)
         for launch in message.launches:
             try:
@@ -130,14 +151,15 @@ class KernelActor(Actor["Sendable", None]):
         # Also for an op that is dropped: whoever comes after it on this lane relies on what its place in line has waited for.
         try:
             self._depend_on_all(run.lane, launch.dependencies)
-        except AccelError as error:
-            self._raised(error, launch, run)
+        except BaseException as error:
+            self._raised(error, launch, run, is_begun=False)
         else:
             self._launch(launch, run)
 
     async def _enqueue_beside(self, launch: Bound, run: Sendable) -> None:
         """Do what :meth:`_enqueue` does, with the kernel called on another thread."""
         submission, lane = run.submission, run.lane
+        call = self._context.beside.run
         try:
             self._depend_on_all(lane, launch.dependencies)
             if self._is_wanted(launch, run):
@@ -149,13 +171,17 @@ class KernelActor(Actor["Sendable", None]):
                 try:
                     is_capture = type(launch.op) is Capture
                     with self._context.watcher.expecting(), captures_of(self._context.core).one_more() if is_capture else _NO_CAPTURE:
-                        await run_blocking(self._context.beside.run, launch.kernel, lane, launch.op, launch.inputs, launch.outputs)
+                        raised = await run_blocking(_raised_by, call, launch.kernel, lane, launch.op, launch.inputs, launch.outputs)
                 except Exception:
-                    submission.launched -= 1
+                    submission.launched -= 1  # it never began
                     raise
+                if raised is not None:
+                    submission.launched -= 1
+                    self._raised(raised, launch, run)
         except Exception as error:
-            self._raised(error, launch, run)
+            self._raised(error, launch, run, is_begun=False)
         finally:
+            raised = None
             del submission, run
 
     def _is_wanted(self, launch: Bound, run: Sendable) -> bool:
@@ -176,34 +202,53 @@ class KernelActor(Actor["Sendable", None]):
         submission = run.submission
         if (submission.future.done() or self._context.fault is not None) and not self._is_wanted(launch, run):
             return
+        is_begun = False
         try:
             if launch.action is not None:
                 self._act(launch.action, run.lane)
+            is_begun = True
             launch.kernel(run.lane, launch.op, launch.inputs, launch.outputs)
             submission.launched += 1
-        except Exception as error:
-            self._raised(error, launch, run)
+        except BaseException as error:
+            self._raised(error, launch, run, is_begun=is_begun)
         finally:
             # The traceback of a kernel's bug holds this frame, and the submission's future would hold the bug.
             del submission, run
 
-    def _raised(self, error: Exception, launch: Bound, run: Sendable) -> None:
-        """Answer an op whose kernel raised."""
-        if not isinstance(error, AccelError):  # a kernel's bug ends its op, not the device
-            library = None if launch.op is None else launch.op.library
-            wrapped = LibraryError(f"the {_kind(launch, run)} kernel raised {type(error).__name__}: {error}", library=library)
-            wrapped.__cause__ = _without_frames(error)
-            error = wrapped
+    def _raised(self, raised: BaseException, launch: Bound, run: Sendable, *, is_begun: bool = True) -> None:
+        """Answer an op whose kernel raised, or, unless it ``is_begun``, that could not be begun. What the device's fault made it raise is the fault."""
+        library = None if launch.op is None else launch.op.library
+        what = f"the {_kind(launch, run)} kernel" if library is None else f"the {_kind(launch, run)} kernel of library {library!r}"
+        error = op_error(raised, what, self._context.core.loop, library=library)
+        if not error.is_fault:
+            error = self._context.fault_of(run.lane.stream, error) or error
         if not error.is_fault:
             run.submission.launched += 1  # how far it came is not known: what it may have enqueued has to end, and may have faulted
+            if is_begun and not isinstance(error, _REFUSALS):
+                self._context.tear(run.lane, launch.seq, launch.seq, f"the {_kind(launch, run)} op that wrote it failed")
         self._failed(error, launch, run)
+
+    def _unmarked(self, raised: BaseException, run: Sendable) -> None:
+        """Answer a run that is in its stream as far as it came, and whose end cannot be seen: a later mark of the lane stands for it."""
+        context, submission = self._context, run.submission
+        lane, last = run.lane, run.launches[-1]
+        lane.advance(last.seq)
+        error = op_error(raised, f"marking the end of {submission.name}", context.core.loop)
+        if error.is_fault or context.fault is not None:
+            context.report_fault(error)
+            return
+        if submission in context.submissions:
+            context.tear(lane, run.launches[0].seq, last.seq, f"the end of the {submission.name} op that wrote it could not be seen")
+            self._failed(error, run.launches[0], run)
+            context.retire(submission, len(run.launches), is_last=run.is_last)
 
     async def _synchronize(self, launch: Bound, run: Sendable) -> None:
         """Wait until an op has ended, so that its error bears its name."""
         try:
             await self._context.core.system.run_blocking(run.lane.stream.synchronize)
-        except AccelError as error:
-            self._failed(error, launch, run)
+        except Exception as error:
+            what = f"waiting for the end of {_kind(launch, run)}"
+            self._failed(op_error(error, what, self._context.core.loop), launch, run)
 
     def _failed(self, error: AccelError, launch: Bound, run: Sendable) -> None:
         submission, core = run.submission, self._context.core
@@ -231,11 +276,13 @@ class KernelActor(Actor["Sendable", None]):
 
     def _depend_on_all(self, lane: Lane, dependencies: Iterable[Dependency]) -> None:
         """Let the lane wait for all of it, whatever fails; then raise the first failure. The op's recorded uses stand for all that it depends on."""
-        failed: AccelError | None = None
+        failed: Exception | None = None
+        if lane.owed:
+            dependencies, lane.owed = [*lane.owed, *dependencies], []
         for other, seq in dependencies:
             try:
                 self._depend(lane, other, seq)
-            except AccelError as error:
+            except Exception as error:
                 failed = failed or error
         if failed is not None:
             try:
@@ -248,15 +295,18 @@ class KernelActor(Actor["Sendable", None]):
 
         Raises
         ------
-        AccelError
-            What keeps it from waiting for the work of other libraries, which has no lane: then the op is not launched.
+        Exception
+            What keeps it from waiting: then the op is not launched. The lane owes that wait, if it is for another lane, to whatever comes next.
         """
         try:
             lane.wait_for(other, seq)
-        except AccelError as error:
-            if not error.is_fault and other not in self._context.lanes:
-                raise
-            self._context.report_fault(error)
+        except Exception as error:
+            if isinstance(error, AccelError) and error.is_fault:
+                self._context.report_fault(error)
+                return
+            if other in self._context.lanes:
+                lane.owed.append((other, seq))
+            raise
 
     def _mark(self, run: Sendable, submission: Submission) -> None:
         """Record the end of a run and have it watched; an end that is already there is taken at once."""
@@ -281,15 +331,13 @@ class KernelActor(Actor["Sendable", None]):
                 context.watcher.watch(run)
 
 
-def _without_frames(error: Exception) -> Exception:
-    """Return a kernel's bug with its traceback as text.
-
-    The frames would keep alive who called them, and so the op, whose future holds the error: its operands would be free only when cycles are collected.
-    """
-    lines = traceback.format_tb(error.__traceback__)[1:]  # the first is of this file
-    if lines and not any(note.startswith(_WHERE) for note in getattr(error, "__notes__", ())):  # some raise one instance again and again
-        error.add_note(_WHERE + "".join(lines).rstrip())
-    return error.with_traceback(None)
+def _raised_by(call: Callable[..., None], *arguments: Any) -> BaseException | None:
+    """Return what a call raises: a ``CancelledError`` of a kernel's must not be taken for a cancellation of the actor that awaits this."""
+    try:
+        call(*arguments)
+    except BaseException as error:
+        return error
+    return None
 
 
 def _kind(launch: Bound, run: Sendable) -> str:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from accel.backend import AccelDevice, AccelEvent, AccelStream
     from accel.compute import ComputeBackend
     from accel.dtype import DType
+    from accel.memory import Dependency
 
 __all__ = ["EventPool", "Lane"]
 
@@ -59,6 +60,8 @@ class Lane(Timeline):
     ----------
     newest : int
         The number of the last mark of an op or a batch; 0 before the first.
+    owed : list
+        What the stream should wait for already, and could not be made to: the next op is not enqueued before.
     mark : AccelEvent or None
         That mark. It is recorded anew only when :attr:`completed` has come to its number.
     provided : set of str
@@ -77,6 +80,7 @@ class Lane(Timeline):
         "events",
         "mark",
         "newest",
+        "owed",
         "provided",
         "stream",
     )
@@ -84,6 +88,7 @@ class Lane(Timeline):
     def __init__(self, name: str, device: AccelDevice, stream: AccelStream, compute: ComputeBackend, events: EventPool) -> None:
         super().__init__(name)
         self.constants: dict[DType, int] = {}
+        self.owed: list[Dependency] = []
         self.device = device
         self.stream = stream
         self.compute = compute

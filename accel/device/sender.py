@@ -75,9 +75,15 @@ class Sender:
         core = self._core
         try:
             plan = op.plan()
-            live, recording = core.live_generation, core.recording
+            live, recording, is_watchful = core.live_generation, core.recording, core.is_watchful
             for ref in plan.reads + plan.writes:
-                if ref.owner is not core or ref.generation != live or ref.is_freed or ref.buffer in recording:
+                if (
+                    ref.owner is not core
+                    or ref.generation != live
+                    or ref.is_freed
+                    or ref.buffer in recording
+                    or (is_watchful and ref.durable)
+                ):
                     core.check_ref(ref, batch, plan)
             if plan.capability and plan.dtype not in core.capabilities.get(plan.capability, ()):
                 raise self._unsupported(op, plan)  # noqa: TRY301

@@ -135,6 +135,9 @@ class Submission(ABC):
         self.release_operands()
         self.result = None
 
+    def over(self) -> None:  # noqa: B027 - most have nothing to do then
+        """Take note that what was sent of it has ended, and that it was not all."""
+
     def expire(self, timeout: float, device: str) -> None:
         """Answer that the deadline has passed; called by the event loop's timer."""
         if not self.future.done():

@@ -15,15 +15,17 @@ from accel.device.device import Device
 from accel.device.device_actor import DeviceActor
 from accel.device.hints import SYSTEM_HINTS
 from accel.device.hosting import check_hosting, check_shareable
+from accel.device.kernel_actor import NEVER_ENDS
 from accel.device.lifecycle import DeviceState
 from accel.device.options import BUSY_TIMEOUT, FaultSource, check_options
 from accel.device.quarantine import quarantine_options, set_restarts
 from accel.device.remote import Children, RemoteContextActor
 from accel.device.sender import Sender
-from accel.errors import InvalidArgumentError
+from accel.errors import AccelError, InvalidArgumentError
 from accel.hints import hinted
 from accel.hosts import FailoverHost, InlineHost, ProcessHost
 from accel.registry import find_device
+from accel.shortage import shortage
 
 if TYPE_CHECKING:
     import random
@@ -155,7 +157,9 @@ class System(ActorSystem):
         UnsupportedError
             If an option asks for what this release does not offer.
         BackendUnavailableError
-            If there is no such device.
+            If there is no such device, or no process for it can be started.
+        OutOfMemoryError
+            If this machine has no descriptor, thread or memory for it now.
         ClosedError
             If the system is closed, or this is not its loop.
         """
@@ -167,10 +171,16 @@ class System(ActorSystem):
             completion, streams, libraries, memory_limit, pinned_limit, pending_limit, max_in_flight, overload, restart, faults, debug=debug
         )
         options = dataclasses.replace(options, standby=standby, hang_timeout=hang_timeout, busy_timeout=busy_timeout)
-        backend, description = await self.run_blocking(find_device, spec)
-        await self.run_blocking(check_shareable, backend, description.index, standby)
-        core = DeviceCore(self, backend, description, options, self._shared)
-        device = await self._bring_up(core, self._host(host, core))
+        try:
+            backend, description = await self.run_blocking(find_device, spec)
+            await self.run_blocking(check_shareable, backend, description.index, standby)
+            core = DeviceCore(self, backend, description, options, self._shared)
+            device = await self._bring_up(core, self._host(host, core))
+        except Exception as error:
+            short = None if isinstance(error, AccelError) else shortage(error, f"device {spec!r} cannot be opened")
+            if short is None:
+                raise
+            raise short from error
         self._devices = [*self.devices, device]
         return device
 
@@ -178,7 +188,7 @@ class System(ActorSystem):
         self._opened += 1
         core.children = Children(core.name)
         name = f"{core.name}#{self._opened}{suffix}"
-        actor = await self.spawn(DeviceActor, core, where, name=name, mailbox_size=core.options.pending_limit)
+        actor = await self.spawn(DeviceActor, core, where, name=name, mailbox_size=core.options.pending_limit, restart=NEVER_ENDS)
         core.device = device = Device(core, Sender(core, actor), where, actor)
         core.open_quarantine = partial(self._open_quarantine, core)
         return device

@@ -12,7 +12,7 @@ import termios
 from typing import TYPE_CHECKING, Any, Self
 
 from accel.actors.checks import check_seconds
-from accel.errors import ClosedError, HostDiedError, InvalidArgumentError
+from accel.errors import ClosedError, HostDiedError, InvalidArgumentError, OutOfMemoryError
 from accel.hosts.birth import LOOK, Birth
 from accel.hosts.exit_status import ExitStatus
 from accel.hosts.spawning import Spawned, cannot_start, spawn
@@ -123,7 +123,7 @@ class ChildProcess:
         birth = Birth()
         try:
             future = system.spawner.submit(spawn, target, more, birth, uvloop=uvloop)
-        except RuntimeError as error:  # no more threads
+        except OutOfMemoryError as error:  # no more threads
             raise cannot_start(error) from error
         cancelled = await _unbroken(future, birth)
         if cancelled is not None:
@@ -339,7 +339,7 @@ def _too_late(future: concurrent.futures.Future[Spawned]) -> None:
 async def _undo(system: ActorSystem, spawned: Spawned) -> None:
     try:
         future = system.spawner.submit(spawned.destroy)
-    except (ClosedError, RuntimeError):
+    except (ClosedError, OutOfMemoryError):
         spawned.destroy()  # there is no thread for it any more; a process that was killed ends soon
     else:
         await _unbroken(future)

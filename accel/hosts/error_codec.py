@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from accel import errors
-from accel.errors import AccelError, FaultScope, LibraryError
+from accel.errors import AccelError, FaultScope, LibraryError, said
 from accel.hosts.protocol import ProtocolError
 
 __all__ = ["MAX_LOG", "MAX_TEXT", "RemoteCause", "decode_error", "encode_error"]
@@ -51,7 +51,7 @@ def encode_error(error: AccelError) -> bytes:
                 fields[key] = None if value is None else _FIELDS[key][0](value)
             except Exception:
                 continue
-    causes = [_text(f"{type(each).__name__}: {_said(each)}") for each in _causes(error)]
+    causes = [_text(f"{type(each).__name__}: {said(each)}") for each in _causes(error)]
     return json.dumps({"class": name, "fields": fields, "causes": causes}, separators=(",", ":")).encode()
 
 
@@ -90,13 +90,6 @@ def _chain(error: BaseException, causes: list[Any]) -> None:
     for text in causes:
         error.__cause__ = RemoteCause(_text(_str(text)))
         error = error.__cause__
-
-
-def _said(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return "(it cannot be printed)"
 
 
 # -- values of fields: how each kind is written, and how it is checked when it is read

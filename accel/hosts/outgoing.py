@@ -9,6 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from accel.errors import InvalidArgumentError
+from accel.shortage import shortage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -43,7 +44,7 @@ class Outgoing:
 
         Raises
         ------
-        InvalidArgumentError
+        InvalidArgumentError, OutOfMemoryError
             If a descriptor cannot be duplicated. Nothing is added.
         """
         if descriptors or not self._segments:
@@ -113,9 +114,11 @@ def _duplicates(descriptors: Iterable[int]) -> list[int]:
             made.append(os.dup(descriptor))
         except OSError as error:
             _close_all(made)
+            if (short := shortage(error, "a file descriptor cannot be sent to the other process")) is not None:
+                raise short from error
             raise InvalidArgumentError(
                 f"file descriptor {descriptor} cannot be sent: {error}",
-                remedy="Send open ones, and raise `ulimit -n` where there are too many.",
+                remedy="Send open ones.",
             ) from error
     return made
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from accel import _child
 from accel.errors import BackendUnavailableError
 from accel.fork import close_after_fork
+from accel.shortage import REMEDIES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,15 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Spawned", "cannot_start", "spawn"]
 
-_FILES = "Raise the limit of open files (ulimit -n), or close what is not needed."
-_PROCESSES = "Raise the limit of processes and threads (ulimit -u, pids.max of the control group), or end some."
 _END = 10.0
 """Seconds that a process which was killed gets to end."""
 _REMEDIES = {
-    errno.EMFILE: _FILES,
-    errno.ENFILE: _FILES,
-    errno.EAGAIN: _PROCESSES,
-    errno.ENOMEM: "Free memory of this machine, or raise the control group's limit.",
+    **REMEDIES,
     errno.ENOENT: "sys.executable must name a Python interpreter that has accel.",
     errno.EACCES: "sys.executable must name a Python interpreter that may be run.",
     errno.ETIMEDOUT: "Something stops new processes before their program begins: see what sends SIGSTOP, and where sys.executable lies.",
@@ -103,7 +99,9 @@ def cannot_start(error: Exception) -> BackendUnavailableError:
     number = error.errno if isinstance(error, OSError) else errno.EAGAIN  # else: no thread to start it from
     remedy = None if number is None else _REMEDIES.get(number)
     code = None if number is None else errno.errorcode.get(number, number)
-    new = BackendUnavailableError(f"a child process cannot be started: {error}", code=code, library="os", remedy=remedy)
+    new = BackendUnavailableError(
+        f"a child process cannot be started: {error}", code=code, library="os", retryable=number in REMEDIES, remedy=remedy
+    )
     new.__cause__ = error
     return new
 

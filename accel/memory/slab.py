@@ -11,6 +11,7 @@ from typing import Final
 
 from accel.errors import DriverError, InvalidArgumentError, OutOfMemoryError
 from accel.fork import close_after_fork
+from accel.shortage import shortage
 
 __all__ = ["MemfdSlab"]
 
@@ -46,9 +47,9 @@ class MemfdSlab:
     Raises
     ------
     OutOfMemoryError
-        If the system has no such piece.
+        If the system has no such piece, or no descriptor now.
     DriverError
-        If it refused for another reason, such as too many open files; ``.code`` is the errno.
+        If it refused for another reason; ``.code`` is the errno.
     InvalidArgumentError
         If ``fd`` is of less memory than that.
     """
@@ -69,6 +70,8 @@ class MemfdSlab:
             code = error.errno if isinstance(error, OSError) else errno.EOVERFLOW
             if code in _NO_ROOM:
                 raise OutOfMemoryError(f"the system has no {self.nbytes} bytes for a slab", requested=self.nbytes, code=code) from error
+            if (short := shortage(error, f"a slab of {self.nbytes} bytes cannot be made")) is not None:
+                raise short from error
             raise DriverError(f"a slab of {self.nbytes} bytes cannot be made: {error}", code=code, library="system") from error
         # The exported buffer ends with this expression, so that it does not keep `close` from unmapping.
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))

@@ -240,6 +240,10 @@ class DurableUsage(Usage):
             self._writes = writes = [pair for pair in writes if _runs(*pair)]
             self._most = max(_MANY, 2 * len(writes))
 
+    def was_written(self, timeline: Timeline, first: int, last: int) -> bool:
+        """Return whether work ``first`` to ``last`` of a timeline, which is not known to be over, writes the memory."""
+        return any(each is timeline and first <= seq <= last for each, seq in self._writes)
+
     def pending_write(self) -> Dependency | None:
         """Return the last write that was not dropped, if it is not over. One that is over stands for those before it."""
         for timeline, seq in reversed(self._writes):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from accel._log import get_logger
 from accel.actors import Actor, ActorContext
 from accel.device.in_flight import fault_behind
+from accel.device.op_error import op_error
 from accel.device.remote.context import RemoteContext
 from accel.device.remote.heartbeat import Heartbeat
 from accel.device.remote.link import Link
@@ -28,9 +29,10 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from accel.device.core import DeviceCore
+    from accel.device.remote.context import Copy, Landed
     from accel.hosts.exit_status import ExitStatus
 
-    _Land: TypeAlias = Callable[[Callable[[], None], Callable[[], None]], None]
+    _Land: TypeAlias = Callable[[Copy, Landed], None]
     _Ready: TypeAlias = "asyncio.Future[dict[str, frozenset[DType]]]"
 
 __all__ = ["RemoteContextActor"]
@@ -50,7 +52,7 @@ _MEMORY_BACK = 10.0
 """Seconds for which a new generation asks again for memory that the last one may still hold."""
 
 
-class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", None]):
+class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
     """Owns one child, and through it one context. Its messages are what has to be copied off the loop when it comes back.
 
     Parameters
@@ -77,7 +79,7 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
         core.restarts_left = context.restarts_left
         began = time.perf_counter()
 
-        def land(copy: Callable[[], None], then: Callable[[], None]) -> None:
+        def land(copy: Copy, then: Landed) -> None:
             context.self_ref.tell((copy, then))
 
         try:
@@ -182,11 +184,15 @@ class RemoteContextActor(Actor["tuple[Callable[[], None], Callable[[], None]]", 
         name = self._core.name
         self._fail(HostDiedError(f"the child of {name} has not answered for {seconds:g} s", device=name, scope=FaultScope.CONTEXT))
 
-    async def receive(self, message: tuple[Callable[[], None], Callable[[], None]], context: ActorContext) -> None:
+    async def receive(self, message: tuple[Copy, Landed], context: ActorContext) -> None:
         """Copy what has come back on a worker thread, and say so on the loop."""
         copy, then = message
-        await self._core.system.run_blocking(copy)
-        then()
+        failed: AccelError | None = None
+        try:
+            await self._core.system.run_blocking(copy)
+        except Exception as error:
+            failed = op_error(error, "copying what came back", self._core.loop)
+        then(failed)
 
     def _own(self) -> dict[str, bytes]:
         """Return the registered libraries that can be sent; ops of others are refused by the child."""

@@ -8,16 +8,17 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from accel.device.graph import GraphSubmission, Program
+from accel.device.op_error import op_error
 from accel.device.remote.attention import Attention
 from accel.device.remote.messages import Failure, Kind
 from accel.device.run import OpSubmission
 from accel.device.submission import BatchSubmission
-from accel.errors import AccelError, LibraryError
 from accel.hosts.error_codec import encode_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from accel.errors import AccelError
     from accel.hosts.channel import Channel
     from accel.ops import KernelOp, Plan
     from accel.ref import AccelRef
@@ -32,13 +33,18 @@ _SEVERAL = 16
 
 
 class _Answered:
-    """What the submissions below have in common: who waits for them is the parent, and is answered by a message."""
+    """What the submissions below have in common: who waits for them is the parent, and is answered by a message.
+
+    Of a failure it is told once nothing of the submission is in a stream any more: the answer gives the arrays of its ops back, and the child's memory of them.
+    """
 
     __slots__ = ()
 
     number: int
+    outstanding: int
     future: asyncio.Future[Any]
     _answer: Answers
+    _failed: AccelError | None
     release_operands: Callable[[], None]
 
     def succeed(self) -> None:
@@ -46,46 +52,61 @@ class _Answered:
         if not self.future.done():
             self.future.cancel()
             self._answer.done(self.number)
+        elif not self.outstanding:
+            self.over()
         self.release_operands()
 
     def reject(self, error: AccelError) -> None:
-        """Tell the parent."""
+        """Tell the parent, or :meth:`over` does."""
         if not self.future.done():
             self.future.cancel()
-            self._answer.failed(self.number, error, -1 if error.op_index is None else error.op_index)
+            self._failed = error
+            if not self.outstanding or error.is_fault:
+                self.over()
         self.release_operands()
+
+    def over(self) -> None:
+        """Tell the parent of the failure that was kept until now."""
+        error, self._failed = self._failed, None
+        if error is not None:
+            self._answer.failed(self.number, error, -1 if error.op_index is None else error.op_index)
 
 
 class RemoteOp(_Answered, OpSubmission):
     """An op of the parent's: who waits for it is there."""
 
-    __slots__ = ("_answer", "number")
+    __slots__ = ("_answer", "_failed", "number")
 
     def __init__(self, answer: Answers, number: int, op: KernelOp, plan: Plan, generation: int) -> None:
         super().__init__(op, plan, answer.loop.create_future(), generation)
         self._answer = answer
+        self._failed = None
         self.number = number
 
 
 class RemoteBatch(_Answered, BatchSubmission):
     """A batch of the parent's."""
 
-    __slots__ = ("_answer", "number")
+    __slots__ = ("_answer", "_failed", "number")
 
-    def __init__(self, answer: Answers, number: int, ops: tuple[KernelOp, ...], made: list[tuple[AccelRef, ...]], generation: int) -> None:
-        super().__init__(ops, tuple(op.plan() for op in ops), made, asyncio.get_running_loop().create_future(), generation)
+    def __init__(
+        self, answer: Answers, number: int, ops: tuple[KernelOp, ...], plans: list[Plan], made: list[tuple[AccelRef, ...]], generation: int
+    ) -> None:
+        super().__init__(ops, tuple(plans), made, asyncio.get_running_loop().create_future(), generation)
         self._answer = answer
+        self._failed = None
         self.number = number
 
 
 class RemoteGraph(_Answered, GraphSubmission):
     """A capture of the parent's."""
 
-    __slots__ = ("_answer", "number")
+    __slots__ = ("_answer", "_failed", "number")
 
     def __init__(self, answer: Answers, number: int, program: Program, generation: int) -> None:
         super().__init__(program, asyncio.get_running_loop().create_future(), generation)
         self._answer = answer
+        self._failed = None
         self.number = number
 
 
@@ -178,11 +199,7 @@ class Answers:
         self._attention.pay()
 
 
-def reject(submission: Any, error: Exception) -> None:
+def reject(submission: Any, raised: BaseException, loop: asyncio.AbstractEventLoop) -> None:
     """Answer a submission that could not be sent on its way."""
-    if isinstance(error, AccelError):
-        submission.reject_from(error.op_index or 0, error.clone())
-        return
-    wrapped = LibraryError(f"sending {submission.name} failed: {error!r}", op=submission.name)
-    wrapped.__cause__ = error
-    submission.reject(wrapped)
+    error = op_error(raised, f"sending {submission.name}", loop)
+    submission.reject_from(error.op_index or 0, error.clone(op=error.op or submission.name))

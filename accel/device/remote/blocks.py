@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel._log import get_logger
-from accel.errors import AccelError
+from accel.errors import AccelError, LibraryError
 from accel.memory import HostRegistrar
+from accel.shortage import shortage
 
 if TYPE_CHECKING:
     from accel.actors import ActorSystem
@@ -43,6 +44,7 @@ class MappedBlocks:
         self._system = system
         self._busy = busy
         self._blocks: dict[int, tuple[mmap.mmap, HostRegistration | None]] = {}
+        self._late: dict[int, tuple[int, int]] = {}  # descriptor and size of those that could not be mapped yet
 
     def close_inherited(self) -> None:
         """Unmap all, in a process that a library forked; see :class:`accel.fork.Inherited`. A copy that is under way keeps its block mapped there."""
@@ -54,11 +56,12 @@ class MappedBlocks:
     async def add(self, data: bytes, fd: int, device: object) -> None:
         """Take a BLOCK message: map the block, and register it with the context. One that the device does not take is slower."""
         number, nbytes = _BLOCK.unpack(data)
+        self._late[number] = fd, nbytes
         try:
-            mapping = mmap.mmap(fd, nbytes)
-        finally:
-            os.close(fd)
-        self._blocks[number] = mapping, None
+            mapping = self._map(number)
+        except AccelError as error:  # the op that needs it tries again, and fails for as long as it cannot be mapped
+            logger.warning("host_memory_not_mapped", nbytes=nbytes, error=error)
+            return
         if isinstance(device, HostRegistrar):
             address = addressof(c_char.from_buffer(mapping))
             try:
@@ -69,9 +72,26 @@ class MappedBlocks:
                     raise
                 logger.warning("host_memory_not_registered", nbytes=nbytes, error=error)
 
+    def _map(self, number: int) -> mmap.mmap:
+        """Map a block that was announced."""
+        fd, nbytes = self._late[number]
+        try:
+            mapping = mmap.mmap(fd, nbytes)
+        except OSError as error:
+            text = "host memory of the device's parent cannot be mapped"
+            raise shortage(error, text) or LibraryError(f"{text}: {error}", library="os") from error
+        del self._late[number]
+        os.close(fd)
+        self._blocks[number] = mapping, None
+        return mapping
+
     async def drop(self, data: bytes) -> None:
         """Take a BLOCK_GONE message: end the registration, then the mapping; an array that is still there keeps that until it goes."""
-        mapping, registration = self._blocks.pop(int.from_bytes(data, "little"))
+        number = int.from_bytes(data, "little")
+        if number in self._late:
+            os.close(self._late.pop(number)[0])
+            return
+        mapping, registration = self._blocks.pop(number)
         if registration is not None:
             with self._busy:
                 await self._system.run_blocking(registration.close)
@@ -82,7 +102,7 @@ class MappedBlocks:
         """Return an array that lies in a block; an empty one lies nowhere."""
         if not place.block:
             return np.empty(place.shape, place.dtype.numpy)
-        mapping, _ = self._blocks[place.block]
+        mapping = self._map(place.block) if place.block in self._late else self._blocks[place.block][0]
         count = int(np.prod(place.shape, dtype=np.int64)) * place.dtype.itemsize
         flat = np.frombuffer(mapping, np.uint8, count, place.offset)
         return flat.view(place.dtype.numpy).reshape(place.shape)

@@ -6,11 +6,12 @@ import asyncio
 import itertools
 import pickle
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from accel.device.checksums import verify
 from accel.device.graph import GraphSubmission
 from accel.device.in_flight import ContextBase
+from accel.device.op_error import result_of
 from accel.device.remote.apart import Apart
 from accel.device.remote.arrays import COPIED_HERE, Landing, Outgoing, SharedArrays, close_all
 from accel.device.remote.attention import Pacing
@@ -40,7 +41,13 @@ if TYPE_CHECKING:
     from accel.device.submission import Submission
     from accel.ops import CompiledKernel, KernelLayout, KernelOp, Plan
 
-__all__ = ["RemoteContext"]
+__all__ = ["Copy", "Landed", "RemoteContext"]
+
+Copy: TypeAlias = "Callable[[], None]"
+"""Copies what has come back, on a worker thread."""
+
+Landed: TypeAlias = "Callable[[AccelError | None], None]"
+"""Is told on the loop that it was copied, or why not."""
 
 _NUMBER = struct.Struct("<Q")
 
@@ -53,12 +60,12 @@ class RemoteContext(ContextBase):
     core
         What the device keeps over all generations.
     land
-        Has a function called on a worker thread, and then another one on the loop, in order.
+        Has a function called on a worker thread, and then another one on the loop, in order, with what kept the first one from being called.
     link
         The child.
     """
 
-    def __init__(self, core: DeviceCore, land: Callable[[Callable[[], None], Callable[[], None]], None], link: Link) -> None:
+    def __init__(self, core: DeviceCore, land: Callable[[Copy, Landed], None], link: Link) -> None:
         super().__init__(core)
         self._land = land
         self._link = link
@@ -170,12 +177,16 @@ class RemoteContext(ContextBase):
         if count:
             number, ops, outputs = next(self._numbers), ops[:count], submission.outputs[:count]
             ids = [[ref.buffer for ref in refs] for refs in outputs]
-            written = [self._written(op) for op in ops]
-            for each in arrays:
-                self._arrays.announce(each)
-            data = pack(number, ids, written, [self._action(op.kind) for op in ops])
-            self._durable.sent(number, submission.plans[:count], (ref for refs in outputs for ref in refs))
-            self._post(number, Sent(submission, count, arrays, []), Kind.BATCH, data)
+            try:
+                written = [self._written(op) for op in ops]
+                for each in arrays:
+                    self._arrays.announce(each)
+                data = pack(number, ids, written, [self._action(op.kind) for op in ops])
+                self._durable.sent(number, submission.plans[:count], (ref for refs in outputs for ref in refs))
+                self._post(number, Sent(submission, count, arrays, []), Kind.BATCH, data)
+            except BaseException:
+                self._unsent(number)
+                raise
         if refused is not None:
             try:
                 raise refused
@@ -184,11 +195,7 @@ class RemoteContext(ContextBase):
 
     def _written(self, op: KernelOp) -> Any:
         """Return an op as it is sent."""
-        try:
-            return self._ops.write(wired(op, self._kernels))
-        except BaseException:
-            self._ops.told.clear()  # of what was described in it, or in others of its batch, the child has not heard
-            raise
+        return self._ops.write(wired(op, self._kernels))
 
     def _send_graph(self, submission: GraphSubmission) -> None:
         program = submission.program
@@ -198,8 +205,12 @@ class RemoteContext(ContextBase):
         for refs in program.outputs:
             self._live.update((ref.buffer, ref.nbytes) for ref in refs)
         number, ids = next(self._numbers), [[ref.buffer for ref in refs] for refs in program.outputs]
-        data = pack(number, ids, [self._written(op) for op in program.ops], handle=program.handle.buffer)
-        self._post(number, Sent(submission, 1, [], []), Kind.GRAPH, data)
+        try:
+            data = pack(number, ids, [self._written(op) for op in program.ops], handle=program.handle.buffer)
+            self._post(number, Sent(submission, 1, [], []), Kind.GRAPH, data)
+        except BaseException:
+            self._unsent(number)
+            raise
 
     def _send_op(self, submission: OpSubmission, plan: Plan, outgoing: Outgoing | None) -> None:
         core, op = self.core, submission.op
@@ -208,12 +219,12 @@ class RemoteContext(ContextBase):
             made = tuple(
                 [AccelRef(core, core.next_buffer(), spec.shape, spec.dtype, self.generation, durable=spec.durable) for spec in plan.creates]
             )
-        for ref in made:
-            self._live[ref.buffer] = ref.nbytes
-        submission.result = op.result(plan.writes + made)
         number, arrays = next(self._numbers), () if outgoing is None else (outgoing,)
         landing = arrays if type(op) is Get else ()
         try:
+            submission.result = result_of(op, plan.writes + made, core.loop)
+            for ref in made:
+                self._live[ref.buffer] = ref.nbytes
             if outgoing is not None:
                 self._arrays.announce(outgoing)
                 op = with_array(op, outgoing)
@@ -222,17 +233,18 @@ class RemoteContext(ContextBase):
                 self._durable.sent(number, (plan,), made)
             self._post(number, Sent(submission, 1, arrays, landing), Kind.OP, data)
         except BaseException:
+            self._unsent(number)
             close_all(arrays)
             raise
 
+    def _unsent(self, number: int) -> None:
+        """Forget a submission that could not be sent: of what was described in it the child has not heard."""
+        self._durable.ended(number)
+        self._ops.told.clear()
+
     def _post(self, number: int, sent: Sent, kind: Kind, data: bytes) -> None:
         submission, is_first = sent.submission, not self.in_flight
-        try:
-            self._tell(kind, data, now=is_first)  # nothing comes back before this returns
-        except BaseException:
-            self._durable.ended(number)
-            self._ops.told.clear()
-            raise
+        self._tell(kind, data, now=is_first)  # nothing comes back before this returns
         self._sent[number] = sent
         # From here on it may be on the device.
         submission.launched = submission.outstanding = sent.count
@@ -337,6 +349,8 @@ class RemoteContext(ContextBase):
             self._ended(_NUMBER.unpack_from(data)[0], None, -1, data[_NUMBER.size :])
         elif kind == Kind.MEMORY:
             self._reserved, self._workspace = struct.unpack("<QQ", data)
+        elif kind == Kind.TORN:
+            self.core.durable.torn((number for (number,) in _NUMBER.iter_unpack(data)), "an op that wrote it failed")
         elif kind in (Kind.SLAB, Kind.SLAB_GONE, Kind.PLACED):
             self._live.update(self._durable.take(kind, data, fds))
         elif kind != Kind.BUSY:  # the link knows of that
@@ -358,13 +372,17 @@ class RemoteContext(ContextBase):
         elif sent.landing:
             if any(each.is_copied for each in sent.landing) and sent.landing[0].array.nbytes > COPIED_HERE:
                 landing = self._landing[number] = Landing(sent.landing)
-                self._land(landing.copy, lambda: self._landed(number, sent))
+                self._land(landing.copy, lambda error: self._landed(number, sent, error))
                 return
             land(sent)
         self._retire(sent)
 
-    def _landed(self, number: int, sent: Sent) -> None:
-        self._landing.pop(number, None)
+    def _landed(self, number: int, sent: Sent, error: AccelError | None) -> None:
+        landing = self._landing.pop(number, None)
+        if error is not None:
+            if landing is not None:
+                landing.give_up()
+            sent.submission.reject(error.clone(op=sent.submission.name, device=self.core.name, generation=self.generation))
         self._retire(sent)
 
     def _retire(self, sent: Sent) -> None:

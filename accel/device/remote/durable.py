@@ -74,6 +74,11 @@ class Announcer:
     def dropped(self, buffer: int) -> None:
         """Do nothing: the parent has said so."""
 
+    def torn(self, buffers: Iterable[int], why: str) -> None:
+        """See :class:`accel.device.durable.DurableKeeper`."""
+        numbers = list(buffers)
+        self._channel.send(Kind.TORN, struct.pack(f"<{len(numbers)}Q", *numbers))
+
 
 class DurableShare:
     """The parent's half, for one child: what it makes, and what is being written there.

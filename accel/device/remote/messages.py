@@ -99,6 +99,8 @@ class Kind(enum.IntEnum):
     """An event of the log: JSON."""
     COMPILED = 123
     """A kernel was compiled: a number, and its layout as JSON."""
+    TORN = 124
+    """Numbers of durable buffers that work which failed halfway has written."""
     SLAB = 108
     """A new slab of durable memory, with its descriptor."""
     SLAB_GONE = 109

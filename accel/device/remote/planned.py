@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from accel.device.remote.messages import Kind
 from accel.errors import AccelError, FaultScope
 from accel.hosts.error_codec import encode_error
+from accel.shortage import no_thread
 
 if TYPE_CHECKING:
     import asyncio
@@ -39,7 +40,10 @@ def sent_action(action: Injection | AccelError | None, link: Link, loop: asyncio
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(link.tell, Kind.RELEASE)
 
-        threading.Thread(target=wait, name="accel-hang", daemon=True).start()
+        try:
+            threading.Thread(target=wait, name="accel-hang", daemon=True).start()
+        except RuntimeError as error:
+            raise no_thread(error, "a planned hang cannot be ended by the plan") from error
     return action.kind
 
 

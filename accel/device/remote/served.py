@@ -22,6 +22,7 @@ from accel.backend import Injection
 from accel.device.context_actor import ContextActor
 from accel.device.core import DeviceCore
 from accel.device.graph import Program, Replay
+from accel.device.op_error import op_error
 from accel.device.remote.answers import Answers, RemoteBatch, RemoteGraph, RemoteOp, reject
 from accel.device.remote.attention import Attention
 from accel.device.remote.blocks import MappedBlocks
@@ -205,8 +206,8 @@ class Server:
             if not context.dispatch_now(submission):
                 submission.is_attended = False
                 return submission
-        except Exception as error:
-            reject(submission, error)
+        except BaseException as error:
+            reject(submission, error, self._core.loop)
             return True
         if submission.is_attended:
             self._attend(submission)
@@ -220,13 +221,23 @@ class Server:
 
     def _op(self, data: bytes) -> RemoteOp | None:
         number, ids, body = unpack_op(data)
-        known = self._known.get(body) or self._moves.get(body) or self._learn(number, body)
-        if known is None:
+        try:
+            known = self._known.get(body) or self._moves.get(body) or self._learn(number, body)
+            if known is None:
+                return None
+            op, plan = known
+            made = tuple([self._new(buffer, spec) for buffer, spec in zip(ids, plan.creates, strict=True)]) if ids else ()
+        except BaseException as error:  # what the user's class does, besides
+            self._refuse(number, error)
             return None
-        op, plan = known
         submission = RemoteOp(self._answers, number, op, plan, self.context.generation)
-        submission.made = tuple([self._new(buffer, spec) for buffer, spec in zip(ids, plan.creates, strict=True)]) if ids else ()
+        submission.made = made
         return submission
+
+    def _refuse(self, number: int, raised: BaseException) -> None:
+        """Answer a submission of which no op could be made here."""
+        error = op_error(raised, "taking an op", self._core.loop)
+        self._answers.failed(number, error, -1 if error.op_index is None else error.op_index)
 
     def _learn(self, number: int, body: bytes) -> tuple[KernelOp, Plan] | None:
         """Return the op that a message brings, and its plan, and keep them: many come again. A buffer's number never does, once it is freed."""
@@ -247,20 +258,28 @@ class Server:
 
     async def _batch(self, data: bytes) -> None:
         number, _, ids, actions, wired = unpack(data)
-        ops = self._read(number, wired)
-        if not ops and wired:
+        try:
+            ops = self._read(number, wired)
+            if not ops and wired:
+                return
+            plans, made = self._planned(ops, ids)
+        except BaseException as error:
+            self._refuse(number, error)
             return
-        _, made = self._planned(ops, ids)
         if actions:
             self._script.begin(self._action(action) for action in actions)
-        await self.dispatch(RemoteBatch(self._answers, number, ops, made, self.context.generation))
+        await self.dispatch(RemoteBatch(self._answers, number, ops, plans, made, self.context.generation))
 
     async def _graph(self, data: bytes) -> None:
         number, handle, ids, _, wired = unpack(data)
-        ops = self._read(number, wired)
-        if not ops and wired:
+        try:
+            ops = self._read(number, wired)
+            if not ops and wired:
+                return
+            plans, made = self._planned(ops, ids)
+        except BaseException as error:
+            self._refuse(number, error)
             return
-        plans, made = self._planned(ops, ids)
         program = self._programs[handle] = Program(self._core, ops, plans, made, self.context.generation)
         await self.dispatch(RemoteGraph(self._answers, number, program, self.context.generation))
 
@@ -304,8 +323,10 @@ class Server:
             context = self.context
             if not (isinstance(submission, RemoteOp) and context.dispatch_now(submission)):
                 await context.dispatch(submission)
-        except Exception as error:
-            reject(submission, error)
+        except (asyncio.CancelledError, GeneratorExit):  # the child ends: no code of users is awaited
+            raise
+        except BaseException as error:
+            reject(submission, error, self._core.loop)
 
     def _unwired(self, op: Any) -> KernelOp:
         kind = type(op)
@@ -323,9 +344,9 @@ class Server:
         self._core.own[name] = partial(_made, made)
         try:
             await self.context.port(name)
-        except AccelError as error:
+        except Exception as error:
             del self._core.own[name]
-            self._answers.failed(number, error, -1)
+            self._refuse(number, error)
         else:
             self._answers.done(number)
 
@@ -333,8 +354,8 @@ class Server:
         number, kept = kept_in(data, fd)
         try:
             await self.context.durables.bind(self.context.buffers, (kept,))
-        except AccelError as error:
-            self._answers.failed(number, error, -1)
+        except Exception as error:
+            self._refuse(number, error)
         else:
             self._answers.done(number)
         finally:
@@ -356,7 +377,7 @@ class Server:
                 self.context.report_fault(error)
             self._answers.failed(number, error, -1)
         except Exception as error:  # the compiler's bug is no reason to end the child
-            self._answers.failed(number, LibraryError(f"compiling failed: {error!r}", op="compile"), -1)
+            self._answers.failed(number, op_error(error, "compiling", self._core.loop, op="compile"), -1)
         else:
             self._channel.send(Kind.COMPILED, data[:8], layout)
 
@@ -387,7 +408,7 @@ def _class_of(data: bytes) -> tuple[int, type | None]:
     (number,) = struct.unpack_from("<Q", data)
     try:
         return number, pickle.loads(data[8:])
-    except Exception:  # the op that is of it is refused
+    except BaseException:  # the op that is of it is refused
         return number, None
 
 

@@ -1,0 +1,83 @@
+"""One rule for all of an op's way: what goes wrong in one op is that op's error, whatever was raised, and wherever."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from accel.errors import AccelError, LibraryError, said
+from accel.shortage import shortage
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from accel.ops import KernelOp
+    from accel.ref import AccelRef
+
+__all__ = ["op_error", "result_of"]
+
+_WHERE = "In the kernel (most recent call last):\n"
+
+
+def op_error(raised: BaseException, what: str, loop: asyncio.AbstractEventLoop, **fields: Any) -> AccelError:
+    """Return the error of an op for what was raised on its way. Any thread may call it; never raises.
+
+    An error of the tree stands for itself, a shortage of the operating system is retryable, and anything else is the cause of a :class:`~accel.LibraryError`:
+    a ``CancelledError`` or a ``GeneratorExit`` too, which code that was called and not awaited cannot mean. ``KeyboardInterrupt`` and ``SystemExit`` leave
+    through the loop besides, once the op is answered.
+
+    Parameters
+    ----------
+    raised
+        What was raised.
+    what
+        What raised it, as the subject of the message: ``"the gemm kernel"``.
+    loop
+        The device's.
+    **fields
+        Of the error, such as ``library``.
+    """
+    if isinstance(raised, AccelError) and "scope" in vars(raised):  # a subclass may have left its constructor out
+        return raised
+    error: AccelError | None = shortage(raised, f"{what} failed for a shortage")
+    if error is None:
+        if isinstance(raised, (KeyboardInterrupt, SystemExit)):
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(_leave, raised)
+        # What is gone by now was this frame's own: a class of the user's may raise even from what it says of itself.
+        error = LibraryError(f"{what} raised {type(raised).__name__}: {said(raised)}", remedy=_REMEDY)
+    for name, value in fields.items():
+        setattr(error, name, getattr(error, name) if value is None else value)
+    error.__cause__ = _without_frames(raised)
+    return error
+
+
+def result_of(op: KernelOp, refs: tuple[AccelRef, ...], loop: asyncio.AbstractEventLoop) -> Any:
+    """Return what the caller of an op gets, as the op says; what it raises is the op's error."""
+    try:
+        return op.result(refs)
+    except BaseException as raised:
+        error = op_error(raised, f"result() of {op.kind}", loop, library=op.library)
+        raise error from error.__cause__
+
+
+def _leave(raised: BaseException) -> None:
+    raise raised
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """Return what was raised with its traceback as text.
+
+    The frames would keep alive what called them, and so the op, whose future holds the error: its operands would be free only when cycles are collected.
+    """
+    with contextlib.suppress(Exception):  # a class of the user's may have notes of another kind
+        lines = traceback.format_tb(error.__traceback__)[1:]  # the first is of this package
+        if lines and not any(
+            note.startswith(_WHERE) for note in getattr(error, "__notes__", ())
+        ):  # some raise one instance again and again
+            error.add_note(_WHERE + "".join(lines).rstrip())
+    return error.with_traceback(None)
+
+
+_REMEDY = "Its cause, and the cause's notes, say where it was raised: mend the library. Only this op failed."
