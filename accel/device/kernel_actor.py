@@ -240,7 +240,7 @@ class KernelActor(Actor["Sendable", None]):
         if submission in context.submissions:
             context.tear(lane, run.launches[0].seq, last.seq, f"the end of the {submission.name} op that wrote it could not be seen")
             self._failed(error, run.launches[0], run)
-            context.retire(submission, len(run.launches), is_last=run.is_last)
+            context.retire(submission, len(run.launches), run.commands, is_last=run.is_last)
 
     async def _synchronize(self, launch: Bound, run: Sendable) -> None:
         """Wait until an op has ended, so that its error bears its name."""

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from accel._log import get_logger
 from accel.device.checksums import checksum_op, value_op
 from accel.device.lifecycle import DeviceState
+from accel.device.op_error import op_error
 from accel.device.run import OpSubmission
 from accel.errors import AccelError, ActorStoppedError, DeadlineExceededError, InvalidArgumentError, MailboxFullError, UnsupportedError
-from accel.ops.base import with_refs
+from accel.ops.base import check_plan, with_refs
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator
@@ -73,8 +74,11 @@ class Sender:
         InvalidArgumentError, StaleRefError, UnsupportedError
         """
         core = self._core
+        plan: Plan | None = None
         try:
             plan = op.plan()
+            if op.library in core.own:
+                check_plan(op, plan)
             live, recording, is_watchful = core.live_generation, core.recording, core.is_watchful
             for ref in plan.reads + plan.writes:
                 if (
@@ -92,8 +96,12 @@ class Sender:
             error.op = error.op or op.kind
             error.device = error.device or core.name
             raise
-        except Exception as error:
-            if not type(op).__module__.startswith("accel."):
+        except BaseException as error:
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
+            if not isinstance(error, Exception):  # a CancelledError of the op's must not be taken for the caller's
+                raise op_error(error, f"plan() of {op.kind}", core.loop, library=op.library, op=op.kind, device=core.name) from error
+            if plan is None and not type(op).__module__.startswith("accel."):
                 raise  # an error in a user's own op is best seen as it is
             raise InvalidArgumentError(
                 f"{op.kind} was made with what it does not take: {type(error).__name__}: {error}", op=op.kind, device=core.name

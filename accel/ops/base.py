@@ -23,6 +23,7 @@ __all__ = [
     "Shape",
     "Spec",
     "as_shape",
+    "check_plan",
     "checked_durable",
     "checked_spec",
     "factor",
@@ -112,6 +113,31 @@ class KernelOp(ABC):
     def result(self, refs: tuple[AccelRef, ...]) -> Any:
         """Return what the awaiting caller gets, given the refs written and made."""
         return refs[0] if refs else None
+
+
+def check_plan(op: KernelOp, plan: object) -> None:
+    """See that what a user's op says of itself is a plan: what it names is used where nothing can be said of it any more.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is none.
+    """
+    if not (isinstance(plan, Plan) and all(isinstance(each, tuple) for each in plan[:3])):
+        wrong = f"returned {plan!r:.200}, not a Plan of three tuples"
+    elif not all(isinstance(ref, AccelRef) for ref in plan.reads + plan.writes):
+        wrong = "names reads and writes that are not refs"
+    elif not all(isinstance(spec, Spec) and _is_shape(spec.shape) and isinstance(spec.dtype, DType) for spec in plan.creates):
+        wrong = f"names results that are not Specs of a shape and a DType: {plan.creates!r:.200}"
+    else:
+        return
+    raise InvalidArgumentError(
+        f"plan() of {op.kind} {wrong}", library=op.library, op=op.kind, remedy="Give Plan((x,), (), (Spec(x.shape, x.dtype),))."
+    )
+
+
+def _is_shape(shape: object) -> bool:
+    return isinstance(shape, tuple) and all(isinstance(n, (int, np.integer)) and n >= 0 for n in shape)
 
 
 _MAY_HOLD_TOKENS = frozenset((AccelToken, ViewToken, tuple))

@@ -175,11 +175,11 @@ async def test_a_fault_gives_nothing_back_under_a_call_either(monkeypatch: pytes
 async def test_a_kernel_that_ends_after_its_op_was_answered_is_still_named() -> None:
     fault = accel.LibraryError("gone", scope=accel.FaultScope.CONTEXT)
     told: list[accel.AccelError] = []
-    core: Any = SimpleNamespace(options=SimpleNamespace(debug=False), name="cpu:0")
+    core: Any = SimpleNamespace(options=SimpleNamespace(debug=False), name="cpu:0", loop=None)
     context: Any = SimpleNamespace(
         core=core, fault=None, may_block=lambda lane, op: False, report_fault=told.append, retire=lambda *_, **__: None
     )
-    lane: Any = SimpleNamespace(enqueued=0, advance=lambda seq: None, stream=None, events=SimpleNamespace(take=lambda: None))
+    lane: Any = SimpleNamespace(enqueued=0, owed=[], advance=lambda seq: None, stream=None, events=SimpleNamespace(take=lambda: None))
     plan = Plan((), (), ())
     submission = OpSubmission(Empty((1,), accel.DType.FLOAT32), plan, asyncio.get_running_loop().create_future(), 1)
 
@@ -188,7 +188,7 @@ async def test_a_kernel_that_ends_after_its_op_was_answered_is_still_named() -> 
         context.fault = fault
         raise fault
 
-    submission.bind(context, lane, kernel, None)
+    submission.bind(context, lane, kernel, None, 1)
     submission.inputs, submission.outputs, submission.seq, submission.dependencies = (), (), 1, []
     KernelActor(context).receive_now(submission, None)  # type: ignore[arg-type]
     assert [error.op for error in told] == ["empty"]
