@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from accel.errors import DriverError, InvalidArgumentError, OutOfMemoryError
+from accel.errors import AccelError, DriverError, InvalidArgumentError, OutOfMemoryError
 from accel.memory import MemfdSlab
 
 if TYPE_CHECKING:
@@ -102,14 +102,18 @@ def test_too_much_is_out_of_memory(nbytes: int) -> None:
         assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_other_refusals_are_driver_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("number", "kind"), [(errno.EMFILE, OutOfMemoryError), (errno.EPERM, DriverError)])
+def test_a_shortage_is_retryable_and_another_refusal_the_drivers(
+    number: int, kind: type[AccelError], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*arguments: object) -> mmap.mmap:
-        raise OSError(errno.EMFILE, "too many open files")
+        raise OSError(number, "refused")
 
     monkeypatch.setattr(mmap, "mmap", refuse)
-    with pytest.raises(DriverError) as error:
+    with pytest.raises(kind) as error:
         MemfdSlab(4096)
-    assert error.value.code == errno.EMFILE
+    assert error.value.code in (number, errno.errorcode[number])
+    assert error.value.retryable is (kind is OutOfMemoryError)
 
 
 @linux
