@@ -19,6 +19,7 @@ from accel.device.memory_back import MemoryBack
 from accel.device.pinned import PinnedMemory
 from accel.errors import AccelError, ClosedError, DeviceLostError, FaultScope, InvalidArgumentError, StaleRefError
 from accel.fork import close_after_fork
+from accel.hosts.disposal import Disposal
 from accel.ref import AccelToken
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ class DeviceCore:
         Returns a buffer number that was never used before, in any generation.
     own : dict
         Name -> what makes an instance, of the libraries that were registered.
+    disposal : Disposal
+        Closes descriptors that a child has sent.
     durable : DurableBook
         The buffers that outlive every generation but the last.
     keeper : DurableKeeper
@@ -120,6 +123,7 @@ class DeviceCore:
         self.faulted_at = self.turned_at = 0.0
         self.pinned = PinnedMemory(self.name, self.loop, system, options.pinned_limit)
         self.is_closing = self.is_watchful = False
+        self.disposal = Disposal(self.loop)
         self.durable = DurableBook(self)
         self.keeper: DurableKeeper = self.durable
         self._idle: asyncio.Future[None] | None = None

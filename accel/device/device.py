@@ -360,3 +360,4 @@ class Device(MemoryFace):
             finally:
                 self._closed.set_result(None)
                 await core.pinned.aclose()
+                await core.disposal.aclose()

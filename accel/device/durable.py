@@ -12,6 +12,7 @@ import errno
 import fcntl
 import itertools
 import os
+import resource
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -60,7 +61,15 @@ class Kept(NamedTuple):
 
 
 class DurableKeeper(Protocol):
-    """Whom a context tells of its durable memory: the book, or in a child what tells the parent."""
+    """Whom a context tells of its durable memory: the book, or in a child what tells the parent.
+
+    Attributes
+    ----------
+    most_slabs : int
+        How many slabs there may be at once. Each is a descriptor that this process, and the parent, keep.
+    """
+
+    most_slabs: int
 
     def slab_made(self, slab: HeldSlab) -> int:
         """Take a descriptor of a new slab, and return the slab's number."""
@@ -174,6 +183,8 @@ class DurableBook:
         By the buffers' numbers.
     checked : set of int
         Those with a checksum.
+    most_slabs : int
+        See :class:`DurableKeeper`.
     """
 
     def __init__(self, core: DeviceCore) -> None:
@@ -182,6 +193,7 @@ class DurableBook:
         self.used = self.reserved = 0
         self.buffers: dict[int, DurableBuffer] = {}
         self.checked: set[int] = set()
+        self.most_slabs = _most_slabs()
         self._torn: set[int] = set()
         self._slabs: dict[int, _Slab] = {}
         self._numbers = itertools.count(1)
@@ -229,7 +241,7 @@ class DurableBook:
         """
         if self._is_closed:
             return False
-        if number in self._slabs or len(self._slabs) >= _MOST_SLABS:
+        if number in self._slabs or len(self._slabs) >= self.most_slabs:
             raise ValueError(f"slab {number} is there already, or one too many")
         file = _file_of(fd, nbytes)
         if file is not None and any(slab.file == file for slab in self._slabs.values()):
@@ -266,7 +278,7 @@ class DurableBook:
     def _let_go(self, number: int) -> _Slab:
         slab = self._slabs.pop(number)
         self.reserved -= slab.nbytes
-        os.close(slab.fd)
+        self._core.disposal.close((slab.fd,))
         return slab
 
     def slab_mapped(self, number: int, mapped: threading.Event) -> None:
@@ -454,8 +466,7 @@ class DurableBook:
         self._watch()
         self.used = self.reserved = 0
         slabs, self._slabs = self._slabs, {}
-        for slab in slabs.values():
-            os.close(slab.fd)
+        self._core.disposal.close([slab.fd for slab in slabs.values()])
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -481,7 +492,13 @@ def _file_of(fd: int, nbytes: int) -> tuple[int, int] | None:
 
 
 _MOST_SLABS = 1 << 14
-"""That a child may announce: this process has only so many descriptors."""
+
+
+def _most_slabs() -> int:
+    """Return how many slabs may be kept: half of the descriptors that this process may have are left to the service."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return min(_MOST_SLABS, soft // 2) if soft > 0 else _MOST_SLABS
+
 
 _PATIENCE = 30.0
 """Seconds that abandoned work may go on before the device is given up."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from accel.backend import ImportsSlabs
 from accel.device.acquire import acquire
-from accel.errors import InvalidArgumentError, UnsupportedError
+from accel.errors import DriverError, InvalidArgumentError, UnsupportedError
 from accel.memory import DurableUsage, Usage
 
 if TYPE_CHECKING:
@@ -80,6 +80,15 @@ class DurableSlabs:
             if getattr(slab, "fd", -1) < 0:
                 raise UnsupportedError(
                     "this system has no memory that outlives its process", device=self._core.name, remedy="Leave durable out."
+                )
+            if len(self._numbers) >= self._core.keeper.most_slabs:
+                raise DriverError(
+                    f"durable buffers of {self._core.name} are in {len(self._numbers)} slabs, and each keeps a descriptor: there may be no more",
+                    code="EMFILE",
+                    library="os",
+                    device=self._core.name,
+                    retryable=True,
+                    remedy="Raise `ulimit -n`, half of which they may take, or drop durable buffers, or make fewer and larger ones.",
                 )
             number = self._numbers[slab] = self._core.keeper.slab_made(slab)
             self._living[slab] = 0

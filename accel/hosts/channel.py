@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 from typing import TYPE_CHECKING
 
 from accel.errors import AccelError, ClosedError, HostDiedError, InvalidArgumentError
@@ -19,7 +20,7 @@ from accel.hosts.protocol import GREETING, MAX_DESCRIPTORS, MAX_MESSAGE, Protoco
 if TYPE_CHECKING:
     import asyncio
     import socket
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 __all__ = ["Channel"]
 
@@ -51,6 +52,9 @@ class Channel:
         Bytes of the largest payload that is sent, and
     max_received
         of the largest that is received; ``None``: the same.
+    dispose
+        Closes the descriptors that nobody took, and the socket, in the queue of which there may be others; ``None``: at once. Where the other end is
+        not trusted, it must not do that on the loop: see :class:`~accel.hosts.disposal.Disposal`.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Channel:
         on_lost: Callable[[AccelError | None], None],
         max_message: int = MAX_MESSAGE,
         max_received: int | None = None,
+        dispose: Callable[[Iterable[int]], object] | None = None,
     ) -> None:
         sock.setblocking(False)
         self._sock = sock
@@ -70,7 +75,8 @@ class Channel:
         self._on_message = on_message
         self._on_lost = on_lost
         self._max_message = max_message
-        self._incoming = Incoming(sock, max_message if max_received is None else max_received)
+        self._dispose = _close if dispose is None else dispose
+        self._incoming = Incoming(sock, max_message if max_received is None else max_received, self._dispose)
         self._outgoing = Outgoing(sock)
         self._is_closed = self._is_greeted = self._is_full = False
         self._broken: AccelError | None = None  # why nothing can be written any more
@@ -311,7 +317,8 @@ class Channel:
             if not isinstance(error, Exception):
                 raise
         finally:
-            message.close()
+            if message.descriptors:
+                self._dispose(message.descriptors)
 
     # -- the end
 
@@ -346,7 +353,13 @@ class Channel:
         self._flushing = self._turn = None
         self._incoming.close()
         self._outgoing.close()
-        self._sock.close()
+        if self._sock.fileno() >= 0:
+            self._dispose((self._sock.detach(),))
+
+
+def _close(descriptors: Iterable[int]) -> None:
+    for fd in descriptors:
+        os.close(fd)
 
 
 def _broken_by(error: OSError) -> HostDiedError:

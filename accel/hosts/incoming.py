@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import array
-import os
 import socket
 from collections import deque
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from accel.hosts.protocol import MAX_DESCRIPTORS, Frame, FrameDecoder, ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 __all__ = ["Incoming", "Message"]
 
 # As plain ints: flags of the enumeration take a microsecond to test.
 _CLOEXEC, _TRUNCATED = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
-_CONTROL = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
+# As many as the kernel sends at once: what there is no room for it closes itself, in the call that reads, which may block there.
+_CONTROL = socket.CMSG_SPACE(253 * array.array("i").itemsize)
 
 
 class Message(NamedTuple):
-    """One message with its file descriptors, which are closed on ``exec``.
-
-    Who takes a descriptor removes it from the list; :meth:`close` closes the others.
-    """
+    """One message with its file descriptors, which are closed on ``exec``. Who takes one of them removes it from the list."""
 
     kind: int
     payload: bytes
     descriptors: list[int]
-
-    def close(self) -> None:
-        """Close the descriptors that nobody took."""
-        while self.descriptors:
-            os.close(self.descriptors.pop())
 
 
 class Incoming:
@@ -42,6 +37,8 @@ class Incoming:
         A connected, non-blocking ``AF_UNIX`` stream socket.
     max_message
         Bytes of the largest payload that is accepted.
+    dispose
+        Closes descriptors.
 
     Attributes
     ----------
@@ -49,9 +46,10 @@ class Incoming:
         What was read and not taken yet.
     """
 
-    def __init__(self, sock: socket.socket, max_message: int) -> None:
+    def __init__(self, sock: socket.socket, max_message: int, dispose: Callable[[Iterable[int]], object]) -> None:
         self.messages: deque[Message] = deque()
         self._sock = sock
+        self._dispose = dispose
         self._decoder = FrameDecoder(max_message)
         self._descriptors: deque[int] = deque()
 
@@ -84,7 +82,7 @@ class Incoming:
             raise self._decoder.error.clone()
         if flags & _TRUNCATED:
             raise ProtocolError(
-                f"file descriptors got lost: more than {MAX_DESCRIPTORS} came at once, or this process may open no more",
+                "file descriptors got lost: this process may open no more",
                 remedy="Raise `ulimit -n` if this process has too many files open.",
             )
         if self._descriptors:
@@ -93,11 +91,9 @@ class Incoming:
 
     def close(self) -> None:
         """Forget what was not taken, and close its descriptors."""
-        for message in self.messages:
-            message.close()
+        self._dispose([*(fd for message in self.messages for fd in message.descriptors), *self._descriptors])
         self.messages.clear()
-        while self._descriptors:
-            os.close(self._descriptors.popleft())
+        self._descriptors.clear()
 
     def _take(self, frame: Frame) -> list[int]:
         if frame.descriptors > len(self._descriptors):

@@ -8,6 +8,7 @@ in this file alone.
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import json
 import os
@@ -232,6 +233,45 @@ def _fail(wire: _Wire, *, nbytes: int) -> None:
         wire.say(_FAILED, struct.pack("<Qi", number, -1) + error)
 
 
+def _lingering() -> tuple[int, socket.socket]:
+    """Return a descriptor of a connection that lingers for five seconds, since what was written there is not taken, and the other end of it."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        sock = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
+    sock.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            sock.send(bytes(1 << 16))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 5))
+    return sock.detach(), other
+
+
+def _pass_lingering(wire: _Wire, *, many: int = 1, announced: int = 1, first: bytes = b"") -> None:
+    """Send a connection that lingers with a message that has none, and keep none; go on as if that was nothing."""
+    fd, other = _lingering()
+    for number, _ in _ops(wire):
+        wire.sock.sendall(first)
+        wire.say(_PONG, b"", (fd,) * many, announced=announced)
+        os.close(fd)
+        wire.say(_DONE, struct.pack("<Q", number))
+        break
+    for _ in _ops(wire):
+        other.fileno()  # it is open as long as this goes on
+
+
+def _flood(wire: _Wire) -> None:
+    """Announce more durable memory than the parent may have descriptors."""
+    for number, _ in _ops(wire):
+        for slab in range(1, 5000):
+            fd = _memfd(4096)
+            wire.say(_SLAB, struct.pack("<QQ", slab << 40, 4096), (fd,))
+            os.close(fd)
+        wire.say(_DONE, struct.pack("<Q", number))
+
+
 def _of_device() -> int:
     """Return a descriptor that is of no memory, which only shows when it is mapped."""
     return os.open("/dev/null", os.O_RDWR)
@@ -242,6 +282,11 @@ LIES: dict[str, Callable[[_Wire], None]] = {
     "toggling": _toggling,
     "deaf": _deaf,
     "deaf to ops": _half_deaf,
+    "a connection that lingers": _pass_lingering,
+    "a connection that lingers, many times": partial(_pass_lingering, many=_MANY),
+    "a connection that lingers, announced by nothing": partial(_pass_lingering, announced=0),
+    "a connection that lingers, after nonsense": partial(_pass_lingering, first=_HEADER.pack(_MAGIC, 999, 0, 0)),
+    "memory without end": _flood,
     "errors of a megabyte": partial(_fail, nbytes=(1 << 20) // 12),
     "errors of many megabytes": partial(_fail, nbytes=15 * (1 << 20) // 12),
     "overlapping buffers": _Slabs((1 << 40, 4096), (1 << 40, 0), (1 << 40, 2048), make=partial(_memfd, _SLAB_BYTES)),

@@ -131,7 +131,8 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
             self.exited(link.child.exit)
         link.ping()
         is_first = not core.lifecycle.generation
-        link.tell(Kind.BEGIN, pickle.dumps(Begin(made.generation, self._own(), 0.0 if is_first else _MEMORY_BACK)))
+        begin = Begin(made.generation, self._own(), core.durable.most_slabs, 0.0 if is_first else _MEMORY_BACK)
+        link.tell(Kind.BEGIN, pickle.dumps(begin))
         try:
             # Who answers may take its time.
             waiting = Patience(core.loop, patience, _PATIENCE, link, self._late)

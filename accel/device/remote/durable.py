@@ -50,9 +50,12 @@ class Announcer:
         To the parent.
     generation
         Of the context; slabs are numbered in it.
+    most_slabs
+        How many the parent keeps.
     """
 
-    def __init__(self, channel: Channel, generation: int) -> None:
+    def __init__(self, channel: Channel, generation: int, most_slabs: int) -> None:
+        self.most_slabs = most_slabs
         self._channel = channel
         self._numbers = itertools.count(generation * _PER_GENERATION)
 

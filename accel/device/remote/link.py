@@ -105,7 +105,9 @@ class Link:
             ) from error
         uvloop = type(core.loop).__module__.startswith("uvloop")
         link.child = await ChildProcess.start(core.system, TARGET, uvloop=uvloop, on_exit=link._exited)
-        link.channel = Channel(link.child.sock, core.loop, on_message=link._received, on_lost=link._lost, max_received=MAX_ANSWER)
+        link.channel = Channel(
+            link.child.sock, core.loop, on_message=link._received, on_lost=link._lost, max_received=MAX_ANSWER, dispose=core.disposal.close
+        )
         core.pinned.on_gone.add(link.withdraw)
         link.tell(Kind.CONFIG, config)
         return link
@@ -164,6 +166,8 @@ class Link:
 
     def _received(self, kind: int, data: bytes, fds: list[int]) -> None:
         self.is_heard = self.has_spoken = True
+        if fds and kind != Kind.SLAB:
+            raise ProtocolError(f"the child of {self._core.name} sent {len(fds)} descriptors with a message of kind {kind}")
         if kind == Kind.PONG:
             return
         if kind == Kind.LOG:

@@ -208,6 +208,8 @@ class Begin:
         Its number.
     own
         Libraries that were registered: name -> what makes an instance, pickled.
+    most_slabs
+        How many slabs of durable memory the parent keeps.
     patience
         Seconds for which memory that the device does not have yet is asked for again: what the last generation held may come back a little later than
         its process ends.
@@ -215,6 +217,7 @@ class Begin:
 
     generation: int
     own: dict[str, bytes]
+    most_slabs: int
     patience: float = 0.0
 
 

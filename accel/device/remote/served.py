@@ -120,7 +120,7 @@ class Server:
         """Begin the generation, and say what its context offers."""
         core = self._core
         core.memory_back.until = time.monotonic() + begin.patience
-        core.keeper = Announcer(self._channel, begin.generation)
+        core.keeper = Announcer(self._channel, begin.generation, begin.most_slabs)
         core.own.update((name, partial(_made, data)) for name, data in begin.own.items())
         if not core.lifecycle.generation:
             await self._open()
