@@ -71,13 +71,13 @@ class Context(ContextBase):
         self.buffers = Buffers(core, allocator, self.generation, self.check_alive, self.durables)
         self.scratch = Scratch(device, allocator, core.system)
         self.events = EventPool(device)
-        self.beside = CallsBeside()
+        self.own: dict[str, OwnLibrary] = {}
+        self.beside = CallsBeside(self.own)
         self.opening: AbstractContextManager[object] = nullcontext()  # entered while something is made that ops wait for
         self.sharing = Sharing(self)
         self.lanes: list[Lane] = []
         self.ports: dict[str, Port] = {}
         self._kernels: dict[type[KernelOp], Kernel] = {}
-        self.own: dict[str, OwnLibrary] = {}
         self._weigh: Callable[[KernelOp], int] | None = None
         if isinstance(device, CountsCommands):
             self._weigh, self.limit = device.commands, min(self.limit, device.queue_limit)
@@ -123,9 +123,7 @@ class Context(ContextBase):
         submission.bind(self, lane, kernel, action, 1 if self._weigh is None else self._commands(op))
         self._take_place(submission, op, lane, reads, refs)
         submission.outstanding = 1
-        self.in_flight += 1
-        self.commands += submission.commands
-        self.submissions[submission] = None
+        self.sent(submission, 1, submission.commands)
         if not port.hand_over(submission):
             port.actor.tell(submission)
         return True
@@ -269,9 +267,7 @@ class Context(ContextBase):
     def _send(self, run: Run) -> None:
         count = len(run.launches)
         run.submission.outstanding += count
-        self.in_flight += count
-        self.commands += run.commands
-        self.submissions[run.submission] = None
+        self.sent(run.submission, count, run.commands)
         if not run.actor.hand_over(run):
             run.actor.tell(run)
 
@@ -413,6 +409,10 @@ class Context(ContextBase):
                 return found
             logger.warning("context_not_asked", device=self.core.name, error=found)
         return None
+
+    def busy_seconds(self) -> float:
+        """See :meth:`ContextBase.busy_seconds`."""
+        return self.beside.busy_seconds()
 
     def memory(self) -> tuple[int, int, int]:
         """Return the bytes of buffers, of slabs, and of what libraries work in. Any thread may ask."""

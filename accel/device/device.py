@@ -288,16 +288,20 @@ class Device(MemoryFace):
     def health(self) -> DeviceHealth:
         """Return whether the device serves. Never waits, sends nothing to the device; other threads of the process may ask too.
 
+        A device that is READY but stalled does not: its oldest op in flight does not end (``stall_after``), or its child does not answer
+        (``heartbeat_interval``).
+
         Raises
         ------
         ClosedError
             In a process forked from this one.
         """
         self._core.check_process()
-        lifecycle = self._core.lifecycle
+        lifecycle, context = self._core.lifecycle, self._host.context
         ready = lifecycle.state is DeviceState.READY and not self._core.is_closing
-        reason = "" if ready else f"{lifecycle.state.value}: {lifecycle.cause}" if lifecycle.cause else lifecycle.state.value
-        return DeviceHealth(not lifecycle.is_final, ready, lifecycle.state, lifecycle.generation, reason)
+        stall = context.stall() if ready and context is not None else ""
+        reason = stall if ready else f"{lifecycle.state.value}: {lifecycle.cause}" if lifecycle.cause else lifecycle.state.value
+        return DeviceHealth(not lifecycle.is_final, ready and not stall, lifecycle.state, lifecycle.generation, reason, bool(stall))
 
     async def reopen(self) -> None:
         """Bring a lost device up again, with a restart budget as new, and return once it is READY.

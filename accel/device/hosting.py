@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from accel.actors.checks import check_seconds
-from accel.device.options import BUSY_TIMEOUT
+from accel.device.options import BUSY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
 from accel.errors import InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -14,8 +14,16 @@ if TYPE_CHECKING:
 __all__ = ["check_hosting", "check_shareable"]
 
 
-def check_hosting(host: str, standby: str, hang_timeout: float | None, busy_timeout: float) -> None:
-    """See that the options are what :meth:`accel.System.open_device` says, and fit together.
+def check_hosting(
+    host: str,
+    standby: str,
+    hang_timeout: float | None,
+    busy_timeout: float,
+    heartbeat_interval: float,
+    heartbeat_timeout: float,
+    stall_after: float | None,
+) -> dict[str, Any]:
+    """Return the options but ``host`` by name, if they are what :meth:`accel.System.open_device` says and fit together.
 
     Raises
     ------
@@ -28,15 +36,37 @@ def check_hosting(host: str, standby: str, hang_timeout: float | None, busy_time
         raise InvalidArgumentError(f"host is {host!r}", remedy="Use 'auto', 'inline' or 'process'.")
     if standby not in ("none", "imports", "context"):
         raise InvalidArgumentError(f"standby is {standby!r}", remedy="Use 'none', 'imports' or 'context'.")
-    if hang_timeout is not None:
-        check_seconds("hang_timeout", hang_timeout)
-        if hang_timeout <= 0:
-            raise InvalidArgumentError(f"hang_timeout is {hang_timeout!r}", remedy="Give seconds above 0, or None.")
-    check_seconds("busy_timeout", busy_timeout)
-    if busy_timeout <= 0:
-        raise InvalidArgumentError(f"busy_timeout is {busy_timeout!r}", remedy="Give seconds above 0.")
-    if host != "inline":
-        return
+    _check_above_zero("hang_timeout", hang_timeout, "Give seconds above 0, or None.")
+    _check_above_zero("stall_after", stall_after, "Give seconds above 0, or None.")
+    _check_above_zero("busy_timeout", busy_timeout)
+    _check_above_zero("heartbeat_interval", heartbeat_interval)
+    _check_above_zero("heartbeat_timeout", heartbeat_timeout)
+    if heartbeat_timeout < heartbeat_interval:
+        raise InvalidArgumentError(
+            f"heartbeat_timeout is {heartbeat_timeout!r} and heartbeat_interval {heartbeat_interval!r}",
+            remedy="Allow at least one interval of silence.",
+        )
+    if host == "inline":
+        _check_inline(standby, hang_timeout, busy_timeout, heartbeat=(heartbeat_interval, heartbeat_timeout))
+    return {
+        "standby": standby,
+        "hang_timeout": hang_timeout,
+        "busy_timeout": busy_timeout,
+        "heartbeat_interval": heartbeat_interval,
+        "heartbeat_timeout": heartbeat_timeout,
+        "stall_after": stall_after,
+    }
+
+
+def _check_above_zero(name: str, seconds: float | None, remedy: str = "Give seconds above 0.") -> None:
+    if seconds is not None:
+        check_seconds(name, seconds)
+        if seconds <= 0:
+            raise InvalidArgumentError(f"{name} is {seconds!r}", remedy=remedy)
+
+
+def _check_inline(standby: str, hang_timeout: float | None, busy_timeout: float, heartbeat: tuple[float, float]) -> None:
+    """Refuse what there is no child for."""
     if standby != "none":
         raise UnsupportedError(
             f"standby={standby!r} with host='inline': an inline device never goes on in a child", remedy="Use host='auto' or 'process'."
@@ -48,6 +78,11 @@ def check_hosting(host: str, standby: str, hang_timeout: float | None, busy_time
     if busy_timeout != BUSY_TIMEOUT:
         raise UnsupportedError(
             "busy_timeout with host='inline': only a process host can end what hangs", remedy="Use host='process', or leave it out."
+        )
+    if heartbeat != (HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT):
+        raise UnsupportedError(
+            "heartbeat_interval or heartbeat_timeout with host='inline': there is no child to ask",
+            remedy="Use host='process', or leave them out.",
         )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from time import perf_counter
 from typing import TYPE_CHECKING
 
+from accel.device.stall import StallWatch
 from accel.errors import AccelError, ContextPoisonedError, DeviceLostError, FaultScope, LibraryError
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ class ContextBase(ABC):
     ----------
     generation : int
     submissions : dict
-        Those that were dispatched and have not ended, oldest first.
+        Those that were dispatched and have not ended, oldest first, with the time on the clock of ``perf_counter``.
     in_flight : int
         Their ops.
     commands : int
@@ -42,18 +44,38 @@ class ContextBase(ABC):
         Told of the fault, once.
     after_retire : callable or None
         Called whenever ops are over.
+    stalls : StallWatch or None
+        Sees whether it makes progress.
     """
 
     def __init__(self, core: DeviceCore) -> None:
         self.core = core
         self.generation = core.lifecycle.generation + 1
-        self.submissions: dict[Submission, None] = {}
+        self.submissions: dict[Submission, float] = {}
         self.in_flight = self.commands = 0
         self.limit = core.options.max_in_flight
         self.fault: AccelError | None = None
         self.on_fault: Callable[[AccelError], object] = lambda _: None
         self.after_retire: Callable[[], object] | None = None
         self._room: asyncio.Future[None] | None = None
+        after, allowance = core.options.stall_after, core.options.busy_timeout
+        self.stalls = None if after is None else StallWatch(self, after, lambda: self.busy_seconds(), allowance)
+
+    def sent(self, submission: Submission, count: int, commands: int) -> None:
+        """Note that ``count`` more ops of a submission are on their way, as so many commands: from here on they are in flight."""
+        self.in_flight += count
+        self.commands += commands
+        self.submissions.setdefault(submission, perf_counter())
+        if self.stalls is not None:
+            self.stalls.sent()
+
+    def stall(self) -> str:
+        """Return what shows that the device makes no progress, or nothing. Any thread may ask."""
+        return "" if self.stalls is None else self.stalls.reason()
+
+    def busy_seconds(self) -> float:
+        """Return for how many seconds so far something was loaded or compiled that ops may wait for. Any thread may ask."""
+        return 0.0
 
     @abstractmethod
     def unfinished(self) -> Iterable[int]:
@@ -68,6 +90,8 @@ class ContextBase(ABC):
         if is_last or not submission.outstanding:
             self.submissions.pop(submission, None)
         if is_last:
+            if self.stalls is not None:
+                self.stalls.ended.add(submission.work)
             submission.succeed()
         elif not submission.outstanding:
             submission.over()
@@ -118,6 +142,8 @@ class ContextBase(ABC):
     def fail_all(self, error: AccelError) -> None:
         """End every submission in flight with an error of its own."""
         submissions, self.submissions = self.submissions, {}
+        if self.stalls is not None:
+            self.stalls.stop()
         suspects = tuple(kind for sub in submissions if sub.launched for kind in sub.kinds[: sub.launched])[:64]
         lifecycle = self.core.lifecycle
         # Of the fault that lost the device, those in flight are told like of any other: what was running, and whether it may have run.

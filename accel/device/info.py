@@ -120,6 +120,8 @@ class DeviceHealth:
         Where it is in its life.
     reason
         What keeps it from serving, or empty.
+    is_stalled
+        Whether that is an op that does not end, or a child that does not answer, although the state is READY.
     """
 
     is_live: bool
@@ -127,6 +129,7 @@ class DeviceHealth:
     state: DeviceState
     generation: int
     reason: str
+    is_stalled: bool = False
 
 
 def picture(core: DeviceCore, host: Host, queue: MailboxStatistics) -> DeviceInfo:

@@ -80,9 +80,7 @@ class Leaving:
         last.inputs, last.outputs, last.seq, last.dependencies = (), (), seq, dependencies
         last.beside = False
         last.outstanding = 1
-        context.in_flight += 1
-        context.commands += 1
-        context.submissions[last] = None
+        context.sent(last, 1, 1)
         if not port.hand_over(last):
             port.actor.tell(last)
 

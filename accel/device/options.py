@@ -20,10 +20,14 @@ if TYPE_CHECKING:
     from accel.device.streams import StreamStrategy
     from accel.errors import AccelError
 
-__all__ = ["BUSY_TIMEOUT", "DeviceOptions", "FaultSource", "Library", "check_options"]
+__all__ = ["BUSY_TIMEOUT", "HEARTBEAT_INTERVAL", "HEARTBEAT_TIMEOUT", "DeviceOptions", "FaultSource", "Library", "check_options"]
 
 BUSY_TIMEOUT = 120.0
 """Seconds for which a child may be busy with something else than ops, unless it is told otherwise: a large library loads in tens of them."""
+
+HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT = 1.0, 10.0
+"""Seconds between two questions to a child whether it is there, and seconds of silence after which it is given up: one call of a library that keeps the GIL
+may take some."""
 
 Library: TypeAlias = Literal["memory", "blas", "elementwise", "reduce", "dnn", "graph", "capture", "compiler", "fft", "rng"]
 """A name in :data:`accel.device.kernels.LIBRARIES`."""
@@ -57,6 +61,9 @@ class DeviceOptions:
     standby: Literal["none", "imports", "context"] = "none"
     hang_timeout: float | None = None
     busy_timeout: float = BUSY_TIMEOUT
+    heartbeat_interval: float = HEARTBEAT_INTERVAL
+    heartbeat_timeout: float = HEARTBEAT_TIMEOUT
+    stall_after: float | None = 2.0
 
 
 def check_options(

@@ -9,7 +9,7 @@ from accel.errors import AccelError, DeadlineExceededError
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
     from accel.device.run import Run
     from accel.ops import KernelOp, Plan
@@ -63,6 +63,11 @@ class Submission(ABC):
     @abstractmethod
     def kinds(self) -> Sequence[str]:
         """Names of the ops."""
+
+    @property
+    def work(self) -> Hashable:
+        """What it does, as far as one can tell from that how long it takes."""
+        return self.name
 
     @property
     def may_have_run(self) -> bool:
@@ -187,6 +192,11 @@ class BatchSubmission(Submission):
     def kinds(self) -> Sequence[str]:
         """Names of the ops."""
         return self._kinds
+
+    @property
+    def work(self) -> Hashable:
+        """The last op's kind, and how many ops they are, to the nearest power of two."""
+        return self._kinds[-1], len(self._kinds).bit_length()
 
     @property
     def may_have_run(self) -> bool:

@@ -17,7 +17,7 @@ from accel.device.hints import SYSTEM_HINTS
 from accel.device.hosting import check_hosting, check_shareable
 from accel.device.kernel_actor import NEVER_ENDS
 from accel.device.lifecycle import DeviceState
-from accel.device.options import BUSY_TIMEOUT, FaultSource, check_options
+from accel.device.options import BUSY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, FaultSource, check_options
 from accel.device.quarantine import quarantine_options, set_restarts
 from accel.device.remote import Children, RemoteContextActor
 from accel.device.sender import Sender
@@ -102,6 +102,9 @@ class System(ActorSystem):
         standby: Literal["none", "imports", "context"] = "none",
         hang_timeout: float | None = None,
         busy_timeout: float = BUSY_TIMEOUT,
+        heartbeat_interval: float = HEARTBEAT_INTERVAL,
+        heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
+        stall_after: float | None = 2.0,
         faults: FaultSource | None = None,
         debug: bool = False,
     ) -> Device:
@@ -145,6 +148,15 @@ class System(ActorSystem):
         busy_timeout
             Seconds that a child may take for what is no op: to take over durable memory, to open a registered library, to compile a kernel; and seconds of
             loading and compiling that do not count as a hang of one op. After that it is killed, and another one goes on. Not for ``host="inline"``.
+        heartbeat_interval
+            Seconds between two questions to a child whether it is there. :meth:`Device.health` is not ready while one is unanswered for so long. Not for
+            ``host="inline"``.
+        heartbeat_timeout
+            Seconds without an answer after which the child is killed, and another one goes on; six times as many while it loads or compiles. Not for
+            ``host="inline"``.
+        stall_after
+            Seconds. :meth:`Device.health` is not ready while the oldest op in flight has been so for longer than ops of its kind usually take and this
+            besides. The first op of a kind, loading and compiling do not count. ``None``: it looks at no op.
         faults
             A :class:`accel.testing.FaultPlan` that brings faults about on purpose.
         debug
@@ -166,11 +178,11 @@ class System(ActorSystem):
         if not isinstance(spec, str):
             raise InvalidArgumentError(f"spec is {spec!r}", remedy="Use 'auto', a backend's name, 'cuda:1', or a UUID.")
         self._check_open("opens no more devices")
-        check_hosting(host, standby, hang_timeout, busy_timeout)
+        hosting = check_hosting(host, standby, hang_timeout, busy_timeout, heartbeat_interval, heartbeat_timeout, stall_after)
         options = check_options(
             completion, streams, libraries, memory_limit, pinned_limit, pending_limit, max_in_flight, overload, restart, faults, debug=debug
         )
-        options = dataclasses.replace(options, standby=standby, hang_timeout=hang_timeout, busy_timeout=busy_timeout)
+        options = dataclasses.replace(options, **hosting)
         try:
             backend, description = await self.run_blocking(find_device, spec)
             await self.run_blocking(check_shareable, backend, description.index, standby)

@@ -129,7 +129,8 @@ def error_answer(error: AccelError, device: Device | None) -> Answer:
 
 def _state(device: Device, ok: bool) -> Answer:
     health = device.health()
-    return Answer(200 if ok else 503, {"ok": ok, "state": health.state.value, "generation": health.generation})
+    body = {"ok": ok, "state": health.state.value, "generation": health.generation}
+    return Answer(200 if ok else 503, {**body, "stalled": True} if health.is_stalled else body)
 
 
 def health_answer(device: Device) -> Answer:
@@ -143,5 +144,5 @@ def unopened_answer(hint: str) -> Answer:
 
 
 def ready_answer(device: Device) -> Answer:
-    """Return the answer of ``/readyz``: 200 while the device serves, 503 from the moment a fault surfaces until the rebuild is done."""
+    """Return the answer of ``/readyz``: 200 while the device serves, 503 from a fault to the end of the rebuild, and while it is stalled."""
     return _state(device, device.health().is_ready)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import accel
-from accel.device.remote import heartbeat
 from accel.testing import FaultPlan
 from benchmarks.chaos_parts.audit import living_refs
 from benchmarks.chaos_parts.clients import Client, Scoring, ask
@@ -79,7 +78,6 @@ class Service:
         options = self._options
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._ledger.loop_error)
-        _listen_closely(options.silence / 10)
         watchdog = asyncio.ensure_future(self._watch_over())
         late: list[asyncio.Task[bool]] = []
         try:
@@ -133,6 +131,8 @@ class Service:
             standby=options.standby,  # type: ignore[arg-type]
             pending_limit=48 if rejects else 1024,
             overload="reject" if rejects else "wait",
+            heartbeat_interval=options.silence / 10,  # children that are stopped are found out within seconds
+            heartbeat_timeout=options.silence,
             **more,
         )
         try:
@@ -328,11 +328,6 @@ class Service:
             if (pid := subject.device.info().pid) is not None:
                 send_signal(pid, signal.SIGKILL)
         return tasks
-
-
-def _listen_closely(beat: float) -> None:
-    """Have children that are stopped found out within seconds."""
-    heartbeat.BEAT, heartbeat.SILENCE = beat, 10
 
 
 async def _square(device: accel.Device, a: Any) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import accel
-from accel.device.remote import heartbeat
 from accel.testing import FaultPlan
 from tests.device_support import child_pid
 
@@ -221,11 +220,9 @@ async def test_faults_of_every_scope_but_the_devices_are_survived() -> None:
         assert device.info().restarts == 2
 
 
-async def test_a_stopped_child_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "BEAT", 0.05)
-    monkeypatch.setattr(heartbeat, "SILENCE", 4)
+async def test_a_stopped_child_is_found_out() -> None:
     async with accel.System() as system:
-        device = await system.open_device("cpu", host="process")
+        device = await system.open_device("cpu", host="process", heartbeat_interval=0.05, heartbeat_timeout=0.2)
         x = await device.put(np.ones(4))
         pid = child_pid(device)
         os.kill(pid, signal.SIGSTOP)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import accel
-from accel.device.remote import heartbeat
 from accel.testing import FaultPlan
 from tests.own_library_support import Scale, Sent, Stall, Where
 
@@ -51,11 +50,9 @@ async def works_again(device: accel.Device, generation: int) -> None:
     assert device.generation == generation
 
 
-async def test_a_call_that_keeps_the_interpreter_is_found_out_although_it_may_be_loading(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "BEAT", 0.05)
-    monkeypatch.setattr(heartbeat, "SILENCE", 4)
+async def test_a_call_that_keeps_the_interpreter_is_found_out_although_it_may_be_loading() -> None:
     async with accel.System() as system:
-        device = await system.open_device("cpu", host="process")
+        device = await system.open_device("cpu", host="process", heartbeat_interval=0.05, heartbeat_timeout=0.2)
         await device.register(Sent)
         x = await device.put(np.ones(4))
         with pytest.raises(accel.ContextPoisonedError, match="not answered"):

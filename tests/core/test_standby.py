@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import accel
-from accel.device.remote import actor, heartbeat, standby
+from accel.device.remote import actor, standby
 from accel.testing import FaultPlan
 from tests.device_support import child_pid
 from tests.own_library_support import Scale, Sent
@@ -176,11 +176,9 @@ async def test_a_spare_that_is_stopped_is_given_up_when_it_is_needed(monkeypatch
 
 
 @pytest.mark.parametrize("is_ready", [True, False])
-async def test_a_spare_that_is_stopped_is_found_out(is_ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "BEAT", 0.05)
-    monkeypatch.setattr(heartbeat, "SILENCE", 4)
+async def test_a_spare_that_is_stopped_is_found_out(is_ready: bool) -> None:
     async with accel.System() as system:
-        device = await system.open_device("cpu", host="process", standby="context")
+        device = await system.open_device("cpu", host="process", standby="context", heartbeat_interval=0.05, heartbeat_timeout=0.2)
         if is_ready:
             await spare_ready(device)
         await until(lambda: len(children()) == 2)

@@ -125,8 +125,9 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
         """Have a child begin the generation, in which it must have said something within ``patience`` seconds."""
         core = self._core
         self._link, link.listener, link.is_opening, link.has_spoken = link, self, True, False
-        self._heart = Heartbeat(core.loop, link, self._silent)
+        self._heart = Heartbeat(core.loop, link, self._silent, core.options.heartbeat_interval, core.options.heartbeat_timeout)
         made = self._context = RemoteContext(core, land, link)
+        made.missed = self._heart.missed
         if link.child.exit is not None:
             self.exited(link.child.exit)
         link.ping()

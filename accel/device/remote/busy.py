@@ -57,10 +57,9 @@ class BesideToldOf(CallsBeside):
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, busy: Busy, own: Container[str]) -> None:
-        super().__init__()
+        super().__init__(own)
         self._loop = loop
         self._busy = busy
-        self._own = own
         self._loaded: set[Callable[..., None]] = set()
 
     def run(self, kernel: Callable[..., None], lane: Any, op: KernelOp, *operands: Any) -> None:

@@ -63,6 +63,11 @@ class RemoteContext(ContextBase):
         Has a function called on a worker thread, and then another one on the loop, in order, with what kept the first one from being called.
     link
         The child.
+
+    Attributes
+    ----------
+    missed : callable
+        Returns that the child does not answer when it is asked whether it is there, or nothing.
     """
 
     def __init__(self, core: DeviceCore, land: Callable[[Copy, Landed], None], link: Link) -> None:
@@ -78,6 +83,7 @@ class RemoteContext(ContextBase):
             else HangWatch(core.loop, timeout, lambda: next(iter(self._sent), 0), self._hung, link.busy_seconds, allowance)
         )
         self._asked_hang = HangWatch(core.loop, allowance, lambda: next(iter(self._asked), 0), self._asked_hung)
+        self.missed: Callable[[], str] = str
         self.device = None  # it is in the child
         self.sharing = Apart(core.name)
         self._arrays = SharedArrays(core.pinned.arena, link.known, link.announce)
@@ -248,9 +254,7 @@ class RemoteContext(ContextBase):
         self._sent[number] = sent
         # From here on it may be on the device.
         submission.launched = submission.outstanding = sent.count
-        self.in_flight += sent.count
-        self.commands += sent.count
-        self.submissions[submission] = None
+        self.sent(submission, sent.count, sent.count)
         if self._hang is not None:
             self._hang.sent()
         if isinstance(submission, OpSubmission):
@@ -393,6 +397,14 @@ class RemoteContext(ContextBase):
             close_all(sent.arrays)
         if self.fault is None:
             self.retire(sent.submission, sent.count, sent.count, is_last=True)
+
+    def stall(self) -> str:
+        """Return what shows that the child makes no progress, or nothing."""
+        return super().stall() or self.missed()
+
+    def busy_seconds(self) -> float:
+        """See :meth:`ContextBase.busy_seconds`."""
+        return self._link.busy_seconds()
 
     # -- the end
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-__all__ = ["BEAT", "BUSY", "SILENCE", "Heartbeat"]
-
-BEAT = 1.0
-"""Seconds between two questions."""
-
-SILENCE = 10
-"""After so many unanswered ones nobody is there: the child's loop hangs, or the process is stopped."""
+__all__ = ["BUSY", "Heartbeat"]
 
 BUSY = 6
 """So many times as long may a child be silent that loads or compiles: one call that keeps the interpreter's lock may be all that it does for a while."""
@@ -50,30 +45,43 @@ class Heartbeat:
         ``is_busy``: loads or compiles.
     silent
         Called once, with the seconds for which there was no answer.
+    interval
+        Seconds between two questions.
+    patience
+        Seconds without an answer after which nobody is there: the child's loop hangs, or the process is stopped.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, link: _Asked, silent: Callable[[float], object]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, link: _Asked, silent: Callable[[float], object], interval: float, patience: float
+    ) -> None:
+        self._interval = interval
+        self._most = math.ceil(patience / interval)
         self._loop = loop
         self._link = link
         self._tell = silent
         self._count = 0
-        self._due = loop.time() + BEAT
+        self._due = loop.time() + interval
         self._handle = loop.call_at(self._due, self._beat)
 
     def stop(self) -> None:
         """Ask no more."""
         self._handle.cancel()
 
+    def missed(self) -> str:
+        """Return that the child does not answer, or nothing; one that starts, loads or compiles may take its time. Any thread may ask."""
+        count, link = self._count, self._link
+        return f"the child has not answered for {count * self._interval:g} s" if count and not (link.is_opening or link.is_busy) else ""
+
     def _beat(self) -> None:
         link, now = self._link, self._loop.time()
         is_stopped = (link.is_opening or link.is_busy) and _is_stopped(link.pid)
-        is_silent = is_stopped or not (link.is_opening or link.is_heard or now > self._due + BEAT)
+        is_silent = is_stopped or not (link.is_opening or link.is_heard or now > self._due + self._interval)
         self._count = self._count + 1 if is_silent else 0
-        if self._count >= SILENCE and (is_stopped or not link.is_busy or self._count >= SILENCE * BUSY):
-            self._tell(BEAT * self._count)
+        if self._count >= self._most and (is_stopped or not link.is_busy or self._count >= self._most * BUSY):
+            self._tell(self._interval * self._count)
             return
         link.ping()
-        self._due = now + BEAT
+        self._due = now + self._interval
         self._handle = self._loop.call_at(self._due, self._beat)
 
 

@@ -210,7 +210,9 @@ def _config(core: DeviceCore, ahead: Literal["imports", "context"]) -> Config:
         f"{kind.__module__}:{kind.__qualname__}",
         core.description.uuid,
         core.name,
-        dataclasses.replace(options, faults=None, restart=RestartStrategy(), priorities=dict(options.priorities), overload="wait"),
+        dataclasses.replace(
+            options, faults=None, restart=RestartStrategy(), priorities=dict(options.priorities), overload="wait", stall_after=None
+        ),
         ahead,
         logging.getLogger("accel").getEffectiveLevel(),
     )

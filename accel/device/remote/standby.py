@@ -87,7 +87,7 @@ class StandbyActor(Actor[_Wish, None]):
         except AccelError as error:
             self._failed(error)
             return
-        self._heart = Heartbeat(core.loop, link, self._silent)
+        self._heart = Heartbeat(core.loop, link, self._silent, core.options.heartbeat_interval, core.options.heartbeat_timeout)
         self._timers.append(Patience(core.loop, _PATIENCE, _PATIENCE, link, self._late))
 
     def _take(self) -> Link | None:
