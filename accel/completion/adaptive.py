@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel.completion.pacing import Pacing
 from accel.completion.reactor import Reactor, ReactorLane
-from accel.completion.signalled import NotifiedWatcher
+from accel.completion.signalled import NotifiedWatcher, check_watch_interval
 from accel.completion.strategy import CompletionStatistics, CompletionStrategy, LaneWatcher
 
 if TYPE_CHECKING:
@@ -29,10 +29,17 @@ class AdaptiveCompletion(CompletionStrategy):
     ----------
     pacing
         When the reactor looks; devices with equal pacing share a reactor.
+    watch_interval
+        Where the device's work runs on this machine's processor, and its thread wakes the loop: seconds between two looks at the oldest marks, which find
+        what no thread reports: a fault.
     """
 
     name: ClassVar[str] = "adaptive"
     pacing: Pacing = field(default_factory=Pacing)
+    watch_interval: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_watch_interval(self.watch_interval)
 
     def open(self, device: AccelDevice, loop: asyncio.AbstractEventLoop, shared: dict[Any, Any]) -> LaneWatcher:
         """Return a watcher that uses the system's reactor, which is made here if it is the first.
@@ -41,7 +48,7 @@ class AdaptiveCompletion(CompletionStrategy):
         :class:`~accel.completion.signalled.NotifiedWatcher`.
         """
         if device.shares_processor:
-            return NotifiedWatcher(loop)
+            return NotifiedWatcher(loop, self.watch_interval)
         key = (Reactor, self.pacing, loop)
         reactor = shared.get(key)
         if reactor is None:

@@ -13,9 +13,9 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from accel.completion.signalled import SignalledWatcher
+from accel.completion.signalled import SignalledWatcher, check_watch_interval
 from accel.completion.strategy import CompletionStrategy, thread_end
-from accel.errors import InvalidArgumentError, UnsupportedError
+from accel.errors import UnsupportedError
 from accel.shortage import no_thread
 
 if TYPE_CHECKING:
@@ -42,8 +42,7 @@ class HostFnCompletion(CompletionStrategy):
     watch_interval: float = 0.01
 
     def __post_init__(self) -> None:
-        if not 0 < self.watch_interval < float("inf"):
-            raise InvalidArgumentError(f"watch_interval={self.watch_interval!r} is not a time to wait", remedy="Use more than 0 seconds.")
+        check_watch_interval(self.watch_interval)
 
     def open(self, device: AccelDevice, loop: asyncio.AbstractEventLoop, shared: dict[Any, Any]) -> HostFnWatcher:
         """Return a watcher with a thread of its own.

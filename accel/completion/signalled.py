@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from accel.completion.strategy import Ended, LaneWatcher, put_in_line, take_ended
 from accel.completion.timer import create_timer
+from accel.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     import asyncio
@@ -16,7 +17,18 @@ if TYPE_CHECKING:
 
     from accel.completion.strategy import Pending
 
-__all__ = ["NotifiedWatcher", "SignalledWatcher"]
+__all__ = ["NotifiedWatcher", "SignalledWatcher", "check_watch_interval"]
+
+
+def check_watch_interval(seconds: float) -> None:
+    """Raise unless ``seconds`` is a time to wait.
+
+    Raises
+    ------
+    InvalidArgumentError
+    """
+    if not 0 < seconds < float("inf"):
+        raise InvalidArgumentError(f"watch_interval={seconds!r} is not a time to wait", remedy="Use more than 0 seconds.")
 
 
 class SignalledWatcher(LaneWatcher):
@@ -93,7 +105,7 @@ class NotifiedWatcher(SignalledWatcher):
     address = 0
     argument = 0
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, watch_interval: float = 0.01) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, watch_interval: float) -> None:
         super().__init__(loop, watch_interval)
         self._is_called = False
 

@@ -162,9 +162,10 @@ class DynamicBatcher(Generic[T, R]):
 
         Notes
         -----
-        Cancelling ends the patience, not the close: handlers are cancelled at once, and the cancellation goes on when they have ended.
+        Cancelling ends the patience, not the close: handlers are cancelled at once, and the cancellation goes on when they have ended. In a forked child
+        this does nothing.
         """
-        if self._root is None:
+        if self._root is None or self._root.is_inherited:
             self._state = "closed"
             return
         if _get_running_loop() is not self._loop:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
@@ -40,11 +41,17 @@ class RootTask:
     def __init__(self, name: str, ended: Callable[[], None]) -> None:
         self.loop = asyncio.get_running_loop()
         self._name = name
+        self._pid = os.getpid()
         self._ended = ended
         self._ready: asyncio.Future[None] = self.loop.create_future()
         self._finished: asyncio.Future[None] = self.loop.create_future()
         self._group = asyncio.TaskGroup()
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a fork of the one that it was made in."""
+        return os.getpid() != self._pid
 
     async def open(self) -> None:
         """Start the task, and return once it can take others."""

@@ -20,6 +20,7 @@ import numpy as np
 
 import accel
 from accel.ops import Plan, Spec
+from accel.patterns import DynamicBatcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -298,9 +299,13 @@ async def _use(device: accel.Device) -> None:
             expect(np.array_equal(await device.get(await device.run(SleepOp(x, 0.02))), SMALL), "wrong")
 
 
+async def _batch(items: list[int]) -> list[int]:
+    return [2 * item for item in items]
+
+
 async def _fork_in_flight(way: str) -> int:
     """Fork while ops are in flight on devices of three kinds, and use them while the child leaves, and after. Return 0 in the fork."""
-    async with accel.System() as system:
+    async with accel.System() as system, DynamicBatcher(_batch) as batcher:
         devices = [
             await system.open_device("cpu", host="process"),
             await system.open_device("cpu", host="inline", completion=accel.PolledCompletion(0.005)),
@@ -327,6 +332,7 @@ async def _fork_in_flight(way: str) -> int:
             await _use(device)
             expect((device.state, device.generation) == (accel.DeviceState.READY, 1), device.info())
         expect(devices[0].info().pid == child, "another child")
+        expect(await batcher.submit(1) == 2, "wrong")
         expect(np.array_equal(await devices[0].get(kept), SMALL), "wrong")
         if isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop):
             os._exit(
