@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections import defaultdict
@@ -179,19 +180,20 @@ def arrays_stay_readable(host: Host) -> None:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ForkOp(accel.KernelOp):
-    """The number of a process that the kernel method forks."""
+    """Forks a process that sleeps, and writes its number to a file."""
 
     library: ClassVar[str] = "forks"
     kind: ClassVar[str] = "fork"
 
     x: accel.AccelRef
+    path: str
 
     def plan(self) -> Plan:
-        return Plan((self.x,), (), (Spec((1,), accel.DType.INT64),))
+        return Plan((self.x,), (), ())
 
 
 class Forks(accel.KernelLibrary):
-    """Forks a process that sleeps, as libraries do that have workers."""
+    """Has a worker process, as some libraries do."""
 
     name = "forks"
 
@@ -201,8 +203,23 @@ class Forks(accel.KernelLibrary):
         if pid == 0:
             time.sleep(PATIENCE)
             os._exit(0)
-        target = np.asarray(outputs[0])
-        stream.submit(lambda: target.fill(pid), 1e-6)
+        Path(op.path).write_text(str(pid), encoding="ascii")
+
+
+async def _fork_in_child(device: accel.Device, x: accel.AccelRef) -> int:
+    with tempfile.NamedTemporaryFile() as file:
+        await device.run(ForkOp(x, file.name))
+        await device.get(x)  # the op has run
+        return int(Path(file.name).read_text(encoding="ascii"))
+
+
+async def _killed(device: accel.Device) -> None:
+    """Kill the device's process, and wait for the next one."""
+    os.kill(device.info().pid or 0, signal.SIGKILL)
+    async with asyncio.timeout(20):
+        async for generation in device.generations():
+            if generation == 2:
+                return
 
 
 def grandchild_holds_nothing() -> None:
@@ -214,14 +231,10 @@ def grandchild_holds_nothing() -> None:
             await device.register(Forks)
             kept, x = await device.put(DATA, durable=True), await device.put(DATA)
             await device.get(x)
-            grandchild = int((await device.get(await device.run(ForkOp(x))))[0])
+            grandchild = await _fork_in_child(device, x)
             try:
                 expect(held(grandchild) == {}, held(grandchild))
-                os.kill(device.info().pid or 0, signal.SIGKILL)
-                async with asyncio.timeout(20):
-                    async for generation in device.generations():
-                        if generation == 2:
-                            break
+                await _killed(device)
                 expect(np.array_equal(await device.get(kept), DATA), "durable memory is intact")
                 await system.aclose()
                 expect(held(grandchild) == {}, held(grandchild))
@@ -355,3 +368,88 @@ def fork_leaves(loop: str, way: str) -> None:
     except _LeftError:
         sys.exit(9)
     expect((os.getpid() == parent) is (forked != 0), "the fork is a fork")
+
+
+# -- the same on a GPU
+
+GIB = 1 << 30
+_MEASURE = """
+from cuda.bindings import driver
+driver.cuInit(0)
+_, context = driver.cuDevicePrimaryCtxRetain(driver.cuDeviceGet(0)[1])
+driver.cuCtxSetCurrent(context)
+print(driver.cuMemGetInfo()[1])
+"""
+
+
+def free_on_gpu() -> int:
+    """Return how many bytes are free on the GPU, as another process sees it."""
+    done = subprocess.run([sys.executable, "-c", _MEASURE], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    return int(done.stdout)
+
+
+def gpu_closing_frees_memory() -> None:
+    """Close an inline device with 4 GiB while a forked child lives."""
+
+    async def main() -> None:
+        async with accel.System() as system:
+            device = await system.open_device("cuda", host="inline")
+            x = await device.put(SMALL)
+            large = await device.empty((4 * GIB,), "uint8", durable=True)
+            with fork():
+                pass
+            expect(np.array_equal(await device.get(await device.elementwise.unary("neg", x)), -SMALL), "the fork's end changed the device")
+            expect(large.nbytes == 4 * GIB, large)
+            before = free_on_gpu()
+            with fork():
+                await system.aclose()
+                after = free_on_gpu()
+            expect(after - before > 3.9 * GIB, f"{(after - before) / GIB:.2f} GiB came back while the fork lives")
+
+    asyncio.run(main())
+
+
+def gpu_grandchild_holds_nothing() -> None:
+    """Kill the process of a device with 4 GiB while a process lives that a library forked there."""
+
+    async def main() -> None:
+        async with accel.System() as system:
+            device = await system.open_device("cuda", host="process")
+            await device.register(Forks)
+            x = await device.put(SMALL)
+            large = await device.empty((4 * GIB,), "uint8")
+            grandchild = await _fork_in_child(device, x)
+            try:
+                before = free_on_gpu()
+                await _killed(device)
+                expect(large.is_stale, large)
+                after = free_on_gpu()
+                expect(after - before > 3.9 * GIB, f"{(after - before) / GIB:.2f} GiB came back while the grandchild lives")
+            finally:
+                os.kill(grandchild, signal.SIGKILL)
+
+    asyncio.run(main())
+
+
+def gpu_fork_leaves() -> None:
+    """Fork while an op is in flight on the GPU, and have the child leave through ``asyncio.run()``: it must end, and the device goes on."""
+
+    async def main() -> None:
+        async with accel.System() as system:
+            device = await system.open_device("cuda", host="inline")
+            x = await device.put(np.ones((4096, 4096), np.float32))
+            await device.blas.gemm(x, x)
+            flying = [asyncio.ensure_future(device.blas.gemm(x, x)) for _ in range(20)]
+            await asyncio.sleep(0)
+            forked = os.fork()
+            if forked == 0:
+                sys.exit(7)
+            code = _wait_for(forked)
+            expect(code == 7, f"the fork ended with {code}")
+            async with asyncio.timeout(PATIENCE / 3):
+                for product in flying:
+                    expect(float((await device.get(await product))[0, 0]) == 4096.0, "wrong")
+                expect((device.state, device.generation) == (accel.DeviceState.READY, 1), device.info())
+            os._exit(0)  # closing would wait for asyncio's own wake-ups, which are lost
+
+    asyncio.run(main())
