@@ -77,7 +77,8 @@ class Bug(accel.KernelOp):
         if where == "plan":
             throw(kind)
         if where == "nonsense":
-            return NONSENSE[kind](self.x)
+            made: Plan = NONSENSE[kind](self.x)
+            return made
         if self.out is not None:
             return Plan((self.x,), (self.out,), ())
         return Plan((self.x,), (), (Spec(self.x.shape, self.x.dtype),))
@@ -115,7 +116,12 @@ class Bugs(accel.KernelLibrary):
             throw(kind)
         x, out = np.asarray(inputs[0]), np.asarray(outputs[0])
         if where == "held":
-            stream.submit(lambda: (RELEASE.wait(20), np.copyto(out, 7.0)), 1.0)
+
+            def late() -> None:
+                RELEASE.wait(20)
+                np.copyto(out, 7.0)
+
+            stream.submit(late, 1.0)
         elif where == "slow":
             stream.submit(lambda: threading.Event().wait(0.3), 1.0)
         else:
@@ -135,8 +141,7 @@ class Poisoned(accel.KernelLibrary):
 
     name = "bugs"
 
-    def __init__(self, blocking: bool = True, opens: bool = True) -> None:
-        self.blocking = blocking
+    def __init__(self, opens: bool = True) -> None:
         self.opens = opens
 
     def open(self, stream: Any) -> None:
@@ -151,6 +156,12 @@ class Poisoned(accel.KernelLibrary):
         if op.how == "poison" or bool((x < 0).any()):
             _fault(stream)
         stream.submit(lambda: np.add(x, 1, out=out), 0.0)
+
+
+class PoisonedOnTheLoop(Poisoned):
+    """The same, called on the loop's thread."""
+
+    blocking = False
 
 
 def _fault(stream: Any) -> NoReturn:

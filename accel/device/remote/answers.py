@@ -60,14 +60,14 @@ class _Answered:
         """Tell the parent, or :meth:`over` does."""
         if not self.future.done():
             self.future.cancel()
-            self._failed = error
+            self._failed = error  # type: ignore[misc]  # it is among the slots of the classes below
             if not self.outstanding or error.is_fault:
                 self.over()
         self.release_operands()
 
     def over(self) -> None:
         """Tell the parent of the failure that was kept until now."""
-        error, self._failed = self._failed, None
+        error, self._failed = self._failed, None  # type: ignore[misc]  # as above
         if error is not None:
             self._answer.failed(self.number, error, -1 if error.op_index is None else error.op_index)
 
