@@ -27,12 +27,13 @@ def one_line(text: str) -> str:
 
 def _render(_logger: WrappedLogger, _method: str, event: EventDict) -> tuple[tuple[str], dict[str, Any]]:
     error = event.pop("error", None)
+    raised = error if isinstance(error, BaseException) else None  # a child tells of one by its text
     # A fault of the tree says all in its text; where it was raised (the query of an event) tells nobody anything.
-    exc_info = event.pop("exc_info", None) if error is None or isinstance(error, AccelError) else error
+    exc_info = event.pop("exc_info", None) if raised is None or isinstance(raised, AccelError) else raised
     name = str(event.pop("event"))
     pairs = dict(event)
     if error is not None:
-        pairs["error"] = f"{type(error).__name__}: {said(error)}"
+        pairs["error"] = error if raised is None else f"{type(raised).__name__}: {said(raised)}"
     text = one_line(" ".join([name, *(f"{key}={value!r}" for key, value in pairs.items())]))
     # A percent sign in a value is not a format: with no arguments, logging leaves the text alone.
     return (text,), {"exc_info": exc_info, "extra": {"accel": {"event": name, **pairs}}}

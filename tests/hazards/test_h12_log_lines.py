@@ -44,7 +44,16 @@ class Speaking(accel.KernelLibrary):
     def speak(self, op: Speak, stream: Any, inputs: list[accel.Operand], outputs: list[accel.Operand]) -> None:
         source, target = np.asarray(inputs[0]), np.asarray(outputs[0])
         stream.submit(lambda: np.copyto(target, source), 1e-6)
-        logging.getLogger("accel").warning("told", extra={"accel": {"event": EVENT, KEY: "value\nforged_by_value", ESCAPE: ESCAPE}})
+        pairs = {
+            "event": EVENT,
+            KEY: "value\nforged_by_value",
+            ESCAPE: ESCAPE,
+            "level": "none",
+            "self": "mine",
+            "exc_info": "yes",
+            "error": "Error: no",
+        }
+        logging.getLogger("accel").warning("told", extra={"accel": pairs})
         logging.getLogger("accel").warning("plainly\nforged_by_message%s", ESCAPE)
 
 
@@ -64,6 +73,8 @@ async def test_what_a_child_says_stays_on_its_line(caplog: pytest.LogCaptureFixt
         line = record.getMessage()
         assert line.splitlines() == [line]
         assert line.isprintable(), ascii(line)
+        assert logging.Formatter().format(record) == line, "no traceback of nothing"
+    assert "error='Error: no'" in told[0].getMessage()
     assert "harmless\\n2026-01-01" in told[0].getMessage()
     assert "key\\r\\nforged_by_key='value\\nforged_by_value'" in told[0].getMessage()
 

@@ -37,6 +37,9 @@ MAX_ANSWER = 2 << 20
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
+_TAKEN = frozenset(("self", "level", "event", "exc_info", "generation"))
+"""Keys that a child's event cannot have: parameters of the call that logs it, and a generation, of which a child has only one."""
+
 
 class Listener(Protocol):
     """Who has a child."""
@@ -186,11 +189,10 @@ class Link:
         try:
             level, event, pairs = json.loads(data)
             number, event = _LEVELS[level], str(event)
-            pairs = {str(key): value for key, value in pairs.items()}
+            pairs = {key: value for key, value in pairs.items() if key not in _TAKEN}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ProtocolError(f"the child of {self._core.name} sent a log event that means nothing: {error!r}") from error
         pairs |= {"device": self._core.name, "pid": self.pid, "host": "process"}
-        pairs.pop("generation", None)  # a child has only one, and knows it by another number
         logger.log(number, event, **pairs)
 
     def _lost(self, error: AccelError | None) -> None:
