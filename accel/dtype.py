@@ -6,15 +6,16 @@ accel converts nothing itself: the narrow floats are those of the `ml_dtypes <ht
 from __future__ import annotations
 
 import enum
+import inspect
 import sys
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 import ml_dtypes
 import numpy as np
 
 from accel.errors import InvalidArgumentError
 
-__all__ = ["DType", "DTypeLike", "native"]
+__all__ = ["DType", "DTypeLike", "check_awaited", "native"]
 
 DTypeLike: TypeAlias = Any
 """Whatever :meth:`DType.of` takes: a :class:`DType`, a name, a numpy dtype, a scalar type."""
@@ -78,6 +79,12 @@ class DType(enum.Enum):
         self.itemsize = self.numpy.itemsize
         self.kind = _kind(name)
 
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        raise InvalidArgumentError(
+            f"{value!r} is not a name of a DType", remedy=f"DType.of takes numpy's; here it is {', '.join(_BY_NAME)}."
+        )
+
     @property
     def is_floating(self) -> bool:
         """Whether the elements are real floating-point numbers."""
@@ -134,7 +141,8 @@ def _parse(like: DTypeLike) -> DType:
     try:
         dtype = np.dtype(like)
     except Exception as error:  # by what it is told, numpy raises nearly anything
-        raise InvalidArgumentError(f"{like!r} is not a dtype", remedy=f"Use one of {', '.join(_BY_NAME)}.") from error
+        dimensions = " Several dimensions are one tuple, such as (3, 4)." * isinstance(like, int)
+        raise InvalidArgumentError(f"{like!r} is not a dtype", remedy=f"Use one of {', '.join(_BY_NAME)}.{dimensions}") from error
     if not dtype.isnative:
         raise InvalidArgumentError(
             f"{dtype.str!r} is not in this machine's byte order", remedy="Convert it: array.astype(array.dtype.newbyteorder('='))."
@@ -153,10 +161,19 @@ def _check_converted(array: object, result: np.ndarray[Any, Any]) -> None:
             "array is masked, and a device's buffers have no masks", remedy="Give array.filled(value), or array.data."
         )
     if result.dtype.hasobject:
+        check_awaited("array", array)
         what = "None" if array is None else f"a {type(array).__name__} of objects" if result.ndim else f"a {type(array).__name__}"
         raise InvalidArgumentError(
             f"array is {what}, not numbers", remedy="Give an array, or anything that numpy makes a numeric array of."
         )
+
+
+def check_awaited(name: str, value: object) -> None:
+    """Raise :class:`InvalidArgumentError` if ``value`` is a coroutine: its ``await`` was forgotten."""
+    if inspect.iscoroutine(value):
+        call = value.__qualname__.rpartition(".")[2]
+        value.close()  # it will not be awaited, and is not to be warned of
+        raise InvalidArgumentError(f"{name} is the coroutine of {call}(...), not its result", remedy="Await it first.")
 
 
 def native(array: Any) -> np.ndarray[Any, Any]:

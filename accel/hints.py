@@ -7,12 +7,12 @@ for them stays one.
 from __future__ import annotations
 
 from numbers import Number
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["REF_HINTS", "AsyncOnly", "NoArray", "hinted"]
+__all__ = ["REF_HINTS", "AsyncOnly", "NoArray", "NoModel", "hinted"]
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ def hinted(remedies: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
 
 
 class AsyncOnly:
-    """What is entered by ``async with`` says so when it is entered by ``with``."""
+    """What is entered by ``async with`` says so when it is entered by ``with``, or awaited."""
 
     __slots__ = ()
 
@@ -62,6 +62,27 @@ class AsyncOnly:
 
         def __exit__(self, *error: object) -> None:
             """Complete the protocol, without which ``with`` would not ask for :meth:`__enter__`."""
+
+        def __await__(self) -> NoReturn:
+            raise TypeError(f"{type(self).__name__} is entered by `async with`, and not awaited")
+
+
+class NoModel:
+    """What pydantic, and so FastAPI, is told where the class is written as the type of data."""
+
+    __slots__ = ()
+
+    _not_data: ClassVar[str]
+    """What to write instead."""
+
+    if not TYPE_CHECKING:
+
+        @classmethod
+        def __get_pydantic_core_schema__(cls, source: object, handler: Callable[[object], object]) -> object:
+            try:
+                return handler(source)  # a model may allow it as an arbitrary type
+            except Exception as error:
+                raise TypeError(f"{cls.__name__} is no type of data for requests and responses. {cls._not_data}") from error
 
 
 _HOST = "opy it to the host: array = await device.get(ref)"
@@ -102,10 +123,12 @@ REF_HINTS = {
 """What users of numpy and torch try on a ref -> what to use instead."""
 
 
-class NoArray:
+class NoArray(NoModel):
     """What a handle answers where it is used as the array itself: :class:`TypeError` with the remedy."""
 
     __slots__ = ()
+
+    _not_data = f"C{_HOST}, and return array.tolist()."
 
     if not TYPE_CHECKING:
 

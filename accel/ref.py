@@ -261,15 +261,15 @@ class AccelRef(Interchange, NoArray):
         # Rows are not iterated over by accident: each would be a view.
         __iter__: ClassVar[None]
 
-    def reshape(self, shape: Any) -> RefView:
-        """Return a view of another shape with as many elements, in C order; one dimension may be -1.
+    def reshape(self, shape: Any, *more: int) -> RefView:
+        """Return a view of another shape with as many elements, in C order; one dimension may be -1. As in numpy: ``(2, 3)`` or ``2, 3``.
 
         Raises
         ------
         InvalidArgumentError
             If the shape does not fit.
         """
-        return RefView(self, self.offset, reshaped(self.shape, shape), self.dtype)
+        return RefView(self, self.offset, reshaped(self.shape, (shape, *more) if more else shape), self.dtype)
 
     def ravel(self) -> RefView:
         """Return a view of one dimension."""

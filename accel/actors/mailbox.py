@@ -104,7 +104,7 @@ class Mailbox(Generic[M]):
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
-            raise InvalidArgumentError(f"a mailbox needs a capacity of at least 1, not {capacity!r}")
+            raise InvalidArgumentError(f"the mailbox's capacity is {capacity!r}", remedy="Give an int of at least 1.")
         self._capacity = capacity
         self._limit = capacity  # 0 once closed: puts then fail the same one check that guards against a full mailbox
         self._loop = loop

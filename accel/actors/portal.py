@@ -12,7 +12,8 @@ import threading
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from accel._log import get_logger
-from accel.errors import ClosedError, InvalidArgumentError, MailboxFullError
+from accel.actors.checks import check_seconds
+from accel.errors import ClosedError, DeadlineExceededError, InvalidArgumentError, MailboxFullError
 from accel.fork import close_after_fork
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Portal:
         ------
         Exception
             What it raised.
-        TimeoutError
+        DeadlineExceededError
             ``timeout`` ran out.
         concurrent.futures.CancelledError
             The coroutine was cancelled on the loop.
@@ -91,9 +92,15 @@ class Portal:
         MailboxFullError
             Too many calls are in flight.
         """
+        if timeout is not None:
+            check_seconds("timeout", timeout)
         future = self.start(function, *args)
         try:
             return future.result(timeout)
+        except TimeoutError:
+            if future.done():  # the function's own
+                raise
+            raise DeadlineExceededError(f"{_name_of(function)} did not end within {timeout:g} s") from None
         finally:
             future.cancel()  # no effect on one that ended; otherwise this thread gave up, and so must the coroutine
             del future
@@ -126,6 +133,10 @@ class Portal:
         ClosedError, MailboxFullError
             As for :meth:`run`.
         """
+        if not callable(function) or inspect.iscoroutinefunction(function):
+            raise InvalidArgumentError(
+                f"{function!r} is not a plain function", remedy="Use portal.start(f, *args) for one defined with 'async def'."
+            )
         future: concurrent.futures.Future[None] = concurrent.futures.Future()
         context = contextvars.copy_context()
 
@@ -152,7 +163,10 @@ class Portal:
             if self._closed:
                 raise ClosedError("the system that this portal leads to is closed")
             if len(self._calls) >= self._limit:
-                raise MailboxFullError(f"{self._limit} calls through the portal are in flight")
+                raise MailboxFullError(
+                    f"{self._limit} calls through the portal are in flight",
+                    remedy="Let some of them end, or call from fewer threads at once.",
+                )
             self._calls[future] = None
             try:
                 self._loop.call_soon_threadsafe(call)
@@ -230,11 +244,14 @@ def _called(function: Callable[..., Any], args: Any) -> Awaitable[Any]:
     answer: Any = function(*args)
     if inspect.isawaitable(answer):
         return answer
-    name = getattr(function, "__qualname__", repr(function))
     raise InvalidArgumentError(
-        f"{name} returned a {type(answer).__name__}, and nothing to await",
+        f"{_name_of(function)} returned a {type(answer).__name__}, and nothing to await",
         remedy="Pass a function defined with 'async def'; for others there is portal.call_soon(f, *args).",
     )
+
+
+def _name_of(function: object) -> str:
+    return getattr(function, "__qualname__", None) or repr(function)
 
 
 def _settle(future: concurrent.futures.Future[Any], *, result: Any = None, error: BaseException | None = None) -> None:

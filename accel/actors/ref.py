@@ -13,6 +13,7 @@ from accel.actors.checks import check_seconds
 from accel.actors.envelope import Envelope, Stop
 from accel.actors.mailbox import MailboxStatistics
 from accel.errors import DeadlineExceededError, InvalidArgumentError
+from accel.hints import hinted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,6 +65,14 @@ class Terminated:
     error: BaseException | None
 
 
+@hinted(
+    {
+        **dict.fromkeys(("receive", "call", "request"), "Use await ref.ask(message)."),
+        **dict.fromkeys(("post", "put", "cast"), "Use ref.tell(message), or await ref.send(message)."),
+        **dict.fromkeys(("close", "aclose", "kill", "terminate"), "Use await ref.stop()."),
+        "join": "Use await ref.wait_stopped().",
+    }
+)
 class ActorRef(Generic[M_contra, R_co]):
     """The address of an actor, made by ``spawn``.
 
@@ -326,7 +335,7 @@ class ActorRef(Generic[M_contra, R_co]):
             Called outside the system's loop.
         """
         if not isinstance(error, Exception):
-            raise InvalidArgumentError(f"an actor fails with an Exception, not with {error!r}")
+            raise InvalidArgumentError(f"error is {error!r}", remedy="Give the exception that the actor shall fail with.")
         cell = self._cell
         if _get_running_loop() is not cell.loop:
             raise cell.home.not_here()
@@ -334,11 +343,17 @@ class ActorRef(Generic[M_contra, R_co]):
 
     def watch(self, watcher: ActorRef[Any, Any]) -> None:
         """Have ``watcher`` told with a :class:`Terminated` message when this actor stops; at once if it already has."""
-        self._cell.add_watcher(watcher._cell)
+        self._cell.add_watcher(self._cell_of(watcher))
 
     def unwatch(self, watcher: ActorRef[Any, Any]) -> None:
         """Take :meth:`watch` back. A message that is already queued is still delivered."""
-        self._cell.remove_watcher(watcher._cell)
+        self._cell.remove_watcher(self._cell_of(watcher))
+
+    @staticmethod
+    def _cell_of(watcher: ActorRef[Any, Any]) -> ActorCell:
+        if not isinstance(watcher, ActorRef):
+            raise InvalidArgumentError(f"watcher is {watcher!r}", remedy="Give the ActorRef of the actor that shall be told.")
+        return watcher._cell
 
 
 def _expire(envelope: Envelope, cell: ActorCell, timeout: float) -> None:

@@ -85,17 +85,17 @@ class RestartStrategy:
 
     def __post_init__(self) -> None:
         if isinstance(self.max_restarts, bool) or not isinstance(self.max_restarts, int) or self.max_restarts < 0:
-            raise InvalidArgumentError(f"max_restarts is an integer of at least 0, not {self.max_restarts!r}")
+            raise InvalidArgumentError(f"max_restarts is {self.max_restarts!r}", remedy="Give an int of at least 0.")
         check_seconds("within", self.within)
         if self.within <= 0:
-            raise InvalidArgumentError(f"within is a number of seconds above 0, not {self.within!r}")
+            raise InvalidArgumentError(f"within is {self.within!r}", remedy="Give seconds above 0.")
         if not isinstance(self.backoff, (tuple, list)) or len(self.backoff) != 2:
             raise InvalidArgumentError(f"backoff is {self.backoff!r}", remedy="Give (shortest, longest) in seconds.")
         shortest, longest = self.backoff
         check_seconds("backoff[0]", shortest)
         check_seconds("backoff[1]", longest)
         if not 0 <= shortest <= longest < math.inf:
-            raise InvalidArgumentError(f"backoff is (shortest, longest) in seconds, not {self.backoff!r}")
+            raise InvalidArgumentError(f"backoff is {self.backoff!r}", remedy="Give (shortest, longest) in seconds, the shortest first.")
         if self.decide is not None and not callable(self.decide):
             raise InvalidArgumentError(f"decide is {self.decide!r}", remedy="Give a function of an exception, or None.")
 

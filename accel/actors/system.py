@@ -7,6 +7,7 @@ and so that an actor's failure cannot cancel the code inside ``async with``.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import os
 import random
@@ -97,6 +98,10 @@ class ActorSystem(AsyncOnly):
             raise InvalidArgumentError(f"close_timeout is {close_timeout!r}", remedy="Give seconds, at least 0.")
         if not isinstance(name, str):
             raise InvalidArgumentError(f"name is {name!r}", remedy="Give a string; close_timeout= and workers= are given by name.")
+        if not callable(clock) or not callable(sleep) or not isinstance(rng, (random.Random, type(None))):
+            raise InvalidArgumentError(
+                f"clock is {clock!r}, sleep is {sleep!r}, rng is {rng!r}", remedy="Give two functions, and a random.Random or None."
+            )
         self.name = name
         self.close_timeout = close_timeout
         self.clock = clock
@@ -345,6 +350,13 @@ class ActorSystem(AsyncOnly):
         Cancelling detaches the waiter at once; a function that has started runs to its end, and its outcome is dropped.
         """
         self._check_home()
+        if self._state == "closed":
+            raise self._closed("runs nothing more")
+        if not callable(function) or inspect.iscoroutinefunction(function):
+            raise InvalidArgumentError(
+                f"{function!r} is not a function that blocks",
+                remedy="Give a plain function and its arguments; await a coroutine function directly.",
+            )
         return await self._pool.run(function, *args, **kwargs)
 
     def tree(self) -> ActorTree:
@@ -377,8 +389,10 @@ class ActorSystem(AsyncOnly):
         home = self._check_home()
         group = self._group
         if group is None or self._state == "closed":
-            raise ClosedError(f"system {self.name!r} is {self._state} and starts no more actors", remedy=_NEW)
+            raise self._closed("starts no more actors")
         check_class(actor)
+        if not isinstance(restart, (RestartStrategy, type(None))):
+            raise InvalidArgumentError(f"restart is {restart!r}", remedy="Give an accel.RestartStrategy, or None.")
         siblings = self._children if parent is None else parent.children
         if name is None:
             name = f"{actor.__name__}-{next(self._numbers)}"
@@ -401,7 +415,10 @@ class ActorSystem(AsyncOnly):
     def _check_open(self, refusal: str) -> None:
         self._check_home()
         if self._state != "open":
-            raise ClosedError(f"system {self.name!r} is {self._state} and {refusal}", remedy=_NEW)
+            raise self._closed(refusal)
+
+    def _closed(self, refusal: str) -> ClosedError:
+        return ClosedError(f"system {self.name!r} is {self._state} and {refusal}", remedy=_NEW)
 
     def _check_home(self) -> Home:
         if self._home is None or self._home.is_inherited or _get_running_loop() is not self._home.loop:

@@ -34,7 +34,7 @@ class PolledCompletion(CompletionStrategy):
     interval: float = 0.0005
 
     def __post_init__(self) -> None:
-        if not 0 <= self.interval < float("inf"):
+        if isinstance(self.interval, bool) or not isinstance(self.interval, (int, float)) or not 0 <= self.interval < float("inf"):
             raise InvalidArgumentError(f"interval={self.interval!r} is not a time to wait", remedy="Use 0 or more seconds.")
 
     def open(self, device: AccelDevice, loop: asyncio.AbstractEventLoop, shared: dict[Any, Any]) -> PolledWatcher:

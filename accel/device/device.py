@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
 from accel.device.batch import Batch
 from accel.device.compiler import Compiler
@@ -19,7 +19,7 @@ from accel.device.memory_face import MemoryFace
 from accel.device.quarantine import opened
 from accel.device.residents import Residents
 from accel.errors import InvalidArgumentError
-from accel.hints import hinted
+from accel.hints import NoModel, hinted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 @hinted(DEVICE_HINTS)
-class Device(MemoryFace):
+class Device(MemoryFace, NoModel):
     """One opened device. Made by :meth:`accel.System.open_device`; several may share one piece of hardware, each with its own context and memory.
 
     Every op is sent at the first step of its ``await``, and runs in the order of sending; buffers are kept consistent across streams. An ``await`` ends with
@@ -47,6 +47,8 @@ class Device(MemoryFace):
 
     Methods raise :class:`~accel.ClosedError` after close and on a wrong loop, thread or process, and :class:`~accel.DeviceLostError` once the device is lost.
     """
+
+    _not_data: ClassVar[str] = "In a FastAPI handler write `device: DeviceDependency`, from accel.integrations.fastapi."
 
     def __init__(self, core: DeviceCore, sender: Sender, host: Host, actor: Any) -> None:
         self._core = core
@@ -346,6 +348,7 @@ class Device(MemoryFace):
         if core.is_inherited:
             return
         core.check_home()
+        self._sender.check_timeout(timeout)
         if self._closed is not None:
             await asyncio.shield(self._closed)
             return

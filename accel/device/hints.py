@@ -20,11 +20,13 @@ DEVICE_HINTS = {
     "ones": "Use await device.full(shape, 1, dtype).",
     "compile": "Use await device.compiler.compile(source, name).",
     "close": "Use await device.aclose().",
+    "restart": "Use await device.reopen(), once it is lost.",
     "spawn": "Use await system.spawn(Actor).",
 }
 
 RECORDER_HINTS = {
     **{name: f"Use {call} of the batch or graph." for name, call in _OPS.items()},
+    "put": "Put the array before the block, and change it in place: await device.put(array, out=ref).",
     "get": "Use await device.get(ref) after the block.",
     "free": "Drop the ref, or use await device.free(ref) after the block.",
     "timeout": "Use device.batch(timeout=...).",

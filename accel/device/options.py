@@ -139,8 +139,8 @@ def _restart(value: RestartStrategy | None) -> RestartStrategy:
 
 
 def _faults(value: FaultSource | None) -> FaultSource | None:
-    if value is not None and not callable(getattr(value, "take", None)):
-        raise InvalidArgumentError(f"faults is {value!r}", remedy="Give an accel.testing.FaultPlan.")
+    if isinstance(value, type) or (value is not None and not callable(getattr(value, "take", None))):
+        raise InvalidArgumentError(f"faults is {value!r}", remedy="Give an instance: accel.testing.FaultPlan().")
     return value
 
 

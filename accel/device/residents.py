@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import dataclasses
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -153,6 +154,8 @@ class Residents:
     def evict(self, name: str) -> bool:
         """See :meth:`accel.Device.evict`."""
         self._core.guard()
+        if not isinstance(name, str):
+            raise InvalidArgumentError(f"name is {name!r}", remedy="Give the name that it was loaded by.", device=self._core.name)
         return self._named.pop(name, None) is not None
 
     def _entry(self, name: str, loader: object, *, durable: bool) -> _Resident:
@@ -214,7 +217,14 @@ class Residents:
             await core.lifecycle.wait_ready()
             generation = core.live_generation
             try:
-                value = await loader(core.device)
+                loading = loader(core.device)
+                if not inspect.isawaitable(loading):
+                    raise InvalidArgumentError(
+                        f"the loader of resident {name!r} returned a {type(loading).__name__}, and nothing to await",
+                        device=core.name,
+                        remedy="Define it: `async def loader(device)`.",
+                    )
+                value = await loading
             except (ContextPoisonedError, StaleRefError) as error:
                 # What was on the device when it faulted may be why: that is not tried again unasked.
                 is_innocent = isinstance(error, StaleRefError) or error.executed == "no"

@@ -88,6 +88,8 @@ def _rule(error: AccelError, device: Device | None) -> _Rule:
         return _FULL if device is None or device.state is DeviceState.READY else _FULL_WHILE_DOWN
     if isinstance(error, ContextPoisonedError) and not error.retryable:
         return _GONE  # the fault that lost the device
+    if isinstance(error, StaleRefError) and error.reason == "freed":
+        return _FAILED  # by the handler itself: no rebuild was in between
     for kind in type(error).__mro__:
         if kind in _RULES:
             return _RULES[kind]
@@ -105,12 +107,13 @@ def error_answer(error: AccelError, device: Device | None) -> Answer:
     Parameters
     ----------
     error
-        What the handler raised. One that is nobody's but the service's own fault (500) is logged.
+        What the handler raised. What is the service's own fault is logged: a 500, and what was closed, or called from another loop or thread, while
+        the device serves.
     device
         The device that serves, whose state tells "too much work" from "not able to work"; ``None`` where there is none.
     """
     rule = _rule(error, device)
-    if rule.status == 500:
+    if rule is _FAILED or (rule is _GONE and device is not None and device.state is DeviceState.READY):
         logger.error("request_failed", error=error)
     generation = error.generation
     if generation is None and device is not None:

@@ -144,6 +144,8 @@ def install(
     -----
     A body in a charset that Python does not know is answered with 415.
     """
+    if not isinstance(app, web.Application):
+        raise InvalidArgumentError(f"app is {app!r}", remedy="Give the application: install(app), after app = web.Application().")
     check_limit(body_limit)
     app.cleanup_ctx.append(cleanup_ctx(device, close_timeout=close_timeout, on_lost=on_lost, **options))
     app.middlewares.extend((error_middleware, _body_middleware(body_limit)))

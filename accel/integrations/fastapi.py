@@ -105,13 +105,14 @@ def lifespan(
     AccelError
         When the application starts: the device cannot be opened, or an option is wrong.
     """
+    if isinstance(setup, FastAPI):
+        raise InvalidArgumentError("lifespan was not called", remedy="Give what it returns: FastAPI(lifespan=lifespan()).")
     if setup is not None and not callable(setup):
         raise InvalidArgumentError(
             f"setup is {setup!r}, not a function that takes the device", remedy="Name a device by its keyword: lifespan(device='cpu')."
         )
     if inspect.iscoroutinefunction(setup) or inspect.isasyncgenfunction(setup):
         raise _no_context_manager(setup)
-
     check_on_lost(on_lost)
 
     @contextlib.asynccontextmanager
@@ -135,6 +136,8 @@ def _no_context_manager(setup: Any) -> InvalidArgumentError:
 
 
 def _accel(connection: HTTPConnection) -> AccelState:
+    if not isinstance(connection, HTTPConnection):
+        raise TypeError(f"{connection!r} is no request; let FastAPI give it: `device: DeviceDependency`, or Depends(get_state)")
     found = getattr(connection.app.state, "accel", None)
     if not isinstance(found, AccelState):
         raise NotInitializedError(
@@ -189,6 +192,8 @@ def install(app: FastAPI, *, live: str | None = "/healthz", ready: str | None = 
     answered with 415, and one that FastAPI finds invalid with 422 also where its own answer could not be written, because it repeats what
     was sent: NaN, or half of a surrogate pair.
     """
+    if not isinstance(app, FastAPI):
+        raise InvalidArgumentError(f"app is {app!r}", remedy="Give the application: install(app), after app = FastAPI(...).")
     check_limit(body_limit)
     app.add_middleware(BodyMiddleware, limit=body_limit)
     app.add_exception_handler(AccelError, _on_error)

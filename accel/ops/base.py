@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 
-from accel.dtype import DType
+from accel.dtype import DType, check_awaited
 from accel.errors import InvalidArgumentError
 from accel.ref import AccelRef, AccelToken, ViewToken
 from accel.views import overlap
@@ -153,6 +153,7 @@ def with_refs(op: KernelOp, resolve: Callable[[AccelToken], AccelRef]) -> Kernel
     """
     names = _fields_of(type(op))
     if names is None:
+        check_awaited("op", op)
         raise InvalidArgumentError(f"{op!r} is not a KernelOp", remedy="Make an op, such as accel.ops.Gemm(a, b).")
     for name in names:
         if type(getattr(op, name)) in _MAY_HOLD_TOKENS:  # few have such, and this is on the way of every op
@@ -184,6 +185,9 @@ def operand(name: str, value: object, *, ndim: int | None = None) -> AccelRef:
     if not isinstance(value, AccelRef):
         if isinstance(value, AccelToken):
             raise InvalidArgumentError(f"{name} is a token", remedy="Turn it back into a ref first: ref = device.resolve(token).")
+        check_awaited(name, value)
+        if isinstance(value, (list, tuple)) and any(isinstance(each, AccelRef) for each in value):
+            raise InvalidArgumentError(f"{name} is a {type(value).__name__} of refs", remedy="Call it once for each of them.")
         raise InvalidArgumentError(
             f"{name} is a {type(value).__name__}, not an AccelRef", remedy="Put it on the device first: ref = await device.put(array)."
         )
@@ -265,7 +269,7 @@ def number(name: str, value: object) -> Any:
             return complex(value)
         if isinstance(value, np.bool_) or (hasattr(kind, "__index__") and not isinstance(value, np.ndarray)):
             return int(cast("int", value))
-        if hasattr(kind, "__float__") and not isinstance(value, np.ndarray):
+        if hasattr(kind, "__float__") and not isinstance(value, (np.ndarray, AccelRef)):
             return float(cast("float", value))
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidArgumentError(f"{name} is {value!r}: {error}", remedy="Give a finite number.") from error

@@ -35,7 +35,7 @@ def _index(name: str, value: object, remedy: str) -> int:
 
 def _axes(value: object, ndim: int) -> tuple[int, ...]:
     """Return the axes counted from 0, in the order in which they were given."""
-    given = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
+    given = tuple(value) if isinstance(value, Iterable) and not isinstance(value, (str, AccelRef)) else (value,)
     axes = tuple(_index("axes", axis, _AXES) for axis in given)
     if not 1 <= len(axes) <= _MOST_AXES:
         raise InvalidArgumentError(f"axes names {len(axes)} axes", remedy=_AXES)

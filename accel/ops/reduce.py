@@ -60,6 +60,8 @@ class Reduce(KernelOp):
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
         x, axis = operand("x", self.x), self.axis
+        if type(self.keepdims) is not bool:
+            raise InvalidArgumentError(f"keepdims is {self.keepdims!r}", remedy="Give True or False.")
         if axis is not None:
             if type(axis) is not int:
                 # The op is frozen for its users; this changes how the number is written, and not which it is.

@@ -18,6 +18,7 @@ from accel.errors import (
     MailboxFullError,
     NotInitializedError,
 )
+from accel.hints import AsyncOnly
 from accel.patterns.checks import check_choices, check_counts, check_hooks, check_seconds
 from accel.patterns.isolation import Isolation
 from accel.patterns.requests import BatcherStatistics, Counters, Request, RequestQueue
@@ -43,7 +44,7 @@ _AGES = 1e9
 """Seconds that a timer may take: loops count in 64 bits."""
 
 
-class DynamicBatcher(Generic[T, R]):
+class DynamicBatcher(AsyncOnly, Generic[T, R]):
     """Gathers items from many tasks and hands them to a handler in batches: ``async with DynamicBatcher(handler) as batcher``.
 
     While no batch runs, an item starts one at once, together with all that arrive in the same turn of the loop. While batches run, later items

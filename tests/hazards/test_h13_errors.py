@@ -19,8 +19,11 @@ import pytest
 from fastapi import FastAPI
 
 import accel
-from accel.integrations.fastapi import DeviceDependency, lifespan
+from accel.integrations.aiohttp import install as install_aiohttp
+from accel.integrations.fastapi import DeviceDependency, get_device, install, lifespan
 from accel.ops import KernelOp, Plan, Spec
+from accel.patterns import DynamicBatcher
+from accel.testing import FaultPlan
 
 PATIENCE = 10.0
 
@@ -119,6 +122,77 @@ def assign(x: Any) -> None:
     x[0] = 1.0
 
 
+async def wait_for(awaitable: Any) -> None:
+    await awaitable
+
+
+async def record_put(system: Any, device: Any, x: Any) -> None:
+    async with device.graph() as graph:
+        graph.put([1.0])
+
+
+async def block_after_close(system: Any, device: Any, x: Any) -> None:
+    async with accel.System() as other:
+        pass
+    await other.run_blocking(print)
+
+
+async def from_a_thread(call: Callable[[], object]) -> None:
+    await asyncio.to_thread(call)
+
+
+async def watch_nothing(system: Any, device: Any, x: Any) -> None:
+    (await system.spawn(Index, 3)).watch(3)
+
+
+async def call_receive(system: Any, device: Any, x: Any) -> None:
+    (await system.spawn(Index, 3)).receive(3)
+
+
+async def handle(items: list[int]) -> list[int]:
+    """Answer what came."""
+    return items
+
+
+def decorate_with_device() -> None:
+    app = FastAPI()
+
+    async def handler(device: accel.Device) -> int:
+        return 1
+
+    handler.__annotations__ = {"device": accel.Device}
+    app.get("/")(handler)
+
+
+async def call_from_sync_handler(caplog: pytest.LogCaptureFixture) -> tuple[int, str]:
+    app = FastAPI()
+    install(app)
+
+    def handler(device: Any) -> object:
+        return asyncio.run(device.put([1.0]))
+
+    handler.__annotations__ = {"device": DeviceDependency}
+    app.get("/")(handler)
+    async with lifespan(device="cpu")(app), httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        answer = await client.get("/")
+    return answer.status_code, "\n".join(record.getMessage() for record in caplog.records)
+
+
+async def free_in_handler() -> int:
+    app = FastAPI()
+    install(app)
+
+    async def handler(device: Any) -> None:
+        x = await device.put([1.0])
+        await device.free(x)
+        await device.free(x)
+
+    handler.__annotations__ = {"device": DeviceDependency}
+    app.get("/")(handler)
+    async with lifespan(device="cpu")(app), httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        return (await client.get("/")).status_code
+
+
 @dataclass(frozen=True)
 class Case:
     """What is done, given a system, a device and a ref; the error's class; and what its message says."""
@@ -181,6 +255,48 @@ CASES = {
     "lifespan(generator function)": case(
         lambda s, d, x: lifespan(typing.cast("Any", generator_setup)), ARGUMENT, "generator_setup", "asynccontextmanager"
     ),
+    "FastAPI(lifespan=lifespan)": case(lambda s, d, x: lifespan(typing.cast("Any", FastAPI())), ARGUMENT, "not called", "lifespan()"),
+    "device: accel.Device in a handler": case(lambda s, d, x: decorate_with_device(), TypeError, "DeviceDependency"),
+    "install(3)": case(lambda s, d, x: install(typing.cast("Any", 3)), ARGUMENT, "app is 3", "install(app)"),
+    "get_device(app)": case(lambda s, d, x: get_device(typing.cast("Any", FastAPI())), TypeError, "DeviceDependency"),
+    "aiohttp's install(3)": case(lambda s, d, x: install_aiohttp(typing.cast("Any", 3)), ARGUMENT, "app is 3", "web.Application()"),
+    "await System()": case(lambda s, d, x: wait_for(accel.System()), TypeError, "System", "`async with`"),
+    "await device.batch()": case(lambda s, d, x: wait_for(d.batch()), TypeError, "Batch", "`async with`"),
+    "with batcher": case(lambda s, d, x: enter(DynamicBatcher(handle)), TypeError, "DynamicBatcher", "`async with`"),
+    "graph.put": case(record_put, AttributeError, "await device.put(array, out=ref)"),
+    "gemm(coroutine)": case(lambda s, d, x: d.blas.gemm(x, d.put([1.0])), ARGUMENT, "coroutine of put(...)", "Await it first"),
+    "put(coroutine)": case(lambda s, d, x: d.put(d.blas.gemm(x, x)), ARGUMENT, "coroutine of gemm(...)", "Await it first"),
+    "run(coroutine)": case(lambda s, d, x: d.run(d.blas.gemm(x, x)), ARGUMENT, "coroutine of gemm(...)", "Await it first"),
+    "get([ref, ref])": case(lambda s, d, x: d.get([x, x]), ARGUMENT, "a list of refs", "once for each"),
+    "zeros(3, 4)": case(lambda s, d, x: d.zeros(3, 4), ARGUMENT, "4 is not a dtype", "(3, 4)"),
+    "DType('floot')": case(lambda s, d, x: accel.DType("floot"), ARGUMENT, "'floot'", "DType.of", "float32"),
+    "keepdims='no'": case(lambda s, d, x: d.reduce("sum", x, keepdims="no"), ARGUMENT, "keepdims is 'no'", "True or False"),
+    "resident(loader that is no coroutine function)": case(lambda s, d, x: d.resident("w", lambda _: 3), ARGUMENT, "'w'", "`async def"),
+    "evict([1])": case(lambda s, d, x: d.evict([1]), ARGUMENT, "name is [1]"),
+    "aclose(timeout='1')": case(lambda s, d, x: d.aclose(timeout="1"), ARGUMENT, "timeout is '1'", "seconds"),
+    "faults=FaultPlan": case(lambda s, d, x: s.open_device("cpu", faults=FaultPlan), ARGUMENT, "FaultPlan()"),
+    "completion=['polled']": case(lambda s, d, x: s.open_device("cpu", completion=["polled"]), ARGUMENT, "['polled']", "'adaptive'"),
+    "PolledCompletion('1')": case(lambda s, d, x: accel.PolledCompletion(typing.cast("Any", "1")), ARGUMENT, "'1'", "seconds"),
+    "RestartStrategy(-1)": case(lambda s, d, x: accel.RestartStrategy(-1), ARGUMENT, "max_restarts is -1", "at least 0"),
+    "backoff=(2, 1)": case(lambda s, d, x: accel.RestartStrategy(backoff=(2, 1)), ARGUMENT, "(2, 1)", "the shortest first"),
+    "System(clock=3)": case(lambda s, d, x: typing.cast("Any", accel.System)(clock=3), ARGUMENT, "clock is 3", "functions"),
+    "System(rng=3)": case(lambda s, d, x: typing.cast("Any", accel.System)(rng=3), ARGUMENT, "rng is 3", "random.Random"),
+    "run_blocking(None)": case(lambda s, d, x: s.run_blocking(None), ARGUMENT, "None", "plain function"),
+    "run_blocking(coroutine function)": case(lambda s, d, x: s.run_blocking(handle, [1]), ARGUMENT, "await a coroutine function"),
+    "run_blocking after close": case(block_after_close, accel.ClosedError, "system 'accel' is closed", "Make a new one"),
+    "portal.run(timeout='1')": case(
+        lambda s, d, x: from_a_thread(lambda: s.portal.run(handle, [1], timeout="1")), ARGUMENT, "timeout is '1'"
+    ),
+    "portal.run that takes too long": case(
+        lambda s, d, x: from_a_thread(lambda: s.portal.run(asyncio.sleep, 60, timeout=0.01)), accel.DeadlineExceededError, "sleep", "0.01 s"
+    ),
+    "portal.call_soon(coroutine function)": case(
+        lambda s, d, x: from_a_thread(lambda: s.portal.call_soon(handle, [1])), ARGUMENT, "portal.start(f, *args)"
+    ),
+    "spawn(mailbox_size=0)": case(lambda s, d, x: s.spawn(Index, 3, mailbox_size=0), ARGUMENT, "capacity is 0", "at least 1"),
+    "spawn(restart={})": case(lambda s, d, x: s.spawn(Index, 3, restart={}), ARGUMENT, "restart is {}", "RestartStrategy"),
+    "watch(3)": case(watch_nothing, ARGUMENT, "watcher is 3", "ActorRef"),
+    "ref.receive(message)": case(call_receive, AttributeError, "await ref.ask(message)"),
     "lifespan(plain function)": case(lambda s, d, x: enter_lifespan(lambda device: 3), ARGUMENT, "asynccontextmanager"),
 }
 
@@ -246,6 +362,24 @@ async def test_a_ref_with_remedies_behaves_as_before_elsewhere() -> None:
         assert (x == x, x != x, x in {x: 1}, bool(x), f"{x}") == (True, False, True, True, repr(x))
         with pytest.raises(TypeError, match=r"await device\.get"):
             np.add(np.eye(2), x)
+
+
+async def test_a_handler_on_a_thread_that_calls_the_device_is_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with asyncio.timeout(PATIENCE):
+        status, log = await call_from_sync_handler(caplog)
+    assert status == 503
+    assert "system.portal" in log
+
+
+async def test_a_handlers_own_use_of_a_freed_ref_is_not_to_be_tried_again() -> None:
+    async with asyncio.timeout(PATIENCE):
+        assert await free_in_handler() == 500
+
+
+async def test_a_ref_is_reshaped_by_numbers_too() -> None:
+    async with asyncio.timeout(PATIENCE), accel.System() as system:
+        x = await (await system.open_device("cpu")).put(np.arange(4.0))
+        assert x.reshape(2, 2).shape == x.reshape((2, 2)).shape == (2, 2)
 
 
 class Knowing:
