@@ -294,11 +294,6 @@ class ComputeBackend(ABC):
     def binary(self, op: BinaryOp, a: int, b: int, output: int, n: int, *, dtype: DType = DType.FLOAT32) -> None:
         """Enqueue ``output[i] = op(a[i], b[i])`` for n elements; ``output`` may be ``a`` or ``b``."""
 
-    @property
-    def workspace_nbytes(self) -> int:
-        """Bytes of device memory that libraries hold for this instance to work in, besides :meth:`alloc`; 0 unless the backend says otherwise."""
-        return 0
-
     @abstractmethod
     def synchronize(self) -> None:
         """Block this thread until everything enqueued has ended, releasing the GIL; raises the context's fault."""

@@ -194,11 +194,6 @@ class CudaMemory(ComputeBackend):
         """Make the pinned memory that small copies are staged in, if it is not there. May block."""
         self._stream.transfers.prepare()
 
-    @property
-    def workspace_nbytes(self) -> int:
-        """Bytes of device memory that ops of this stream work in."""
-        return WORKSPACE * len(self._workspaces)
-
     def workspace_wanted(self, library: str) -> int:
         """Return the bytes of the next workspace that a library needs here; see :class:`accel.backend.TakesWorkspace`."""
         return WORKSPACE if len(self._workspaces) < _WORKSPACES.get(library, 0) else 0

@@ -30,7 +30,7 @@ class MemoryInfo:
     limit
         The most that may be reserved; ``None`` where nothing was set.
     workspace
-        What libraries hold besides, to work in; not part of ``reserved``, nor under ``limit``.
+        Held by streams for their libraries to work in: a part of ``reserved``, and under ``limit``, but not of ``used``.
     """
 
     used: int

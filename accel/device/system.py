@@ -126,13 +126,13 @@ class System(ActorSystem):
         libraries
             Libraries to make ready before this returns, and in every generation: ``"blas"``, ``"elementwise"``, ``"reduce"``, ``"dnn"``.
         memory_limit
-            Bytes that may be taken from the device.
+            Bytes that may be taken from the device, for buffers and for what libraries work in.
         pinned_limit
             Bytes of host memory that :meth:`Device.pinned` may lock; ``None``: 4 GiB, or a quarter of the machine's memory where that is less.
         pending_limit
             Submissions that may wait in the device's queue.
         max_in_flight
-            Ops that may be on the device at once.
+            Ops that may be on the device at once. Where a backend's queues are bounded it counts the commands that ops enqueue, and CUDA stops at 900.
         overload
             With the queue full, ``"wait"`` for room in order, or ``"reject"`` with :class:`~accel.MailboxFullError` and its ``retry_after``.
         restart

@@ -92,14 +92,6 @@ async def test_a_device_without_priorities_refuses_them() -> None:
         assert "debug" in wrong.message
 
 
-async def test_what_libraries_hold_to_work_in_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    from accel.cpu.compute import CpuCompute
-
-    monkeypatch.setattr(CpuCompute, "workspace_nbytes", property(lambda self: 1000), raising=False)
-    async with opened(libraries=("blas",)) as device:
-        assert device.info().memory.workspace == 3000, "memory, blas and batch"
-
-
 @pytest.mark.parametrize("streams", ["per_actor", "single", "pooled(2)"])
 async def test_each_named_library_is_prepared_in_the_stream_that_it_runs_in(monkeypatch: pytest.MonkeyPatch, streams: str) -> None:
     """Also where it shares the stream with others, which was made for the first of them."""

@@ -6,6 +6,7 @@ A fault ends CUDA for the process that it happens in, and what other libraries d
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import faulthandler
 import importlib
 import logging
@@ -134,10 +135,10 @@ def has_no_thread_for_a_copy() -> None:
             array = rng.integers(0, 256, 96 * MIB, np.uint8)
             start = threading.Thread.start
 
-            def refuse(thread: threading.Thread) -> None:
-                if "copy" in thread.name:
+            def refuse(self: threading.Thread) -> None:
+                if "copy" in self.name:
                     raise RuntimeError("can't start new thread")
-                start(thread)
+                start(self)
 
             threading.Thread.start = refuse  # type: ignore[method-assign]
             try:
@@ -359,18 +360,20 @@ def _calls_back_by_cupy(is_over: threading.Event, count: list[int]) -> None:
         stream.synchronize()
 
 
-def _calls_back_by_numba(is_over: threading.Event, count: list[int]) -> None:
-    if not hasattr(np, "row_stack"):
-        np.row_stack = np.vstack  # numba-cuda imports a name that numpy 2.5 has no more
-    cuda: Any = importlib.import_module("numba.cuda")
-    stream = cuda.stream()
+def _calls_back_by_ctypes(is_over: threading.Event, count: list[int]) -> None:
+    """Do what numba's ``Stream.add_callback`` does; its own does not work with cuda-bindings 13.3, whose streams have no ``value``."""
+    cupy: Any = importlib.import_module("cupy")
+    cupy.cuda.Device(0).use()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    add = ctypes.CDLL("libcuda.so.1").cuStreamAddCallback
 
-    def call(_stream: object, _status: object, _argument: object) -> None:
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+    def call(_stream: int, _status: int, _argument: int) -> None:
         count[1] += 1
 
     while not is_over.is_set():
         for _ in range(50):
-            stream.add_callback(call, None)
+            assert add(ctypes.c_void_p(stream.ptr), call, None, 0) == 0
         stream.synchronize()
 
 
@@ -384,7 +387,7 @@ def works_beside_python_callbacks(seconds: float = 60.0) -> None:
             x = await device.put(np.ones((256, 256), np.float32))
             await device.get(await device.blas.gemm(x, x))
             is_over, count, worst, ops = threading.Event(), [0, 0], 0.0, 0
-            threads = [threading.Thread(target=each, args=(is_over, count)) for each in (_calls_back_by_cupy, _calls_back_by_numba)]
+            threads = [threading.Thread(target=each, args=(is_over, count)) for each in (_calls_back_by_cupy, _calls_back_by_ctypes)]
             for thread in threads:
                 thread.start()
             async with asyncio.timeout(30):

@@ -1,0 +1,194 @@
+"""Backends whose queues are bounded, and whose libraries work in memory of the device's: ``CountsCommands`` and ``TakesWorkspace``."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pytest
+
+import accel
+from accel.cpu.backend import CpuBackend, CpuDevice
+from accel.cpu.compute import CpuCompute
+from accel.ops import Plan, Spec
+from accel.testing import FaultPlan
+from tests.device_support import bounded, failure, opened, task, turns, until
+
+if TYPE_CHECKING:
+    from accel.cpu.stream import CpuStream
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+MIB = 1 << 20
+
+
+class Compute(CpuCompute):
+    """Wants two workspaces of 1 MiB for products."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.lent: list[int] = []
+
+    def workspace_wanted(self, library: str) -> int:
+        return MIB if library == "blas" and len(self.lent) < 2 else 0
+
+    def use_workspace(self, address: int, nbytes: int) -> None:
+        assert nbytes == MIB
+        self.lent.append(address)
+
+
+class Lending(CpuDevice):
+    """A context whose products work in memory that they are lent."""
+
+    lent: ClassVar[list[Compute]]
+
+    def create_compute(self, stream: CpuStream, library: str) -> Compute:
+        made = Compute(stream)
+        made.init()
+        self.lent.append(made)
+        return made
+
+
+class Counting(CpuDevice):
+    """A context whose queues take 20 commands, of which a function of elements takes three."""
+
+    queue_limit = 20
+
+    def commands(self, op: Any) -> int:
+        return 3 if op.kind == "unary" else 1
+
+
+def opens(monkeypatch: pytest.MonkeyPatch, device: type[CpuDevice]) -> None:
+    monkeypatch.setattr(CpuBackend, "open", lambda self, index: device(self.devices()[index]))
+
+
+@pytest.fixture
+def computes(monkeypatch: pytest.MonkeyPatch) -> list[Compute]:
+    Lending.lent = []
+    opens(monkeypatch, Lending)
+    return Lending.lent
+
+
+async def test_workspaces_are_memory_of_the_device_and_shown(computes: list[Compute]) -> None:
+    async with opened(libraries=("blas",)) as device:
+        x = await device.put(np.eye(4))
+        memory = device.info().memory
+        assert (memory.used, memory.workspace) == (256, 2 * MIB)
+        async with device.batch() as batch:
+            batch.elementwise.unary("neg", x)
+        assert device.info().memory.workspace == 2 * MIB, "nothing was multiplied in a batch yet"
+        async with device.batch() as batch:
+            y = batch.elementwise.unary("neg", batch.blas.gemm(x, x))
+        np.testing.assert_array_equal(await device.get(y), -np.eye(4))
+        assert device.info().memory.workspace == 4 * MIB
+        assert len({address for each in computes for address in each.lent}) == 4, "no two share memory"
+
+
+async def test_workspaces_count_in_the_limit(computes: list[Compute]) -> None:
+    async with opened(memory_limit=8 * MIB) as device:
+        x = await device.put(np.eye(4))
+        held = await device.empty((7 * MIB,), "uint8")
+        error = await failure(device.blas.gemm(x, x), accel.OutOfMemoryError)
+        assert error.retryable
+        assert error.limit == 8 * MIB
+        await device.free(held)
+        np.testing.assert_array_equal(await device.get(await device.blas.gemm(x, x)), np.eye(4))
+        memory = device.info().memory
+        assert memory.used + memory.workspace <= memory.reserved <= 8 * MIB
+
+
+async def test_every_generation_lends_its_own(computes: list[Compute]) -> None:
+    async with opened(FaultPlan().poison_at(3), libraries=("blas",)) as device:
+        x = await device.put(np.eye(4))
+        await device.blas.gemm(x, x)
+        await failure(device.blas.gemm(x, x), accel.ContextPoisonedError)
+        x = await bounded(device.put(np.eye(4)))
+        np.testing.assert_array_equal(await device.get(await device.blas.gemm(x, x)), np.eye(4))
+        assert device.info().memory.workspace == 2 * MIB
+        assert sum(len(each.lent) for each in computes) == 4
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Step(accel.KernelOp):
+    """``x + 1``."""
+
+    library: ClassVar[str] = "six"
+    kind: ClassVar[str] = "step"
+
+    x: accel.AccelRef
+
+    def plan(self) -> Plan:
+        return Plan((self.x,), (), (Spec(self.x.shape, self.x.dtype),))
+
+
+class Six(accel.KernelLibrary):
+    """Says that each of its ops enqueues six commands."""
+
+    name = "six"
+    launches = 6
+
+    @accel.kernel(Step)
+    def step(self, op: Step, stream: Any, inputs: Any, outputs: Any) -> None:
+        source, target = np.asarray(inputs[0]), np.asarray(outputs[0])
+        stream.submit(lambda: np.add(source, 1, out=target), 1e-6)
+
+
+@pytest.fixture
+def bounded_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    opens(monkeypatch, Counting)
+
+
+@pytest.mark.usefixtures("bounded_queue")
+async def test_ops_in_flight_are_bounded_by_what_they_enqueue() -> None:
+    plan = FaultPlan().hang_at(2)
+    async with opened(plan, streams="single") as device:
+        await device.register(Six)
+        x = await device.put(np.zeros(4))
+        hanging = task(device.zeros(3))
+        ops = [task(device.run(Step(x)) if turn % 2 else device.elementwise.unary("neg", x)) for turn in range(60)]
+        await until(lambda: device.info().in_flight > 4)
+        await turns(400)
+        # One command for zeros; then pairs of nine, until there are 20.
+        assert device.info().in_flight == 6
+        plan.release()
+        results = await bounded(asyncio.gather(*ops))
+        for turn, result in enumerate(results):
+            np.testing.assert_array_equal(await device.get(result), np.full(4, turn % 2))
+        await bounded(hanging)
+
+
+@pytest.mark.usefixtures("bounded_queue")
+async def test_a_batch_is_sent_in_parts_that_the_queue_takes() -> None:
+    plan = FaultPlan().hang_at(2)
+    async with opened(plan, streams="single") as device:
+        await device.register(Six)
+        x = await device.put(np.zeros(4))
+        hanging = task(device.zeros(3))
+        expected = np.zeros(4)
+
+        async def work() -> accel.AccelRef:
+            nonlocal expected
+            async with device.batch() as batch:
+                y: accel.AccelRef = x
+                for turn in range(60):
+                    y = batch.run(Step(y)) if turn % 2 else batch.elementwise.unary("neg", y)
+                    expected = expected + 1 if turn % 2 else -expected
+            return y
+
+        working = task(work())
+        await until(lambda: device.info().in_flight > 2)
+        await turns(400)
+        assert device.info().in_flight == 5, "parts of at most ten commands: two ops each"
+        plan.release()
+        np.testing.assert_array_equal(await device.get(await bounded(working)), expected)
+        await bounded(hanging)
+
+
+@pytest.mark.parametrize("launches", [0, -1, "many", None, True, 2.5])
+async def test_a_library_says_its_launches_as_a_positive_int(launches: Any) -> None:
+    wrong = type("Wrong", (Six,), {"launches": launches})
+    async with opened() as device:
+        error = await failure(device.register(wrong), accel.InvalidArgumentError)
+        assert "launches" in error.message
