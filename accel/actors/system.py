@@ -11,6 +11,7 @@ import inspect
 import itertools
 import os
 import random
+import sys
 import time
 from asyncio import _get_running_loop
 from contextvars import Context
@@ -28,7 +29,7 @@ from accel.actors.portal import Portal
 from accel.actors.supervision import RestartStrategy
 from accel.actors.tree import ActorTree, picture
 from accel.actors.workers import WorkerPool
-from accel.errors import ClosedError, InvalidArgumentError, NotInitializedError
+from accel.errors import ClosedError, InvalidArgumentError, NotInitializedError, UnsupportedError
 from accel.hints import AsyncOnly
 
 if TYPE_CHECKING:
@@ -93,6 +94,11 @@ class ActorSystem(AsyncOnly):
         sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
         rng: random.Random | None = None,
     ) -> None:
+        if not getattr(sys, "_is_gil_enabled", lambda: True)():
+            raise UnsupportedError(
+                "this Python runs without the GIL, on which the queues of accel rely",
+                remedy="Run it with PYTHON_GIL=1 (or -X gil=1), or an ordinary build of Python.",
+            )
         check_seconds("close_timeout", close_timeout)
         if close_timeout < 0:
             raise InvalidArgumentError(f"close_timeout is {close_timeout!r}", remedy="Give seconds, at least 0.")
