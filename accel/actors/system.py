@@ -94,11 +94,7 @@ class ActorSystem(AsyncOnly):
         sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
         rng: random.Random | None = None,
     ) -> None:
-        if not getattr(sys, "_is_gil_enabled", lambda: True)():
-            raise UnsupportedError(
-                "this Python runs without the GIL, on which the queues of accel rely",
-                remedy="Run it with PYTHON_GIL=1 (or -X gil=1), or an ordinary build of Python.",
-            )
+        _check_gil()
         check_seconds("close_timeout", close_timeout)
         if close_timeout < 0:
             raise InvalidArgumentError(f"close_timeout is {close_timeout!r}", remedy="Give seconds, at least 0.")
@@ -430,3 +426,11 @@ class ActorSystem(AsyncOnly):
         if self._home is None or self._home.is_inherited or _get_running_loop() is not self._home.loop:
             raise self._not_at_home()
         return self._home
+
+
+def _check_gil() -> None:
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        raise UnsupportedError(
+            "this Python runs without the GIL, on which the queues of accel rely",
+            remedy="Run it with PYTHON_GIL=1 (or -X gil=1), or an ordinary build of Python.",
+        )
