@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
 E = TypeVar("E", bound=Exception)
+T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[3]
 PATIENCE = 30.0
@@ -396,18 +397,17 @@ def works_beside_python_callbacks(seconds: float = 60.0) -> None:
                     await asyncio.sleep(0.01)
             before, end = list(count), time.perf_counter() + seconds
 
-            async def client() -> None:
+            async def timed(awaitable: Awaitable[T]) -> T:
                 nonlocal worst, ops
+                began = time.perf_counter()
+                value = await awaitable
+                worst, ops = max(worst, time.perf_counter() - began), ops + 1
+                return value
+
+            async def client() -> None:
                 while time.perf_counter() < end:
-                    began = time.perf_counter()
-                    product = await device.blas.gemm(x, x)
-                    between = time.perf_counter()
-                    got = await device.get(product)
-                    worst = max(worst, between - began, time.perf_counter() - between)
-                    assert got[0, 0] == 256
-                    began = time.perf_counter()
-                    await device.put(np.ones(1000))
-                    worst, ops = max(worst, time.perf_counter() - began), ops + 3
+                    assert (await timed(device.get(await timed(device.blas.gemm(x, x)))))[0, 0] == 256
+                    await timed(device.put(np.ones(1000)))
 
             await asyncio.gather(*(client() for _ in range(16)))
             is_over.set()
