@@ -368,13 +368,13 @@ def _calls_back_by_ctypes(is_over: threading.Event, count: list[int]) -> None:
     stream = cupy.cuda.Stream(non_blocking=True)
     add = ctypes.CDLL("libcuda.so.1").cuStreamAddCallback
 
-    @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
     def call(_stream: int, _status: int, _argument: int) -> None:
         count[1] += 1
 
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)(call)
     while not is_over.is_set():
         for _ in range(50):
-            assert add(ctypes.c_void_p(stream.ptr), call, None, 0) == 0
+            assert add(ctypes.c_void_p(stream.ptr), function, None, 0) == 0
         stream.synchronize()
 
 
