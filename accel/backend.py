@@ -33,6 +33,7 @@ __all__ = [
     "ImportsSlabs",
     "Injection",
     "Kernel",
+    "KnowsShortages",
     "PreparesLibraries",
     "SlabMemory",
     "TakesScratch",
@@ -335,6 +336,14 @@ class ChecksAlive(Protocol):
 
         ``stream`` is the one that the work went to: one of this device's.
         """
+
+
+@runtime_checkable
+class KnowsShortages(Protocol):
+    """What an :class:`AccelDevice` has besides if it knows how other libraries say that the device has no memory."""
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Return whether a library's own exception says so, told by its class. Quick; called on any thread."""
 
 
 @runtime_checkable

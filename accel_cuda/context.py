@@ -14,6 +14,7 @@ from accel_cuda.commands import COMMANDS, QUEUE_LIMIT
 from accel_cuda.compiler import Nvrtc, architecture
 from accel_cuda.compute import CudaCompute
 from accel_cuda.driver import Handle
+from accel_cuda.errors.packages import is_out_of_memory
 from accel_cuda.event import CudaEvent
 from accel_cuda.fft import FftLibrary
 from accel_cuda.graph import GRAPH_KERNELS
@@ -240,6 +241,10 @@ class CudaDevice:
         self._check_open()
         self.pinned.register(address, nbytes)
         return Registration(self.release, lambda: self.pinned.unregister(address))
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Return whether torch or CuPy says that the device has no memory; see :class:`accel.backend.KnowsShortages`."""
+        return is_out_of_memory(error)
 
     def check_alive(self, stream: CudaStream) -> None:
         """Raise the context's fault, if the driver knows of one; see :class:`accel.backend.ChecksAlive`."""

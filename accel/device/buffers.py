@@ -75,7 +75,7 @@ class Buffers:
     """
 
     __slots__ = (
-        "_check_alive", "_closing", "_core", "_generation", "_held", "_leaving", "_resting", "allocator", "blocks", "durables", "lent", "special",
+        "_check_alive", "_closing", "_core", "_generation", "_held", "_idle", "_leaving", "_resting", "allocator", "blocks", "durables", "lent", "special",
     )  # fmt: skip
 
     def __init__(
@@ -92,6 +92,7 @@ class Buffers:
         self._held = 0  # how many are in `blocks`
         self._resting: list[Held] = []  # freed, and still in use
         self._leaving: list[Held] = []  # freed, and used no more
+        self._idle: list[SlabMemory] = []  # slabs that are no longer the allocator's
         self._closing: asyncio.Task[None] | None = None
 
     def block(self, ref: AccelRef) -> Block | Held:
@@ -222,6 +223,12 @@ class Buffers:
         if self._resting:
             self._sweep()
 
+    def release_idle(self) -> None:
+        """Have all slabs given back that are wholly free and idle: another library found no memory."""
+        self.apply_frees()
+        self._idle += self.allocator.trim(everything=True)
+        self._close_soon()
+
     def settle(self) -> bool:
         """Apply frees when work has ended, for what is held may rest until then; return whether anything still is, or may come to."""
         self.apply_frees()
@@ -235,17 +242,21 @@ class Buffers:
         if over:
             self._resting = [held for held in self._resting if held not in over]
             self._leaving += over
-            if self._closing is None or self._closing.done():
-                self._closing = self._core.loop.create_task(self._close_leaving())
+            self._close_soon()
+
+    def _close_soon(self) -> None:
+        if (self._leaving or self._idle) and (self._closing is None or self._closing.done()):
+            self._closing = self._core.loop.create_task(self._close_leaving())
 
     async def _close_leaving(self) -> None:
-        while self._leaving:
-            leaving = tuple(self._leaving)
+        while self._leaving or self._idle:
+            leaving, idle = tuple(self._leaving), tuple(self._idle)
             try:
                 await self._core.system.run_blocking(_release_all, leaving)
+                await self._core.system.run_blocking(close_all, idle)
             except ClosedError:  # the system ends: `close` does it
                 return
-            del self._leaving[: len(leaving)]
+            del self._leaving[: len(leaving)], self._idle[: len(idle)]
 
     async def aclose(self) -> None:
         """Wait until what is being given back is so."""
@@ -259,6 +270,7 @@ class Buffers:
         if not abandon:
             for each in held:
                 each.release()
+        close_all(self._idle)
         self.durables.close()
 
     def free(self, buffer: int) -> None:

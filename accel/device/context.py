@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from accel._log import get_logger
-from accel.backend import ChecksAlive, CountsCommands
+from accel.backend import ChecksAlive, CountsCommands, KnowsShortages
 from accel.device.beside import CallsBeside
 from accel.device.buffers import Buffers, close_all
 from accel.device.durable_slabs import DurableSlabs
@@ -393,6 +393,10 @@ class Context(ContextBase):
         torn = [buffer for buffer, usage in usages if isinstance(usage, DurableUsage) and usage.was_written(lane, first, last)]
         if torn:
             self.core.keeper.torn(torn, why)
+
+    def is_out_of_memory(self, raised: BaseException) -> bool:
+        """Return whether what a kernel, or a library's ``open``, raised is that library's way to say that the device has no memory. Any thread may ask."""
+        return isinstance(self.device, KnowsShortages) and self.device.is_out_of_memory(raised)
 
     def fault_of(self, stream: AccelStream, error: AccelError) -> AccelError | None:
         """Return the fault that is behind what a kernel, or a library's ``open``, raised; ``None`` where the device's context is alive, or cannot be asked.

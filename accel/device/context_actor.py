@@ -26,7 +26,7 @@ from accel.device.kernel_library import OwnLibrary
 from accel.device.lane import Lane
 from accel.device.op_error import op_error
 from accel.device.run import BATCH, Port
-from accel.errors import AccelError, ClosedError, DeviceLostError
+from accel.errors import AccelError, ClosedError, DeviceLostError, OutOfMemoryError
 from accel.fate import TellsFaults
 from accel.hosts import KEEPER
 
@@ -139,11 +139,15 @@ class ContextActor(Actor[OpenLibrary, "Port | AccelError"]):
                 own = OwnLibrary(make(), description)
                 own.library.open(lane.stream)
             except BaseException as raised:  # also a CancelledError, which awaiting this must not raise
-                return op_error(raised, f"opening library {library!r}", self._core.loop, library=library)
+                is_out_of_memory = made.is_out_of_memory(raised)
+                what = f"opening library {library!r}"
+                return op_error(raised, what, self._core.loop, is_out_of_memory=is_out_of_memory, library=library)
             return own
 
         own = await self._core.system.run_blocking(open_it)
         if isinstance(own, AccelError):
+            if isinstance(own, OutOfMemoryError):
+                made.buffers.release_idle()
             raise own if own.is_fault else made.fault_of(lane.stream, own) or own
         if self._core.own.get(library) is not make:  # who registered it has been cancelled meanwhile
             await self._core.system.run_blocking(own.close)
@@ -151,11 +155,14 @@ class ContextActor(Actor[OpenLibrary, "Port | AccelError"]):
         made.add_own(own)
 
     async def _open(self, made: Context, library: str, context: ActorContext) -> Port:
-        lane = self._lanes.pop(library, None) or await self._lane(made, library)
+        lane = self._lanes.get(library)
+        if lane is None:
+            lane = self._lanes[library] = await self._lane(made, library)
         await made.buffers.provide_workspaces(lane, library)
         # Never full: the context sends no more than max_in_flight at once.
         size = self._core.options.max_in_flight * 2 + 2
         ref = await context.spawn(KernelActor, made, name=library, mailbox_size=size, restart=NEVER_ENDS)
+        del self._lanes[library]
         return Port(lane, ref)
 
     async def _lane(self, made: Context, library: str) -> Lane:

@@ -14,7 +14,7 @@ from accel.device.graph import Capture
 from accel.device.op_error import op_error
 from accel.device.outside import captures_of
 from accel.device.run import OpSubmission
-from accel.errors import AccelError, ClosedError, CompileError, InvalidArgumentError, StaleRefError, UnsupportedError
+from accel.errors import AccelError, ClosedError, CompileError, InvalidArgumentError, OutOfMemoryError, StaleRefError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -219,9 +219,12 @@ class KernelActor(Actor["Sendable", None]):
         """Answer an op whose kernel raised, or, unless it ``is_begun``, that could not be begun. What the device's fault made it raise is the fault."""
         library = None if launch.op is None else launch.op.library
         what = f"the {_kind(launch, run)} kernel" if library is None else f"the {_kind(launch, run)} kernel of library {library!r}"
-        error = op_error(raised, what, self._context.core.loop, library=library)
+        context = self._context
+        error = op_error(raised, what, context.core.loop, is_out_of_memory=context.is_out_of_memory(raised), library=library)
+        if isinstance(error, OutOfMemoryError):
+            context.buffers.release_idle()
         if not error.is_fault:
-            error = self._context.fault_of(run.lane.stream, error) or error
+            error = context.fault_of(run.lane.stream, error) or error
         if not error.is_fault:
             run.submission.launched += 1  # how far it came is not known: what it may have enqueued has to end, and may have faulted
             if is_begun and not isinstance(error, _REFUSALS):

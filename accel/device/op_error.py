@@ -6,7 +6,7 @@ import contextlib
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from accel.errors import AccelError, LibraryError, said
+from accel.errors import AccelError, LibraryError, OutOfMemoryError, said
 from accel.shortage import shortage
 
 if TYPE_CHECKING:
@@ -20,7 +20,9 @@ __all__ = ["op_error", "result_of"]
 _WHERE = "In the kernel (most recent call last):\n"
 
 
-def op_error(raised: BaseException, what: str, loop: asyncio.AbstractEventLoop, **fields: Any) -> AccelError:
+def op_error(
+    raised: BaseException, what: str, loop: asyncio.AbstractEventLoop, *, is_out_of_memory: bool = False, **fields: Any
+) -> AccelError:
     """Return the error of an op for what was raised on its way. Any thread may call it; never raises.
 
     An error of the tree stands for itself, a shortage of the operating system is retryable, and anything else is the cause of a :class:`~accel.LibraryError`:
@@ -35,12 +37,18 @@ def op_error(raised: BaseException, what: str, loop: asyncio.AbstractEventLoop, 
         What raised it, as the subject of the message: ``"the gemm kernel"``.
     loop
         The device's.
+    is_out_of_memory
+        Whether ``raised`` is how some library says that the device has no memory.
     **fields
         Of the error, such as ``library``.
     """
     if isinstance(raised, AccelError) and "scope" in vars(raised):  # a subclass may have left its constructor out
         return raised
-    error: AccelError | None = shortage(raised, f"{what} failed for a shortage")
+    error: AccelError | None
+    if is_out_of_memory:
+        error = OutOfMemoryError(f"{what} found no memory on the device: {type(raised).__name__}: {said(raised)}")
+    else:
+        error = shortage(raised, f"{what} failed for a shortage")
     if error is None:
         if isinstance(raised, (KeyboardInterrupt, SystemExit)):
             with contextlib.suppress(RuntimeError):  # the loop has ended

@@ -192,3 +192,55 @@ async def test_a_library_says_its_launches_as_a_positive_int(launches: Any) -> N
     async with opened() as device:
         error = await failure(device.register(wrong), accel.InvalidArgumentError)
         assert "launches" in error.message
+
+
+class NoMemoryError(Exception):
+    """How a library says that the device has none."""
+
+
+class Knowing(CpuDevice):
+    """A context that knows how."""
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return isinstance(error, NoMemoryError)
+
+
+class Hungry(Six):
+    """Finds no memory, in its kernel or while it is opened, as often as it is told."""
+
+    failures: ClassVar[list[str]] = []
+
+    def open(self, stream: Any) -> None:
+        if "open" in self.failures:
+            self.failures.remove("open")
+            raise NoMemoryError("2 GiB")
+
+    @accel.kernel(Step)
+    def step(self, op: Step, stream: Any, inputs: Any, outputs: Any) -> None:
+        if "step" in self.failures:
+            self.failures.remove("step")
+            raise NoMemoryError("3 GiB")
+        super().step(op, stream, inputs, outputs)
+
+
+@pytest.mark.parametrize("where", ["open", "step"])
+async def test_a_library_s_own_shortage_gives_idle_slabs_back_and_may_be_tried_again(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    opens(monkeypatch, Knowing)
+    async with opened() as device:
+        x = await device.put(np.zeros(4))
+        await device.free(await device.empty((200 * MIB,), "uint8"))
+        assert device.info().memory.reserved >= 200 * MIB
+        Hungry.failures[:] = [where]
+        if where == "step":
+            await device.register(Hungry)
+            error = await failure(device.run(Step(x)), accel.OutOfMemoryError)
+        else:
+            error = await failure(device.register(Hungry), accel.OutOfMemoryError)
+            await device.register(Hungry)
+        assert error.retryable
+        assert error.scope is accel.FaultScope.OP
+        assert "NoMemoryError" in error.message
+        assert isinstance(error.__cause__, NoMemoryError)
+        await until(lambda: device.info().memory.reserved < 200 * MIB)
+        np.testing.assert_array_equal(await device.get(await device.run(Step(x))), np.ones(4))
+        assert device.generation == 1
