@@ -198,7 +198,10 @@ class Context(ContextBase):
                 except Exception as raised:
                     error = op_error(raised, f"finding memory for {submission.kinds[index]}", self.core.loop)
                     error.op_index = index
-                    raise error from error.__cause__
+                    try:
+                        raise error from error.__cause__
+                    finally:
+                        del error  # its traceback holds this frame, and so the refs
             elif end < count:
                 # A chunk of small ops runs in this turn of the loop, on some devices: others must get theirs.
                 await asyncio.sleep(0)
@@ -231,7 +234,10 @@ class Context(ContextBase):
             at = start + len(launches)
             error = op_error(raised, f"sending {submission.kinds[at]}", self.core.loop)
             error.op_index = at
-            raise error from error.__cause__
+            try:
+                raise error from error.__cause__
+            finally:
+                del error  # its traceback holds this frame, and so the refs
         finally:
             # Places in line that were given out must reach the lane even if a later op could not be bound.
             if launches:

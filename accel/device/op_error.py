@@ -67,7 +67,10 @@ def result_of(op: KernelOp, refs: tuple[AccelRef, ...], loop: asyncio.AbstractEv
         return op.result(refs)
     except BaseException as raised:
         error = op_error(raised, f"result() of {op.kind}", loop, library=op.library)
-        raise error from error.__cause__
+        try:
+            raise error from error.__cause__
+        finally:
+            del error  # its traceback holds this frame, and so the refs
 
 
 def _leave(raised: BaseException) -> None:
