@@ -347,6 +347,25 @@ class KnowsShortages(Protocol):
 
 
 @runtime_checkable
+class ReportsFailures(Protocol):
+    """What an :class:`AccelStream` has besides if its work can fail without a fault of the context, because it is Python code of this process.
+
+    Such work is over once it has failed: the stream goes on, and marks behind it are passed. So the op that it belongs to has to be told otherwise.
+    """
+
+    def report_failures(self, number: Callable[[], int], tell: Callable[[int, BaseException], object]) -> None:
+        """Tell what work raises that is no fault. Called once, before anything is enqueued.
+
+        Parameters
+        ----------
+        number
+            Returns the number of the op that enqueues. Called where the work is enqueued, or where it is run at once.
+        tell
+            Takes that number and what was raised, on any thread, before the work counts as over.
+        """
+
+
+@runtime_checkable
 class PreparesLibraries(Protocol):
     """What an :class:`AccelDevice` has besides if the first ops of a library would have to wait, for kernels that are compiled or loaded."""
 

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from accel import ClosedError, CompileError, ReduceOp
+from accel import ClosedError, CompileError, ReduceOp, UnsupportedError
 from accel_cuda.driver import Handle
 from accel_cuda.kernels import CODES, PROGRAMS, program_of, source_of
 
@@ -39,6 +39,7 @@ OPS_WITH_PROGRAMS = (
 """Kinds of ops that may need a program besides the first."""
 
 _COMPILERS = 16
+_REPORT = "This is an error in accel_cuda: report it."
 _OPERAND = {"conv2d": "input", "attention": "q"}
 """Op kind -> the operand whose dtype names the program, where that is not x."""
 
@@ -133,6 +134,8 @@ def _nothing() -> None:
 class Programs(Mapping[str, Handle]):
     """The backend's own kernels: name -> handle of the CUfunction. To look one up loads its program, which may take seconds.
 
+    A name that none of them has raises :class:`~accel.UnsupportedError`, and compiles at most the one program that it would be in.
+
     Parameters
     ----------
     context, modules
@@ -150,11 +153,11 @@ class Programs(Mapping[str, Handle]):
     def __getitem__(self, name: str) -> Handle:
         function = self._functions.get(name)
         if function is None:
-            for program in dict.fromkeys((program_of(name), *PROGRAMS)):
-                self.load(program)
-                if name in self._functions:
-                    break
-            function = self._functions[name]
+            program = program_of(name)
+            self.load(program)
+            function = self._functions.get(name)
+            if function is None:
+                raise UnsupportedError(f"there is no kernel {name!r} in the program {program!r}", library="driver", remedy=_REPORT)
         return function
 
     def __iter__(self) -> Iterator[str]:
@@ -167,8 +170,18 @@ class Programs(Mapping[str, Handle]):
         """Compile and load one of :data:`~accel_cuda.kernels.PROGRAMS`, unless that was done before.
 
         Every function is loaded with it: the first launch of one that is not may wait for the whole device.
+
+        Raises
+        ------
+        UnsupportedError
+            If there is no such program.
+        AccelError
+            If it does not compile, or cannot be loaded.
         """
-        with self._locks[program]:
+        lock = self._locks.get(program)
+        if lock is None:
+            raise UnsupportedError(f"there is no program {program!r}", library="driver", remedy=_REPORT)
+        with lock:
             if program in self._loaded:
                 return
             self._functions |= self._modules.load(self._functions_of, source_of(program))

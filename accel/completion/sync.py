@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel.completion.strategy import CompletionStrategy, Ended, LaneWatcher, put_in_line, take_ended, thread_end
+from accel.errors import OutOfMemoryError
 from accel.shortage import no_thread
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from accel.completion.strategy import Pending
 
 __all__ = ["SyncCompletion", "SyncWatcher"]
+
+_LOOK = 0.005
+"""Seconds between two looks at a lane for which the operating system had no thread: a shortage lasts longer, and a late end is better than none."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +86,14 @@ class _Blocker:
 
 
 class _Lane:
-    __slots__ = ("blocker", "is_blocked", "queue", "stopped")
+    __slots__ = ("blocker", "is_blocked", "name", "queue", "stopped")
 
-    def __init__(self, stopped: asyncio.Future[None]) -> None:
+    def __init__(self, name: str, stopped: asyncio.Future[None]) -> None:
+        self.name = name
         self.queue: deque[Pending] = deque()
         self.is_blocked = False
         self.stopped = stopped
-        self.blocker: _Blocker
+        self.blocker: _Blocker | None = None
 
 
 class SyncWatcher(LaneWatcher):
@@ -103,23 +108,24 @@ class SyncWatcher(LaneWatcher):
         """Watch a mark until it ends; the lane's first mark starts its thread."""
         lane = self._lanes.get(pending.lane)
         if lane is None and not self._closing:
-            lane = self._lanes[pending.lane] = self._open_lane()
+            name = f"accel-sync-{self._device}-lane-{len(self._lanes)}"
+            lane = self._lanes[pending.lane] = _Lane(name, self._loop.create_future())
         self._admit()
         assert lane is not None, "a watcher that is closed admits nothing"
         put_in_line(lane.queue, pending)
         self._block(lane)
-
-    def _open_lane(self) -> _Lane:
-        lane = _Lane(self._loop.create_future())
-        name = f"accel-sync-{self._device}-lane-{len(self._lanes)}"
-        lane.blocker = _Blocker(self._loop, name, lambda: self._passed(lane), lambda: _resolve(lane.stopped))
-        return lane
 
     def _block(self, lane: _Lane) -> None:
         # The thread gets the next event only when the loop has dealt with the last one: until then an event that the
         # thread has in hand cannot be recorded anew for something else.
         if lane.queue and not lane.is_blocked:
             lane.is_blocked = True
+            if lane.blocker is None:
+                try:
+                    lane.blocker = _Blocker(self._loop, lane.name, lambda: self._passed(lane), lambda: _resolve(lane.stopped))
+                except OutOfMemoryError:  # the work is in the stream already, and ends: it is looked for until there is a thread
+                    self._loop.call_later(_LOOK, self._passed, lane)
+                    return
             lane.blocker.block_on(lane.queue[0].event)
 
     def _passed(self, lane: _Lane) -> None:
@@ -139,13 +145,14 @@ class SyncWatcher(LaneWatcher):
     async def _release(self, *, abandon: bool) -> None:
         # A thread that is blocked when the watcher is abandoned ends when its event does; it is not waited for.
         lanes, self._lanes = list(self._lanes.values()), {}
-        for lane in lanes:
-            lane.blocker.stop()
+        started = [(lane, lane.blocker) for lane in lanes if lane.blocker is not None]
+        for _, blocker in started:
+            blocker.stop()
         if abandon:
             return
-        for lane in lanes:
+        for lane, blocker in started:
             await lane.stopped
-            await lane.blocker.join()
+            await blocker.join()
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

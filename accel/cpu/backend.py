@@ -87,7 +87,7 @@ class CpuDevice:
         self._is_closed = False
 
     def create_stream(self, *, priority: int = 0) -> CpuStream:
-        """Create a stream. Its thread starts with the first work that is too large for the caller's.
+        """Create a stream, and the thread for work that is too large for the caller's.
 
         Parameters
         ----------
@@ -100,6 +100,8 @@ class CpuDevice:
             For another priority.
         ClosedError
             After :meth:`close`.
+        OutOfMemoryError
+            If the operating system has no thread for it.
         AccelError
             The context's fault.
         """
@@ -113,9 +115,7 @@ class CpuDevice:
             if self._is_closed:
                 raise ClosedError("the context is closed", device=self.description.spec)
             self._streams += 1
-            stream = CpuStream(self._context, f"accel-cpu-{self.description.index}-stream-{self._streams}")
-            self._context.add(stream)
-        return stream
+            return CpuStream(self._context, f"accel-cpu-{self.description.index}-stream-{self._streams}")
 
     def create_event(self) -> CpuEvent:
         """Create an event. Never blocks."""

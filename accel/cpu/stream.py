@@ -3,7 +3,7 @@
 A stream counts what was put into it and what has ended. Nothing that has ended is ever taken back: once a stream is stopped by a fault
 its count stands still, so that marks passed before the fault stay passed and every other mark raises the fault.
 
-An idle stream has no running thread of its own: its worker waits for a lock, using no CPU.
+The worker of an idle stream waits for a lock, using no CPU.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from accel.cpu.raw import fill_memory, move, move_small
 from accel.errors import AccelError, ClosedError, InvalidArgumentError
+from accel.shortage import no_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +33,7 @@ _BYTES_PER_SECOND = 5e9
 _SMALL_COPY = 1 << 15
 _PATTERNS = (1, 2, 4, 8, 16)
 _ALWAYS_ON_WORKER = math.inf
+_NO_OP = 0  # the number of work that belongs to no op
 
 
 class CpuStream:
@@ -47,6 +49,13 @@ class CpuStream:
     name
         Name of the worker thread.
 
+    Raises
+    ------
+    OutOfMemoryError
+        If the operating system has no thread for the worker.
+    AccelError
+        The context's fault.
+
     Attributes
     ----------
     completed : int
@@ -60,10 +69,12 @@ class CpuStream:
         "_blocked",
         "_ending",
         "_lock",
+        "_number",
         "_park",
         "_queue",
         "_refusal",
         "_submitted",
+        "_tell",
         "_thread",
         "_touching",
         "_waiters",
@@ -81,22 +92,32 @@ class CpuStream:
         self._submitted = 0
         self._refusal: AccelError | None = None  # what enqueuing raises: the fault, or ClosedError
         self._lock = threading.Lock()
-        self._queue: deque[tuple[Callable[[], object], object]] = deque()
+        self._queue: deque[tuple[Callable[[], object], object, int]] = deque()
+        self._number: Callable[[], int] = lambda: _NO_OP
+        self._tell: Callable[[int, BaseException], object] = lambda number, error: None
         self._active = False  # some thread owns the right to run items: the worker, or one running inline
         self._touching = False  # the item being run may use device memory
         self._ending = False  # the worker shall end instead of parking
-        self._thread: threading.Thread | None = None
         self._park = threading.Lock()  # held while the worker sleeps; released to wake it
         self._park.acquire()
         self._waiters: list[tuple[int, threading.Lock]] = []
         self._blocked: tuple[CpuStream, threading.Lock] | None = None
+        context.add(self)
+        # Now, and not with the first work for it: what is enqueued must not fail for want of a thread.
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            context.remove(self)
+            raise no_thread(error, "a stream has no worker") from error
 
     def submit(self, work: Callable[[], object], cost: float = _ALWAYS_ON_WORKER, keep: object = None) -> None:
         """Enqueue ``work``.
 
         It runs on this thread, before this returns, if the stream is idle and ``cost`` is below :data:`INLINE_LIMIT`; else on the stream's
-        worker. If it raises, the context is poisoned with a :class:`~accel.LibraryError` of scope CONTEXT that it caused; ``submit`` itself
-        does not raise that.
+        worker. What it raises is told to who asked for that (:meth:`report_failures`), and the stream goes on. An :class:`~accel.AccelError` whose scope
+        is more than the op poisons the context; so does anything else where nobody has asked, as a :class:`~accel.LibraryError`. ``submit`` itself
+        raises neither, only ``KeyboardInterrupt`` and ``SystemExit`` of work that runs on this thread.
 
         Parameters
         ----------
@@ -107,25 +128,42 @@ class CpuStream:
         keep
             Object to keep alive until the work has ended or was dropped.
         """
+        self._enqueue(work, cost, keep, self._number)
+
+    def report_failures(self, number: Callable[[], int], tell: Callable[[int, BaseException], object]) -> None:
+        """See :class:`accel.backend.ReportsFailures`."""
+        self._number, self._tell = number, tell
+
+    def _enqueue(self, work: Callable[[], object], cost: float, keep: object = None, number: Callable[[], int] = lambda: _NO_OP) -> None:
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal.clone()
-            self._submitted += 1
             if self._active or cost >= INLINE_LIMIT:
-                self._queue.append((work, keep))
+                self._queue.append((work, keep, number()))
+                self._submitted += 1
                 if not self._active:
                     self._active = True
-                    self._wake_worker()
+                    self._park.release()
                 return
+            self._submitted += 1
             self._active = self._touching = True
         try:
             work()
         except BaseException as error:
-            self.context.poison(self.context.failure(error))
-            if not isinstance(error, Exception):  # Ctrl-C inside the work: it is half done, and the caller must still be told
+            op, leaves = number(), isinstance(error, (KeyboardInterrupt, SystemExit))
+            if op == _NO_OP or not leaves:
+                self._failed(error, op)
+            if leaves:  # the work is half done, and the caller must still be told
                 raise
         finally:
             self._end_inline()
+
+    def _failed(self, error: BaseException, number: int) -> None:
+        """Tell of what work raised, or poison the context."""
+        if number == _NO_OP or (isinstance(error, AccelError) and error.is_fault):
+            self.context.poison(self.context.failure(error))
+        else:
+            self._tell(number, error)
 
     def record(self, event: CpuEvent) -> bool:
         """Put a mark after everything enqueued so far; return ``True`` if that has already been passed."""
@@ -146,7 +184,7 @@ class CpuStream:
             if self._refusal is not None:
                 raise self._refusal.clone()
             return
-        self.submit(lambda: self._wait_for(source, ticket), _ALWAYS_ON_WORKER)
+        self._enqueue(lambda: self._wait_for(source, ticket), _ALWAYS_ON_WORKER)
 
     def copy(self, destination: int, source: int, nbytes: int) -> None:
         """Copy ``nbytes`` of memory from address to address."""
@@ -169,7 +207,7 @@ class CpuStream:
 
     def launch_host_function(self, function: HostFunction) -> None:
         """Call ``function`` once everything enqueued so far has ended, on this thread or the worker. After a fault it is never called."""
-        self.submit(function, 0.0)
+        self._enqueue(function, 0.0)
 
     def synchronize(self) -> None:
         """Block this thread until everything enqueued so far has ended, releasing the GIL; raises the context's fault."""
@@ -196,13 +234,12 @@ class CpuStream:
             self._wait(self._submitted)
         with self._lock:
             self._ending = True
-            thread = self._thread
-            if thread is not None and not self._active:
+            if not self._active:
                 self._active = True
                 self._park.release()
         if not abandon:
-            if thread is not None and thread is not threading.current_thread():
-                thread.join()
+            if self._thread is not threading.current_thread():
+                self._thread.join()
             self.context.remove(self)
 
     # What the context, events and other streams call.
@@ -226,10 +263,10 @@ class CpuStream:
         """Enqueue a fault or a hang. Both always run on the worker, so that they surface later, as a device's do."""
         if injection.kind == "poison":
             error = self.context.injected(injection.error)
-            self.submit(lambda: self.context.poison(error), _ALWAYS_ON_WORKER)
+            self._enqueue(lambda: self.context.poison(error), _ALWAYS_ON_WORKER)
         else:
             release = injection.release
-            self.submit(lambda: self._hang(release), _ALWAYS_ON_WORKER)
+            self._enqueue(lambda: self._hang(release), _ALWAYS_ON_WORKER)
 
     def stop(self, fault: AccelError) -> None:
         """Run nothing more: drop what has not begun, and wake whoever waits. The first fault stands."""
@@ -301,7 +338,7 @@ class CpuStream:
         with self._lock:
             self._finish()
             if self._queue or self._ending:
-                self._wake_worker()
+                self._park.release()  # the worker has the right to run items now
             else:
                 self._active = False
         if self.context.leftovers:
@@ -320,18 +357,9 @@ class CpuStream:
                     latch.release()
             self._waiters = [waiter for waiter in self._waiters if waiter[0] > done]
 
-    def _wake_worker(self) -> None:
-        """Give the right to run items to the worker; the lock is held."""
-        if self._thread is None:
-            if not self._queue:
-                return
-            self._thread = threading.Thread(target=self._work, name=self.name, daemon=True)
-            self._thread.start()
-        else:
-            self._park.release()
-
     def _work(self) -> None:
         """Body of the worker thread."""
+        self._park.acquire()
         while True:
             with self._lock:
                 item = self._queue.popleft() if self._queue else None
@@ -347,7 +375,7 @@ class CpuStream:
             try:
                 item[0]()
             except BaseException as error:  # the thread has no one else to tell
-                self.context.poison(self.context.failure(error))
+                self._failed(error, item[2])
             del item  # here and not under the lock: what it kept alive may do anything when it goes
             with self._lock:
                 self._finish()

@@ -15,6 +15,7 @@ from accel.backend import ChecksAlive, CountsCommands, KnowsShortages
 from accel.device.beside import CallsBeside
 from accel.device.buffers import Buffers, close_all
 from accel.device.durable_slabs import DurableSlabs
+from accel.device.failures import Failures
 from accel.device.graph import GraphSubmission, Replay
 from accel.device.in_flight import ContextBase
 from accel.device.kernels import LIBRARIES
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from accel.device.run import Bound, Port
     from accel.device.submission import Submission
     from accel.memory import Dependency, Usage
-    from accel.ops import KernelOp
+    from accel.ops import KernelOp, Plan
     from accel.ref import AccelRef
 
 __all__ = ["Context"]
@@ -75,6 +76,7 @@ class Context(ContextBase):
         self.beside = CallsBeside(self.own)
         self.opening: AbstractContextManager[object] = nullcontext()  # entered while something is made that ops wait for
         self.sharing = Sharing(self)
+        self.failures = Failures(self)
         self.lanes: list[Lane] = []
         self.ports: dict[str, Port] = {}
         self._kernels: dict[type[KernelOp], Kernel] = {}
@@ -103,12 +105,10 @@ class Context(ContextBase):
         kernel = self._kernels.get(type(op)) or self._kernel(op)
         if port is None:
             return False
-        plan, blocks = submission.plan, buffers.blocks
+        plan = submission.plan
         assert plan is not None, "an op that is not dispatched has its plan"
-        lane, reads, refs = port.lane, plan.reads, plan.writes
-        for ref in reads + refs:
-            if ref.buffer not in blocks:
-                buffers.block(ref)  # which says what became of it
+        lane, refs = port.lane, plan.writes
+        self._check_operands(plan)
         if op.library in self.scratch.libraries and not self.scratch.reserve(op, lane):
             return False
         if plan.creates:
@@ -121,21 +121,33 @@ class Context(ContextBase):
         faults = self.core.options.faults
         action = None if faults is None else faults.take(submission.name)
         submission.bind(self, lane, kernel, action, 1 if self._weigh is None else self._commands(op))
-        self._take_place(submission, op, lane, reads, refs)
+        self._take_place(submission, op, lane, plan, refs)
         submission.outstanding = 1
         self.sent(submission, 1, submission.commands)
         if not port.hand_over(submission):
             port.actor.tell(submission)
         return True
 
-    def _take_place(self, launch: Bound, op: KernelOp, lane: Lane, reads: Iterable[AccelRef], refs: Iterable[AccelRef]) -> None:
+    def _check_operands(self, plan: Plan) -> None:
+        """Raise unless what an op uses is there, and may be read."""
+        blocks, failures = self.buffers.blocks, self.failures
+        for ref in plan.reads + plan.writes:
+            if ref.buffer not in blocks:
+                self.buffers.block(ref)  # which says what became of it
+        if failures.raised or failures.has_unsound:
+            failures.check(plan)
+
+    def _take_place(self, launch: Bound, op: KernelOp, lane: Lane, plan: Plan, refs: Iterable[AccelRef]) -> None:
         """Make an op the next user of its memory; say at which addresses, which number it has, and what it waits for."""
         blocks = self.buffers.blocks
         lane.issued = seq = lane.issued + 1
+        failures = self.failures
+        if failures.is_tracking and (self.in_flight or failures.has_unsound or type(launch) is Launch):
+            failures.enlist(lane, seq, plan, refs)
         dependencies: list[Dependency] = []
         inputs: list[int] = []
         outputs: list[int] = []
-        for ref in reads:
+        for ref in plan.reads:
             block = blocks[ref.buffer]
             block.usage.read(lane, seq, dependencies)
             inputs.append(block.address + ref.offset)
@@ -242,6 +254,7 @@ class Context(ContextBase):
             # Places in line that were given out must reach the lane even if a later op could not be bound.
             if launches:
                 submission.sent = start + len(launches)
+                submission.places.append((port.lane, launches[0].seq, start, len(launches)))
                 self._send(Run(self, submission, port, launches, is_last=submission.sent == count))
         return is_all
 
@@ -295,9 +308,7 @@ class Context(ContextBase):
             op, plan = ops[index], plans[index]
             kernel = kernels.get(type(op)) or self._kernel(op)
             refs = plan.writes
-            for ref in plan.reads + refs:
-                if ref.buffer not in buffers.blocks:
-                    buffers.block(ref)
+            self._check_operands(plan)
             if op.library not in lane.provided or (op.library in scratch.libraries and not scratch.reserve(op, lane)):
                 return False
             if plan.creates:
@@ -308,7 +319,7 @@ class Context(ContextBase):
                 refs += made
             action = None if faults is None else faults.take(op.kind)
             launch = Launch(op, kernel, action, index, 1 if self._weigh is None else self._commands(op))
-            self._take_place(launch, op, lane, plan.reads, refs)
+            self._take_place(launch, op, lane, plan, refs)
             launches.append(launch)
         return True
 

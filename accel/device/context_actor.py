@@ -182,7 +182,9 @@ class ContextActor(Actor[OpenLibrary, "Port | AccelError"]):
     def _make_lane(made: Context, library: str) -> Lane:
         device: AccelDevice = made.device
         stream = device.create_stream(priority=made.core.options.priorities.get(library, 0))
-        return Lane(library, device, stream, device.create_compute(stream, library), made.events)
+        lane = Lane(library, device, stream, device.create_compute(stream, library), made.events)
+        made.failures.listen(lane)
+        return lane
 
     async def restarting(self, error: BaseException, context: ActorContext) -> None:
         """Give the dead context back, waiting for nothing that runs in it."""

@@ -103,8 +103,8 @@ class Device(MemoryFace, NoModel):
         """Random numbers; see :class:`~accel.device.Rng`."""
         return self._libraries.rng
 
-    def run(self, op: KernelOp, *, timeout: float | None = None) -> Coroutine[Any, Any, Any]:
-        """Run any op and return what it gives, when awaited.
+    def run(self, op: KernelOp[T], *, timeout: float | None = None) -> Coroutine[Any, Any, T]:
+        """Run any op and return what it gives, when awaited: its one result, or the tuple of its results.
 
         Parameters
         ----------

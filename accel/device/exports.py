@@ -117,4 +117,7 @@ def close_when_dropped(kept: Iterable[tuple[SlabMemory, Iterable[Export]]], sett
                 logger.warning("exported_memory_left", device=name, nbytes=memory.nbytes, error=error.message)
         watched.clear()
 
-    threading.Thread(target=wait, name=f"accel-{name}-exported", daemon=True).start()
+    try:
+        threading.Thread(target=wait, name=f"accel-{name}-exported", daemon=True).start()
+    except RuntimeError as error:  # no thread is to be had: the tensors stay as they are, and the memory with them
+        logger.warning("exported_memory_left", device=name, nbytes=sum(memory.nbytes for memory, _ in left.values()), error=error)

@@ -11,7 +11,7 @@ from accel.device.run import OpSubmission
 from accel.dtype import DType
 from accel.errors import ClosedError, InvalidArgumentError, NotInitializedError, UnsupportedError
 from accel.ops import KernelOp, Plan
-from accel.ref import AccelRef
+from accel.ref import AccelRef, RefView
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,9 +56,19 @@ class Program:
         self.handle = AccelRef(core, core.next_buffer(), (0,), DType.UINT8, generation)
         self._launches: list[tuple[Kernel, KernelOp, list[int], list[int]]] = []
         own = {ref.buffer for ref in self.made}
-        written = {ref.buffer: ref for plan in plans for ref in plan.writes if ref.buffer not in own}
-        read = {ref.buffer: ref for plan in plans for ref in plan.reads if ref.buffer not in own and ref.buffer not in written}
-        self.plan = Plan(tuple(read.values()), (self.handle, *written.values()), (), updates=True)
+        read: dict[int, AccelRef] = {}
+        written: dict[int, AccelRef] = {}
+        renewed: set[int] = set(own)  # nothing that was there before is left
+        for plan in plans:
+            for ref in plan.reads + plan.writes if plan.updates else plan.reads:
+                if ref.buffer not in renewed:
+                    read.setdefault(ref.buffer, ref)
+            for ref in plan.writes:
+                if ref.buffer not in own:
+                    written.setdefault(ref.buffer, ref)
+                if not isinstance(ref, RefView) or ref.nbytes == ref.base.nbytes:
+                    renewed.add(ref.buffer)
+        self.plan = Plan(tuple(read.values()), (self.handle, *written.values()), (), updates=not renewed.issuperset(written))
         """What a replay does to memory: its own buffers count as the handle."""
 
     def bind(self, context: Context) -> None:
@@ -122,7 +132,7 @@ class Program:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Capture(KernelOp):
+class Capture(KernelOp[Any]):
     """Make one command of a program; nothing of it runs."""
 
     library: ClassVar[str] = "capture"
@@ -136,7 +146,7 @@ class Capture(KernelOp):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Replay(KernelOp):
+class Replay(KernelOp[Any]):
     """Run a program."""
 
     library: ClassVar[str] = "graph"
@@ -201,7 +211,7 @@ class Graph(Recorder):
 
     what: ClassVar[str] = "graph"
 
-    def _record(self, op: KernelOp, timeout: float | None) -> AccelRef:
+    def _record(self, op: KernelOp[Any], timeout: float | None) -> Any:
         if isinstance(op, ops.Put):
             raise InvalidArgumentError(
                 "a graph reads no host memory", op="put", remedy="Put the array before, and change it in place: device.put(array, out=ref)."

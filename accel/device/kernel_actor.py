@@ -96,6 +96,7 @@ class KernelActor(Actor["Sendable", None]):
         try:
             try:
                 for launch in launches:
+                    lane.enqueued = launch.seq - 1  # what the stream's work is known by, if it fails
                     if launch.dependencies or lane.owed or launch.action is not None or submission.future.done() or today.fault is not None:
                         self._enqueue(launch, message)
                     else:
@@ -188,6 +189,7 @@ class KernelActor(Actor["Sendable", None]):
         """Return whether somebody waits for an op, in a context that works; else its results are void."""
         if run.submission.is_dropped(launch.index) or self._context.fault is not None:
             run.lane.drop(launch.seq)
+            self._context.failures.dropped(run.lane, launch.seq)
             run.submission.void(launch.index)
             return False
         return True
@@ -229,6 +231,9 @@ class KernelActor(Actor["Sendable", None]):
             run.submission.launched += 1  # how far it came is not known: what it may have enqueued has to end, and may have faulted
             if is_begun and not isinstance(error, _REFUSALS):
                 self._context.tear(run.lane, launch.seq, launch.seq, f"the {_kind(launch, run)} op that wrote it failed")
+                self._context.failures.failed(run.lane, launch.seq, error)
+            else:
+                self._context.failures.dropped(run.lane, launch.seq)
         self._failed(error, launch, run)
 
     def _unmarked(self, raised: BaseException, run: Sendable) -> None:
@@ -243,6 +248,9 @@ class KernelActor(Actor["Sendable", None]):
         if submission in context.submissions:
             context.tear(lane, run.launches[0].seq, last.seq, f"the end of the {submission.name} op that wrote it could not be seen")
             self._failed(error, run.launches[0], run)
+            for launch in run.launches:
+                context.failures.failed(lane, launch.seq, error)
+            context.failures.settle(run)
             context.retire(submission, len(run.launches), run.commands, is_last=run.is_last)
 
     async def _synchronize(self, launch: Bound, run: Sendable) -> None:

@@ -13,6 +13,7 @@ from accel._log import get_logger
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops import KernelOp
+from accel.ops.base import check_frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -149,7 +150,7 @@ class _Interface:
         self.__array_interface__ = interface
 
 
-def kernel(op: type[KernelOp]) -> Callable[[F], F]:
+def kernel(op: type[KernelOp[Any]]) -> Callable[[F], F]:
     """Mark a method of a :class:`KernelLibrary` as what enqueues ops of one class.
 
     The method is called as ``method(op, stream, inputs, outputs)``: the op with its options, the stream to enqueue into, and the
@@ -178,7 +179,8 @@ class KernelLibrary:
     allocators do not know; so record only methods that work in ``inputs``, ``outputs`` and what :meth:`open` made.
     What it raises is the op's error: an :class:`~accel.AccelError` as it is, anything else wrapped in :class:`~accel.LibraryError`. On CUDA the stream
     speaks ``__cuda_stream__`` and has a ``handle``; on the CPU it has ``submit(work, cost)``, which calls ``work()`` in its turn (``cost``: about how many
-    seconds that takes; what raises there is a fault of the context).
+    seconds that takes). What ``work`` raises is the op's error too, and that of ops behind it which read what it was to write; only an
+    :class:`~accel.AccelError` whose scope is more than the op is a fault of the context.
 
     Attributes
     ----------
@@ -259,7 +261,7 @@ class OwnLibrary:
             logger.warning("library_not_closed", library=self.library.name, error=error)
 
 
-def kernels_of(library: type[KernelLibrary]) -> dict[type[KernelOp], str]:
+def kernels_of(library: type[KernelLibrary]) -> dict[type[KernelOp[Any]], str]:
     """Return the ops of a library and the names of the methods that enqueue them, after checking them.
 
     Raises
@@ -280,7 +282,7 @@ def kernels_of(library: type[KernelLibrary]) -> dict[type[KernelOp], str]:
             f"{library.__name__}.launches is {launches!r}",
             remedy="Give the most kernels and copies that a kernel method enqueues, such as 64.",
         )
-    found: dict[type[KernelOp], str] = {}
+    found: dict[type[KernelOp[Any]], str] = {}
     for attribute in dir(library):
         op = getattr(getattr(library, attribute), _MARK, None)
         if op is None:
@@ -289,6 +291,7 @@ def kernels_of(library: type[KernelLibrary]) -> dict[type[KernelOp], str]:
             raise InvalidArgumentError(
                 f"{op!r}, which {library.__name__}.{attribute} is for, is not a KernelOp", remedy="Use a class of ops."
             )
+        check_frozen(op)
         if op.library != name:
             raise InvalidArgumentError(
                 f"{op.__name__} is of library {op.library!r} and {library.__name__} is {name!r}",

@@ -21,7 +21,7 @@ _PAUSE, _LONGEST_PAUSE = 0.01, 1.0
 """Seconds until what could not be given back is tried again: at first, and at last."""
 
 
-class _Last(KernelOp):
+class _Last(KernelOp[Any]):
     """Does nothing, after everything that memory was used for."""
 
     __slots__ = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from accel import ops
 from accel.device.hints import RECORDER_HINTS
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from accel.ops import KernelOp, Plan
 
 __all__ = ["Recorder"]
+
+T = TypeVar("T")
 
 
 @hinted(RECORDER_HINTS)
@@ -92,8 +94,8 @@ class Recorder(AsyncOnly):
     def __len__(self) -> int:
         return len(self._ops)
 
-    def run(self, op: KernelOp) -> AccelRef:
-        """Record any op that makes or writes a buffer, and return its ref.
+    def run(self, op: KernelOp[T]) -> T:
+        """Record any op that makes or writes a buffer, and return its ref, or the tuple of its refs.
 
         Raises
         ------
@@ -104,7 +106,8 @@ class Recorder(AsyncOnly):
         StaleRefError
             If an operand is not there any more.
         """
-        return self._record(with_refs(op, self._core.resolve), None)
+        result: T = self._record(with_refs(op, self._core.resolve), None)
+        return result
 
     def empty(self, shape: Any, dtype: DTypeLike = "float32") -> AccelRef:
         """Record the making of a buffer with no set contents."""
@@ -122,7 +125,7 @@ class Recorder(AsyncOnly):
         """Record a copy from buffer to buffer, and return the destination."""
         return self.run(ops.Copy(source, destination))
 
-    def _record(self, op: KernelOp, timeout: float | None) -> AccelRef:
+    def _record(self, op: KernelOp[Any], timeout: float | None) -> Any:
         if self._state != "recording":
             if self._state == "new":
                 raise NotInitializedError(
@@ -150,8 +153,7 @@ class Recorder(AsyncOnly):
         self._ops.append(op)
         self._plans.append(plan)
         self._outputs.append(made)
-        result: AccelRef = op.result(plan.writes + made)
-        return result
+        return op.result(plan.writes + made)
 
     async def __aenter__(self) -> Self:
         if self._state != "new":

@@ -167,9 +167,11 @@ class Run:
 
     def complete(self) -> None:
         """Retire the ops; called by the watcher, once."""
-        lane = self.lane
+        lane, failures = self.lane, self._context.failures
         lane.complete(self.launches[-1].seq)
         lane.events.give(self.event)
+        if failures.raised or failures.uses:
+            failures.settle(self)
         self._context.retire(self.submission, len(self.launches), self.commands, is_last=self.is_last)
 
     def fail(self, error: AccelError) -> None:
@@ -184,6 +186,8 @@ class OpSubmission(Submission):
     ----------
     made : tuple of AccelRef or None
         The refs of what it makes, where somebody has named them already.
+    op_class : type
+        The op's.
     op, plan
         The work, and what it does to memory; ``None`` when it has reached the device, so that operands are not kept from being freed.
     kernel, inputs, outputs, seq, dependencies, action, beside, commands
@@ -195,8 +199,8 @@ class OpSubmission(Submission):
     """
 
     __slots__ = (
-        "_context", "action", "beside", "commands", "dependencies", "enqueued_at", "event", "inputs", "kernel", "kind", "lane", "made", "op", "outputs", "plan",
-        "seq", "stream", "watcher",
+        "_context", "action", "beside", "commands", "dependencies", "enqueued_at", "event", "inputs", "kernel", "kind", "lane", "made", "op", "op_class",
+        "outputs", "plan", "seq", "stream", "watcher",
     )  # fmt: skip
 
     _context: Context | RemoteContext
@@ -217,6 +221,7 @@ class OpSubmission(Submission):
         self.outstanding = 0
         self.result = None
         self.timer = None
+        self.op_class = type(op)
         self.op: Any = op
         self.plan: Plan | None = plan
         self.made: tuple[AccelRef, ...] | None = None
@@ -337,7 +342,11 @@ class OpSubmission(Submission):
             lane.completed = self.seq
         if event is not None:
             lane.events.give(event)
-        self._context.retire(self, 1, self.commands, is_last=True)
+        context = cast("Context", self._context)
+        failures = context.failures
+        if failures.raised or failures.uses:
+            failures.settle(self)
+        context.retire(self, 1, self.commands, is_last=True)
 
     def fail(self, error: AccelError) -> None:
         """Report that the mark will never be passed; called by the watcher, once."""

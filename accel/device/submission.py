@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Hashable, Sequence
 
+    from accel.device.lane import Lane
     from accel.device.run import Run
     from accel.ops import KernelOp, Plan
     from accel.ref import AccelRef
@@ -166,11 +167,15 @@ class BatchSubmission(Submission):
         How many ops, from the first, are launched although the future has ended: those before the op that failed.
     sent : int
         How many, from the first, have a place in line.
+    places : list of tuple
+        Where those are: a lane, their first number there, the index of the first, and how many.
+    classes : tuple of type
+        Of the ops.
     mark : Run or None
         The last ops, which are on the device.
     """
 
-    __slots__ = ("_kinds", "_plans", "mark", "ops", "outputs", "sent", "sound")
+    __slots__ = ("_kinds", "_plans", "classes", "mark", "ops", "outputs", "places", "sent", "sound")
 
     def __init__(
         self,
@@ -186,6 +191,8 @@ class BatchSubmission(Submission):
         self.outputs = outputs
         self.sound = self.sent = 0
         self.mark: Run | None = None
+        self.places: list[tuple[Lane, int, int, int]] = []
+        self.classes = tuple([type(op) for op in ops])
         self._kinds = tuple([op.kind for op in ops])
 
     @property

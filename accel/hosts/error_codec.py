@@ -33,15 +33,15 @@ _CLASSES: dict[str, type[AccelError]] = {
 
 
 class RemoteCause(Exception):  # noqa: N818 - it is no error of its own: it says what caused one
-    """What caused an error in another process, as text: the name of its class, and what it said."""
+    """What caused an error in another process, as text: the name of its class, what it said, and its notes, such as where it was raised."""
 
 
 def encode_error(error: AccelError) -> bytes:
     """Return ``error`` as bytes for :func:`decode_error`.
 
     A class that is not of :mod:`accel.errors` is sent as the nearest one above it that is. A field with a value that does not belong there is left out, so
-    that it has its default at the other end; :attr:`~accel.PoisonedInputError.item` where JSON has no such value. Causes are sent as text, three of
-    them at most. Never raises.
+    that it has its default at the other end; :attr:`~accel.PoisonedInputError.item` where JSON has no such value. Causes are sent as text, with their
+    notes, three of them at most. Never raises.
     """
     name = next(cls.__name__ for cls in type(error).__mro__ if _CLASSES.get(cls.__name__) is cls)
     fields = {}
@@ -51,7 +51,7 @@ def encode_error(error: AccelError) -> bytes:
                 fields[key] = None if value is None else _FIELDS[key][0](value)
             except Exception:
                 continue
-    causes = [_text(f"{type(each).__name__}: {said(each)}") for each in _causes(error)]
+    causes = [_text("\n".join((f"{type(each).__name__}: {said(each)}", *_notes(each)))) for each in _causes(error)]
     return json.dumps({"class": name, "fields": fields, "causes": causes}, separators=(",", ":")).encode()
 
 
@@ -84,6 +84,12 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
             return
         error = error.__cause__
         yield error
+
+
+def _notes(error: BaseException) -> list[str]:
+    """Return what was noted of an error, such as where it was raised."""
+    notes = getattr(error, "__notes__", None)
+    return [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
 
 
 def _chain(error: BaseException, causes: list[Any]) -> None:

@@ -106,7 +106,7 @@ class Usage:
     Nearly every buffer is read by one stream between two writes, so one reader has fields of its own and only further ones cost a dict.
     """
 
-    __slots__ = ("_others", "_read", "_reader", "_writer", "_written")
+    __slots__ = ("__weakref__", "_others", "_read", "_reader", "_writer", "_written")
 
     def __init__(self) -> None:
         self._writer: Timeline | None = None
@@ -190,6 +190,10 @@ class Usage:
         if writer is None or self._written <= writer.completed:
             return None
         return writer, self._written
+
+    def last_write(self) -> Dependency | None:
+        """Return the last write, over or not, dropped or not."""
+        return None if self._writer is None else (self._writer, self._written)
 
     def merge(self, other: Usage) -> None:
         """Take over the pending uses of ``other``, whose memory becomes one block with this one's.

@@ -8,7 +8,7 @@ import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, cast
 
 import numpy as np
 
@@ -23,6 +23,7 @@ __all__ = [
     "Shape",
     "Spec",
     "as_shape",
+    "check_frozen",
     "check_plan",
     "checked_durable",
     "checked_spec",
@@ -36,6 +37,15 @@ __all__ = [
 ]
 
 Shape = tuple[int, ...]
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # the type checker's own: defaults are younger than the oldest Python
+
+    R_co = TypeVar("R_co", covariant=True, default=AccelRef)
+else:
+    from typing import TypeVar
+
+    R_co = TypeVar("R_co", covariant=True)
 
 
 class Spec(NamedTuple):
@@ -82,10 +92,13 @@ plan_of: Callable[[tuple[Any, ...]], Plan] = functools.partial(tuple.__new__, Pl
 """Make a plan of all its attributes in a row, in half the time: for the ops that are run most."""
 
 
-class KernelOp(ABC):
+class KernelOp(ABC, Generic[R_co]):
     """One operation. Subclasses are frozen dataclasses whose fields are operands and options.
 
     An op is picklable: its refs travel as :class:`~accel.AccelToken` and are turned back by the device that runs it.
+
+    Its type parameter says what the caller gets, and is an :class:`~accel.AccelRef` where it is left out. An op with two results is declared
+    ``class Split(KernelOp[tuple[AccelRef, AccelRef]])``.
 
     Attributes
     ----------
@@ -110,9 +123,9 @@ class KernelOp(ABC):
             If shapes, dtypes or options do not fit together.
         """
 
-    def result(self, refs: tuple[AccelRef, ...]) -> Any:
-        """Return what the awaiting caller gets, given the refs written and made."""
-        return refs[0] if refs else None
+    def result(self, refs: tuple[AccelRef, ...]) -> R_co:
+        """Return what the awaiting caller gets, given the refs written and made: the only one, the tuple of several, or ``None``."""
+        return cast("R_co", refs[0] if len(refs) == 1 else refs or None)
 
 
 def check_plan(op: KernelOp, plan: object) -> None:
@@ -143,13 +156,13 @@ def _is_shape(shape: object) -> bool:
 _MAY_HOLD_TOKENS = frozenset((AccelToken, ViewToken, tuple))
 
 
-def with_refs(op: KernelOp, resolve: Callable[[AccelToken], AccelRef]) -> KernelOp:
+def with_refs(op: KernelOp[R_co], resolve: Callable[[AccelToken], AccelRef]) -> KernelOp[R_co]:
     """Return the op with every token among its operands turned back into a ref; the op itself where there is none.
 
     Raises
     ------
     InvalidArgumentError
-        If it is no op.
+        If it is no op, or one whose fields can change.
     """
     names = _fields_of(type(op))
     if names is None:
@@ -166,10 +179,22 @@ def _fields_of(kind: type) -> tuple[str, ...] | None:
     """Return the names of a class's fields, or ``None`` if it is no op's. A user's op need not be a dataclass if it has no refs."""
     if not issubclass(kind, KernelOp):
         return None
+    check_frozen(kind)
     return tuple([field.name for field in dataclasses.fields(kind)]) if dataclasses.is_dataclass(kind) else ()
 
 
-def _resolved(op: KernelOp, names: Iterable[str], resolve: Callable[[AccelToken], AccelRef]) -> KernelOp:
+def check_frozen(kind: type[KernelOp[Any]]) -> None:
+    """Raise :class:`InvalidArgumentError` if the fields of a class of ops can change while an op is on its way."""
+    parameters = getattr(kind, "__dataclass_params__", None)
+    if parameters is not None and not parameters.frozen:
+        raise InvalidArgumentError(
+            f"{kind.__name__} is a dataclass that is not frozen: its fields could change while the op is on its way",
+            op=getattr(kind, "kind", None),
+            remedy="Declare it with @dataclass(frozen=True).",
+        )
+
+
+def _resolved(op: KernelOp[R_co], names: Iterable[str], resolve: Callable[[AccelToken], AccelRef]) -> KernelOp[R_co]:
     refs: dict[str, Any] = {}
     for name in names:
         value = getattr(op, name)
@@ -177,7 +202,7 @@ def _resolved(op: KernelOp, names: Iterable[str], resolve: Callable[[AccelToken]
             refs[name] = resolve(value)
         elif type(value) is tuple and any(isinstance(each, AccelToken) for each in value):
             refs[name] = tuple([resolve(each) if isinstance(each, AccelToken) else each for each in value])
-    return dataclasses.replace(cast("Any", op), **refs) if refs else op
+    return cast("KernelOp[R_co]", dataclasses.replace(cast("Any", op), **refs)) if refs else op
 
 
 def operand(name: str, value: object, *, ndim: int | None = None) -> AccelRef:

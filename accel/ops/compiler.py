@@ -170,7 +170,7 @@ def _texts(name: str, values: Iterable[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Launch(KernelOp):
+class Launch(KernelOp[Any]):
     """Launch a kernel that a user wrote. The result is what it writes: one ref, a tuple of several, or ``None``.
 
     Parameters
@@ -230,10 +230,6 @@ class Launch(KernelOp):
         object.__setattr__(self, "shape", self._shape())
         object.__setattr__(self, "slots", tuple(words))
         return Plan(tuple([value for value in args if isinstance(value, AccelRef)]), tuple(writes), (), updates=True)
-
-    def result(self, refs: tuple[AccelRef, ...]) -> Any:
-        """Return what was written."""
-        return refs[0] if len(refs) == 1 else refs or None
 
     def _check_ref(self, i: int, ref: AccelRef, wanted: Parameter | None, sizes: tuple[int, ...] | None) -> None:
         """Raise unless the parameter is a pointer to such elements."""

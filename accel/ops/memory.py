@@ -52,7 +52,7 @@ class Put(KernelOp):
 
 @quick_init
 @dataclass(frozen=True, eq=False, slots=True)
-class Get(KernelOp):
+class Get(KernelOp[Any]):
     """Copy a buffer to the host. The result is ``destination``.
 
     Parameters
@@ -211,7 +211,7 @@ class Checksum(KernelOp):
 
 @quick_init
 @dataclass(frozen=True, eq=False, slots=True)
-class Free(KernelOp):
+class Free(KernelOp[Any]):
     """Give a buffer's memory back, after the ops sent before. Fault plans do not count it."""
 
     library: ClassVar[str] = "memory"

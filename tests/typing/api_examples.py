@@ -4,11 +4,36 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
 from typing import Any, assert_type
 
 import numpy as np
 
 import accel
+from accel.ops import Plan, Spec
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Negate(accel.KernelOp):
+    """An op with one result."""
+
+    x: accel.AccelRef
+
+    def plan(self) -> Plan:
+        """One."""
+        return Plan((self.x,), (), (Spec(self.x.shape, self.x.dtype),))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Halves(accel.KernelOp[tuple[accel.AccelRef, accel.AccelRef]]):
+    """An op with two results."""
+
+    x: accel.AccelRef
+
+    def plan(self) -> Plan:
+        """Two."""
+        half = Spec((self.x.shape[0] // 2,), self.x.dtype)
+        return Plan((self.x,), (), (half, half))
 
 
 class Adder(accel.Actor[int, str]):
@@ -50,6 +75,19 @@ async def use_a_device(system: accel.System) -> None:
     assert_type(a.dtype, accel.DType)
     assert_type(a.shape, tuple[int, ...])
     assert_type(device.resolve(a.token()), accel.AccelRef)
+
+
+async def use_own_ops(device: accel.Device, a: accel.AccelRef) -> None:
+    """What an op gives is in its type."""
+    assert_type(await device.run(Negate(a)), accel.AccelRef)
+    first, second = await device.run(Halves(a), timeout=1.0)
+    assert_type(first, accel.AccelRef)
+    async with device.batch() as batch:
+        assert_type(batch.run(Negate(second)), accel.AccelRef)
+        first, second = batch.run(Halves(a))
+        assert_type(batch.blas.gemm(first, second), accel.AccelRef)
+    async with device.graph() as graph:
+        assert_type(graph.run(Halves(a)), tuple[accel.AccelRef, accel.AccelRef])
 
 
 async def use_a_batch(device: accel.Device, a: accel.AccelRef) -> None:

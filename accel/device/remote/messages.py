@@ -273,7 +273,7 @@ class WirePut(KernelOp):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class WireGet(KernelOp):
+class WireGet(KernelOp[Any]):
     """A get on its way: the array will be in shared memory."""
 
     library: ClassVar[str] = "memory"
@@ -288,7 +288,7 @@ class WireGet(KernelOp):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class WireReplay(KernelOp):
+class WireReplay(KernelOp[Any]):
     """A replay on its way: the child has the program."""
 
     library: ClassVar[str] = "graph"
@@ -302,7 +302,7 @@ class WireReplay(KernelOp):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class WireLaunch(KernelOp):
+class WireLaunch(KernelOp[Any]):
     """A launch of a user's kernel on its way: the child has the kernel."""
 
     library: ClassVar[str] = "compiler"
