@@ -122,7 +122,7 @@ class DeviceCore:
         self.restarts = self.in_hand = self.pending = self.retired = 0
         self.faulted_at = self.turned_at = 0.0
         self.pinned = PinnedMemory(self.name, self.loop, system, options.pinned_limit)
-        self.is_closing = self.is_watchful = False
+        self.is_closing = self.is_watchful = self._had_process_fault = False
         self.disposal = Disposal(self.loop)
         self.durable = DurableBook(self)
         self.keeper: DurableKeeper = self.durable
@@ -139,7 +139,6 @@ class DeviceCore:
         self.open_quarantine: Callable[[], Awaitable[Device]]
         self.reopening: asyncio.Future[AccelError | None] | None = None
         self.bring_up_again: Callable[[], None] = self.cannot_reopen
-        self._had_process_fault = False
         close_after_fork(self)
 
     def close_inherited(self) -> None:

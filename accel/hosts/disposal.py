@@ -8,6 +8,8 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from accel.fork import close_after_fork
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -31,27 +33,36 @@ class Disposal:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._pid = os.getpid()
         self._left: list[int] = []  # there was no thread for these
-        self._running = 0
+        self._closing: list[list[int]] = []  # each is a thread's, which takes out what it closes
         self._idle: asyncio.Future[None] | None = None
+        close_after_fork(self)
 
     def close(self, descriptors: Iterable[int]) -> None:
         """Close descriptors. Never blocks; where the system has no thread, they are closed together with the next ones."""
         self._left += descriptors
-        if not self._left:
-            return
-        thread = threading.Thread(target=self._close, args=(self._left,), name="accel-disposal", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:
-            return
-        self._left = []
-        self._running += 1
+        if os.getpid() != self._pid:
+            self.close_inherited()
+        elif self._left:
+            thread = threading.Thread(target=self._close, args=(self._left,), name="accel-disposal", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                return
+            self._closing.append(self._left)
+            self._left = []
+
+    def close_inherited(self) -> None:
+        """See :class:`accel.fork.Inherited`. The parent has them too, so that closing them here waits for nothing."""
+        for descriptors in (self._left, *self._closing):
+            _close(descriptors)
+        self._closing = []
 
     async def aclose(self) -> None:
         """Wait until all is closed, for a second at most. Cancelling ends the wait."""
         self.close(())
-        while self._running:
+        while self._closing:
             self._idle = self._loop.create_future()
             try:
                 async with asyncio.timeout(_PATIENCE):
@@ -60,13 +71,17 @@ class Disposal:
                 return
 
     def _close(self, descriptors: list[int]) -> None:
-        for fd in descriptors:
-            with contextlib.suppress(OSError):  # an error of what it was of; it is closed all the same
-                os.close(fd)
+        _close(descriptors)
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._closed)
+            self._loop.call_soon_threadsafe(self._closed, descriptors)
 
-    def _closed(self) -> None:
-        self._running -= 1
-        if not self._running and self._idle is not None and not self._idle.done():
+    def _closed(self, descriptors: list[int]) -> None:
+        self._closing = [each for each in self._closing if each is not descriptors]
+        if not self._closing and self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
+
+
+def _close(descriptors: list[int]) -> None:
+    while descriptors:
+        with contextlib.suppress(OSError):  # an error of what it was of; it is closed all the same
+            os.close(descriptors.pop())
