@@ -313,7 +313,9 @@ class HostDiedError(AccelError):
 
     default_scope = FaultScope.PROCESS
     default_retryable = True
-    default_remedy = "A new host is being started: make the inputs anew and send the op again."
+    default_remedy = (
+        "Once the device is ready, make the inputs anew (or use durable ones) and send the op again; device.state says how it is."
+    )
 
     def __init__(self, message: str = "", *, exit_code: int | None = None, signal: int | None = None, **fields: Any) -> None:
         super().__init__(message, **fields)

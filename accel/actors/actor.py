@@ -72,9 +72,10 @@ class Actor(abc.ABC, Generic[M_contra, R_co]):
 
         Notes
         -----
-        If it raises, the one who asked gets the exception, the message is not delivered again, and the restart strategy decides what
-        becomes of the actor. It is cancelled by ``stop(drain=False)``, by :meth:`ActorRef.fail`, and when the system closes and its
-        patience ends; never because the one who asked stopped waiting.
+        If it raises, the one who asked gets the exception, the message is not delivered again, and the restart strategy decides what becomes of the
+        actor: by default a fresh instance takes its place, without what this one kept in attributes (``RestartStrategy(on_exception=Directive.RESUME)``
+        keeps it). It is cancelled by ``stop(drain=False)``, by :meth:`ActorRef.fail`, and when the system closes and its patience ends; never because
+        the one who asked stopped waiting.
         """
 
     def receive_now(self, message: M_contra, context: ActorContext) -> bool:

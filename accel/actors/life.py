@@ -217,8 +217,8 @@ class ActorLife(ActorCell):
         return None if self._stop >= Stop.NOW else reason
 
     def _decide(self, error: BaseException) -> Directive:
-        decide = self.budget.strategy.decide
-        directive = default_decision(error)
+        strategy = self.budget.strategy
+        decide, directive = strategy.decide, default_decision(error, strategy.on_exception)
         if decide is not None:
             try:
                 directive = Directive(decide(error))

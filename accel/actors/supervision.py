@@ -34,21 +34,23 @@ class Directive(enum.Enum):
     """Stop the actor, and fail its parent with the same error. An actor without a parent is stopped, and the error is logged."""
 
 
-def default_decision(error: BaseException) -> Directive:
-    """Decide as accel does when nobody says otherwise.
+def default_decision(error: BaseException, on_exception: Directive = Directive.RESTART) -> Directive:
+    """Decide without a ``decide`` of the user's own.
 
     Parameters
     ----------
     error
         What the actor failed with.
+    on_exception
+        What any exception leads to that is no :class:`~accel.errors.AccelError`.
 
     Returns
     -------
     Directive
-        An :class:`~accel.errors.AccelError` of scope OP resumes, CONTEXT and PROCESS restart, DEVICE stops. Any other exception restarts.
+        An :class:`~accel.errors.AccelError` of scope OP resumes, CONTEXT and PROCESS restart, DEVICE stops. Any other exception: ``on_exception``.
     """
     if not isinstance(error, AccelError):
-        return Directive.RESTART
+        return on_exception
     if error.scope >= FaultScope.DEVICE:
         return Directive.STOP
     return Directive.RESTART if error.is_fault else Directive.RESUME
@@ -71,6 +73,10 @@ class RestartStrategy:
     decide
         ``decide(error) -> Directive``, called on the loop for each failure; it must not block. If it raises, that is logged and
         :func:`default_decision` decides. ``None``: :func:`default_decision`.
+    on_exception
+        What an exception leads to that is no :class:`~accel.errors.AccelError`, such as a ``ValueError`` from ``receive``. ``Directive.RESTART``: the actor
+        loses its state and goes on as a fresh instance, which costs one restart. ``Directive.RESUME``: it keeps its state, and only the message has failed.
+        For actors only: a device refuses another than RESTART.
 
     Raises
     ------
@@ -82,6 +88,7 @@ class RestartStrategy:
     within: float = 60.0
     backoff: tuple[float, float] = (0.05, 2.0)
     decide: Callable[[BaseException], Directive] | None = None
+    on_exception: Directive = Directive.RESTART
 
     def __post_init__(self) -> None:
         if isinstance(self.max_restarts, bool) or not isinstance(self.max_restarts, int) or self.max_restarts < 0:
@@ -98,6 +105,10 @@ class RestartStrategy:
             raise InvalidArgumentError(f"backoff is {self.backoff!r}", remedy="Give (shortest, longest) in seconds, the shortest first.")
         if self.decide is not None and not callable(self.decide):
             raise InvalidArgumentError(f"decide is {self.decide!r}", remedy="Give a function of an exception, or None.")
+        if not isinstance(self.on_exception, Directive):
+            raise InvalidArgumentError(
+                f"on_exception is {self.on_exception!r}", remedy="Give an accel.Directive, such as Directive.RESUME."
+            )
 
     def delay(self, earlier: int, rng: random.Random) -> float:
         """Return how long to wait before a restart.

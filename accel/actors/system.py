@@ -320,7 +320,8 @@ class ActorSystem(AsyncOnly):
         mailbox_size
             The most messages that may wait.
         restart
-            What happens when it fails; ``None``: ``RestartStrategy()``.
+            What happens when it fails; ``None``: ``RestartStrategy()``, with which any exception from ``receive`` replaces the actor by a fresh instance,
+            at most three times a minute. ``RestartStrategy(on_exception=Directive.RESUME)`` keeps its state instead.
 
         Raises
         ------

@@ -102,13 +102,7 @@ class ContextActor(Actor[OpenLibrary, "Port | AccelError"]):
             device.on_fault = partial(_told, made)
         self._publish(made)
         core.sharing = made.sharing
-        if core.lifecycle.generation:
-            core.restarts += 1
-            core.rebuild_seconds = time.perf_counter() - core.faulted_at
-        core.became_ready()
-        logger.info(
-            "context_ready", device=core.name, generation=core.lifecycle.generation, seconds=round(time.perf_counter() - began, 4), restarts=core.restarts
-        )  # fmt: skip
+        core.became_ready(began)
 
     async def receive(self, message: OpenLibrary, context: ActorContext) -> Port | AccelError:
         """Make the kernel actor of a library."""

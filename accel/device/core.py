@@ -267,12 +267,19 @@ class DeviceCore:
 
     # -- state
 
-    def became_ready(self) -> None:
-        """Enter the next generation."""
+    def became_ready(self, began: float, **pairs: object) -> None:
+        """Enter the next generation, whose context has been in the making since ``began``, and say so: as loudly as the fault before it was told."""
+        log = logger.info
+        if self.lifecycle.generation:
+            self.restarts += 1
+            self.rebuild_seconds = time.perf_counter() - self.faulted_at
+            log = logger.warning
         self.lifecycle.ready()
-        self.live_generation = self.lifecycle.generation
-        self.durable.entered(self.live_generation)
+        self.live_generation = generation = self.lifecycle.generation
+        self.durable.entered(generation)
         self.on_change()
+        seconds = round(time.perf_counter() - began, 4)
+        log("context_ready", device=self.name, generation=generation, seconds=seconds, restarts=self.restarts, **pairs)
 
     def lost_context(self, error: AccelError, *, is_survived: bool = False) -> None:
         """Make ordinary refs stale at once; the supervisor decides what comes next.

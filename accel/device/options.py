@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from accel.actors import RestartStrategy
+from accel.actors import Directive, RestartStrategy
 from accel.completion import CompletionStrategy, resolve_strategy
 from accel.device.kernels import LIBRARIES
 from accel.device.streams import resolve_streams
@@ -135,6 +135,11 @@ def _restart(value: RestartStrategy | None) -> RestartStrategy:
         return RestartStrategy()
     if not isinstance(value, RestartStrategy):
         raise InvalidArgumentError(f"restart is {value!r}", remedy="Give an accel.RestartStrategy.")
+    if value.on_exception is not Directive.RESTART:
+        raise InvalidArgumentError(
+            f"restart has on_exception={value.on_exception}: a device has no state that could go on",
+            remedy="Leave it out; it is for actors.",
+        )
     return value
 
 

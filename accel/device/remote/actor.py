@@ -90,14 +90,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
         made.on_fault = context.self_ref.fail
         self._publish(made)
         core.sharing = made.sharing
-        if core.lifecycle.generation:
-            core.restarts += 1
-            core.rebuild_seconds = time.perf_counter() - core.faulted_at
-        core.became_ready()
-        logger.info(
-            "context_ready", device=core.name, generation=core.lifecycle.generation, seconds=round(time.perf_counter() - began, 4), restarts=core.restarts,
-            host="process", pid=link.pid, promoted=promoted,
-        )  # fmt: skip
+        core.became_ready(began, host="process", pid=link.pid, promoted=promoted)
 
     async def _bring_up(self, land: _Land) -> tuple[RemoteContext, Link, str | None]:
         """Return a context in a child, the child, and what of it was ready before: the spare one if there is one that answers, else a new one."""

@@ -62,6 +62,7 @@ class StandbyActor(Actor[_Wish, None]):
         self._timers: list[asyncio.TimerHandle | Patience] = []
         self._budget = RestartBudget(_BUDGET, core.system.clock, core.system.random)
         self._reason: AccelError | None = None
+        self._is_missed = False  # the log has said that there is none
         self._wish: Callable[[], None] = _nothing
 
     async def started(self, context: ActorContext) -> None:
@@ -118,9 +119,8 @@ class StandbyActor(Actor[_Wish, None]):
             core.children.standby = "ready"
             link.is_opening = False
             self._announce(link)
-            logger.info(
-                "standby_ready", device=core.name, standby=self._ahead, pid=link.pid, seconds=round(time.perf_counter() - self._began, 4)
-            )
+            log, self._is_missed = logger.warning if self._is_missed else logger.info, False
+            log("standby_ready", device=core.name, standby=self._ahead, pid=link.pid, seconds=round(time.perf_counter() - self._began, 4))
         elif kind in (Kind.REFUSED, Kind.FAULT):
             self._reason = decode_error(data)
             link.kill()
@@ -161,6 +161,7 @@ class StandbyActor(Actor[_Wish, None]):
         if core.is_closing:
             self._rest("none")
             return
+        self._is_missed = True
         delay = self._budget.request()
         if delay is None:
             # Tried again with the next generation; until then it is not mentioned again.
