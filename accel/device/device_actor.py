@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from accel.actors import Actor, ActorContext
 from accel.device.context_actor import ContextMonitor
@@ -13,9 +13,10 @@ from accel.device.remote import StandbyActor
 from accel.device.run import OpSubmission
 from accel.device.submission import BatchSubmission, Submission
 from accel.errors import AccelError, StaleRefError
+from accel.ops import Free
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Collection
 
     from accel.device.core import DeviceCore
     from accel.hosts import Host
@@ -39,6 +40,7 @@ class DeviceActor(Actor[Submission, None]):
     def __init__(self, core: DeviceCore, host: Host) -> None:
         self._core = core
         self._host = host
+        self._moving: dict[asyncio.Task[None], _Uses] = {}  # what was taken out of the queue and waits, beside it; its buffers
 
     async def started(self, context: ActorContext) -> None:
         """Bring up the first context, and have its actor watched."""
@@ -51,7 +53,11 @@ class DeviceActor(Actor[Submission, None]):
 
     async def stopped(self, context: ActorContext) -> None:
         """See that nobody waits for a device whose actor is gone."""
-        core = self._core
+        core, moving = self._core, tuple(self._moving)
+        for task in moving:
+            task.cancel()
+        if moving:
+            await asyncio.wait(moving)
         if core.children is not None:
             await core.children.gone()
         if core.is_closing or context.system.state != "open":
@@ -69,6 +75,7 @@ class DeviceActor(Actor[Submission, None]):
             or day.fault is not None
             or day.commands >= day.limit
             or message.future.done()
+            or (self._moving and self._in_the_way(message))
         ):
             return False
         try:
@@ -84,10 +91,37 @@ class DeviceActor(Actor[Submission, None]):
         message.reject(self._core.lifecycle.final_error())
 
     async def receive(self, message: Submission, context: ActorContext) -> None:
-        """Send one submission on its way, or answer it with what keeps it from going."""
+        """Send one submission on its way, or answer it with what keeps it from going.
+
+        One that waits for room for its array lets others pass, but for those that use a buffer of its own: they are sent after it.
+        """
         if self.receive_now(message, context):
             return
+        day, before = self._host.context, self._in_the_way(message)
+        if not before and (day is None or not day.must_wait(message)):
+            await self._send(message)
+            return
+        while len(self._moving) >= self._core.options.max_in_flight:
+            await asyncio.wait(self._moving, return_when=asyncio.FIRST_COMPLETED)
+        task = self._core.loop.create_task(self._send(message, before))
+        self._moving[task] = _uses(message)
+        task.add_done_callback(self._moving.pop)
+
+    def _in_the_way(self, message: Submission) -> list[asyncio.Task[None]]:
+        """Return what was taken out of the queue before a submission, and uses a buffer that it uses, where not both only read it."""
+        if not self._moving:
+            return []
+        reads, writes = _uses(message)
+        return [
+            task
+            for task, (its_reads, its_writes) in self._moving.items()
+            if not (writes.isdisjoint(its_reads) and writes.isdisjoint(its_writes) and reads.isdisjoint(its_writes))
+        ]
+
+    async def _send(self, message: Submission, before: Collection[asyncio.Task[None]] = ()) -> None:
         try:
+            if before:
+                await self._waiting(asyncio.wait(before))
             await self._forward(message)
         except (asyncio.CancelledError, GeneratorExit):  # the actor stops: code of users is called, and never awaited
             self.refused(message)
@@ -125,7 +159,7 @@ class DeviceActor(Actor[Submission, None]):
             return
         submission.void(0)
 
-    async def _waiting(self, what: Awaitable[None]) -> None:
+    async def _waiting(self, what: Awaitable[object]) -> None:
         """Wait with a submission in hand, which is counted as queued."""
         self._core.in_hand += 1
         try:
@@ -156,3 +190,14 @@ class DeviceActor(Actor[Submission, None]):
         if core.is_watchful:
             core.durable.sent(submission)
         submission.generation = core.live_generation
+
+
+_Uses: TypeAlias = "tuple[frozenset[int], frozenset[int]]"
+"""The buffers that a submission reads, and those that it writes or frees, as far as others may use them too."""
+
+
+def _uses(submission: Submission) -> _Uses:
+    if isinstance(submission, OpSubmission) and type(submission.op) is Free:
+        return frozenset(), frozenset((submission.op.ref.buffer,))
+    plans = submission.plans
+    return frozenset([ref.buffer for plan in plans for ref in plan.reads]), frozenset([ref.buffer for plan in plans for ref in plan.writes])

@@ -57,7 +57,7 @@ class ContextBase(ABC):
         self.fault: AccelError | None = None
         self.on_fault: Callable[[AccelError], object] = lambda _: None
         self.after_retire: Callable[[], object] | None = None
-        self._room: asyncio.Future[None] | None = None
+        self._rooms: list[asyncio.Future[None]] = []
         after, allowance = core.options.stall_after, core.options.busy_timeout
         self.stalls = None if after is None else StallWatch(self, after, lambda: self.busy_seconds(), allowance)
 
@@ -97,9 +97,7 @@ class ContextBase(ABC):
             submission.over()
         if self.core.is_closing:
             self.core.settled()
-        room = self._room
-        if room is not None and not room.done():
-            room.set_result(None)
+        self._wake()
         if self.after_retire is not None:
             self.after_retire()
 
@@ -112,14 +110,28 @@ class ContextBase(ABC):
             If the context faults before.
         """
         limit = max(self.limit, commands)
+        await self.until(lambda: self.commands + commands <= limit)
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """Wait until something is so that only the end of ops brings about. Raises as :meth:`wait_for_room` does."""
         self.check_alive()  # after a fault nothing retires, and nobody would be told
-        while self.commands + commands > limit:
-            self._room = self.core.loop.create_future()
+        while not is_so():
+            room = self.core.loop.create_future()
+            self._rooms.append(room)
             try:
-                await self._room
+                await room
             finally:
-                self._room = None
+                self._rooms.remove(room)
             self.check_alive()
+
+    def _wake(self) -> None:
+        for room in self._rooms:
+            if not room.done():
+                room.set_result(None)
+
+    def must_wait(self, submission: Submission) -> bool:
+        """Whether a submission must wait for something that other submissions need not wait for, unless they use the same buffers."""
+        return False
 
     def report_fault(self, error: AccelError, *, is_survived: bool = False) -> None:
         """Take the first fault that surfaces: fail all that is in flight at once, and tell the supervisor. Later ones change nothing.
@@ -150,8 +162,7 @@ class ContextBase(ABC):
         is_over = lifecycle.is_final and lifecycle.cause is not error
         for submission in submissions:
             submission.reject(lifecycle.final_error() if is_over else self.poisoned(error, submission, suspects))
-        if self._room is not None and not self._room.done():
-            self._room.set_result(None)
+        self._wake()
         self.core.settled()
 
     def poisoned(self, error: AccelError, submission: Submission | None = None, suspects: tuple[str, ...] = ()) -> ContextPoisonedError:

@@ -13,7 +13,7 @@ import numpy as np
 
 from accel.device.buffers import close_all
 from accel.device.info import PinnedInfo
-from accel.errors import ClosedError, DeadlineExceededError
+from accel.errors import ClosedError, DeadlineExceededError, OutOfMemoryError
 from accel.memory import HostArena, HostRegistrar
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["PinnedMemory"]
 
 _LIMIT = 4 << 30
+
+_MOST_PART, _LEAST_PART, _PARTS = 32 << 20, 64 << 10, 4
+"""Bytes of the parts in which large arrays move: of the largest, beyond which nothing gets faster, and of the smallest. And how many there is room for."""
 
 
 class _Lease:
@@ -57,12 +60,15 @@ class PinnedMemory:
 
     Attributes
     ----------
+    part : int
+        Bytes of the largest part in which an array moves that does not lie here; smaller ones move as a whole.
     on_gone : set of callable
         Called on the loop with the number of a block that is gone: other processes that have mapped it are told so.
     """
 
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop, system: ActorSystem, limit: int | None) -> None:
         self.arena = HostArena(_default_limit() if limit is None else limit, device=name)
+        self.part = min(_MOST_PART, max(self.arena.limit // _PARTS // _LEAST_PART, 1) * _LEAST_PART)
         self._name = name
         self._loop = loop
         self._system = system
@@ -83,8 +89,7 @@ class PinnedMemory:
         nbytes = math.prod(shape) * dtype.itemsize
         if not nbytes:
             return np.empty(shape, dtype.numpy)
-        # Not the lock: between two of those who wait, nobody has it.
-        piece = None if self._waiting else self.arena.take(nbytes)
+        piece = self._take(nbytes)
         if piece is None:
             piece = await self._wait(nbytes, timeout, check)
         return np.asarray(_Lease(self.arena, piece)).view(dtype.numpy).reshape(shape)
@@ -94,7 +99,7 @@ class PinnedMemory:
         try:
             async with asyncio.timeout(timeout):
                 async with self._turn:
-                    return await self._provide(nbytes, check)
+                    return await self._provide(nbytes, nbytes, check)
         except TimeoutError:
             used = self.arena.statistics()
             raise DeadlineExceededError(
@@ -106,9 +111,40 @@ class PinnedMemory:
         finally:
             self._waiting -= 1
 
-    async def _provide(self, nbytes: int, check: Callable[[], None]) -> Block:
-        """Return a piece when it is this call's turn: from what is there, from a new block, or once something was freed."""
-        arena = self.arena
+    def _take(self, nbytes: int) -> Block | None:
+        """Return a piece that is there, unless others wait for room: they come first."""
+        # Not the lock: between two of those who wait, nobody has it.
+        return None if self._waiting else self.arena.take(nbytes)
+
+    def take(self, nbytes: int) -> Block | None:
+        """Return a piece for an array on its way that is there at once; ``None`` if it has to wait for :meth:`room`, or goes in parts."""
+        return self._take(nbytes) if nbytes <= self.part else None
+
+    async def room(self, nbytes: int, check: Callable[[], None]) -> Block:
+        """Return a piece for an array on its way, or for its next part: in the order of the calls, and of those of :meth:`array`.
+
+        It has at most ``nbytes``, and at most :attr:`part`. Where there is less room it has less: so whatever holds the rest, a transfer that holds nothing
+        gets on.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If the limit is too small for the smallest part, or the system has no more memory and none is held that will come back.
+        """
+        most = min(nbytes, self.part)
+        self._waiting += 1
+        try:
+            async with self._turn:
+                return await self._provide(most, min(most, _LEAST_PART), check)
+        finally:
+            self._waiting -= 1
+
+    async def _provide(self, most: int, least: int, check: Callable[[], None]) -> Block:
+        """Return a piece when it is this call's turn: from what is there, from a new block, or once something was freed.
+
+        A piece of ``most`` bytes if it takes no waiting, else a half, a quarter, and so on, but at least of ``least``.
+        """
+        arena, sizes, may_grow = self.arena, _halves(most, least), True
         try:
             while True:
                 while self._closing:  # until then it counts, although the arena has let go of it
@@ -116,20 +152,31 @@ class PinnedMemory:
                 check()
                 room = self._room = self._loop.create_future()
                 arena.on_room = partial(self._tell, room)  # before the look, so that nothing is missed
-                piece = arena.take(nbytes)
-                if piece is not None:
-                    return piece
-                request = arena.request(nbytes)
+                request = None
+                for nbytes in sizes:
+                    piece = arena.take(nbytes)
+                    if piece is not None:
+                        return piece
+                    request = arena.request(nbytes) if may_grow else None
+                    if request is not None:
+                        break
                 if request is None:
                     await room
+                    may_grow = True
                     continue
                 try:
                     await self._system.run_blocking(arena.fulfil, request)
-                except BaseException:
+                except BaseException as error:
                     self._close_beside(arena.withdraw(request))  # it may never have begun
-                    raise
+                    if not isinstance(error, OutOfMemoryError) or least == most or not arena.statistics().used:
+                        raise
+                    may_grow = False  # the system has no more, but what is held comes back
         finally:
             arena.on_room = self._room = None
+
+    def trim(self) -> None:
+        """Give blocks back that nothing lies in, but for one for the next array: what a large transfer has taken is not kept."""
+        self._close_beside(self.arena.trim())
 
     def _close_beside(self, left: list[SlabMemory]) -> None:
         """Unmap blocks on another thread: that waits for the driver. Who is cancelled does not wait for it."""
@@ -175,6 +222,14 @@ class PinnedMemory:
             await self._system.run_blocking(self.arena.close)
         finally:
             self.arena.close()
+
+
+def _halves(most: int, least: int) -> list[int]:
+    """Return ``most``, its half, and so on, down to ``least``."""
+    sizes = [most]
+    while sizes[-1] > least:
+        sizes.append(max(sizes[-1] // 2, least))
+    return sizes
 
 
 def _settle(future: asyncio.Future[None]) -> None:

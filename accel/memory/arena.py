@@ -278,6 +278,12 @@ class HostArena:
         with self._lock:
             return self._allocator.cancel(request)
 
+    def trim(self) -> list[SlabMemory]:
+        """Take the blocks out that are wholly free, but for one of the ordinary size, and return them for the caller to close, off the loop."""
+        with self._lock:
+            self._drain()
+            return self._allocator.trim()
+
     # -- the device
 
     def attach(self, registrar: HostRegistrar | None) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import accel
-from accel.device.remote import sent
+from accel.device.remote import arrays
 from accel.ops import Plan, Spec
 from accel.testing import FaultPlan
 from tests.device_support import bounded, child_pid, failure, task, until
@@ -87,12 +87,14 @@ async def test_refused_batches_give_their_shared_memory_back() -> None:
 async def test_a_batch_whose_context_ends_before_it_is_sent_is_told_of_the_rebuild(monkeypatch: pytest.MonkeyPatch) -> None:
     placing, lost = threading.Event(), threading.Event()
 
-    def place(*arguments: Any) -> Any:
+    fill = arrays.Outgoing.fill
+
+    def held(outgoing: arrays.Outgoing) -> None:
         placing.set()
         assert lost.wait(20)
-        return sent.place(*arguments)
+        fill(outgoing)
 
-    monkeypatch.setattr("accel.device.remote.context.place", place)
+    monkeypatch.setattr(arrays.Outgoing, "fill", held)
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process")
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from accel.memory import Block, HostArena, HostBlock
+    from accel.device.pinned import PinnedMemory
+    from accel.memory import Block, HostArena, HostBlock, MemfdSlab
 
 __all__ = ["COPIED_HERE", "Landing", "Outgoing", "SharedArrays", "close_all"]
 
@@ -35,11 +36,13 @@ class Outgoing:
         Whether the array itself is not in shared memory.
     """
 
-    __slots__ = ("_arena", "_piece", "address", "array", "place")
+    __slots__ = ("_arena", "_piece", "_view", "address", "array", "place")
 
     def __init__(self, arena: HostArena, piece: Block | None, address: int, array: np.ndarray[Any, Any], place: ArenaSlice) -> None:
         self._arena = arena
         self._piece = piece
+        slab: MemfdSlab | None = None if piece is None else piece.slab  # type: ignore[assignment]  # an arena's slabs are its own
+        self._view = None if slab is None else slab.view()  # keeps the mapping under a copy, also when the arena is closed meanwhile
         self.address = address
         self.array = array
         self.place = place
@@ -99,7 +102,7 @@ class SharedArrays:
 
     Parameters
     ----------
-    arena
+    pinned
         Host memory of the device, over all generations.
     known
         Numbers of the blocks that it knows.
@@ -107,36 +110,40 @@ class SharedArrays:
         Tells the child of a block, which is then among these: ``announce(number, block)``.
     """
 
-    def __init__(self, arena: HostArena, known: Container[int], announce: Callable[[int, HostBlock], None]) -> None:
-        self._arena = arena
+    def __init__(self, pinned: PinnedMemory, known: Container[int], announce: Callable[[int, HostBlock], None]) -> None:
+        self._pinned = pinned
+        self._arena = pinned.arena
         self._announce = announce
         self._known = known
 
     def take(self, array: np.ndarray[Any, Any]) -> Outgoing | None:
-        """Return a place for an array that is there at once, or ``None``."""
+        """Return a place for an array that is there at once, or ``None``: it has to wait for one, or goes in parts."""
         if not array.nbytes:
             return Outgoing(self._arena, None, 0, array, ArenaSlice(0, 0, array.shape, DType.of(array.dtype)))
         found = self._find(array)
         if found is not None:
             return found
-        piece = self._arena.take(array.nbytes)
-        return None if piece is None else self._in(piece, array)
+        piece = self._pinned.take(array.nbytes)
+        return None if piece is None else self.within(piece, array)
 
-    def make(self, array: np.ndarray[Any, Any]) -> Outgoing | None:
-        """Return a place for an array, with a new block if it takes one; ``None`` while the limit forbids that. May block."""
-        piece = self._arena.grow(array.nbytes)
-        return None if piece is None else self._in(piece, array)
+    def has_place(self, array: np.ndarray[Any, Any]) -> bool:
+        """Whether :meth:`take` would return a place."""
+        place = self.take(array)
+        if place is not None:
+            place.close()
+        return place is not None
+
+    def within(self, piece: Block, array: np.ndarray[Any, Any]) -> Outgoing:
+        """Return a place for an array that is no larger than ``piece``."""
+        block: HostBlock = piece.slab  # type: ignore[assignment]  # an arena's slabs are its own
+        place = ArenaSlice(block.number, piece.offset, array.shape, DType.of(array.dtype))
+        return Outgoing(self._arena, piece, piece.address, array, place)
 
     def announce(self, outgoing: Outgoing) -> None:
         """See that the child knows of the block. On the loop's thread, before the op is sent."""
         number = outgoing.place.block
         if number and number not in self._known:
             self._announce(number, next(block for block in self._arena.blocks() if block.number == number))
-
-    def _in(self, piece: Block, array: np.ndarray[Any, Any]) -> Outgoing:
-        block: HostBlock = piece.slab  # type: ignore[assignment]  # an arena's slabs are its own
-        place = ArenaSlice(block.number, piece.offset, array.shape, DType.of(array.dtype))
-        return Outgoing(self._arena, piece, piece.address, array, place)
 
     def _find(self, array: np.ndarray[Any, Any]) -> Outgoing | None:
         """Return the place of an array that lies in shared memory already."""

@@ -19,21 +19,22 @@ from accel.device.remote.compiling import SentKernels, layout_of
 from accel.device.remote.durable import DurableShare, kept_message
 from accel.device.remote.hang import HangWatch
 from accel.device.remote.looking import Looker
-from accel.device.remote.messages import Failure, Kind, pack, pack_op, pickled_library
+from accel.device.remote.messages import Failure, Kind, WireGet, pack, pack_op, pickled_library
 from accel.device.remote.planned import sent_action
-from accel.device.remote.sent import Sent, admit, array_of, land, place, take_back, with_array
+from accel.device.remote.sent import Sent, admit, array_of, fitting, land, too_long, with_array
+from accel.device.remote.transfers import MOST_OPS, Transfers
 from accel.device.remote.wiring import wired
 from accel.device.run import OpSubmission
 from accel.device.submission import BatchSubmission
 from accel.errors import AccelError, ClosedError, FaultScope, HostDiedError, StaleRefError
 from accel.hosts.error_codec import decode_error
 from accel.hosts.op_table import OpWriter
-from accel.hosts.protocol import ProtocolError
+from accel.hosts.protocol import MAX_MESSAGE, ProtocolError
 from accel.ops import Free, Get, Put
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from accel.device.core import DeviceCore
     from accel.device.graph import Program
@@ -86,7 +87,8 @@ class RemoteContext(ContextBase):
         self.missed: Callable[[], str] = str
         self.device = None  # it is in the child
         self.sharing = Apart(core.name)
-        self._arrays = SharedArrays(core.pinned.arena, link.known, link.announce)
+        self._arrays = SharedArrays(core.pinned, link.known, link.announce)
+        self._transfers = Transfers(self, self._arrays)
         self._kernels = SentKernels(link.tell)
         self._ops = OpWriter(lambda number, cls: link.tell(Kind.CLASS, _NUMBER.pack(number) + pickle.dumps(cls)))
         self._numbers = itertools.count(1)
@@ -113,7 +115,6 @@ class RemoteContext(ContextBase):
             return True
         plan = submission.plan
         assert plan is not None, "an op that is not dispatched has its plan"
-        self._check(plan)
         array = array_of(op)
         outgoing = None
         if array is not None:
@@ -124,72 +125,53 @@ class RemoteContext(ContextBase):
                 return False
             if type(op) is Put:
                 outgoing.fill()
-        self._send_op(submission, plan, outgoing)
+        self.send_op(submission, plan, outgoing)
         return True
 
+    def must_wait(self, submission: Submission) -> bool:
+        """Whether a submission has an array for which there is no shared memory at once."""
+        array = array_of(submission.op) if isinstance(submission, OpSubmission) else None
+        return array is not None and not self._arrays.has_place(array)
+
     def batch_now(self, submission: BatchSubmission) -> bool:
-        """Send a batch if it brings no arrays and there is room for it; else change nothing and return ``False``."""
+        """Send a batch if it brings no arrays, there is room for it, and it goes in one message; else return ``False``: :meth:`dispatch` sends the rest."""
         ops, limit = submission.ops, self.core.options.max_in_flight
-        if self.in_flight + min(len(ops), limit) > limit or any(array_of(op) is not None for op in ops):
+        if submission.sent or len(ops) > MOST_OPS or self.in_flight + min(len(ops), limit) > limit:
+            return False
+        if any(array_of(op) is not None for op in ops):
             return False
         if self.core.dropped:
             self.apply_frees()
-        self._send_batch(submission, ops, [])
-        return True
+        self.send_batch(submission, ops, {})
+        return submission.sent == len(submission.outputs)
 
     async def dispatch(self, submission: Submission) -> None:
         """Send a submission; see :meth:`accel.device.context.Context.dispatch`."""
         if isinstance(submission, BatchSubmission):
-            await self._dispatch_batch(submission)
+            await self._transfers.send_batch(submission)
             return
         assert isinstance(submission, OpSubmission), "there are two kinds"
         if isinstance(submission, GraphSubmission):
             self._send_graph(submission)
-            return
-        if not submission.is_settled and not self.dispatch_now(submission):
-            plan, outgoing = submission.plan, await self._place(submission.op)
-            if self.fault is not None or submission.is_settled or plan is None:
-                outgoing.close()  # the child has never heard of it
-                self.check_alive()
-                return
-            self._send_op(submission, plan, outgoing)
+        elif not submission.is_settled and not self.dispatch_now(submission):
+            await self._transfers.send(submission)
 
-    async def _place(self, op: KernelOp, index: int | None = None) -> Outgoing:
-        """Make a place for an op's array, and fill it, off the loop."""
-        return await self.core.system.run_blocking(place, self._arrays, op, index)
+    def send_batch(self, submission: BatchSubmission, ops: Sequence[KernelOp], arrays: Mapping[int, Outgoing]) -> None:
+        """Send the next ops of a batch, as many as a message holds. Of those before one that cannot be sent; then raise what is wrong with it.
 
-    async def _dispatch_batch(self, submission: BatchSubmission) -> None:
-        arrays: list[Outgoing] = []
-        ops = list(submission.ops)
-        await self.wait_for_room(min(len(ops), self.core.options.max_in_flight))
-        try:
-            for index, op in enumerate(ops):
-                if array_of(op) is not None:
-                    arrays.append(await self._place(op, index))
-                    ops[index] = with_array(op, arrays[-1])
-            self.check_alive()
-            if not submission.is_settled:
-                self._send_batch(submission, ops, arrays)
-                return
-        except BaseException:
-            take_back(submission, arrays, is_final=self.fault is None)
-            raise
-        submission.void_unsound()
-        close_all(arrays)
-
-    def _send_batch(self, submission: BatchSubmission, ops: Sequence[KernelOp], arrays: list[Outgoing]) -> None:
-        """Send a batch; of one with an op that cannot be sent, what comes before that. Then raise what is wrong with it."""
-        count, refused = admit(submission, self._check, self._live)
-        if count:
-            number, ops, outputs = next(self._numbers), ops[:count], submission.outputs[:count]
-            ids = [[ref.buffer for ref in refs] for refs in outputs]
+        Parameters
+        ----------
+        submission, ops
+            The batch, and the ops that come next, with places instead of arrays.
+        arrays
+            Those places, by the index of the op.
+        """
+        start = submission.sent
+        end, refused = admit(submission, start, start + len(ops), self._check, self._live)
+        if end > start:
+            number = next(self._numbers)
             try:
-                written = [self._written(op) for op in ops]
-                for each in arrays:
-                    self._arrays.announce(each)
-                data = pack(number, ids, written, [self._action(op.kind) for op in ops])
-                self._durable.sent(number, submission.plans[:count], (ref for refs in outputs for ref in refs))
-                self._post(number, Sent(submission, count, arrays, []), Kind.BATCH, data)
+                end, refused = self._send_ops(number, submission, start, ops[: end - start], arrays) or (end, refused)
             except BaseException:
                 self._unsent(number)
                 raise
@@ -198,6 +180,30 @@ class RemoteContext(ContextBase):
                 raise refused
             finally:
                 del refused  # its traceback holds this frame
+
+    def _send_ops(
+        self, number: int, submission: BatchSubmission, start: int, ops: Sequence[KernelOp], arrays: Mapping[int, Outgoing]
+    ) -> tuple[int, None] | None:
+        """Send ops of a batch as one message. Where not all of them go into one, return before which it ends."""
+        written, cut = [self._written(op) for op in ops], None
+        ids = [[ref.buffer for ref in refs] for refs in submission.outputs[start : start + len(ops)]]
+        data = pack(number, ids, written)
+        if len(data) > MAX_MESSAGE:
+            self._ops.told.clear()  # of what is described in an op that is not sent now
+            count = fitting(submission, start, ids, written)
+            ids, written, cut = ids[:count], written[:count], (start + count, None)
+            data = pack(number, ids, written)
+        end = start + len(written)
+        actions = [self.action(kind) for kind in submission.kinds[start:end]]
+        if any(actions):
+            data = pack(number, ids, written, actions)
+        used = [outgoing for index, outgoing in arrays.items() if index < end]
+        for each in used:
+            self._arrays.announce(each)
+        self._durable.sent(number, submission.plans[start:end], [ref for refs in submission.outputs[start:end] for ref in refs])
+        self._post(number, Sent(submission, start, len(written), used), Kind.BATCH, data)
+        submission.sent = end
+        return cut
 
     def _written(self, op: KernelOp) -> Any:
         """Return an op as it is sent."""
@@ -213,31 +219,48 @@ class RemoteContext(ContextBase):
         number, ids = next(self._numbers), [[ref.buffer for ref in refs] for refs in program.outputs]
         try:
             data = pack(number, ids, [self._written(op) for op in program.ops], handle=program.handle.buffer)
-            self._post(number, Sent(submission, 1, [], []), Kind.GRAPH, data)
+            if len(data) > MAX_MESSAGE:
+                what = f"a graph of {len(program.ops)} ops"
+                raise too_long(what, len(data), "Record several graphs with fewer ops each, and replay one after the other.")  # noqa: TRY301
+            self._post(number, Sent(submission, 0, 1, ()), Kind.GRAPH, data)
         except BaseException:
             self._unsent(number)
             raise
 
-    def _send_op(self, submission: OpSubmission, plan: Plan, outgoing: Outgoing | None) -> None:
-        core, op = self.core, submission.op
-        made = submission.made or ()
-        if plan.creates and not made:
-            made = tuple(
-                [AccelRef(core, core.next_buffer(), spec.shape, spec.dtype, self.generation, durable=spec.durable) for spec in plan.creates]
-            )
-        number, arrays = next(self._numbers), () if outgoing is None else (outgoing,)
+    def make(self, submission: Submission, index: int, op: KernelOp, plan: Plan) -> tuple[AccelRef, ...]:
+        """Return refs of what an op is about to make; its operands are checked again, for it may have waited."""
+        self._check(plan)
+        core = self.core
+        made: tuple[AccelRef, ...] = ()
+        if isinstance(submission, OpSubmission):
+            made = submission.made or ()
+            if plan.creates and not made:
+                made = tuple(
+                    [
+                        AccelRef(core, core.next_buffer(), spec.shape, spec.dtype, self.generation, durable=spec.durable)
+                        for spec in plan.creates
+                    ]
+                )
+            submission.result = result_of(op, plan.writes + made, core.loop)
+        elif isinstance(submission, BatchSubmission):
+            made = submission.outputs[index]
+        for ref in made:
+            self._live[ref.buffer] = ref.nbytes
+        return made
+
+    def send_op(self, submission: OpSubmission, plan: Plan, outgoing: Outgoing | None) -> None:
+        """Send one op as a whole, with the place of its array, if it has one."""
+        op, arrays, number = submission.op, () if outgoing is None else (outgoing,), next(self._numbers)
         landing = arrays if type(op) is Get else ()
         try:
-            submission.result = result_of(op, plan.writes + made, core.loop)
-            for ref in made:
-                self._live[ref.buffer] = ref.nbytes
+            made = self.make(submission, 0, op, plan)
             if outgoing is not None:
                 self._arrays.announce(outgoing)
                 op = with_array(op, outgoing)
-            data = pack_op(number, [ref.buffer for ref in made] if made else (), self._written(op), self._action(submission.name))
-            if made or core.durable.buffers:
+            data = pack_op(number, [ref.buffer for ref in made] if made else (), self._written(op), self.action(submission.name))
+            if made or self.core.durable.buffers:
                 self._durable.sent(number, (plan,), made)
-            self._post(number, Sent(submission, 1, arrays, landing), Kind.OP, data)
+            self._post(number, Sent(submission, 0, 1, arrays, landing), Kind.OP, data)
         except BaseException:
             self._unsent(number)
             close_all(arrays)
@@ -248,13 +271,42 @@ class RemoteContext(ContextBase):
         self._durable.ended(number)
         self._ops.told.clear()
 
+    def begin(self, submission: Submission, plan: Plan, made: tuple[AccelRef, ...]) -> int:
+        """Take note that an op moves an array part by part from here on; return its number, for :meth:`end_parts`."""
+        number = next(self._numbers)
+        self._durable.sent(number, (plan,), made)
+        self._begun(submission, 1)
+        return number
+
+    def end_parts(self, number: int) -> None:
+        """Take note that no part of an array is to be written any more."""
+        self._durable.ended(number)
+
+    def send_part(
+        self, submission: Submission, op: KernelOp, made: Sequence[int], outgoing: Outgoing | None, action: bytes | str | None
+    ) -> asyncio.Future[AccelError | None]:
+        """Send a step of a transfer; return what ends with what went wrong, or ``None``. Memory that a step fills is then its receiver's."""
+        number, arrays = next(self._numbers), () if outgoing is None else (outgoing,)
+        answer: asyncio.Future[AccelError | None] = self.core.loop.create_future()
+        landing = arrays if type(op) is WireGet else ()
+        try:
+            if outgoing is not None:
+                self._arrays.announce(outgoing)
+            self._tell(Kind.OP, pack_op(number, made, self._written(op), action), now=True)
+        except BaseException:
+            self._unsent(number)
+            close_all(arrays)
+            raise
+        self._sent[number] = Sent(submission, 0, 0, arrays, landing, answer)
+        if self._hang is not None:
+            self._hang.sent()
+        return answer
+
     def _post(self, number: int, sent: Sent, kind: Kind, data: bytes) -> None:
         submission, is_first = sent.submission, not self.in_flight
         self._tell(kind, data, now=is_first)  # nothing comes back before this returns
         self._sent[number] = sent
-        # From here on it may be on the device.
-        submission.launched = submission.outstanding = sent.count
-        self.sent(submission, sent.count, sent.count)
+        self._begun(submission, sent.count)
         if self._hang is not None:
             self._hang.sent()
         if isinstance(submission, OpSubmission):
@@ -263,7 +315,13 @@ class RemoteContext(ContextBase):
             submission.is_attended = False
         self._pacing.sent(self.in_flight, is_first=is_first, is_attended=submission.is_attended)
 
-    def _action(self, kind: str) -> bytes | str | None:
+    def _begun(self, submission: Submission, count: int) -> None:
+        """Take note that ops may be on the device from here on."""
+        submission.launched += count
+        submission.outstanding += count
+        self.sent(submission, count, count)
+
+    def action(self, kind: str) -> bytes | str | None:
         """Return what a fault plan does to an op, as the child takes it."""
         faults = self.core.options.faults
         return None if faults is None else sent_action(faults.take(kind), self._link, self.core.loop)
@@ -370,7 +428,14 @@ class RemoteContext(ContextBase):
         sent = self._sent.pop(number, None)
         if sent is None:
             raise ProtocolError(f"the child of {self.core.name} answered what it was not asked", device=self.core.name)
+        if sent.answer is not None:
+            if error is not None or not sent.landing:
+                close_all(sent.arrays)
+            if not sent.answer.done():
+                sent.answer.set_result(error)
+            return
         if error is not None:
+            index = sent.first + max(index, 0) if isinstance(sent.submission, BatchSubmission) else index
             own = error.clone(device=self.core.name, generation=self.generation, op_index=index if index >= 0 else None)
             sent.submission.reject_from(max(index, 0), own)
         elif sent.landing:
@@ -390,13 +455,17 @@ class RemoteContext(ContextBase):
         self._retire(sent)
 
     def _retire(self, sent: Sent) -> None:
-        if self.in_flight == sent.count:
-            self._pacing.idle()
-            self._link.rest()
         if sent.arrays:
             close_all(sent.arrays)
+        self.over(sent.submission, sent.count, is_last=sent.is_last)
+
+    def over(self, submission: Submission, count: int, *, is_last: bool) -> None:
+        """Take note that ops of a submission have ended."""
+        if self.in_flight == count:
+            self._pacing.idle()
+            self._link.rest()
         if self.fault is None:
-            self.retire(sent.submission, sent.count, sent.count, is_last=True)
+            self.retire(submission, count, count, is_last=is_last)
 
     def stall(self) -> str:
         """Return what shows that the child makes no progress, or nothing."""
@@ -433,6 +502,10 @@ class RemoteContext(ContextBase):
         for each in asked.values():
             if not each.done():
                 each.set_exception(self.poisoned(error))
+        for sent in self._sent.values():
+            if sent.answer is not None and not sent.answer.done():
+                sent.answer.set_result(self.poisoned(error))
+        self._transfers.end()
         super().fail_all(error)
 
     def ask_to_close(self) -> None:

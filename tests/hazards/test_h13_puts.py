@@ -1,0 +1,235 @@
+"""Process host: arrays of any size and number move through little shared memory, in order, and give it back; waiting for it ends with its reason."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import accel
+from accel.testing import FaultPlan
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine
+
+    from accel import Device
+
+MIB = 1 << 20
+LIMIT = 4 * MIB
+pytestmark = pytest.mark.timeout(30)
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+@pytest.fixture
+async def system() -> AsyncIterator[accel.System]:
+    async with accel.System() as made:
+        yield made
+
+
+async def opened(system: accel.System, **options: Any) -> Device:
+    return await system.open_device("cpu", host="process", pinned_limit=LIMIT, **options)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not is_so():
+            await asyncio.sleep(0.001)
+
+
+def task(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    return asyncio.get_running_loop().create_task(coroutine)
+
+
+async def waiting(device: Device, count: int) -> None:
+    """Wait until so many wait for pinned memory."""
+    await until(lambda: device.info().pinned.waiting == count)
+
+
+def some(nbytes: int, seed: int = 0) -> Bytes:
+    return np.random.default_rng(seed).integers(0, 255, nbytes, np.uint8)
+
+
+async def test_an_array_larger_than_the_limit_goes_there_and_back_and_leaves_nothing_reserved(system: accel.System) -> None:
+    device = await opened(system)
+    await device.put(np.ones(4))
+    before = device.info().pinned
+    array = some(6 * LIMIT + 12_345)
+    ref = await device.put(array)
+    assert device.info().pinned == before
+    np.testing.assert_array_equal(await device.get(ref), array)
+    pinned = device.info().pinned
+    assert (pinned.used, pinned.reserved, pinned.waiting) == (0, before.reserved, 0)
+    assert device.state is accel.DeviceState.READY
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "complex128", "bool"])
+async def test_parts_keep_the_shape_and_dtype_and_an_array_that_is_written_keeps_the_rest(system: accel.System, dtype: str) -> None:
+    device = await opened(system)
+    kind = accel.DType.of(dtype).numpy
+    array = some(3 * 5 * LIMIT // 8).astype(kind).reshape(3, 5, -1)
+    ref = await device.put(array)
+    assert (ref.shape, ref.dtype.value) == (array.shape, dtype)
+    await device.put(np.zeros(array.shape[1:], kind), out=ref[1])
+    array[1] = 0
+    np.testing.assert_array_equal(await device.get(ref), array)
+    out = np.empty(array.shape[1:], kind)
+    assert await device.get(ref[2], out=out) is out
+    np.testing.assert_array_equal(out, array[2])
+
+
+async def test_many_at_once_wait_for_room(system: accel.System) -> None:
+    device = await opened(system, max_in_flight=16)
+
+    async def there_and_back(number: int) -> None:
+        array = some(MIB if number % 8 else 2 * LIMIT, number)
+        np.testing.assert_array_equal(await device.get(await device.put(array)), array)
+
+    await asyncio.gather(*[there_and_back(number) for number in range(48)])
+    ref = await device.put(some(LIMIT))
+    found = await asyncio.gather(*[device.get(ref) for _ in range(24)])
+    assert all(np.array_equal(each, some(LIMIT)) for each in found)
+    pinned = device.info().pinned
+    assert (pinned.used, pinned.waiting) == (0, 0)
+    assert pinned.reserved <= LIMIT
+
+
+async def test_they_wait_in_order_and_ops_without_arrays_pass(system: accel.System) -> None:
+    device = await opened(system)
+    rest = await device.pinned(LIMIT - MIB, "uint8")
+    held = [await device.pinned(MIB, "uint8")]  # room for one of them
+    order: list[int] = []
+
+    async def put(number: int) -> None:
+        await device.put(some(MIB, number))
+        order.append(number)
+
+    putting = [task(put(number)) for number in range(6)]
+    await waiting(device, 6)
+    small = await device.elementwise.unary("neg", await device.full(4, 1.0))
+    assert not order
+    del small
+    held.clear()
+    await asyncio.gather(*putting)
+    assert order == list(range(6))
+    assert device.info().pinned.used == rest.nbytes
+
+
+async def test_an_op_on_the_buffer_of_a_put_that_waits_comes_after_it(system: accel.System) -> None:
+    device = await opened(system)
+    old, new = np.zeros(LIMIT, np.uint8), some(LIMIT)
+    ref, small = await device.put(old), np.empty(256, np.uint8)
+    held = [await device.pinned(LIMIT - MIB, "uint8"), await device.pinned(MIB, "uint8")]
+    putting = task(device.put(new, out=ref))
+    await waiting(device, 1)
+    negating, reading = task(device.elementwise.binary("add", ref, ref)), task(device.get(ref[:256], out=small))
+    freeing = task(device.free(ref))
+    await device.elementwise.unary("neg", await device.full(4, 3.0))  # what has nothing to do with it passes
+    assert not any(each.done() for each in (putting, negating, reading, freeing))
+    held.clear()
+    await asyncio.gather(putting, reading, freeing)
+    np.testing.assert_array_equal(small, new[:256])
+    np.testing.assert_array_equal(await device.get(await negating), new + new)
+
+
+async def test_who_gives_up_waiting_leaves_the_queue(system: accel.System) -> None:
+    device = await opened(system)
+    held = [await device.pinned(LIMIT, "uint8")]
+    cancelled, late, last = task(device.put(some(MIB))), task(device.put(some(MIB), timeout=0.2)), task(device.put(some(2 * LIMIT)))
+    await waiting(device, 3)
+    cancelled.cancel()
+    await asyncio.wait([cancelled])
+    with pytest.raises(accel.DeadlineExceededError):
+        await late
+    await waiting(device, 1)
+    assert device.info().in_flight == 0
+    held.clear()
+    ref = await last
+    np.testing.assert_array_equal(await device.get(ref), some(2 * LIMIT))
+    assert device.info().pinned.used == 0
+
+
+async def test_what_waits_for_room_at_a_fault_runs_in_the_next_generation(system: accel.System) -> None:
+    device = await opened(system)
+    ref = await device.put(np.zeros(MIB, np.uint8), durable=True)
+    held, array = [await device.pinned(LIMIT, "uint8")], some(MIB)
+    making, writing = task(device.put(array)), task(device.put(array, out=ref))
+    await waiting(device, 2)
+    os.kill(_child(), signal.SIGKILL)
+    await until(lambda: device.generation == 2 and device.state is accel.DeviceState.READY)
+    held.clear()
+    np.testing.assert_array_equal(await device.get(await making), array)
+    await writing
+    np.testing.assert_array_equal(await device.get(ref), array)
+    assert device.info().pinned.used == 0
+
+
+async def test_closing_ends_what_waits() -> None:
+    async with accel.System(close_timeout=2) as system:
+        device = await opened(system)
+        held = await device.pinned(LIMIT, "uint8")
+        putting = [task(device.put(some(size))) for size in (MIB, 2 * LIMIT)]
+        await waiting(device, 2)
+    for each in putting:
+        with pytest.raises(accel.AccelError):
+            await each
+    assert device.state is accel.DeviceState.CLOSED
+    held[:] = 1
+
+
+async def test_a_durable_buffer_that_was_written_in_part_is_torn_and_the_plan_counts_one_put(system: accel.System) -> None:
+    device = await opened(system, faults=FaultPlan().poison_at(3, op="put"))
+    ref = await device.put(np.zeros(2 * LIMIT, np.uint8), durable=True)
+    await device.put(some(2 * LIMIT), out=ref)
+    with pytest.raises(accel.ContextPoisonedError):
+        await device.put(some(2 * LIMIT), out=ref)
+    with pytest.raises(accel.StaleRefError) as caught:
+        await device.get(ref)
+    assert caught.value.reason == "torn"
+    array = some(2 * LIMIT, 1)
+    await device.put(array, out=ref)
+    np.testing.assert_array_equal(await device.get(ref), array)
+    assert device.generation == 2
+
+
+async def test_what_the_device_has_no_memory_for_is_the_error_of_its_put(system: accel.System) -> None:
+    device = await opened(system, memory_limit=LIMIT)
+    for _ in range(2):
+        with pytest.raises(accel.OutOfMemoryError) as caught:
+            await device.put(some(2 * LIMIT))
+        assert caught.value.op == "put"
+    ref = await device.put(some(LIMIT // 2))
+    info = device.info()
+    assert (info.pinned.used, info.memory.used, info.in_flight) == (0, ref.nbytes, 0)
+    np.testing.assert_array_equal(await device.get(ref), some(LIMIT // 2))
+
+
+async def test_a_batch_brings_more_than_there_is_room_for(system: accel.System) -> None:
+    device = await opened(system)
+    sizes = [MIB, 3 * MIB, 2 * LIMIT, MIB, MIB, MIB, MIB, MIB]
+    async with device.batch() as batch:
+        refs = [batch.put(some(size, index)) for index, size in enumerate(sizes)]
+        total = batch.elementwise.binary("add", refs[0], refs[3])
+    for index, (size, ref) in enumerate(zip(sizes, refs, strict=True)):
+        np.testing.assert_array_equal(await device.get(ref), some(size, index))
+    np.testing.assert_array_equal(await device.get(total), some(MIB, 0) + some(MIB, 3))
+    assert device.info().pinned.used == 0
+
+
+def _child() -> int:
+    """Return the only child process of this one; what `info().pid` says is another test's business."""
+    mine = [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _parent(pid) == os.getpid()]
+    assert len(mine) == 1, mine
+    return mine[0]
+
+
+def _parent(pid: str) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return int(file.read().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
