@@ -45,9 +45,14 @@ def task(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     return asyncio.get_running_loop().create_task(coroutine)
 
 
-async def waiting(device: Device, count: int) -> None:
-    """Wait until so many wait for pinned memory."""
-    await until(lambda: device.info().pinned.waiting == count)
+async def waiting(device: Device, *tasks: asyncio.Task[Any]) -> None:
+    """Wait until all of ``tasks`` wait for pinned memory."""
+
+    def are_waiting() -> bool:
+        assert not any(each.done() for each in tasks), "there is no room, and it does not wait for any"
+        return device.info().pinned.waiting == len(tasks)
+
+    await until(are_waiting)
 
 
 def some(nbytes: int, seed: int = 0) -> Bytes:
@@ -109,7 +114,7 @@ async def test_they_wait_in_order_and_ops_without_arrays_pass(system: accel.Syst
         order.append(number)
 
     putting = [task(put(number)) for number in range(6)]
-    await waiting(device, 6)
+    await waiting(device, *putting)
     small = await device.elementwise.unary("neg", await device.full(4, 1.0))
     assert not order
     del small
@@ -125,7 +130,7 @@ async def test_an_op_on_the_buffer_of_a_put_that_waits_comes_after_it(system: ac
     ref, small = await device.put(old), np.empty(256, np.uint8)
     held = [await device.pinned(LIMIT - MIB, "uint8"), await device.pinned(MIB, "uint8")]
     putting = task(device.put(new, out=ref))
-    await waiting(device, 1)
+    await waiting(device, putting)
     negating, reading = task(device.elementwise.binary("add", ref, ref)), task(device.get(ref[:256], out=small))
     freeing = task(device.free(ref))
     await device.elementwise.unary("neg", await device.full(4, 3.0))  # what has nothing to do with it passes
@@ -139,13 +144,13 @@ async def test_an_op_on_the_buffer_of_a_put_that_waits_comes_after_it(system: ac
 async def test_who_gives_up_waiting_leaves_the_queue(system: accel.System) -> None:
     device = await opened(system)
     held = [await device.pinned(LIMIT, "uint8")]
-    cancelled, late, last = task(device.put(some(MIB))), task(device.put(some(MIB), timeout=0.2)), task(device.put(some(2 * LIMIT)))
-    await waiting(device, 3)
+    cancelled, late, last = task(device.put(some(MIB))), task(device.put(some(MIB), timeout=0.5)), task(device.put(some(2 * LIMIT)))
+    await waiting(device, cancelled, late, last)
     cancelled.cancel()
     await asyncio.wait([cancelled])
     with pytest.raises(accel.DeadlineExceededError):
         await late
-    await waiting(device, 1)
+    await waiting(device, last)
     assert device.info().in_flight == 0
     held.clear()
     ref = await last
@@ -158,7 +163,7 @@ async def test_what_waits_for_room_at_a_fault_runs_in_the_next_generation(system
     ref = await device.put(np.zeros(MIB, np.uint8), durable=True)
     held, array = [await device.pinned(LIMIT, "uint8")], some(MIB)
     making, writing = task(device.put(array)), task(device.put(array, out=ref))
-    await waiting(device, 2)
+    await waiting(device, making, writing)
     os.kill(_child(), signal.SIGKILL)
     await until(lambda: device.generation == 2 and device.state is accel.DeviceState.READY)
     held.clear()
@@ -168,12 +173,12 @@ async def test_what_waits_for_room_at_a_fault_runs_in_the_next_generation(system
     assert device.info().pinned.used == 0
 
 
-async def test_closing_ends_what_waits() -> None:
-    async with accel.System(close_timeout=2) as system:
-        device = await opened(system)
-        held = await device.pinned(LIMIT, "uint8")
-        putting = [task(device.put(some(size))) for size in (MIB, 2 * LIMIT)]
-        await waiting(device, 2)
+async def test_closing_ends_what_waits(system: accel.System) -> None:
+    device = await opened(system)
+    held = await device.pinned(LIMIT, "uint8")
+    putting = [task(device.put(some(size))) for size in (MIB, 2 * LIMIT)]
+    await waiting(device, *putting)
+    await device.aclose(timeout=0.1)
     for each in putting:
         with pytest.raises(accel.AccelError):
             await each
