@@ -33,6 +33,13 @@ def check_class(actor: object) -> None:
         raise InvalidArgumentError(
             f"{actor.__name__}.receive is not a coroutine function", remedy="Define it: `async def receive(self, message, context)`."
         )
+    try:
+        inspect.signature(actor.receive).bind(None, None, None)
+    except TypeError as error:
+        raise InvalidArgumentError(
+            f"{actor.__name__}.receive does not take a message and a context: {error}",
+            remedy="Define it: `async def receive(self, message, context)`.",
+        ) from None
 
 
 def check_name(name: object, siblings: Collection[str]) -> None:

@@ -352,6 +352,7 @@ class Context(ContextBase):
             known = op.library in LIBRARIES or native
             what = f"{op.library} has no {op.kind}" if known else f"there is no library {op.library!r}"
             remedy = "Use another device." if known else "Register it first: await device.register(YourLibrary)."
+            remedy = remedy if own is None else f"Mark a method of the library with @accel.kernel({type(op).__name__})."
             raise UnsupportedError(f"{what} on {self.core.description.backend}", op=op.kind, device=self.core.name, remedy=remedy)
         self._kernels[type(op)] = kernel
         return kernel

@@ -38,7 +38,7 @@ SYSTEM_HINTS = {
     **dict.fromkeys(("close", "shutdown", "stop"), "Use await system.aclose(), or leave the `async with` block."),
     **dict.fromkeys(
         ("run", "submit"),
-        "Use system.portal.run(function) from other threads, or system.run_blocking(function) for a function that blocks.",
+        "Use system.portal.run(coroutine_function) from other threads, or await system.run_blocking(function) for one that blocks.",
     ),
     "actor_of": "Use await system.spawn(Actor).",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -302,6 +303,12 @@ def kernels_of(library: type[KernelLibrary]) -> dict[type[KernelOp[Any]], str]:
                 f"{library.__name__} has two kernels for {op.kind!r}", remedy="Give each class of ops a kind of its own."
             )
         found[op] = attribute
+    for attribute in ("open", "close", *found.values()):
+        if inspect.iscoroutinefunction(getattr(library, attribute)):
+            raise InvalidArgumentError(
+                f"{library.__name__}.{attribute} is a coroutine function, and nothing awaits it",
+                remedy="Define it with `def`: it enqueues, or runs on a worker thread.",
+            )
     if not found:
         raise UnsupportedError(f"{library.__name__} has no kernels", remedy="Mark methods with @accel.kernel(OpClass).")
     return found

@@ -179,6 +179,10 @@ def _fields_of(kind: type) -> tuple[str, ...] | None:
     """Return the names of a class's fields, or ``None`` if it is no op's. A user's op need not be a dataclass if it has no refs."""
     if not issubclass(kind, KernelOp):
         return None
+    if not all(isinstance(getattr(kind, name, None), str) for name in ("library", "kind")):
+        raise InvalidArgumentError(
+            f"{kind.__name__} does not say its library and kind", remedy='Set `library = "mine"` and `kind = "name"` in the class.'
+        )
     check_frozen(kind)
     return tuple([field.name for field in dataclasses.fields(kind)]) if dataclasses.is_dataclass(kind) else ()
 

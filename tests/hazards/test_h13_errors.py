@@ -149,6 +149,47 @@ async def call_receive(system: Any, device: Any, x: Any) -> None:
     (await system.spawn(Index, 3)).receive(3)
 
 
+@dataclass(frozen=True, eq=False)
+class Nameless(KernelOp):
+    """An op that says neither library nor kind."""
+
+    x: accel.AccelRef
+
+    def plan(self) -> Plan:
+        """It only reads."""
+        return Plan((self.x,), (), ())
+
+
+@dataclass(frozen=True, eq=False)
+class Thrice(Twice):
+    """An op that the library has no kernel for."""
+
+    kind: ClassVar[str] = "thrice"
+
+
+class Awaited(accel.KernelLibrary):
+    """A library whose kernel would never be awaited."""
+
+    name = "mine"
+
+    @accel.kernel(Twice)
+    async def twice(self, op: Twice, stream: Any, inputs: Any, outputs: Any) -> None:
+        """Do nothing."""
+
+
+class Deaf(accel.Actor[int, int]):
+    """An actor whose method lacks a parameter."""
+
+    async def receive(self, message: int) -> int:  # type: ignore[override]
+        """Answer."""
+        return message
+
+
+async def run_without_kernel(system: Any, device: Any, x: Any) -> None:
+    await device.register(Mine)
+    await device.run(Thrice(x))
+
+
 async def handle(items: list[int]) -> list[int]:
     """Answer what came."""
     return items
@@ -296,6 +337,10 @@ CASES = {
     "spawn(mailbox_size=0)": case(lambda s, d, x: s.spawn(Index, 3, mailbox_size=0), ARGUMENT, "capacity is 0", "at least 1"),
     "spawn(restart={})": case(lambda s, d, x: s.spawn(Index, 3, restart={}), ARGUMENT, "restart is {}", "RestartStrategy"),
     "watch(3)": case(watch_nothing, ARGUMENT, "watcher is 3", "ActorRef"),
+    "an op that the library lacks": case(run_without_kernel, accel.UnsupportedError, "no thrice", "@accel.kernel(Thrice)"),
+    "an op without library": case(lambda s, d, x: d.run(Nameless(x)), ARGUMENT, "Nameless", "`library ="),
+    "a kernel with async def": case(lambda s, d, x: d.register(Awaited), ARGUMENT, "Awaited.twice", "`def`"),
+    "receive(message)": case(lambda s, d, x: s.spawn(Deaf), ARGUMENT, "Deaf.receive", "receive(self, message, context)"),
     "ref.receive(message)": case(call_receive, AttributeError, "await ref.ask(message)"),
     "lifespan(plain function)": case(lambda s, d, x: enter_lifespan(lambda device: 3), ARGUMENT, "asynccontextmanager"),
 }
