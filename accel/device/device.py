@@ -366,5 +366,6 @@ class Device(MemoryFace, NoModel):
                 await self._actor.stop(drain=False)
             finally:
                 self._closed.set_result(None)
-                await core.pinned.aclose()
+                if not core.is_inherited:
+                    await core.pinned.aclose()
                 await core.disposal.aclose()

@@ -370,6 +370,67 @@ def fork_leaves(loop: str, way: str) -> None:
     expect((os.getpid() == parent) is (forked != 0), "the fork is a fork")
 
 
+def ops_are_refused(host: Host) -> None:
+    """Use a device in a fork that leaves, where asyncio runs the copy of the loop again, until the tasks have ended: all is refused."""
+
+    async def main() -> None:
+        async with accel.System() as system:
+            device = await system.open_device("cpu", host=host)
+            x = await device.put(SMALL)
+
+            async def use_at_the_end() -> None:
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    calls = (
+                        lambda: device.put(SMALL),
+                        lambda: device.get(x),
+                        lambda: device.blas.dot(x, x),
+                        lambda: system.open_device("cpu"),
+                    )
+                    refused = 0
+                    for call in calls:
+                        try:
+                            await call()
+                        except accel.ClosedError as error:
+                            refused += "fork" in str(error)
+                    await device.aclose()
+                    os._exit(refused)
+
+            used = asyncio.ensure_future(use_at_the_end())
+            await asyncio.sleep(0)
+            forked = os.fork()
+            if forked == 0:
+                sys.exit(7)
+            code = _wait_for(forked)
+            expect(code == 4, f"the fork ended with {code}")
+            await _use_simply(device, x)
+            expect(not used.done(), "the parent's task goes on")
+            os._exit(0)
+
+    asyncio.run(main())
+
+
+async def _use_simply(device: accel.Device, x: accel.AccelRef) -> None:
+    async with asyncio.timeout(PATIENCE / 3):
+        expect(float((await device.get(await device.blas.dot(x, x)))[()]) == float(SMALL @ SMALL), "wrong")
+
+
+def worker_thread_forks() -> None:
+    """Fork on a worker thread of the system, in a function that returns in the fork too: that ends, and does nothing else."""
+
+    async def main() -> None:
+        async with accel.System() as system:
+            device = await system.open_device("cpu", host="process")
+            x = await device.put(SMALL)
+            forked = await system.run_blocking(os.fork)
+            code = _wait_for(forked)
+            expect(code == 0, f"the fork ended with {code}")
+            await _use_simply(device, x)
+
+    asyncio.run(main())
+
+
 # -- the same on a GPU
 
 GIB = 1 << 30

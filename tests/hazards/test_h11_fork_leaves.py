@@ -15,3 +15,12 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork") or sys.platform != "linu
 @pytest.mark.parametrize(("loop", "way"), [("asyncio", "return"), ("asyncio", "exit"), ("asyncio", "exception"), ("uvloop", "exit")])
 def test_the_parent_s_ops_go_on_when_a_fork_leaves_through_asyncio_run(loop: str, way: str) -> None:
     run("fork_leaves", loop, way)
+
+
+@pytest.mark.parametrize("host", ["inline", "process"])
+def test_ops_are_refused_in_a_fork_that_leaves(host: str) -> None:
+    run("ops_are_refused", host)
+
+
+def test_a_fork_of_a_worker_thread_ends_with_its_function() -> None:
+    run("worker_thread_forks")
