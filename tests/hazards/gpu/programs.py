@@ -422,5 +422,28 @@ def works_beside_python_callbacks(seconds: float = 60.0) -> None:
     asyncio.run(main())
 
 
+def reopens_in_a_child() -> None:
+    """Lose two inline devices by one illegal address, and reopen them: one goes on in a child with its durable data, the other may not."""
+
+    async def main() -> None:
+        once = accel.RestartStrategy(max_restarts=0)
+        async with asyncio.timeout(PATIENCE), accel.System() as system:
+            device = await system.open_device("cuda", host="auto", restart=once)
+            other = await system.open_device("cuda", host="inline", restart=once)
+            weights = await device.put(np.arange(1000.0), durable=True)
+            x = await device.zeros(4, "float32")
+            kernel = await device.compiler.compile(ILLEGAL, "illegal", parameters=("float32*",))
+            assert (await failure(kernel.launch(1, 1, (x,)), accel.ContextPoisonedError)).code == 700
+            assert device.state is accel.DeviceState.LOST
+            await device.reopen()
+            assert (device.info().host, device.generation) == ("process", 2)
+            np.testing.assert_array_equal(await device.get(weights), np.arange(1000.0))
+            while other.state is not accel.DeviceState.LOST:
+                await asyncio.sleep(0.01)
+            await failure(other.reopen(), accel.UnsupportedError)
+
+    asyncio.run(main())
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*(float(each) for each in sys.argv[2:]))
