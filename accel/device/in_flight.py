@@ -65,8 +65,8 @@ class ContextBase(ABC):
         """Note that ``count`` more ops of a submission are on their way, as so many commands: from here on they are in flight."""
         self.in_flight += count
         self.commands += commands
-        self.submissions.setdefault(submission, perf_counter())
-        if self.stalls is not None:
+        self.submissions[submission] = perf_counter()
+        if self.stalls is not None and self.stalls.handle is None:
             self.stalls.sent()
 
     def stall(self) -> str:
@@ -90,7 +90,7 @@ class ContextBase(ABC):
         if is_last or not submission.outstanding:
             self.submissions.pop(submission, None)
         if is_last:
-            if self.stalls is not None:
+            if self.stalls is not None and submission.name not in self.stalls.ended:  # which no name of a batch is
                 self.stalls.ended.add(submission.work)
             submission.succeed()
         elif not submission.outstanding:

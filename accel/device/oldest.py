@@ -30,6 +30,11 @@ class OldestWatch(ABC):
         Returns for how many seconds so far something was opened, loaded or compiled that ops may wait for: that does not count ...
     allowance
         ... up to so many seconds for each that is the oldest.
+
+    Attributes
+    ----------
+    handle : TimerHandle or None
+        Of the next look; ``None`` while nothing is watched.
     """
 
     def __init__(
@@ -42,7 +47,7 @@ class OldestWatch(ABC):
         self._allowance = allowance
         self._seen: Any = None
         self._since = self._due = self._busy_before = 0.0
-        self._handle: asyncio.TimerHandle | None = None
+        self.handle: asyncio.TimerHandle | None = None
 
     @abstractmethod
     def judge(self, *, is_new: bool) -> float | None:
@@ -54,15 +59,15 @@ class OldestWatch(ABC):
 
     def sent(self) -> None:
         """Take note that something is in flight."""
-        if self._handle is None:
+        if self.handle is None:
             self.begin(self._oldest())
             self._arm(self._period)
 
     def stop(self) -> None:
         """Look no more."""
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
+        if self.handle is not None:
+            self.handle.cancel()
+            self.handle = None
 
     def seconds(self) -> float:
         """Return for how long what was the oldest at the last look is so, without what does not count. Any thread may ask."""
@@ -75,10 +80,10 @@ class OldestWatch(ABC):
 
     def _arm(self, seconds: float) -> None:
         self._due = self._loop.time() + seconds
-        self._handle = self._loop.call_at(self._due, self._look)
+        self.handle = self._loop.call_at(self._due, self._look)
 
     def _look(self) -> None:
-        self._handle = None
+        self.handle = None
         oldest = self._oldest()
         is_new = oldest != self._seen
         if is_new:
