@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-import os
 import platform
 import threading
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from accel.cpu.exchange import CpuExchange
 from accel.cpu.natives import NATIVE
 from accel.cpu.stream import CpuStream
 from accel.errors import BackendUnavailableError, ClosedError, InvalidArgumentError, UnsupportedError
+from accel.memory.machine import memory_size
 from accel.memory.slab import MemfdSlab
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class CpuBackend:
 
     def devices(self) -> Sequence[DeviceDescription]:
         """List the one device."""
-        return (DeviceDescription(backend=self.name, index=0, name=_processor_name(), uuid=_machine_uuid(), memory=_memory_size()),)
+        return (DeviceDescription(backend=self.name, index=0, name=_processor_name(), uuid=_machine_uuid(), memory=memory_size()),)
 
     def open(self, index: int) -> CpuDevice:
         """Create a context. Any number of them can be open; each has streams and a fault of its own.
@@ -242,10 +242,3 @@ def _machine_uuid() -> str:
     except OSError:
         pass
     return f"CPU-{hashlib.sha256(f'accel:{identity}'.encode()).hexdigest()[:32]}"
-
-
-def _memory_size() -> int:
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return 0

@@ -103,12 +103,12 @@ class Context:
         Raises
         ------
         OutOfMemoryError
-            If that would be more than the machine has.
+            If that would be more than the machine has, or this process's control group may have.
         """
         with self._lock:
             if self.memory and self.held + nbytes > self.memory:
                 raise OutOfMemoryError(
-                    f"the machine has {self.memory} bytes of memory, this context holds {self.held}, and {nbytes} more were asked for",
+                    f"this process may have {self.memory} bytes of memory, this context holds {self.held}, and {nbytes} more were asked for",
                     requested=nbytes,
                     reserved=self.held,
                     limit=self.memory,

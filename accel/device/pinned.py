@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ import numpy as np
 from accel.device.buffers import close_all
 from accel.device.info import PinnedInfo
 from accel.errors import ClosedError, DeadlineExceededError, OutOfMemoryError
-from accel.memory import HostArena, HostRegistrar
+from accel.memory import HostArena, HostRegistrar, memory_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +55,7 @@ class PinnedMemory:
     name, loop, system
         The device.
     limit
-        The most bytes that may be locked; ``None`` leaves it to the machine's size.
+        The most bytes that may be locked; ``None`` leaves it to the size of the machine, or of this process's control group.
 
     Attributes
     ----------
@@ -238,7 +237,5 @@ def _settle(future: asyncio.Future[None]) -> None:
 
 
 def _default_limit() -> int:
-    try:
-        return min(_LIMIT, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4)
-    except (ValueError, OSError):
-        return _LIMIT
+    size = memory_size()
+    return min(_LIMIT, size // 4) if size else _LIMIT

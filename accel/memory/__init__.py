@@ -10,6 +10,7 @@ from accel.memory.allocator import Allocator, SlabRequest
 from accel.memory.arena import ArenaStatistics, HostArena, HostBlock, HostRegistrar, HostRegistration
 from accel.memory.block import AllocatorStatistics, Block
 from accel.memory.lone import LoneBlock, Outside, SharedUsage
+from accel.memory.machine import memory_left, memory_size
 from accel.memory.slab import MemfdSlab
 from accel.memory.usage import Dependency, DurableUsage, Timeline, Usage
 
@@ -31,4 +32,6 @@ __all__ = [
     "SlabRequest",
     "Timeline",
     "Usage",
+    "memory_left",
+    "memory_size",
 ]

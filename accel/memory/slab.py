@@ -11,9 +11,13 @@ from typing import Final
 
 from accel.errors import DriverError, InvalidArgumentError, OutOfMemoryError
 from accel.fork import close_after_fork
+from accel.memory.machine import memory_left, memory_size
 from accel.shortage import shortage
 
 __all__ = ["MemfdSlab"]
+
+_STEP: Final = 16 << 20
+"""Bytes that are taken at once of a control group's memory: less than what is left to others there."""
 
 _NO_ROOM: Final = frozenset({errno.ENOMEM, errno.ENOSPC, errno.EFBIG, errno.EOVERFLOW, errno.EINVAL, errno.EDQUOT})
 
@@ -21,8 +25,8 @@ _NO_ROOM: Final = frozenset({errno.ENOMEM, errno.ENOSPC, errno.EFBIG, errno.EOVE
 class MemfdSlab:
     """A slab of anonymous shared memory: a memfd that is sealed against shrinking and growing, mapped into this process.
 
-    Where there are no memfds it is an anonymous mapping without a descriptor. The pages are zero, and are only taken from the system when
-    they are first touched.
+    Where there are no memfds it is an anonymous mapping without a descriptor. The pages are zero. They are taken from the system when they are first
+    touched, or, where a control group bounds this process's memory, at once.
 
     A forked child holds neither the descriptor nor the mapping; only views that exist at the fork keep the mapping there, readable.
 
@@ -135,9 +139,30 @@ def _sealed_memfd(nbytes: int, name: str) -> int:
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, nbytes)
+        _commit(fd, nbytes)
         # A process that got the descriptor could otherwise shrink the file, and touching the memory here would be SIGBUS.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+def _commit(fd: int, nbytes: int) -> None:
+    """Take the pages now, where a control group bounds the memory: when they are first touched it is too late, the kernel ends the process then.
+
+    In steps: another thread, or another process of the group, may take memory at the same time.
+    """
+    start, step = 0, nbytes  # the first look is for all of it: no page is taken in vain
+    while start < nbytes:
+        left = memory_left()
+        if left is None:
+            return
+        if left < step:
+            raise OutOfMemoryError(
+                f"{nbytes} bytes for a slab are more than this process's control group has left", requested=nbytes, limit=memory_size()
+            )
+        step = min(_STEP, nbytes - start)
+        os.posix_fallocate(fd, start, step)
+        start += step
+        step = min(_STEP, nbytes - start)

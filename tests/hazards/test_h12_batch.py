@@ -7,8 +7,10 @@ import time
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 import accel
+from accel.testing import FaultPlan
 
 if TYPE_CHECKING:
     from accel import AccelRef, Device
@@ -39,3 +41,54 @@ async def test_the_time_of_an_op_does_not_grow_with_the_batch() -> None:
         last, seconds = await _chain(device, start, long)
         np.testing.assert_array_equal(await device.get(last), np.ones(4))
     assert seconds / long < 2 * usual, f"{usual * 1e6:.1f} us an op of {short}, {seconds / long * 1e6:.1f} us an op of {long}"
+
+
+@pytest.mark.parametrize("failing", [None, 275])
+async def test_a_batch_of_more_bytes_than_a_message_holds_runs_and_fails_as_any(failing: int | None) -> None:
+    faults = None if failing is None else FaultPlan().fail_at(failing + 3, accel.LibraryError("not this one"))
+    async with asyncio.timeout(_BOUND), accel.System() as system:
+        device = await system.open_device("cpu", host="process", faults=faults)
+        counter, one = await device.put(np.zeros(1)), await device.full(1, 1.0, "float64")
+        batch = device.batch()
+        await batch.__aenter__()
+        for _ in range(180):
+            last = batch.empty((1,) * 20_000)  # about 100 KiB of numbers on its way
+            batch.elementwise.binary("add", counter, one, out=counter)
+        if failing is None:
+            await batch.__aexit__(None, None, None)
+            assert not last.is_stale
+        else:
+            with pytest.raises(accel.LibraryError, match="not this one") as caught:
+                await batch.__aexit__(None, None, None)
+            assert caught.value.op_index == failing
+            with pytest.raises(accel.StaleRefError):
+                last.check()
+        assert (await device.get(counter)).tolist() == [180 if failing is None else failing // 2]
+        assert (device.generation, device.info().in_flight) == (1, 0)
+
+
+async def test_the_loop_turns_while_a_long_batch_goes_to_a_process_host() -> None:
+    async with asyncio.timeout(_BOUND), accel.System() as system:
+        device = await system.open_device("cpu", host="process")
+        start, worst = await device.put(np.ones(4)), 0.0
+
+        async def turning() -> None:
+            nonlocal worst
+            before = time.thread_time()  # of this thread: what other processes take does not count
+            while True:
+                await asyncio.sleep(0)
+                worst, before = max(worst, time.thread_time() - before), time.thread_time()
+
+        batch = device.batch()
+        await batch.__aenter__()
+        last = start
+        for _ in range(40_000):
+            last = batch.elementwise.unary("neg", last)
+        watching = asyncio.get_running_loop().create_task(turning())
+        try:
+            await asyncio.sleep(0)
+            await batch.__aexit__(None, None, None)
+        finally:
+            watching.cancel()
+        np.testing.assert_array_equal(await device.get(last), np.ones(4))
+        assert worst < 0.15, f"the loop stood still for {worst * 1e3:.0f} ms while the batch was written"

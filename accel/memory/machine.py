@@ -1,0 +1,100 @@
+"""How much memory this process may have: what the machine has, or less where a control group says so."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["memory_left", "memory_size"]
+
+_SPARE, _PART = 64 << 20, 8
+"""Bytes of a group's limit that are left to the interpreter and to other libraries: so many, or one part in so many of a small limit."""
+
+
+def memory_size() -> int:
+    """Return the bytes of memory that this process may have: the least of the machine's and of the limits of its groups; 0 where that is not known."""
+    sizes = [limit for limit, _ in _limits()]
+    if machine := _machine():
+        sizes.append(machine)
+    return min(sizes, default=0)
+
+
+def memory_left() -> int | None:
+    """Return the bytes that this process can still take without being ended for it; ``None`` where no group bounds them.
+
+    Beyond a group's limit the kernel ends one of its processes: nothing fails that could be told to a caller. Pages of files do not count, for they can be
+    dropped, and some memory is left to others.
+    """
+    left = [limit - min(_SPARE, limit // _PART) - used for limit, used in _limits()]
+    return max(min(left), 0) if left else None
+
+
+def _machine() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return 0
+
+
+def _limits() -> Iterator[tuple[int, int]]:
+    """Yield the limit, and what is used of it, of each group that bounds this process: its own, and those above it as far as they are seen here."""
+    machine = _machine()
+    for mount, path, names in _hierarchies():
+        while True:
+            limit = _number(f"{mount}{path}/{names[0]}")
+            if limit is not None and (not machine or limit < machine):
+                used, files = _number(f"{mount}{path}/{names[1]}") or 0, _files(f"{mount}{path}/memory.stat", names[2])
+                yield limit, max(used - files, 0)
+            if not path:
+                break
+            path = path.rpartition("/")[0]
+
+
+_Names = tuple[str, str, str]
+_V1: _Names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+_V2: _Names = ("memory.max", "memory.current", "")
+"""Files with a group's limit and its use, and how its statistics with those below it begin."""
+
+
+def _hierarchies() -> Iterator[tuple[str, str, _Names]]:
+    """Yield where the groups of each hierarchy with memory are mounted, this process's own below that, and the names of its files."""
+    own: dict[_Names, str] = {}
+    for line in _lines("/proc/self/cgroup"):
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            own[_V2] = path
+        elif "memory" in controllers.split(","):
+            own[_V1] = path
+    for line in _lines("/proc/self/mountinfo"):
+        fields, _, rest = line.partition(" - ")
+        kind, _, options = rest.partition(" ")
+        names = _V2 if kind == "cgroup2" else _V1 if kind == "cgroup" and "memory" in options.rpartition(" ")[2].split(",") else None
+        if names in own:
+            root, mount = fields.split()[3:5]
+            path = own[names].removeprefix(root.rstrip("/"))
+            yield mount, path.rstrip("/") if own[names].startswith(root) else "", names
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().splitlines()
+    except OSError:  # there are no groups, or they are not shown
+        return []
+
+
+def _number(path: str) -> int | None:
+    """Return the number in a file; ``None`` where there is none, or it says ``max``."""
+    text = "".join(_lines(path)).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _files(path: str, prefix: str) -> int:
+    """Return the bytes of a group's pages that only mirror files."""
+    wanted = {f"{prefix}inactive_file", f"{prefix}active_file"}
+    pairs = [line.split() for line in _lines(path)]
+    return sum([int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] in wanted and pair[1].isdigit()])
