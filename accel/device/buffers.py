@@ -229,6 +229,11 @@ class Buffers:
         self._idle += self.allocator.trim(everything=True)
         self._close_soon()
 
+    @property
+    def leaving_nbytes(self) -> int:
+        """Bytes of slabs that are no longer the allocator's and not given back yet."""
+        return sum(slab.nbytes for slab in self._idle)
+
     def settle(self) -> bool:
         """Apply frees when work has ended, for what is held may rest until then; return whether anything still is, or may come to."""
         self.apply_frees()

@@ -439,7 +439,7 @@ class Context(ContextBase):
     def memory(self) -> tuple[int, int, int]:
         """Return the bytes of buffers, of slabs, and of what libraries work in. Any thread may ask."""
         allocator = self.buffers.allocator
-        return allocator.used - self.buffers.lent, allocator.reserved, self.buffers.lent
+        return allocator.used - self.buffers.lent, allocator.reserved + self.buffers.leaving_nbytes, self.buffers.lent
 
     # -- the end
 

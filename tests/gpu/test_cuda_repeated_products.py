@@ -149,7 +149,7 @@ async def test_results_may_come_to_lie_in_memory_that_was_given_back_and_taken_a
     n = 4096
     a = rng.standard_normal((n, n), np.float32).astype(np.float16)
     expected = wide(a[:8]) @ wide(a)
-    async with opened(memory_limit=6 * a.nbytes) as gpu:  # one of them is the workspace
+    async with opened(memory_limit=8 * a.nbytes) as gpu:  # one of them is the workspace
         ra = await gpu.put(a)
         for _ in range(4):
             out = await gpu.empty((n, n), "float16")
