@@ -169,7 +169,7 @@ def test_long_texts_are_cut_and_fit_into_a_message() -> None:
 def test_the_longest_error_fits_into_a_message_of_a_child() -> None:
     text = "\N{MUSICAL SYMBOL G CLEF}" * (1 << 20)
     texts = dict.fromkeys(("log", "remedy", "library", "device", "op", "code"), text)
-    for error in (CompileError(text, **texts), ContextPoisonedError(text, suspects=(text,) * 10_000)):  # type: ignore[arg-type]
+    for error in (CompileError(text, **texts), ContextPoisonedError(text, suspects=(text,) * 10_000)):
         first: BaseException = error
         for _ in range(5):
             first.__cause__ = first = ValueError(text)
