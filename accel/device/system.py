@@ -128,7 +128,8 @@ class System(ActorSystem):
         memory_limit
             Bytes that may be taken from the device, for buffers and for what libraries work in.
         pinned_limit
-            Bytes of host memory that :meth:`Device.pinned` may lock; ``None``: 4 GiB, or a quarter of the machine's memory where that is less.
+            Bytes of host memory that :meth:`Device.pinned` may lock, and in which arrays move to and from a child; ``None``: 4 GiB, or a quarter of the memory
+            of the machine, or of this process's control group, where that is less.
         pending_limit
             Submissions that may wait in the device's queue.
         max_in_flight

@@ -61,7 +61,7 @@ def test_slab_that_could_not_be_made_is_not_counted(device: CpuDevice, monkeypat
 
     with monkeypatch.context() as patched:
         patched.setattr("accel.memory.slab._sealed_memfd", refuse)
-        with pytest.raises(accel.DriverError):
+        with pytest.raises(accel.OutOfMemoryError):
             device.create_slab(10 * PAGE)
     for nbytes in (0, -1):
         with pytest.raises(accel.InvalidArgumentError):
