@@ -20,7 +20,7 @@ from accel.device.graph import GraphSubmission, Replay
 from accel.device.in_flight import ContextBase
 from accel.device.kernels import LIBRARIES
 from accel.device.lane import EventPool, Lane
-from accel.device.op_error import op_error, result_of
+from accel.device.op_error import raise_op_error, result_of
 from accel.device.run import BATCH, Launch, OpSubmission, Run
 from accel.device.scratch import Scratch
 from accel.device.sharing import Sharing
@@ -208,12 +208,7 @@ class Context(ContextBase):
                 try:
                     await self._provide(submission, index, ops[index], port.lane)
                 except Exception as raised:
-                    error = op_error(raised, f"finding memory for {submission.kinds[index]}", self.core.loop)
-                    error.op_index = index
-                    try:
-                        raise error from error.__cause__
-                    finally:
-                        del error  # its traceback holds this frame, and so the refs
+                    raise_op_error(raised, f"finding memory for {submission.kinds[index]}", self.core.loop, op_index=index)
             elif end < count:
                 # A chunk of small ops runs in this turn of the loop, on some devices: others must get theirs.
                 await asyncio.sleep(0)
@@ -244,12 +239,7 @@ class Context(ContextBase):
             is_all = self._bind(submission, start, end, port.lane, launches)
         except Exception as raised:
             at = start + len(launches)
-            error = op_error(raised, f"sending {submission.kinds[at]}", self.core.loop)
-            error.op_index = at
-            try:
-                raise error from error.__cause__
-            finally:
-                del error  # its traceback holds this frame, and so the refs
+            raise_op_error(raised, f"sending {submission.kinds[at]}", self.core.loop, op_index=at)
         finally:
             # Places in line that were given out must reach the lane even if a later op could not be bound.
             if launches:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from accel.errors import AccelError, LibraryError, OutOfMemoryError, said
 from accel.shortage import shortage
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from accel.ops import KernelOp
     from accel.ref import AccelRef
 
-__all__ = ["op_error", "result_of"]
+__all__ = ["op_error", "raise_op_error", "result_of"]
+
+_TURNS = 8
+"""Turns of the loop in which those who wait for the op act on its answer, before the program ends."""
 
 _WHERE = "In the kernel (most recent call last):\n"
 
@@ -52,7 +55,7 @@ def op_error(
     if error is None:
         if isinstance(raised, (KeyboardInterrupt, SystemExit)):
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(_leave, raised)
+                loop.call_soon_threadsafe(_leave, raised, loop, _TURNS)
         # What is gone by now was this frame's own: a class of the user's may raise even from what it says of itself.
         error = LibraryError(f"{what} raised {type(raised).__name__}: {said(raised)}", remedy=_REMEDY)
     for name, value in fields.items():
@@ -61,20 +64,30 @@ def op_error(
     return error
 
 
+def raise_op_error(
+    raised: BaseException, what: str, loop: asyncio.AbstractEventLoop, *, op_index: int | None = None, library: str | None = None
+) -> NoReturn:
+    """Raise what :func:`op_error` returns. Its traceback holds this frame, which therefore must not hold it: operands would live until cycles are collected."""
+    error = op_error(raised, what, loop, library=library)
+    error.op_index = op_index
+    try:
+        raise error from error.__cause__
+    finally:
+        del error, raised
+
+
 def result_of(op: KernelOp, refs: tuple[AccelRef, ...], loop: asyncio.AbstractEventLoop) -> Any:
     """Return what the caller of an op gets, as the op says; what it raises is the op's error."""
     try:
         return op.result(refs)
     except BaseException as raised:
-        error = op_error(raised, f"result() of {op.kind}", loop, library=op.library)
-        try:
-            raise error from error.__cause__
-        finally:
-            del error  # its traceback holds this frame, and so the refs
+        raise_op_error(raised, f"result() of {op.kind}", loop, library=op.library)
 
 
-def _leave(raised: BaseException) -> None:
-    raise raised
+def _leave(raised: BaseException, loop: asyncio.AbstractEventLoop, turns: int) -> None:
+    if not turns:
+        raise raised
+    loop.call_soon(_leave, raised, loop, turns - 1)
 
 
 def _without_frames(error: BaseException) -> BaseException:

@@ -47,6 +47,7 @@ KINDS: dict[str, type[BaseException]] = {
     "generator": GeneratorExit,
     "stop": StopIteration,
     "base": Odd,
+    "memory": MemoryError,
     "exit": SystemExit,
     "interrupt": KeyboardInterrupt,
 }
