@@ -7,7 +7,7 @@ from typing import Final
 
 from accel.errors import OutOfMemoryError
 
-__all__ = ["REMEDIES", "no_thread", "shortage"]
+__all__ = ["REMEDIES", "no_thread", "raise_shortage", "shortage"]
 
 _FILES: Final = "Raise the limit of open files (ulimit -n), or close what is not needed; then send it again."
 _THREADS: Final = "Raise the limit of processes and threads (ulimit -u, pids.max of the control group), or end some; then send it again."
@@ -38,12 +38,22 @@ def shortage(error: BaseException, what: str) -> OutOfMemoryError | None:
     # An errno, and not str(error): what a class of the user's says of itself may raise.
     text = error.strerror if isinstance(error, OSError) else "out of memory"
     found = OutOfMemoryError(f"{what}: {text}", code=errno.errorcode[number], library="os", remedy=remedy)
-    found.__cause__ = error
+    found.__cause__ = error.with_traceback(None)  # whose frames would keep what they name, such as operands
     return found
+
+
+def raise_shortage(error: BaseException, what: str) -> None:
+    """Raise what :func:`shortage` returns, if it is one. Its traceback holds this frame, which therefore must not hold it."""
+    found = shortage(error, what)
+    if found is not None:
+        try:
+            raise found from error
+        finally:
+            del found, error
 
 
 def no_thread(error: RuntimeError, what: str) -> OutOfMemoryError:
     """Return the error for a ``Thread.start`` that raised: the operating system has no thread now."""
     found = OutOfMemoryError(f"{what}: no thread could be started", code="EAGAIN", library="os", remedy=_THREADS)
-    found.__cause__ = error
+    found.__cause__ = error.with_traceback(None)  # as above
     return found

@@ -22,7 +22,7 @@ from accel.errors import ClosedError, DriverError, StaleRefError, UnsupportedErr
 from accel.fork import close_after_fork
 from accel.memory.space import ALIGNMENT
 from accel.ref import AccelRef, RefView
-from accel.shortage import shortage
+from accel.shortage import raise_shortage
 
 if TYPE_CHECKING:
     import asyncio
@@ -222,8 +222,7 @@ class DurableBook:
         try:
             fd = os.dup(slab.fd)
         except OSError as error:
-            if (short := shortage(error, "the descriptor of a durable slab cannot be duplicated")) is not None:
-                raise short from error
+            raise_shortage(error, "the descriptor of a durable slab cannot be duplicated")
             code = errno.errorcode.get(error.errno or 0, error.errno)
             raise DriverError(f"the descriptor of a durable slab cannot be duplicated: {error}", code=code, library="os") from error
         number = next(self._numbers)

@@ -25,7 +25,7 @@ from accel.errors import AccelError, InvalidArgumentError
 from accel.hints import hinted
 from accel.hosts import FailoverHost, InlineHost, ProcessHost
 from accel.registry import find_device
-from accel.shortage import shortage
+from accel.shortage import raise_shortage
 
 if TYPE_CHECKING:
     import random
@@ -190,10 +190,9 @@ class System(ActorSystem):
             core = DeviceCore(self, backend, description, options, self._shared)
             device = await self._bring_up(core, self._host(host, core))
         except Exception as error:
-            short = None if isinstance(error, AccelError) else shortage(error, f"device {spec!r} cannot be opened")
-            if short is None:
-                raise
-            raise short from error
+            if not isinstance(error, AccelError):
+                raise_shortage(error, f"device {spec!r} cannot be opened")
+            raise
         self._devices = [*self.devices, device]
         return device
 

@@ -9,7 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from accel.errors import InvalidArgumentError
-from accel.shortage import shortage
+from accel.shortage import raise_shortage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -114,8 +114,7 @@ def _duplicates(descriptors: Iterable[int]) -> list[int]:
             made.append(os.dup(descriptor))
         except OSError as error:
             _close_all(made)
-            if (short := shortage(error, "a file descriptor cannot be sent to the other process")) is not None:
-                raise short from error
+            raise_shortage(error, "a file descriptor cannot be sent to the other process")
             raise InvalidArgumentError(
                 f"file descriptor {descriptor} cannot be sent: {error}",
                 remedy="Send open ones.",

@@ -12,7 +12,7 @@ from typing import Final
 from accel.errors import DriverError, InvalidArgumentError, OutOfMemoryError
 from accel.fork import close_after_fork
 from accel.memory.machine import memory_left, memory_size
-from accel.shortage import shortage
+from accel.shortage import raise_shortage
 
 __all__ = ["MemfdSlab"]
 
@@ -74,8 +74,7 @@ class MemfdSlab:
             code = error.errno if isinstance(error, OSError) else errno.EOVERFLOW
             if code in _NO_ROOM:
                 raise OutOfMemoryError(f"the system has no {self.nbytes} bytes for a slab", requested=self.nbytes, code=code) from error
-            if (short := shortage(error, f"a slab of {self.nbytes} bytes cannot be made")) is not None:
-                raise short from error
+            raise_shortage(error, f"a slab of {self.nbytes} bytes cannot be made")
             raise DriverError(f"a slab of {self.nbytes} bytes cannot be made: {error}", code=code, library="system") from error
         # The exported buffer ends with this expression, so that it does not keep `close` from unmapping.
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
