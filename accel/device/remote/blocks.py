@@ -52,6 +52,8 @@ class MappedBlocks:
         for mapping, _ in blocks.values():
             with contextlib.suppress(BufferError):
                 mapping.close()
+        while self._late:
+            os.close(self._late.popitem()[1][0])
 
     async def add(self, data: bytes, fd: int, device: object) -> None:
         """Take a BLOCK message: map the block, and register it with the context. One that the device does not take is slower."""
