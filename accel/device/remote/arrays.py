@@ -42,7 +42,7 @@ class Outgoing:
         self._arena = arena
         self._piece = piece
         slab: MemfdSlab | None = None if piece is None else piece.slab  # type: ignore[assignment]  # an arena's slabs are its own
-        self._view = None if slab is None else slab.view()  # keeps the mapping under a copy, also when the arena is closed meanwhile
+        self._view = None if slab is None else slab.view()  # keeps the mapping until this is closed, also when the arena is closed before
         self.address = address
         self.array = array
         self.place = place
@@ -54,17 +54,19 @@ class Outgoing:
 
     def fill(self) -> None:
         """Copy the array into shared memory. May block for as long as that takes."""
-        if self._piece is not None:
+        view = self._view  # under the copy too, if this is closed meanwhile
+        if view is not None:
             ctypes.memmove(self.address, self.array.ctypes.data, self.array.nbytes)
 
     def land(self) -> None:
         """Copy shared memory into the array. May block for as long as that takes."""
-        if self._piece is not None:
+        view = self._view
+        if view is not None:
             ctypes.memmove(self.array.ctypes.data, self.address, self.array.nbytes)
 
     def close(self) -> None:
         """Give the memory back; the child uses it no more. Idempotent."""
-        piece, self._piece = self._piece, None
+        piece, self._piece, self._view = self._piece, None, None
         if piece is not None:
             self._arena.free(piece)
 
