@@ -252,7 +252,7 @@ class OutOfMemoryError(AccelError, MemoryError):
 
 
 class DeviceLostError(AccelError):
-    """The device is lost: it failed for good, or faulted more often than its restart budget allows."""
+    """The device is lost: nothing could follow a fault, or it faulted more often than its restart budget allows. ``Device.reopen()`` brings it back."""
 
     default_scope = FaultScope.DEVICE
     default_remedy = "Call `await device.reopen()`, use another device, or allow more restarts with restart=RestartStrategy(...)."

@@ -267,7 +267,8 @@ class ContextMonitor(Actor["Terminated | Reopen", None]):
                 await last.wait_stopped()
             keeper = await self._host.start(self._owner)
         except Exception as error:
-            self._core.reopened(error)
+            core = self._core
+            core.reopened(op_error(error, f"reopening {core.name}", core.loop, device=core.name))
         else:
             keeper.watch(context.self_ref)
             self._core.reopened(None)

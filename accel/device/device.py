@@ -45,7 +45,7 @@ class Device(MemoryFace, NoModel):
     the result or with an error. Cancelling it detaches the waiter at once: work that has not reached the device is dropped, the rest runs on
     with its memory kept. After a fault the device goes REBUILDING; ops wait for the next generation unless they use refs of the old one.
 
-    Methods raise :class:`~accel.ClosedError` after close and on a wrong loop, thread or process, and :class:`~accel.DeviceLostError` once the device is lost.
+    Methods raise :class:`~accel.ClosedError` after close and on a wrong loop, thread or process, and :class:`~accel.DeviceLostError` while the device is lost.
     """
 
     _not_data: ClassVar[str] = "In a FastAPI handler write `device: DeviceDependency`, from accel.integrations.fastapi."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -207,3 +208,20 @@ async def test_residents_that_are_durable_are_not_loaded_again() -> None:
         await device.reopen()
         assert await device.resident("weights", load, durable=True) is weights
         assert loads == [1]
+
+
+async def test_an_attempt_without_a_thread_to_be_had_names_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(FaultPlan().poison_at(1, op="unary"), host="inline") as device:
+        await lose(device, await device.put(np.ones(4)))
+
+        def refuse(self: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(accel.DeviceLostError) as caught:
+                await device.reopen()
+        assert "thread" in str(caught.value.__cause__)
+        assert device.state is LOST
+        await device.reopen()
+        assert device.state is READY
