@@ -196,10 +196,15 @@ class Driver:
         AccelError
             What the status stands for; see :mod:`accel_cuda.errors`.
         """
+        status, given = self.answer(name, *arguments)
+        if status:
+            raise self.failure(status, name)
+        return given
+
+    def answer(self, name: str, *arguments: Any) -> tuple[int, Any]:
+        """Call a driver function, giving the GIL up, and return its status, whatever that stands for, and what :meth:`call` returns."""
         status, *values = self._undisturbing(name, arguments)
-        if int(status):
-            raise self.failure(int(status), name)
-        return values[0] if len(values) == 1 else tuple(values)
+        return int(status), values[0] if len(values) == 1 else tuple(values)
 
     def ignore(self, name: str, *arguments: Any) -> None:
         """Call a driver function that gives something back, whatever it answers: after a fault, that is always the fault."""

@@ -6,7 +6,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from accel import OutOfMemoryError
+from accel import DriverError, OutOfMemoryError
 from accel.fork import close_after_fork
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class CudaSlab:
         self.nbytes = max(1, -(-nbytes // unit)) * unit
         context.enter()
         kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-        handle = self._create() if fd is None else context.call("cuMemImportFromShareableHandle", fd, kind)
+        handle = self._create() if fd is None else self._import(fd, kind)
         try:
             if fd is None:
                 self.fd = int(context.call("cuMemExportToShareableHandle", handle, kind, 0))
@@ -74,6 +74,21 @@ class CudaSlab:
 
     def __repr__(self) -> str:
         return f"<CudaSlab {self.nbytes} bytes{' closed' if self.fd < 0 else ''}>"
+
+    def _import(self, fd: int, kind: Any) -> Any:
+        """Return the handle of memory that another process has made, or says so: of another descriptor the driver answers 999, as it does after a fault."""
+        context = self._context
+        status, handle = context.driver.answer("cuMemImportFromShareableHandle", fd, kind)
+        if status:
+            context.call("cuMemGetInfo")  # it raises the fault, if there is one
+            raise DriverError(
+                f"a descriptor is of no memory of this device: cuMemImportFromShareableHandle answered {status}",
+                code=status,
+                library="driver",
+                device=context.description.spec,
+                remedy="Make the buffers anew that were in it.",
+            )
+        return handle
 
     def _create(self) -> Any:
         try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from accel import AccelError, DriverError, LibraryError
+from accel import AccelError, DriverError, FaultScope, LibraryError
 from accel.memory import HostArena
 from accel_cuda.channel import StreamChannel
 from accel_cuda.compute import CudaCompute
@@ -78,6 +78,10 @@ class Driver:
         if name in self.fails:
             raise error_of(self.fails[name], name)
         return self.answers.get(name, 1)
+
+    def answer(self, name: str, *arguments: Any) -> tuple[int, Any]:
+        self.called.append((name, *arguments))
+        return self.fails.get(name, 0), self.answers.get(name, 1)
 
     def status(self, name: str, *arguments: Any) -> int:
         self.called.append((name, *arguments))
@@ -254,3 +258,20 @@ def test_a_slab_that_cannot_be_mapped_leaves_no_descriptor(context: Any, call: s
         os.fstat(end)
     os.close(other)
     assert context.driver.names()[-1] == "cuMemRelease"
+
+
+def test_a_descriptor_that_is_of_no_device_memory_is_no_fault(context: Any) -> None:
+    end, other = os.pipe()
+    context.driver.fails["cuMemImportFromShareableHandle"] = (
+        999  # what an H200 answers to /dev/null; elsewhere it is a fault of the process
+    )
+    with pytest.raises(DriverError, match="of no memory of this device") as caught:
+        CudaSlab(context, 1, fd=end)
+    assert (caught.value.code, caught.value.scope) == (999, FaultScope.OP)
+    assert context.fault is None
+    context.driver.fails["cuMemGetInfo"] = 999
+    with pytest.raises(AccelError) as fault:
+        CudaSlab(context, 1, fd=end)
+    assert fault.value.is_fault
+    os.close(end)
+    os.close(other)
