@@ -448,6 +448,9 @@ class AccelBackend(Protocol):
     One on which a second process may be forbidden to have a context has a method ``check_shareable(index)``, which raises
     :class:`~accel.UnsupportedError` where that is so. See :mod:`accel.fate` too.
 
+    One whose driver holds devices by open files names them in ``device_files``, a tuple of what their names begin with: in a device's child process these are
+    closed in what a library forks there, because the device's memory would stay taken when the child has died.
+
     A backend may also have a method ``bench_suite()``, which gives ``accel bench`` cases of its own: see :class:`accel.cli.bench.suite.Suite`.
 
     Attributes

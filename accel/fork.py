@@ -11,7 +11,7 @@ import os
 import weakref
 from typing import Final, Protocol
 
-__all__ = ["Inherited", "close_after_fork"]
+__all__ = ["DeviceFiles", "Inherited", "close_after_fork"]
 
 
 class Inherited(Protocol):
@@ -23,6 +23,31 @@ class Inherited(Protocol):
         It closes descriptors and unmaps memory, and notes that this object is of no use here. It takes no lock, since a thread that the fork does not have
         may hold it, and does nothing that the parent feels: no signal, no write, no call of a driver, of the event loop's selector, or of a timer.
         """
+
+
+class DeviceFiles:
+    """Files by which a driver holds devices for a device's process, closed in what a library forks there.
+
+    A device keeps all that a dead process had on it until the last copy of these descriptors is closed. A driver is of no use in a fork.
+
+    Parameters
+    ----------
+    prefixes
+        Beginnings of their names, such as ``"/dev/nvidia"``.
+    """
+
+    def __init__(self, prefixes: tuple[str, ...]) -> None:
+        self._prefixes = prefixes
+        close_after_fork(self)
+
+    def close_inherited(self) -> None:
+        """See :class:`Inherited`."""
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                if os.readlink(f"/proc/self/fd/{name}").startswith(self._prefixes):
+                    os.close(int(name))
+            except OSError:  # the descriptor that listed the folder
+                continue
 
 
 _registered: Final[weakref.WeakSet[Inherited]] = weakref.WeakSet()

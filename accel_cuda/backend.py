@@ -44,6 +44,7 @@ class CudaBackend:
     name: str = "cuda"
     preference: int = 100
     shares_fate: bool = True
+    device_files: tuple[str, ...] = ("/dev/nvidia",)
 
     @property
     def fault(self) -> AccelError | None:

@@ -33,7 +33,7 @@ from accel.device.remote.messages import ArenaSlice, Kind, WireGet, WireLaunch, 
 from accel.device.remote.planned import Script
 from accel.errors import AccelError, BackendUnavailableError, ClosedError, FaultScope, HostDiedError, LibraryError
 from accel.fate import PreloadsLibraries
-from accel.fork import close_after_fork
+from accel.fork import DeviceFiles, close_after_fork
 from accel.hosts.error_codec import decode_error, encode_error
 from accel.hosts.op_table import OpReader
 from accel.ops import Get, Put, Spec
@@ -101,6 +101,7 @@ class Server:
         config, system = self._config, self._system
         module, _, name = config.backend.partition(":")
         backend = (await system.run_blocking(partial(getattr, importlib.import_module(module), name)))()
+        self._files = DeviceFiles(getattr(backend, "device_files", ()))
         devices = await system.run_blocking(backend.devices)
         description = next((each for each in devices if each.uuid == config.uuid), None)
         if description is None:
