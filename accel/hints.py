@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["REF_HINTS", "AsyncOnly", "NoArray", "NoModel", "hinted"]
+__all__ = ["REF_HINTS", "AsyncOnly", "NoArray", "NoModel", "NotEntered", "hinted"]
 
 T = TypeVar("T")
 
@@ -67,6 +67,26 @@ class AsyncOnly:
             raise TypeError(f"{type(self).__name__} is entered by `async with`, and not awaited")
 
 
+class NotEntered:
+    """What is closed by its owner says so when it is entered."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError(f"{self!r} is not entered: its system closes it, or `await device.aclose()`")
+
+        async def __aenter__(self) -> NoReturn:
+            self.__enter__()
+
+        def __exit__(self, *error: object) -> None:
+            """Complete the protocol, without which ``with`` would not ask for :meth:`__enter__`."""
+
+        async def __aexit__(self, *error: object) -> None:
+            """See :meth:`__exit__`."""
+
+
 class NoModel:
     """What pydantic, and so FastAPI, is told where the class is written as the type of data."""
 
@@ -101,7 +121,7 @@ _UNARY = {
     **{name: f"{_DATA}, or use await device.elementwise.unary({name!r}, ref)" for name in ("neg", "abs")},
     **dict.fromkeys(("pos", "invert", "round", "float", "int", "complex", "iter", "contains"), _DATA),
     "setitem": "is not assigned to: write a part of it with await device.put(array, out=ref[index])",
-    "await": "is not awaited: a method of a batch returns its ref at once, without `await`, and the data is there after the batch's block",
+    "await": "is not awaited: a method of a batch or graph returns its ref at once, without `await`, and the data is there after the batch's block",
 }
 """Name of the method -> what is said of the ref."""
 

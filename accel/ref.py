@@ -211,7 +211,12 @@ class AccelRef(Interchange, NoArray):
     def stale_error(self) -> StaleRefError:
         """Return a new error that says why the memory is not there."""
         if self.is_freed:
-            return StaleRefError(f"{self!r} was freed", reason="freed", device=self.owner.name, generation=self.generation)
+            return StaleRefError(
+                f"{self!r} was freed, or the batch that makes it did not run",
+                reason="freed",
+                device=self.owner.name,
+                generation=self.generation,
+            )
         torn = self.owner.durable.torn_error(self) if self.durable else None
         if torn is not None:
             raised: StaleRefError = torn

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
@@ -15,11 +16,12 @@ from accel.device.kernel_library import KernelLibrary, kernels_of
 from accel.device.kernels import LIBRARIES
 from accel.device.libraries import Blas, Dnn, Elementwise, Libraries, Reduce
 from accel.device.lifecycle import DeviceState
+from accel.device.memory_exchange import MemoryExchange
 from accel.device.memory_face import MemoryFace
 from accel.device.quarantine import opened
 from accel.device.residents import Residents
 from accel.errors import InvalidArgumentError
-from accel.hints import NoModel, hinted
+from accel.hints import NoModel, NotEntered, hinted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -38,7 +40,7 @@ T = TypeVar("T")
 
 
 @hinted(DEVICE_HINTS)
-class Device(MemoryFace, NoModel):
+class Device(MemoryFace, NoModel, NotEntered):
     """One opened device. Made by :meth:`accel.System.open_device`; several may share one piece of hardware, each with its own context and memory.
 
     Every op is sent at the first step of its ``await``, and runs in the order of sending; buffers are kept consistent across streams. An ``await`` ends with
@@ -369,3 +371,10 @@ class Device(MemoryFace, NoModel):
                 if not core.is_inherited:
                     await core.pinned.aclose()
                 await core.disposal.aclose()
+
+
+# Python's own errors and warnings name a method as it is called: `Device.put`.
+for _base in (MemoryFace, MemoryExchange):
+    for _method in vars(_base).values():
+        if inspect.isfunction(_method):
+            _method.__qualname__ = f"Device.{_method.__name__}"

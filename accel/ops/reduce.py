@@ -6,6 +6,8 @@ import operator
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from accel.compute import ReduceOp
 from accel.errors import InvalidArgumentError
 from accel.ops.base import KernelOp, Plan, Shape, not_aliased, operand, result_in
@@ -60,7 +62,7 @@ class Reduce(KernelOp):
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
         x, axis = operand("x", self.x), self.axis
-        if type(self.keepdims) is not bool:
+        if not isinstance(self.keepdims, (bool, np.bool_)):
             raise InvalidArgumentError(f"keepdims is {self.keepdims!r}", remedy="Give True or False.")
         if axis is not None:
             if type(axis) is not int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import gc
 import inspect
@@ -190,6 +191,20 @@ async def run_without_kernel(system: Any, device: Any, x: Any) -> None:
     await device.run(Thrice(x))
 
 
+async def enter_asynchronously(manager: Any) -> None:
+    async with manager:
+        pass
+
+
+async def use_ref_of_a_batch_that_was_not_sent(system: Any, device: Any, x: Any) -> None:
+    y = None
+    with contextlib.suppress(ZeroDivisionError):
+        async with device.batch() as batch:
+            y = batch.blas.gemm(x, x)
+            raise ZeroDivisionError
+    await device.get(y)
+
+
 async def handle(items: list[int]) -> list[int]:
     """Answer what came."""
     return items
@@ -303,6 +318,10 @@ CASES = {
     "aiohttp's install(3)": case(lambda s, d, x: install_aiohttp(typing.cast("Any", 3)), ARGUMENT, "app is 3", "web.Application()"),
     "await System()": case(lambda s, d, x: wait_for(accel.System()), TypeError, "System", "`async with`"),
     "await device.batch()": case(lambda s, d, x: wait_for(d.batch()), TypeError, "Batch", "`async with`"),
+    "with device": case(lambda s, d, x: enter(d), TypeError, "its system closes it", "await device.aclose()"),
+    "async with device": case(lambda s, d, x: enter_asynchronously(d), TypeError, "its system closes it", "await device.aclose()"),
+    "ref of a batch that was not sent": case(use_ref_of_a_batch_that_was_not_sent, accel.StaleRefError, "batch", "did not run"),
+    "put(array, 1.0)": case(lambda s, d, x: d.put([1.0], 1.0), TypeError, "Device.put()"),
     "with batcher": case(lambda s, d, x: enter(DynamicBatcher(handle)), TypeError, "DynamicBatcher", "`async with`"),
     "graph.put": case(record_put, AttributeError, "await device.put(array, out=ref)"),
     "gemm(coroutine)": case(lambda s, d, x: d.blas.gemm(x, d.put([1.0])), ARGUMENT, "coroutine of put(...)", "Await it first"),
@@ -369,8 +388,9 @@ async def test_the_message_names_the_remedy(name: str) -> None:
         (lambda device, x: device.reduce("sum", x), "reduce"),
         (lambda device, x: device.elementwise.unary("relu", x), "elementwise.unary"),
         (lambda device, x: device.run(accel.ops.Gemm(x, x)), "Device.run"),
+        (lambda device, x: device.put([1.0]), "Device.put"),
     ],
-    ids=["gemm", "reduce", "unary", "run"],
+    ids=["gemm", "reduce", "unary", "run", "put"],
 )
 async def test_a_forgotten_await_names_the_method_that_was_called(call: Callable[[Any, Any], object], method: str) -> None:
     async with asyncio.timeout(PATIENCE), accel.System() as system:
