@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import warnings
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from accel.fork import DeviceFiles
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_files_of_a_driver_are_closed_in_a_fork_and_others_stay(tmp_path: Path) -> None:
