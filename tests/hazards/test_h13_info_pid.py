@@ -14,14 +14,14 @@ from accel.testing import FaultPlan
 
 
 async def test_an_inline_device_has_no_child() -> None:
-    async with asyncio.timeout(20), accel.System(close_timeout=5) as system:
+    async with asyncio.timeout(45), accel.System(close_timeout=5) as system:
         for host in ("inline", "auto"):
             device = await system.open_device("cpu", host=host)
             assert device.info().pid is None
 
 
 async def test_a_child_is_named_while_it_is_there() -> None:
-    async with asyncio.timeout(20), accel.System(close_timeout=5) as system:
+    async with asyncio.timeout(45), accel.System(close_timeout=5) as system:
         once = accel.RestartStrategy(max_restarts=0)
         device = await system.open_device("cpu", host="process", restart=once)
         pid = device.info().pid
@@ -36,7 +36,7 @@ async def test_a_child_is_named_while_it_is_there() -> None:
 
 async def test_there_is_none_between_two_children() -> None:
     lost = accel.DriverError("lost", scope=accel.FaultScope.PROCESS)
-    async with asyncio.timeout(20), accel.System(close_timeout=5) as system:
+    async with asyncio.timeout(45), accel.System(close_timeout=5) as system:
         device = await system.open_device("cpu", host="auto", faults=FaultPlan().poison_at(1, lost, op="unary"))
         x = await device.put(np.ones(4))
         with pytest.raises(accel.ContextPoisonedError):

@@ -23,7 +23,7 @@ def story(records: list[logging.LogRecord]) -> list[str]:
 
 
 async def test_a_rebuild_in_this_process_is_told_to_its_end(caplog: pytest.LogCaptureFixture) -> None:
-    async with asyncio.timeout(20), accel.System(close_timeout=5) as system:
+    async with asyncio.timeout(45), accel.System(close_timeout=5) as system:
         device = await system.open_device("cpu", host="inline", faults=FaultPlan().poison_at(1, op="unary"))
         x = await device.put(np.ones(4))
         assert story(caplog.records) == [], "a start is no event that wakes anybody"
@@ -37,7 +37,7 @@ async def test_a_rebuild_in_this_process_is_told_to_its_end(caplog: pytest.LogCa
 
 
 async def test_another_child_is_told_to_be_ready(caplog: pytest.LogCaptureFixture) -> None:
-    async with asyncio.timeout(20), accel.System(close_timeout=5) as system:
+    async with asyncio.timeout(45), accel.System(close_timeout=5) as system:
         device = await system.open_device("cpu", host="process")
         pid = device.info().pid
         assert pid is not None
@@ -51,7 +51,7 @@ async def test_another_child_is_told_to_be_ready(caplog: pytest.LogCaptureFixtur
 
 
 async def test_a_lost_device_promises_no_new_host(caplog: pytest.LogCaptureFixture) -> None:
-    async with asyncio.timeout(20), accel.System(close_timeout=5) as system:
+    async with asyncio.timeout(45), accel.System(close_timeout=5) as system:
         device = await system.open_device("cpu", host="process", restart=accel.RestartStrategy(max_restarts=0))
         pid = device.info().pid
         assert pid is not None

@@ -52,7 +52,7 @@ async def service(framework: str, **options: Any) -> AsyncIterator[accel.Device]
     """Run an application whose first 'unary' loses the device."""
     opened = fastapi_device if framework == "fastapi" else aiohttp_device
     plan, restart = FaultPlan().poison_at(1, op="unary"), accel.RestartStrategy(max_restarts=0)
-    async with asyncio.timeout(20), opened(faults=plan, restart=restart, **options) as device:
+    async with asyncio.timeout(45), opened(faults=plan, restart=restart, **options) as device:
         yield device
 
 
@@ -100,7 +100,7 @@ async def test_stay_leaves_the_device_lost_until_the_application_reopens_it(opti
 
 async def test_a_device_that_cannot_be_reopened_is_not_tried_for_ever(caplog: pytest.LogCaptureFixture) -> None:
     plan = FaultPlan().poison_at(1, accel.DriverError("dead", scope=accel.FaultScope.PROCESS), op="unary")
-    async with asyncio.timeout(20), fastapi_device(host="inline", faults=plan, on_lost="reopen") as device:
+    async with asyncio.timeout(45), fastapi_device(host="inline", faults=plan, on_lost="reopen") as device:
         await lose(device)
         while "device_stays_lost" not in caplog.text:  # bounded above
             await asyncio.sleep(0.01)

@@ -29,7 +29,7 @@ HOSTS = ("inline", "process")
 
 @contextlib.asynccontextmanager
 async def opened(plan: FaultPlan | None = None, **options: Any) -> AsyncIterator[accel.Device]:
-    async with asyncio.timeout(20), accel.System(close_timeout=5) as system:
+    async with asyncio.timeout(45), accel.System(close_timeout=5) as system:
         try:
             yield await system.open_device("cpu", faults=plan, **options)
         finally:
@@ -160,7 +160,7 @@ async def test_readyz_says_so_and_healthz_does_not() -> None:
     plan = FaultPlan().hang_at(2, op="unary")
     app = FastAPI(lifespan=lifespan(device="cpu", host="inline", faults=plan, stall_after=0.2, close_timeout=5))
     install(app)
-    async with asyncio.timeout(20), app.router.lifespan_context(app):
+    async with asyncio.timeout(45), app.router.lifespan_context(app):
         device = app.state.accel.device
         x = await device.put(np.ones(4))
         await device.elementwise.unary("neg", x)

@@ -23,7 +23,7 @@ LOST, READY = accel.DeviceState.LOST, accel.DeviceState.READY
 @contextlib.asynccontextmanager
 async def opened(plan: FaultPlan | None = None, **options: Any) -> AsyncIterator[accel.Device]:
     """Open a device whose first fault loses it."""
-    async with asyncio.timeout(20), accel.System(close_timeout=5) as system:
+    async with asyncio.timeout(45), accel.System(close_timeout=5) as system:
         options.setdefault("restart", accel.RestartStrategy(max_restarts=0))
         yield await system.open_device("cpu", faults=plan, **options)
 
