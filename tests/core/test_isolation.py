@@ -260,7 +260,7 @@ async def test_a_quarantine_is_a_device_of_its_own() -> None:
                 await other.put(np.ones(1))
             assert other.generation == 6
             assert system.devices == (device,)
-            with pytest.raises(accel.InvalidArgumentError, match="not on this device"):
+            with pytest.raises(accel.InvalidArgumentError, match="is on another device"):
                 await device.run(Double(await other.put(np.ones(1))))
         assert other.state is accel.DeviceState.CLOSED
         assert (device.generation, plan.count) == (1, 0)
