@@ -116,7 +116,7 @@ class Failures:
     def enlist(self, lane: Lane, seq: int, plan: Plan, refs: Iterable[AccelRef]) -> None:
         """Take note of what an op reads and writes; ``refs`` are those that it writes and makes. Called before its uses are recorded.
 
-        Where nothing is in flight and all memory is sound, there is nothing to take note of.
+        Where nothing is in flight and all memory is sound, there is nothing to take note of: what ops of one run of a batch have of each other need not be known.
         """
         blocks = self._context.buffers.blocks
         uses = _Uses()
@@ -179,16 +179,25 @@ class Failures:
 
     def _spread(self, first: Dependency, error: AccelError) -> None:
         """Give an op's error to those that read its results, and so on. No op was dispatched before one whose results it reads."""
-        failed = {first}
+        failed = self._with_run(first)
         for key, uses in self.uses.items():
             if uses.error is None and not failed.isdisjoint(uses.reads):
                 uses.error = error
-                failed.add(key)
+                failed |= self._with_run(key)
             if not failed.isdisjoint(uses.keeps):
                 failed.add(key)
             if not failed.isdisjoint(uses.replaces):
                 uses.replaced = error
         self._make_unsound(failed, error)
+
+    def _with_run(self, key: Dependency) -> set[Dependency]:
+        """Return an op's number, and those of the ops behind it in its run of a batch: they count as not launched, whatever they read."""
+        lane, seq = key
+        for submission in self._context.submissions:
+            for other, first, _, count in submission.places if isinstance(submission, BatchSubmission) else ():
+                if other is lane and first <= seq < first + count:
+                    return {(lane, each) for each in range(seq, first + count)}
+        return {key}
 
     def _make_unsound(self, failed: set[Dependency], error: AccelError) -> None:
         """Let nothing read what failed ops were to write, unless it is written anew behind them."""
