@@ -229,9 +229,12 @@ def test_a_capture_that_fails_leaves_no_graph(stream: CudaStream, context: Any, 
 
     if not is_valid:
         context.driver.fails["cuStreamEndCapture"] = INVALID_CAPTURE
-    lane, op = SimpleNamespace(stream=stream), SimpleNamespace(program=SimpleNamespace(enqueue=enqueue))
+    prepared: list[str] = []
+    lane = SimpleNamespace(stream=stream, compute=SimpleNamespace(prepare=prepared.append))
+    op = SimpleNamespace(library="capture", program=SimpleNamespace(enqueue=enqueue))
     with pytest.raises(LibraryError, match="broken"):
         capture(lane, op, (), ())
+    assert prepared == ["capture"], "what the ops need is made before"
     assert not stream.is_capturing
     assert (("cuGraphDestroy", 88) in context.driver.called) is is_valid
 
