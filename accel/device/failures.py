@@ -116,7 +116,7 @@ class Failures:
     def enlist(self, lane: Lane, seq: int, plan: Plan, refs: Iterable[AccelRef]) -> None:
         """Take note of what an op reads and writes; ``refs`` are those that it writes and makes. Called before its uses are recorded.
 
-        Where nothing is in flight and all memory is sound, there is nothing to take note of: what ops of one run of a batch have of each other need not be known.
+        Where nothing is in flight and all memory is sound, there is nothing to take note of; what ops of one batch have of each other need not be known.
         """
         blocks = self._context.buffers.blocks
         uses = _Uses()
