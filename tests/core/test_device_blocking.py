@@ -177,7 +177,12 @@ async def test_a_kernel_that_ends_after_its_op_was_answered_is_still_named() -> 
     told: list[accel.AccelError] = []
     core: Any = SimpleNamespace(options=SimpleNamespace(debug=False), name="cpu:0", loop=None)
     context: Any = SimpleNamespace(
-        core=core, fault=None, may_block=lambda lane, op: False, report_fault=told.append, retire=lambda *_, **__: None
+        core=core,
+        fault=None,
+        may_block=lambda lane, op: False,
+        report_fault=told.append,
+        retire=lambda *_, **__: None,
+        is_out_of_memory=lambda raised: False,
     )
     lane: Any = SimpleNamespace(enqueued=0, owed=[], advance=lambda seq: None, stream=None, events=SimpleNamespace(take=lambda: None))
     plan = Plan((), (), ())
