@@ -28,7 +28,7 @@ async def outcome(call: Call) -> Any:
     """Return what a call gave, or the error; whatever is not one of accel's errors is a failure of the test."""
     try:
         answer = call.method(**call.arguments)
-        return await asyncio.wait_for(answer, HUNG) if inspect.isawaitable(answer) else answer
+        return await asyncio.wait_for(answer, HUNG) if inspect.isawaitable(answer) and not isinstance(answer, accel.AccelRef) else answer
     except accel.AccelError as refusal:
         error = refusal
     assert error.message, shown(call)

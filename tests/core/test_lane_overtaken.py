@@ -215,7 +215,7 @@ def test_a_batch_is_overtaken_by_what_passes_its_last_op() -> None:
     nobody: Any = None
     submission = BatchSubmission(tuple(ops), (), [], nobody, 1)
     port: Any = SimpleNamespace(lane=lane, actor=None)
-    launches: list[Any] = [SimpleNamespace(seq=seq) for seq in (3, 4, 5)]
+    launches: list[Any] = [SimpleNamespace(seq=seq, commands=1) for seq in (3, 4, 5)]
     run = Run(context, submission, port, launches, is_last=True)
     lane.complete(4)
     assert not run.is_overtaken()
