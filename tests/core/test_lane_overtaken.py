@@ -17,6 +17,7 @@ from accel.device.lane import EventPool, Lane
 from accel.device.run import Run
 from accel.device.submission import BatchSubmission
 from accel.errors import DriverError, FaultScope
+from accel.ops import Plan
 from tests.completion_support import PATIENCE, Device, Event, Mark, open_watcher
 from tests.late_backend import LateDevice, LateEvent
 
@@ -213,9 +214,10 @@ def test_a_batch_is_overtaken_by_what_passes_its_last_op() -> None:
     context: Any = None
     ops: Any = [SimpleNamespace(kind="neg")] * 3
     nobody: Any = None
-    submission = BatchSubmission(tuple(ops), (), [], nobody, 1)
+    nothing = Plan((), (), ())
+    submission = BatchSubmission(tuple(ops), (nothing,) * 3, [], nobody, 1)
     port: Any = SimpleNamespace(lane=lane, actor=None)
-    launches: list[Any] = [SimpleNamespace(seq=seq, commands=1) for seq in (3, 4, 5)]
+    launches: list[Any] = [SimpleNamespace(seq=seq, commands=1, index=seq - 3) for seq in (3, 4, 5)]
     run = Run(context, submission, port, launches, is_last=True)
     lane.complete(4)
     assert not run.is_overtaken()
