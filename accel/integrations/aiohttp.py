@@ -161,7 +161,12 @@ def _body_middleware(limit: int | None) -> Middleware:
             if not has_known_charset(request.headers.get("Content-Type", "")):
                 raise web.HTTPUnsupportedMediaType(text=UNKNOWN_CHARSET)
             if limit is not None:
-                request = request.clone(client_max_size=limit)
+                limited = request.clone(client_max_size=limit)
+                try:
+                    return await handler(limited)
+                finally:
+                    # When all is sent aiohttp closes the uploaded files of the request that it has made itself.
+                    request._post = limited._post  # noqa: SLF001
         return await handler(request)
 
     return checked

@@ -233,3 +233,23 @@ async def test_json_is_read_on_aiohttp_with_a_word_for_the_client() -> None:
             assert answer.status == 400
         async with session.post("/", data='[1, "\u20ac"]'.encode(), headers=JSON) as answer:
             assert await answer.json() == [1, "\u20ac"]
+
+
+async def test_uploaded_files_are_closed_on_aiohttp_with_a_limit_as_without() -> None:
+    app = web.Application()
+    with_aiohttp.install(app, "cpu", body_limit=5000)
+    files: list[Any] = []
+
+    async def upload(request: web.Request) -> web.Response:
+        field: Any = (await request.post())["file"]
+        files.append(field.file)
+        return web.Response(body=field.file.read())
+
+    app.router.add_post("/", upload)
+    async with asyncio.timeout(PATIENCE), test_utils.TestServer(app) as server, aiohttp.ClientSession() as session:
+        for size, status in ((100, 200), (6000, 413)):
+            form = aiohttp.FormData()
+            form.add_field("file", b"x" * size, filename="a")
+            async with session.post(server.make_url("/"), data=form) as answer:
+                assert answer.status == status
+    assert [each.closed for each in files] == [True]

@@ -238,3 +238,17 @@ def _parent(pid: str) -> int:
             return int(file.read().rpartition(")")[2].split()[1])
     except OSError:
         return 0
+
+
+async def test_a_batch_whose_time_is_over_while_it_waits_for_room_lets_others_pass(system: accel.System) -> None:
+    device = await opened(system)
+    ref = await device.put(np.ones(4))
+    held = await device.pinned(LIMIT, "uint8")
+    with pytest.raises(accel.DeadlineExceededError):
+        async with device.batch(timeout=0.2) as batch:
+            batch.elementwise.unary("neg", ref)  # it is sent before the next one, and ends
+            batch.put(some(MIB))
+    negative = await device.elementwise.unary("neg", ref, timeout=5)
+    assert device.info().pinned.waiting == 0
+    del held
+    np.testing.assert_array_equal(await device.get(negative), -np.ones(4))

@@ -145,7 +145,7 @@ class Transfers:
 
     async def _room(self, nbytes: int, submission: Submission) -> Block | None:
         """Return room for an array, or for a part of it, in this call's turn; ``None`` if nobody waits any more for what was not begun."""
-        context, is_begun = self._context, submission.launched > 0
+        context, is_begun = self._context, submission.outstanding > 0  # else an op of a batch before this one may have ended
         core = context.core
         waiting = core.loop.create_task(self._pinned.room(nbytes, context.check_alive))
         core.in_hand += not is_begun
