@@ -22,7 +22,7 @@ from accel.ops import Plan
 from accel.testing import FaultPlan
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
 HOSTS = ("inline", "process")
 
@@ -91,6 +91,24 @@ async def test_the_first_op_of_a_kind_and_ops_that_go_on_are_no_stall() -> None:
         while loop.time() < end:  # each of them is short
             await asyncio.gather(*(device.elementwise.unary("neg", x) for _ in range(8)))
             assert device.health().is_ready, device.health().reason
+
+
+async def test_an_array_that_moves_in_many_parts_is_no_stall() -> None:
+    async with opened(host="process", stall_after=0.2, pinned_limit=256 << 10) as device:
+        array = np.zeros(96 << 20, np.uint8)
+        await device.get(await device.put(array[:8]))  # puts and gets are known, and short
+        loop = asyncio.get_running_loop()
+
+        async def watched(op: Coroutine[Any, Any, Any]) -> tuple[Any, float]:
+            began, task = loop.time(), loop.create_task(op)
+            while not task.done():
+                assert device.health().is_ready, device.health().reason
+                await asyncio.sleep(0.01)
+            return await task, loop.time() - began
+
+        ref, put = await watched(device.put(array))
+        _, get = await watched(device.get(ref))
+        assert max(put, get) > 0.3, "it takes longer than what is a stall"
 
 
 @dataclass(frozen=True, eq=False, slots=True)

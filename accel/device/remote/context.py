@@ -290,6 +290,7 @@ class RemoteContext(ContextBase):
         answer: asyncio.Future[AccelError | None] = self.core.loop.create_future()
         landing = arrays if type(op) is WireGet else ()
         try:
+            self.check_alive()  # nobody would answer
             if outgoing is not None:
                 self._arrays.announce(outgoing)
             self._tell(Kind.OP, pack_op(number, made, self._written(op), action), now=True)
@@ -298,6 +299,7 @@ class RemoteContext(ContextBase):
             close_all(arrays)
             raise
         self._sent[number] = Sent(submission, 0, 0, arrays, landing, answer)
+        self.sent(submission, 0, 0)  # it goes on: what is of many parts is no stall
         if self._hang is not None:
             self._hang.sent()
         return answer
