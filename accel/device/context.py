@@ -142,7 +142,7 @@ class Context(ContextBase):
         blocks = self.buffers.blocks
         lane.issued = seq = lane.issued + 1
         failures = self.failures
-        if failures.is_tracking and (self.in_flight or failures.has_unsound):
+        if failures.is_tracking and (self.in_flight or failures.has_unsound or (plan.writes and lane.completed < seq - 1)):
             failures.enlist(lane, seq, plan, refs)
         dependencies: list[Dependency] = []
         inputs: list[int] = []

@@ -102,7 +102,11 @@ class DeviceActor(Actor[Submission, None]):
             await self._send(message)
             return
         while len(self._moving) >= self._core.options.max_in_flight:
-            await asyncio.wait(self._moving, return_when=asyncio.FIRST_COMPLETED)
+            try:
+                await self._waiting(asyncio.wait(self._moving, return_when=asyncio.FIRST_COMPLETED))
+            except asyncio.CancelledError:  # the actor stops
+                self.refused(message)
+                raise
         task = self._core.loop.create_task(self._send(message, before))
         self._moving[task] = _uses(message)
         task.add_done_callback(self._moving.pop)

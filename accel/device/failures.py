@@ -116,7 +116,8 @@ class Failures:
     def enlist(self, lane: Lane, seq: int, plan: Plan, refs: Iterable[AccelRef]) -> None:
         """Take note of what an op reads and writes; ``refs`` are those that it writes and makes. Called before its uses are recorded.
 
-        Where nothing is in flight and all memory is sound, there is nothing to take note of; what ops of one batch have of each other need not be known.
+        Where nothing is in flight and all memory is sound, there is nothing to take note of. What ops of one batch read of each other need not be known, only
+        what they overwrite: that stays if they are not launched.
         """
         blocks = self._context.buffers.blocks
         uses = _Uses()
@@ -129,8 +130,8 @@ class Failures:
             write = block.usage.pending_write()
             if write is not None:
                 (uses.reads if plan.updates else uses.keeps if _is_part(ref, block) else uses.replaces).append(write)
-        if self.has_unsound and not plan.updates:
-            for ref in refs:
+        if self.has_unsound:
+            for ref in refs:  # what an op updates has been found to be sound: here are its other results
                 block = blocks[ref.buffer]  # a new buffer can have an old one's usage
                 if not _is_part(ref, block):
                     uses.replaced = self._unsound.pop(block.usage, uses.replaced)
@@ -155,7 +156,6 @@ class Failures:
 
     def dropped(self, lane: Lane, seq: int) -> None:
         """Take note that an op will never run: what it was to overwrite stays."""
-        self._collect()
         still = [key for key in self._dropped if key[1] > key[0].completed]
         for key in self._dropped if len(still) < len(self._dropped) else ():
             if key[1] <= key[0].completed:
@@ -166,7 +166,7 @@ class Failures:
             still.append((lane, seq))
             uses.reads, uses.keeps, uses.replaces = [], uses.keeps + uses.replaces, []
             if uses.replaced is not None:
-                self._spread((lane, seq), uses.replaced)
+                self._spread({(lane, seq)}, uses.replaced)
 
     def _collect(self) -> None:
         """Look at what streams have reported. An op's work has done so before the op's mark, or that of an op behind it, is passed."""
@@ -175,11 +175,10 @@ class Failures:
             uses = self.uses.setdefault(key, _Uses())
             if uses.error is None:
                 uses.error = self._error(key, raised)
-                self._spread(key, uses.error)
+                self._spread(self._with_run(key), uses.error)
 
-    def _spread(self, first: Dependency, error: AccelError) -> None:
-        """Give an op's error to those that read its results, and so on. No op was dispatched before one whose results it reads."""
-        failed = self._with_run(first)
+    def _spread(self, failed: set[Dependency], error: AccelError) -> None:
+        """Give the error of failed ops to those that read their results, and so on. No op was dispatched before one whose results it reads."""
         for key, uses in self.uses.items():
             if uses.error is None and not failed.isdisjoint(uses.reads):
                 uses.error = error
@@ -191,12 +190,12 @@ class Failures:
         self._make_unsound(failed, error)
 
     def _with_run(self, key: Dependency) -> set[Dependency]:
-        """Return an op's number, and those of the ops behind it in its run of a batch: they count as not launched, whatever they read."""
+        """Return an op's number, and those of the ops behind it in its run of a batch that were launched: they count as failed, whatever they read."""
         lane, seq = key
         for submission in self._context.submissions:
             for other, first, _, count in submission.places if isinstance(submission, BatchSubmission) else ():
                 if other is lane and first <= seq < first + count:
-                    return {(lane, each) for each in range(seq, first + count)}
+                    return {key, *((lane, each) for each in range(seq, first + count) if each not in lane.dropped)}
         return {key}
 
     def _make_unsound(self, failed: set[Dependency], error: AccelError) -> None:

@@ -192,6 +192,23 @@ async def test_a_replay_fails_and_the_next_one_works(host: str) -> None:
 
 
 @HOSTS
+async def test_results_of_a_graph_that_writes_a_part_of_a_buffer_are_sound_after_a_replay_that_works(host: str) -> None:
+    async with accel.System() as system:
+        device = await opened(system, host)
+        x, y = await device.put(-np.ones(4)), await device.put(np.zeros((2, 4)))
+        async with device.graph() as graph:
+            made = graph.run(Work(x, "checked"))
+            graph.copy(made, y[0])
+        with pytest.raises(accel.LibraryError, match="ValueError: a bad request"):
+            await graph.replay(timeout=PATIENCE)
+        await device.put(np.ones(4), out=x)
+        await device.put(np.zeros((2, 4)), out=y)
+        await graph.replay(timeout=PATIENCE)
+        np.testing.assert_array_equal(await device.get(made), -np.ones(4))
+        np.testing.assert_array_equal(await device.get(y), [-np.ones(4), np.zeros(4)])
+
+
+@HOSTS
 async def test_a_durable_output_is_torn_until_it_is_written_anew(host: str) -> None:
     async with accel.System() as system:
         device = await opened(system, host)

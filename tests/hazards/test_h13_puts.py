@@ -225,6 +225,16 @@ async def test_a_batch_brings_more_than_there_is_room_for(system: accel.System) 
     assert device.info().pinned.used == 0
 
 
+async def test_all_puts_that_wait_for_room_are_answered_when_the_device_closes(system: accel.System) -> None:
+    device = await opened(system, max_in_flight=8)
+    os.kill(_child(), signal.SIGSTOP)  # nothing is given back
+    tasks = [task(device.put(some(MIB))) for _ in range(40)]
+    await until(lambda: device.info().pinned.waiting == 8)
+    await device.aclose(timeout=0.1)
+    answers = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+    assert {type(answer) for answer in answers} == {accel.ClosedError}
+
+
 def _child() -> int:
     """Return the only child process of this one; what `info().pid` says is another test's business."""
     mine = [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _parent(pid) == os.getpid()]
