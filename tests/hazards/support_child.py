@@ -32,7 +32,7 @@ NAME = "lying"
 
 _HEADER, _MAGIC = struct.Struct("<IHHI"), 0x4C434341
 _OP, _BATCH, _PING, _REGISTER, _HELD, _COMPILE = 2, 3, 8, 10, 11, 21
-_READY, _DONE, _FAILED, _PONG, _SLAB, _PLACED, _BUSY = 101, 103, 104, 107, 108, 110, 121
+_READY, _DONE, _FAILED, _PONG, _SLAB, _PLACED, _BUSY, _COMPILED = 101, 103, 104, 107, 108, 110, 121, 123
 _OFFER = json.dumps({"capabilities": {"fill": ["float64"]}, "durable": True}).encode()
 _SLAB_BYTES = 1 << 20
 _MANY = 253  # descriptors that the kernel takes in one call
@@ -203,6 +203,13 @@ def _half_deaf(wire: _Wire) -> None:
         pass
 
 
+def _compile(wire: _Wire, *, kind: int, layout: bytes = b"") -> None:
+    """Say that a kernel was compiled, and of what layout it is."""
+    for asked, body in wire.heard():
+        if asked == _COMPILE:
+            wire.say(kind, body[:8] + layout)
+
+
 class _Slabs:
     """Durable memory that is not what is said of it. Each new buffer is where the ``places`` say, in a slab of its own if they say so."""
 
@@ -282,6 +289,9 @@ LIES: dict[str, Callable[[_Wire], None]] = {
     "toggling": _toggling,
     "deaf": _deaf,
     "deaf to ops": _half_deaf,
+    "a layout that is none": partial(_compile, kind=_COMPILED, layout=b"{"),
+    "a layout that is deeply nested": partial(_compile, kind=_COMPILED, layout=b"[" * 100_000),
+    "no layout": partial(_compile, kind=_DONE),
     "a connection that lingers": _pass_lingering,
     "a connection that lingers, many times": partial(_pass_lingering, many=_MANY),
     "a connection that lingers, announced by nothing": partial(_pass_lingering, announced=0),

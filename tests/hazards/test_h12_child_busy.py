@@ -92,6 +92,18 @@ async def test_a_step_that_is_never_answered_ends(step: str, monkeypatch: pytest
         assert (device.state, device.generation) == (accel.DeviceState.READY, 2)
 
 
+@pytest.mark.parametrize("what", ["a layout that is none", "a layout that is deeply nested", "no layout"])
+async def test_a_child_that_lies_about_a_kernel_is_replaced(what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    name = support_child.install(monkeypatch, tmp_path)
+    support_child.lie(monkeypatch, what, once=tmp_path / "told")
+    async with accel.System(close_timeout=1.0) as system:
+        device = await system.open_device(name, host="process")
+        with pytest.raises(accel.ContextPoisonedError):
+            await asyncio.wait_for(device.compiler.compile("void nothing() {}", "nothing", parameters=()), PATIENCE)
+        await asyncio.wait_for(device.zeros(4), PATIENCE)
+        assert (device.state, device.generation) == (accel.DeviceState.READY, 2)
+
+
 @pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), "soon"])
 async def test_a_bound_that_is_none_is_refused(seconds: Any) -> None:
     async with accel.System() as system:

@@ -88,12 +88,15 @@ def layout_of(data: bytes) -> KernelLayout:
     ProtocolError
         If it is none.
     """
-    found = json.loads(data)
-    block, grid = _ints(found["max_block"]), _ints(found["max_grid"])
+    try:
+        found = json.loads(data)
+        block, grid, sizes = _ints(found["max_block"]), _ints(found["max_grid"]), _ints(found["sizes"])
+        threads, shared = _ints([found["max_threads"], found["max_shared"]])
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ProtocolError(f"a message that should be the layout of a kernel is none: {type(error).__name__}: {error}") from None
     if len(block) != len(grid) or len(block) != 3:
         raise ProtocolError("the layout of a kernel has grids or blocks that are not of three dimensions")
-    threads, shared = _ints([found["max_threads"], found["max_shared"]])
-    return KernelLayout(_ints(found["sizes"]), threads, (block[0], block[1], block[2]), (grid[0], grid[1], grid[2]), shared)
+    return KernelLayout(sizes, threads, (block[0], block[1], block[2]), (grid[0], grid[1], grid[2]), shared)
 
 
 def _ints(values: object) -> tuple[int, ...]:

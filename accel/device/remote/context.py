@@ -94,7 +94,7 @@ class RemoteContext(ContextBase):
         self._numbers = itertools.count(1)
         self._sent: dict[int, Sent] = {}
         self._landing: dict[int, Landing] = {}  # of answered gets: what is still to be copied
-        self._asked: dict[int, asyncio.Future[bytes]] = {}
+        self._asked: dict[int, asyncio.Future[KernelLayout | None]] = {}
         self.own: dict[str, bool] = {}
         self._live: dict[int, int] = {}
         self._durable = DurableShare(core.durable)
@@ -335,16 +335,23 @@ class RemoteContext(ContextBase):
 
     async def compile(self, kernel: CompiledKernel) -> KernelLayout:
         """Have the child compile and load a kernel; see :class:`accel.device.compiler.CompilesApart`."""
-        return layout_of(await self._ask(Kind.COMPILE, pickle.dumps(kernel)))
+        layout = await self._ask(Kind.COMPILE, pickle.dumps(kernel))
+        if layout is None:
+            self.report_fault(
+                ProtocolError(f"the child of {self.core.name} says that it has compiled a kernel, and not what the kernel is")
+            )
+            self.check_alive()
+        assert layout is not None, "it was given up"
+        return layout
 
-    async def _ask(self, kind: Kind, data: bytes) -> bytes:
+    async def _ask(self, kind: Kind, data: bytes) -> KernelLayout | None:
         """Send what is answered by itself, and return the answer."""
         self.check_alive()
         number = next(self._numbers)
         answer = self._asked[number] = self.core.loop.create_future()
         self._tell(kind, _NUMBER.pack(number) + data)
         self._asked_hang.sent()
-        told: bytes = await answer  # who is cancelled leaves it there: the answer comes all the same
+        told: KernelLayout | None = await answer  # who is cancelled leaves it there: the answer comes all the same
         return told
 
     async def bind(self) -> None:
@@ -410,7 +417,7 @@ class RemoteContext(ContextBase):
         elif kind == Kind.FAULT:
             self.report_fault(decode_error(data))
         elif kind == Kind.COMPILED:
-            self._ended(_NUMBER.unpack_from(data)[0], None, -1, data[_NUMBER.size :])
+            self._ended(_NUMBER.unpack_from(data)[0], None, -1, layout_of(data[_NUMBER.size :]))
         elif kind == Kind.MEMORY:
             self._reserved, self._workspace = struct.unpack("<QQ", data)
         elif kind == Kind.TORN:
@@ -420,7 +427,7 @@ class RemoteContext(ContextBase):
         elif kind != Kind.BUSY:  # the link knows of that
             raise ProtocolError(f"the child of {self.core.name} sent a message of kind {kind}", device=self.core.name)
 
-    def _ended(self, number: int, error: AccelError | None, index: int, answer: bytes = b"") -> None:
+    def _ended(self, number: int, error: AccelError | None, index: int, answer: KernelLayout | None = None) -> None:
         asked = self._asked.pop(number, None)
         if asked is not None:
             if not asked.done():
