@@ -323,6 +323,7 @@ class DurableBook:
         """Return whether a buffer's contents are not sound, as of now: not as of the turn of the loop in which somebody was last told."""
         if entry.torn and entry.rewrites and entry.is_rewritten():
             entry.torn = ""
+            entry.rewrites.clear()  # a future whose result is the ref would keep the buffer
             ref = entry.ref()
             if ref is not None:
                 self._torn.discard(ref.buffer)

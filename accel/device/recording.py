@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 from accel import ops
 from accel.device.hints import RECORDER_HINTS
 from accel.device.libraries import Blas, Dnn, Elementwise, Libraries, Reduce
+from accel.device.op_error import result_of
 from accel.dtype import DType, DTypeLike
 from accel.errors import ClosedError, InvalidArgumentError, NotInitializedError
 from accel.hints import AsyncOnly, hinted
@@ -148,12 +149,13 @@ class Recorder(AsyncOnly):
                     for spec in plan.creates
                 ]
             )
-            for ref in made:
-                core.recording[ref.buffer] = self
+        result = result_of(op, plan.writes + made, core.loop)  # of an op for which that fails, nothing is recorded
+        for ref in made:
+            core.recording[ref.buffer] = self
         self._ops.append(op)
         self._plans.append(plan)
         self._outputs.append(made)
-        return op.result(plan.writes + made)
+        return result
 
     async def __aenter__(self) -> Self:
         if self._state != "new":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ import accel
 from accel.testing import FaultPlan
 from tests.device_support import child_pid, failure
 from tests.durable_support import Way, opened, seeded
+from tests.hazards.support_ops import Bug, Bugs
 
 if TYPE_CHECKING:
     from tests.durable_support import Patient
@@ -208,3 +209,18 @@ async def test_a_rewrite_that_was_queued_before_the_fault_is_seen_by_who_waits_f
         await failure(writing, accel.ContextPoisonedError)
         np.testing.assert_array_equal(await asyncio.wait_for(rewriting, 30), np.full(9, 5.0))
         plan.release()
+
+
+@pytest.mark.parametrize("host", ["inline", "process"])
+async def test_one_that_two_ops_wrote_anew_at_once_is_freed_with_its_last_ref(host: Any) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host=host)
+        await device.register(Bugs)
+        x, ref = await device.put(np.arange(4.0)), await device.put(np.ones(4), durable=True)
+        await failure(device.run(Bug(x, "kernel:value", ref)), accel.LibraryError)
+        assert ref.is_stale
+        await asyncio.gather(device.put(np.ones(4), out=ref), device.run(Bug(x, "slow", ref)))
+        assert not ref.is_stale
+        del ref
+        await device.put(np.ones(4))
+        assert device.info().memory.durable == 0

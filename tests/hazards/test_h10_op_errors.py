@@ -98,6 +98,13 @@ async def test_what_result_and_plan_do_is_the_ops_error(host: Any) -> None:
             assert isinstance(error, (accel.LibraryError, accel.InvalidArgumentError)), nonsense
         for kind in ("cancelled", "generator"):
             await error_of(device.run(Bug(x, f"plan:{kind}")))
+        async with device.batch() as batch:
+            for where in [f"result:{kind}" for kind in ("value", *ODD)] + ["plan:cancelled", "plan:generator"]:
+                with pytest.raises(accel.AccelError):
+                    batch.run(Bug(x, where))
+            recorded = batch.run(Bug(x))
+            assert len(batch) == 1
+        np.testing.assert_array_equal(await device.get(recorded), np.arange(4.0) + 1)
         np.testing.assert_array_equal(await device.get(durable), np.arange(3.0))
         await still_works(device, x)
         assert device.info().restarts == 0
