@@ -290,7 +290,7 @@ class RemoteContext(ContextBase):
         answer: asyncio.Future[AccelError | None] = self.core.loop.create_future()
         landing = arrays if type(op) is WireGet else ()
         try:
-            self.check_alive()  # nobody would answer
+            self.check_alive()  # a child that is given up does not answer
             if outgoing is not None:
                 self._arrays.announce(outgoing)
             self._tell(Kind.OP, pack_op(number, made, self._written(op), action), now=True)
