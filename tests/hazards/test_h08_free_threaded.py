@@ -14,9 +14,3 @@ def test_a_python_without_the_gil_is_refused_with_the_remedy(monkeypatch: pytest
     with pytest.raises(accel.UnsupportedError, match="without the GIL") as caught:
         accel.System()
     assert "PYTHON_GIL=1" in caught.value.remedy
-
-
-async def test_a_build_that_can_do_without_it_but_does_not_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True, raising=False)
-    async with accel.System() as system:
-        assert (await system.open_device("cpu")).state is accel.DeviceState.READY
