@@ -60,7 +60,8 @@ def close_after_fork(resource: Inherited) -> None:
 
 def _close_all() -> None:
     failures = []
-    for resource in tuple(_registered):
+    # Files of a driver last: a slab's own descriptor may be one of them.
+    for resource in sorted(_registered, key=lambda each: isinstance(each, DeviceFiles)):
         try:
             resource.close_inherited()
         except Exception as error:  # the others are to be closed all the same

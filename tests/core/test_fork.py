@@ -6,7 +6,7 @@ import os
 import warnings
 from typing import TYPE_CHECKING
 
-from accel.fork import DeviceFiles
+from accel.fork import DeviceFiles, close_after_fork
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,4 +28,34 @@ def test_files_of_a_driver_are_closed_in_a_fork_and_others_stay(tmp_path: Path) 
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     for fd in opened:
         os.close(fd)  # they are this process's as before
+    del files
+
+
+class Slab:
+    """Has a descriptor of a driver's file, as memory of a GPU does."""
+
+    def __init__(self, path: Path) -> None:
+        self.fd = os.open(path, os.O_RDONLY)
+        self.is_closed = False
+        close_after_fork(self)
+
+    def close_inherited(self) -> None:
+        os.close(self.fd)
+        self.is_closed = True
+
+
+def test_slabs_close_their_own_descriptors_before_the_driver_s_files_are_closed(tmp_path: Path) -> None:
+    path = tmp_path / "nvidiactl"
+    path.write_bytes(b"")
+    slabs = [Slab(path) for _ in range(8)]
+    files = DeviceFiles((str(path),))
+    slabs += [Slab(path) for _ in range(8)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if not pid:
+        os._exit(0 if all(slab.is_closed for slab in slabs) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    for slab in slabs:
+        os.close(slab.fd)
     del files
