@@ -116,7 +116,7 @@ class CpuStream:
 
         It runs on this thread, before this returns, if the stream is idle and ``cost`` is below :data:`INLINE_LIMIT`; else on the stream's
         worker. What it raises is told to who asked for that (:meth:`report_failures`), and the stream goes on. An :class:`~accel.AccelError` whose scope
-        is more than the op poisons the context; so does anything else where nobody has asked, as a :class:`~accel.LibraryError`. ``submit`` itself
+        is more than the op poisons the context; so does anything else that was enqueued without an op, as a :class:`~accel.LibraryError`. ``submit`` itself
         raises neither, only ``KeyboardInterrupt`` and ``SystemExit`` of work that runs on this thread.
 
         Parameters

@@ -274,7 +274,7 @@ class ContextMonitor(Actor["Terminated | Reopen", None]):
             self._core.reopened(None)
 
     async def restarting(self, error: BaseException, context: ActorContext) -> None:
-        """See that nobody waits."""
+        """Answer everything that waits."""
         self._core.reopened(error)
 
     async def stopped(self, context: ActorContext) -> None:

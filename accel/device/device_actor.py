@@ -134,7 +134,7 @@ class DeviceActor(Actor[Submission, None]):
             self._answer(message, error)
 
     def _answer(self, submission: Submission, raised: BaseException) -> None:
-        """Answer a submission with what went wrong on its way: nobody else hears of it."""
+        """Answer a submission with what went wrong on its way."""
         core = self._core
         error = op_error(raised, f"sending {submission.name}", core.loop)
         # A clone: the traceback of this one holds frames that hold the submission, whose future would hold the error.

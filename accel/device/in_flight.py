@@ -62,7 +62,7 @@ class ContextBase(ABC):
         self.stalls = None if after is None else StallWatch(self, after, lambda: self.busy_seconds(), allowance)
 
     def sent(self, submission: Submission, count: int, commands: int) -> None:
-        """Note that ``count`` more ops of a submission are on their way, as so many commands: from here on they are in flight."""
+        """Note that ``count`` more ops of a submission are in flight, as ``commands`` commands."""
         self.in_flight += count
         self.commands += commands
         self.submissions[submission] = perf_counter()
@@ -102,7 +102,7 @@ class ContextBase(ABC):
             self.after_retire()
 
     async def wait_for_room(self, commands: int) -> None:
-        """Wait until so many more commands fit under the limit.
+        """Wait until ``commands`` more fit under the limit.
 
         Raises
         ------

@@ -29,7 +29,7 @@ class OldestWatch(ABC):
     busy_seconds
         Returns for how many seconds so far something was opened, loaded or compiled that ops may wait for: that does not count ...
     allowance
-        ... up to so many seconds for each that is the oldest.
+        ... up to this many seconds for each that is the oldest.
 
     Attributes
     ----------
@@ -91,7 +91,7 @@ class OldestWatch(ABC):
         if not oldest:
             return
         late = self._loop.time() - self._due
-        if not is_new and late > max(0.1, 2 * self._period):  # this process was stopped, or its loop was: it has heard nobody
+        if not is_new and late > max(0.1, 2 * self._period):  # this process was stopped, or its loop was: it has read no answer
             self._since += late
             is_new = True
         left = self.judge(is_new=is_new)

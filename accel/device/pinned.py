@@ -112,7 +112,7 @@ class PinnedMemory:
 
     def _take(self, nbytes: int) -> Block | None:
         """Return a piece that is there, unless others wait for room: they come first."""
-        # Not the lock: between two of those who wait, nobody has it.
+        # Not the lock: between two waiters it is free.
         return None if self._waiting else self.arena.take(nbytes)
 
     def take(self, nbytes: int) -> Block | None:

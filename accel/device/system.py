@@ -150,7 +150,7 @@ class System(ActorSystem):
             Seconds that a child may take for what is no op: to take over durable memory, to open a registered library, to compile a kernel; and seconds of
             loading and compiling that do not count as a hang of one op. After that it is killed, and another one goes on. Not for ``host="inline"``.
         heartbeat_interval
-            Seconds between two questions to a child whether it is there. :meth:`Device.health` is not ready while one is unanswered for so long. Not for
+            Seconds between two questions to a child whether it is there. :meth:`Device.health` is not ready while one is unanswered for longer. Not for
             ``host="inline"``.
         heartbeat_timeout
             Seconds without an answer after which the child is killed, and another one goes on; six times as many while it loads or compiles. Not for

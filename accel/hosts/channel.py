@@ -53,7 +53,7 @@ class Channel:
     max_received
         of the largest that is received; ``None``: the same.
     dispose
-        Closes the descriptors that nobody took, and the socket, in the queue of which there may be others; ``None``: at once. Where the other end is
+        Closes the descriptors that were not taken, and the socket, in the queue of which there may be others; ``None``: at once. Where the other end is
         not trusted, it must not do that on the loop: see :class:`~accel.hosts.disposal.Disposal`.
     """
 

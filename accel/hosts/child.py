@@ -266,7 +266,7 @@ class ChildProcess:
         except ChildProcessError:  # somebody waits for all children, or ignores SIGCHLD
             info = None
         if info is None:
-            self._spawned.popen.returncode = 0  # it is over: nobody needs to wait for it any more
+            self._spawned.popen.returncode = 0  # it is over, and is not to be waited for
             return None, None
         if info.si_code == os.CLD_EXITED:
             self._spawned.popen.returncode = info.si_status

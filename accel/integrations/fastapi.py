@@ -188,7 +188,7 @@ def install(app: FastAPI, *, live: str | None = "/healthz", ready: str | None = 
 
     Notes
     -----
-    A handler that :func:`cancel_on_disconnect` ended is logged as 499; nobody receives it. A body in a charset that Python does not know is
+    A handler that :func:`cancel_on_disconnect` ended is logged as 499, and not received. A body in a charset that Python does not know is
     answered with 415, and one that FastAPI finds invalid with 422 also where its own answer could not be written, because it repeats what
     was sent: NaN, or half of a surrogate pair.
     """

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["memory_left", "memory_size"]
 
 _SPARE, _PART = 64 << 20, 8
-"""Bytes of a group's limit that are left to the interpreter and to other libraries: so many, or one part in so many of a small limit."""
+"""Bytes of a group's limit that are left to the interpreter and to other libraries: this many, or one part in this many of a small limit."""
 
 
 def memory_size() -> int:

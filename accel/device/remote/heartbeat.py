@@ -48,7 +48,7 @@ class Heartbeat:
     interval
         Seconds between two questions.
     patience
-        Seconds without an answer after which nobody is there: the child's loop hangs, or the process is stopped.
+        Seconds without an answer after which the child counts as gone: its loop hangs, or the process is stopped.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ class _Heard(Protocol):
 class Patience:
     """Waits for a child until it is cancelled.
 
-    Time in which this process was stopped, or its loop was held up, does not count: it has heard nobody then.
+    Time in which this process was stopped, or its loop was held up, does not count: it has read no answer then.
 
     Parameters
     ----------

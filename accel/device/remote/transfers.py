@@ -144,7 +144,7 @@ class Transfers:
             raise
 
     async def _room(self, nbytes: int, submission: Submission) -> Block | None:
-        """Return room for an array, or for a part of it, in this call's turn; ``None`` if nobody waits any more for what was not begun."""
+        """Return room for an array, or for a part of it, in this call's turn; ``None`` if its caller has gone before it was begun."""
         context, is_begun = self._context, submission.outstanding > 0  # else an op of a batch before this one may have ended
         core = context.core
         waiting = core.loop.create_task(self._pinned.room(nbytes, context.check_alive))
