@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import accel
+from accel.device.remote.transfers import Transfers
 from accel.testing import FaultPlan
 from tests.device_support import child_pid, failure
 from tests.durable_support import Way, opened, seeded
@@ -225,3 +226,34 @@ async def test_one_that_two_ops_wrote_anew_at_once_is_freed_with_its_last_ref(ho
         del ref
         await device.put(np.ones(4))
         assert device.info().memory.durable == 0
+
+
+async def test_a_put_in_parts_that_fails_halfway_tears_and_a_whole_one_mends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first part is in the buffer when no thread is to be had for the second."""
+    filled = 0
+    fill = Transfers._fill
+
+    async def failing(self: Transfers, outgoing: Any) -> None:
+        nonlocal filled
+        filled += 1
+        if filled == 2:
+            raise accel.OutOfMemoryError("no thread", library="os")
+        await fill(self, outgoing)
+
+    nbytes = 8 << 20
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", pinned_limit=4 << 20)
+        durable = await device.zeros(nbytes, "uint8", durable=True)
+        ordinary = await device.put(np.ones(3))
+        with monkeypatch.context() as patch:
+            patch.setattr(Transfers, "_fill", failing)
+            with pytest.raises(accel.OutOfMemoryError, match="no thread"):
+                await device.put(np.ones(nbytes, np.uint8), out=durable)
+        assert filled == 2
+        with pytest.raises(accel.StaleRefError) as caught:
+            await device.get(durable)
+        assert caught.value.reason == "torn"
+        await device.put(np.full(nbytes, 7, np.uint8), out=durable)
+        np.testing.assert_array_equal(await device.get(durable), np.full(nbytes, 7, np.uint8))
+        np.testing.assert_array_equal(await device.get(ordinary), np.ones(3))
+        assert device.generation == 1

@@ -179,13 +179,17 @@ class Transfers:
             if made:
                 transfer.send(Empty(made[0].shape, made[0].dtype, made[0].durable), (whole.buffer,))
             failed = await (self._put(transfer, piece) if type(op) is Put else self._get(transfer, piece))
+            is_torn = transfer.sent > 1  # the child looks after a first part that fails there
         except Exception as error:  # also a shortage of threads: what was begun is to be ended here
             failed = op_error(error, f"sending {op.kind}", context.core.loop).with_traceback(None)  # its frames hold the transfer
             await transfer.answered()
+            is_torn = transfer.sent > 0
         finally:
             context.end_parts(number)
         context.check_alive()  # after a fault every submission is told of that
         if failed is not None:
+            if is_torn and type(op) is Put:
+                context.core.durable.torn((whole.buffer,), "a put of its contents in parts failed halfway")
             failed = failed.clone(op=op.kind, device=context.core.name, generation=context.generation)
             failed.op_index = index if isinstance(submission, BatchSubmission) else None
             submission.reject_from(index, failed)
@@ -250,6 +254,8 @@ class _Transfer:
         Whose it is.
     left
         Bytes that were not sent yet.
+    sent
+        How many parts were.
     """
 
     def __init__(
@@ -257,6 +263,7 @@ class _Transfer:
     ) -> None:
         self.submission = submission
         self.left = array.nbytes
+        self.sent = 0
         self._context = context
         self._bytes: _Bytes = array.reshape(-1).view(np.uint8)
         self._ref = ref
@@ -278,6 +285,7 @@ class _Transfer:
         self._answer = self._context.send_part(self.submission, op, made, outgoing, action)
         if outgoing is not None:
             self.left -= outgoing.array.nbytes
+            self.sent += 1
         return self._answer
 
     async def answered(self) -> AccelError | None:
