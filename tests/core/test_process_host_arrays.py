@@ -6,12 +6,13 @@ import asyncio
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import accel
+from accel.device.pinned import PinnedMemory
 from accel.device.remote import arrays
 from tests.device_support import cancelled, child_pid, failure, task, until
 
@@ -124,3 +125,24 @@ def test_a_landing_is_made_or_given_up_once() -> None:
         made.copy()
         made.give_up()
         assert each.calls == wanted
+
+
+async def test_what_finds_room_in_the_turn_of_a_fault_is_not_sent_to_the_child_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room is found, and before its owner goes on the context has faulted: the op goes to the next generation, and the memory comes back."""
+    room = PinnedMemory.room
+
+    async def then_faults(self: PinnedMemory, nbytes: int, check: Any) -> Any:
+        piece = await room(self, nbytes, check)
+        monkeypatch.undo()
+        device._host.context.report_fault(accel.LibraryError("it faults now", scope=accel.FaultScope.CONTEXT))
+        return piece
+
+    async with accel.System() as system:
+        device: Any = await system.open_device("cpu", host="process")
+        x = await device.zeros(4)
+        monkeypatch.setattr(PinnedMemory, "room", then_faults)
+        error = await failure(device.get(x), accel.StaleRefError)
+        assert error.reason == "generation"
+        np.testing.assert_array_equal(await device.get(await device.put(np.arange(3.0))), np.arange(3.0))
+        assert device.generation == 2
+        assert device.info().pinned.used == 0

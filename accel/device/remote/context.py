@@ -305,6 +305,7 @@ class RemoteContext(ContextBase):
         return answer
 
     def _post(self, number: int, sent: Sent, kind: Kind, data: bytes) -> None:
+        self.check_alive()  # a child that is given up does not answer, and what waited may have been overtaken by the fault
         submission, is_first = sent.submission, not self.in_flight
         self._tell(kind, data, now=is_first)  # nothing comes back before this returns
         self._sent[number] = sent

@@ -152,8 +152,10 @@ class Transfers:
         try:
             ends: list[asyncio.Future[Any]] = [waiting, self._over]
             await asyncio.wait(ends if is_begun else [*ends, submission.future], return_when=asyncio.FIRST_COMPLETED)
-            if waiting.done():
+            if waiting.done() and context.fault is None:
                 return waiting.result()
+            if waiting.done() and waiting.exception() is None:  # the fault came in the same turn of the loop
+                self._pinned.arena.free(waiting.result())
             context.check_alive()
             return None
         finally:
