@@ -98,7 +98,7 @@ class Blocking:
         return is_staged
 
     def noting(self, kernel: Kernel) -> Kernel:
-        """Return a kernel that takes note of what it has loaded."""
+        """Return a kernel that records which functions it has loaded."""
 
         def noted(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
             kernel(lane, op, inputs, outputs)

@@ -26,8 +26,6 @@ __all__ = ["Left", "Witness", "device_memory", "living_refs"]
 
 _PATIENCE = 10.0
 _OURS = ("/memfd:", "anon_inode:", "socket:", "pipe:", "/dev/shm")
-_DRIVERS = "anon_inode:[eventfd]"
-"""accel opens none. A CUDA context has some, and one that died in this process keeps them until the process ends."""
 _BAD_EVENTS = ("actor_hook_failed", "actor_decision_failed")
 
 
@@ -36,7 +34,7 @@ def _descriptors() -> dict[str, str]:
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the one that listed them
             target = os.readlink(f"/proc/self/fd/{number}")
-            if target.startswith(_OURS) and target != _DRIVERS:
+            if target.startswith(_OURS):
                 found[number] = target
     return found
 

@@ -39,7 +39,7 @@ _MANY = 253  # descriptors that the kernel takes in one call
 
 
 class LyingBackend(CpuBackend):
-    """The processor, where nobody lies."""
+    """The processor, in a child that is honest."""
 
     def __init__(self) -> None:
         lie, parent, once = os.environ.get(LIE), os.environ.get(PARENT), os.environ.get(ONCE)
@@ -192,7 +192,7 @@ def _toggling(wire: _Wire) -> None:
 
 
 def _deaf(wire: _Wire) -> None:
-    """Answer nothing but that somebody is there."""
+    """Answer pings and nothing else."""
     for _ in wire.heard():
         pass
 

@@ -290,7 +290,7 @@ class SleepOp(accel.KernelOp):
 
 
 class Sleeps(accel.KernelLibrary):
-    """Keeps its stream busy for so long as an op says."""
+    """Keeps its stream busy for as many seconds as an op says."""
 
     name = "sleeps"
     blocking = False  # else a thread wakes the loop, by asyncio's own pipe, which the parent loses

@@ -70,7 +70,7 @@ async def test_a_descriptor_that_nobody_asked_for_ends_the_child_and_blocks_noth
 
 
 def run_program(name: str, descriptors: int) -> None:
-    """Run a function of this file in a process that may have so many descriptors."""
+    """Run a function of this file in a process with a limit of descriptors."""
     code = f"import asyncio; from {__name__} import {name} as program; asyncio.run(program())"
     found = subprocess.run(
         [sys.executable, "-c", code],

@@ -24,7 +24,7 @@ class Counter(accel.Actor[int, int]):
 
 
 async def total_after(failures: int, **options: Any) -> int:
-    """Return what the counter has after it was given 3, and then so many messages that fail."""
+    """Return what the counter has after it was given 3, and then messages that fail."""
     async with asyncio.timeout(45), accel.System(close_timeout=5) as system:
         restart = accel.RestartStrategy(backoff=(0.0, 0.0), **options)
         counter = await system.spawn(Counter, restart=restart)

@@ -113,7 +113,7 @@ async def test_an_array_that_moves_in_many_parts_is_no_stall() -> None:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Sleep(accel.KernelOp):
-    """Takes so many seconds."""
+    """Takes a given number of seconds."""
 
     library: ClassVar[str] = "sleeper"
     kind: ClassVar[str] = "sleep"
@@ -147,7 +147,7 @@ async def test_what_usually_takes_long_is_allowed_more() -> None:
             await slow
         assert unready[0] == 0.6, "they were short until then"
         assert unready[-1] == 1.5
-        assert unready.count(0.6) < 3, "they usually take so long"
+        assert unready.count(0.6) < 3, "they usually take this long"
 
 
 async def test_a_child_that_does_not_answer_is_seen_after_one_interval() -> None:
