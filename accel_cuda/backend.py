@@ -6,10 +6,10 @@ import uuid
 from typing import TYPE_CHECKING
 
 from accel import BackendUnavailableError, DeviceDescription, DeviceLostError
-from accel_cuda.checks import all_checks, check_shareable, refused, usable_mode
-from accel_cuda.context import CudaDevice
-from accel_cuda.driver import load_driver
-from accel_cuda.libraries import load_distribution
+from accel_cuda.core.checks import all_checks, check_shareable, refused, usable_mode
+from accel_cuda.core.context import CudaDevice
+from accel_cuda.core.driver import load_driver
+from accel_cuda.core.libraries import load_distribution
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from accel import AccelError
     from accel.backend import Check
     from accel.cli.bench.suite import Suite
-    from accel_cuda.driver import Driver
+    from accel_cuda.core.driver import Driver
 
 __all__ = ["CudaBackend"]
 

@@ -26,8 +26,8 @@ from accel_cuda import CudaBackend
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accel_cuda.compute import CudaCompute
-    from accel_cuda.stream import CudaStream
+    from accel_cuda.core.compute import CudaCompute
+    from accel_cuda.core.stream import CudaStream
 
 _BYTES = 256 << 20
 _DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int64")

@@ -9,7 +9,8 @@ import pytest
 
 from accel.cli import main
 from accel.errors import AccelError, BackendUnavailableError, DriverError, FaultScope, UnsupportedError
-from accel_cuda import CudaBackend, backend, checks, libraries
+from accel_cuda import CudaBackend, backend
+from accel_cuda.core import checks, libraries
 from accel_cuda.errors import error_of
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from accel_cuda.checksum import checksum
-from accel_cuda.kernels import source_of
-from accel_cuda.rng import RNG_KERNELS
+from accel_cuda.families.checksum import checksum
+from accel_cuda.families.kernels import source_of
+from accel_cuda.families.rng import RNG_KERNELS
 from tests.gpu.signal_kernels import launch_all
 
 

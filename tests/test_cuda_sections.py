@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from accel.errors import DriverError
-from accel_cuda.driver import Driver, Handle
+from accel_cuda.core.driver import Driver, Handle
 
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
 

@@ -12,7 +12,8 @@ import pytest
 
 from accel.errors import AccelError, BackendUnavailableError
 from accel.registry import find_device
-from accel_cuda import CudaBackend, driver
+from accel_cuda import CudaBackend
+from accel_cuda.core import driver
 
 INSTALL = "pip install '.[cuda]'"
 

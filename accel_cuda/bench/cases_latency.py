@@ -9,7 +9,7 @@ from accel import System, UnsupportedError
 from accel.cli.bench.measure import Samples, awaited, called, compare, together
 from accel_cuda.bench.rig import CUPY, INSTALL_CUPY, OURS, RAW, TORCH_QUERY, TORCH_THREAD, Rig
 from accel_cuda.bench.waits import Wait, as_awaitable
-from accel_cuda.kernels.bench import EmptyKernel, SpinKernel
+from accel_cuda.families.kernels.bench import EmptyKernel, SpinKernel
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -9,7 +9,7 @@ from accel.cli.bench.measure import compare
 from accel.cli.bench.report import Point
 from accel_cuda.bench.rig import CUPY, OURS, RAW, TORCH_QUERY, TORCH_THREAD, Rig
 from accel_cuda.bench.waits import Wait, as_awaitable
-from accel_cuda.kernels.bench import EmptyKernel, SpinKernel
+from accel_cuda.families.kernels.bench import EmptyKernel, SpinKernel
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -8,7 +8,7 @@ from accel import System, UnsupportedError
 from accel.cli.bench.cases_recovery import recovery
 from accel.cli.bench.measure import awaited, called, together
 from accel_cuda.bench.rig import CUPY, INSTALL_CUPY, OURS, RAW
-from accel_cuda.kernels.bench import EmptyKernel
+from accel_cuda.families.kernels.bench import EmptyKernel
 
 if TYPE_CHECKING:
     from accel.cli.bench.suite import Bench

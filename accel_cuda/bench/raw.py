@@ -1,7 +1,7 @@
 """The raw twins: what a careful user writes with the driver alone. No streams, memory or waiting of this project is in their way.
 
 Launches go through the same ``ctypes`` calls as this project's, which are the fastest there are from Python; what blocks goes through
-``cuda.bindings``. Nothing but this module and :mod:`accel_cuda.driver` calls the driver.
+``cuda.bindings``. Nothing but this module and :mod:`accel_cuda.core.driver` calls the driver.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel_cuda.backend import CudaBackend
-from accel_cuda.driver import Handle, LaunchConfig
-from accel_cuda.libraries import load_module
-from accel_cuda.pinned import PinnedBlock
+from accel_cuda.core.driver import Handle, LaunchConfig
+from accel_cuda.core.libraries import load_module
+from accel_cuda.core.pinned import PinnedBlock
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -6,7 +6,7 @@ import ctypes
 from typing import TYPE_CHECKING, Any
 
 from accel import DType
-from accel_cuda.libraries import load_library, load_module
+from accel_cuda.core.libraries import load_library, load_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from accel_cuda.backend import CudaBackend
 from accel_cuda.bench.others import CupyWays, TorchWays
 from accel_cuda.bench.raw import Raw
-from accel_cuda.driver import load_driver
+from accel_cuda.core.driver import load_driver
 
 if TYPE_CHECKING:
     from accel.cli.bench.suite import Bench

@@ -28,7 +28,7 @@ from accel_cuda.bench.waits import Wait, as_awaitable
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from accel_cuda.kernels.bench import EmptyKernel, SpinKernel
+    from accel_cuda.families.kernels.bench import EmptyKernel, SpinKernel
 
 DESIGN = {"P1", "P2", "P3", "P3-graph", "P4", "P4-cpu-1ms", "P4-cpu-5ms", "P5", "P6", "P6-rate", "P7", "P7-put", "P7-get", "P8", "P8-one"}
 PROCESS = {"P9", "P9-rate", "P9-copy", "P10", "P10-standby"}

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from accel.memory import HostArena
-from accel_cuda import arrays
-from accel_cuda.arrays import address_of
-from accel_cuda.blocking import Blocking
-from accel_cuda.transfers import STAGED, Transfers
+from accel_cuda.core import arrays
+from accel_cuda.core.arrays import address_of
+from accel_cuda.core.blocking import Blocking
+from accel_cuda.core.transfers import STAGED, Transfers
 
 
 @pytest.fixture

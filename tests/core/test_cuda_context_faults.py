@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from accel import AccelError, FaultScope
-from accel_cuda.context import CudaDevice
-from accel_cuda.driver import Driver
+from accel_cuda.core.context import CudaDevice
+from accel_cuda.core.driver import Driver
 
 DESTROYED, ILLEGAL_ADDRESS, BUSY = 709, 700, 46
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from accel import AccelError, DriverError, FaultScope
+from accel_cuda.core.event import CudaEvent
 from accel_cuda.errors import NOT_READY
-from accel_cuda.event import CudaEvent
 
 _FAULT = 700
 

@@ -13,8 +13,8 @@ import pytest
 
 from accel.errors import ContextPoisonedError, OutOfMemoryError
 from accel.memory import HostArena
-from accel_cuda.staging import Copiers, pieces_of
-from accel_cuda.transfers import move
+from accel_cuda.core.staging import Copiers, pieces_of
+from accel_cuda.core.transfers import move
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

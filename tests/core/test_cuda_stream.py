@@ -12,14 +12,14 @@ import pytest
 
 from accel import AccelError, DriverError, FaultScope, LibraryError
 from accel.memory import HostArena
-from accel_cuda.channel import StreamChannel
-from accel_cuda.compute import CudaCompute
-from accel_cuda.driver import Handle
+from accel_cuda.core.channel import StreamChannel
+from accel_cuda.core.compute import CudaCompute
+from accel_cuda.core.driver import Handle
+from accel_cuda.core.graph import capture
+from accel_cuda.core.interop import CudaExchange
+from accel_cuda.core.slab import CudaSlab
+from accel_cuda.core.stream import CudaStream
 from accel_cuda.errors import error_of
-from accel_cuda.graph import capture
-from accel_cuda.interop import CudaExchange
-from accel_cuda.slab import CudaSlab
-from accel_cuda.stream import CudaStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

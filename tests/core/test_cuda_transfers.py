@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from accel.memory import HostArena
-from accel_cuda.transfers import STAGED, Transfers
+from accel_cuda.core.transfers import STAGED, Transfers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ import numpy as np
 import accel
 from accel.testing import FaultPlan, conformance
 from accel_cuda import CudaBackend
-from accel_cuda.driver import load_driver
+from accel_cuda.core.driver import load_driver
 from tests.gpu.own_libraries import ByNvrtc, Scale, Stray
 
 if TYPE_CHECKING:

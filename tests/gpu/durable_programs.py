@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _FREE = (
-    "from accel_cuda.driver import load_driver as l; d = l(); c = d.call('cuDevicePrimaryCtxRetain', d.call('cuDeviceGet', 0));\n"
+    "from accel_cuda.core.driver import load_driver as l; d = l(); c = d.call('cuDevicePrimaryCtxRetain', d.call('cuDeviceGet', 0));\n"
     "with d.section(int(c)): print(int(d.call('cuMemGetInfo')[0]))"
 )
 _STRAY = """

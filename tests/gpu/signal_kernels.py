@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from accel import DType, ops
 from accel.ref import AccelRef
 from accel_cuda import CudaBackend
-from accel_cuda.fft import Work
+from accel_cuda.families.fft import Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

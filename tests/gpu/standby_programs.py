@@ -26,7 +26,7 @@ extern "C" __global__ void endless(float* x) { while (*(volatile float*)x == 0.0
 """
 
 _FREE = """
-from accel_cuda.driver import load_driver
+from accel_cuda.core.driver import load_driver
 driver = load_driver()
 context = driver.call("cuDevicePrimaryCtxRetain", driver.call("cuDeviceGet", 0))
 with driver.section(int(context)):

@@ -14,7 +14,7 @@ from accel import DType, System
 from accel.cli.main import main
 from accel_cuda.bench.raw import Raw
 from accel_cuda.bench.raw_blas import RawBlas
-from accel_cuda.kernels.bench import EmptyKernel, SpinKernel
+from accel_cuda.families.kernels.bench import EmptyKernel, SpinKernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

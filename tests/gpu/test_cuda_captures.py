@@ -13,7 +13,7 @@ import pytest
 
 import accel
 from accel_cuda import CudaBackend
-from accel_cuda.graph import CudaGraph
+from accel_cuda.core.graph import CudaGraph
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 

@@ -250,7 +250,7 @@ async def test_cancelling_a_compilation_detaches_the_waiter_only() -> None:
 
 COMPILE = """
 import sys, accel
-from accel_cuda.compiler import Nvrtc
+from accel_cuda.core.compiler import Nvrtc
 cubin = Nvrtc("sm_90", 13000).cubin(sys.stdin.read(), ("axpy<float>",))
 print(len(cubin.code), cubin.symbols[0], cubin.is_cached)
 """

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from accel import DType, InvalidArgumentError, UnsupportedError
-from accel_cuda.conv2d import Convolution
+from accel_cuda.families.conv2d import Convolution
 from tests.gpu.compute_support import bench, random, wide
 
 if TYPE_CHECKING:

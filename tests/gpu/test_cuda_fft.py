@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import accel
-from accel_cuda.driver import load_driver
+from accel_cuda.core.driver import load_driver
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from accel.ops.fft import Norm
-    from accel_cuda.fft_plans import FftPlans
+    from accel_cuda.families.fft_plans import FftPlans
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("nothing_left")]
 

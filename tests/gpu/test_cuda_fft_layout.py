@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from accel_cuda.fft_layout import MOST_CALLS, Layout, Pass, passes
+from accel_cuda.families.fft_layout import MOST_CALLS, Layout, Pass, passes
 
 Array = np.ndarray[Any, Any]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import accel
-from accel_cuda.driver import load_driver
+from accel_cuda.core.driver import load_driver
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from accel import BinaryOp, DType, ReduceOp, UnaryOp
-from accel_cuda.kernels import CODES
-from accel_cuda.reduction import launches
+from accel_cuda.families.kernels import CODES
+from accel_cuda.families.reduction import launches
 from tests.gpu.compute_support import bench, close, random, wide
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from accel_cuda.reduction import Launch
+    from accel_cuda.families.reduction import Launch
     from tests.gpu.compute_support import Bench
 
 _TILE, _SPAN = 24576, 2048

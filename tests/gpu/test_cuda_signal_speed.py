@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import accel
-from accel_cuda.libraries import load_library, load_module
+from accel_cuda.core.libraries import load_library, load_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import accel
-from accel_cuda.driver import load_driver
+from accel_cuda.core.driver import load_driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable

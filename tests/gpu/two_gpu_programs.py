@@ -31,7 +31,7 @@ GIBIBYTE = 1 << 30
 _FOREVER = accel.RestartStrategy(max_restarts=100, within=60.0, backoff=(0.0, 0.1))
 
 _FREE = """
-from accel_cuda.driver import load_driver
+from accel_cuda.core.driver import load_driver
 driver = load_driver()
 for index in range(2):
     context = driver.call("cuDevicePrimaryCtxRetain", driver.call("cuDeviceGet", index))

@@ -1,0 +1,1 @@
+"""Contexts of a GPU: the driver, streams, events, memory, copies, programs."""

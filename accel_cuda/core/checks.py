@@ -1,0 +1,127 @@
+"""What CUDA needs of a machine, looked at piece by piece: for ``accel doctor``, and for errors that say what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from accel import BackendUnavailableError, UnsupportedError
+from accel.backend import Check
+from accel_cuda.core.driver import load_driver
+from accel_cuda.core.libraries import REQUIRED, load_library, load_module, version_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from accel_cuda.core.driver import Driver
+
+__all__ = ["all_checks", "check_shareable", "refused", "usable_mode"]
+
+_COMPUTE_MODE, _MPS_ENABLED = 20, 133
+_PROHIBITED, _EXCLUSIVE = 2, 3
+_UNAVAILABLE = 46
+
+
+def all_checks() -> list[Check]:
+    """Look at the driver, the GPUs and the libraries. May block: it loads them."""
+    return [*_driver_and_devices(), *_libraries()]
+
+
+def usable_mode(driver: Driver, index: int) -> None:
+    """Refuse a GPU on which no context may be made: the driver's own answer would read like a fault.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If its compute mode is PROHIBITED.
+    """
+    if _attribute(driver, index, _COMPUTE_MODE) == _PROHIBITED:
+        raise BackendUnavailableError(
+            f"cuda:{index} is in compute mode PROHIBITED: no process may use it",
+            device=f"cuda:{index}",
+            remedy=f"Have it set back: sudo nvidia-smi -i {index} -c DEFAULT",
+        )
+
+
+def check_shareable(driver: Driver, index: int) -> None:
+    """Refuse a GPU that is one process's at a time, for what takes two.
+
+    Raises
+    ------
+    UnsupportedError
+        If its compute mode is EXCLUSIVE_PROCESS.
+    """
+    if _attribute(driver, index, _COMPUTE_MODE) == _EXCLUSIVE:
+        raise UnsupportedError(
+            f"cuda:{index} is in compute mode EXCLUSIVE_PROCESS: a spare child cannot have a context beside the one in use",
+            device=f"cuda:{index}",
+            remedy=f"Use standby='imports', or have it set back: sudo nvidia-smi -i {index} -c DEFAULT",
+        )
+
+
+def refused(driver: Driver, index: int, error: BackendUnavailableError) -> BackendUnavailableError:
+    """Return what to say where the driver makes no context: of a GPU that another process has for itself it says only that it is not to be had."""
+    if error.code != _UNAVAILABLE or _attribute(driver, index, _COMPUTE_MODE) != _EXCLUSIVE:
+        return error
+    return BackendUnavailableError(
+        f"cuda:{index} is in compute mode EXCLUSIVE_PROCESS, and another process has it: this one's parent, if that used it",
+        code=error.code,
+        library="driver",
+        device=f"cuda:{index}",
+        retryable=True,
+        remedy=f"Wait for that process to end, or have it set back: sudo nvidia-smi -i {index} -c DEFAULT",
+    )
+
+
+def _attribute(driver: Driver, index: int, number: int) -> int:
+    return int(driver.call("cuDeviceGetAttribute", driver.CUdevice_attribute(number), driver.call("cuDeviceGet", index)))
+
+
+def _driver_and_devices() -> Iterator[Check]:
+    try:
+        driver = load_driver()
+        count = int(driver.call("cuDeviceGetCount"))
+    except BackendUnavailableError as error:
+        yield Check("cuda driver", "missing", error.message, error.remedy)
+        return
+    yield Check("cuda driver", "ok", f"supports CUDA {driver.version // 1000}.{driver.version % 1000 // 10}")
+    if driver.fault is not None:
+        yield Check("cuda context", "failed", driver.fault.message, driver.fault.remedy)
+        return
+    for index in range(count):
+        yield from _modes(driver, index)
+
+
+def _modes(driver: Driver, index: int) -> Iterator[Check]:
+    name, mode = f"cuda:{index} compute mode", _attribute(driver, index, _COMPUTE_MODE)
+    restore = f"sudo nvidia-smi -i {index} -c DEFAULT"
+    if mode == _PROHIBITED:
+        yield Check(name, "failed", "PROHIBITED: no process may use this GPU", restore)
+    elif mode == _EXCLUSIVE:
+        yield Check(
+            name,
+            "limited",
+            "EXCLUSIVE_PROCESS: one process at a time, so there can be no standby='context', no quarantine, and no child beside a process that uses it",
+            restore,
+        )
+    else:
+        yield Check(name, "ok", "DEFAULT")
+    if _attribute(driver, index, _MPS_ENABLED):
+        yield Check(
+            f"cuda:{index} MPS",
+            "limited",
+            "contexts go through MPS: a fault of one client ends the others, and a standby process would die with it",
+            "To go without MPS: unset CUDA_MPS_PIPE_DIRECTORY, or stop the server: echo quit | nvidia-cuda-mps-control",
+        )
+
+
+def _libraries() -> Iterator[Check]:
+    for distribution, modules in REQUIRED.items():
+        try:
+            for module in modules.modules:
+                load_module(module, distribution)
+            for library in modules.libraries:
+                load_library(library, distribution)
+        except BackendUnavailableError as error:
+            yield Check(distribution, "missing", error.message, error.remedy)
+        else:
+            yield Check(distribution, "ok", version_of(distribution) or "found in the CUDA toolkit")

@@ -1,0 +1,49 @@
+"""How many commands an op puts into a stream.
+
+A stream takes 1,021 commands that have not run; enqueuing more blocks until one has (``docs/hardware.md``), and hot calls keep the GIL while they wait. So
+the layers above bound the sum over the ops in flight. Kernels, copies and graphs count one each, whatever is in the graph; marks count nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from accel_cuda.core.compute_memory import WORKSPACE
+from accel_cuda.core.transfers import STAGED
+from accel_cuda.families.conv2d import convolution
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["COMMANDS", "QUEUE_LIMIT"]
+
+QUEUE_LIMIT = 900
+"""Commands in flight at which no further op is sent: what a stream takes, less room for one op."""
+
+_PIECES = 16
+"""Transfers of a large copy that are in a stream at the same time: two for each of its eight threads."""
+
+
+def _of_put(op: Any) -> int:
+    return 1 if op.source.nbytes <= STAGED else _PIECES
+
+
+def _of_get(op: Any) -> int:
+    return 1 if op.destination.nbytes <= STAGED else _PIECES
+
+
+def _of_convolution(op: Any) -> int:
+    work = convolution("conv2d_forward", op.input.shape, op.filter.shape, op.output_shape(), op.stride, op.padding, "")
+    piece = 0 if 0 in work.output else work.piece(op.input.dtype, op.filter.offset, WORKSPACE)
+    n, _, p, q = work.output
+    return 4 * -(-n * p * q // piece) if piece else 2
+
+
+COMMANDS: Mapping[str, int | Callable[[Any], int]] = {
+    # A product whose sums are split over blocks takes two launches.
+    **dict.fromkeys(("gemm", "gemm_batched", "gemv", "reduce", "attention", "dot", "nrm2"), 2),
+    "conv2d": _of_convolution,
+    "put": _of_put,
+    "get": _of_get,
+}
+"""Op kind -> its commands at most, or how they are counted; all others are one."""

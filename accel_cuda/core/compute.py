@@ -1,0 +1,269 @@
+"""The CUDA compute interface: checks the arguments of a call, and enqueues cuBLAS or one of the backend's own kernels."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from accel import BinaryOp, DType, ReduceOp, Transpose, UnaryOp, UnsupportedError, arguments
+from accel.arguments import BASE
+from accel_cuda.core.compute_memory import WORKSPACE
+from accel_cuda.families.attention import attend
+from accel_cuda.families.blas import Blas
+from accel_cuda.families.conv2d import Convolution, convolution
+from accel_cuda.families.kernels import CODES
+from accel_cuda.families.reduction import launches
+from accel_cuda.families.vectors import CudaVectors, bits
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from accel.compute import Causal
+    from accel_cuda.core.driver import Handle
+
+__all__ = ["CudaCompute"]
+
+_NONE, _TURNED = Transpose.NONE, Transpose.TRANSPOSE
+_EXTREMES = frozenset({ReduceOp.MAX, ReduceOp.MIN})
+# What the lanes of these libraries are about to need; in other lanes, that of batches among them, it is made at its first use.
+_STAGES, _MULTIPLIES = frozenset({"memory", "batch", "capture"}), frozenset({"blas", "capture"})
+_BLOCK = 256
+_PIXELS = 128
+_LIMIT = 2**31 - 1
+# Elements that one thread of the elementwise kernels takes.
+_PER_THREAD = {dtype: max(1, 16 // dtype.itemsize) * _BLOCK for dtype in CODES}
+
+
+class CudaCompute(CudaVectors):
+    """:class:`accel.ComputeBackend` on a GPU, one instance a stream. Made by ``CudaDevice.create_compute``."""
+
+    def init(self) -> None:
+        """Make the instance ready, with the pinned memory that its library needs. Called again it does nothing. May block."""
+        if self._supported is not None:
+            return
+        if self._library in _STAGES:
+            self.prepare_transfers()
+        # Filled as they are used: to look one up may load its program.
+        self._unary: dict[tuple[UnaryOp, DType], Handle] = {}
+        self._binary: dict[tuple[BinaryOp, DType], Handle] = {}
+        self._supported = self.capabilities()
+
+    def prepare(self, library: str) -> None:
+        """Make what a library needs in this stream, as far as it is not there. May block."""
+        if library in _STAGES:
+            self.prepare_transfers()
+        if library in _MULTIPLIES:
+            self.prepare_blas()
+
+    def prepare_blas(self) -> Blas:
+        """Make the cuBLAS handle and its workspace, if they are not there. May block."""
+        if self._blas is None:
+            workspace = self.prepare_workspace()
+            with self._context.section:
+                self._blas = Blas(self._stream, workspace, WORKSPACE)
+            self.has_blas = True
+        return self._blas
+
+    def unary(self, op: UnaryOp, input: int, output: int, n: int, *, dtype: DType = DType.FLOAT32) -> None:
+        """Enqueue a function of each of n elements."""
+        if self._supported is None:
+            self._ready()
+        function = self._unary.get((op, dtype))
+        if function is None:
+            self._require(f"unary.{op.value}", dtype)
+            function = self._unary[op, dtype] = self._context.functions[f"unary_{op.value}_{CODES[dtype]}"]
+        if n <= 0 or input < BASE or output < BASE:
+            arguments.not_negative(f"unary.{op.value}", n=n)
+            if n == 0:
+                return
+            arguments.pointers(f"unary.{op.value}", input=input, output=output)
+        self._stream.ready()
+        lead = output % 16 // dtype.itemsize
+        self._stream.launch(function, -(-(n + lead) // _PER_THREAD[dtype]), _BLOCK, input, output, n)
+
+    def binary(self, op: BinaryOp, a: int, b: int, output: int, n: int, *, dtype: DType = DType.FLOAT32) -> None:
+        """Enqueue a function of each of n pairs of elements."""
+        if self._supported is None:
+            self._ready()
+        function = self._binary.get((op, dtype))
+        if function is None:
+            self._require(f"binary.{op.value}", dtype)
+            function = self._binary[op, dtype] = self._context.functions[f"binary_{op.value}_{CODES[dtype]}"]
+        if n <= 0 or a < BASE or b < BASE or output < BASE:
+            arguments.not_negative(f"binary.{op.value}", n=n)
+            if n == 0:
+                return
+            arguments.pointers(f"binary.{op.value}", a=a, b=b, output=output)
+        self._stream.ready()
+        lead = output % 16 // dtype.itemsize
+        self._stream.launch(function, -(-(n + lead) // _PER_THREAD[dtype]), _BLOCK, a, b, output, n)
+
+    def reduce(self, op: ReduceOp, input: int, output: int, shape: Sequence[int], axis: int, *, dtype: DType = DType.FLOAT32) -> None:
+        """Enqueue a reduction along one axis of a C-contiguous array."""
+        call = f"reduce.{op.value}"
+        self._require(call, dtype)
+        outer, length, inner = arguments.reduced_shape(call, shape, axis, empty=op not in _EXTREMES)
+        if not (outer and inner):
+            return
+        arguments.pointers(call, output=output)
+        if not length:
+            self._stream.fill(output, dtype.numpy.type(math.nan if op is ReduceOp.MEAN else 0).tobytes(), outer * inner)
+            return
+        arguments.pointers(call, input=input)
+        self._stream.ready()
+        name = f"{'sum' if op is ReduceOp.MEAN else op.value}_{CODES[dtype]}"
+        divisor = length if op is ReduceOp.MEAN else 0
+        plan = launches(outer, length, inner, dtype.itemsize, self._context.multiprocessors)
+        # Also where it is not used: once it is there, this never blocks.
+        workspace = self.prepare_workspace()
+        for each in plan:
+            source = workspace if each.kind == "finish" else input
+            target = workspace if each.is_partial else output
+            if each.grid[0] > _LIMIT:
+                raise UnsupportedError(f"an array of shape {tuple(shape)} has too many rows", op=call, device=self._device)
+            function = self._context.functions[f"reduce_{each.kind}_{name}"]
+            self._stream.launch_wide(function, each.grid, each.block, 0, source, target, *each.sizes, divisor)
+
+    def gemm(
+        self, transpose_a: Transpose, transpose_b: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, b: int, ldb: int,
+        beta: complex, c: int, ldc: int, *, dtype: DType = DType.FLOAT64,
+    ) -> None:  # fmt: skip
+        """Enqueue ``C = alpha * op(A) @ op(B) + beta * C`` on column-major matrices."""
+        self._require("gemm", dtype)
+        rows_a, rows_b = m if transpose_a is _NONE else k, k if transpose_b is _NONE else n
+        if lda < rows_a or ldb < rows_b or ldc < m or lda < 1 or ldb < 1 or ldc < 1:
+            arguments.leading_dimensions("gemm", lda=(lda, rows_a), ldb=(ldb, rows_b), ldc=(ldc, m))
+        self._check_sizes("gemm", m, n, k, alpha, a, b, c)
+        alpha, beta = arguments.real_scalars("gemm", alpha, beta, dtype)
+        self.product(transpose_a, transpose_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, dtype)
+
+    def product(
+        self, transpose_a: Transpose, transpose_b: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, b: int, ldb: int,
+        beta: complex, c: int, ldc: int, dtype: DType, allow_tf32: bool = False,
+    ) -> None:  # fmt: skip
+        """Do what :meth:`gemm` does, with arguments that are known to be right. Float32 is rounded to TF32 only if that is allowed."""
+        if not (m and n):
+            return
+        self._stream.ready()
+        if k and alpha:
+            blas = self._blas or self.prepare_blas()
+            blas.gemm(transpose_a, transpose_b, m, n, k, alpha, a, lda or 1, b, ldb or 1, beta, c, ldc, dtype, allow_tf32)
+        else:
+            self._scale(c, m, n, ldc, 0, 1, beta, dtype)
+
+    def batched_gemm(
+        self, transpose_a: Transpose, transpose_b: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, stride_a: int,
+        b: int, ldb: int, stride_b: int, beta: complex, c: int, ldc: int, stride_c: int, batch_count: int, *, dtype: DType = DType.FLOAT32,
+    ) -> None:  # fmt: skip
+        """Enqueue ``batch_count`` products whose matrices lie ``stride_*`` elements apart."""
+        op = "batched_gemm"
+        self._require(op, dtype)
+        arguments.not_negative(op, stride_a=stride_a, stride_b=stride_b, stride_c=stride_c, batch_count=batch_count)
+        rows_a, rows_b = m if transpose_a is _NONE else k, k if transpose_b is _NONE else n
+        arguments.leading_dimensions(op, lda=(lda, rows_a), ldb=(ldb, rows_b), ldc=(ldc, m))
+        self._check_sizes(op, m, n, k if batch_count else 0, alpha, a, b, c if batch_count else BASE)
+        alpha, beta = arguments.real_scalars(op, alpha, beta, dtype)
+        if m and n and batch_count:
+            arguments.separate(op, stride_c, ldc, batch_count)
+        self.products(
+            transpose_a, transpose_b, m, n, k, alpha, a, lda, stride_a, b, ldb, stride_b, beta, c, ldc, stride_c, batch_count, dtype
+        )  # fmt: skip
+
+    def products(
+        self, transpose_a: Transpose, transpose_b: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, stride_a: int,
+        b: int, ldb: int, stride_b: int, beta: complex, c: int, ldc: int, stride_c: int, count: int, dtype: DType, allow_tf32: bool = False,
+    ) -> None:  # fmt: skip
+        """Do what :meth:`batched_gemm` does, with arguments that are known to be right."""
+        if not (m and n and count):
+            return
+        self._stream.ready()
+        if k and alpha:
+            blas = self._blas or self.prepare_blas()
+            blas.batched_gemm(
+                transpose_a, transpose_b, m, n, k, alpha, a, lda or 1, stride_a, b, ldb or 1, stride_b, beta, c, ldc, stride_c, count, dtype,
+                allow_tf32,
+            )  # fmt: skip
+        else:
+            self._scale(c, m, n, ldc, stride_c, count, beta, dtype)
+
+    def _scale(self, c: int, m: int, n: int, ldc: int, stride: int, count: int, beta: complex, dtype: DType) -> None:
+        if beta != 1:
+            function = self._context.functions[f"scale_{CODES[dtype]}"]
+            factor = complex(beta)
+            blocks = -(-m * n * count // _BLOCK)
+            self._stream.launch(function, blocks, _BLOCK, c, m, n, ldc, stride, count, bits(factor.real), bits(factor.imag))
+
+    def conv2d_forward(
+        self, input: int, input_shape: Sequence[int], filter: int, filter_shape: Sequence[int], output: int, output_shape: Sequence[int],
+        stride: Sequence[int], padding: Sequence[int], *, dtype: DType = DType.FLOAT32,
+    ) -> None:  # fmt: skip
+        """Enqueue a 2-d cross-correlation of NCHW arrays."""
+        op = "conv2d_forward"
+        self._require(op, dtype)
+        shapes = tuple(input_shape), tuple(filter_shape), tuple(output_shape), tuple(stride), tuple(padding)
+        work = convolution(op, *shapes, self._device)
+        if 0 in work.output:
+            return
+        arguments.pointers(op, output=output)
+        if 0 not in work.input:
+            arguments.pointers(op, input=input, filter=filter)
+        n, k, p, q = work.output
+        if work.is_product(dtype):
+            # Each image is a matrix of (channels, pixels) as it lies.
+            pixels, c = p * q, work.taps
+            self.products(
+                _NONE, _NONE, pixels, k, c, 1.0, input, pixels, c * pixels, filter, c, 0, 0.0, output, pixels, k * pixels, n, dtype
+            )
+            return
+        piece = work.piece(dtype, filter, WORKSPACE)
+        if piece:
+            self._convolve_by_products(work, piece, input, filter, output, dtype)
+        else:
+            self._convolve(work, input, filter, output, dtype)
+
+    def _convolve(self, work: Convolution, input: int, filter: int, output: int, dtype: DType) -> None:
+        n, k, p, q = work.output
+        height, each, parts = work.tiling(dtype, self._context.multiprocessors, WORKSPACE)
+        workspace = self.prepare_workspace() if parts > 1 else 0
+        parameters, _held = work.parameters(input, filter, output, workspace, each)
+        self._stream.ready()
+        functions, code = self._context.functions, CODES[dtype]
+        grid = -(-n * p * q // _PIXELS), -(-k // height), parts
+        self._stream.launch_with(functions[f"conv2d_{height}_{code}"], grid, (_BLOCK, 1), 0, parameters)
+        if parts > 1:
+            count = n * k * p * q
+            self._stream.launch(functions[f"conv2d_end_{code}"], -(-count // _BLOCK), _BLOCK, workspace, output, count, parts)
+
+    def _convolve_by_products(self, work: Convolution, piece: int, input: int, filter: int, output: int, dtype: DType) -> None:
+        n, k, p, q = work.output
+        functions, code, taps = self._context.functions, CODES[dtype], work.taps
+        # Not the workspace, which is the product's.
+        columns = self.prepare_columns()
+        made = columns + 2 * taps * piece
+        for pixel in range(0, n * p * q, piece):
+            count = min(piece, n * p * q - pixel)
+            ld = -(-count // _PIXELS) * _PIXELS
+            parameters, _held = work.piece_parameters(input, columns, pixel, ld)
+            self._stream.ready()
+            grid = -(-ld // (2 * _BLOCK)), -(-taps // 32)
+            self._stream.launch_with(functions[f"conv2d_columns_{code}"], grid, (_BLOCK, 1), 0, parameters)
+            self.product(_NONE, _NONE, ld, k, taps, 1.0, columns, ld, filter, taps, 0.0, made, ld, dtype)
+            grid = -(-count // _BLOCK), k
+            self._stream.launch_wide(functions[f"conv2d_spread_{code}"], grid, (_BLOCK, 1), 0, made, output, k, p * q, pixel, count, ld)
+
+    def attention(
+        self, q: int, k: int, v: int, o: int, batch: int, heads: int, seq_q: int, seq_kv: int, head_dim: int, scale: float, causal: Causal, *,
+        dtype: DType = DType.FLOAT32,
+    ) -> None:  # fmt: skip
+        """Enqueue ``O = softmax(scale * Q K^T) V``."""
+        self._require("attention", dtype)
+        attend(self._stream, self.prepare_workspace(), (q, k, v, o), (batch, heads, seq_q, seq_kv, head_dim), float(scale), causal, dtype)
+
+    @staticmethod
+    def _check_sizes(op: str, m: int, n: int, k: int, alpha: complex, a: int, b: int, c: int) -> None:
+        if m <= 0 or n <= 0 or k <= 0 or c < BASE or a < BASE or b < BASE:
+            arguments.not_negative(op, m=m, n=n, k=k)
+            if m and n:
+                arguments.pointers(op, c=c)
+                if k and alpha:
+                    arguments.pointers(op, a=a, b=b)

@@ -1,0 +1,248 @@
+"""The part of the CUDA compute interface that every call needs: readiness, what is supported, memory and copies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from accel import ComputeBackend, InvalidArgumentError, NotInitializedError, OutOfMemoryError, UnsupportedError, arguments
+from accel_cuda.core.channel import StreamChannel
+from accel_cuda.core.transfers import STAGED, move_small
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+
+    from accel import DType
+    from accel.memory import Block
+    from accel_cuda.core.stream import CudaStream
+    from accel_cuda.families.blas import Blas
+
+__all__ = ["WORKSPACE", "CudaMemory"]
+
+WORKSPACE = 32 << 20
+"""Bytes of one workspace. A stream has one for its kernels and products, which run one after the other, and one for the matrices of convolutions."""
+
+_WORKSPACES = {"blas": 1, "reduce": 1, "dnn": 2, "capture": 2}
+"""Library -> how many workspaces its ops use."""
+
+_SMALLEST = 512
+_LARGE = 12 << 20
+
+
+class CudaMemory(ComputeBackend):
+    """Readiness, capabilities, allocation and copies of :class:`accel_cuda.core.compute.CudaCompute`.
+
+    Parameters
+    ----------
+    stream
+        Where the work goes.
+    library
+        What is going to be called: what it needs is made by :meth:`init`, the rest at its first use.
+
+    Attributes
+    ----------
+    channel : StreamChannel
+        The stream, for copies between host and device.
+    has_blas : bool
+        Whether cuBLAS's handle is made: making it may block.
+    """
+
+    def __init__(self, stream: CudaStream, library: str) -> None:
+        self._library = library
+        self._stream = stream
+        self._context = stream.context
+        self._device = stream.context.description.spec
+        self._supported: Mapping[str, frozenset[DType]] | None = None
+        self._sizes: dict[int, int] = {}
+        self._free: dict[int, list[int]] = {}
+        self._workspaces: list[int] = []
+        self._blas: Blas | None = None
+        self.has_blas = False
+        self.channel = StreamChannel(stream)
+
+    @property
+    def stream(self) -> CudaStream:
+        """Where the work goes."""
+        return self._stream
+
+    @property
+    def name(self) -> str:
+        """``"cuda"``."""
+        return "cuda"
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether :meth:`init` has been called."""
+        return self._supported is not None
+
+    def synchronize(self) -> None:
+        """Block until the stream is idle, releasing the GIL; raises the context's fault."""
+        self._ready()
+        self._stream.synchronize()
+
+    def alloc(self, nbytes: int) -> int:
+        """Allocate device memory; what was freed before is used again, in the stream's order.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If the device has no room for it.
+        """
+        self._ready()
+        arguments.not_negative("alloc", nbytes=nbytes)
+        size = 1 << (max(nbytes, _SMALLEST) - 1).bit_length()
+        free = self._free.get(size)
+        pointer = free.pop() if free else self._take(size)
+        self._sizes[pointer] = size
+        return pointer
+
+    def free(self, pointer: int) -> None:
+        """Give memory back. Only this stream is given it again, behind what is enqueued so far.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If ``pointer`` did not come from :meth:`alloc`, or was freed before.
+        """
+        self._ready()
+        if pointer == 0:
+            return
+        size = self._sizes.pop(pointer, None)
+        if size is None:
+            raise InvalidArgumentError(f"{pointer:#x} is not allocated", device=self._device, op="free")
+        self._free.setdefault(size, []).append(pointer)
+
+    def copy_htod(self, destination: int, source: memoryview) -> None:
+        """Enqueue a copy of host memory to the device.
+
+        Up to 256 KiB are staged in pinned memory at once. More is copied as it is if it is pinned; else the driver stages it, or, from 12 MiB, this thread
+        with others, piece by piece; both block while the stream is behind.
+        """
+        self._ready()
+        data = arguments.host_bytes("copy_htod", source)
+        nbytes = data.size
+        if not nbytes:
+            return
+        arguments.pointers("copy_htod", destination=destination)
+        stream = self._stream
+        context, address = stream.ready(), data.ctypes.data
+        if nbytes <= STAGED:
+            piece = self._room(nbytes)
+            if piece is not None:
+                move_small(piece.address, address, nbytes)
+                with context.section:
+                    self.channel.push(destination, piece.address, nbytes)
+                stream.transfers.begin(None, piece)
+                return
+        elif context.pinned.covers(address, nbytes):
+            with context.section:
+                self.channel.push(destination, address, nbytes)
+            stream.transfers.begin(source)
+            return
+        elif nbytes >= _LARGE and context.copiers.put(self.channel, destination, address, nbytes):
+            return
+        # The driver's own staging, with one thread: as fast for what is not large, and right where no pinned memory is left. While it waits for the
+        # stream it might hold others up, so that is done before.
+        stream.synchronize()
+        with context.section:
+            context.call("cuMemcpyHtoDAsync", destination, address, nbytes, stream.handle)
+        stream.transfers.begin(source)
+
+    def copy_dtoh(self, destination: memoryview, source: int) -> None:
+        """Enqueue a copy of device memory to the host; see :meth:`copy_htod`."""
+        self._ready()
+        data = arguments.host_bytes("copy_dtoh", destination, is_written=True)
+        nbytes = data.size
+        if not nbytes:
+            return
+        arguments.pointers("copy_dtoh", source=source)
+        stream = self._stream
+        context, address = stream.ready(), data.ctypes.data
+        if nbytes <= STAGED:
+            piece = self._room(nbytes)
+            if piece is not None:
+                with context.section:
+                    self.channel.pull(piece.address, source, nbytes)
+                stream.transfers.begin(destination, piece, address, nbytes)
+                return
+        elif context.pinned.covers(address, nbytes):
+            with context.section:
+                self.channel.pull(address, source, nbytes)
+            stream.transfers.begin(destination)
+            return
+        elif nbytes >= _LARGE and context.copiers.get(self.channel, address, source, nbytes):
+            return
+        stream.synchronize()
+        with context.section:
+            context.call("cuMemcpyDtoHAsync", address, source, nbytes, stream.handle)
+        stream.transfers.begin(destination)
+
+    def copy_from_pinned(self, destination: int, address: int, source: np.ndarray[Any, Any]) -> None:
+        """Enqueue a copy of a whole array, which is known to be page-locked and to lie at ``address``."""
+        with self._context.section:
+            self.channel.push(destination, address, source.nbytes)
+        self._stream.transfers.begin(source)
+
+    def copy_to_pinned(self, address: int, source: int, destination: np.ndarray[Any, Any]) -> None:
+        """Enqueue a copy into a whole array, which is known to be page-locked and to lie at ``address``."""
+        with self._context.section:
+            self.channel.pull(address, source, destination.nbytes)
+        self._stream.transfers.begin(destination)
+
+    def prepare_transfers(self) -> None:
+        """Make the pinned memory that small copies are staged in, if it is not there. May block."""
+        self._stream.transfers.prepare()
+
+    def workspace_wanted(self, library: str) -> int:
+        """Return the bytes of the next workspace that a library needs here; see :class:`accel.backend.TakesWorkspace`."""
+        return WORKSPACE if len(self._workspaces) < _WORKSPACES.get(library, 0) else 0
+
+    def use_workspace(self, address: int, nbytes: int) -> None:
+        """Take a workspace; see :class:`accel.backend.TakesWorkspace`."""
+        self._workspaces.append(address)
+
+    @property
+    def has_workspace(self) -> bool:
+        """Whether there is a workspace for kernels and products."""
+        return bool(self._workspaces)
+
+    def prepare_workspace(self) -> int:
+        """Return the workspace of kernels and products; an instance that was lent none takes one of its own. May block then."""
+        return self._prepared(0)
+
+    def prepare_columns(self) -> int:
+        """Return the workspace in which convolutions build matrices, as :meth:`prepare_workspace` does."""
+        return self._prepared(1)
+
+    def _prepared(self, number: int) -> int:
+        while len(self._workspaces) <= number:
+            self._workspaces.append(self._take(WORKSPACE))
+        return self._workspaces[number]
+
+    def _room(self, nbytes: int) -> Block | None:
+        """Return pinned memory for one piece. Growing the arena blocks: only a caller that may, or that did not ask whether it may, gets there."""
+        transfers = self._stream.transfers
+        return transfers.stage(nbytes) or transfers.grow(nbytes)
+
+    def _take(self, size: int) -> int:
+        try:
+            with self._context.section:
+                pointer = int(self._context.call("cuMemAlloc", size))
+        except OutOfMemoryError as error:
+            raise OutOfMemoryError(
+                f"the device has no {size} bytes", requested=size, code=error.code, library=error.library, device=self._device, op="alloc"
+            ) from error
+        self._stream.at_close(lambda: self._context.driver.ignore("cuMemFree", pointer))
+        return pointer
+
+    def _ready(self) -> None:
+        if self._supported is None:
+            raise NotInitializedError("the compute interface is not initialized", device=self._device, remedy="Call init() first.")
+
+    def _require(self, call: str, dtype: DType) -> None:
+        """Refuse a call with elements that it is not offered for."""
+        if self._supported is None:
+            self._ready()
+        elif dtype not in self._supported.get(call, ()):
+            raise UnsupportedError(f"{call} is not offered for {getattr(dtype, 'value', dtype)!s}", device=self._device, op=call)

@@ -1,0 +1,91 @@
+"""Events of the CUDA backend, without timing."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+from accel_cuda.core.driver import Handle
+from accel_cuda.errors import NOT_READY
+
+if TYPE_CHECKING:
+    from accel_cuda.core.context import CudaDevice
+    from accel_cuda.core.stream import CudaStream
+
+__all__ = ["CudaEvent"]
+
+_DISABLE_TIMING = 2
+
+
+class CudaEvent:
+    """A mark in a :class:`CudaStream`; see :class:`~accel.AccelEvent`. Made by ``CudaDevice.create_event``.
+
+    Attributes
+    ----------
+    handle : Handle
+        The driver's CUevent.
+    has_passed : bool
+        Whether it was seen to be passed.
+    stream : CudaStream or None
+        Where it was recorded last.
+    """
+
+    __slots__ = ("_query", "_ticket", "context", "handle", "has_passed", "stream")
+
+    def __init__(self, context: CudaDevice) -> None:
+        self.context = context
+        # What was seen to have passed stays so: after a fault the driver answers with the fault for every event.
+        self.has_passed = True
+        self.stream: CudaStream | None = None
+        self._ticket = 0
+        self._query = context.driver.query
+        self.handle = Handle()
+        with context.section:
+            context.check(context.driver.hot.event_create(ctypes.byref(self.handle), _DISABLE_TIMING), "cuEventCreate")
+
+    def query(self) -> bool:
+        """Return whether the stream has passed the mark. Never blocks.
+
+        Raises
+        ------
+        AccelError
+            The fault, if the mark was not seen to be passed before.
+        """
+        if self.has_passed:
+            return True
+        context = self.context
+        if context.fault is not None:
+            raise context.fault.clone()
+        status = self._query(self.handle)
+        if status == 0:
+            self._pass()
+            return True
+        if status == NOT_READY:
+            return False
+        raise context.failure(status, "cuEventQuery")
+
+    def synchronize(self) -> None:
+        """Block this thread until the stream has passed the mark, releasing the GIL; raises as :meth:`query` does."""
+        if not self.has_passed:
+            self.context.call("cuEventSynchronize", self.handle.value or 0)
+            self._pass()
+
+    def close(self) -> None:
+        """Give the event back. Idempotent. What the driver keeps of a dead context is left to it."""
+        handle, self.handle = self.handle, Handle()
+        self.has_passed = True
+        self.stream = None
+        if handle.value and self.context.is_alive:
+            with self.context.section:
+                self.context.driver.ignore("cuEventDestroy", handle.value)
+
+    def mark(self, stream: CudaStream, ticket: int) -> None:
+        """Take the place in ``stream`` that was just recorded; ``ticket`` counts the transfers before it."""
+        self.has_passed = False
+        self.stream, self._ticket = stream, ticket
+
+    def _pass(self) -> None:
+        stream = self.stream
+        if stream is not None and self._ticket > stream.transfers.finished:
+            stream.transfers.finish(self._ticket)
+        self.has_passed = True

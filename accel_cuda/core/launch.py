@@ -1,0 +1,181 @@
+"""Kernels that users write, in one context: loaded once, launched with as little as possible in between."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import struct
+import threading
+from typing import TYPE_CHECKING, Any
+
+from accel import AccelError, InvalidArgumentError
+from accel.ops import KernelLayout
+from accel_cuda.core.driver import Handle, LaunchConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from accel.ops import CompiledKernel, Launch
+    from accel_cuda.core.context import CudaDevice
+    from accel_cuda.core.programs import Modules
+    from accel_cuda.core.stream import CudaStream
+
+__all__ = ["UserKernels"]
+
+_WORD = 8
+_MAX_BLOCK, _MAX_GRID = (2, 3, 4), (5, 6, 7)
+_MAX_THREADS, _STATIC_SHARED, _MAX_DYNAMIC_SHARED = 0, 1, 8
+_INVALID_VALUE, _NOT_FOUND = 1, 500
+_MANY = 1 << 16
+
+
+class _Block:
+    """Where the arguments of one kernel's launches in one stream are put; the driver copies them before a launch returns."""
+
+    __slots__ = ("config", "config_pointer", "pack", "pointers", "shape", "values")
+
+    def __init__(self, sizes: tuple[int, ...], stream: int) -> None:
+        words = [max(1, -(-size // _WORD)) for size in sizes]
+        self.values = (ctypes.c_uint64 * max(1, sum(words)))()
+        self.pack = struct.Struct(f"<{sum(words)}Q").pack_into
+        start = ctypes.addressof(self.values)
+        offsets = [_WORD * sum(words[:i]) for i in range(len(words))]
+        self.pointers = (ctypes.c_void_p * max(1, len(words)))(*(start + offset for offset in offsets))
+        self.config = LaunchConfig(1, 1, 1, 1, 1, 1, 0, stream, None, 0)
+        self.config_pointer = ctypes.byref(self.config)
+        self.shape: tuple[int, ...] = ()
+
+    def reshape(self, shape: tuple[int, ...]) -> None:
+        """Set grid, block and shared memory."""
+        config = self.config
+        config.grid_x, config.grid_y, config.grid_z, config.block_x, config.block_y, config.block_z, config.shared_bytes = shape
+        self.shape = shape
+
+
+class _Loaded:
+    """A kernel that can be launched."""
+
+    __slots__ = ("blocks", "function", "layout")
+
+    def __init__(self, function: int, layout: KernelLayout) -> None:
+        self.function = Handle(function)
+        self.layout = layout
+        self.blocks: dict[CudaStream, _Block] = {}
+
+    def block(self, stream: CudaStream) -> _Block:
+        """Make the place for launches in a stream."""
+        made = self.blocks[stream] = _Block(self.layout.sizes, stream.handle)
+        return made
+
+
+class UserKernels:
+    """The kernels of one context.
+
+    Parameters
+    ----------
+    context, modules
+        Where they are loaded.
+    """
+
+    def __init__(self, context: CudaDevice, modules: Modules) -> None:
+        self._context = context
+        self._modules = modules
+        self._launch = context.driver.hot.launch
+        self._loaded: dict[str, _Loaded] = {}
+        self._locks: dict[str, threading.Lock] = {}
+
+    def compile(self, kernel: CompiledKernel) -> KernelLayout:
+        """See :meth:`accel.backend.CompilesKernels.compile`."""
+        return self._load(kernel).layout
+
+    def lacks(self, op: Launch) -> bool:
+        """Return whether an op's kernel is not loaded; quick."""
+        return op.kernel.key not in self._loaded
+
+    def launch(self, lane: Any, op: Launch, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """Enqueue a launch."""
+        kernel = op.kernel
+        loaded = self._loaded.get(kernel.key)
+        if loaded is None:
+            loaded = self._load(kernel)
+        words = op.slots if kernel.layout is loaded.layout else _checked(op, loaded.layout)
+        stream = lane.stream
+        context = stream.ready()
+        block = loaded.blocks.get(stream)
+        if block is None:
+            block = loaded.block(stream)
+        if block.shape != op.shape:
+            block.reshape(op.shape)
+        addresses = iter(inputs)
+        block.pack(block.values, 0, *[next(addresses) if word is None else word for word in words])
+        status = self._launch(block.config_pointer, loaded.function, block.pointers, None)
+        if status:
+            raise context.failure(status, "cuLaunchKernelEx")
+
+    def _load(self, kernel: CompiledKernel) -> _Loaded:
+        with self._locks.setdefault(kernel.key, threading.Lock()):
+            loaded = self._loaded.get(kernel.key)
+            if loaded is None:
+                loaded = self._loaded[kernel.key] = self._make(kernel)
+            return loaded
+
+    def _make(self, kernel: CompiledKernel) -> _Loaded:
+        def take(module: Any, symbols: tuple[str, ...]) -> _Loaded:
+            try:
+                function = self._context.call("cuModuleGetFunction", module, symbols[0].encode())
+            except AccelError as error:
+                if error.code != _NOT_FOUND:
+                    raise
+                raise InvalidArgumentError(f"{kernel.name} is not a kernel", remedy="Name a function that is __global__.") from error
+            return self._warmed(function)
+
+        return self._modules.load(take, kernel.source, (kernel.name,), kernel.options, kernel.headers)
+
+    def _warmed(self, function: Any) -> _Loaded:
+        """Load a function, whose first launch would else wait for the whole device, and ask what its launches need to know."""
+        context = self._context
+        driver = context.driver
+        context.call("cuFuncLoad", function)
+        static = self._of_function(_STATIC_SHARED, function)
+        shared = max(0, context.shared_limit - static)
+        context.call("cuFuncSetAttribute", function, driver.CUfunction_attribute(_MAX_DYNAMIC_SHARED), shared)
+        limits = [context.attribute(number) for number in (*_MAX_BLOCK, *_MAX_GRID)]
+        layout = KernelLayout(
+            self._sizes(function),
+            self._of_function(_MAX_THREADS, function),
+            (limits[0], limits[1], limits[2]),
+            (limits[3], limits[4], limits[5]),
+            shared,
+        )
+        return _Loaded(int(function), layout)
+
+    def _of_function(self, number: int, function: Any) -> int:
+        context = self._context
+        driver = context.driver
+        return int(context.call("cuFuncGetAttribute", driver.CUfunction_attribute(number), function))
+
+    def _sizes(self, function: Any) -> tuple[int, ...]:
+        """Return the sizes of a kernel's parameters."""
+        context = self._context
+        try:
+            count = int(context.call("cuFuncGetParamCount", function))
+        except RuntimeError:  # what the bindings raise where the driver is older than the function
+            count = _MANY
+        sizes: list[int] = []
+        while len(sizes) < count:
+            try:
+                sizes.append(int(context.call("cuFuncGetParamInfo", function, len(sizes))[1]))
+            except AccelError as error:
+                if error.code != _INVALID_VALUE:
+                    raise
+                break  # the first that is not there
+        return tuple(sizes)
+
+
+def _checked(op: Launch, layout: KernelLayout) -> tuple[int | None, ...]:
+    """Return the arguments of an op that was checked against another layout than this context's, or none; raise if they do not fit this one."""
+    if op.kernel.layout == layout:
+        return op.slots
+    again = dataclasses.replace(op, kernel=op.kernel.with_layout(layout))
+    again.plan()
+    return again.slots

@@ -1,0 +1,222 @@
+"""Modules of one context, and the backend's own kernels in them: compiled and loaded when they are first needed, off the loop."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Hashable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from accel import ClosedError, CompileError, ReduceOp, UnsupportedError
+from accel_cuda.core.driver import Handle
+from accel_cuda.families.kernels import CODES, PROGRAMS, program_of, source_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from accel_cuda.core.compiler import Nvrtc
+    from accel_cuda.core.context import CudaDevice
+
+__all__ = ["OPS_WITH_PROGRAMS", "Modules", "Programs"]
+
+T = TypeVar("T")
+
+_LIBRARIES = {
+    "blas": ("vectors",),
+    "elementwise": ("unary", "binary"),
+    "reduce": ("sum", "max", "min"),
+    "dnn": ("conv2d", "attention"),
+    "fft": ("fft",),
+    "rng": ("rng",),
+}
+"""Library -> families of the programs that its ops need, besides the first program, which all do."""
+
+OPS_WITH_PROGRAMS = (
+    *("unary", "binary", "reduce", "conv2d", "attention", "axpy", "scal", "dot", "nrm2"),
+    *("fft", "ifft", "rfft", "irfft", "uniform", "normal", "lognormal", "integers"),
+)
+"""Kinds of ops that may need a program besides the first."""
+
+_COMPILERS = 16
+_REPORT = "This is an error in accel_cuda: report it."
+_OPERAND = {"conv2d": "input", "attention": "q"}
+"""Op kind -> the operand whose dtype names the program, where that is not x."""
+
+
+class Modules:
+    """The modules that were loaded into a context. They stay loaded until it is closed: no kernel of one can be running then.
+
+    Parameters
+    ----------
+    context, nvrtc
+        Where they are loaded, and what compiles them.
+    """
+
+    def __init__(self, context: CudaDevice, nvrtc: Nvrtc) -> None:
+        self._context = context
+        self._nvrtc = nvrtc
+        self._lock = threading.Lock()
+        self._modules: list[Any] = []
+        self._users = 0
+        self._after: Callable[[], None] | None = None
+
+    def load(
+        self,
+        take: Callable[[Any, tuple[str, ...]], T],
+        source: str,
+        names: Sequence[str] = (),
+        options: Sequence[str] = (),
+        headers: Sequence[tuple[str, str]] = (),
+    ) -> T:
+        """Compile a program, load it, and return what ``take`` makes of the module and the symbols of ``names``. May block for seconds.
+
+        ``take`` is called with the context current; meanwhile nothing is unloaded.
+
+        Raises
+        ------
+        AccelError
+            It does not compile, or cannot be loaded.
+        ClosedError
+            After :meth:`close`.
+        """
+        cubin = self._nvrtc.cubin(source, names, options, headers)
+        context = self._context
+        with self._in_use(), context.section:
+            try:
+                module = context.call("cuModuleLoadData", cubin.code)
+            except CompileError:
+                if not cubin.is_cached:
+                    raise
+                # What the cache has is not what was put there.
+                cubin = self._nvrtc.cubin(source, names, options, headers, is_fresh=True)
+                module = context.call("cuModuleLoadData", cubin.code)
+            self._modules.append(module)
+            return take(module, cubin.symbols)
+
+    @contextlib.contextmanager
+    def _in_use(self) -> Iterator[None]:
+        with self._lock:
+            if self._context.fault is not None:
+                raise self._context.fault.clone()
+            if self._after is not None:
+                raise ClosedError("the context is closed", device=self._context.description.spec)
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+            self._unload()
+
+    def close(self, after: Callable[[], None]) -> None:
+        """Unload everything and call ``after``; if something is being loaded this moment, once that has ended."""
+        with self._lock:
+            self._after = after
+        self._unload()
+
+    def _unload(self) -> None:
+        with self._lock:
+            if self._after is None or self._users or self._context.fault is not None:
+                return
+            after, self._after = self._after, _nothing
+            modules, self._modules = self._modules, []
+        with self._context.section:
+            for module in modules:
+                self._context.driver.ignore("cuModuleUnload", module)
+        after()
+
+
+def _nothing() -> None:
+    """Stand for what was done."""
+
+
+class Programs(Mapping[str, Handle]):
+    """The backend's own kernels: name -> handle of the CUfunction. To look one up loads its program, which may take seconds.
+
+    A name that none of them has raises :class:`~accel.UnsupportedError`, and compiles at most the one program that it would be in.
+
+    Parameters
+    ----------
+    context, modules
+        Where they are loaded.
+    """
+
+    def __init__(self, context: CudaDevice, modules: Modules) -> None:
+        self._context = context
+        self._modules = modules
+        self._functions: dict[str, Handle] = {}
+        self._loaded: set[str] = set()
+        self._needs: dict[Hashable, str] = {}
+        self._locks = {program: threading.Lock() for program in PROGRAMS}
+
+    def __getitem__(self, name: str) -> Handle:
+        function = self._functions.get(name)
+        if function is None:
+            program = program_of(name)
+            self.load(program)
+            function = self._functions.get(name)
+            if function is None:
+                raise UnsupportedError(f"there is no kernel {name!r} in the program {program!r}", library="driver", remedy=_REPORT)
+        return function
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._functions)
+
+    def __len__(self) -> int:
+        return len(self._functions)
+
+    def load(self, program: str) -> None:
+        """Compile and load one of :data:`~accel_cuda.families.kernels.PROGRAMS`, unless that was done before.
+
+        Every function is loaded with it: the first launch of one that is not may wait for the whole device.
+
+        Raises
+        ------
+        UnsupportedError
+            If there is no such program.
+        AccelError
+            If it does not compile, or cannot be loaded.
+        """
+        lock = self._locks.get(program)
+        if lock is None:
+            raise UnsupportedError(f"there is no program {program!r}", library="driver", remedy=_REPORT)
+        with lock:
+            if program in self._loaded:
+                return
+            self._functions |= self._modules.load(self._functions_of, source_of(program))
+            self._loaded.add(program)
+
+    def _functions_of(self, module: Any, symbols: tuple[str, ...]) -> dict[str, Handle]:
+        context, functions = self._context, {}
+        driver = context.driver
+        count = int(context.call("cuModuleGetFunctionCount", module))
+        for function in context.call("cuModuleEnumerateFunctions", count, module):
+            context.call("cuFuncLoad", function)
+            name = context.call("cuFuncGetName", function).decode()
+            if name.startswith("attention"):
+                limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                context.call("cuFuncSetAttribute", function, limit, self._context.shared_limit)
+            functions[name] = Handle(int(function))
+        return functions
+
+    def prepare(self, library: str) -> None:
+        """Load what a library's ops need, side by side."""
+        families = _LIBRARIES.get(library, ())
+        missing = [program for program in PROGRAMS if program.partition("_")[0] in families and program not in self._loaded]
+        if missing:
+            with ThreadPoolExecutor(min(len(missing), _COMPILERS), thread_name_prefix="accel-nvrtc") as workers:
+                list(workers.map(self.load, missing))
+
+    def lacks(self, op: Any) -> bool:
+        """Return whether the program of an op's kernel is not loaded; quick."""
+        kind = op.kind
+        if op.library in PROGRAMS:  # it has one program, whatever the dtype
+            return op.library not in self._loaded
+        dtype = getattr(op, _OPERAND.get(kind, "x")).dtype
+        key = (kind, dtype, op.op if kind == "reduce" else None)
+        program = self._needs.get(key)
+        if program is None:
+            which = f"{'sum' if op.op is ReduceOp.MEAN else op.op.value}_" if kind == "reduce" else ""
+            program = self._needs[key] = program_of(f"{kind}_{which}{CODES.get(dtype, '')}")
+        return program not in self._loaded

@@ -1,0 +1,245 @@
+"""cuFFT plans of one stream: made when first needed, kept while they are used, and with the caller's memory to work in."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from accel_cuda.core.libraries import load_library, load_module
+from accel_cuda.errors import error_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accel_cuda.core.context import CudaDevice
+    from accel_cuda.core.event import CudaEvent
+    from accel_cuda.core.stream import CudaStream
+    from accel_cuda.families.fft_layout import Layout
+    from accel_cuda.families.fft_memory import WorkMemory
+
+__all__ = ["KEPT", "FftPlans", "PlanMaker"]
+
+KEPT = 64
+"""How many plans one stream keeps; the one that was not used for longest goes first. Those of graphs stay beside them, as long as the stream."""
+
+_LEAVING = 8
+_SPARE, _SIZES = 16, 1 << 16
+_FORWARD, _INVERSE = -1, 1
+# Transform, double precision -> cufftType.
+_TYPES = {
+    ("real", False): 0x2A,
+    ("back", False): 0x2C,
+    ("whole", False): 0x29,
+    ("real", True): 0x6A,
+    ("back", True): 0x6C,
+    ("whole", True): 0x69,
+}
+
+
+class _Plan(NamedTuple):
+    handle: int
+    work: int
+    execute: Callable[..., None]
+
+
+class PlanMaker:
+    """Makes the plans of one context, and knows how much memory each works in. Any thread may call it.
+
+    Parameters
+    ----------
+    context
+        The context.
+
+    Attributes
+    ----------
+    sizes : dict
+        Layout -> bytes that its plans work in, of those that were made or measured.
+    """
+
+    def __init__(self, context: CudaDevice) -> None:
+        load_library("cufft", "nvidia-cufft")
+        self.cufft = load_module("nvmath.bindings.cufft", "nvmath-python")
+        self.error: Any = self.cufft.cuFFTError
+        self.sizes: dict[Layout, int] = {}
+        self._context = context
+        self._lock = threading.Lock()
+        self._spare: OrderedDict[Layout, tuple[int, int]] = OrderedDict()
+
+    def measure(self, layout: Layout) -> None:
+        """See that :attr:`sizes` has a layout. The plan that this takes waits for the stream that will need it. May block."""
+        if layout not in self.sizes:
+            made = self._make(layout)
+            with self._lock:
+                left = [self._spare.pop(layout)] if layout in self._spare else []
+                self._spare[layout] = made
+                if len(self._spare) > _SPARE:
+                    left.append(self._spare.popitem(last=False)[1])
+            self._destroy(left)
+
+    def take(self, layout: Layout, stream: CudaStream) -> _Plan:
+        """Return a plan for a stream, whose it is from now on. May block."""
+        with self._lock:
+            made = self._spare.pop(layout, None)
+        handle, work = made or self._make(layout)
+        try:
+            self.cufft.set_stream(handle, stream.handle)
+        except self.error as error:
+            self._destroy([(handle, work)])
+            raise stream.failure(int(error.status), "set_stream", "cufft") from error
+        return _Plan(handle, work, self._function(layout))
+
+    def close(self) -> None:
+        """Destroy the plans that nobody took. May block; the context is current and healthy."""
+        with self._lock:
+            spare, self._spare = list(self._spare.values()), OrderedDict()
+        self._destroy(spare)
+
+    def _make(self, layout: Layout) -> tuple[int, int]:
+        cufft, call = self.cufft, "create"
+        handle = 0
+        try:
+            with self._context.section:
+                handle = int(cufft.create())
+                call = "make_plan"
+                cufft.set_auto_allocation(handle, 0)
+                sides = [(layout.embed(is_real=each), layout.stride, layout.dist(is_real=each)) for each in self._sides(layout)]
+                lengths, kind = layout.lengths, _TYPES[layout.transform, layout.is_double]
+                work = int(cufft.make_plan_many64(handle, len(lengths), lengths, *sides[0], *sides[1], kind, layout.batch))
+        except self.error as error:
+            if handle:
+                self._destroy([(handle, 0)])
+            raise error_of(int(error.status), call, library="cufft", device=self._context.description.spec) from error
+        with self._lock:
+            if len(self.sizes) >= _SIZES:
+                self.sizes = {}  # measured again, those that come again
+            self.sizes[layout] = work
+        return handle, work
+
+    @staticmethod
+    def _sides(layout: Layout) -> tuple[bool, bool]:
+        """Return whether the source and the destination are real."""
+        return layout.transform == "real", layout.transform == "back"
+
+    def _function(self, layout: Layout) -> Callable[..., None]:
+        names = {"real": ("exec_r2c", "exec_d2z"), "back": ("exec_c2r", "exec_z2d"), "whole": ("exec_c2c", "exec_z2z")}
+        function: Callable[..., None] = getattr(self.cufft, names[layout.transform][layout.is_double])
+        return function
+
+    def _destroy(self, made: list[tuple[int, int]]) -> None:
+        with self._context.section:
+            for handle, _ in made:
+                with contextlib.suppress(self.error):  # what else there is is given back all the same
+                    self.cufft.destroy(handle)
+
+
+class FftPlans:
+    """The plans of one stream. One thread at a time uses them.
+
+    Parameters
+    ----------
+    stream
+        Where the work goes.
+    maker
+        Makes them.
+    kept
+        How many plans are kept.
+
+    Attributes
+    ----------
+    made, evicted : int
+        How many plans were made, and how many of them had to go.
+    """
+
+    def __init__(self, stream: CudaStream, maker: PlanMaker, kept: int = KEPT) -> None:
+        self._maker = maker
+        self._cufft = maker.cufft
+        self._error: Any = maker.error
+        self._stream = stream
+        self._kept = kept
+        self._plans: OrderedDict[Layout, _Plan] = OrderedDict()
+        self._leaving: list[tuple[int, CudaEvent]] = []
+        self._held: dict[Layout, _Plan] = {}
+        self.made = 0
+        self.evicted = 0
+        stream.at_close(self.close)
+
+    def __contains__(self, layout: Layout) -> bool:
+        return layout in self._plans or layout in self._held
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def execute(
+        self, layout: Layout, source: int, destination: int, memory: WorkMemory, *, is_forward: bool, calls: int = 1, step: int = 0
+    ) -> None:
+        """Enqueue a plan, ``calls`` times on memory that lies ``step`` bytes further each time. May block where the plan is new."""
+        plan = self._hold(layout) if self._stream.is_capturing else self._take(layout)
+        direction = (_FORWARD if is_forward else _INVERSE,) if layout.transform == "whole" else ()
+        area = memory.alloc(plan.work)
+        try:
+            if area:
+                self._cufft.set_work_area(plan.handle, area)
+            for call in range(calls):
+                plan.execute(plan.handle, source + call * step, destination + call * step, *direction)
+        except self._error as error:
+            raise self._stream.failure(int(error.status), "execute", "cufft") from error
+        finally:
+            memory.free(area)
+
+    def close(self) -> None:
+        """Destroy all plans. May block; the stream has ended, and the context is current and healthy."""
+        for plan in (*self._plans.values(), *self._held.values()):
+            self._destroy(plan.handle)
+        self._plans.clear()
+        self._held.clear()
+        self._destroy_left(is_over=True)
+
+    def _take(self, layout: Layout) -> _Plan:
+        plan = self._plans.get(layout) or self._held.get(layout)
+        if plan is None:
+            plan = self._plans[layout] = self._make(layout)
+            self._evict()
+        elif layout in self._plans:
+            self._plans.move_to_end(layout)
+        return plan
+
+    def _hold(self, layout: Layout) -> _Plan:
+        """Return a plan that stays: a graph uses its tables at each replay."""
+        plan = self._held.get(layout)
+        if plan is None:
+            plan = self._held[layout] = self._plans.pop(layout) if layout in self._plans else self._make(layout)
+        return plan
+
+    def _make(self, layout: Layout) -> _Plan:
+        plan = self._maker.take(layout, self._stream)
+        self.made += 1
+        return plan
+
+    def _evict(self) -> None:
+        """Let plans go that are too many; they are destroyed once the stream has passed their last use."""
+        self._destroy_left(is_over=False)
+        while len(self._plans) > self._kept:
+            _, plan = self._plans.popitem(last=False)
+            event = self._stream.context.create_event()
+            self._stream.record(event)
+            self._leaving.append((plan.handle, event))
+            self.evicted += 1
+        if len(self._leaving) > _LEAVING:
+            self._stream.synchronize()
+            self._destroy_left(is_over=True)
+
+    def _destroy_left(self, *, is_over: bool) -> None:
+        left = []
+        for handle, event in self._leaving:
+            if is_over or event.query():
+                self._destroy(handle)
+                event.close()
+            else:
+                left.append((handle, event))
+        self._leaving = left
+
+    def _destroy(self, handle: int) -> None:
+        with contextlib.suppress(self._error):  # what else the stream has is given back all the same
+            self._cufft.destroy(handle)
