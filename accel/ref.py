@@ -18,7 +18,7 @@ from accel.views import indexed, recast, reshaped
 if TYPE_CHECKING:
     from collections import deque
 
-__all__ = ["AccelRef", "AccelToken", "ForeignRef", "ManagedRef", "RefOwner", "RefView", "ViewToken"]
+__all__ = ["AccelRef", "AccelToken", "ForeignRef", "ManagedRef", "RefOwner", "RefView", "ViewToken", "overlap"]
 
 
 class RefOwner(Protocol):
@@ -408,3 +408,12 @@ class ManagedRef(AccelRef):
     __slots__ = ()
 
     is_managed = True
+
+
+def overlap(a: AccelRef, b: AccelRef) -> bool:
+    """Return whether two refs have bytes in common."""
+    if a is b:
+        return True
+    if a.buffer != b.buffer or a.owner is not b.owner:
+        return False
+    return max(a.offset, b.offset) < min(a.offset + a.nbytes, b.offset + b.nbytes)  # of an empty one in the middle, too

@@ -10,9 +10,8 @@ from accel.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from accel.dtype import DType
-    from accel.ref import AccelRef
 
-__all__ = ["indexed", "overlap", "recast", "reshaped"]
+__all__ = ["indexed", "recast", "reshaped"]
 
 Shape = tuple[int, ...]
 
@@ -126,12 +125,3 @@ def recast(shape: Shape, old: DType, new: DType) -> Shape:
             f"{what} is no whole number of {new.value}", remedy="Reshape it first, so that the last axis can be divided."
         )
     return (*shape[:-1], nbytes // new.itemsize)
-
-
-def overlap(a: AccelRef, b: AccelRef) -> bool:
-    """Return whether two refs have bytes in common."""
-    if a is b:
-        return True
-    if a.buffer != b.buffer or a.owner is not b.owner:
-        return False
-    return max(a.offset, b.offset) < min(a.offset + a.nbytes, b.offset + b.nbytes)  # of an empty one in the middle, too

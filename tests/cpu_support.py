@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from accel.cpu.backend import CpuDevice
-    from accel.cpu.event import CpuEvent
-    from accel.cpu.stream import CpuStream
+    from accel.cpu.stream import CpuEvent, CpuStream
 
 LARGE = 1.0
 SMALL = 0.0

@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel.cpu.backend import CpuBackend, CpuDevice
-from accel.cpu.event import CpuEvent
-from accel.cpu.stream import CpuStream
+from accel.cpu.stream import CpuEvent, CpuStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from accel.actors.actor import Actor, ActorContext, ActorState
+from accel.actors.actor import Actor, ActorContext, ActorSystemLike
 from accel.actors.mailbox import Mailbox, MailboxStatistics
 from accel.actors.portal import Portal
-from accel.actors.ref import ActorRef, ActorStatistics, Terminated
+from accel.actors.ref import ActorRef, ActorState, ActorStatistics, Terminated
 from accel.actors.supervision import Directive, RestartStrategy, default_decision
 from accel.actors.system import ActorSystem
 from accel.actors.tree import ActorTree
@@ -17,6 +17,7 @@ __all__ = [
     "ActorState",
     "ActorStatistics",
     "ActorSystem",
+    "ActorSystemLike",
     "ActorTree",
     "Directive",
     "Mailbox",

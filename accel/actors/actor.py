@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 import abc
-import enum
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import asyncio
+    import random
+    from collections.abc import Awaitable, Callable, Mapping
 
-    from accel.actors.cell import ActorCell
+    from accel.actors.portal import Portal
     from accel.actors.ref import ActorRef
-    from accel.actors.supervision import RestartStrategy
-    from accel.actors.system import ActorSystem
+    from accel.actors.supervision import RestartBudget, RestartStrategy
+    from accel.actors.tree import ActorTree
 
-__all__ = ["Actor", "ActorContext", "ActorState"]
+__all__ = ["Actor", "ActorContext", "ActorSystemLike", "ContextTarget"]
 
 M = TypeVar("M")
 R = TypeVar("R")
 M_contra = TypeVar("M_contra", contravariant=True)
 R_co = TypeVar("R_co", covariant=True)
-
-
-class ActorState(enum.Enum):
-    """Where an actor is in its life."""
-
-    STARTING = "starting"
-    """An instance was made and its ``started`` runs."""
-    RUNNING = "running"
-    """It handles messages."""
-    RESTARTING = "restarting"
-    """The failed instance is being replaced, or the delay before that runs; messages queue."""
-    DRAINING = "draining"
-    """It was asked to stop, takes nothing new, and works off what is queued."""
-    STOPPING = "stopping"
-    """It stops its children and runs ``stopped``."""
-    STOPPED = "stopped"
-    """It is gone; only its ref remains."""
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Actor(abc.ABC, Generic[M_contra, R_co]):
@@ -119,12 +105,75 @@ class Actor(abc.ABC, Generic[M_contra, R_co]):
         """
 
 
+class ActorSystemLike(Protocol):
+    """What an actor sees of the system it lives in; :class:`~accel.actors.ActorSystem` says what each method does."""
+
+    name: str
+    clock: Callable[[], float]
+    sleep: Callable[[float], Awaitable[Any]]
+    random: random.Random
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop on which the system lives."""
+
+    @property
+    def state(self) -> str:
+        """``"open"``, ``"closing"`` or ``"closed"``."""
+
+    @property
+    def portal(self) -> Portal:
+        """The door for other threads."""
+
+    async def spawn(
+        self,
+        actor: type[Actor[M, R]],
+        *args: Any,
+        name: str | None = None,
+        mailbox_size: int = 1024,
+        restart: RestartStrategy | None = None,
+        **kwargs: Any,
+    ) -> ActorRef[M, R]:
+        """Start an actor that outlives this one."""
+
+    async def run_blocking(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function that blocks on a worker thread."""
+
+    def tree(self) -> ActorTree:
+        """Return a snapshot of all living actors."""
+
+
+class ContextTarget(Protocol):
+    """What a context needs of its actor: :class:`accel.actors.cell.ActorCell`."""
+
+    path: str
+    ref: ActorRef[Any, Any]
+    loop: asyncio.AbstractEventLoop
+    deadline: float | None
+    budget: RestartBudget
+
+    @property
+    def system(self) -> ActorSystemLike:
+        """The system."""
+
+    @property
+    def parent(self) -> ContextTarget | None:
+        """The actor that spawned this one."""
+
+    @property
+    def children(self) -> Mapping[str, ContextTarget]:
+        """The living actors that this one spawned, by name."""
+
+    async def spawn_child(self, actor: type[Actor[Any, Any]], args: Any, kwargs: Any, **options: Any) -> ActorRef[Any, Any]:
+        """See :meth:`ActorContext.spawn`."""
+
+
 class ActorContext:
     """What an actor can know and do about itself; handed to ``receive`` and the hooks, valid over restarts."""
 
     __slots__ = ("_cell",)
 
-    def __init__(self, cell: ActorCell) -> None:
+    def __init__(self, cell: ContextTarget) -> None:
         self._cell = cell
 
     def __repr__(self) -> str:
@@ -136,7 +185,7 @@ class ActorContext:
         return self._cell.ref
 
     @property
-    def system(self) -> ActorSystem:
+    def system(self) -> ActorSystemLike:
         """The system it lives in."""
         return self._cell.system
 

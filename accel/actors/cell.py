@@ -12,25 +12,27 @@ from asyncio import current_task
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accel._log import get_logger
-from accel.actors.actor import Actor, ActorContext, ActorState
+from accel.actors.actor import Actor, ActorContext
 from accel.actors.envelope import Envelope, Failure, Stop
 from accel.actors.mailbox import Mailbox
-from accel.actors.ref import ActorRef, Terminated
+from accel.actors.ref import ActorRef, ActorState, ActorStatistics, Terminated
 from accel.actors.supervision import RestartBudget, RestartStrategy
+from accel.actors.tree import ActorTree
 from accel.errors import ActorStoppedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
+    from accel.actors.actor import ActorSystemLike
     from accel.actors.home import Home
-    from accel.actors.system import ActorSystem
+    from accel.actors.ref import RefTarget
 
-__all__ = ["ActorCell", "Place"]
+__all__ = ["ActorCell", "ActorPlace"]
 
 logger = get_logger()
 
 
-class Place(NamedTuple):
+class ActorPlace(NamedTuple):
     """Where an actor lives.
 
     Parameters
@@ -43,13 +45,16 @@ class Place(NamedTuple):
         The living actors at its level, by name; it takes itself out when it has stopped.
     running
         The actors of the system by the tasks that run them; it puts itself in, and takes itself out.
+    spawn
+        ``await spawn(parent, actor, args, kwargs, **options)`` starts an actor below ``parent``.
     """
 
-    system: ActorSystem
+    system: ActorSystemLike
     home: Home
     parent: ActorCell | None
     siblings: dict[str, ActorCell]
     running: dict[asyncio.Task[Any], ActorCell]
+    spawn: Callable[..., Awaitable[ActorRef[Any, Any]]]
 
 
 class ActorCell:
@@ -95,7 +100,7 @@ class ActorCell:
 
     def __init__(
         self,
-        place: Place,
+        place: ActorPlace,
         factory: tuple[type[Actor[Any, Any]], tuple[Any, ...], dict[str, Any]],
         name: str,
         mailbox_size: int,
@@ -130,8 +135,8 @@ class ActorCell:
         self._reason: BaseException | None = None  # the failure that the interruption stands for
         self._failure: BaseException | None = None  # handed from _serve to _recover, so that no waiting frame holds it
         self._escalates = False
-        self.watchers: dict[ActorCell, None] = {}
-        self.watched: dict[ActorCell, None] = {}
+        self.watchers: dict[RefTarget, None] = {}
+        self.watched: dict[RefTarget, None] = {}
 
     # -- from outside the actor's task
 
@@ -176,7 +181,7 @@ class ActorCell:
             self._interrupts += 1
             self.task.cancel()
 
-    def add_watcher(self, watcher: ActorCell) -> None:
+    def add_watcher(self, watcher: RefTarget) -> None:
         """Have ``watcher`` told of the end of this actor."""
         if self.state is ActorState.STOPPED:
             watcher.notify(Terminated(self.ref, self.error))
@@ -184,7 +189,7 @@ class ActorCell:
             self.watchers[watcher] = None
             watcher.watched[self] = None
 
-    def remove_watcher(self, watcher: ActorCell) -> None:
+    def remove_watcher(self, watcher: RefTarget) -> None:
         """Take :meth:`add_watcher` back."""
         self.watchers.pop(watcher, None)
         watcher.watched.pop(self, None)
@@ -201,11 +206,26 @@ class ActorCell:
             cell = cell.parent
         return cell is self
 
+    def statistics(self) -> ActorStatistics:
+        """Return the counters as they are now."""
+        return ActorStatistics(self.state, self.budget.restarts, self.failures, self.mailbox.statistics())
+
+    def snapshot(self) -> ActorTree:
+        """Return the state of this actor and of all below it."""
+        return ActorTree(
+            name=self.name,
+            state=self.state.value,
+            depth=len(self.mailbox),
+            oldest_age=self.mailbox.oldest_age(),
+            restarts=self.budget.restarts,
+            children=tuple(child.snapshot() for child in self.children.values()),
+        )
+
     async def spawn_child(self, actor: type[Actor[Any, Any]], args: Any, kwargs: Any, **options: Any) -> ActorRef[Any, Any]:
         """Start a child; see :meth:`ActorContext.spawn`."""
         if self._stop >= Stop.NOW or self.state not in (ActorState.STARTING, ActorState.RUNNING, ActorState.DRAINING):
             raise ActorStoppedError(f"actor {self.path!r} is {self.state.value} and has no more children")
-        return await self.system.spawn_under(self, actor, args, kwargs, **options)
+        return await self._place.spawn(self, actor, args, kwargs, **options)
 
     async def wait_started(self) -> ActorRef[Any, Any]:
         """Wait for the first start; if that fails, raise what it failed with; if the wait is cancelled, stop the actor."""

@@ -13,10 +13,10 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final
 
 from accel._log import get_logger
-from accel.actors.actor import ActorState
 from accel.actors.cell import ActorCell
 from accel.actors.envelope import FAILED, HANDLED, Envelope, Failure, Stop, own_instance, relay
 from accel.actors.mailbox import ENDED, NOTHING
+from accel.actors.ref import ActorState
 from accel.actors.supervision import Directive, default_decision
 from accel.errors import AccelError
 
@@ -52,7 +52,7 @@ class ActorLife(ActorCell):
             await self._wind_down(outcome)
         except asyncio.CancelledError:
             # Not from here: somebody cancelled the task itself, such as asyncio.run at its end.
-            if not self.system.is_inherited:
+            if not self.home.is_inherited:
                 self.request_stop(Stop.NOW)
                 await self._wind_down(outcome)
             raise
@@ -189,7 +189,7 @@ class ActorLife(ActorCell):
         """Return the failure that an exception stands for; ``None`` if it is a stop. Raise what ends the task itself."""
         if isinstance(caught, (KeyboardInterrupt, SystemExit, GeneratorExit)):
             raise caught
-        if self.system.is_inherited:  # in a forked child there is nothing to recover
+        if self.home.is_inherited:  # in a forked child there is nothing to recover
             raise asyncio.CancelledError from caught
         if self._interrupts:
             return self._absorb()

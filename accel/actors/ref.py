@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 from asyncio import Future, _get_running_loop, current_task
 from contextvars import copy_context
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeVar
 
-from accel.actors.actor import ActorState
 from accel.actors.checks import check_seconds
 from accel.actors.envelope import Envelope, Stop
-from accel.actors.mailbox import MailboxStatistics
+from accel.actors.mailbox import Mailbox, MailboxStatistics
 from accel.errors import DeadlineExceededError, InvalidArgumentError
 from accel.hints import hinted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accel.actors.cell import ActorCell
-    from accel.actors.mailbox import Mailbox
+    from accel.actors.home import Home
 
-__all__ = ["ActorRef", "ActorStatistics", "Terminated"]
+__all__ = ["ActorRef", "ActorState", "ActorStatistics", "RefTarget", "Terminated"]
 
 M_contra = TypeVar("M_contra", contravariant=True)
 R_co = TypeVar("R_co", covariant=True)
+
+
+class ActorState(enum.Enum):
+    """Where an actor is in its life."""
+
+    STARTING = "starting"
+    """An instance was made and its ``started`` runs."""
+    RUNNING = "running"
+    """It handles messages."""
+    RESTARTING = "restarting"
+    """The failed instance is being replaced, or the delay before that runs; messages queue."""
+    DRAINING = "draining"
+    """It was asked to stop, takes nothing new, and works off what is queued."""
+    STOPPING = "stopping"
+    """It stops its children and runs ``stopped``."""
+    STOPPED = "stopped"
+    """It is gone; only its ref remains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +81,48 @@ class Terminated:
     error: BaseException | None
 
 
+class RefTarget(Protocol):
+    """What a ref needs of the actor that it leads to: :class:`accel.actors.cell.ActorCell`."""
+
+    name: str
+    path: str
+    home: Home
+    loop: asyncio.AbstractEventLoop
+    mailbox: Mailbox[Any]
+    carries_context: bool
+    state: ActorState
+    error: BaseException | None
+    task: asyncio.Task[Any] | None
+    interruptible: Stop
+    stopped: asyncio.Event
+    watchers: dict[RefTarget, None]
+    watched: dict[RefTarget, None]
+
+    def statistics(self) -> ActorStatistics:
+        """Return the actor's counters."""
+
+    def hand_over(self, message: Any) -> bool:
+        """See :meth:`ActorRef.hand_over`."""
+
+    def request_stop(self, level: Stop) -> None:
+        """Ask the actor to stop."""
+
+    def fail(self, error: Exception) -> bool:
+        """See :meth:`ActorRef.fail`."""
+
+    def is_ancestor_of(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether ``task`` runs the actor or one of its descendants."""
+
+    def add_watcher(self, watcher: RefTarget) -> None:
+        """See :meth:`ActorRef.watch`."""
+
+    def remove_watcher(self, watcher: RefTarget) -> None:
+        """See :meth:`ActorRef.unwatch`."""
+
+    def notify(self, message: Terminated) -> None:
+        """Queue a message from the system."""
+
+
 @hinted(
     {
         **dict.fromkeys(("receive", "call", "request"), "Use await ref.ask(message)."),
@@ -82,7 +140,7 @@ class ActorRef(Generic[M_contra, R_co]):
 
     __slots__ = ("__weakref__", "_cell")
 
-    def __init__(self, cell: ActorCell) -> None:
+    def __init__(self, cell: RefTarget) -> None:
         self._cell = cell
 
     def __reduce__(self) -> NoReturn:
@@ -124,8 +182,7 @@ class ActorRef(Generic[M_contra, R_co]):
 
     def statistics(self) -> ActorStatistics:
         """Return the counters as they are now."""
-        cell = self._cell
-        return ActorStatistics(cell.state, cell.budget.restarts, cell.failures, cell.mailbox.statistics())
+        return self._cell.statistics()
 
     # -- messages
 
@@ -350,18 +407,18 @@ class ActorRef(Generic[M_contra, R_co]):
         self._cell.remove_watcher(self._cell_of(watcher))
 
     @staticmethod
-    def _cell_of(watcher: ActorRef[Any, Any]) -> ActorCell:
+    def _cell_of(watcher: ActorRef[Any, Any]) -> RefTarget:
         if not isinstance(watcher, ActorRef):
             raise InvalidArgumentError(f"watcher is {watcher!r}", remedy="Give the ActorRef of the actor that shall be told.")
         return watcher._cell
 
 
-def _expire(envelope: Envelope, cell: ActorCell, timeout: float) -> None:
+def _expire(envelope: Envelope, cell: RefTarget, timeout: float) -> None:
     message, reply, _, _ = envelope
     if reply is not None and not reply.done():
         reply.set_exception(_late(cell, message, timeout))
         cell.mailbox.discard(envelope)
 
 
-def _late(cell: ActorCell, message: object, timeout: float) -> DeadlineExceededError:
+def _late(cell: RefTarget, message: object, timeout: float) -> DeadlineExceededError:
     return DeadlineExceededError(f"actor {cell.path!r} did not answer {type(message).__name__} within {timeout:g} s")

@@ -20,23 +20,23 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar
 import anyio
 
 from accel._log import get_logger
-from accel.actors.cell import Place
-from accel.actors.checks import check_class, check_name, check_seconds
+from accel.actors.actor import Actor
+from accel.actors.cell import ActorPlace
+from accel.actors.checks import check_seconds
 from accel.actors.envelope import Stop
 from accel.actors.home import Home
 from accel.actors.life import ActorLife
 from accel.actors.portal import Portal
 from accel.actors.supervision import RestartStrategy
-from accel.actors.tree import ActorTree, picture
+from accel.actors.tree import ActorTree
 from accel.actors.workers import WorkerPool
 from accel.errors import ClosedError, InvalidArgumentError, NotInitializedError, UnsupportedError
 from accel.hints import AsyncOnly
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection
     from types import TracebackType
 
-    from accel.actors.actor import Actor
     from accel.actors.cell import ActorCell
     from accel.actors.ref import ActorRef
 
@@ -336,7 +336,7 @@ class ActorSystem(AsyncOnly):
         -----
         Cancelling stops the actor that was being started.
         """
-        return await self.spawn_under(None, actor, args, kwargs, name=name, mailbox_size=mailbox_size, restart=restart)
+        return await self._spawn_under(None, actor, args, kwargs, name=name, mailbox_size=mailbox_size, restart=restart)
 
     async def run_blocking(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function that blocks on one of the system's worker threads, inside a copy of the caller's context variables.
@@ -363,9 +363,9 @@ class ActorSystem(AsyncOnly):
         return await self._pool.run(function, *args, **kwargs)
 
     def tree(self) -> ActorTree:
-        """Return a picture of all living actors; print it."""
+        """Return a snapshot of all living actors; print it."""
         self._check_home()
-        return ActorTree(self.name, self._state, children=tuple(map(picture, self._children.values())))
+        return ActorTree(self.name, self._state, children=tuple(cell.snapshot() for cell in self._children.values()))
 
     @property
     def spawner(self) -> WorkerPool:
@@ -373,9 +373,7 @@ class ActorSystem(AsyncOnly):
         self._check_home()
         return self._spawner
 
-    # -- for this package
-
-    async def spawn_under(
+    async def _spawn_under(
         self,
         parent: ActorCell | None,
         actor: type[Actor[Any, Any]],
@@ -393,14 +391,14 @@ class ActorSystem(AsyncOnly):
         group = self._group
         if group is None or self._state == "closed":
             raise self._closed("starts no more actors")
-        check_class(actor)
+        _check_class(actor)
         if not isinstance(restart, (RestartStrategy, type(None))):
             raise InvalidArgumentError(f"restart is {restart!r}", remedy="Give an accel.RestartStrategy, or None.")
         siblings = self._children if parent is None else parent.children
         if name is None:
             name = f"{actor.__name__}-{next(self._numbers)}"
-        check_name(name, siblings)
-        place = Place(self, home, parent, siblings, self._cells)
+        _check_name(name, siblings)
+        place = ActorPlace(self, home, parent, siblings, self._cells, self._spawn_under)
         strategy = RestartStrategy() if restart is None else restart
         cell = ActorLife(place, (actor, args, kwargs), name, mailbox_size, strategy)
         # An eager task runs before create_task returns, and may look for itself.
@@ -435,3 +433,38 @@ def _check_gil() -> None:
             "this Python runs without the GIL, on which the queues of accel rely",
             remedy="Run it with PYTHON_GIL=1 (or -X gil=1), or an ordinary build of Python.",
         )
+
+
+def _check_class(actor: object) -> None:
+    """Raise unless ``actor`` is an actor class."""
+    if isinstance(actor, Actor):
+        name = type(actor).__name__
+        raise InvalidArgumentError(
+            f"spawn takes a class, not an instance of {name}: each restart makes a new one",
+            remedy=f"Give the class, and what to make it with: spawn({name}, ...).",
+        )
+    if not (isinstance(actor, type) and issubclass(actor, Actor)):
+        raise InvalidArgumentError(f"spawn takes a subclass of Actor, not {actor!r}", remedy="Subclass accel.Actor, and give the class.")
+    if not inspect.iscoroutinefunction(actor.receive):
+        raise InvalidArgumentError(
+            f"{actor.__name__}.receive is not a coroutine function", remedy="Define it: `async def receive(self, message, context)`."
+        )
+    try:
+        inspect.signature(actor.receive).bind(None, None, None)
+    except TypeError as error:
+        raise InvalidArgumentError(
+            f"{actor.__name__}.receive does not take a message and a context: {error}",
+            remedy="Define it: `async def receive(self, message, context)`.",
+        ) from None
+
+
+def _check_name(name: object, siblings: Collection[str]) -> None:
+    """Raise unless an actor beside ``siblings`` can have this name."""
+    if not isinstance(name, str) or not name:
+        raise InvalidArgumentError(
+            f"an actor's name is a string that is not empty, not {name!r}", remedy="Leave name out to have one made."
+        )
+    if "/" in name:
+        raise InvalidArgumentError(f"{name!r} has a '/', which separates the names in an actor's path", remedy="Use another character.")
+    if name in siblings:
+        raise InvalidArgumentError(f"an actor named {name!r} is alive here", remedy="Stop it first, or use another name.")

@@ -1,4 +1,4 @@
-"""A picture of a system's actors, taken at one moment."""
+"""A snapshot of a system's actors."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from accel.actors.cell import ActorCell
-
-__all__ = ["ActorTree", "picture"]
+__all__ = ["ActorTree"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +46,6 @@ class ActorTree:
 
     def __str__(self) -> str:
         return "\n".join(_draw(self, "", ""))
-
-
-def picture(cell: ActorCell) -> ActorTree:
-    """Return how an actor, and all below it, is now."""
-    return ActorTree(
-        name=cell.name,
-        state=cell.state.value,
-        depth=len(cell.mailbox),
-        oldest_age=cell.mailbox.oldest_age(),
-        restarts=cell.budget.restarts,
-        children=tuple(map(picture, cell.children.values())),
-    )
 
 
 def _draw(tree: ActorTree, first: str, rest: str) -> Iterator[str]:

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from accel.backend import DeviceDescription
 from accel.cpu.compute import CpuCompute
-from accel.cpu.context import Context
-from accel.cpu.event import CpuEvent
+from accel.cpu.context import CpuContext
 from accel.cpu.exchange import CpuExchange
 from accel.cpu.natives import NATIVE
-from accel.cpu.stream import CpuStream
+from accel.cpu.stream import CpuEvent, CpuStream
 from accel.errors import BackendUnavailableError, ClosedError, InvalidArgumentError, UnsupportedError
 from accel.memory.machine import memory_size
 from accel.memory.slab import MemfdSlab
@@ -81,7 +80,7 @@ class CpuDevice:
 
     def __init__(self, description: DeviceDescription) -> None:
         self.description = description
-        self._context = Context(description.spec, description.memory)
+        self._context = CpuContext(description.spec, description.memory)
         self._lock = threading.Lock()
         self._streams = 0
         self._is_closed = False
@@ -196,7 +195,7 @@ class CpuSlab(MemfdSlab):
 
     __slots__ = ("_context", "closed")
 
-    def __init__(self, context: Context, nbytes: int, *, fd: int | None = None) -> None:
+    def __init__(self, context: CpuContext, nbytes: int, *, fd: int | None = None) -> None:
         self.closed = threading.Event()
         size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE  # what it will be: other threads must find it counted while it is made
         context.reserve(size)

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from accel.errors import AccelError, DriverError, FaultScope, LibraryError, OutOfMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accel.cpu.stream import CpuStream
-
-__all__ = ["Context"]
+__all__ = ["ContextStream", "CpuContext"]
 
 
-class Context:
+class ContextStream(Protocol):
+    """What a context needs of its streams: :class:`accel.cpu.stream.CpuStream`."""
+
+    fault: AccelError | None
+    """What stopped the stream."""
+
+    @property
+    def is_touching(self) -> bool:
+        """Whether the stream runs work that may use device memory."""
+
+    def stop(self, fault: AccelError) -> None:
+        """Run nothing more."""
+
+    def close(self, *, abandon: bool = False) -> None:
+        """End the stream's worker."""
+
+
+class CpuContext:
     """One generation of a CPU device, as its streams see it.
 
     Parameters
@@ -43,23 +58,23 @@ class Context:
         self.held = 0
         self.fault: AccelError | None = None
         self.leftovers: list[Callable[[], None]] = []
-        self._streams: list[CpuStream] = []
+        self._streams: list[ContextStream] = []
         self._lock = threading.Lock()
 
-    def add(self, stream: CpuStream) -> None:
+    def add(self, stream: ContextStream) -> None:
         """Let ``stream`` be stopped by the context's fault; raises the fault if there is one already."""
         with self._lock:
             if self.fault is not None:
                 raise self.fault.clone()
             self._streams.append(stream)
 
-    def remove(self, stream: CpuStream) -> None:
+    def remove(self, stream: ContextStream) -> None:
         """Forget a stream that was closed and runs nothing any more."""
         with self._lock:
             if stream in self._streams:
                 self._streams.remove(stream)
 
-    def streams(self) -> list[CpuStream]:
+    def streams(self) -> list[ContextStream]:
         """Return all streams that were created."""
         with self._lock:
             return list(self._streams)

@@ -11,8 +11,8 @@ from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
-    from accel.cpu.context import Context
-    from accel.cpu.event import CpuEvent
+    from accel.cpu.context import CpuContext
+    from accel.cpu.stream import CpuEvent
 
 __all__ = ["CpuExchange", "CpuForeign"]
 
@@ -22,7 +22,7 @@ class CpuForeign:
 
     __slots__ = ("_array", "_context", "address", "dtype", "nbytes", "shape")
 
-    def __init__(self, context: Context, array: Any, address: int, shape: tuple[int, ...], dtype: DType) -> None:
+    def __init__(self, context: CpuContext, array: Any, address: int, shape: tuple[int, ...], dtype: DType) -> None:
         self._context = context
         self._array = array
         self.address = address
@@ -57,7 +57,7 @@ class CpuExchange:
 
     speaks_cuda: ClassVar[bool] = False
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: CpuContext) -> None:
         self._context = context
         self.stream = _Others()
         self.device = (0, 0)  # an op may still be writing on its thread, and a consumer that reads at once would not wait

@@ -1,9 +1,10 @@
-"""Streams of the CPU backend: ordered queues of Python callables, run inline while small and on a worker thread while large.
+"""Streams and events of the CPU backend.
 
-A stream counts what was put into it and what has ended. Nothing that has ended is ever taken back: once a stream is stopped by a fault
-its count stands still, so that marks passed before the fault stay passed and every other mark raises the fault.
+A stream is an ordered queue of Python callables. Small ones run on the caller's thread, large ones on the stream's worker thread. A stream
+counts what was put into it and what has ended. A fault stops it, and its count stands still: marks passed before the fault stay passed,
+every other mark raises the fault. An event is a stream and a count, so that a query compares two integers.
 
-The worker of an idle stream waits for a lock, using no CPU.
+The worker of an idle stream waits for a lock and uses no CPU.
 """
 
 from __future__ import annotations
@@ -21,10 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from accel.backend import HostFunction, Injection
-    from accel.cpu.context import Context
-    from accel.cpu.event import CpuEvent
+    from accel.cpu.context import CpuContext
 
-__all__ = ["INLINE_LIMIT", "CpuStream"]
+__all__ = ["INLINE_LIMIT", "CpuEvent", "CpuStream"]
 
 INLINE_LIMIT = 50e-6
 """Work estimated below this many seconds runs on the caller's thread when its stream is idle: handing it to a thread costs more."""
@@ -84,7 +84,7 @@ class CpuStream:
         "name",
     )
 
-    def __init__(self, context: Context, name: str) -> None:
+    def __init__(self, context: CpuContext, name: str) -> None:
         self.context = context
         self.name = name
         self.completed = 0
@@ -381,6 +381,49 @@ class CpuStream:
                 self._finish()
             if self.context.leftovers:
                 self.context.settle()
+
+
+class CpuEvent:
+    """A mark in a :class:`CpuStream`; see :class:`~accel.backend.AccelEvent`. Made by ``CpuDevice.create_event``."""
+
+    __slots__ = ("_stream", "_ticket", "context")
+
+    def __init__(self, context: CpuContext) -> None:
+        self.context = context
+        self._stream: CpuStream | None = None
+        self._ticket = 0
+
+    def query(self) -> bool:
+        """Return whether the stream has passed the mark. Never blocks; an event that was never recorded has passed.
+
+        Raises
+        ------
+        AccelError
+            The context's fault, if the mark was not passed before it; :class:`~accel.ClosedError` if the stream was abandoned.
+        """
+        stream = self._stream
+        if stream is None or stream.completed >= self._ticket:
+            return True
+        if stream.fault is None:
+            return False
+        return stream.passed(self._ticket)
+
+    def synchronize(self) -> None:
+        """Block this thread until the stream has passed the mark, releasing the GIL; raises as :meth:`query` does."""
+        if self._stream is not None:
+            self._stream.wait_passed(self._ticket)
+
+    def close(self) -> None:
+        """Forget the mark: a closed event has passed. Idempotent."""
+        self._stream = None
+
+    def mark(self, stream: CpuStream, ticket: int) -> None:
+        """Take the position ``ticket`` of ``stream``; called by :meth:`CpuStream.record`."""
+        self._stream, self._ticket = stream, ticket
+
+    def position(self) -> tuple[CpuStream | None, int]:
+        """Return the stream and ticket recorded last."""
+        return self._stream, self._ticket
 
 
 def _foreign() -> AccelError:

@@ -14,8 +14,7 @@ import numpy as np
 
 from accel.dtype import DType, check_awaited
 from accel.errors import InvalidArgumentError
-from accel.ref import AccelRef, AccelToken, ViewToken
-from accel.views import overlap
+from accel.ref import AccelRef, AccelToken, ViewToken, overlap
 
 __all__ = [
     "KernelOp",

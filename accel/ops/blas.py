@@ -10,8 +10,7 @@ from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import KernelOp, Plan, Shape, Spec, factor, not_aliased, operand, plan_of, result_in, same_dtype
 from accel.ops.quick import quick_init
-from accel.ref import AccelRef
-from accel.views import overlap
+from accel.ref import AccelRef, overlap
 
 __all__ = ["Axpy", "Dot", "Gemm", "GemmBatched", "Gemv", "Nrm2", "Scal"]
 

@@ -11,8 +11,7 @@ from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.ops.base import KernelOp, Plan, Shape, Spec, checked_spec, factor, number, operand, plan_of, result_in
 from accel.ops.quick import quick_init
-from accel.ref import AccelRef
-from accel.views import overlap
+from accel.ref import AccelRef, overlap
 
 __all__ = ["Checksum", "Copy", "Empty", "Fill", "Free", "Get", "Put"]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from accel.completion.strategy import Pending
-    from accel.cpu.event import CpuEvent
+    from accel.cpu.stream import CpuEvent
 
 PATIENT = AdaptiveCompletion(Pacing(brief=1.0))
 """What is brief anywhere, on a machine that is busy too."""

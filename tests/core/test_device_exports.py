@@ -20,7 +20,7 @@ from accel.testing import FaultPlan
 from tests.device_support import PATIENCE, bounded, failure, generation, opened, task, turns, until
 
 if TYPE_CHECKING:
-    from accel.cpu.event import CpuEvent
+    from accel.cpu.stream import CpuEvent
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from accel import InvalidArgumentError
 from accel.dtype import DType
-from accel.ref import AccelRef
-from accel.views import overlap
+from accel.ref import AccelRef, overlap
 
 SHAPES = st.lists(st.integers(0, 5), min_size=0, max_size=4).map(tuple)
 DTYPES = st.sampled_from(["int8", "int16", "float32", "float64", "complex128", "bool"])
