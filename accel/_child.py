@@ -1,4 +1,4 @@
-"""What a child process of ours does before anything else: while ``python -m accel.hosts.worker`` imports this package, which comes first.
+"""What a child process of ours does before anything else: while ``python -m accel.process.worker`` imports this package, which comes first.
 
 Only for that program. It binds the child's life to its parent's, and keeps the package's names for later: they take long to import, and what
 the child runs may need few of them.
@@ -16,7 +16,7 @@ from typing import Any
 
 __all__ = ["CLOSED_WITHOUT_END", "ORPHAN", "TARGET", "USAGE", "WORKER", "defer", "is_deferred"]
 
-WORKER = "accel.hosts.worker"
+WORKER = "accel.process.worker"
 
 USAGE = 64
 """Exit code: the command line, or the descriptor that it names, is wrong."""

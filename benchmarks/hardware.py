@@ -74,8 +74,8 @@ class Part:
 def _bench(name: str, what: str, limit: float, spec: str, only: str, *more: str, plot: bool = False) -> Part:
     def command(out: Path) -> tuple[str, ...]:
         # Without it the numbers are worth having all the same: `accel bench --from` draws them elsewhere.
-        picture = ("--plot", str(out / _PICTURE)) if plot and importlib.util.find_spec("matplotlib") else ()
-        return ("-m", "accel", "bench", "--backend", spec, "--only", only, "--json", str(out / f"{name}.json"), *picture, *more)
+        snapshot = ("--plot", str(out / _PICTURE)) if plot and importlib.util.find_spec("matplotlib") else ()
+        return ("-m", "accel", "bench", "--backend", spec, "--only", only, "--json", str(out / f"{name}.json"), *snapshot, *more)
 
     return Part(name, what, limit, command, lambda out, _: read_json(out / f"{name}.json"))
 

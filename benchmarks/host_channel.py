@@ -22,9 +22,9 @@ import uvloop
 
 from accel import ops
 from accel.dtype import DType
-from accel.hosts.channel import Channel
-from accel.hosts.op_codec import dump_op, load_op
+from accel.process.channel import Channel
 from accel.ref import AccelRef
+from accel.remote.op_codec import dump_op, load_op
 
 ROUND_TRIPS = 10_000
 WINDOW = 256

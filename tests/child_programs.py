@@ -136,7 +136,7 @@ async def leaves_a_thread(sock: socket.socket) -> None:
 
 async def parent(target: str, *, uvloop: bool) -> None:
     from accel.actors import ActorSystem
-    from accel.hosts.child import ChildProcess
+    from accel.process.child import ChildProcess
 
     async with ActorSystem() as system:
         child = await ChildProcess.start(system, f"tests.child_programs:{target}", uvloop=uvloop)

@@ -13,8 +13,8 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from accel.hosts.child import ChildProcess
-    from accel.hosts.exit_status import ExitStatus
+    from accel.process.child import ChildProcess
+    from accel.process.exit_status import ExitStatus
 
 OURS = "tests.child_programs:"
 ROOT = Path(__file__).resolve().parents[1]

@@ -8,8 +8,8 @@ import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from accel.hosts.channel import Channel
-from accel.hosts.protocol import MAX_MESSAGE, FrameDecoder, encode_header, greeting
+from accel.process.channel import Channel
+from accel.process.protocol import MAX_MESSAGE, FrameDecoder, encode_header, greeting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator

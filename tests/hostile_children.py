@@ -8,7 +8,7 @@ import os
 import struct
 from typing import TYPE_CHECKING
 
-from accel.hosts.channel import Channel
+from accel.process.channel import Channel
 
 if TYPE_CHECKING:
     import socket

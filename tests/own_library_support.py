@@ -12,8 +12,8 @@ import numpy as np
 
 import accel
 from accel.completion.signalled import SignalledWatcher
-from accel.device.remote.answers import Answers
 from accel.ops import Plan, Spec
+from accel.remote.answers import Answers
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -46,7 +46,7 @@ class Stall(Scale):
     way: str = ""
 
 
-class Sent(accel.KernelLibrary):
+class PendingRequest(accel.KernelLibrary):
     """Scales with numpy."""
 
     name = "sent"

@@ -7,13 +7,13 @@ from accel.device.compiler import Compiler, DeviceKernel, Launches
 from accel.device.device import Device
 from accel.device.graph import Graph
 from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo, PinnedInfo
-from accel.device.kernel_library import KernelLibrary, Operand, kernel
 from accel.device.libraries import Blas, Dnn, Elementwise, Reduce
 from accel.device.libraries_signal import Fft, Rng
-from accel.device.lifecycle import DeviceState
 from accel.device.options import FaultSource
-from accel.device.streams import StreamStrategy
 from accel.device.system import System
+from accel.engine.kernel_library import KernelLibrary, Operand, kernel
+from accel.engine.lifecycle import DeviceState
+from accel.engine.streams import StreamStrategy
 
 __all__ = [
     "Batch",

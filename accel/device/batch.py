@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel import ops
 from accel.device.recording import Recorder
-from accel.device.submission import BatchSubmission
 from accel.dtype import native
+from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError
 
 if TYPE_CHECKING:

@@ -6,16 +6,16 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from accel.backend import CompilesKernels
-from accel.device.kernels import NO_COMPILER
+from accel.engine.kernels import NO_COMPILER
 from accel.errors import AccelError, ClosedError, DeadlineExceededError, InvalidArgumentError, UnsupportedError
 from accel.ops.compiler import CompiledKernel, Dimensions, KernelLayout, Launch, kernel_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
 
-    from accel.device.core import DeviceCore
-    from accel.device.sender import Sender
-    from accel.hosts import Host
+    from accel.engine.core import DeviceCore
+    from accel.engine.host import Host
+    from accel.engine.sender import Sender
     from accel.ops import KernelOp
 
 __all__ = ["Compiler", "CompilesApart", "DeviceKernel", "Launches"]

@@ -11,26 +11,26 @@ from accel.device.batch import Batch
 from accel.device.compiler import Compiler
 from accel.device.graph import Graph
 from accel.device.hints import DEVICE_HINTS
-from accel.device.info import DeviceHealth, DeviceInfo, picture
-from accel.device.kernel_library import KernelLibrary, kernels_of
-from accel.device.kernels import LIBRARIES
+from accel.device.info import DeviceHealth, DeviceInfo, snapshot
 from accel.device.libraries import Blas, Dnn, Elementwise, Libraries, Reduce
-from accel.device.lifecycle import DeviceState
-from accel.device.memory_exchange import MemoryExchange
 from accel.device.memory_face import MemoryFace
 from accel.device.quarantine import opened
-from accel.device.residents import Residents
+from accel.engine.kernel_library import KernelLibrary, kernels_of
+from accel.engine.kernels import LIBRARIES
+from accel.engine.lifecycle import DeviceState
 from accel.errors import InvalidArgumentError
 from accel.hints import NoModel, NotEntered, hinted
+from accel.sharing.memory_exchange import MemoryExchange
+from accel.storage.residents import Residents
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
     from contextlib import AbstractAsyncContextManager
 
-    from accel.device.core import DeviceCore
     from accel.device.libraries_signal import Fft, Rng
-    from accel.device.sender import Sender
-    from accel.hosts import Host
+    from accel.engine.core import DeviceCore
+    from accel.engine.host import Host
+    from accel.engine.sender import Sender
     from accel.ops import KernelOp
     from accel.ref import AccelRef
 
@@ -287,7 +287,7 @@ class Device(MemoryFace, NoModel, NotEntered):
         core.check_process()
         if core.is_home:
             (core.durable if context is None else context).apply_frees()
-        return picture(core, self._host, self._actor.mailbox.statistics())
+        return snapshot(core, self._host, self._actor.mailbox.statistics())
 
     def health(self) -> DeviceHealth:
         """Return whether the device serves. Never waits, sends nothing to the device; other threads of the process may ask too.

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from accel import ops
 from accel.device.recording import Recorder
-from accel.device.run import OpSubmission
 from accel.dtype import DType
+from accel.engine.run import OpSubmission
 from accel.errors import ClosedError, InvalidArgumentError, NotInitializedError, UnsupportedError
 from accel.ops import KernelOp, Plan
 from accel.ref import AccelRef, RefView
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from accel.backend import Kernel
-    from accel.device.context import Context
-    from accel.device.core import DeviceCore
-    from accel.device.lane import Lane
+    from accel.engine.context import Context
+    from accel.engine.core import DeviceCore
+    from accel.engine.lane import Lane
 
 __all__ = ["Capture", "Graph", "GraphSubmission", "Program", "Replay"]
 

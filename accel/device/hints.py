@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from accel.device.face import calls_of
 from accel.device.libraries import Blas, Dnn, Elementwise, Reduce
 from accel.device.libraries_signal import Fft, Rng
+from accel.device.op_namespace import calls_of
 
 __all__ = ["DEVICE_HINTS", "RECORDER_HINTS", "SYSTEM_HINTS"]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from accel.device.lifecycle import DeviceState
+from accel.engine.lifecycle import DeviceState
 
 if TYPE_CHECKING:
     from accel.actors.mailbox import MailboxStatistics
-    from accel.device.core import DeviceCore
-    from accel.hosts import Host
+    from accel.engine.core import DeviceCore
+    from accel.engine.host import Host
 
-__all__ = ["DeviceHealth", "DeviceInfo", "MemoryInfo", "PinnedInfo", "picture"]
+__all__ = ["DeviceHealth", "DeviceInfo", "MemoryInfo", "PinnedInfo", "snapshot"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class DeviceHealth:
     is_stalled: bool = False
 
 
-def picture(core: DeviceCore, host: Host, queue: MailboxStatistics) -> DeviceInfo:
+def snapshot(core: DeviceCore, host: Host, queue: MailboxStatistics) -> DeviceInfo:
     """Return a device's picture; ``queue`` is the state of its actor's mailbox."""
     context = host.context
     used = reserved = workspace = 0

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 from accel import ops
 from accel.compute import BinaryOp, Causal, ReduceOp, Transpose, UnaryOp
 from accel.device.compiler import Launches
-from accel.device.face import Face
 from accel.device.libraries_signal import Fft, Rng
+from accel.device.op_namespace import OpNamespace
 from accel.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _BINARY = {key: member for member in BinaryOp for key in (member, member.value)}
 _REDUCE = {key: member for member in ReduceOp for key in (member, member.value)}
 
 
-class Blas(Face[T_co]):
+class Blas(OpNamespace[T_co]):
     """Linear algebra. Matrices are C-order: ``gemm(a, b)`` is numpy's ``a @ b``.
 
     All operands of a call have one dtype: float16, bfloat16, float32, float64, complex64 or complex128. ``out=`` names a buffer to write instead of making
@@ -128,7 +128,7 @@ class Blas(Face[T_co]):
         return self._submit(ops.Scal(x, alpha), timeout)
 
 
-class Elementwise(Face[T_co]):
+class Elementwise(OpNamespace[T_co]):
     """Functions of one or two arrays, element by element, in the operands' dtype."""
 
     __slots__ = ()
@@ -149,7 +149,7 @@ class Elementwise(Face[T_co]):
         return self._submit(ops.Binary(_member(BinaryOp, _BINARY, op), x, y, out), timeout)
 
 
-class Reduce(Face[T_co]):
+class Reduce(OpNamespace[T_co]):
     """Reductions; the object itself is called: ``device.reduce("sum", x, axis=1)``."""
 
     __slots__ = ()
@@ -170,7 +170,7 @@ class Reduce(Face[T_co]):
         return self._submit(ops.Reduce(_member(ReduceOp, _REDUCE, op), x, axis, keepdims, out), timeout)
 
 
-class Dnn(Face[T_co]):
+class Dnn(OpNamespace[T_co]):
     """Neural network ops: float16, bfloat16, float32, float64."""
 
     __slots__ = ()

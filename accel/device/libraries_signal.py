@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from accel import ops
-from accel.device.face import Face
+from accel.device.op_namespace import OpNamespace
 from accel.dtype import DType, DTypeLike
 from accel.ops.base import as_shape
 
@@ -21,7 +21,7 @@ __all__ = ["Fft", "Rng"]
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Fft(Face[T_co]):
+class Fft(OpNamespace[T_co]):
     """Discrete Fourier transforms over one to three axes, in float32 or float64, with the meaning of numpy's ``fftn`` and its siblings.
 
     ``axes`` is one axis or up to three, the others are a batch; ``norm`` is ``"backward"`` (the inverse is divided by the number of elements),
@@ -81,7 +81,7 @@ class Fft(Face[T_co]):
         return self._submit(ops.Irfft(x, cast("Any", axes), norm, out, n), timeout)
 
 
-class Rng(Face[T_co]):
+class Rng(OpNamespace[T_co]):
     """Random numbers, each a pure function of ``seed``, its place in the seed's stream, and ``generator``; see :mod:`accel.ops.rng`.
 
     ``seed`` is an int below 2**64, or ``None`` for one from the system's entropy. ``offset`` is how many numbers of the stream to skip: what is read in

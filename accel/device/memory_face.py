@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel import ops
-from accel.device.memory_exchange import MemoryExchange
-from accel.device.run import OpSubmission
 from accel.dtype import DType, DTypeLike, native
+from accel.engine.run import OpSubmission
 from accel.errors import DeadlineExceededError, InvalidArgumentError
 from accel.ops.base import as_shape, operand
 from accel.ref import AccelRef, AccelToken, RefView
+from accel.sharing.memory_exchange import MemoryExchange
 
 if TYPE_CHECKING:
     from accel.ops import KernelOp

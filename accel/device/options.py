@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from accel.actors import Directive, RestartStrategy
 from accel.completion import CompletionStrategy, resolve_strategy
-from accel.device.kernels import LIBRARIES
-from accel.device.streams import resolve_streams
+from accel.engine.kernels import LIBRARIES
+from accel.engine.streams import resolve_streams
 from accel.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from accel.backend import Injection
     from accel.completion import CompletionName
-    from accel.device.streams import StreamStrategy
+    from accel.engine.streams import StreamStrategy
     from accel.errors import AccelError
 
 __all__ = ["BUSY_TIMEOUT", "HEARTBEAT_INTERVAL", "HEARTBEAT_TIMEOUT", "DeviceOptions", "FaultSource", "Library", "check_options"]
@@ -30,7 +30,7 @@ HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT = 1.0, 10.0
 may take some."""
 
 Library: TypeAlias = Literal["memory", "blas", "elementwise", "reduce", "dnn", "graph", "capture", "compiler", "fft", "rng"]
-"""A name in :data:`accel.device.kernels.LIBRARIES`."""
+"""A name in :data:`accel.engine.kernels.LIBRARIES`."""
 
 
 class FaultSource(Protocol):

@@ -12,9 +12,9 @@ from accel.errors import AccelError, FaultScope
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from accel.device.core import DeviceCore
     from accel.device.device import Device
     from accel.device.options import DeviceOptions
+    from accel.engine.core import DeviceCore
 
 __all__ = ["opened", "quarantine_options", "set_restarts"]
 

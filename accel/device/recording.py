@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 from accel import ops
 from accel.device.hints import RECORDER_HINTS
 from accel.device.libraries import Blas, Dnn, Elementwise, Libraries, Reduce
-from accel.device.op_error import result_of
 from accel.dtype import DType, DTypeLike
+from accel.engine.op_error import result_of
 from accel.errors import ClosedError, InvalidArgumentError, NotInitializedError
 from accel.hints import AsyncOnly, hinted
 from accel.ops.base import as_shape, with_refs
@@ -16,9 +16,9 @@ from accel.ref import AccelRef
 
 if TYPE_CHECKING:
     from accel.device.compiler import Launches
-    from accel.device.core import DeviceCore
     from accel.device.libraries_signal import Fft, Rng
-    from accel.device.sender import Sender
+    from accel.engine.core import DeviceCore
+    from accel.engine.sender import Sender
     from accel.ops import KernelOp, Plan
 
 __all__ = ["Recorder"]

@@ -9,22 +9,25 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from accel.actors import ActorSystem, RestartStrategy
-from accel.device.context_actor import ContextActor
-from accel.device.core import DeviceCore
 from accel.device.device import Device
-from accel.device.device_actor import DeviceActor
 from accel.device.hints import SYSTEM_HINTS
 from accel.device.hosting import check_hosting, check_shareable
-from accel.device.kernel_actor import NEVER_ENDS
-from accel.device.lifecycle import DeviceState
 from accel.device.options import BUSY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, FaultSource, check_options
 from accel.device.quarantine import quarantine_options, set_restarts
-from accel.device.remote import Children, RemoteContextActor
-from accel.device.sender import Sender
+from accel.engine.context_actor import ContextActor
+from accel.engine.core import DeviceCore
+from accel.engine.device_actor import DeviceActor
+from accel.engine.host_failover import FailoverHost
+from accel.engine.host_inline import InlineHost
+from accel.engine.host_process import ProcessHost
+from accel.engine.kernel_actor import NEVER_ENDS
+from accel.engine.lifecycle import DeviceState
+from accel.engine.sender import Sender
 from accel.errors import AccelError, InvalidArgumentError
 from accel.hints import hinted
-from accel.hosts import FailoverHost, InlineHost, ProcessHost
 from accel.registry import find_device
+from accel.remote.actor import RemoteContextActor
+from accel.remote.children import Children
 from accel.shortage import raise_shortage
 
 if TYPE_CHECKING:
@@ -33,8 +36,8 @@ if TYPE_CHECKING:
 
     from accel.completion import CompletionName, CompletionStrategy
     from accel.device.options import Library
-    from accel.device.streams import StreamStrategy
-    from accel.hosts import Host
+    from accel.engine.host import Host
+    from accel.engine.streams import StreamStrategy
 
 __all__ = ["System"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from accel.memory.allocator import Allocator, SlabRequest
 from accel.memory.arena import ArenaStatistics, HostArena, HostBlock, HostRegistrar, HostRegistration
 from accel.memory.block import AllocatorStatistics, Block
-from accel.memory.lone import LoneBlock, Outside, SharedUsage
+from accel.memory.external_block import ExternalBlock, ExternalWork, SharedUsage
 from accel.memory.machine import memory_left, memory_size
 from accel.memory.slab import MemfdSlab
 from accel.memory.usage import Dependency, DurableUsage, Timeline, Usage
@@ -21,13 +21,13 @@ __all__ = [
     "Block",
     "Dependency",
     "DurableUsage",
+    "ExternalBlock",
+    "ExternalWork",
     "HostArena",
     "HostBlock",
     "HostRegistrar",
     "HostRegistration",
-    "LoneBlock",
     "MemfdSlab",
-    "Outside",
     "SharedUsage",
     "SlabRequest",
     "Timeline",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
-from accel.device import kernels
+from accel.engine import kernels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

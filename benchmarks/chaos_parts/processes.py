@@ -9,7 +9,7 @@ from pathlib import Path
 
 __all__ = ["children", "parent_of", "send_signal", "workers"]
 
-_WORKER = b"accel.hosts.worker"
+_WORKER = b"accel.process.worker"
 
 
 def parent_of(pid: int) -> int | None:

@@ -14,8 +14,8 @@ import pytest
 
 import accel
 from accel.actors import ActorSystem
-from accel.hosts.child import ChildProcess
-from accel.hosts.exit_status import ExitStatus
+from accel.process.child import ChildProcess
+from accel.process.exit_status import ExitStatus
 from tests.child_support import OURS, ended, no_child_left, received
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import pytest
 
 import accel
 from accel.actors import ActorSystem
-from accel.hosts import birth as births
-from accel.hosts.child import ChildProcess
+from accel.process import spawn_timeout as births
+from accel.process.child import ChildProcess
 from tests.child_support import OURS, children, ended, no_child_left, received
 from tests.device_support import failure, until
 
@@ -135,10 +135,10 @@ async def test_one_that_cannot_be_killed_is_left_and_ends_if_it_ever_begins(gate
 def test_time_in_which_nobody_looks_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[int] = []
     monkeypatch.setattr(births, "_kill", lambda thread, before: killed.append(thread))
-    birth = births.Birth()
+    birth = births.SpawnTimeout()
     assert all(birth.look() for _ in range(239))
     assert not birth.look(), "it has never had its turn"
-    birth = births.Birth()
+    birth = births.SpawnTimeout()
     with birth:
         assert all(birth.look() for _ in range(19))
         assert not killed

@@ -17,7 +17,7 @@ import pytest
 
 import accel
 from accel.actors import ActorSystem
-from accel.hosts.child import ChildProcess
+from accel.process.child import ChildProcess
 from tests.child_support import OURS, ended, held, no_child_left
 
 __all__ = ["no_child_left"]

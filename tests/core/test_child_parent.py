@@ -76,14 +76,14 @@ def test_a_child_ends_without_the_kernels_signal_too(target: str, least: float, 
 def test_a_child_without_its_parent_does_not_start() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        command = [sys.executable, "-m", "accel.hosts.worker", str(theirs.fileno()), str(2**30), f"{OURS}echo"]
+        command = [sys.executable, "-m", "accel.process.worker", str(theirs.fileno()), str(2**30), f"{OURS}echo"]
         done = subprocess.run(command, cwd=ROOT, pass_fds=(theirs.fileno(),), capture_output=True, timeout=30, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (66, b"", b"")
 
 
 @pytest.mark.parametrize("arguments", [[], ["x", "y", "z:z"], ["0", str(os.getpid()), "z:z"], ["77", str(os.getpid()), "z:z"]])
 def test_a_wrong_command_line_is_refused(arguments: list[str]) -> None:
-    command = [sys.executable, "-m", "accel.hosts.worker", *arguments]
+    command = [sys.executable, "-m", "accel.process.worker", *arguments]
     done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 64
     assert done.stdout == ""
@@ -93,7 +93,7 @@ def test_a_wrong_command_line_is_refused(arguments: list[str]) -> None:
 
 def test_the_service_writes_nothing_of_its_own(tmp_path: Path) -> None:
     source = (
-        "import asyncio\nfrom accel.actors import ActorSystem\nfrom accel.hosts.child import ChildProcess\n"
+        "import asyncio\nfrom accel.actors import ActorSystem\nfrom accel.process.child import ChildProcess\n"
         "async def main():\n"
         "    asyncio.get_running_loop().slow_callback_duration = 60.0\n"  # what a busy machine makes slow is not ours
         "    async with ActorSystem() as system:\n"

@@ -16,7 +16,7 @@ from accel_cuda.families.fft_memory import Rehearsal, WorkMemory
 if TYPE_CHECKING:
     import numpy as np
 
-    from accel.device.core import DeviceCore
+    from accel.engine.core import DeviceCore
 
 BASE = 1 << 20
 WORK = 1 << 30

@@ -10,7 +10,7 @@ import pytest
 
 import accel
 from accel.cpu.backend import CpuBackend, CpuDevice
-from accel.device.acquire import acquire
+from accel.engine.acquire import acquire
 
 
 async def test_what_is_made_is_returned() -> None:

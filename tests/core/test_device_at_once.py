@@ -15,7 +15,7 @@ import accel
 from accel import registry
 from accel.completion import AdaptiveCompletion, Pacing
 from accel.completion.reactor import Reactor
-from accel.device import sender
+from accel.engine import sender
 from accel.testing import FaultPlan
 from tests.device_support import bounded, failure, task, until
 from tests.late_backend import LateDevice, LateStream

@@ -14,8 +14,8 @@ import pytest
 import accel
 from accel.cpu.backend import CpuDevice, CpuSlab
 from accel.cpu.stream import CpuStream
-from accel.device.kernel_actor import KernelActor
-from accel.device.run import OpSubmission
+from accel.engine.kernel_actor import KernelActor
+from accel.engine.run import OpSubmission
 from accel.ops import Empty, Plan
 from accel.testing import FaultPlan
 
@@ -29,7 +29,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     original = CpuDevice.kernels
 
     def kernels(self: CpuDevice, library: str) -> Kernels:
-        from accel.device.kernels import gemm
+        from accel.engine.kernels import gemm
 
         def noted(lane: Any, op: Any, inputs: Any, outputs: Any) -> None:
             seen.append(threading.current_thread().name)

@@ -15,7 +15,7 @@ import accel
 from accel import dlpack
 from accel.cpu.backend import CpuDevice
 from accel.cpu.exchange import CpuExchange
-from accel.device.kernels import LIBRARIES
+from accel.engine.kernels import LIBRARIES
 from accel.testing import FaultPlan
 from tests.device_support import PATIENCE, bounded, failure, generation, opened, task, turns, until
 

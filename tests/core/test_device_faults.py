@@ -365,7 +365,7 @@ async def test_bug_of_the_device_layer_costs_one_op_and_nothing_else(monkeypatch
         def broken(*_: Any) -> bool:
             raise RuntimeError("a bug")
 
-        monkeypatch.setattr("accel.device.context.Context.dispatch_now", broken)
+        monkeypatch.setattr("accel.engine.context.Context.dispatch_now", broken)
         error = await failure(device.zeros(1), accel.LibraryError)
         assert isinstance(error.__cause__, RuntimeError)
         monkeypatch.undo()

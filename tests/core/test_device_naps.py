@@ -14,7 +14,7 @@ import accel
 from accel import registry
 from accel.completion.pacing import Pacing
 from accel.completion.reactor import Reactor, ReactorLane
-from accel.device import sender
+from accel.engine import sender
 from accel.testing import FaultPlan
 from tests.completion_support import PATIENCE, Event, Mark
 from tests.device_support import bounded, failure, task, turns, until

@@ -9,7 +9,7 @@ import pytest
 
 import accel
 from accel.cpu.backend import CpuDevice
-from accel.device.streams import resolve_streams
+from accel.engine.streams import resolve_streams
 from tests.device_support import failure, opened
 
 if TYPE_CHECKING:

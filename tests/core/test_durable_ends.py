@@ -17,9 +17,9 @@ import pytest
 
 import accel
 from accel.cpu.backend import CpuBackend, CpuDevice
-from accel.device.durable import DurableBook
-from accel.device.remote import context as remote_context
-from accel.device.remote.context import RemoteContext
+from accel.remote import context as remote_context
+from accel.remote.context import RemoteContext
+from accel.storage.durable import DurableBook
 from accel.testing import FaultPlan
 from tests.device_support import child_pid, failure
 from tests.durable_support import WAYS, Way, opened

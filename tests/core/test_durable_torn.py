@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import accel
-from accel.device.remote.transfers import Transfers
+from accel.remote.transfers import Transfers
 from accel.testing import FaultPlan
 from tests.device_support import child_pid, failure
 from tests.durable_support import Way, opened, seeded

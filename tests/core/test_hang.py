@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import accel
-from accel.device.remote import hang
 from accel.ops import Plan, Spec
+from accel.remote import hang
 from accel.testing import FaultPlan
 from tests.device_support import child_pid
 

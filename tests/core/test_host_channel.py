@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from accel.errors import InvalidArgumentError
-from accel.hosts.protocol import MAX_DESCRIPTORS, ProtocolError, encode_header, greeting
+from accel.process.protocol import MAX_DESCRIPTORS, ProtocolError, encode_header, greeting
 from tests.host_support import PATIENCE, End, frames, message, raw_end, take_all, two_ends, write_end
 
 if TYPE_CHECKING:

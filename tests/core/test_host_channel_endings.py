@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from accel.errors import ClosedError, HostDiedError
-from accel.hosts.protocol import ProtocolError, encode_header
+from accel.process.protocol import ProtocolError, encode_header
 from tests.host_support import End, frames, message, raw_end, two_ends, write_end
 
 if TYPE_CHECKING:

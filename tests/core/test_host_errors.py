@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from accel import errors
-from accel.device.remote.link import MAX_ANSWER
 from accel.errors import (
     AccelError,
     CompileError,
@@ -21,8 +20,9 @@ from accel.errors import (
     LibraryError,
     PoisonedInputError,
 )
-from accel.hosts.error_codec import MAX_LOG, MAX_TEXT, RemoteCause, decode_error, encode_error
-from accel.hosts.protocol import MAX_MESSAGE, ProtocolError
+from accel.process.protocol import MAX_MESSAGE, ProtocolError
+from accel.remote.error_codec import MAX_LOG, MAX_TEXT, RemoteCause, decode_error, encode_error
+from accel.remote.link import MAX_ANSWER
 
 CLASSES = [cls for name in errors.__all__ if isinstance(cls := getattr(errors, name), type) and issubclass(cls, AccelError)]
 VALUES: dict[str, Any] = {

@@ -15,9 +15,9 @@ from accel import ops
 from accel.compute import BinaryOp, ReduceOp, Transpose, UnaryOp
 from accel.dtype import DType
 from accel.errors import StaleRefError, UnsupportedError
-from accel.hosts.op_codec import dump_op, load_op
 from accel.ops import KernelOp, Plan
 from accel.ref import AccelRef, RefView
+from accel.remote.op_codec import dump_op, load_op
 
 
 class Owner:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from accel.errors import FaultScope, HostDiedError, InvalidArgumentError
-from accel.hosts.protocol import (
+from accel.process.protocol import (
     GREETING,
     HEADER_BYTES,
     MAX_DESCRIPTORS,

@@ -13,9 +13,9 @@ import accel
 from accel import registry
 from accel.completion import AdaptiveCompletion, Pacing
 from accel.completion.adaptive import AdaptiveWatcher
-from accel.device.lane import EventPool, Lane
-from accel.device.run import Run
-from accel.device.submission import BatchSubmission
+from accel.engine.lane import EventPool, Lane
+from accel.engine.run import Run
+from accel.engine.submission import BatchSubmission
 from accel.errors import DriverError, FaultScope
 from accel.ops import Plan
 from tests.completion_support import PATIENCE, Device, Event, Mark, open_watcher

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import accel
-from accel.hosts.op_table import OpReader, OpWriter
 from accel.ops import KernelOp, Plan
+from accel.remote.op_table import OpReader, OpWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import accel
-from accel.device.pinned import PinnedMemory
-from accel.device.remote import arrays
+from accel.remote import arrays
+from accel.storage.pinned import PinnedMemory
 from tests.device_support import cancelled, child_pid, failure, task, until
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def test_a_landing_is_made_or_given_up_once() -> None:
 
     for first, wanted in (("copy", ["land", "close"]), ("give_up", ["close"])):
         each = Each()
-        made = arrays.Landing([each])  # type: ignore[list-item]
+        made = arrays.CopyBack([each])  # type: ignore[list-item]
         getattr(made, first)()
         made.copy()
         made.give_up()

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import accel
-from accel.device.remote.blocks import MappedBlocks
-from accel.device.remote.messages import ArenaSlice
+from accel.remote.blocks import MappedBlocks
+from accel.remote.messages import ArenaSlice
 from accel.testing import FaultPlan
 from tests.device_support import child_pid, failure, generation, in_flight, task, turns, until
 

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 
 import accel
-from accel.device.remote import actor
-from accel.device.remote.messages import Kind
-from accel.hosts.child import ChildProcess
-from accel.hosts.error_codec import encode_error
-from accel.hosts.exit_status import ExitStatus
-from accel.hosts.protocol import FrameDecoder, ProtocolError, encode_header, greeting
+from accel.process.child import ChildProcess
+from accel.process.exit_status import ExitStatus
+from accel.process.protocol import FrameDecoder, ProtocolError, encode_header, greeting
+from accel.remote import actor
+from accel.remote.error_codec import encode_error
+from accel.remote.messages import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 import accel
-from accel.device.remote import link
+from accel.remote import link
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

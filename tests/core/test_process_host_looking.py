@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 
 import accel
-from accel.device.remote.looking import Looker
+from accel.remote.looking import Looker
 from accel.testing import FaultPlan
 from tests.device_support import bounded, failure, generation, task, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from accel.engine.submission import Submission
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -30,12 +32,12 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     told: list[bool] = []
     once = Looker.attend_once
 
-    def attend_once(self: Looker, submission: accel.device.submission.Submission) -> bool:
+    def attend_once(self: Looker, submission: Submission) -> bool:
         told.append(once(self, submission))
         return told[-1]
 
     monkeypatch.setattr(Looker, "attend_once", attend_once)
-    monkeypatch.setattr("accel.device.remote.attention._FEW", 1)
+    monkeypatch.setattr("accel.remote.attention._FEW", 1)
     return told
 
 

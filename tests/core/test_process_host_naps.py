@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from accel.device.remote import attention
-from accel.device.remote.attention import Pacing
+from accel.remote import attention
+from accel.remote.attention import Pacing
 from tests.device_support import until
 
 if TYPE_CHECKING:

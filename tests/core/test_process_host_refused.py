@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import accel
-from accel.device.remote import arrays
 from accel.ops import Plan, Spec
+from accel.remote import arrays
 from accel.testing import FaultPlan
 from tests.device_support import bounded, child_pid, failure, task, until
-from tests.own_library_support import Scale, Sent
+from tests.own_library_support import PendingRequest, Scale
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -63,7 +63,7 @@ async def test_a_message_that_is_too_large_is_not_in_flight() -> None:
 async def test_a_ref_that_a_refused_op_named_first_is_described_again() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", faults=FaultPlan().kill_host_at(1, op="unary"))
-        await device.register(Sent)
+        await device.register(PendingRequest)
         x = await device.put(np.ones(4), durable=True)
         await failure(bounded(device.elementwise.unary("neg", x)), accel.ContextPoisonedError)
         await failure(bounded(device.run(Note(x, np.ones(2)))), accel.UnsupportedError)

@@ -15,9 +15,9 @@ import pytest
 
 import accel
 from accel.actors import ActorSystem
-from accel.device.remote import actor
-from accel.hosts import child as child_module
-from accel.hosts.child import ChildProcess
+from accel.process import child as child_module
+from accel.process.child import ChildProcess
+from accel.remote import actor
 from tests.child_support import OURS, children, no_child_left
 from tests.device_support import bounded, child_pid, failure, generation, until
 

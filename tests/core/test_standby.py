@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import accel
-from accel.device.remote import actor, standby
+from accel.remote import actor, standby
 from accel.testing import FaultPlan
 from tests.device_support import child_pid
-from tests.own_library_support import Scale, Sent
+from tests.own_library_support import PendingRequest, Scale
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +49,7 @@ def children() -> set[int]:
 def _is_worker(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return b"accel.hosts.worker" in file.read()
+            return b"accel.process.worker" in file.read()
     except OSError:
         return False
 
@@ -262,7 +262,7 @@ async def test_a_device_that_is_lost_has_no_spare() -> None:
 async def test_a_registered_library_goes_to_the_spare_too() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", standby="context", faults=FaultPlan().poison_at(1, LOST))
-        await device.register(Sent)
+        await device.register(PendingRequest)
         await spare_ready(device)
         await fault(device)
         x = await asyncio.wait_for(device.put(np.arange(4.0)), 20)

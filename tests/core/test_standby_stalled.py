@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import accel
-from accel.device.remote import actor
-from accel.device.remote.link import Link
-from accel.device.remote.messages import Kind
-from accel.device.remote.patience import Patience
+from accel.remote import actor
+from accel.remote.link import Link
+from accel.remote.messages import Kind
+from accel.remote.startup_timeout import StartupTimeout
 from accel.testing import FaultPlan
 from tests.device_support import failure
 
@@ -125,10 +125,10 @@ class Heard:
     has_spoken = False
 
 
-def waiting(seconds: float = 2.0) -> tuple[Clock, Heard, list[float], Patience]:
+def waiting(seconds: float = 2.0) -> tuple[Clock, Heard, list[float], StartupTimeout]:
     clock, heard, verdicts = Clock(), Heard(), list[float]()
     loop: Any = clock
-    return clock, heard, verdicts, Patience(loop, seconds, 120.0, heard, verdicts.append)
+    return clock, heard, verdicts, StartupTimeout(loop, seconds, 120.0, heard, verdicts.append)
 
 
 def test_who_says_nothing_is_given_up_once() -> None:

@@ -16,7 +16,7 @@ from accel_cuda.families.fft import Work
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from accel.device.core import DeviceCore
+    from accel.engine.core import DeviceCore
 
 __all__ = ["launch_all", "signal_kernels"]
 

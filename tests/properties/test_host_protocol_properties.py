@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from accel import errors
 from accel.errors import AccelError
-from accel.hosts.error_codec import decode_error, encode_error
-from accel.hosts.protocol import HEADER_BYTES, FrameDecoder, ProtocolError, greeting
+from accel.process.protocol import HEADER_BYTES, FrameDecoder, ProtocolError, greeting
+from accel.remote.error_codec import decode_error, encode_error
 from tests.host_support import End, message, open_descriptors
 
 MAX = 4096

@@ -1,0 +1,1 @@
+"""The way of one op: submission, dispatcher, kernel actors, lanes and contexts."""

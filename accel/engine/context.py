@@ -1,0 +1,474 @@
+"""One generation of a device: its streams and its memory, and the dispatch of ops to the kernel actors that own the streams.
+
+Everything here runs on the loop's thread; what may block is handed to ``run_blocking``. A context that has faulted is never used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from accel._log import get_logger
+from accel.backend import ChecksAlive, CountsCommands, KnowsShortages
+from accel.device.graph import GraphSubmission, Replay
+from accel.engine.failures import Failures
+from accel.engine.in_flight import ContextBase
+from accel.engine.kernels import LIBRARIES
+from accel.engine.lane import EventPool, Lane
+from accel.engine.offloaded import OffloadedCalls
+from accel.engine.op_error import raise_op_error, result_of
+from accel.engine.run import BATCH, Launch, OpSubmission, Run
+from accel.engine.scratch import Scratch
+from accel.engine.submission import BatchSubmission
+from accel.errors import AccelError, ClosedError, UnsupportedError
+from accel.memory import Allocator, DurableUsage
+from accel.ops import Free
+from accel.sharing.sharing import Sharing
+from accel.storage.buffers import Buffers, close_all
+from accel.storage.durable_slabs import DurableSlabs
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
+
+    from accel.backend import AccelDevice, AccelStream, Kernel
+    from accel.completion import Watcher
+    from accel.engine.core import DeviceCore
+    from accel.engine.kernel_library import OwnLibrary
+    from accel.engine.run import Bound, Port
+    from accel.engine.submission import Submission
+    from accel.memory import Dependency, Usage
+    from accel.ops import KernelOp, Plan
+    from accel.ref import AccelRef
+
+__all__ = ["Context"]
+
+logger = get_logger()
+
+
+class Context(ContextBase):
+    """The disposable part of a device.
+
+    Parameters
+    ----------
+    core
+        What the device keeps over all generations.
+    device
+        The backend's context.
+    watcher
+        How marks are waited for.
+    open_port
+        Makes the kernel actor of a library; called once per library.
+    """
+
+    def __init__(self, core: DeviceCore, device: AccelDevice, watcher: Watcher, open_port: Callable[[str], Awaitable[Port]]) -> None:
+        super().__init__(core)
+        self.device = device
+        self.watcher = watcher
+        allocator = Allocator(device.create_slab, device=core.name, limit=core.options.memory_limit, granularity=device.granularity)
+        self.durables = DurableSlabs(core, device, self._wait_for_ends)
+        self.buffers = Buffers(core, allocator, self.generation, self.check_alive, self.durables)
+        self.scratch = Scratch(device, allocator, core.system)
+        self.events = EventPool(device)
+        self.own: dict[str, OwnLibrary] = {}
+        self.beside = OffloadedCalls(self.own)
+        self.opening: AbstractContextManager[object] = nullcontext()  # entered while something is made that ops wait for
+        self.sharing = Sharing(self)
+        self.failures = Failures(self)
+        self.lanes: list[Lane] = []
+        self.ports: dict[str, Port] = {}
+        self._kernels: dict[type[KernelOp], Kernel] = {}
+        self._weigh: Callable[[KernelOp], int] | None = None
+        if isinstance(device, CountsCommands):
+            self._weigh, self.limit = device.commands, min(self.limit, device.queue_limit)
+        self.may_block: Callable[[Any, Any], bool] = device.may_block
+        self._open_port = open_port
+        self._chunk = max(1, self.limit // 2)
+        self._to_close = threading.Lock()  # whoever gets it closes, and keeps it
+
+    # -- dispatch: called by the device's actor, one submission at a time, in order
+
+    def dispatch_now(self, submission: OpSubmission) -> bool:
+        """Dispatch one op if nothing has to be waited for; else change nothing and return ``False``. What :meth:`dispatch` does, without a step of the loop."""
+        buffers, op = self.buffers, submission.op
+        if self.core.dropped:
+            buffers.apply_frees()
+        if type(op) is Free:
+            buffers.free(op.ref.buffer)
+            submission.succeed()
+            return True
+        port = self.ports.get(op.library)
+        if port is None and op.library in self.core.own:
+            return False
+        kernel = self._kernels.get(type(op)) or self._kernel(op)
+        if port is None:
+            return False
+        plan = submission.plan
+        assert plan is not None, "an op that is not dispatched has its plan"
+        lane, refs = port.lane, plan.writes
+        self._check_operands(plan)
+        if op.library in self.scratch.libraries and not self.scratch.reserve(op, lane):
+            return False
+        if plan.creates:
+            made = buffers.create(plan.creates, lane, submission.made)
+            if made is None:
+                self.scratch.give_up()
+                return False
+            refs += made
+        submission.result = result_of(op, refs, self.core.loop)
+        faults = self.core.options.faults
+        action = None if faults is None else faults.take(submission.name)
+        submission.bind(self, lane, kernel, action, 1 if self._weigh is None else self._commands(op))
+        self._take_place(submission, op, lane, plan, refs)
+        submission.outstanding = 1
+        self.sent(submission, 1, submission.commands)
+        if not port.hand_over(submission):
+            port.actor.tell(submission)
+        return True
+
+    def _check_operands(self, plan: Plan) -> None:
+        """Raise unless what an op uses is there, and may be read."""
+        blocks, failures = self.buffers.blocks, self.failures
+        for ref in plan.reads + plan.writes:
+            if ref.buffer not in blocks:
+                self.buffers.block(ref)  # which says what became of it
+        if failures.raised or failures.has_unsound:
+            failures.check(plan)
+
+    def _take_place(self, launch: Bound, op: KernelOp, lane: Lane, plan: Plan, refs: Iterable[AccelRef]) -> None:
+        """Make an op the next user of its memory; say at which addresses, which number it has, and what it waits for."""
+        blocks = self.buffers.blocks
+        lane.issued = seq = lane.issued + 1
+        failures = self.failures
+        if failures.is_tracking and (self.in_flight or failures.has_unsound or (plan.writes and lane.completed < seq - 1)):
+            failures.enlist(lane, seq, plan, refs)
+        dependencies: list[Dependency] = []
+        inputs: list[int] = []
+        outputs: list[int] = []
+        for ref in plan.reads:
+            block = blocks[ref.buffer]
+            block.usage.read(lane, seq, dependencies)
+            inputs.append(block.address + ref.offset)
+        for ref in refs:
+            block = blocks[ref.buffer]
+            block.usage.write(lane, seq, dependencies)
+            outputs.append(block.address + ref.offset)
+        if op.library in self.scratch.libraries:
+            outputs.append(self.scratch.lend(lane, seq, dependencies))
+        launch.inputs, launch.outputs, launch.seq, launch.dependencies = inputs, outputs, seq, dependencies
+
+    async def dispatch(self, submission: Submission) -> None:
+        """Give memory and places in line to the ops of a submission, and send them to their kernel actors.
+
+        Returns once they are sent, which takes no waiting but for a library's first use, a new slab, or room for a large batch. What the
+        submission itself got wrong is raised; so is, with nothing sent, that the context is gone.
+
+        Raises
+        ------
+        ContextPoisonedError
+            Also where a fault surfaces here, in making a stream or taking memory, before anything that runs tells of it.
+        """
+        try:
+            await self._dispatch(submission)
+        except AccelError as error:
+            if self.fault is not None or not error.is_fault:
+                raise
+            self.report_fault(error)
+            raise self.poisoned(error, submission) from None
+
+    async def _dispatch(self, submission: Submission) -> None:
+        if isinstance(submission, OpSubmission):
+            if isinstance(submission, GraphSubmission):
+                await self.open_own(submission.program.ops)
+                port = await self.port(submission.op.library)
+                with self.opening:
+                    await submission.place(self, port.lane)
+            while not submission.is_settled and not self.dispatch_now(submission):
+                port = await self.port(submission.op.library)
+                if not submission.is_settled:
+                    await self._provide(submission, 0, submission.op, port.lane)
+            return
+        assert isinstance(submission, BatchSubmission), "there are two kinds"
+        ops, count = submission.ops, len(submission.ops)
+        await self.open_own(ops)
+        port = await self.port(BATCH)
+        while (start := submission.sent) < count:
+            end, commands = self._next_chunk(ops, start)
+            await self.wait_for_room(commands)
+            if submission.is_settled:
+                # Its refs are void: memory that they were given now would never come back.
+                submission.void(max(start, submission.sound))
+                return
+            if self.core.dropped:
+                self.buffers.apply_frees()
+            if not self._send_ops(submission, end, port):
+                index = submission.sent
+                try:
+                    await self._provide(submission, index, ops[index], port.lane)
+                except Exception as raised:
+                    raise_op_error(raised, f"finding memory for {submission.kinds[index]}", self.core.loop, op_index=index)
+            elif end < count:
+                # A chunk of small ops runs in this turn of the loop, on some devices: others must get theirs.
+                await asyncio.sleep(0)
+
+    def batch_now(self, submission: BatchSubmission) -> bool:
+        """Send a batch if nothing has to be waited for; else return ``False``: :meth:`dispatch` sends what was not sent yet."""
+        core, ports, count = self.core, self.ports, len(submission.ops)
+        port = ports.get(BATCH)
+        if port is None or not count:
+            return False
+        end, commands = self._next_chunk(submission.ops, 0)
+        if end < count or self.commands + commands > self.limit:
+            return False
+        if core.own and any(op.library in core.own and op.library not in ports for op in submission.ops):
+            return False
+        if core.dropped:
+            self.buffers.apply_frees()
+        return self._send_ops(submission, count, port)
+
+    def _send_ops(self, submission: BatchSubmission, end: int, port: Port) -> bool:
+        """Send ops of a batch, from the first that was not sent to ``end``, all into one lane: a chain of ops needs no stream to wait for another's.
+
+        Returns whether there was room for all of them.
+        """
+        start, count = submission.sent, len(submission.ops)
+        launches: list[Launch] = []
+        try:
+            is_all = self._bind(submission, start, end, port.lane, launches)
+        except Exception as raised:
+            at = start + len(launches)
+            raise_op_error(raised, f"sending {submission.kinds[at]}", self.core.loop, op_index=at)
+        finally:
+            # Places in line that were given out must reach the lane even if a later op could not be bound.
+            if launches:
+                submission.sent = start + len(launches)
+                submission.places.append((port.lane, launches[0].seq, start, len(launches)))
+                self._send(Run(self, submission, port, launches, is_last=submission.sent == count))
+        return is_all
+
+    def _next_chunk(self, ops: Sequence[KernelOp], start: int) -> tuple[int, int]:
+        """Return the end of the part of a batch that is sent at once, and its commands: at least one op."""
+        if self._weigh is None:
+            end = min(start + self._chunk, len(ops))
+            return end, end - start
+        end, commands = start + 1, self._commands(ops[start])
+        while end < len(ops) and (more := commands + self._commands(ops[end])) <= self._chunk:
+            end, commands = end + 1, more
+        return end, commands
+
+    def _commands(self, op: KernelOp) -> int:
+        """Return what an op puts into the device's queues, on a device that counts."""
+        own = self.own.get(op.library)
+        assert self._weigh is not None, "the device counts"
+        return self._weigh(op) if own is None else own.library.launches
+
+    async def _provide(self, submission: Submission, index: int, op: KernelOp, lane: Lane) -> None:
+        """Take the memory that an op needs, and that is not there."""
+        with self.opening:
+            if op.library not in lane.provided:
+                await self.buffers.provide_workspaces(lane, op.library)
+            scratch = await self.scratch.specs((op,))
+            for plan in submission.plans[index : index + 1]:  # none, if it was settled meanwhile
+                await self.buffers.provide((*scratch, *plan.creates), lane)
+
+    def _send(self, run: Run) -> None:
+        count = len(run.launches)
+        run.submission.outstanding += count
+        self.sent(run.submission, count, run.commands)
+        if not run.actor.hand_over(run):
+            run.actor.tell(run)
+
+    def _bind(self, submission: BatchSubmission, start: int, end: int, lane: Lane, launches: list[Launch]) -> bool:
+        """Find kernels and memory of ops of a batch, and take their places in line; return whether there was room for all of them.
+
+        Parameters
+        ----------
+        submission, start, end
+            The batch, and which of its ops.
+        lane
+            Where they go.
+        launches
+            Gets those that are bound.
+        """
+        ops, plans, outputs = submission.ops, submission.plans, submission.outputs
+        buffers, kernels, scratch, faults = self.buffers, self._kernels, self.scratch, self.core.options.faults
+        for index in range(start, end):
+            op, plan = ops[index], plans[index]
+            kernel = kernels.get(type(op)) or self._kernel(op)
+            refs = plan.writes
+            self._check_operands(plan)
+            if op.library not in lane.provided or (op.library in scratch.libraries and not scratch.reserve(op, lane)):
+                return False
+            if plan.creates:
+                made = outputs[index]
+                if not buffers.place(made, lane):
+                    scratch.give_up()
+                    return False
+                refs += made
+            action = None if faults is None else faults.take(op.kind)
+            launch = Launch(op, kernel, action, index, 1 if self._weigh is None else self._commands(op))
+            self._take_place(launch, op, lane, plan, refs)
+            launches.append(launch)
+        return True
+
+    async def open_own(self, ops: Iterable[KernelOp]) -> None:
+        """See that the registered libraries are there whose kernels ``ops`` need, although they go into another's lane."""
+        own = self.core.own
+        if own:
+            for library in dict.fromkeys(op.library for op in ops if op.library in own):
+                await self.port(library)
+
+    def add_own(self, library: OwnLibrary) -> None:
+        """Take a registered library that was just made for this context."""
+        name, is_blocking, before = library.library.name, library.library.blocking, self.may_block
+        self.own[name] = library
+        # The backend is not asked about these ops: it may have some of the same kind, with other fields.
+        self.may_block = lambda lane, op: (
+            is_blocking if op.library == name else (is_blocking and type(op) is Replay and op.calls(name)) or before(lane, op)
+        )
+
+    def kernel_of(self, op: KernelOp) -> Kernel:
+        """Return how the op is enqueued."""
+        return self._kernels.get(type(op)) or self._kernel(op)
+
+    def _kernel(self, op: KernelOp) -> Kernel:
+        """Return how the op is enqueued: by a kernel of the backend's own, else by the one derived from its compute interface."""
+        own = self.own.get(op.library)
+        native = self.device.kernels(op.library) if own is None else own.kernels
+        kernel = native.get(op.kind) or LIBRARIES.get(op.library, {}).get(op.kind)
+        if kernel is None:
+            known = op.library in LIBRARIES or native
+            what = f"{op.library} has no {op.kind}" if known else f"there is no library {op.library!r}"
+            remedy = "Use another device." if known else "Register it first: await device.register(YourLibrary)."
+            remedy = remedy if own is None else f"Mark a method of the library with @accel.kernel({type(op).__name__})."
+            raise UnsupportedError(f"{what} on {self.core.description.backend}", op=op.kind, device=self.core.name, remedy=remedy)
+        self._kernels[type(op)] = kernel
+        return kernel
+
+    async def port(self, library: str) -> Port:
+        """Return the port of a library; at its first use make it, off the loop.
+
+        Raises
+        ------
+        ContextPoisonedError
+            Also where the fault surfaces here: whoever asks is told as everybody is, and everybody is told.
+        """
+        port = self.ports.get(library)
+        if port is None:
+            try:
+                with self.opening:
+                    port = await self._open_port(library)
+            except AccelError as error:
+                if not error.is_fault:
+                    raise
+                self.report_fault(error)
+                raise self.poisoned(error) from error.clone()
+            self.check_alive()
+            self.ports[library] = port
+        return port
+
+    def hold(self, ref: AccelRef, usage: Usage, release: Callable[[], object] | None) -> None:
+        """Take note of something that is no memory of the allocator's; see :meth:`~accel.storage.buffers.Buffers.hold`.
+
+        It is given back when it is not used any more, also if nothing is sent after that.
+        """
+        self.buffers.hold(ref, usage, release)
+        self._wait_for_ends()
+
+    def _wait_for_ends(self) -> None:
+        """Look, whenever work has ended, whether there is something to give back."""
+        self.after_retire = self._settle
+
+    def _settle(self) -> None:
+        if not self.buffers.settle():
+            self.after_retire = None
+
+    def apply_frees(self) -> None:
+        """Give the memory of dropped refs back."""
+        self.buffers.apply_frees()
+
+    def unfinished(self) -> list[int]:
+        """Return the durable buffers that are being written: by work that was sent to a stream and is not known to have ended."""
+        blocks = self.buffers.blocks
+        return [buffer for buffer in self.durables.buffers if blocks[buffer].usage.pending_write() is not None]
+
+    def tear(self, lane: Lane, first: int, last: int, why: str) -> None:
+        """Take note that work ``first`` to ``last`` of a lane failed halfway: the durable buffers that it writes hold neither the old nor the new contents."""
+        blocks = self.buffers.blocks
+        usages = ((buffer, blocks[buffer].usage) for buffer in self.durables.buffers)
+        torn = [buffer for buffer, usage in usages if isinstance(usage, DurableUsage) and usage.was_written(lane, first, last)]
+        if torn:
+            self.core.keeper.torn(torn, why)
+
+    def is_out_of_memory(self, raised: BaseException) -> bool:
+        """Return whether what a kernel, or a library's ``open``, raised is that library's way to say that the device has no memory. Any thread may ask."""
+        return isinstance(self.device, KnowsShortages) and self.device.is_out_of_memory(raised)
+
+    def fault_of(self, stream: AccelStream, error: AccelError) -> AccelError | None:
+        """Return the fault that is behind what a kernel, or a library's ``open``, raised; ``None`` where the device's context is alive, or cannot be asked.
+
+        Libraries that look for the device's errors themselves raise them as their own, before any mark of this context's tells of the fault.
+        """
+        if not isinstance(self.device, ChecksAlive):
+            return None
+        try:
+            self.device.check_alive(stream)
+        except Exception as found:
+            if isinstance(found, AccelError) and found.is_fault:
+                found.__cause__ = found.__cause__ or error
+                return found
+            logger.warning("context_not_asked", device=self.core.name, error=found)
+        return None
+
+    def busy_seconds(self) -> float:
+        """See :meth:`ContextBase.busy_seconds`."""
+        return self.beside.busy_seconds()
+
+    def memory(self) -> tuple[int, int, int]:
+        """Return the bytes of buffers, of slabs, and of what libraries work in. Any thread may ask."""
+        allocator = self.buffers.allocator
+        return allocator.used - self.buffers.lent, allocator.reserved + self.buffers.leaving_nbytes, self.buffers.lent
+
+    # -- the end
+
+    async def close(self, *, abandon: bool) -> None:
+        """Give everything back, off the loop. With ``abandon`` nothing that is still in a stream is waited for.
+
+        Cancelling ends the waiting, and so does a shortage of threads: what has not begun to be given back by then is so at once, abandoning what runs. In
+        a forked child this does nothing.
+        """
+        if self.core.is_inherited:
+            return
+        if self.fault is None:
+            # From here on nothing that surfaces in a stream is news.
+            self.fault = ClosedError(f"the context of {self.core.name} was closed", device=self.core.name)
+        self.fail_all(self.fault)
+        self.after_retire = None
+        try:
+            await self.watcher.aclose(abandon=abandon)
+            await self.sharing.aclose()
+            await self.buffers.aclose()
+            await self.durables.aclose()
+            await self.core.system.run_blocking(self._close_blocking, abandon)
+        except BaseException:  # cancelled, or no thread can be had
+            if not self.core.is_inherited:
+                self._close_blocking(abandon=True)
+            raise
+
+    def _close_blocking(self, abandon: bool) -> None:
+        if not self._to_close.acquire(blocking=False):
+            return  # another thread is at it, or was
+        self.beside.when_over(lambda: self._give_back(abandon), wait=not abandon)
+
+    def _give_back(self, abandon: bool) -> None:
+        for lane in self.lanes:
+            lane.close(abandon=abandon)
+        self.buffers.close(abandon=abandon)
+        for own in self.own.values() if not abandon else ():
+            own.close()
+        self.events.close()
+        close_all(self.sharing.take_all())
+        self.core.pinned.arena.detach(self.device)
+        self.device.close(abandon=abandon)

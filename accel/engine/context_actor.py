@@ -1,0 +1,283 @@
+"""The actor that makes contexts: one instance per generation, replaced by its supervisor when the context faults.
+
+The supervision loop that runs this actor is what rebuilds the context: a fault fails the actor, ``restarting`` gives the dead context back, the
+fresh instance's ``started`` makes the next one, within the budget and after the delays of the device's :class:`~accel.RestartStrategy`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from accel._log import get_logger
+from accel.actors import Actor, ActorContext, ActorRef, Terminated
+from accel.backend import PreparesLibraries
+from accel.device.graph import Capture
+from accel.engine.acquire import acquire
+from accel.engine.context import Context
+from accel.engine.durable_binding import bind_durable
+from accel.engine.host import KEEPER
+from accel.engine.in_flight import fault_behind
+from accel.engine.kernel_actor import NEVER_ENDS, KernelActor
+from accel.engine.kernel_library import OwnLibrary
+from accel.engine.lane import Lane
+from accel.engine.op_error import op_error
+from accel.engine.run import BATCH, Port
+from accel.errors import AccelError, ClosedError, DeviceLostError, OutOfMemoryError
+from accel.fate import TellsFaults
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accel.backend import AccelDevice
+    from accel.engine.core import DeviceCore
+    from accel.engine.host import Host
+
+__all__ = ["ContextActor", "ContextMonitor", "OpenLibrary", "Reopen"]
+
+logger = get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLibrary:
+    """Asks for the kernel actor of a library; answered with its :class:`~accel.engine.run.Port`, or with why there is none."""
+
+    library: str
+
+
+class ContextActor(Actor[OpenLibrary, "Port | AccelError"]):
+    """Owns one context, its lanes, and its kernel actors (which are its children, and end with it).
+
+    Parameters
+    ----------
+    core
+        What the device keeps over all generations.
+    publish
+        Told the context once it is ready, and ``None`` when it is not any more.
+    """
+
+    carries_context: ClassVar[bool] = False
+
+    def __init__(self, core: DeviceCore, publish: Callable[[Context | None], None]) -> None:
+        self._core = core
+        self._publish = publish
+        self._context: Context | None = None
+        self._pool: list[Lane] = []
+        self._turn = itertools.count()
+        self._lanes: dict[str, Lane] = {}  # of registered libraries that are being opened, or could not be
+
+    async def started(self, context: ActorContext) -> None:
+        """Make the context, warm the libraries that were asked for, and declare the generation ready."""
+        core = self._core
+        core.restarts_left = context.restarts_left
+        began = time.perf_counter()
+        device = await acquire(core.system, partial(core.memory_back.ask, core.backend.open, core.description.index), _abandon)
+        try:
+            watcher = core.options.completion.open(device, core.loop, core.shared)
+        except BaseException:
+            await core.system.run_blocking(_abandon, device)
+            raise
+        made = Context(core, device, watcher, partial(_open_port, context.self_ref))
+        try:
+            # Not through the mailbox, which is not served before this returns.
+            libraries = core.options.libraries
+            for library in dict.fromkeys(("memory", *libraries, *core.options.priorities, *((BATCH,) if libraries else ()))):
+                made.ports[library] = await self._open(made, library, context)
+                if isinstance(device, PreparesLibraries):
+                    await core.system.run_blocking(device.prepare, library, made.ports[library].lane.compute)
+            await core.pinned.attach(device)
+            await bind_durable(made)
+            core.capabilities = made.lanes[0].compute.capabilities()
+            made.check_alive()
+        except BaseException:
+            await made.close(abandon=True)
+            raise
+        self._context = made
+        made.on_fault = context.self_ref.fail
+        if isinstance(device, TellsFaults):
+            device.on_fault = partial(_told, made)
+        self._publish(made)
+        core.sharing = made.sharing
+        core.became_ready(began)
+
+    async def receive(self, message: OpenLibrary, context: ActorContext) -> Port | AccelError:
+        """Make the kernel actor of a library."""
+        made = self._context
+        assert made is not None, "a context actor that runs has a context"
+        # Whoever asked may not take the answer: the context before this one faulted meanwhile. So what was made is kept here.
+        port = made.ports.get(message.library)
+        if port is None:
+            try:
+                await self._open_own(made, message.library)
+                port = made.ports[message.library] = await self._open(made, message.library, context)
+            except Exception as error:  # what a library needs and is not there is not the context's end: it goes on
+                return op_error(error, f"opening library {message.library!r}", self._core.loop, library=message.library)
+        return port
+
+    async def _open_own(self, made: Context, library: str) -> None:
+        """Make the instance of a library that was registered, if it is one."""
+        make = self._core.own.get(library)
+        if make is None:
+            return
+        description = self._core.description
+        lane = self._lanes.get(library)
+        if lane is None:
+            lane = self._lanes[library] = await self._lane(made, library)
+
+        def open_it() -> OwnLibrary | AccelError:
+            try:
+                own = OwnLibrary(make(), description)
+                own.library.open(lane.stream)
+            except BaseException as raised:  # also a CancelledError, which awaiting this must not raise
+                is_out_of_memory = made.is_out_of_memory(raised)
+                what = f"opening library {library!r}"
+                return op_error(raised, what, self._core.loop, is_out_of_memory=is_out_of_memory, library=library)
+            return own
+
+        own = await self._core.system.run_blocking(open_it)
+        if isinstance(own, AccelError):
+            if isinstance(own, OutOfMemoryError):
+                made.buffers.release_idle()
+            raise own if own.is_fault else made.fault_of(lane.stream, own) or own
+        if self._core.own.get(library) is not make:  # who registered it has been cancelled meanwhile
+            await self._core.system.run_blocking(own.close)
+            raise ClosedError(f"library {library!r} is not registered any more", library=library, device=self._core.name)
+        made.add_own(own)
+
+    async def _open(self, made: Context, library: str, context: ActorContext) -> Port:
+        lane = self._lanes.get(library)
+        if lane is None:
+            lane = self._lanes[library] = await self._lane(made, library)
+        await made.buffers.provide_workspaces(lane, library)
+        # Never full: the context sends no more than max_in_flight at once.
+        size = self._core.options.max_in_flight * 2 + 2
+        ref = await context.spawn(KernelActor, made, name=library, mailbox_size=size, restart=NEVER_ENDS)
+        del self._lanes[library]
+        return Port(lane, ref)
+
+    async def _lane(self, made: Context, library: str) -> Lane:
+        """Return the lane that the ``streams`` option gives to a library."""
+        limit = self._core.options.lanes
+        # While a stream is captured, whatever is enqueued there becomes a part of the graph: captures share it with nobody.
+        is_shared = library != Capture.library
+        if is_shared and limit is not None and len(self._pool) >= limit:
+            return self._pool[next(self._turn) % limit]
+        lane = await self._core.system.run_blocking(self._make_lane, made, library)
+        if is_shared:
+            self._pool.append(lane)
+        made.lanes.append(lane)
+        return lane
+
+    @staticmethod
+    def _make_lane(made: Context, library: str) -> Lane:
+        device: AccelDevice = made.device
+        stream = device.create_stream(priority=made.core.options.priorities.get(library, 0))
+        lane = Lane(library, device, stream, device.create_compute(stream, library), made.events)
+        made.failures.listen(lane)
+        return lane
+
+    async def restarting(self, error: BaseException, context: ActorContext) -> None:
+        """Give the dead context back, waiting for nothing that runs in it."""
+        if self._context is not None and self._context.fault is None:
+            self._context.report_fault(fault_behind(error), is_survived=True)
+        logger.info("context_rebuilding", device=self._core.name, generation=self._core.lifecycle.generation)
+        await self._close(abandon=True)
+
+    async def stopped(self, context: ActorContext) -> None:
+        """Give the context back; with nothing left in its streams, their threads have ended when this returns."""
+        made = self._context
+        await self._close(abandon=made is None or made.fault is not None or made.in_flight > 0)
+
+    async def _close(self, *, abandon: bool) -> None:
+        made, self._context = self._context, None
+        if made is not None:
+            self._publish(None)
+            await made.close(abandon=abandon)
+
+
+async def _open_port(actor: ActorRef[OpenLibrary, Port | AccelError], library: str) -> Port:
+    answer = await actor.ask(OpenLibrary(library))
+    if isinstance(answer, AccelError):
+        raise answer.clone()
+    return answer
+
+
+def _abandon(device: AccelDevice) -> None:
+    device.close(abandon=True)
+
+
+def _told(context: Context, error: AccelError) -> None:
+    """Take note, on whatever thread, of a fault that surfaced elsewhere in the process: nobody may have asked this context anything."""
+    with contextlib.suppress(RuntimeError):  # its loop has ended
+        context.core.loop.call_soon_threadsafe(lambda: context.report_fault(error.clone()))
+
+
+class Reopen:
+    """Asks for another context of a device that was lost."""
+
+
+class ContextMonitor(Actor["Terminated | Reopen", None]):
+    """Watches the context's actor, declares the device lost when its supervisor has given up, and reopens it when it is asked to.
+
+    Parameters
+    ----------
+    core
+        What the device keeps over all generations.
+    host
+        Where its contexts live.
+    owner
+        The device's actor, of which the context's actor is a child.
+    """
+
+    carries_context: ClassVar[bool] = False
+
+    def __init__(self, core: DeviceCore, host: Host, owner: ActorContext) -> None:
+        self._core = core
+        self._host = host
+        self._owner = owner
+
+    async def started(self, context: ActorContext) -> None:
+        """Offer to reopen the device."""
+
+        def bring_up_again() -> None:
+            self._host.check_reopen()
+            context.self_ref.tell(Reopen())
+
+        self._core.bring_up_again = bring_up_again
+
+    async def receive(self, message: Terminated | Reopen, context: ActorContext) -> None:
+        """Take note that the context's actor is gone for good, or bring up another one."""
+        if isinstance(message, Reopen):
+            await self._reopen(context)
+        elif self._keeper() is None:  # else it was the one before
+            self._core.lost(message.error)
+
+    def _keeper(self) -> ActorRef[Any, Any] | None:
+        return next((child for child in self._owner.children if child.name == KEEPER), None)
+
+    async def _reopen(self, context: ActorContext) -> None:
+        """Have another keeper, with a restart budget of its own, once the last one has given everything back."""
+        try:
+            last = self._keeper()
+            if last is not None:
+                await last.wait_stopped()
+            keeper = await self._host.start(self._owner)
+        except Exception as error:
+            core = self._core
+            core.reopened(op_error(error, f"reopening {core.name}", core.loop, device=core.name))
+        else:
+            keeper.watch(context.self_ref)
+            self._core.reopened(None)
+
+    async def restarting(self, error: BaseException, context: ActorContext) -> None:
+        """Answer everything that waits."""
+        self._core.reopened(error)
+
+    async def stopped(self, context: ActorContext) -> None:
+        """Reopen it no more: the device's actor ends."""
+        self._core.bring_up_again = self._core.cannot_reopen
+        self._core.reopened(DeviceLostError(f"the actor of {self._core.name} ended while the device was reopened", device=self._core.name))

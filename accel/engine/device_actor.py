@@ -1,0 +1,207 @@
+"""The device's actor: its mailbox is the device's queue, and it sends one submission after the other to the context of the day."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
+
+from accel.actors import Actor, ActorContext
+from accel.device.graph import GraphSubmission
+from accel.engine.context_actor import ContextMonitor
+from accel.engine.op_error import op_error
+from accel.engine.run import OpSubmission
+from accel.engine.submission import BatchSubmission, Submission
+from accel.errors import AccelError, StaleRefError
+from accel.ops import Free
+from accel.remote.standby import StandbyActor
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Collection
+
+    from accel.engine.core import DeviceCore
+    from accel.engine.host import Host
+
+__all__ = ["DeviceActor"]
+
+
+class DeviceActor(Actor[Submission, None]):
+    """Takes submissions in order; waits while there is no context, or no room on the device.
+
+    Parameters
+    ----------
+    core
+        What the device keeps over all generations.
+    host
+        Where its contexts live.
+    """
+
+    carries_context: ClassVar[bool] = False
+
+    def __init__(self, core: DeviceCore, host: Host) -> None:
+        self._core = core
+        self._host = host
+        self._moving: dict[asyncio.Task[None], _Uses] = {}  # what was taken out of the queue and waits, beside it; its buffers
+
+    async def started(self, context: ActorContext) -> None:
+        """Bring up the first context, and have its actor watched."""
+        keeper = await self._host.start(context)
+        monitor = await context.spawn(ContextMonitor, self._core, self._host, context, name="monitor")
+        keeper.watch(monitor)
+        standby = self._core.options.standby
+        if standby != "none":
+            await context.spawn(StandbyActor, self._core, standby, name="standby")
+
+    async def stopped(self, context: ActorContext) -> None:
+        """See that nobody waits for a device whose actor is gone."""
+        core, moving = self._core, tuple(self._moving)
+        for task in moving:
+            task.cancel()
+        if moving:
+            await asyncio.wait(moving)
+        if core.children is not None:
+            await core.children.gone()
+        if core.is_closing or context.system.state != "open":
+            core.closed()
+        else:
+            core.lost(None)
+
+    def receive_now(self, message: Submission, context: ActorContext) -> bool:
+        """Send an op or a batch on its way in its caller's turn, if it need not wait for a context, for room, or for something to be made."""
+        core, day, kind = self._core, self._host.context, type(message)
+        if (
+            (kind is not OpSubmission and kind is not BatchSubmission)
+            or message.generation != core.live_generation
+            or day is None
+            or day.fault is not None
+            or day.commands >= day.limit
+            or message.future.done()
+            or (self._moving and self._in_the_way(message))
+        ):
+            return False
+        try:
+            sent: bool = day.dispatch_now(message) if kind is OpSubmission else day.batch_now(message)
+        except BaseException as error:
+            self._answer(message, error)
+            return True
+        return sent
+
+    def refused(self, message: Submission) -> None:
+        """Answer what was queued when the actor stopped."""
+        message.void(0)
+        message.reject(self._core.lifecycle.final_error())
+
+    async def receive(self, message: Submission, context: ActorContext) -> None:
+        """Send one submission on its way, or answer it with what keeps it from going.
+
+        One that waits for room for its array lets others pass, but for those that use a buffer of its own: they are sent after it.
+        """
+        if self.receive_now(message, context):
+            return
+        day, before = self._host.context, self._in_the_way(message)
+        if not before and (day is None or not day.must_wait(message)):
+            await self._send(message)
+            return
+        while len(self._moving) >= self._core.options.max_in_flight:
+            try:
+                await self._waiting(asyncio.wait(self._moving, return_when=asyncio.FIRST_COMPLETED))
+            except asyncio.CancelledError:  # the actor stops
+                self.refused(message)
+                raise
+        task = self._core.loop.create_task(self._send(message, before))
+        self._moving[task] = _uses(message)
+        task.add_done_callback(self._moving.pop)
+
+    def _in_the_way(self, message: Submission) -> list[asyncio.Task[None]]:
+        """Return what was taken out of the queue before a submission, and uses a buffer that it uses, where not both only read it."""
+        if not self._moving:
+            return []
+        reads, writes = _uses(message)
+        return [
+            task
+            for task, (its_reads, its_writes) in self._moving.items()
+            if not (writes.isdisjoint(its_reads) and writes.isdisjoint(its_writes) and reads.isdisjoint(its_writes))
+        ]
+
+    async def _send(self, message: Submission, before: Collection[asyncio.Task[None]] = ()) -> None:
+        try:
+            if before:
+                await self._waiting(asyncio.wait(before))
+            await self._forward(message)
+        except (asyncio.CancelledError, GeneratorExit):  # the actor stops: code of users is called, and never awaited
+            self.refused(message)
+            raise
+        except BaseException as error:
+            self._answer(message, error)
+
+    def _answer(self, submission: Submission, raised: BaseException) -> None:
+        """Answer a submission with what went wrong on its way."""
+        core = self._core
+        error = op_error(raised, f"sending {submission.name}", core.loop)
+        # A clone: the traceback of this one holds frames that hold the submission, whose future would hold the error.
+        submission.reject_from(error.op_index or 0, error.clone(op=error.op or submission.name, device=error.device or core.name))
+
+    async def _forward(self, submission: Submission) -> None:
+        core, host = self._core, self._host
+        while not submission.future.done():
+            if not core.is_ready:
+                await self._waiting(core.lifecycle.wait_ready())
+            if submission.generation != core.live_generation:
+                self._recheck(submission)
+            context = host.context
+            try:
+                if context.commands >= context.limit:
+                    await self._waiting(context.wait_for_room(1))
+                    continue  # its caller may have gone in the meantime
+                await context.dispatch(submission)
+            except AccelError:
+                # A context that died with the submission unsent is no fault of the submission: the next one will do.
+                if context.fault is None:
+                    raise
+                if submission.launched:
+                    raise context.poisoned(context.fault, submission) from None
+                continue
+            return
+        submission.void(0)
+
+    async def _waiting(self, what: Awaitable[object]) -> None:
+        """Wait with a submission in hand, which is counted as queued."""
+        self._core.in_hand += 1
+        try:
+            await what
+        finally:
+            self._core.in_hand -= 1
+
+    def _recheck(self, submission: Submission) -> None:
+        """See whether the operands outlived the rebuild that came between the sending and now.
+
+        Raises
+        ------
+        StaleRefError
+            If one did not.
+        """
+        core = self._core
+        for plan in submission.plans:
+            for ref in (*plan.reads, *plan.writes):
+                if ref.generation != core.live_generation:
+                    core.check_ref(ref, None, plan)
+        if isinstance(submission, (BatchSubmission, GraphSubmission)):
+            raise StaleRefError(
+                f"the context was rebuilt while the {'batch' if isinstance(submission, BatchSubmission) else 'graph'} was recorded",
+                reason="generation",
+                device=core.name,
+                generation=core.live_generation,
+            )
+        if core.is_watchful:
+            core.durable.sent(submission)
+        submission.generation = core.live_generation
+
+
+_Uses: TypeAlias = "tuple[frozenset[int], frozenset[int]]"
+"""The buffers that a submission reads, and those that it writes or frees, as far as others may use them too."""
+
+
+def _uses(submission: Submission) -> _Uses:
+    if isinstance(submission, OpSubmission) and type(submission.op) is Free:
+        return frozenset(), frozenset((submission.op.ref.buffer,))
+    plans = submission.plans
+    return frozenset([ref.buffer for plan in plans for ref in plan.reads]), frozenset([ref.buffer for plan in plans for ref in plan.writes])

@@ -1,0 +1,36 @@
+"""The places in line of work that was dropped: nothing runs there, and they are over when what comes before them is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from accel.engine.marks import LaneMark
+from accel.errors import AccelError
+
+if TYPE_CHECKING:
+    from accel.engine.context import Context
+    from accel.engine.run import Sendable
+
+__all__ = ["pass_over"]
+
+
+def pass_over(context: Context, run: Sendable) -> None:
+    """See that the lane's clock passes the numbers of a run that was dropped, also if nothing comes after it.
+
+    Its lane waits, in its stream, for what the run depends on: the recorded uses stand for that.
+    """
+    lane, launches = run.lane, run.launches
+    if lane.completed >= launches[0].seq - 1 and all(other.completed >= seq for op in launches for other, seq in op.dependencies):
+        lane.complete(launches[-1].seq)
+        return
+    event = lane.events.take()
+    try:
+        is_over = lane.stream.record(event)
+    except AccelError as error:
+        context.report_fault(error)
+        return
+    mark = LaneMark(context, lane, launches[-1].seq, event, "dropped")
+    if is_over:
+        mark.complete()
+    else:
+        context.watcher.watch(mark)

@@ -1,0 +1,232 @@
+"""Work that fails in a stream without a fault of the context: whose error it is, and which memory must not be read because of it.
+
+Only streams that run Python have such work (see :class:`accel.backend.ReportsFailures`). The op whose work failed ends with its error; so do the ops behind
+it that read what it was to write, or what such an op made of it. Memory is tracked by whole buffers: one is sound again once all of it is written anew.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING
+
+from accel.backend import ReportsFailures
+from accel.engine.op_error import op_error
+from accel.engine.run import OpSubmission
+from accel.engine.submission import BatchSubmission
+from accel.memory import Block
+from accel.ref import RefView
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from accel.engine.context import Context
+    from accel.engine.lane import Lane
+    from accel.engine.run import Sendable
+    from accel.errors import AccelError
+    from accel.memory import Dependency, Timeline, Usage
+    from accel.ops import KernelOp, Plan
+    from accel.ref import AccelRef
+    from accel.storage.buffers import Held
+
+__all__ = ["Failures"]
+
+
+class _Uses:
+    """What an op on its way does to memory, as far as a failure before it matters.
+
+    Attributes
+    ----------
+    reads : list of Dependency
+        Writes whose results it reads, and which were not known to be over at its dispatch.
+    keeps : list of Dependency
+        Such writes whose results stay, in part, in what it writes.
+    replaces : list of Dependency
+        Such writes whose results it overwrites: they stay if it never runs.
+    replaced : AccelError or None
+        What is wrong with results that it overwrites.
+    error : AccelError or None
+        What it ends with.
+    """
+
+    __slots__ = ("error", "keeps", "reads", "replaced", "replaces")
+
+    def __init__(self) -> None:
+        self.reads: list[Dependency] = []
+        self.keeps: list[Dependency] = []
+        self.replaces: list[Dependency] = []
+        self.replaced: AccelError | None = None
+        self.error: AccelError | None = None
+
+
+class Failures:
+    """The failed work of one context. Used on the loop's thread, but for what streams report.
+
+    Parameters
+    ----------
+    context
+        The context.
+
+    Attributes
+    ----------
+    is_tracking : bool
+        Whether a stream of the context reports failures. Without one there is nothing to do.
+    raised : deque
+        What streams have reported and the loop has not looked at: the number of an op, and what its work raised.
+    uses : dict
+        By number, in the order of dispatch: what ops that have not ended do to memory.
+    has_unsound : bool
+        Whether there may be memory that must not be read.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.is_tracking = False
+        self.raised: deque[tuple[Dependency, BaseException]] = deque()
+        self.uses: dict[Dependency, _Uses] = {}
+        self.has_unsound = False
+        self._dropped: list[Dependency] = []
+        # By usage and not by buffer, because the buffers of a graph share one.
+        self._unsound: weakref.WeakKeyDictionary[Usage, AccelError] = weakref.WeakKeyDictionary()
+
+    def listen(self, lane: Lane) -> None:
+        """Have a lane's stream report what its work raises, if it can."""
+        stream, raised = lane.stream, self.raised
+        if isinstance(stream, ReportsFailures):
+            # Ops are enqueued in the order of their numbers: this is the number of the one that enqueues.
+            stream.report_failures(lambda: lane.enqueued + 1, lambda seq, error: raised.append(((lane, seq), error)))
+            self.is_tracking = True
+
+    # -- at the dispatch of an op
+
+    def check(self, plan: Plan) -> None:
+        """Raise the error of the op that was to write what an op would read."""
+        for ref in plan.reads + plan.writes if plan.updates else plan.reads:
+            if ref.nbytes:
+                self.check_sound(self._context.buffers.block(ref).usage)
+        self.has_unsound = bool(self._unsound)
+
+    def check_sound(self, usage: Usage) -> None:
+        """Raise the error of the op that was to write some memory."""
+        self._collect()
+        error = self._unsound.get(usage)
+        if error is not None:
+            raise error.clone()
+
+    def enlist(self, lane: Lane, seq: int, plan: Plan, refs: Iterable[AccelRef]) -> None:
+        """Take note of what an op reads and writes; ``refs`` are those that it writes and makes. Called before its uses are recorded.
+
+        Where nothing is in flight and all memory is sound, there is nothing to take note of. What ops of one batch read of each other need not be known, only
+        what they overwrite: that stays if they are not launched.
+        """
+        blocks = self._context.buffers.blocks
+        uses = _Uses()
+        for ref in plan.reads:
+            write = blocks[ref.buffer].usage.pending_write()
+            if write is not None:
+                uses.reads.append(write)
+        for ref in plan.writes:
+            block = blocks[ref.buffer]
+            write = block.usage.pending_write()
+            if write is not None:
+                (uses.reads if plan.updates else uses.keeps if _is_part(ref, block) else uses.replaces).append(write)
+        if self.has_unsound:
+            for ref in refs:  # what an op updates has been found to be sound: here are its other results
+                block = blocks[ref.buffer]  # a new buffer can have an old one's usage
+                if not _is_part(ref, block):
+                    uses.replaced = self._unsound.pop(block.usage, uses.replaced)
+        if uses.reads or uses.keeps or uses.replaces or uses.replaced is not None:
+            self.uses[lane, seq] = uses
+
+    # -- at the end of an op
+
+    def settle(self, run: Sendable) -> None:
+        """Answer the first op of a run whose work has failed, or that has read what such an op was to write. The run's mark is passed."""
+        self._collect()
+        for launch in run.launches:
+            uses = self.uses.pop((run.lane, launch.seq), None)
+            if uses is not None and uses.error is not None and not run.submission.is_dropped(launch.index):
+                index = None if isinstance(run, OpSubmission) else launch.index
+                run.submission.reject_from(launch.index, uses.error.clone(op_index=index))
+
+    def failed(self, lane: Lane, seq: int, error: AccelError) -> None:
+        """Take note that an op failed after its work began to be enqueued."""
+        if self.is_tracking:
+            self.raised.append(((lane, seq), error))
+
+    def dropped(self, lane: Lane, seq: int) -> None:
+        """Take note that an op will never run: what it was to overwrite stays."""
+        still = [key for key in self._dropped if key[1] > key[0].completed]
+        for key in self._dropped if len(still) < len(self._dropped) else ():
+            if key[1] <= key[0].completed:
+                self.uses.pop(key, None)
+        self._dropped = still
+        uses = self.uses.get((lane, seq))
+        if uses is not None:
+            still.append((lane, seq))
+            uses.reads, uses.keeps, uses.replaces = [], uses.keeps + uses.replaces, []
+            if uses.replaced is not None:
+                self._spread({(lane, seq)}, uses.replaced)
+
+    def _collect(self) -> None:
+        """Look at what streams have reported. An op's work has done so before the op's mark, or that of an op behind it, is passed."""
+        while self.raised:
+            key, raised = self.raised.popleft()
+            uses = self.uses.setdefault(key, _Uses())
+            if uses.error is None:
+                uses.error = self._error(key, raised)
+                self._spread(self._with_run(key), uses.error)
+
+    def _spread(self, failed: set[Dependency], error: AccelError) -> None:
+        """Give the error of failed ops to those that read their results, and so on. No op was dispatched before one whose results it reads."""
+        for key, uses in self.uses.items():
+            if uses.error is None and not failed.isdisjoint(uses.reads):
+                uses.error = error
+                failed |= self._with_run(key)
+            if not failed.isdisjoint(uses.keeps):
+                failed.add(key)
+            if not failed.isdisjoint(uses.replaces):
+                uses.replaced = error
+        self._make_unsound(failed, error)
+
+    def _with_run(self, key: Dependency) -> set[Dependency]:
+        """Return an op's number, and those of the ops behind it in its run of a batch that were launched: they count as failed, whatever they read."""
+        lane, seq = key
+        for submission in self._context.submissions:
+            for other, first, _, count in submission.places if isinstance(submission, BatchSubmission) else ():
+                if other is lane and first <= seq < first + count:
+                    return {key, *((lane, each) for each in range(seq, first + count) if each not in lane.dropped)}
+        return {key}
+
+    def _make_unsound(self, failed: set[Dependency], error: AccelError) -> None:
+        """Let nothing read what failed ops were to write, unless it is written anew behind them."""
+        context = self._context
+        found = {buffer: block.usage for buffer, block in context.buffers.blocks.items() if block.usage.last_write() in failed}
+        for usage in found.values():
+            self._unsound[usage] = error
+            self.has_unsound = True
+        torn = context.durables.buffers.intersection(found)
+        if torn:
+            context.core.keeper.torn(torn, f"the work of the {error.op} op that wrote it failed")
+
+    def _error(self, key: Dependency, raised: BaseException) -> AccelError:
+        core, op = self._context.core, self._op(*key)
+        library, kind = (None, None) if op is None else (op.library, op.kind)
+        error = op_error(raised, f"the work of {kind} of library {library!r}", core.loop, library=library)
+        return error.clone(op=error.op or kind, library=error.library or library, device=core.name, generation=self._context.generation)
+
+    def _op(self, lane: Timeline, seq: int) -> type[KernelOp] | None:
+        """Return the class of the op with a number. One whose work was just reported has not retired."""
+        for submission in self._context.submissions:
+            if isinstance(submission, BatchSubmission):
+                for other, first, start, count in submission.places:
+                    if other is lane and first <= seq < first + count:
+                        return submission.classes[start + seq - first]
+            elif isinstance(submission, OpSubmission) and submission.lane is lane and submission.seq == seq:
+                return submission.op_class
+        return None
+
+
+def _is_part(ref: AccelRef, block: Block | Held) -> bool:
+    """Return whether a ref names less than the whole of its buffer."""
+    return isinstance(ref, RefView) and ref.nbytes < (block.nbytes if isinstance(block, Block) else ref.base.nbytes)

@@ -1,0 +1,85 @@
+"""Kernels that are called on worker threads, and what must not be given back under them."""
+
+from __future__ import annotations
+
+import threading
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from accel.errors import ClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container
+
+    from accel.ops import KernelOp
+
+__all__ = ["OffloadedCalls"]
+
+
+class OffloadedCalls:
+    """The calls of one context that run beside the loop.
+
+    Who waits for a call may be cancelled; the call itself cannot be, and goes on using streams, handles and memory. So these are given back by way of
+    :meth:`when_over`.
+
+    Parameters
+    ----------
+    own
+        Names of the registered libraries, whose calls may do their work here; all others load or compile.
+    """
+
+    def __init__(self, own: Container[str]) -> None:
+        self._own = own
+        self._changed = threading.Condition()
+        self._running = self._loading = 0
+        self._loading_since = self._loaded_before = 0.0
+        self._is_over = False
+        self._then: Callable[[], None] | None = None
+
+    def run(self, kernel: Callable[..., None], lane: Any, op: KernelOp, *operands: Any) -> None:
+        """Call a kernel on this thread, unless everything is being given back already; then raise :class:`~accel.ClosedError`."""
+        with self._changed:
+            if self._is_over:
+                raise ClosedError("the context was closed before this was enqueued")
+            self._running += 1
+            self._load(op, 1)
+        try:
+            kernel(lane, op, *operands)
+        finally:
+            then: Callable[[], None] | None = None
+            with self._changed:
+                self._running -= 1
+                self._load(op, -1)
+                if not self._running:
+                    then, self._then = self._then, None
+                    self._changed.notify_all()
+            if then is not None:
+                then()
+
+    def _load(self, op: KernelOp, change: int) -> None:
+        if op.library not in self._own:
+            self._loaded_before, self._loading_since = self.busy_seconds(), monotonic()
+            self._loading += change
+
+    def busy_seconds(self) -> float:
+        """Return for how many seconds so far something was loaded or compiled here. Any thread may ask."""
+        return self._loaded_before + (monotonic() - self._loading_since if self._loading else 0.0)
+
+    def when_over(self, give_back: Callable[[], None], *, wait: bool) -> None:
+        """Let no further call begin, and call ``give_back`` once when none runs any more.
+
+        Parameters
+        ----------
+        give_back
+            What gives back what the calls use.
+        wait
+            Whether to block until then. Otherwise this returns at once, and the thread whose call ends last does it.
+        """
+        with self._changed:
+            self._is_over = True
+            while wait and self._running:
+                self._changed.wait()
+            if self._running:
+                self._then = give_back
+                return
+        give_back()

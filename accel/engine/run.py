@@ -1,0 +1,370 @@
+"""What a kernel actor is sent: ops of one submission that go into one lane, bound to addresses; and the mark that tells their end.
+
+An op that is awaited by itself is one object on its whole way, an :class:`OpSubmission`: what its caller waits for, what the device's actor takes,
+what the kernel actor enqueues and what the watcher watches. A batch is a :class:`~accel.engine.submission.BatchSubmission`, cut into a :class:`Run`
+for each chunk, with a :class:`Launch` for each op.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
+
+from accel.engine.submission import Submission
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Hashable, Sequence
+
+    from accel.actors import ActorRef
+    from accel.backend import AccelEvent, Injection, Kernel
+    from accel.completion import Looks
+    from accel.engine.context import Context
+    from accel.engine.lane import Lane
+    from accel.engine.submission import BatchSubmission
+    from accel.errors import AccelError
+    from accel.memory.usage import Dependency
+    from accel.ops import KernelOp, Plan
+    from accel.ref import AccelRef
+    from accel.remote.context import RemoteContext
+
+__all__ = ["BATCH", "Bound", "Launch", "OpSubmission", "Port", "Run", "Sendable"]
+
+
+BATCH = "batch"
+"""Name of the kernel actor that enqueues the ops of batches, whatever their libraries."""
+
+
+class Port:
+    """Where ops go: a lane, and the kernel actor that enqueues into it.
+
+    Attributes
+    ----------
+    lane : Lane
+        The stream they are enqueued in.
+    actor : ActorRef
+        The kernel actor.
+    hand_over : callable
+        The actor's :meth:`~accel.ActorRef.hand_over`.
+    """
+
+    __slots__ = ("actor", "hand_over", "lane")
+
+    def __init__(self, lane: Lane, actor: ActorRef[Sendable, None]) -> None:
+        self.lane = lane
+        self.actor = actor
+        self.hand_over = actor.hand_over_here
+
+
+class Launch:
+    """One op of a batch, ready to be enqueued once it has a place in line.
+
+    Attributes
+    ----------
+    op, kernel
+        What to do, and how.
+    inputs, outputs : sequence of int
+        Addresses.
+    seq : int
+        Its number on the lane's clock.
+    dependencies : list
+        What must be over on other lanes before it starts.
+    action : Injection or AccelError or None
+        What a fault plan does to it.
+    index : int
+        Its place in the submission.
+    beside : bool or None
+        Whether it is enqueued on another thread, because that may block; ``None`` until the backend was asked.
+    commands : int
+        What it puts into the device's queues.
+    """
+
+    __slots__ = ("action", "beside", "commands", "dependencies", "index", "inputs", "kernel", "op", "outputs", "seq")
+
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+    seq: int
+    dependencies: list[Dependency]
+
+    def __init__(self, op: KernelOp, kernel: Kernel, action: Injection | AccelError | None, index: int, commands: int) -> None:
+        self.op = op
+        self.commands = commands
+        self.kernel = kernel
+        self.action = action
+        self.index = index
+        self.beside: bool | None = None
+
+
+class Run:
+    """Consecutive launches of a batch, and the mark that ends them; see :class:`accel.completion.Pending`.
+
+    Attributes
+    ----------
+    submission, launches
+        What goes into the lane.
+    lane, stream, actor
+        Where, and by whom.
+    is_last : bool
+        Whether the submission ends with it.
+    is_attended : bool
+        Whether who waits for the batch looks for its end itself.
+    commands : int
+        What the launches put into the device's queues.
+    event, enqueued_at, kind
+        The mark, once it is recorded.
+    """
+
+    __slots__ = ("_context", "actor", "commands", "enqueued_at", "event", "is_last", "kind", "lane", "launches", "stream", "submission")
+
+    def __init__(self, context: Context, submission: BatchSubmission, port: Port, launches: list[Launch], *, is_last: bool) -> None:
+        self._context = context
+        self.submission = submission
+        self.lane = port.lane
+        self.stream = port.lane.stream
+        self.actor = port.actor
+        self.launches = launches
+        self.commands = sum([launch.commands for launch in launches])
+        self.is_last = is_last
+        self.kind: Hashable = None
+
+    @property
+    def is_attended(self) -> bool:
+        """Whether who waits for the batch looks for its end itself."""
+        return self.is_last and self.submission.is_attended
+
+    @property
+    def nap(self) -> asyncio.Future[None] | None:
+        """See :attr:`accel.engine.submission.Submission.nap`."""
+        return self.submission.nap
+
+    @nap.setter
+    def nap(self, nap: asyncio.Future[None] | None) -> None:
+        self.submission.nap = nap
+
+    def marked(self, event: AccelEvent) -> None:
+        """Take note of the mark, which is not passed yet."""
+        self.event = event
+        self.lane.mark, self.lane.newest = event, self.launches[-1].seq
+        self.kind = _run_kind(self.submission, self.launches)
+        self.enqueued_at = perf_counter()
+        if self.is_last:
+            self.submission.release_operands()
+            self.submission.mark = self
+
+    def is_overtaken(self) -> bool:
+        """Return whether a later mark of the lane is known, or found, to be passed."""
+        return self.lane.has_passed(self.launches[-1].seq)
+
+    def attend(self, *, stays: bool) -> bool:
+        """Do for the batch what :meth:`OpSubmission.attend` does for an op."""
+        context = self._context
+        if context.fault is not None:
+            return True
+        if stays:
+            return context.watcher.attend_once(self)
+        context.watcher.attend(self)
+        return True
+
+    def complete(self) -> None:
+        """Retire the ops; called by the watcher, once."""
+        lane, failures = self.lane, self._context.failures
+        lane.complete(self.launches[-1].seq)
+        lane.events.give(self.event)
+        if failures.raised or failures.uses:
+            failures.settle(self)
+        self._context.retire(self.submission, len(self.launches), self.commands, is_last=self.is_last)
+
+    def fail(self, error: AccelError) -> None:
+        """Report that the mark will never be passed; called by the watcher, once."""
+        self._context.report_fault(error)
+
+
+class OpSubmission(Submission):
+    """One op that is awaited by itself: message, run of one launch, and mark in one. Much is set only when it is bound.
+
+    Attributes
+    ----------
+    made : tuple of AccelRef or None
+        The refs of what it makes, where somebody has named them already.
+    op_class : type
+        The op's.
+    op, plan
+        The work, and what it does to memory; ``None`` when it has reached the device, so that operands are not kept from being freed.
+    kernel, inputs, outputs, seq, dependencies, action, beside, commands
+        As of a :class:`Launch`.
+    lane, stream, event, enqueued_at, kind
+        As of a :class:`Run`.
+    watcher : Looks or None
+        With whom its caller looks for its end, once it is on its way.
+    """
+
+    __slots__ = (
+        "_context", "action", "beside", "commands", "dependencies", "enqueued_at", "event", "inputs", "kernel", "kind", "lane", "made", "op", "op_class",
+        "outputs", "plan", "seq", "stream", "watcher",
+    )  # fmt: skip
+
+    _context: Context | RemoteContext
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+    seq: int
+    dependencies: list[Dependency]
+
+    index: ClassVar[int] = 0
+    is_last: ClassVar[bool] = True
+
+    def __init__(self, op: KernelOp, plan: Plan, future: asyncio.Future[Any], generation: int) -> None:
+        # Not by super(): this is on the way of every op.
+        self.name = op.kind
+        self.future = future
+        self.generation = generation
+        self.launched = 0
+        self.outstanding = 0
+        self.result = None
+        self.timer = None
+        self.op_class = type(op)
+        self.op: Any = op
+        self.plan: Plan | None = plan
+        self.made: tuple[AccelRef, ...] | None = None
+        self.event: AccelEvent | None = None
+        self.watcher: Looks | None = None
+        self.is_attended = False
+        self.nap = None
+
+    def sent_by(self, context: RemoteContext) -> None:
+        """Take note of who has sent the op to another process."""
+        self._context = context
+        self.watcher = context.watcher
+
+    def bind(self, context: Context, lane: Lane, kernel: Kernel, action: Injection | AccelError | None, commands: int) -> None:
+        """Take note of where it goes, and how."""
+        self._context = context
+        self.lane = lane
+        self.stream = lane.stream
+        self.kernel = kernel
+        self.action = action
+        self.beside: bool | None = None
+        self.commands = commands
+
+    @property
+    def kinds(self) -> Sequence[str]:
+        """The op's name."""
+        return (self.name,)
+
+    @property
+    def plans(self) -> Sequence[Plan]:
+        """What the op does to memory."""
+        return () if self.plan is None else (self.plan,)
+
+    @property
+    def submission(self) -> Submission:
+        """Itself."""
+        return self
+
+    @property
+    def launches(self) -> Sequence[Bound]:
+        """Itself alone."""
+        return (self,)
+
+    def is_dropped(self, index: int) -> bool:
+        """Whether the op is not to be launched any more."""
+        return self.future.done()
+
+    def reject_from(self, index: int, error: AccelError) -> None:
+        """Answer with the op's error."""
+        self.reject(error)
+
+    def release_operands(self) -> None:
+        """Let go of the operands."""
+        self.op = None
+        self.plan = None
+
+    def void(self, index: int) -> None:
+        """Do nothing: nobody has the refs yet."""
+
+    def void_unsound(self) -> None:
+        """Do nothing: nobody has the refs yet."""
+
+    def marked(self, event: AccelEvent) -> None:
+        """Take note of the mark, which is not passed yet."""
+        self.event = event
+        lane = self.lane
+        lane.mark, lane.newest = event, self.seq
+        self.watcher = self._context.watcher
+        self.enqueued_at = perf_counter()
+        # Ops of one kind that move as much to the nearest power of two take about as long. Of one that was enqueued beside the loop, part is over by now.
+        plan, nbytes = self.plan, 0
+        if plan is not None:
+            for ref in plan.reads:
+                nbytes += ref.nbytes
+            for ref in plan.writes:
+                nbytes += ref.nbytes
+            for spec in plan.creates:
+                nbytes += spec.nbytes
+        self.kind: Hashable = (self.name, nbytes.bit_length(), self.beside)
+        self.op = self.plan = None
+
+    def is_overtaken(self) -> bool:
+        """Return whether a later mark of the lane is known, or found, to be passed."""
+        return self.lane.has_passed(self.seq)
+
+    def attend(self, *, stays: bool = False) -> bool:
+        """Take the end of the op, if it is there, or have it watched: its caller has let the loop take a turn, and would wait now.
+
+        Small work has ended by then. Nothing else had to be told of it, and nobody needs to be woken.
+
+        Parameters
+        ----------
+        stays
+            Whether the caller can look again itself; then this returns ``False`` if it should, after another turn, or after :attr:`nap`.
+        """
+        self.nap = None
+        watcher = self.watcher
+        if watcher is not None and self._context.fault is None:
+            if not stays:
+                watcher.attend(self)
+            elif not watcher.attend_once(self):
+                return False
+        self.is_attended = False
+        return True
+
+    def attend_at_once(self) -> bool:
+        """See :meth:`Submission.attend_at_once`."""
+        if self.event is None:  # it went to another process, or nothing had to be sent
+            return False
+        context = cast("Context", self._context)
+        return context.fault is None and context.watcher.attend_at_once(self)
+
+    def complete(self) -> None:
+        """Retire the op; called by the watcher, once."""
+        lane, event = self.lane, self.event
+        self.is_attended = False
+        if self.seq > lane.completed:
+            lane.completed = self.seq
+        if event is not None:
+            lane.events.give(event)
+        context = cast("Context", self._context)
+        failures = context.failures
+        if failures.raised or failures.uses:
+            failures.settle(self)
+        context.retire(self, 1, self.commands, is_last=True)
+
+    def fail(self, error: AccelError) -> None:
+        """Report that the mark will never be passed; called by the watcher, once."""
+        self._context.report_fault(error)
+
+
+Bound: TypeAlias = Launch | OpSubmission
+"""One op, ready to be enqueued."""
+
+Sendable: TypeAlias = Run | OpSubmission
+"""What a kernel actor is sent."""
+
+
+def _run_kind(submission: BatchSubmission, launches: Sequence[Launch]) -> Hashable:
+    """Return what the duration of a run is predicted by: its last op's kind, how many they are, and how much they move, to the nearest power of two.
+
+    Of this run alone: a sum over the whole batch for each of its runs would take a time that grows with the square of the batch's length.
+    """
+    plans = submission.plans[launches[0].index : launches[-1].index + 1]
+    nbytes = sum([ref.nbytes for plan in plans for ref in plan.reads]) + sum([spec.nbytes for plan in plans for spec in plan.creates])
+    return submission.kinds[launches[-1].index], len(launches), nbytes.bit_length()

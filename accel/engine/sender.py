@@ -1,0 +1,329 @@
+"""The way of an op from the caller to the device's queue: checked, given a place, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import types
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from accel._log import get_logger
+from accel.engine.checksums import checksum_op, value_op
+from accel.engine.lifecycle import DeviceState
+from accel.engine.op_error import op_error
+from accel.engine.run import OpSubmission
+from accel.errors import AccelError, ActorStoppedError, DeadlineExceededError, InvalidArgumentError, MailboxFullError, UnsupportedError
+from accel.ops.base import check_plan, with_refs
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Generator
+
+    from accel.actors import ActorRef
+    from accel.device.recording import Recorder
+    from accel.engine.core import DeviceCore
+    from accel.engine.submission import Submission
+    from accel.ops import KernelOp, Plan
+    from accel.ref import AccelRef
+
+__all__ = ["Sender"]
+
+logger = get_logger()
+
+_WAITERS = 16
+"""How many times the queue's length may wait for room in it: the queue of waiters has a bound too."""
+
+_TURNLESS = 1e-4
+"""Seconds for which the loop may not turn while one task awaits one tiny op after the other."""
+
+_OVERLOADED = "Try again after .retry_after seconds, let fewer tasks wait at once, or open the device with a larger pending_limit."
+
+
+@types.coroutine
+def _turn() -> Generator[None, None, None]:
+    """Let the loop take a turn: ``asyncio.sleep(0)`` without what that does besides."""
+    yield
+
+
+class Sender:
+    """Sends submissions to the device's actor and waits for their ends.
+
+    Parameters
+    ----------
+    core
+        The device.
+    actor
+        The device's actor.
+    """
+
+    __slots__ = ("_core", "_hand_over", "_mailbox", "_waits", "guard")
+
+    def __init__(self, core: DeviceCore, actor: ActorRef[Submission, None]) -> None:
+        self._core = core
+        self._hand_over = actor.hand_over_here
+        self._mailbox = actor.mailbox
+        self._waits = core.options.overload == "wait"
+        self.guard = core.guard
+
+    def check(self, op: KernelOp, batch: Recorder | None = None) -> Plan:
+        """Return the op's plan if this device can run it with these operands; nothing has been sent otherwise.
+
+        Raises
+        ------
+        InvalidArgumentError, StaleRefError, UnsupportedError
+        """
+        core = self._core
+        plan: Plan | None = None
+        try:
+            plan = op.plan()
+            if op.library in core.own:
+                check_plan(op, plan)
+            live, recording, is_watchful = core.live_generation, core.recording, core.is_watchful
+            for ref in plan.reads + plan.writes:
+                if (
+                    ref.owner is not core
+                    or ref.generation != live
+                    or ref.is_freed
+                    or ref.buffer in recording
+                    or (is_watchful and ref.durable)
+                ):
+                    core.check_ref(ref, batch, plan)
+            if plan.capability and plan.dtype not in core.capabilities.get(plan.capability, ()):
+                raise self._unsupported(op, plan)  # noqa: TRY301
+        except AccelError as error:
+            # What is wrong with operands is found where nothing is known of the op they are for.
+            error.op = error.op or op.kind
+            error.device = error.device or core.name
+            raise
+        except BaseException as error:
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
+            if not isinstance(error, Exception):  # a CancelledError of the op's must not be taken for the caller's
+                raise op_error(error, f"plan() of {op.kind}", core.loop, library=op.library, op=op.kind, device=core.name) from error
+            if plan is None and not type(op).__module__.startswith("accel."):
+                raise  # an error in a user's own op is best seen as it is
+            raise InvalidArgumentError(
+                f"{op.kind} was made with what it does not take: {type(error).__name__}: {error}", op=op.kind, device=core.name
+            ) from error
+        return plan
+
+    def _unsupported(self, op: KernelOp, plan: Plan) -> UnsupportedError:
+        # "unary.relu" says more than "unary"; that a vector op is made of matrix products is nobody's business.
+        what = plan.capability if plan.capability.startswith(f"{op.kind}.") else op.kind
+        known = ", ".join(sorted(dtype.value for dtype in self._core.capabilities.get(plan.capability, ()))) or "no dtype"
+        return UnsupportedError(f"{what} is not offered for {plan.dtype.value} on {self._core.name}", remedy=f"It takes {known}.")
+
+    def submit(self, op: KernelOp, timeout: float | None) -> Coroutine[Any, Any, Any]:
+        """Return :meth:`run` of a library's op, by the name of the library's method: Python names it where the ``await`` was forgotten."""
+        running = self.run(op, timeout)
+        running.__qualname__ = _method_of(type(op))  # type: ignore[attr-defined]
+        return running
+
+    async def run(
+        self, op: Any, timeout: float | None, submission: Submission | None = None, *, is_watched: bool = False, takes_tokens: bool = False
+    ) -> Any:
+        """Check and queue an op, or queue a submission that was made before, and wait for its end.
+
+        If this is cancelled, or its deadline passes, the submission is dropped unless it has reached the device already. With ``takes_tokens`` the op may be
+        anything: what is no op is refused, and tokens among its operands are turned back into refs.
+        """
+        core = self._core
+        if submission is None:
+            op = with_refs(op, core.resolve) if takes_tokens else op
+            core.guard()
+            submission = OpSubmission(op, self.check(op), asyncio.Future(loop=core.loop), core.live_generation)
+            del op  # the caller may drop its refs while it waits: this frame must not keep them
+        if core.is_watchful and not is_watched:
+            watched, submission = self._run_watched(timeout, submission), None  # this frame must not keep it, as below
+            return await watched
+        future = submission.future
+        if timeout is not None:
+            self._arm(submission, timeout)
+        core.pending += 1
+        try:
+            submission.is_attended = True
+            if not self._hand_over(submission):
+                submission.is_attended = False
+                if not self._mailbox.offer(submission):
+                    await self._queue(submission, timeout)
+            if core.pending > 1 or not self._ends_at_once(submission):
+                # Others get their turn, and the device its time: what is small has ended when this goes on. What is far is not even looked for.
+                await (_turn() if submission.nap is None else submission.nap)
+                while submission.is_attended and not submission.attend(stays=not future.done()):
+                    await (_turn() if submission.nap is None else submission.nap)
+                core.turned_at = perf_counter()
+            return await future
+        except asyncio.CancelledError:
+            self._withdraw(submission)
+            raise
+        finally:
+            if submission.is_attended:  # cancelled during the turn
+                submission.attend()
+            if submission.timer is not None:
+                submission.timer.cancel()
+            core.over()
+            # The error's traceback holds this frame, and the future holds the error: a cycle that would keep operands alive.
+            del future, submission
+
+    def _ends_at_once(self, submission: Submission) -> bool:
+        """Take the end of an op that the device does in microseconds, where nobody else waits for the device, and the others had a turn just now.
+
+        A turn of the loop takes longer than such an op. One after the other from one task, they give the others one after each 0.1 ms.
+        """
+        core = self._core
+        # One that is answered already, with its kernel's error, must not nap: who ends its mark would tell nobody.
+        if not submission.is_attended or submission.future.done() or perf_counter() - core.turned_at > _TURNLESS:
+            return False
+        return submission.attend_at_once()
+
+    async def _run_watched(self, timeout: float | None, submission: Submission) -> Any:
+        """Send what may write torn buffers, or ones with checksums, which are then made anew."""
+        core = self._core
+        deadline = self.deadline(timeout)
+        written = core.durable.sent(submission)
+        running = self.run(None, timeout, submission, is_watched=True)
+        del submission
+        result = await running
+        for ref in written:
+            await self.keep_checksum(ref, deadline)
+        return result
+
+    async def keep_checksum(self, ref: AccelRef, deadline: float | None) -> None:
+        """Have the checksum of a durable buffer made, and keep it. What keeps it from being made is no fault of what wrote the buffer: then there is none.
+
+        Raises
+        ------
+        UnsupportedError
+            If the backend makes no checksums; then none is tried any more.
+        """
+        core, entry = self._core, self._core.durable.buffers.get(ref.buffer)
+        if entry is None or core.durable.is_torn(entry):
+            return
+        sent, generation = entry.checksum.sent, core.live_generation
+        try:
+            made = await self.run(None, self._left(deadline), checksum_op(core, ref, generation), is_watched=True)
+            value = await self.run(None, self._left(deadline), value_op(core, made, core.live_generation), is_watched=True)
+        except UnsupportedError:
+            core.durable.uncheck(ref)
+            raise
+        except AccelError as error:
+            logger.warning("checksum_not_made", device=core.name, buffer=ref.buffer, error=error)
+        else:
+            if not core.durable.is_torn(entry):
+                entry.checksum.take(int(value[0]), sent)
+
+    def deadline(self, timeout: float | None) -> float | None:
+        """Return when so many seconds will have passed, on the loop's clock; raises as :meth:`check_timeout` does."""
+        self.check_timeout(timeout)
+        return None if timeout is None else self._core.loop.time() + timeout
+
+    def _left(self, deadline: float | None) -> float | None:
+        return None if deadline is None else deadline - self._core.loop.time()
+
+    @staticmethod
+    def check_timeout(timeout: float | None) -> None:
+        """Raise :class:`InvalidArgumentError` unless it is seconds, or ``None``."""
+        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not _is_time(timeout)):
+            raise InvalidArgumentError(f"timeout is {timeout!r}", remedy="Give seconds, or None to wait as long as it takes.")
+
+    def _arm(self, submission: Submission, timeout: float) -> None:
+        self.check_timeout(timeout)
+        core = self._core
+        if timeout <= 0:
+            raise DeadlineExceededError(f"{submission.name} had no time to run", op=submission.name, device=core.name)
+        submission.timer = core.loop.call_later(timeout, self._expire, submission, timeout)
+
+    def _expire(self, submission: Submission, timeout: float) -> None:
+        submission.expire(timeout, self._core.name)
+        self._mailbox.discard(submission)
+
+    def _withdraw(self, submission: Submission) -> None:
+        self._mailbox.discard(submission)
+        future = submission.future
+        if not future.cancel() and not future.cancelled():
+            future.exception()  # it came in the same turn as the cancellation: mark it as seen
+        if not submission.launched:
+            submission.void_unsound()
+
+    async def _queue(self, submission: Submission, timeout: float | None) -> None:
+        if self._mailbox.is_closed:
+            raise self._core.lifecycle.final_error()
+        if not self._waits:
+            try:
+                self._mailbox.put_nowait(submission)
+            except MailboxFullError as error:
+                raise MailboxFullError(
+                    f"device {self._core.name} has {self._mailbox.capacity} submissions pending",
+                    device=self._core.name,
+                    op=submission.name,
+                    retry_after=self.retry_after(),
+                    remedy="Try again after .retry_after seconds, or open the device with overload='wait'.",
+                ) from error
+            return
+        if self._mailbox.statistics().waiting_putters >= _WAITERS * self._mailbox.capacity:
+            raise MailboxFullError(
+                f"more than {_WAITERS * self._mailbox.capacity} submissions wait for room on device {self._core.name}",
+                device=self._core.name,
+                op=submission.name,
+                retry_after=self.retry_after(),
+                remedy=_OVERLOADED,
+            )
+        try:
+            async with asyncio.timeout_at(None if submission.timer is None else submission.timer.when()):
+                await self._mailbox.put(submission)
+        except TimeoutError:
+            # The timer and this one are due together; whichever came first, the answer is in the future.
+            submission.expire(timeout or 0.0, self._core.name)
+        except ActorStoppedError:
+            raise self._core.lifecycle.final_error() from None
+
+    def retry_after(self) -> float:
+        """Return the seconds after which room can be expected: at the pace of late, or after a rebuild."""
+        core = self._core
+        if core.lifecycle.state is DeviceState.READY:
+            # What comes in now would wait about as long as the oldest has: half of that makes room for half the queue.
+            return max(0.001, self._mailbox.oldest_age() / 2)
+        return max(0.05, core.rebuild_seconds)
+
+    async def until_ready(self, timeout: float | None) -> None:
+        """Wait for a context.
+
+        Raises
+        ------
+        DeadlineExceededError, DeviceLostError, ClosedError
+        MailboxFullError
+            If as many wait already as may be queued.
+        """
+        core = self._core
+        if core.is_ready:
+            return
+        if core.in_hand >= self._mailbox.capacity:
+            raise MailboxFullError(
+                f"{core.in_hand} callers wait for device {core.name} to be ready",
+                device=core.name,
+                op="batch",
+                retry_after=self.retry_after(),
+                remedy=_OVERLOADED,
+            )
+        core.in_hand += 1
+        try:
+            async with asyncio.timeout(timeout):
+                await core.lifecycle.wait_ready()
+        except TimeoutError:
+            raise DeadlineExceededError(f"device {core.name} was not ready within {timeout:g} s", device=core.name) from None
+        finally:
+            core.in_hand -= 1
+
+
+@functools.lru_cache(maxsize=1024)
+def _method_of(kind: type[KernelOp]) -> str:
+    # `device.reduce` is a library of one op, and is called itself.
+    return f"Device.{kind.library}" if kind.library == kind.kind else f"Device.{kind.library}.{kind.kind}"
+
+
+def _is_time(seconds: float) -> bool:
+    try:
+        return not math.isnan(seconds)
+    except OverflowError:  # an int that no float can hold
+        return False

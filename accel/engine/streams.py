@@ -1,0 +1,92 @@
+"""Which streams the libraries of a device run in: the ``streams=`` option of ``open_device``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from accel.engine.kernels import LIBRARIES
+from accel.engine.run import BATCH
+from accel.errors import InvalidArgumentError
+
+__all__ = ["StreamStrategy", "resolve_streams"]
+
+
+@dataclass(frozen=True)
+class StreamStrategy:
+    """Which library runs in which stream, and which streams go first.
+
+    Parameters
+    ----------
+    kind
+        ``"per_actor"``: each library has a stream of its own. ``"single"``: all share one. ``"pooled"``: they share ``n``.
+    n
+        How many streams the libraries share; for ``"pooled"`` alone.
+    priorities
+        Library -> priority of its stream, for ``"per_actor"`` alone: a stream that libraries share has one. Lower numbers run first, 0 is what the others
+        have, and the device says which it offers. ``"batch"`` is the stream of batches. Libraries with a priority are made ready when the device is opened.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If these do not go together, or there is no such library.
+    """
+
+    kind: Literal["per_actor", "single", "pooled"] = "per_actor"
+    n: int | None = None
+    priorities: Mapping[str, int] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("per_actor", "single", "pooled"):
+            raise InvalidArgumentError(f"kind is {self.kind!r}", remedy="Use 'per_actor', 'single' or 'pooled'.")
+        if self.kind == "pooled":
+            if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
+                raise InvalidArgumentError(f"n is {self.n!r}", remedy="Say how many streams the libraries share: a positive int.")
+        elif self.n is not None:
+            raise InvalidArgumentError(f"n is {self.n!r} with kind={self.kind!r}", remedy="Leave n out, or use kind='pooled'.")
+        object.__setattr__(self, "priorities", _priorities(self.priorities))
+        if self.priorities and self.kind != "per_actor":
+            raise InvalidArgumentError(
+                f"priorities with kind={self.kind!r}: libraries share streams there",
+                remedy="Use kind='per_actor', or leave priorities out.",
+            )
+
+    @property
+    def lanes(self) -> int | None:
+        """How many streams the libraries share; ``None`` gives each its own."""
+        return 1 if self.kind == "single" else self.n
+
+
+def resolve_streams(streams: str | StreamStrategy) -> StreamStrategy:
+    """Return the strategy that ``streams`` is or names: ``"per_actor"``, ``"single"`` or ``"pooled(n)"``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is neither.
+    """
+    if isinstance(streams, StreamStrategy):
+        return streams
+    if streams == "per_actor":
+        return StreamStrategy("per_actor")
+    if streams == "single":
+        return StreamStrategy("single")
+    match = re.fullmatch(r"pooled\(([1-9]\d*)\)", streams) if isinstance(streams, str) else None
+    if match is None:
+        raise InvalidArgumentError(
+            f"streams is {streams!r}", remedy="Use 'per_actor', 'single', 'pooled(n)' with an n of 1 or more, or an accel.StreamStrategy."
+        )
+    return StreamStrategy("pooled", int(match[1]))
+
+
+def _priorities(given: Mapping[str, int]) -> dict[str, int]:
+    if not isinstance(given, Mapping):
+        raise InvalidArgumentError(f"priorities is {given!r}", remedy="Give a dict: library -> priority.")
+    for library, priority in given.items():
+        if library not in LIBRARIES and library != BATCH:
+            raise InvalidArgumentError(f"there is no library {library!r}", remedy=f"Use some of {', '.join((*LIBRARIES, BATCH))}.")
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise InvalidArgumentError(f"the priority of {library!r} is {priority!r}", remedy="Give an int; lower numbers run first.")
+    return dict(given)

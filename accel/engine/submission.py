@@ -1,0 +1,253 @@
+"""One piece of work on its way to a device: an op, or a batch of ops, with its future and its deadline."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from accel.errors import AccelError, DeadlineExceededError
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Hashable, Sequence
+
+    from accel.engine.lane import Lane
+    from accel.engine.run import Run
+    from accel.ops import KernelOp, Plan
+    from accel.ref import AccelRef
+
+__all__ = ["BatchSubmission", "Submission"]
+
+
+class Submission(ABC):
+    """A message to a device.
+
+    Its future ends exactly once: with the result, with an error, or cancelled by the caller. A submission whose future has ended before it
+    reached the device is dropped, wherever it is found.
+
+    Attributes
+    ----------
+    future : Future
+        What its caller waits for.
+    generation : int
+        Of the refs among its operands.
+    name : str
+        The op, or "batch", as errors name it.
+    launched : int
+        How many of the ops have reached the device.
+    outstanding : int
+        How many ops have been dispatched and not yet retired.
+    result : object
+        What the future ends with, once it is known.
+    timer : TimerHandle or None
+        The deadline.
+    is_attended : bool
+        Whether its caller, which runs just now, will call :meth:`attend` after a turn of the loop.
+    nap : Future or None
+        What its caller waits for before it does, where that is not a turn.
+    """
+
+    __slots__ = ("future", "generation", "is_attended", "launched", "name", "nap", "outstanding", "result", "timer")
+
+    def __init__(self, name: str, future: asyncio.Future[Any], generation: int) -> None:
+        self.name = name
+        self.future = future
+        self.generation = generation
+        self.launched = 0
+        self.outstanding = 0
+        self.result: Any = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.is_attended = False
+        self.nap: asyncio.Future[None] | None = None
+
+    @property
+    @abstractmethod
+    def kinds(self) -> Sequence[str]:
+        """Names of the ops."""
+
+    @property
+    def work(self) -> Hashable:
+        """What it does, as far as one can tell from that how long it takes."""
+        return self.name
+
+    @property
+    def may_have_run(self) -> bool:
+        """Whether some of it is, or was, on the device, or goes there although the future has ended."""
+        return self.launched > 0
+
+    @property
+    @abstractmethod
+    def plans(self) -> Sequence[Plan]:
+        """What the ops do to memory. Empty when the last op has reached the device."""
+
+    @abstractmethod
+    def is_dropped(self, index: int) -> bool:
+        """Whether op ``index`` is not to be launched any more."""
+
+    @abstractmethod
+    def reject_from(self, index: int, error: AccelError) -> None:
+        """Answer with the error of op ``index``: later ops are not launched and their refs are void, earlier ones are as good as ever."""
+
+    @abstractmethod
+    def release_operands(self) -> None:
+        """Let go of the operands: all ops have reached the device, whose memory is kept by its use and not by refs."""
+
+    @abstractmethod
+    def void(self, index: int) -> None:
+        """Make the refs that ops from ``index`` on were to make unusable, as far as their users have them already: those ops will not be launched."""
+
+    @abstractmethod
+    def void_unsound(self) -> None:
+        """Make those refs unusable whose ops will not be launched now that the future has ended."""
+
+    def attend(self, *, stays: bool = False) -> bool:
+        """Take note that the caller has let the loop take a turn and waits now; its work may have ended meanwhile.
+
+        Returns ``False`` if the caller, which ``stays``, is to do the same again after another turn, or after :attr:`nap`.
+        """
+        self.is_attended = False
+        return True
+
+    def attend_at_once(self) -> bool:
+        """Take the end, if it is there within microseconds, in the turn in which it was sent; else return ``False``, perhaps with a :attr:`nap`."""
+        return False
+
+    def wake(self) -> None:
+        """Let a caller that naps go on: there is an answer."""
+        nap = self.nap
+        if nap is not None and not nap.done():
+            nap.set_result(None)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nobody waits any more: answered, failed, expired or cancelled."""
+        return self.future.done()
+
+    def succeed(self) -> None:
+        """Answer with the result, unless nobody waits any more."""
+        future = self.future
+        if not future.done():
+            future.set_result(self.result)
+        if self.nap is not None:
+            self.wake()
+        self.release_operands()
+        self.result = None
+
+    def reject(self, error: AccelError) -> None:
+        """Answer with an error, which must be this submission's own instance, unless nobody waits any more."""
+        if not self.future.done():
+            self.future.set_exception(error)
+        self.wake()
+        self.release_operands()
+        self.result = None
+
+    def over(self) -> None:  # noqa: B027 - most have nothing to do then
+        """Take note that what was sent of it has ended, and that it was not all."""
+
+    def expire(self, timeout: float, device: str) -> None:
+        """Answer that the deadline has passed; called by the event loop's timer."""
+        if not self.future.done():
+            what = "was on the device" if self.launched else "had not been launched and will not be"
+            self.future.set_exception(
+                DeadlineExceededError(f"{self.name} did not end within {timeout:g} s; it {what}", op=self.name, device=device)
+            )
+        self.wake()
+
+
+class BatchSubmission(Submission):
+    """The work of a ``batch()`` block.
+
+    Attributes
+    ----------
+    ops : sequence of KernelOp
+        The work. Emptied when the last op has reached the device, so that operands are not kept from being freed.
+    outputs : list of tuple of AccelRef
+        Per op the refs it makes, handed out while recording.
+    sound : int
+        How many ops, from the first, are launched although the future has ended: those before the op that failed.
+    sent : int
+        How many, from the first, have a place in line.
+    places : list of tuple
+        Where those are: a lane, their first number there, the index of the first, and how many.
+    classes : tuple of type
+        Of the ops.
+    mark : Run or None
+        The last ops, which are on the device.
+    """
+
+    __slots__ = ("_kinds", "_plans", "classes", "mark", "ops", "outputs", "places", "sent", "sound")
+
+    def __init__(
+        self,
+        ops: tuple[KernelOp, ...],
+        plans: tuple[Plan, ...],
+        outputs: list[tuple[AccelRef, ...]],
+        future: asyncio.Future[Any],
+        generation: int,
+    ) -> None:
+        super().__init__("batch", future, generation)
+        self.ops = ops
+        self._plans = plans
+        self.outputs = outputs
+        self.sound = self.sent = 0
+        self.mark: Run | None = None
+        self.places: list[tuple[Lane, int, int, int]] = []
+        self.classes = tuple([type(op) for op in ops])
+        self._kinds = tuple([op.kind for op in ops])
+
+    @property
+    def kinds(self) -> Sequence[str]:
+        """Names of the ops."""
+        return self._kinds
+
+    @property
+    def work(self) -> Hashable:
+        """The last op's kind, and how many ops they are, to the nearest power of two."""
+        return self._kinds[-1], len(self._kinds).bit_length()
+
+    @property
+    def may_have_run(self) -> bool:
+        """Whether some of it is, or was, on the device, or goes there although the future has ended."""
+        return self.launched > 0 or self.sound > 0
+
+    @property
+    def plans(self) -> Sequence[Plan]:
+        """What the ops do to memory. Empty when the last op has reached the device."""
+        return self._plans
+
+    def attend(self, *, stays: bool = False) -> bool:
+        """Take the end of the batch, if it is there, or have it watched."""
+        self.nap = None
+        if self.mark is not None and not self.mark.attend(stays=stays):
+            return False
+        self.is_attended = False
+        return True
+
+    def is_dropped(self, index: int) -> bool:
+        """Whether op ``index`` is not to be launched any more."""
+        return index >= self.sound and self.future.done()
+
+    def reject_from(self, index: int, error: AccelError) -> None:
+        """Answer with the error of op ``index``."""
+        self.void(index)
+        if not self.future.done():
+            self.sound = index
+        self.reject(error)
+
+    def release_operands(self) -> None:
+        """Let go of the operands."""
+        self.ops = ()
+        self._plans = ()
+        self.mark = None
+
+    def void(self, index: int) -> None:
+        """Make the refs of ops from ``index`` on unusable."""
+        for refs in self.outputs[index:]:
+            for ref in refs:
+                if not ref.is_freed:
+                    ref.is_freed = True
+                    ref.owner.dropped.append(ref.buffer)
+
+    def void_unsound(self) -> None:
+        """Make the refs unusable of ops after those that are launched although the future has ended."""
+        self.void(self.sound)

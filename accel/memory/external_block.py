@@ -1,0 +1,126 @@
+"""Blocks that are not cut from a slab, and the uses of memory that others in the process use too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from accel.memory.block import Block
+from accel.memory.usage import Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accel.backend import SlabMemory
+    from accel.memory.usage import Dependency, Timeline
+
+__all__ = ["ExternalBlock", "ExternalWork", "SharedUsage"]
+
+
+class ExternalBlock(Block):
+    """Memory that is one buffer, whole: another library's, or managed. No allocator owns it.
+
+    Attributes
+    ----------
+    memory : SlabMemory
+        What is closed once the last use is over.
+    """
+
+    __slots__ = ("memory",)
+
+    def __init__(self, memory: SlabMemory, usage: Usage) -> None:
+        self._chunk = None
+        self.memory = memory
+        self.address = memory.address
+        self.nbytes = self.size = memory.nbytes
+        self.usage = usage
+
+    @property
+    def is_freed(self) -> bool:
+        """Whether the block was freed: never, as long as somebody has it."""
+        return False
+
+
+class ExternalWork:
+    """The work of others in the process, as a timeline: they enqueue at any moment, unseen.
+
+    Parameters
+    ----------
+    timeline
+        Its numbers are in the stream as soon as they are given out: waiting for one waits for whatever anybody had enqueued by the time of the wait.
+    advance
+        Notes that a number is in the stream.
+    watch
+        Sees that the timeline learns when the last number given out is over.
+    """
+
+    __slots__ = ("_advance", "_watch", "timeline")
+
+    def __init__(self, timeline: Timeline, advance: Callable[[int], None], watch: Callable[[], None]) -> None:
+        self.timeline = timeline
+        self._advance = advance
+        self._watch = watch
+
+    def now(self) -> int:
+        """Give out the number that stands for all that is enqueued by now."""
+        seq = self.timeline.issue()
+        self._advance(seq)
+        return seq
+
+    def last(self) -> int:
+        """Give out such a number, and have its end noticed: nothing of theirs comes after it."""
+        seq = self.now()
+        self._watch()
+        return seq
+
+
+class SharedUsage(Usage):
+    """The uses of memory that others use too, without saying when: each use of ours comes after all that they had enqueued before.
+
+    Parameters
+    ----------
+    usage
+        The uses so far, which are taken over.
+    outside
+        The others.
+    is_shared
+        Whether they can still enqueue uses; once they cannot, only those that they did are waited for.
+    """
+
+    __slots__ = ("_is_over", "_outside", "_seq", "is_shared")
+
+    def __init__(self, usage: Usage, outside: ExternalWork, is_shared: Callable[[], object]) -> None:
+        super().__init__()
+        self.merge(usage)
+        written = usage.pending_write()
+        if written is not None:
+            # Merged uses are only waited for by writes; this one is not over, and reads come after it too.
+            self._writer, self._written = written
+        self._outside = outside
+        self.is_shared = is_shared
+        self._is_over = False
+        self._seq = 0
+
+    def read(self, timeline: Timeline, seq: int, dependencies: list[Dependency]) -> None:
+        """See :meth:`Usage.read`."""
+        super().read(timeline, seq, dependencies)
+        self._follow(dependencies)
+
+    def write(self, timeline: Timeline, seq: int, dependencies: list[Dependency]) -> None:
+        """See :meth:`Usage.write`."""
+        super().write(timeline, seq, dependencies)
+        self._follow(dependencies)
+
+    def _follow(self, dependencies: list[Dependency]) -> None:
+        outside = self._outside
+        if not self._is_over:
+            self._is_over = not self.is_shared()
+            self._seq = outside.last() if self._is_over else outside.now()
+        if self._seq > outside.timeline.completed:
+            dependencies.append((outside.timeline, self._seq))
+
+    def alone(self) -> Usage:
+        """Return ordinary uses in the place of these, for memory that nobody has any more: whoever has it next waits for all there were."""
+        usage = Usage()
+        usage.merge(self)
+        usage.read(self._outside.timeline, self._outside.last(), [])
+        return usage

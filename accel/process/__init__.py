@@ -1,0 +1,1 @@
+"""A supervised child process and the channel to it; knows nothing of devices."""

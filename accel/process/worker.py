@@ -1,0 +1,164 @@
+"""The program of a child process: ``python -m accel.process.worker FD PARENT_PID MODULE:FUNCTION [--uvloop] [--python-path TEXT]``.
+
+It binds its life to its parent's (see ``accel._child``, which runs first), imports ``MODULE`` and runs ``FUNCTION(sock)``, a coroutine
+function, on an event loop of its own. ``sock`` is the non-blocking stream socket that was inherited as descriptor ``FD``; when it reaches its
+end, the function is expected to return. Started by :class:`accel.process.child.ChildProcess`.
+
+Exit codes
+----------
+0
+    The function returned.
+1
+    The function raised; the traceback is on stderr.
+64
+    The command line, or the descriptor that it names, is wrong.
+65
+    The function cannot be imported; the traceback is on stderr.
+66
+    The parent had ended before the child could bind its life to it.
+67
+    The parent is gone or closed the socket, or the function returned, and the process did not end within 3 seconds.
+
+``SystemExit`` in the function ends the process with its own code; SIGTERM ends it at once; SIGINT is ignored, since Ctrl-C is the parent's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import faulthandler
+import importlib
+import os
+import select
+import socket
+import sys
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from accel import _child
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+__all__ = ["PATIENCE", "main"]
+
+PATIENCE = 3.0
+"""Seconds that the process gets to end by itself."""
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"python -m {_child.WORKER}", description="A child process of accel; not for use by hand.")
+    parser.add_argument("fd", type=int, help="the inherited socket")
+    parser.add_argument("parent", type=int, help="process id of the parent")
+    parser.add_argument("target", help="MODULE:FUNCTION to run")
+    parser.add_argument("--uvloop", action="store_true", help="run on uvloop's event loop")
+    parser.add_argument("--python-path", help="the parent's own PYTHONPATH")
+    return parser.parse_args(arguments)
+
+
+def _restore_path(python_path: str | None) -> None:
+    # The parent hands its sys.path over as PYTHONPATH, which is not meant for the processes that this one may start.
+    sys.path[:] = dict.fromkeys(sys.path)
+    os.environ.pop("PYTHONPATH", None)
+    if python_path is not None:
+        os.environ["PYTHONPATH"] = python_path
+
+
+def _give_up(seconds: float) -> None:
+    time.sleep(seconds)
+    os._exit(_child.CLOSED_WITHOUT_END)
+
+
+def _watch(sock: socket.socket, parent: int) -> None:
+    """End the process some time after the parent went, or closed its end, from a thread that neither the loop nor native code can stop.
+
+    Native code that keeps the GIL can: then the signal of the parent's death is what ends the process.
+    """
+    try:
+        lives = os.pidfd_open(parent)
+    except ProcessLookupError:
+        os._exit(_child.ORPHAN)
+    # Not poll(): an epoll set forgets a socket that is closed, and does not take the next one of that number for it.
+    poll = select.epoll()
+    poll.register(lives, select.EPOLLIN)
+    poll.register(sock.fileno(), 0)  # the hang-up is told without being asked for
+
+    def wait() -> None:
+        if os.getppid() == parent:  # else it went before its descriptor was opened
+            poll.poll()
+        _give_up(PATIENCE)
+
+    threading.Thread(target=wait, name="accel-watchdog", daemon=True).start()
+
+
+def _find(target: str) -> Callable[[socket.socket], Coroutine[Any, Any, None]]:
+    module, _, path = target.partition(":")
+    found: Any = importlib.import_module(module)
+    for name in path.split("."):
+        found = getattr(found, name)
+    if not callable(found):
+        raise TypeError(f"{target} is no function")
+    function: Callable[[socket.socket], Coroutine[Any, Any, None]] = found
+    return function
+
+
+async def _serve(function: Callable[[socket.socket], Coroutine[Any, Any, None]], sock: socket.socket) -> int:
+    try:
+        await function(sock)
+    except Exception:
+        traceback.print_exc()
+        return 1
+    else:
+        return 0
+    finally:
+        # Threads that never return would keep the loop and the interpreter from ending.
+        threading.Thread(target=_give_up, args=(PATIENCE,), name="accel-leaving", daemon=True).start()
+
+
+def _run(options: argparse.Namespace, sock: socket.socket) -> int:
+    try:
+        function = _find(options.target)
+    except Exception:
+        traceback.print_exc()
+        return _child.TARGET
+    factory = None
+    if options.uvloop:
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(_serve(function, sock))
+
+
+def main(arguments: list[str]) -> int:
+    """Run a child process and return its exit code.
+
+    Parameters
+    ----------
+    arguments
+        The command line without the program.
+    """
+    try:
+        options = _parse(arguments)
+    except SystemExit as end:
+        return _child.USAGE if end.code else 0
+    faulthandler.enable()
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(line_buffering=True)
+    _restore_path(options.python_path)
+    try:
+        os.set_inheritable(options.fd, False)
+        sock = socket.socket(fileno=options.fd)
+    except OSError as error:
+        print(f"descriptor {options.fd} is not the socket of a child process: {error}", file=sys.stderr)
+        return _child.USAGE
+    with sock:
+        sock.setblocking(False)
+        _watch(sock, options.parent)
+        return _run(options, sock)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,291 @@
+"""The parent's actor that keeps a context in a child process: a child per generation, replaced by its supervisor when it faults or dies."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+import struct
+import time
+from typing import TYPE_CHECKING, ClassVar
+
+from accel._log import get_logger
+from accel.actors import Actor, ActorContext
+from accel.dtype import DType
+from accel.engine.in_flight import fault_behind
+from accel.engine.op_error import op_error
+from accel.errors import AccelError, FaultScope, HostDiedError, UnsupportedError
+from accel.process.protocol import ProtocolError
+from accel.remote.context import RemoteContext
+from accel.remote.error_codec import decode_error
+from accel.remote.heartbeat import Heartbeat
+from accel.remote.link import Link
+from accel.remote.messages import Begin, Kind, pickled_library
+from accel.remote.startup_timeout import StartupTimeout
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+    from typing import TypeAlias
+
+    from accel.engine.core import DeviceCore
+    from accel.process.exit_status import ExitStatus
+    from accel.remote.context import Copy, Landed
+
+    _Land: TypeAlias = Callable[[Copy, Landed], None]
+    _Ready: TypeAlias = "asyncio.Future[dict[str, frozenset[DType]]]"
+
+__all__ = ["RemoteContextActor"]
+
+logger = get_logger()
+
+_PATIENCE = 120.0
+"""Seconds that a child may take to come up: it imports, and makes a context."""
+
+_ANSWER = 2.0
+"""Seconds after which a spare child that is promoted is given up for another: by then it must have said that it is there."""
+
+_GRACE = 5.0
+"""Seconds in which a child ends that was asked to."""
+
+_MEMORY_BACK = 10.0
+"""Seconds for which a new generation asks again for memory that the last one may still hold."""
+
+
+class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
+    """Owns one child, and through it one context. Its messages are what has to be copied off the loop when it comes back.
+
+    Parameters
+    ----------
+    core
+        What the device keeps over all generations.
+    publish
+        Told the context once it is ready, and ``None`` when it is not any more.
+    """
+
+    carries_context: ClassVar[bool] = False
+
+    def __init__(self, core: DeviceCore, publish: Callable[[RemoteContext | None], None]) -> None:
+        self._core = core
+        self._publish = publish
+        self._context: RemoteContext | None = None
+        self._link: Link | None = None
+        self._ready: _Ready | None = None
+        self._heart: Heartbeat | None = None
+
+    async def started(self, context: ActorContext) -> None:
+        """Start a child, or promote the spare one, have it make the context, and declare the generation ready."""
+        core = self._core
+        core.restarts_left = context.restarts_left
+        began = time.perf_counter()
+
+        def land(copy: Copy, then: Landed) -> None:
+            context.self_ref.tell((copy, then))
+
+        try:
+            made, link, promoted = await self._bring_up(land)
+        except BaseException:
+            await self._core.children.gone()
+            raise
+        made.on_fault = context.self_ref.fail
+        self._publish(made)
+        core.sharing = made.sharing
+        core.became_ready(began, host="process", pid=link.pid, promoted=promoted)
+
+    async def _bring_up(self, land: _Land) -> tuple[RemoteContext, Link, str | None]:
+        """Return a context in a child, the child, and what of it was ready before: the spare one if there is one that answers, else a new one."""
+        core = self._core
+        spare = core.children.take_spare()
+        if spare is not None:
+            state = core.options.standby if spare.is_warm else "starting"
+            ready = self._ready = core.loop.create_future()
+            try:
+                return await self._begin(spare, ready, land, _ANSWER if spare.is_warm else _PATIENCE), spare, state
+            except AccelError as error:
+                logger.warning("standby_not_promoted", device=core.name, standby=core.options.standby, pid=spare.pid, error=error)
+        ready = self._ready = core.loop.create_future()  # it may refuse at once
+        link = await Link.start(core, "imports", self)
+        try:
+            # The next one does its imports while the last one ends, and is to find the memory of that.
+            await core.children.gone()
+        except BaseException:
+            ready.cancel()
+            core.children.bury(link)
+            raise
+        return await self._begin(link, ready, land, _PATIENCE), link, None
+
+    async def _begin(self, link: Link, ready: _Ready, land: _Land, patience: float) -> RemoteContext:
+        """Have a child begin the generation, in which it must have said something within ``patience`` seconds."""
+        core = self._core
+        self._link, link.listener, link.is_opening, link.has_spoken = link, self, True, False
+        self._heart = Heartbeat(core.loop, link, self._silent, core.options.heartbeat_interval, core.options.heartbeat_timeout)
+        made = self._context = RemoteContext(core, land, link)
+        made.missed = self._heart.missed
+        if link.child.exit is not None:
+            self.exited(link.child.exit)
+        link.ping()
+        is_first = not core.lifecycle.generation
+        begin = Begin(made.generation, self._own(), core.durable.most_slabs, 0.0 if is_first else _MEMORY_BACK)
+        link.tell(Kind.BEGIN, pickle.dumps(begin))
+        try:
+            # Who answers may take its time.
+            waiting = StartupTimeout(core.loop, patience, _PATIENCE, link, self._late)
+            try:
+                core.capabilities = await ready
+            finally:
+                waiting.cancel()
+            link.is_opening = False
+            if core.durable.buffers:
+                # What the last one had begun to write there has to be over, whatever it was.
+                await self._last_is_gone()
+            waiting = StartupTimeout(core.loop, core.options.busy_timeout, core.options.busy_timeout, link, self._late)
+            try:
+                await made.bind()
+            finally:
+                waiting.cancel()
+            made.check_alive()  # it may have ended right after it was ready
+        except BaseException:
+            self._heart.stop()
+            self._context = self._link = None
+            made.end()
+            core.children.bury(link, made.gone)
+            raise
+        return made
+
+    async def _last_is_gone(self) -> None:
+        """See that no child of before can write to durable memory any more.
+
+        Raises
+        ------
+        HostDiedError
+            If one that was killed does not end.
+        """
+        core = self._core
+        if not await core.children.gone():
+            raise HostDiedError(
+                f"a child of {core.name} was killed and does not end: it may still write to durable memory, which no other one can have before",
+                device=core.name,
+                scope=FaultScope.CONTEXT,
+                remedy="Put the data on the device anew, in another process or after a reboot; the kernel's log may tell what the child waits for.",
+            )
+
+    def _late(self, seconds: float) -> None:
+        """Give a child up that does not become ready."""
+        name = self._core.name
+        self._fail(HostDiedError(f"the child of {name} was not ready within {seconds:g} s", device=name, scope=FaultScope.CONTEXT))
+
+    def _silent(self, seconds: float) -> None:
+        """Give a child up that does not answer."""
+        name = self._core.name
+        self._fail(HostDiedError(f"the child of {name} has not answered for {seconds:g} s", device=name, scope=FaultScope.CONTEXT))
+
+    async def receive(self, message: tuple[Copy, Landed], context: ActorContext) -> None:
+        """Copy what has come back on a worker thread, and say so on the loop."""
+        copy, then = message
+        failed: AccelError | None = None
+        try:
+            await self._core.system.run_blocking(copy)
+        except Exception as error:
+            failed = op_error(error, "copying what came back", self._core.loop)
+        then(failed)
+
+    def _own(self) -> dict[str, bytes]:
+        """Return the registered libraries that can be sent; ops of others are refused by the child."""
+        found = {}
+        for name, make in self._core.own.items():
+            try:
+                found[name] = pickled_library(name, make)
+            except UnsupportedError as error:
+                logger.warning("library_not_sent", device=self._core.name, library=name, error=error)
+        return found
+
+    # -- what the child says
+
+    def received(self, kind: int, data: bytes, fds: list[int]) -> None:
+        """See :class:`~accel.remote.link.Listener`."""
+        try:
+            self._take(kind, data, fds)
+        except (ValueError, TypeError, KeyError, struct.error) as error:
+            raise ProtocolError(f"the child of {self._core.name} sent a message of kind {kind} that means nothing: {error!r}") from error
+
+    def _take(self, kind: int, data: bytes, fds: list[int]) -> None:
+        made, ready = self._context, self._ready
+        if ready is None or kind == Kind.WARM:
+            return
+        if ready.done():
+            if made is not None:
+                made.received(kind, data, fds)
+        elif kind == Kind.READY:
+            offer, self._core.durable.is_offered = _offer(data)
+            ready.set_result(offer)
+        elif kind in (Kind.REFUSED, Kind.FAULT):
+            ready.set_exception(decode_error(data))
+        elif kind not in (Kind.MEMORY, Kind.BUSY):
+            ready.set_exception(
+                HostDiedError(f"the child of {self._core.name} began with a message of kind {kind}", device=self._core.name)
+            )
+
+    def lost(self, error: AccelError | None) -> None:
+        """See :class:`~accel.remote.link.Listener`."""
+        if isinstance(error, ProtocolError):
+            self._fail(error)
+
+    def exited(self, status: ExitStatus) -> None:
+        """See :class:`~accel.remote.link.Listener`."""
+        self._fail(status.error(device=self._core.name, scope=FaultScope.CONTEXT))
+
+    def _fail(self, error: AccelError) -> None:
+        made, ready = self._context, self._ready
+        if ready is not None and not ready.done():
+            ready.set_exception(error)
+        elif made is not None:
+            made.report_fault(error)
+
+    # -- the end
+
+    async def restarting(self, error: BaseException, context: ActorContext) -> None:
+        """Kill the child. Its shared memory is given out again once it is gone; what must not be before that waits for it."""
+        made = self._context
+        if made is not None and made.fault is None:
+            made.report_fault(fault_behind(error), is_survived=True)
+        logger.info("context_rebuilding", device=self._core.name, generation=self._core.lifecycle.generation)
+        self._bury()
+
+    async def stopped(self, context: ActorContext) -> None:
+        """Have the child give everything back, and see it end."""
+        made, link = self._context, self._link
+        if made is not None and link is not None and made.fault is None and not made.in_flight:
+            self._withdraw()
+            made.end()
+            made.ask_to_close()
+            link.channel.close()  # before its socket: the loop must not be asked to forget whoever has its number next
+            # What it answers is nobody's business any more, but that it ends.
+            with contextlib.suppress(HostDiedError):  # said below
+                await link.child.aclose(grace=_GRACE)
+        self._bury()
+        await self._core.children.gone()
+
+    def _withdraw(self) -> None:
+        if self._heart is not None:
+            self._heart.stop()
+        if self._context is not None:
+            self._publish(None)
+
+    def _bury(self) -> None:
+        self._withdraw()
+        made, self._context = self._context, None
+        link, self._link = self._link, None
+        if made is not None:
+            made.end()
+        if link is not None:
+            self._core.children.bury(link, None if made is None else made.gone)
+
+
+def _offer(data: bytes) -> tuple[dict[str, frozenset[DType]], bool]:
+    """Return what a child says that it offers, and whether it has durable buffers; what it says is not believed before it was read."""
+    try:
+        told = json.loads(data)
+        offer = {str(name): frozenset(DType(each) for each in dtypes) for name, dtypes in told["capabilities"].items()}
+        return offer, told.get("durable") is True
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ProtocolError(f"a message that should be an offer is none: {type(error).__name__}: {error}") from None

@@ -1,0 +1,205 @@
+"""The child's answers: submissions whose waiter is the parent, and how it is told of their ends."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from accel.device.graph import GraphSubmission, Program
+from accel.engine.op_error import op_error
+from accel.engine.run import OpSubmission
+from accel.engine.submission import BatchSubmission
+from accel.remote.attention import Attention
+from accel.remote.error_codec import encode_error
+from accel.remote.messages import Failure, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accel.errors import AccelError
+    from accel.ops import KernelOp, Plan
+    from accel.process.channel import Channel
+    from accel.ref import AccelRef
+
+__all__ = ["Answers", "RemoteBatch", "RemoteGraph", "RemoteOp", "reject"]
+
+_MOMENT, _LONGEST, _NEXT = 60e-6, 400e-6, 100e-6
+"""Seconds: of looking for a message in a row, of that in one turn of the loop, and of letting the loop turn after that."""
+
+_SEVERAL = 16
+"""So many answers do not wait for more: their receiver is to have something to do meanwhile."""
+
+
+class _Answered:
+    """What the submissions below have in common: who waits for them is the parent, and is answered by a message.
+
+    Of a failure it is told once nothing of the submission is in a stream any more: the answer gives the arrays of its ops back, and the child's memory of them.
+    """
+
+    __slots__ = ()
+
+    number: int
+    outstanding: int
+    future: asyncio.Future[Any]
+    _answer: Answers
+    _failed: AccelError | None
+    release_operands: Callable[[], None]
+
+    def succeed(self) -> None:
+        """Tell the parent."""
+        if not self.future.done():
+            self.future.cancel()
+            self._answer.done(self.number)
+        elif not self.outstanding:
+            self.over()
+        self.release_operands()
+
+    def reject(self, error: AccelError) -> None:
+        """Tell the parent, or :meth:`over` does."""
+        if not self.future.done():
+            self.future.cancel()
+            self._failed = error  # type: ignore[misc]  # it is among the slots of the classes below
+            if not self.outstanding or error.is_fault:
+                self.over()
+        self.release_operands()
+
+    def over(self) -> None:
+        """Tell the parent of the failure that was kept until now."""
+        error, self._failed = self._failed, None  # type: ignore[misc]  # as above
+        if error is not None:
+            self._answer.failed(self.number, error, -1 if error.op_index is None else error.op_index)
+
+
+class RemoteOp(_Answered, OpSubmission):
+    """An op of the parent's: who waits for it is there."""
+
+    __slots__ = ("_answer", "_failed", "number")
+
+    def __init__(self, answer: Answers, number: int, op: KernelOp, plan: Plan, generation: int) -> None:
+        super().__init__(op, plan, answer.loop.create_future(), generation)
+        self._answer = answer
+        self._failed = None
+        self.number = number
+
+
+class RemoteBatch(_Answered, BatchSubmission):
+    """A batch of the parent's."""
+
+    __slots__ = ("_answer", "_failed", "number")
+
+    def __init__(
+        self, answer: Answers, number: int, ops: tuple[KernelOp, ...], plans: list[Plan], made: list[tuple[AccelRef, ...]], generation: int
+    ) -> None:
+        super().__init__(ops, tuple(plans), made, asyncio.get_running_loop().create_future(), generation)
+        self._answer = answer
+        self._failed = None
+        self.number = number
+
+
+class RemoteGraph(_Answered, GraphSubmission):
+    """A capture of the parent's."""
+
+    __slots__ = ("_answer", "_failed", "number")
+
+    def __init__(self, answer: Answers, number: int, program: Program, generation: int) -> None:
+        super().__init__(program, asyncio.get_running_loop().create_future(), generation)
+        self._answer = answer
+        self._failed = None
+        self.number = number
+
+
+class Answers:
+    """What goes back: ends are gathered over a turn of the loop.
+
+    Parameters
+    ----------
+    channel
+        The connection to the parent.
+    memory
+        Returns what is taken from the device: reserved, and held by libraries.
+    is_over, is_idle
+        Whether the context has faulted; whether nothing is in flight.
+    broken
+        Told of an error of accel's own.
+
+    Attributes
+    ----------
+    loop : AbstractEventLoop
+        Of the child.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        memory: Callable[[], tuple[int, int]],
+        is_over: Callable[[], bool],
+        is_idle: Callable[[], bool],
+        broken: Callable[[Exception], None],
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._attention = Attention(self.loop, _NEXT)
+        self._is_lingering = False
+        self._channel = channel
+        self._memory = memory
+        self._is_over = is_over
+        self._is_idle = is_idle
+        self._broken = broken
+        self._ended: list[int] = []
+        self._told = (0, 0)
+
+    def done(self, number: int) -> None:
+        """Tell of a success: at once if nothing else is on its way or there are several, else at the end of this turn."""
+        ended = self._ended
+        ended.append(number)
+        if (len(ended) >= _SEVERAL and self._attention.seconds) or (self._is_idle() and not self._channel.has_more):
+            self.flush()
+        elif len(ended) == 1:
+            self.loop.call_soon(self.flush)
+
+    def failed(self, number: int, error: AccelError, index: int) -> None:
+        """Tell of a failure, after the successes before it. After a fault the parent tells everybody itself: it knows what comes next."""
+        self.flush()
+        if self._is_over():
+            return
+        self._channel.send(Kind.FAILED, Failure.pack(number, index), encode_error(error))
+
+    def flush(self) -> None:
+        """Tell what there is to tell. An error on this way is told too: an answer is lost, and the parent would wait for it for ever."""
+        try:
+            self._tell()
+        except Exception as error:
+            self._broken(error)
+
+    def _tell(self) -> None:
+        memory = self._memory()
+        if memory != self._told:
+            self._told = memory
+            self._channel.send(Kind.MEMORY, struct.pack("<QQ", *memory))
+        if self._ended:
+            ended, self._ended = self._ended, []
+            self._channel.send(Kind.DONE, struct.pack(f"<{len(ended)}Q", *ended), now=True)
+            if not self._is_lingering and self._attention.seconds:
+                self._is_lingering = True
+                self.loop.call_soon(self._linger)
+
+    def _linger(self) -> None:
+        """Look for the next message for a moment: who has got an answer often has the next op at hand."""
+        self._is_lingering = False
+        clock, look = perf_counter, self._channel.look
+        now = clock()
+        end, last = now + _MOMENT, now + _LONGEST
+        while now < end:
+            if look():
+                end = min(clock() + _MOMENT, last)
+            elif not self._is_idle():  # there is an end to be seen, which takes a turn of the loop
+                break
+            now = clock()
+        self._attention.pay()
+
+
+def reject(submission: Any, raised: BaseException, loop: asyncio.AbstractEventLoop) -> None:
+    """Answer a submission that could not be sent on its way."""
+    error = op_error(raised, f"sending {submission.name}", loop)
+    submission.reject_from(error.op_index or 0, error.clone(op=error.op or submission.name))

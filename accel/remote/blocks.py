@@ -1,0 +1,110 @@
+"""The blocks of host memory that a child has mapped: its parent's arrays lie there on their way."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+from ctypes import addressof, c_char
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from accel._log import get_logger
+from accel.errors import AccelError, LibraryError
+from accel.memory import HostRegistrar
+from accel.shortage import shortage
+
+if TYPE_CHECKING:
+    from accel.actors import ActorSystem
+    from accel.memory import HostRegistration
+    from accel.remote.busy import Busy
+    from accel.remote.messages import ArenaSlice
+
+__all__ = ["MappedBlocks"]
+
+logger = get_logger()
+
+_BLOCK = struct.Struct("<QQ")
+
+
+class MappedBlocks:
+    """Maps blocks, registers them with the device, and lets them go.
+
+    Parameters
+    ----------
+    system
+        Has the threads for what may block.
+    busy
+        Told of that: ops wait for it.
+    """
+
+    def __init__(self, system: ActorSystem, busy: Busy) -> None:
+        self._system = system
+        self._busy = busy
+        self._blocks: dict[int, tuple[mmap.mmap, HostRegistration | None]] = {}
+        self._late: dict[int, tuple[int, int]] = {}  # descriptor and size of those that could not be mapped yet
+
+    def close_inherited(self) -> None:
+        """Unmap all, in a process that a library forked; see :class:`accel.fork.Inherited`. A copy that is under way keeps its block mapped there."""
+        blocks, self._blocks = self._blocks, {}
+        for mapping, _ in blocks.values():
+            with contextlib.suppress(BufferError):
+                mapping.close()
+        while self._late:
+            os.close(self._late.popitem()[1][0])
+
+    async def add(self, data: bytes, fd: int, device: object) -> None:
+        """Take a BLOCK message: map the block, and register it with the context. One that the device does not take is slower."""
+        number, nbytes = _BLOCK.unpack(data)
+        self._late[number] = fd, nbytes
+        try:
+            mapping = self._map(number)
+        except AccelError as error:  # the op that needs it tries again, and fails for as long as it cannot be mapped
+            logger.warning("host_memory_not_mapped", nbytes=nbytes, error=error)
+            return
+        if isinstance(device, HostRegistrar):
+            address = addressof(c_char.from_buffer(mapping))
+            try:
+                with self._busy:
+                    self._blocks[number] = mapping, await self._system.run_blocking(device.register_host, address, nbytes)
+            except AccelError as error:
+                if error.is_fault:
+                    raise
+                logger.warning("host_memory_not_registered", nbytes=nbytes, error=error)
+
+    def _map(self, number: int) -> mmap.mmap:
+        """Map a block that was announced."""
+        fd, nbytes = self._late[number]
+        try:
+            mapping = mmap.mmap(fd, nbytes)
+        except OSError as error:
+            text = "host memory of the device's parent cannot be mapped"
+            raise shortage(error, text) or LibraryError(f"{text}: {error}", library="os") from error
+        del self._late[number]
+        os.close(fd)
+        self._blocks[number] = mapping, None
+        return mapping
+
+    async def drop(self, data: bytes) -> None:
+        """Take a BLOCK_GONE message: end the registration, then the mapping; an array that is still there keeps that until it goes."""
+        number = int.from_bytes(data, "little")
+        if number in self._late:
+            os.close(self._late.pop(number)[0])
+            return
+        mapping, registration = self._blocks.pop(number)
+        if registration is not None:
+            with self._busy:
+                await self._system.run_blocking(registration.close)
+        with contextlib.suppress(BufferError):
+            mapping.close()
+
+    def array(self, place: ArenaSlice) -> np.ndarray[Any, Any]:
+        """Return an array that lies in a block; an empty one lies nowhere."""
+        if not place.block:
+            return np.empty(place.shape, place.dtype.numpy)
+        mapping = self._map(place.block) if place.block in self._late else self._blocks[place.block][0]
+        count = int(np.prod(place.shape, dtype=np.int64)) * place.dtype.itemsize
+        flat = np.frombuffer(mapping, np.uint8, count, place.offset)
+        return flat.view(place.dtype.numpy).reshape(place.shape)

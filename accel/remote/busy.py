@@ -1,0 +1,76 @@
+"""What keeps ops of a child waiting without being on the device: the parent is told, which else would take it for a hang."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from accel.engine.offloaded import OffloadedCalls
+from accel.remote.messages import Kind
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Container
+
+    from accel.ops import KernelOp
+    from accel.process.channel import Channel
+
+__all__ = ["BesideToldOf", "Busy"]
+
+
+class Busy:
+    """``with busy:`` around what opens, loads or compiles. Tells the parent when it begins and ends.
+
+    Parameters
+    ----------
+    channel
+        The connection to the parent.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._count = 0
+
+    def __enter__(self) -> None:
+        self._count += 1
+        # Each time: to the parent this is over when nothing is in flight any more, and it may be wrong.
+        self._channel.send(Kind.BUSY, b"\1")
+        self._channel.flush()  # an import may keep this loop from its next turn
+
+    def __exit__(self, *_: object) -> None:
+        self._count -= 1
+        if not self._count and not self._channel.is_closed:
+            self._channel.send(Kind.BUSY, b"\0")
+            self._channel.flush()
+
+
+class BesideToldOf(OffloadedCalls):
+    """Kernels that are called on worker threads, because they may have to load or compile something first.
+
+    Parameters
+    ----------
+    loop
+        Of the child.
+    busy
+        Told of each call that may have to.
+    own
+        Names of the registered libraries. All their calls are made here, and only the first of each kernel is taken for one that loads something.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, busy: Busy, own: Container[str]) -> None:
+        super().__init__(own)
+        self._loop = loop
+        self._busy = busy
+        self._loaded: set[Callable[..., None]] = set()
+
+    def run(self, kernel: Callable[..., None], lane: Any, op: KernelOp, *operands: Any) -> None:
+        """See :meth:`OffloadedCalls.run`."""
+        if kernel in self._loaded:
+            super().run(kernel, lane, op, *operands)
+            return
+        self._loop.call_soon_threadsafe(self._busy.__enter__)
+        try:
+            super().run(kernel, lane, op, *operands)
+            if op.library in self._own:
+                self._loaded.add(kernel)
+        finally:
+            self._loop.call_soon_threadsafe(self._busy.__exit__)

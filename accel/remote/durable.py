@@ -1,0 +1,149 @@
+"""Durable memory of a context in a child: the child makes it, the parent keeps a descriptor of it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import struct
+import weakref
+from typing import TYPE_CHECKING
+
+from accel.errors import ClosedError
+from accel.remote.messages import Kind
+from accel.storage.durable import Kept
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from accel.backend import HeldSlab
+    from accel.ops import Plan
+    from accel.process.channel import Channel
+    from accel.ref import AccelRef
+    from accel.storage.durable import DurableBook
+
+__all__ = ["Announcer", "DurableShare", "kept_in", "kept_message"]
+
+_SLAB = struct.Struct("<QQ")
+_PLACE = struct.Struct("<QQQQ")
+_HEAD = struct.Struct("<QQQ")
+_NUMBER = struct.Struct("<Q")
+_PER_GENERATION = 1 << 32
+
+
+def kept_message(number: int, slab: Kept) -> bytes:
+    """Return the payload of a HELD message; ``number`` is that of its answer."""
+    return _HEAD.pack(number, slab.number, slab.nbytes) + b"".join(_PLACE.pack(*block) for block in slab.blocks)
+
+
+def kept_in(data: bytes, fd: int) -> tuple[int, Kept]:
+    """Return what :func:`kept_message` was given."""
+    number, slab, nbytes = _HEAD.unpack_from(data)
+    return number, Kept(slab, nbytes, fd, tuple(_PLACE.iter_unpack(data[_HEAD.size :])))
+
+
+class Announcer:
+    """Whom the child's context tells of durable memory: the parent, before an op that needed it is answered.
+
+    Parameters
+    ----------
+    channel
+        To the parent.
+    generation
+        Of the context; slabs are numbered in it.
+    most_slabs
+        How many the parent keeps.
+    """
+
+    def __init__(self, channel: Channel, generation: int, most_slabs: int) -> None:
+        self.most_slabs = most_slabs
+        self._channel = channel
+        self._numbers = itertools.count(generation * _PER_GENERATION)
+
+    def slab_made(self, slab: HeldSlab) -> int:
+        """See :class:`accel.storage.durable.DurableKeeper`."""
+        number = next(self._numbers)
+        self._channel.send(Kind.SLAB, _SLAB.pack(number, slab.nbytes), fds=(slab.fd,))
+        return number
+
+    def slab_gone(self, number: int) -> None:
+        """See :class:`accel.storage.durable.DurableKeeper`."""
+        with contextlib.suppress(ClosedError):
+            self._channel.send(Kind.SLAB_GONE, _NUMBER.pack(number))
+
+    def placed(self, ref: AccelRef, number: int, offset: int, size: int) -> None:
+        """See :class:`accel.storage.durable.DurableKeeper`."""
+        self._channel.send(Kind.PLACED, _PLACE.pack(ref.buffer, number, offset, size))
+
+    def dropped(self, buffer: int) -> None:
+        """Do nothing: the parent has said so."""
+
+    def torn(self, buffers: Iterable[int], why: str) -> None:
+        """See :class:`accel.storage.durable.DurableKeeper`."""
+        numbers = list(buffers)
+        self._channel.send(Kind.TORN, struct.pack(f"<{len(numbers)}Q", *numbers))
+
+
+class DurableShare:
+    """The parent's half, for one child: what it makes, and what is being written there.
+
+    Parameters
+    ----------
+    book
+        The device's.
+    """
+
+    def __init__(self, book: DurableBook) -> None:
+        self._book = book
+        self._awaited: weakref.WeakValueDictionary[int, AccelRef] = weakref.WeakValueDictionary()
+        self._writes: dict[int, tuple[int, ...]] = {}
+
+    def sent(self, number: int, plans: Iterable[Plan], made: Iterable[AccelRef]) -> None:
+        """Take note of what submission ``number`` makes and writes."""
+        writes = []
+        for ref in made:
+            if ref.durable:
+                self._awaited[ref.buffer] = ref
+                writes.append(ref.buffer)
+        if self._book.buffers:
+            writes += [ref.buffer for plan in plans for ref in plan.writes if ref.durable]
+        if writes:
+            self._writes[number] = tuple(writes)
+
+    def dropped(self, buffer: int) -> None:
+        """Take note that nobody has a buffer any more."""
+        self._awaited.pop(buffer, None)
+        if self._book.buffers:
+            self._book.dropped(buffer)
+
+    def ended(self, number: int) -> None:
+        """Take note that a submission is over."""
+        self._writes.pop(number, None)
+
+    def unfinished(self) -> Iterator[int]:
+        """Yield the buffers that are being written, as far as is known here."""
+        for writes in self._writes.values():
+            yield from writes
+
+    def take(self, kind: int, data: bytes, fds: list[int]) -> dict[int, int]:
+        """Take what the child says of its durable memory, and return how much is reserved for which new buffer.
+
+        Raises
+        ------
+        ValueError, struct.error
+            If it cannot be so.
+        """
+        if kind == Kind.SLAB:
+            number, nbytes = _SLAB.unpack(data)
+            if len(fds) != 1:
+                raise ValueError(f"slab {number} comes with {len(fds)} descriptors")
+            if self._book.slab_taken(number, nbytes, fds[0]):
+                fds.clear()
+        elif kind == Kind.PLACED:
+            buffer, number, offset, size = _PLACE.unpack(data)
+            ref = self._awaited.pop(buffer, None)
+            if ref is not None:  # else it was dropped, and the child is about to learn of it
+                self._book.placed(ref, number, offset, size)
+                return {buffer: size}
+        else:
+            self._book.slab_gone(*_NUMBER.unpack(data))
+        return {}

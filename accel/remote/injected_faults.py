@@ -1,0 +1,63 @@
+"""What a fault plan brings about in a child: decided in the parent, which counts the ops."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+from accel.errors import AccelError, FaultScope
+from accel.remote.error_codec import encode_error
+from accel.remote.messages import Kind
+from accel.shortage import no_thread
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Iterable
+
+    from accel.backend import Injection
+    from accel.remote.link import Link
+
+__all__ = ["InjectedFaults", "sent_action"]
+
+
+def sent_action(action: Injection | AccelError | None, link: Link, loop: asyncio.AbstractEventLoop) -> bytes | str | None:
+    """Return an action as the child takes it; do here what is not the child's."""
+    if action is None or isinstance(action, AccelError):
+        return None if action is None else encode_error(action)
+    if action.kind == "poison":
+        error = action.error  # without one, the backend's own
+        return action.kind if error is None else encode_error(error.clone(scope=max(error.scope, FaultScope.CONTEXT)))
+    if action.kind == "kill":
+        link.kill()
+        return None
+    if action.release is not None:
+        release = action.release
+
+        def wait() -> None:
+            release()
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(link.tell, Kind.RELEASE)
+
+        try:
+            threading.Thread(target=wait, name="accel-hang", daemon=True).start()
+        except RuntimeError as error:
+            raise no_thread(error, "a planned hang cannot be ended by the plan") from error
+    return action.kind
+
+
+class InjectedFaults:
+    """In the child: what brings about what the parent's fault plan has decided: one entry for each op of the message in hand."""
+
+    def __init__(self) -> None:
+        self.queue: deque[Injection | AccelError | None] = deque()
+
+    def begin(self, actions: Iterable[Injection | AccelError | None]) -> None:
+        """Take the entries of the next message. What ops of the last one have left, which failed before their turn, is not for these."""
+        self.queue.clear()
+        self.queue.extend(actions)
+
+    def take(self, kind: str) -> Injection | AccelError | None:
+        """Return what to do to the op in hand."""
+        return self.queue.popleft() if self.queue else None

@@ -1,0 +1,220 @@
+"""A child with the connection to it, and who listens to it: handed over as a whole when a spare child is promoted."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import pickle
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from accel._log import get_logger
+from accel.actors import RestartStrategy
+from accel.errors import ClosedError, UnsupportedError
+from accel.process.channel import Channel
+from accel.process.child import ChildProcess
+from accel.process.protocol import ProtocolError
+from accel.remote.messages import Config, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from accel.engine.core import DeviceCore
+    from accel.errors import AccelError
+    from accel.memory import HostBlock
+    from accel.process.exit_status import ExitStatus
+
+__all__ = ["MAX_ANSWER", "TARGET", "Link", "Listener"]
+
+logger = get_logger()
+
+TARGET = "accel.remote.service:serve"
+"""What children run."""
+
+MAX_ANSWER = 2 << 20
+"""Bytes of the longest message of a child: an error with all its texts at their longest is a little shorter."""
+
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+
+_TAKEN = frozenset(("self", "level", "event", "exc_info", "generation"))
+"""Keys that a child's event cannot have: parameters of the call that logs it, and a generation, of which a child has only one."""
+
+
+class Listener(Protocol):
+    """Who has a child."""
+
+    def received(self, kind: int, data: bytes, fds: list[int]) -> None:
+        """Take a message; see :class:`accel.process.channel.Channel`."""
+
+    def lost(self, error: AccelError | None) -> None:
+        """Take note that the connection is lost; the child is killed already."""
+
+    def exited(self, status: ExitStatus) -> None:
+        """Take note of the child's end."""
+
+
+class Link:
+    """A child of a device.
+
+    Attributes
+    ----------
+    child : ChildProcess
+    channel : Channel
+    listener : Listener
+        Who is told what the child says.
+    is_warm : bool
+        Whether the child has made all ready that it can before a generation begins.
+    is_opening : bool
+        Whether it makes something ready: a spare until it is warm, another until its context is there.
+    is_heard : bool
+        Whether it has said something since it was last asked by :meth:`ping`.
+    has_spoken : bool
+        The same, since whoever wants to know has set this to ``False``.
+    known : set of int
+        Numbers of the blocks of host memory that it knows of.
+    """
+
+    child: ChildProcess
+    channel: Channel
+
+    def __init__(self, core: DeviceCore, listener: Listener) -> None:
+        self._core = core
+        self.listener = listener
+        self.is_warm = False
+        self.is_opening = True
+        self.is_heard = self.has_spoken = True
+        self._busy_since: float | None = None
+        self._busy_before = 0.0
+        self.known: set[int] = set()
+
+    @classmethod
+    async def start(cls, core: DeviceCore, ahead: Literal["imports", "context"], listener: Listener) -> Link:
+        """Start a child, and have it make ready what can be before a generation begins. Does not wait for that.
+
+        Raises
+        ------
+        BackendUnavailableError
+            Descriptors, processes or memory ran out.
+        """
+        link = cls(core, listener)
+        try:
+            config = pickle.dumps(_config(core, ahead))
+        except Exception as error:  # pickle raises what it likes
+            raise UnsupportedError(
+                f"an option of {core.name} cannot be sent to its process: {error}",
+                device=core.name,
+                remedy="Give objects of classes that are defined at the top of a module that can be imported.",
+            ) from error
+        uvloop = type(core.loop).__module__.startswith("uvloop")
+        link.child = await ChildProcess.start(core.system, TARGET, uvloop=uvloop, on_exit=link._exited)
+        link.channel = Channel(
+            link.child.sock, core.loop, on_message=link._received, on_lost=link._lost, max_received=MAX_ANSWER, dispose=core.disposal.close
+        )
+        core.pinned.on_gone.add(link.withdraw)
+        link.tell(Kind.CONFIG, config)
+        return link
+
+    @property
+    def pid(self) -> int:
+        """The child's process."""
+        return self.child.pid
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the child says that it opens, loads or compiles something."""
+        return self._busy_since is not None
+
+    def busy_seconds(self) -> float:
+        """Return for how long it has said so, all in all."""
+        return self._busy_before + (0.0 if self._busy_since is None else self._core.loop.time() - self._busy_since)
+
+    def rest(self) -> None:
+        """Take note that the child is not busy: it says so, or nothing is in flight, so that whatever it was busy with has led to its end."""
+        self._busy_before, self._busy_since = self.busy_seconds(), None
+
+    def tell(self, kind: Kind, data: bytes = b"", fds: Sequence[int] = (), *, now: bool = False) -> None:
+        """Send a message, at the end of this turn of the loop or ``now``; to a child that is gone, nothing: its end is about to be told."""
+        try:
+            self.channel.send(kind, data, fds=fds, now=now)
+        except ClosedError:
+            return
+
+    def ping(self) -> None:
+        """Ask the child whether it is there; it answers from its loop."""
+        self.is_heard = False
+        self.tell(Kind.PING)
+
+    def announce(self, number: int, block: HostBlock) -> None:
+        """Tell the child of a block of host memory, unless it knows it, or the block is being given back."""
+        fd = None if number in self.known else block.duplicate()
+        if fd is not None:
+            try:
+                self.tell(Kind.BLOCK, number.to_bytes(8, "little") + block.nbytes.to_bytes(8, "little"), fds=(fd,))
+            finally:
+                os.close(fd)
+            self.known.add(number)
+
+    def withdraw(self, number: int) -> None:
+        """Tell the child that a block of host memory is gone, if it knows it. No op uses it any more: each has been answered."""
+        if number in self.known:
+            self.known.discard(number)
+            self.tell(Kind.BLOCK_GONE, number.to_bytes(8, "little"))
+
+    def kill(self) -> None:
+        """End the child at once. Its listener is told when it has ended."""
+        self.child.kill()
+
+    # -- called by the channel and the child
+
+    def _received(self, kind: int, data: bytes, fds: list[int]) -> None:
+        self.is_heard = self.has_spoken = True
+        if fds and kind != Kind.SLAB:
+            raise ProtocolError(f"the child of {self._core.name} sent {len(fds)} descriptors with a message of kind {kind}")
+        if kind == Kind.PONG:
+            return
+        if kind == Kind.LOG:
+            self._log(data)
+            return
+        if kind == Kind.BUSY:
+            self.rest()
+            if data != b"\0":
+                self._busy_since = self._core.loop.time()
+        elif kind == Kind.WARM:
+            self.is_warm = True
+        self.listener.received(kind, data, fds)
+
+    def _log(self, data: bytes) -> None:
+        """Say what the child has said in its log, as this process's word, with where it is from."""
+        try:
+            level, event, pairs = json.loads(data)
+            number, event = _LEVELS[level], str(event)
+            pairs = {key: value for key, value in pairs.items() if key not in _TAKEN}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ProtocolError(f"the child of {self._core.name} sent a log event that means nothing: {error!r}") from error
+        pairs |= {"device": self._core.name, "pid": self.pid, "host": "process"}
+        logger.log(number, event, **pairs)
+
+    def _lost(self, error: AccelError | None) -> None:
+        # Of a connection that only broke, the end of the process says why; it comes at once, or is brought about.
+        self.child.kill()
+        self.listener.lost(error)
+
+    def _exited(self, status: ExitStatus) -> None:
+        self._core.pinned.on_gone.discard(self.withdraw)
+        self.listener.exited(status)
+
+
+def _config(core: DeviceCore, ahead: Literal["imports", "context"]) -> Config:
+    options: Any = core.options
+    kind = type(core.backend)
+    return Config(
+        f"{kind.__module__}:{kind.__qualname__}",
+        core.description.uuid,
+        core.name,
+        dataclasses.replace(
+            options, faults=None, restart=RestartStrategy(), priorities=dict(options.priorities), overload="wait", stall_after=None
+        ),
+        ahead,
+        logging.getLogger("accel").getEffectiveLevel(),
+    )

@@ -1,0 +1,341 @@
+"""What the two halves say to each other."""
+
+from __future__ import annotations
+
+import enum
+import marshal
+import pickle
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+
+from accel.device.options import DeviceOptions
+from accel.dtype import DType
+from accel.errors import UnsupportedError
+from accel.ops import KernelOp, Plan
+from accel.ops.compiler import Dimensions
+from accel.ref import AccelRef
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from accel.engine.kernel_library import KernelLibrary
+
+__all__ = [
+    "ArenaSlice",
+    "Begin",
+    "Config",
+    "Failure",
+    "Kind",
+    "WireGet",
+    "WireLaunch",
+    "WirePut",
+    "WireReplay",
+    "op_of",
+    "pack",
+    "pack_op",
+    "pickled_library",
+    "unpack",
+    "unpack_op",
+]
+
+
+class Kind(enum.IntEnum):
+    """Kinds of messages. The parent's have low numbers."""
+
+    CONFIG = 1
+    """What to open; the first message. A pickled :class:`Config`."""
+    OP = 2
+    """One op."""
+    BATCH = 3
+    """Ops of a batch."""
+    FREE = 4
+    """Buffers to be freed."""
+    BLOCK = 5
+    """A block of host memory, with its descriptor."""
+    CLOSE = 6
+    """Give everything back, and end."""
+    RELEASE = 7
+    """Let the hangs that were injected end."""
+
+    GRAPH = 9
+    """Ops to be captured."""
+    REGISTER = 10
+    """A library of the user's own: a number, and its name and what makes it, pickled."""
+    PING = 8
+    """Are you there?"""
+    BEGIN = 20
+    """Begin a generation; the second message but for blocks. A pickled :class:`Begin`, and its descriptors."""
+    COMPILE = 21
+    """A kernel to be compiled: a number, by which the answer names it, and the kernel, pickled."""
+    CLASS = 23
+    """A class that ops name by a number: the number, and the class, pickled."""
+    KERNEL = 22
+    """A kernel that launches name by a number: the number, and the kernel, pickled."""
+    BLOCK_GONE = 12
+    """A block of host memory that was given back: its number. No op that was not answered uses it."""
+    HELD = 11
+    """A slab of durable memory, with its descriptor and what lives in it: to be bound before the generation begins."""
+
+    READY = 101
+    """The context is there; what it offers."""
+    REFUSED = 102
+    """There is no context to be had; why. The last message."""
+    DONE = 103
+    """Numbers of what has ended well."""
+    FAILED = 104
+    """What has failed, and why."""
+    FAULT = 105
+    """What ended the context. The last message."""
+    MEMORY = 106
+    """What is taken from the device."""
+    PONG = 107
+    """Yes."""
+    WARM = 120
+    """All is made ready that can be before a generation begins."""
+    BUSY = 121
+    """Whether something is opened, loaded or compiled that ops may wait for: one byte."""
+    LOG = 122
+    """An event of the log: JSON."""
+    COMPILED = 123
+    """A kernel was compiled: a number, and its layout as JSON."""
+    TORN = 124
+    """Numbers of durable buffers that work which failed halfway has written."""
+    SLAB = 108
+    """A new slab of durable memory, with its descriptor."""
+    SLAB_GONE = 109
+    """A slab in which nothing lives any more."""
+    PLACED = 110
+    """Where a durable buffer is."""
+
+
+def pack(
+    number: int,
+    ids: list[list[int]],
+    ops: list[Any],
+    actions: list[bytes | str | None] | None = None,
+    handle: int = 0,
+) -> bytes:
+    """Return the payload of a BATCH or GRAPH message: for the child alone, which trusts its parent.
+
+    Parameters
+    ----------
+    number
+        Of the submission.
+    ids
+        For each op the numbers of the buffers that it makes.
+    ops
+        The ops, as they are written.
+    actions
+        For each op what a fault plan does to it.
+    handle
+        The buffer that stands for a graph.
+    """
+    return marshal.dumps((number, handle, ids, actions or [], ops))
+
+
+def pack_op(number: int, ids: Sequence[int], op: Any, action: bytes | str | None) -> bytes:
+    """Return the payload of an OP message; see :func:`pack`. What follows the numbers is the same for the same op."""
+    body = marshal.dumps((op,) if action is None else (op, action), _PLAIN)
+    if not ids:
+        return _COUNTED.pack(number, 0) + body
+    return _COUNTED.pack(number, len(ids)) + struct.pack(f"<{len(ids)}Q", *ids) + body
+
+
+def unpack_op(data: bytes) -> tuple[int, Sequence[int], bytes]:
+    """Return the number, the ids, and what :func:`op_of` takes."""
+    number, count = _COUNTED.unpack_from(data)
+    start = _COUNTED.size + 8 * count
+    return number, struct.unpack_from(f"<{count}Q", data, _COUNTED.size) if count else (), data[start:]
+
+
+def op_of(body: bytes) -> tuple[Any, bytes | str | None]:
+    """Return the op as it was written, and what a fault plan does to it."""
+    found = marshal.loads(body)
+    return found if len(found) == 2 else (found[0], None)
+
+
+_COUNTED = struct.Struct("<QI")
+_PLAIN = 2
+"""The version of marshal's format before objects were told apart by who else holds them: equal values give equal bytes."""
+
+
+def unpack(data: bytes) -> tuple[int, int, list[list[int]], list[bytes | str | None], list[Any]]:
+    """Return what :func:`pack` was given."""
+    found: tuple[int, int, list[list[int]], list[bytes | str | None], list[Any]] = marshal.loads(data)
+    return found
+
+
+Failure = struct.Struct("<Qi")
+"""Number of the submission, and index of the op of a batch (-1: none), before the error of a FAILED message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What the child is for; known before there is a generation for it.
+
+    Parameters
+    ----------
+    backend
+        ``module:class`` of the backend.
+    uuid
+        Of the device: it has another index where other devices are visible.
+    name
+        What the device is called.
+    options
+        Of the device, as far as they are the child's business.
+    ahead
+        What to make ready before a generation begins: ``"imports"``, or the ``"context"`` too, with what ``options.libraries`` need.
+    log_level
+        Events of this level and above are told.
+    """
+
+    backend: str
+    uuid: str
+    name: str
+    options: DeviceOptions
+    ahead: Literal["imports", "context"] = "imports"
+    log_level: int = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """A generation that begins in a child. What it takes over comes with it, as descriptors.
+
+    Parameters
+    ----------
+    generation
+        Its number.
+    own
+        Libraries that were registered: name -> what makes an instance, pickled.
+    most_slabs
+        How many slabs of durable memory the parent keeps.
+    patience
+        Seconds for which memory that the device does not have yet is asked for again: what the last generation held may come back a little later than
+        its process ends.
+    """
+
+    generation: int
+    own: dict[str, bytes]
+    most_slabs: int
+    patience: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaSlice:
+    """An array in a block of shared host memory.
+
+    Parameters
+    ----------
+    block
+        Number of the block.
+    offset
+        Where it starts.
+    shape, dtype
+        What it is.
+    """
+
+    block: int
+    offset: int
+    shape: tuple[int, ...]
+    dtype: DType
+
+    @property
+    def to_wire(self) -> WireSlice:
+        """The same of plain numbers and words, which take a fraction of the time to write and to read."""
+        return (self.block, self.offset, self.dtype.value, *self.shape)
+
+    @classmethod
+    def of(cls, to_wire: WireSlice) -> ArenaSlice:
+        """Return what was :attr:`to_wire`."""
+        block, offset, dtype, *shape = to_wire
+        return cls(block, offset, tuple(shape), DType(dtype))
+
+
+WireSlice: TypeAlias = tuple[Any, ...]
+"""An :class:`ArenaSlice` on its way."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class WirePut(KernelOp):
+    """A put on its way: the array is in shared memory."""
+
+    library: ClassVar[str] = "memory"
+    kind: ClassVar[str] = "put"
+
+    source: WireSlice
+    out: AccelRef | None = None
+    durable: bool = False
+
+    def plan(self) -> Plan:
+        """Never called: it is made into a put again where it runs."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class WireGet(KernelOp[Any]):
+    """A get on its way: the array will be in shared memory."""
+
+    library: ClassVar[str] = "memory"
+    kind: ClassVar[str] = "get"
+
+    source: AccelRef
+    destination: WireSlice
+
+    def plan(self) -> Plan:
+        """Never called: it is made into a get again where it runs."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class WireReplay(KernelOp[Any]):
+    """A replay on its way: the child has the program."""
+
+    library: ClassVar[str] = "graph"
+    kind: ClassVar[str] = "replay"
+
+    program: int
+
+    def plan(self) -> Plan:
+        """Never called: it is made into a replay again where it runs."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class WireLaunch(KernelOp[Any]):
+    """A launch of a user's kernel on its way: the child has the kernel."""
+
+    library: ClassVar[str] = "compiler"
+    kind: ClassVar[str] = "launch"
+
+    kernel: int
+    grid: Dimensions
+    block: Dimensions
+    args: tuple[Any, ...]
+    shared_bytes: int
+
+    def plan(self) -> Plan:
+        """Never called: it is made into a launch again where it runs."""
+        raise NotImplementedError
+
+
+def pickled_library(name: str, make: Callable[[], KernelLibrary]) -> bytes:
+    """Return what makes a registered library as bytes.
+
+    Raises
+    ------
+    UnsupportedError
+        If its class, or an argument, cannot be sent to another process.
+    """
+    try:
+        data = pickle.dumps(make)
+        why: object = "what is in __main__ is not found in another process" if b"__main__" in data else None
+    except Exception as error:  # pickle raises what it likes, and so do the arguments
+        data, why = b"", error
+    if why is not None:
+        raise UnsupportedError(
+            f"library {name!r} cannot be sent to the device's process: {why}",
+            library=name,
+            remedy="Define its class, and what it is made with, at the top of a module that can be imported.",
+        )
+    return data

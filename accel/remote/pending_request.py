@@ -1,0 +1,134 @@
+"""What the parent keeps of a submission that its child has."""
+
+from __future__ import annotations
+
+import marshal
+from typing import TYPE_CHECKING, Any
+
+from accel.errors import AccelError, InvalidArgumentError
+from accel.ops import Get, Put
+from accel.process.protocol import MAX_MESSAGE
+from accel.remote.messages import WireGet, WirePut
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+
+    from accel.engine.submission import BatchSubmission, Submission
+    from accel.ops import KernelOp, Plan
+    from accel.remote.arrays import Outgoing
+
+__all__ = ["PendingRequest", "admit", "array_of", "fitting", "land", "too_long", "with_array"]
+
+
+_HEAD = 64 << 10
+"""Bytes of a message that are kept for what comes with the ops: numbers, and what a fault plan does to some of them."""
+
+
+class PendingRequest:
+    """What the child has of a submission.
+
+    Attributes
+    ----------
+    submission
+        The submission.
+    first, count
+        Which of its ops the child has.
+    arrays
+        What of shared memory they use; given back when they have ended.
+    landing
+        What of that is then to be copied into the user's arrays.
+    answer
+        Of a part of a transfer: who waits for its end. It is told what went wrong, or ``None``.
+    """
+
+    __slots__ = ("answer", "arrays", "count", "first", "landing", "submission")
+
+    def __init__(
+        self,
+        submission: Submission,
+        first: int,
+        count: int,
+        arrays: Sequence[Outgoing],
+        landing: Sequence[Outgoing] = (),
+        answer: asyncio.Future[AccelError | None] | None = None,
+    ) -> None:
+        self.submission = submission
+        self.first = first
+        self.count = count
+        self.arrays = arrays
+        self.landing = landing
+        self.answer = answer
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the submission ends with it."""
+        return self.first + self.count == len(self.submission.kinds)
+
+
+def admit(
+    submission: BatchSubmission, start: int, end: int, check: Callable[[Plan], None], live: dict[int, int]
+) -> tuple[int, AccelError | None]:
+    """Check the operands of ops of a batch that are about to be sent, and note in ``live`` what they make. In one go: refs may be dropped whenever others run.
+
+    Returns where those end that are as they should be, and what is wrong with the next.
+    """
+    for index in range(start, end):
+        try:
+            check(submission.plans[index])
+        except AccelError as error:
+            error.op_index = index
+            return index, error
+        live.update((ref.buffer, ref.nbytes) for ref in submission.outputs[index])
+    return end, None
+
+
+def fitting(submission: BatchSubmission, start: int, ids: Sequence[Sequence[int]], written: Sequence[Any]) -> int:
+    """Return how many of the ops from ``start`` on, as they are written, go into one message.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the first alone does not.
+    """
+    room = MAX_MESSAGE - _HEAD
+    for count, (made, op) in enumerate(zip(ids, written, strict=True)):
+        nbytes = len(marshal.dumps([list(made), op]))
+        room -= nbytes
+        if room < 0:
+            if count:
+                return count
+            error = too_long(
+                f"{submission.kinds[start]}, op {start} of a batch,",
+                nbytes,
+                "Put what it holds on the device as an array, and give it the ref.",
+            )
+            error.op_index = start
+            raise error
+    return len(written)
+
+
+def too_long(what: str, nbytes: int, remedy: str) -> InvalidArgumentError:
+    """Return the error that says that something does not go into a message."""
+    return InvalidArgumentError(
+        f"{what} is {nbytes} bytes as a message to the device's process, and a message has at most {MAX_MESSAGE}", remedy=remedy
+    )
+
+
+def array_of(op: KernelOp) -> np.ndarray[Any, Any] | None:
+    """Return the host array that an op reads or fills, if it has one."""
+    return op.source if type(op) is Put else op.destination if type(op) is Get else None
+
+
+def with_array(op: Any, outgoing: Outgoing) -> KernelOp:
+    """Return the op with a place in shared memory instead of its array."""
+    place = outgoing.place.to_wire
+    return WirePut(place, op.out, op.durable) if type(op) is Put else WireGet(op.source, place)
+
+
+def land(sent: PendingRequest) -> None:
+    """Copy what has come back out of shared memory. May block for as long as that takes."""
+    for each in sent.landing:
+        each.land()

@@ -1,0 +1,418 @@
+"""The child's half: the same context and kernel actors as inline, fed by messages instead of by a device actor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import importlib
+import itertools
+import json
+import os
+import pickle
+import struct
+import threading
+import time
+import traceback
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from accel.actors import Directive, RestartStrategy
+from accel.backend import Injection
+from accel.device.graph import Program, Replay
+from accel.engine.context_actor import ContextActor
+from accel.engine.core import DeviceCore
+from accel.engine.op_error import op_error
+from accel.errors import AccelError, BackendUnavailableError, ClosedError, FaultScope, HostDiedError, LibraryError
+from accel.fate import PreloadsLibraries
+from accel.fork import DeviceFiles, close_after_fork
+from accel.ops import Get, Put, Spec
+from accel.ref import AccelRef, RefView
+from accel.remote.answers import Answers, RemoteBatch, RemoteGraph, RemoteOp, reject
+from accel.remote.attention import Attention
+from accel.remote.blocks import MappedBlocks
+from accel.remote.busy import BesideToldOf, Busy
+from accel.remote.compiling import ChildKernels, packed_layout
+from accel.remote.durable import Announcer, kept_in
+from accel.remote.error_codec import decode_error, encode_error
+from accel.remote.injected_faults import InjectedFaults
+from accel.remote.messages import ArenaSlice, Kind, WireGet, WireLaunch, WirePut, WireReplay, op_of, unpack, unpack_op
+from accel.remote.op_table import OpReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from accel.device.system import System
+    from accel.dtype import DType
+    from accel.engine.context import Context
+    from accel.ops import KernelOp, Plan
+    from accel.process.channel import Channel
+    from accel.remote.messages import Begin, Config
+
+__all__ = ["Server"]
+
+_NEAR = 50e-6
+"""Seconds for which the end of a short op is waited for without letting the loop turn."""
+
+_SHORT, _REMEMBERED, _MOVES = 512, 512, 64
+"""Bytes of ops that are kept, and how many: of any, and of those that move arrays, which hold host memory until that is given back."""
+
+_FAULTED = 3
+"""Exit status after a fault, which was told before."""
+
+
+_REPORT = "This is an error in accel or in the backend: report it, with what the child has written to its standard error."
+
+
+class Server:
+    """One context and the messages for it, in order."""
+
+    def __init__(self, channel: Channel, config: Config, system: System) -> None:
+        self._channel = channel
+        self._config = config
+        self._system = system
+        self._refs: dict[int, AccelRef] = {}
+        self._unseen: set[int] = set()
+        self._programs: dict[int, Program] = {}
+        self._known: dict[bytes, tuple[KernelOp, Plan]] = {}
+        self._moves: dict[bytes, tuple[KernelOp, Plan]] = {}
+        self._kernels = ChildKernels()
+        self._reader = OpReader(self._ref, self._refs)
+        self._compiling: set[asyncio.Task[None]] = set()
+        self._script = InjectedFaults()
+        self._release = threading.Event()
+        self._busy = Busy(channel)
+        self._blocks = MappedBlocks(system, self._busy)
+        self._is_attentive = Attention(asyncio.get_running_loop(), _NEAR).seconds > 0
+        self.context: Context
+        self._core: DeviceCore
+        self._answers = Answers(
+            channel, self._memory, lambda: self.context.fault is not None, lambda: not self.context.in_flight, self.broken
+        )
+        close_after_fork(self)
+
+    def close_inherited(self) -> None:
+        """Let the parent's blocks go, in a process that a library forked; see :class:`accel.fork.Inherited`."""
+        self._moves.clear()  # their arrays are views of blocks
+        self._blocks.close_inherited()
+
+    async def prepare(self) -> None:
+        """Make ready what can be before a generation begins, and say so."""
+        config, system = self._config, self._system
+        module, _, name = config.backend.partition(":")
+        backend = (await system.run_blocking(partial(getattr, importlib.import_module(module), name)))()
+        self._files = DeviceFiles(getattr(backend, "device_files", ()))
+        devices = await system.run_blocking(backend.devices)
+        description = next((each for each in devices if each.uuid == config.uuid), None)
+        if description is None:
+            raise BackendUnavailableError(f"there is no device {config.uuid} any more", device=config.name)
+        options = dataclasses.replace(config.options, faults=self._script)
+        self._core = core = DeviceCore(system, backend, description, options, {})
+        core.name = config.name
+        # The parent numbers buffers; what is made here besides has numbers of its own.
+        core.next_buffer = itertools.count(-1, -1).__next__
+        if isinstance(backend, PreloadsLibraries):
+            await system.run_blocking(backend.preload, options.libraries)
+        if config.ahead == "context":
+            await self._open()
+        self._channel.send(Kind.WARM)
+
+    async def begin(self, begin: Begin) -> None:
+        """Begin the generation, and say what its context offers."""
+        core = self._core
+        core.memory_back.until = time.monotonic() + begin.patience
+        core.keeper = Announcer(self._channel, begin.generation, begin.most_slabs)
+        core.own.update((name, partial(_made, data)) for name, data in begin.own.items())
+        if not core.lifecycle.generation:
+            await self._open()
+        capabilities = {name: sorted(each.value for each in dtypes) for name, dtypes in core.capabilities.items()}
+        offer = {"capabilities": capabilities, "durable": self.context.durables.is_offered}
+        self._channel.send(Kind.READY, json.dumps(offer).encode())
+
+    async def _open(self) -> None:
+        """Make the context. Here it is always of generation 1: the parent alone knows how many there were."""
+        # Never restarted here: after a fault the parent makes another child.
+        once = RestartStrategy(max_restarts=0, decide=lambda _: Directive.STOP)
+        await self._system.spawn(ContextActor, self._core, self._published, name="context", restart=once)
+        self.context.on_fault = self.give_up
+        self.context.opening = self._busy
+        self.context.beside = BesideToldOf(self._core.loop, self._busy, self._core.own)
+
+    def _published(self, context: Context | None) -> None:
+        if context is not None:
+            self.context = context
+
+    def _memory(self) -> tuple[int, int]:
+        _, reserved, workspace = self.context.memory()
+        return reserved, workspace
+
+    def give_up(self, error: AccelError) -> None:
+        """Tell the parent, and end: a process that has lost its context has nothing more to give."""
+        with contextlib.suppress(ClosedError):  # then nobody listens
+            self._channel.send(Kind.FAULT, encode_error(error), now=True)
+        os._exit(_FAULTED)
+
+    def broken(self, error: BaseException) -> None:
+        """End the generation for an error of accel's own that nobody handles: it may have lost the answer to an op."""
+        name = self._config.name
+        traceback.print_exception(error)  # the parent shows a dead child's last lines
+        self.give_up(HostDiedError(f"the child of {name} failed: {error!r}", device=name, scope=FaultScope.CONTEXT, remedy=_REPORT))
+
+    async def handle(self, kind: int, data: bytes, fds: list[int]) -> None:
+        """Do what one message asks for."""
+        if kind == Kind.OP:
+            submission = self._op(data)
+            if submission is not None:
+                await self.dispatch(submission)
+        elif kind == Kind.BATCH:
+            await self._batch(data)
+        elif kind == Kind.FREE:
+            self._free(data)
+        elif kind == Kind.GRAPH:
+            await self._graph(data)
+        elif kind == Kind.BLOCK:
+            await self._blocks.add(data, fds[0], self.context.device)
+        elif kind == Kind.BLOCK_GONE:
+            self._moves.clear()
+            await self._blocks.drop(data)
+        elif kind == Kind.HELD:
+            await self._held(data, fds[0])
+        elif kind == Kind.REGISTER:
+            await self._register(data)
+        elif kind == Kind.KERNEL:
+            self._kernels.take(data)
+        elif kind == Kind.CLASS:
+            self._reader.learn(*_class_of(data))
+        elif kind == Kind.COMPILE:
+            self._compile(data)
+        elif kind == Kind.RELEASE:
+            self._release.set()
+
+    def take_now(self, kind: int, data: bytes) -> bool | RemoteOp:
+        """Do what a message asks for at once, if it need not wait; else return ``False``, with nothing done, or the op that is to be waited for."""
+        if kind == Kind.FREE:
+            self._free(data)
+            return True
+        if kind == Kind.CLASS:
+            self._reader.learn(*_class_of(data))
+            return True
+        if kind != Kind.OP:
+            return False
+        submission = self._op(data)
+        if submission is None:
+            return True
+        context = self.context
+        submission.is_attended = self._is_attentive and not context.in_flight and not self._channel.has_more
+        try:
+            if not context.dispatch_now(submission):
+                submission.is_attended = False
+                return submission
+        except BaseException as error:
+            reject(submission, error, self._core.loop)
+            return True
+        if submission.is_attended:
+            self._attend(submission)
+        return True
+
+    def _attend(self, submission: RemoteOp) -> None:
+        """Wait for the end of the only op right here, if that is near: nobody else is kept waiting, and nobody has to be woken."""
+        end = time.perf_counter() + _NEAR
+        while not submission.attend(stays=submission.nap is None and time.perf_counter() < end):
+            pass
+
+    def _op(self, data: bytes) -> RemoteOp | None:
+        number, ids, body = unpack_op(data)
+        try:
+            known = self._known.get(body) or self._moves.get(body) or self._learn(number, body)
+            if known is None:
+                return None
+            op, plan = known
+            made = tuple([self._new(buffer, spec) for buffer, spec in zip(ids, plan.creates, strict=True)]) if ids else ()
+        except BaseException as error:  # what the user's class does, besides
+            self._refuse(number, error)
+            return None
+        submission = RemoteOp(self._answers, number, op, plan, self.context.generation)
+        submission.made = made
+        return submission
+
+    def _refuse(self, number: int, raised: BaseException) -> None:
+        """Answer a submission of which no op could be made here."""
+        error = op_error(raised, "taking an op", self._core.loop)
+        self._answers.failed(number, error, -1 if error.op_index is None else error.op_index)
+
+    def _learn(self, number: int, body: bytes) -> tuple[KernelOp, Plan] | None:
+        """Return the op that a message brings, and its plan, and keep them: many come again. A buffer's number never does, once it is freed."""
+        to_wire, action = op_of(body)
+        ops = self._read(number, [to_wire])
+        if not ops:
+            return None
+        op = ops[0]
+        found = op, op.plan()
+        if action is not None:
+            self._script.begin((self._action(action),))
+        elif len(body) <= _SHORT and type(op) is not Replay:  # the program of which may be given back
+            kept, limit = (self._moves, _MOVES) if type(op) in (Put, Get) else (self._known, _REMEMBERED)
+            if len(kept) >= limit:
+                kept.clear()
+            kept[body] = found
+        return found
+
+    async def _batch(self, data: bytes) -> None:
+        number, _, ids, actions, to_wire = unpack(data)
+        try:
+            ops = self._read(number, to_wire)
+            if not ops and to_wire:
+                return
+            plans, made = self._planned(ops, ids)
+        except BaseException as error:
+            self._refuse(number, error)
+            return
+        if actions:
+            self._script.begin(self._action(action) for action in actions)
+        await self.dispatch(RemoteBatch(self._answers, number, ops, plans, made, self.context.generation))
+
+    async def _graph(self, data: bytes) -> None:
+        number, handle, ids, _, to_wire = unpack(data)
+        try:
+            ops = self._read(number, to_wire)
+            if not ops and to_wire:
+                return
+            plans, made = self._planned(ops, ids)
+        except BaseException as error:
+            self._refuse(number, error)
+            return
+        program = self._programs[handle] = Program(self._core, ops, plans, made, self.context.generation)
+        await self.dispatch(RemoteGraph(self._answers, number, program, self.context.generation))
+
+    def _planned(self, ops: Iterable[KernelOp], ids: list[list[int]]) -> tuple[list[Plan], list[tuple[AccelRef, ...]]]:
+        """Return what ops do to memory, and refs of what they make, under the parent's numbers."""
+        plans = [op.plan() for op in ops]
+        made = [
+            tuple(self._new(buffer, spec) for buffer, spec in zip(mine, plan.creates, strict=True))
+            for mine, plan in zip(ids, plans, strict=True)
+        ]
+        return plans, made
+
+    def _read(self, number: int, to_wire: list[Any]) -> tuple[KernelOp, ...]:
+        """Return the ops of a submission; none, after answering it, if one cannot be loaded here."""
+        try:
+            return tuple([self._unwired(self._reader.read(each)) for each in to_wire])
+        except AccelError as error:
+            self._answers.failed(number, error, -1)
+        except KeyError as error:  # the parent took for sent what it could not send
+            self._answers.failed(number, LibraryError(f"the child was never told of {error}"), -1)
+        return ()
+
+    def _new(self, buffer: int, spec: Any) -> AccelRef:
+        ref = self._ref(buffer, spec.shape, spec.dtype)
+        ref.durable = spec.durable
+        return ref
+
+    def _free(self, data: bytes) -> None:
+        for (buffer,) in struct.iter_unpack("<Q", data):
+            self._programs.pop(buffer, None)
+            self._unseen.discard(buffer)
+            ref = self._refs.pop(buffer, None)
+            if ref is not None:
+                ref.is_freed = True
+            self.context.buffers.free(buffer)  # also one that was bound, and not used since
+        self._answers.flush()
+
+    async def dispatch(self, submission: Any) -> None:
+        """Send a submission on its way, or answer it."""
+        try:
+            context = self.context
+            if not (isinstance(submission, RemoteOp) and context.dispatch_now(submission)):
+                await context.dispatch(submission)
+        except (asyncio.CancelledError, GeneratorExit):  # the child ends: no code of users is awaited
+            raise
+        except BaseException as error:
+            reject(submission, error, self._core.loop)
+
+    def _unwired(self, op: Any) -> KernelOp:
+        kind = type(op)
+        if kind is WirePut:
+            return Put(self._blocks.array(ArenaSlice.of(op.source)), op.out, op.durable)
+        if kind is WireGet:
+            return Get(op.source, self._blocks.array(ArenaSlice.of(op.destination)))
+        if kind is WireLaunch:
+            return self._kernels.unwired(op)
+        return Replay(self._programs[op.program]) if kind is WireReplay else op
+
+    async def _register(self, data: bytes) -> None:
+        (number,) = struct.unpack_from("<Q", data)
+        name, made = pickle.loads(data[8:])
+        self._core.own[name] = partial(_made, made)
+        try:
+            await self.context.port(name)
+        except Exception as error:
+            del self._core.own[name]
+            self._refuse(number, error)
+        else:
+            self._answers.done(number)
+
+    async def _held(self, data: bytes, fd: int) -> None:
+        number, kept = kept_in(data, fd)
+        try:
+            await self.context.durables.bind(self.context.buffers, (kept,))
+        except Exception as error:
+            self._refuse(number, error)
+        else:
+            self._answers.done(number)
+        finally:
+            os.close(fd)
+
+    def _compile(self, data: bytes) -> None:
+        """Compile beside everything else: it takes no place in the order of ops."""
+        task = asyncio.ensure_future(self._compiled(data))
+        self._compiling.add(task)
+        task.add_done_callback(self._compiling.discard)
+
+    async def _compiled(self, data: bytes) -> None:
+        (number,) = struct.unpack_from("<Q", data)
+        try:
+            with self._busy:
+                layout = await self._system.run_blocking(packed_layout, self.context.device, self._core.name, data[8:])
+        except AccelError as error:
+            if error.is_fault:
+                self.context.report_fault(error)
+            self._answers.failed(number, error, -1)
+        except Exception as error:  # the compiler's bug is no reason to end the child
+            self._answers.failed(number, op_error(error, "compiling", self._core.loop, op="compile"), -1)
+        else:
+            self._channel.send(Kind.COMPILED, data[:8], layout)
+
+    def _action(self, action: bytes | str | None) -> Injection | AccelError | None:
+        if action is None or action == "poison":
+            return None if action is None else Injection("poison")
+        if action == "hang":
+            self._release.clear()
+            return Injection("hang", release=lambda: cast("None", self._release.wait()))
+        error = decode_error(cast("bytes", action))
+        return Injection("poison", error) if error.is_fault else error
+
+    def _ref(self, buffer: int, shape: tuple[int, ...], dtype: DType, generation: int = 0, offset: int | None = None) -> AccelRef:
+        """Return the ref for a buffer; one that is not known yet is of the batch that is just read, or it is refused when it is used."""
+        ref = self._refs.get(buffer)
+        if ref is None:
+            ref = self._refs[buffer] = AccelRef(self._core, buffer, shape, dtype, self.context.generation)
+            if offset is not None:  # a view of one that was bound: what the whole of it is, is said where that is used
+                self._unseen.add(buffer)
+        elif self._unseen and offset is None and buffer in self._unseen:
+            self._unseen.discard(buffer)
+            ref.shape, ref.dtype, ref.nbytes = shape, dtype, Spec(shape, dtype).nbytes
+        return ref if offset is None else RefView(ref, offset, shape, dtype)
+
+
+def _class_of(data: bytes) -> tuple[int, type | None]:
+    """Return what a CLASS message says; an import may fail as it likes."""
+    (number,) = struct.unpack_from("<Q", data)
+    try:
+        return number, pickle.loads(data[8:])
+    except BaseException:  # the op that is of it is refused
+        return number, None
+
+
+def _made(data: bytes) -> Any:
+    """Make an instance of a registered library: the class is imported here."""
+    return pickle.loads(data)()

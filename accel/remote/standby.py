@@ -1,0 +1,213 @@
+"""The actor that keeps a spare child ready, and replaces it when it was promoted or has died."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import time
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from accel._log import get_logger
+from accel.actors import Actor, ActorContext, RestartStrategy
+from accel.actors.supervision import RestartBudget
+from accel.errors import AccelError, FaultScope, HostDiedError
+from accel.process.protocol import ProtocolError
+from accel.remote.error_codec import decode_error
+from accel.remote.heartbeat import Heartbeat
+from accel.remote.link import Link
+from accel.remote.messages import Kind
+from accel.remote.startup_timeout import StartupTimeout
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from accel.engine.core import DeviceCore
+    from accel.process.exit_status import ExitStatus
+
+__all__ = ["StandbyActor"]
+
+logger = get_logger()
+
+_BUDGET = RestartStrategy(max_restarts=5, within=60.0, backoff=(0.2, 10.0))
+"""How often a spare that has died by itself is replaced."""
+
+_PATIENCE = 120.0
+"""Seconds that one may take to become ready."""
+
+
+class _Wish(enum.Enum):
+    LOOK = "look"  # see whether there is to be a spare
+
+
+class StandbyActor(Actor[_Wish, None]):
+    """Has a spare child while the device is ready and has none. What becomes of the spare is never the device's concern.
+
+    Parameters
+    ----------
+    core
+        What the device keeps over all generations.
+    ahead
+        What the spare makes ready: its ``"imports"``, or its ``"context"`` too.
+    """
+
+    carries_context: ClassVar[bool] = False
+
+    def __init__(self, core: DeviceCore, ahead: Literal["imports", "context"]) -> None:
+        self._core = core
+        self._ahead = ahead
+        self._link: Link | None = None
+        self._began = 0.0
+        self._heart: Heartbeat | None = None
+        self._timers: list[asyncio.TimerHandle | StartupTimeout] = []
+        self._budget = RestartBudget(_BUDGET, core.system.clock, core.system.random)
+        self._reason: AccelError | None = None
+        self._is_missed = False  # the log has said that there is none
+        self._wish: Callable[[], None] = _nothing
+
+    async def started(self, context: ActorContext) -> None:
+        """Offer the spare that there will be, and begin with it."""
+        core = self._core
+        core.children.take_spare = self._take
+        self._wish = lambda: _tell(context.self_ref)
+        core.on_change = self._wish
+        self._wish()
+
+    async def receive(self, message: _Wish, context: ActorContext) -> None:
+        """Start a spare, unless there is one, or end it with the device, which may be reopened; returns long before it is ready."""
+        core = self._core
+        if core.lifecycle.is_final:
+            await self._end_spare()
+            return
+        if self._link is not None or self._timers or core.is_closing or not core.is_ready:
+            return
+        core.children.standby = "starting"
+        self._began = time.perf_counter()
+        try:
+            link = self._link = await Link.start(core, self._ahead, self)
+        except AccelError as error:
+            self._failed(error)
+            return
+        self._heart = Heartbeat(core.loop, link, self._silent, core.options.heartbeat_interval, core.options.heartbeat_timeout)
+        self._timers.append(StartupTimeout(core.loop, _PATIENCE, _PATIENCE, link, self._late))
+
+    def _take(self) -> Link | None:
+        """Hand the spare over."""
+        link, self._link = self._link, None
+        self._rest("none")
+        return link
+
+    def _rest(self, state: str) -> None:
+        self._core.children.standby = state
+        if self._heart is not None:
+            self._heart.stop()
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+
+    # -- what the spare says
+
+    def received(self, kind: int, data: bytes, fds: list[int]) -> None:
+        """Take a message; see :class:`~accel.remote.link.Listener`."""
+        core, link = self._core, self._link
+        if link is None:
+            return
+        if kind == Kind.WARM:
+            for timer in self._timers:
+                timer.cancel()
+            self._timers.clear()
+            core.children.standby = "ready"
+            link.is_opening = False
+            self._announce(link)
+            log, self._is_missed = logger.warning if self._is_missed else logger.info, False
+            log("standby_ready", device=core.name, standby=self._ahead, pid=link.pid, seconds=round(time.perf_counter() - self._began, 4))
+        elif kind in (Kind.REFUSED, Kind.FAULT):
+            self._reason = decode_error(data)
+            link.kill()
+        elif kind not in (Kind.MEMORY, Kind.BUSY):
+            raise ProtocolError(f"the spare child of {core.name} sent a message of kind {kind}", device=core.name)
+
+    def _announce(self, link: Link) -> None:
+        """Have the spare map, and register, the host memory that there is: it need not when it is promoted."""
+        if self._ahead == "context":
+            for block in self._core.pinned.arena.blocks():
+                link.announce(block.number, block)
+
+    def lost(self, error: AccelError | None) -> None:
+        """See :class:`~accel.remote.link.Listener`."""
+        self._reason = self._reason or error
+
+    def exited(self, status: ExitStatus) -> None:
+        """Replace it, after a while, and as long as the budget lasts."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.channel.close()
+            self._failed(self._reason or status.error(device=self._core.name, scope=FaultScope.CONTEXT))
+
+    def _silent(self, seconds: float) -> None:
+        self._give_up(f"has not answered for {seconds:g} s")
+
+    def _late(self, seconds: float) -> None:
+        self._give_up(f"was not ready within {seconds:g} s")
+
+    def _give_up(self, why: str) -> None:
+        if self._link is not None:
+            self._rest("none")
+            self._reason = HostDiedError(f"the spare child of {self._core.name} {why}", device=self._core.name)
+            self._link.kill()
+
+    def _failed(self, error: AccelError) -> None:
+        core, self._reason = self._core, None
+        if core.is_closing:
+            self._rest("none")
+            return
+        self._is_missed = True
+        delay = self._budget.request()
+        if delay is None:
+            # Tried again with the next generation; until then it is not mentioned again.
+            self._rest("failed")
+            logger.error("standby_given_up", device=core.name, standby=self._ahead, error=error)
+            return
+        self._rest("none")
+        logger.warning("standby_lost", device=core.name, standby=self._ahead, error=error)
+
+        def again() -> None:
+            self._timers.clear()
+            self._wish()
+
+        self._timers.append(core.loop.call_later(max(delay, _BUDGET.backoff[0]), again))
+
+    # -- the end
+
+    async def restarting(self, error: BaseException, context: ActorContext) -> None:
+        """End the spare."""
+        await self._end()
+
+    async def stopped(self, context: ActorContext) -> None:
+        """End the spare: it outlives nothing."""
+        await self._end()
+
+    async def _end(self) -> None:
+        core = self._core
+        core.on_change = _nothing
+        core.children.take_spare = _nobody
+        await self._end_spare()
+
+    async def _end_spare(self) -> None:
+        link = self._take()
+        if link is not None:
+            self._core.children.bury(link)
+            await self._core.children.gone()
+
+
+def _tell(actor: Any) -> None:
+    with contextlib.suppress(AccelError):  # it has stopped, or has more than enough such wishes
+        actor.tell(_Wish.LOOK)
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def _nobody() -> None:
+    """Return nobody."""

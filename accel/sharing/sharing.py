@@ -1,0 +1,298 @@
+"""Memory that is not the device's alone: exported to other libraries, taken from them, or managed; and how it is given back.
+
+Others enqueue work on such memory at any moment, and nobody tells. So every op on it comes after everything that anybody in the process had enqueued
+on the device by then, which a stream can be made to wait for without knowing whose streams there are.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from accel import dlpack
+from accel._log import get_logger
+from accel.arguments import BASE
+from accel.engine.acquire import acquire
+from accel.engine.lane import Lane
+from accel.engine.marks import LaneMark
+from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
+from accel.exchange import SharesMemory
+from accel.memory import Block, ExternalBlock, ExternalWork, SharedUsage, Usage
+from accel.ops import Spec
+from accel.ref import AccelRef, ForeignRef, ManagedRef, RefView
+from accel.sharing.deferred_release import DeferredRelease
+from accel.sharing.exports import Export, Exports, Sharers, close_when_dropped
+from accel.sharing.external_work import OutsideLane, captures_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from accel.backend import SlabMemory
+    from accel.dtype import DType
+    from accel.engine.context import Context
+    from accel.exchange import Exchange
+
+__all__ = ["Sharing"]
+
+logger = get_logger()
+
+_ALIGNMENT = 256
+
+
+Adopted = TypeVar("Adopted", bound=AccelRef)
+
+
+class Sharing:
+    """Shares the memory of one context. Everything runs on the loop's thread.
+
+    Parameters
+    ----------
+    context
+        The context.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._exchange: Exchange | None = None
+        self._exports: dict[int, Exports] = {}
+        self._lone: dict[int, ExternalBlock] = {}
+        self._leaving = DeferredRelease(context)
+
+    # -- what is made at the first use
+
+    def _open(self) -> Exchange:
+        exchange = self._exchange
+        if exchange is None:
+            context = self._context
+            context.check_alive()
+            device = context.device
+            if not isinstance(device, SharesMemory):
+                raise UnsupportedError(
+                    f"{context.core.description.backend} shares no memory",
+                    device=context.core.name,
+                    remedy="Use device.put and device.get.",
+                )
+            exchange = self._exchange = device.create_exchange()
+            self._lane = lane = OutsideLane(device, exchange.stream, context.events, captures_of(context.core))
+            self._outside = ExternalWork(lane, lane.advance, self._watch)
+        return exchange
+
+    # -- giving
+
+    def dlpack_device(self, ref: AccelRef) -> tuple[int, int]:
+        """Return DLPack's name of the device; raises ``BufferError`` where there is none."""
+        self._context.core.guard()
+        device = self._open().device
+        if device == (0, 0):
+            raise BufferError(f"{ref!r} cannot be shared by DLPack; copy it: array = await device.get(ref)")
+        return device
+
+    def capsule(
+        self,
+        ref: AccelRef,
+        stream: int | None,
+        max_version: tuple[int, int] | None,
+        dl_device: tuple[int, int] | None,
+        copy: bool | None,
+    ) -> Any:
+        """Return a DLPack capsule; see :meth:`accel.AccelRef.__dlpack__`."""
+        device = self.dlpack_device(ref)
+        if dl_device is not None and tuple(dl_device) != device:
+            raise BufferError(f"{ref!r} is on DLPack device {device}, not on {tuple(dl_device)}; copy it: array = await device.get(ref)")
+        if copy:
+            raise BufferError(
+                f"{ref!r} is not copied by DLPack; copy it first: await device.copy(ref, await device.empty(ref.shape, ref.dtype))"
+            )
+        if stream is not None and (isinstance(stream, bool) or not isinstance(stream, int) or stream < -1 or stream == 0):
+            raise BufferError(f"stream is {stream!r}: give None, -1, 1, 2 or a handle")
+        block = self._found(ref)
+        owner = Export(ref.base if isinstance(ref, RefView) else ref)
+        made = dlpack.export(block.address + ref.offset, ref.shape, ref.dtype, device, owner, max_version=max_version)
+        if stream != -1:
+            self._hand_over(ref, block, partial(self._open().follow, 1 if stream is None else stream))
+        self._share(ref, block).capsules.add(owner)
+        return made
+
+    def interface(self, ref: AccelRef) -> dict[str, Any]:
+        """Return the CUDA array interface; raises ``AttributeError`` where memory is not CUDA's, as objects without one do."""
+        self._context.core.guard()
+        exchange = self._open()
+        if not exchange.speaks_cuda or ref.dtype.is_extended:
+            why = "not in CUDA memory" if not exchange.speaks_cuda else f"{ref.dtype.value}, which the interface does not know; use DLPack"
+            raise AttributeError(f"{ref!r} has no __cuda_array_interface__: it is {why}")
+        block = self._found(ref)
+        stream = exchange.stream if self._hand_over(ref, block, exchange.stream.wait) else None
+        self._share(ref, block).is_open = True
+        return {
+            "version": 3,
+            "shape": ref.shape,
+            "typestr": ref.dtype.numpy.str,
+            "data": (block.address + ref.offset if ref.nbytes else 0, False),
+            "strides": None,
+            "stream": None if stream is None else stream.__cuda_stream__()[1],
+        }
+
+    def check_free(self, ref: AccelRef) -> None:
+        """Raise unless ``ref`` can be freed: no other library's tensor has its memory.
+
+        Raises
+        ------
+        InvalidArgumentError
+        """
+        exports = self._exports.get(ref.buffer)
+        if exports is not None and exports.capsules:
+            raise InvalidArgumentError(f"{ref!r} is the memory of another library's tensor", remedy="Drop the tensor before.")
+
+    def _found(self, ref: AccelRef) -> Block:
+        self._context.check_alive()  # a durable ref is good while the device is rebuilt, and its memory is somewhere else
+        self._context.core.check_ref(ref)
+        found = self._context.buffers.block(ref)
+        assert isinstance(found, Block), "what is held and no memory has no ref that users see"
+        return found
+
+    def _share(self, ref: AccelRef, block: Block) -> Exports:
+        """See that ops on the buffer come after what others do to it from now on."""
+        exports = self._exports.get(ref.buffer)
+        is_first = exports is None
+        if exports is None:
+            exports = self._exports[ref.buffer] = Exports()
+        if not ref.is_foreign:
+            before = block.usage
+            known = before.is_shared if isinstance(before, SharedUsage) else None
+            if isinstance(known, Sharers):
+                known.add(exports)
+            else:
+                sharers = Sharers()
+                sharers.add(exports)
+                shared = SharedUsage(before, self._outside, sharers)
+                for each in self._context.buffers.blocks.values():
+                    if each.usage is before:  # the buffers of a graph are tracked as one
+                        each.usage = shared
+            if is_first and not ref.is_managed:
+                self._context.buffers.special[ref.buffer] = partial(
+                    self._unshare, ref.buffer, self._context.buffers.special.get(ref.buffer, self._context.buffers.allocator.free)
+                )
+        return exports
+
+    def as_one(self, usages: Sequence[Usage]) -> Usage:
+        """Return what stands for several buffers' uses from now on; others may have some of the buffers."""
+        one, sharers = Usage(), Sharers()
+        for usage in usages:
+            one.merge(usage)
+            if isinstance(usage, SharedUsage) and isinstance(usage.is_shared, Sharers):
+                sharers.join(usage.is_shared)
+        return SharedUsage(one, self._outside, sharers) if sharers() else one
+
+    def _hand_over(self, ref: AccelRef, block: Block, follow: Any) -> bool:
+        """Let a stream wait for what is enqueued on a buffer; return whether there was anything."""
+        pending = [pair for pair in block.usage.pending() if pair[0] is not self._outside.timeline]
+        if any(lane.enqueued < seq for lane, seq in pending):
+            raise BufferError(f"{ref!r} is used by ops that are not enqueued yet: await them first")
+        events = self._context.events
+        for lane, _ in pending:
+            assert isinstance(lane, Lane), "the timelines of a context are its lanes"
+            event = events.take()
+            if not lane.stream.record(event):
+                follow(event)
+            events.give(event)
+        return bool(pending)
+
+    def _unshare(self, buffer: int, free: Callable[[Block], None], block: Block) -> None:
+        """Give a block back that others may still have work on: whoever has it next waits for that."""
+        self._exports.pop(buffer, None)
+        if isinstance(block.usage, SharedUsage):
+            block.usage = block.usage.alone()
+        free(block)
+
+    def _watch(self) -> None:
+        """Learn when all is over that others have enqueued by now."""
+        context, lane = self._context, self._lane
+        if context.fault is not None:
+            return
+        if lane.is_held:
+            lane.later(self._watch)
+            return
+        event = context.events.take()
+        try:
+            is_over = lane.stream.record(event)
+        except AccelError:
+            return  # whoever uses the memory next learns of it
+        mark = LaneMark(context, lane, lane.enqueued, event, "outside")
+        if is_over:
+            mark.complete()
+        else:
+            context.watcher.watch(mark)
+
+    # -- taking
+
+    def wrap(self, array: Any) -> AccelRef:
+        """Return a ref to another library's array."""
+        if isinstance(array, AccelRef):
+            raise InvalidArgumentError(f"{array!r} is a ref already", remedy="Use it as it is.")
+        memory = self._open().take(array)
+        block = ExternalBlock(memory, SharedUsage(Usage(), self._outside, lambda: True))
+        block.address = memory.address or BASE  # an empty array may be nowhere
+        ref = self._adopt(ForeignRef, block, memory.shape, memory.dtype)
+        ref.alignment = min(block.address & -block.address, _ALIGNMENT)
+        return ref
+
+    async def managed(self, shape: tuple[int, ...], dtype: DType) -> AccelRef:
+        """Return a ref to new managed memory."""
+        context, system = self._context, self._context.core.system
+        create = partial(self._open().create_managed, max(1, Spec(shape, dtype).nbytes))
+        memory = await acquire(system, create, lambda made: made.close())
+        try:
+            context.check_alive()
+        except AccelError:
+            await system.run_blocking(memory.close)
+            raise
+        return self._adopt(ManagedRef, ExternalBlock(memory, Usage()), shape, dtype)
+
+    def _adopt(self, kind: type[Adopted], block: ExternalBlock, shape: tuple[int, ...], dtype: DType) -> Adopted:
+        context = self._context
+        core, buffers = context.core, context.buffers
+        ref = kind(core, core.next_buffer(), shape, dtype, context.generation)
+        buffers.blocks[ref.buffer] = block
+        buffers.special[ref.buffer] = partial(self._leave, ref.buffer)
+        self._lone[ref.buffer] = block
+        return ref
+
+    # -- giving back what was taken
+
+    def _leave(self, buffer: int, block: Block) -> None:
+        """Let a block go that no allocator owns, once its uses are over."""
+        assert isinstance(block, ExternalBlock), "others are the allocator's"
+        self._exports.pop(buffer, None)
+        del self._lone[buffer]
+        self._leaving.leave(block)
+
+    # -- the end
+
+    async def aclose(self) -> None:
+        """Wait until what is being given back is so; what could not be yet goes with the context."""
+        await self._leaving.aclose()
+
+    def take_all(self) -> list[SlabMemory]:
+        """Take all memory out of the context, for the caller to close: slabs and the rest.
+
+        What other libraries' tensors still show is closed when these are dropped.
+        """
+        context = self._context
+        blocks, fault = context.buffers.blocks, context.fault
+        live: dict[int, tuple[SlabMemory, list[Export]]] = {}
+        if fault is None or not fault.is_fault:  # after a fault nobody can reach it any more
+            for buffer, exports in self._exports.items():
+                block, capsules = blocks.get(buffer), list(exports.capsules)
+                if capsules and isinstance(block, Block):
+                    memory = block.memory if isinstance(block, ExternalBlock) else block.slab
+                    live.setdefault(id(memory), (memory, []))[1].extend(capsules)
+        kept = [memory for memory, _ in live.values()]
+        if kept:
+            tensors = sum(len(capsules) for _, capsules in live.values())
+            logger.warning("exported_memory_left", device=context.core.name, tensors=tensors, nbytes=sum(memory.nbytes for memory in kept))
+            close_when_dropped(live.values(), self._open().settle, context.core.name)
+        lone = [block.memory for block in self._lone.values()]
+        memories = [*context.buffers.allocator.take_all(), *self._leaving.take_all(), *lone]
+        if self._exchange is not None:
+            self._exchange.close()
+        return [memory for memory in memories if not any(memory is each for each in kept)]

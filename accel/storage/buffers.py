@@ -1,0 +1,303 @@
+"""The memory of one context: which buffer is where, how more is had, and how it is given back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from accel.backend import TakesWorkspace
+from accel.errors import ClosedError, OutOfMemoryError, StaleRefError
+from accel.memory import Block
+from accel.ref import AccelRef
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterable, Sequence
+
+    from accel.backend import SlabMemory
+    from accel.engine.core import DeviceCore
+    from accel.engine.lane import Lane
+    from accel.memory import Allocator, Usage
+    from accel.ops.base import Spec
+    from accel.storage.durable_slabs import DurableSlabs
+
+__all__ = ["Buffers", "Held", "close_all"]
+
+
+class Held:
+    """What has a buffer's number and uses, and is no memory of the allocator's.
+
+    Attributes
+    ----------
+    address : int
+        For kernels; 0 where there is none.
+    usage : Usage
+        Who uses it until when.
+    """
+
+    __slots__ = ("_release", "address", "usage")
+
+    def __init__(self, usage: Usage, release: Callable[[], object] | None, address: int = 0) -> None:
+        self.usage = usage
+        self.address = address
+        self._release = release
+
+    def release(self) -> None:
+        """Give it back. May block. Idempotent."""
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+
+
+class Buffers:
+    """Buffers by number, over the context's allocator.
+
+    Parameters
+    ----------
+    core
+        What the device keeps over all generations.
+    allocator
+        Cuts blocks from slabs.
+    generation
+        Of the context.
+    check_alive
+        Raises once the context has faulted.
+    durables
+        Is told of what outlives the context.
+
+    Attributes
+    ----------
+    blocks : dict of int to Block
+        Where each buffer is.
+    lent : int
+        Bytes of the allocator's that lanes have as workspaces.
+    special : dict of int to callable
+        How those buffers are given back that are not simply the allocator's; see :class:`~accel.sharing.sharing.Sharing`.
+    """
+
+    __slots__ = (
+        "_check_alive", "_closing", "_core", "_generation", "_held", "_idle", "_leaving", "_resting", "allocator", "blocks", "durables", "lent", "special",
+    )  # fmt: skip
+
+    def __init__(
+        self, core: DeviceCore, allocator: Allocator, generation: int, check_alive: Callable[[], None], durables: DurableSlabs
+    ) -> None:
+        self.durables = durables
+        self._core = core
+        self._generation = generation
+        self._check_alive = check_alive
+        self.allocator = allocator
+        self.blocks: dict[int, Block | Held] = {}
+        self.special: dict[int, Callable[[Block], None]] = {}
+        self.lent = 0
+        self._held = 0  # how many are in `blocks`
+        self._resting: list[Held] = []  # freed, and still in use
+        self._leaving: list[Held] = []  # freed, and used no more
+        self._idle: list[SlabMemory] = []  # slabs that are no longer the allocator's
+        self._closing: asyncio.Task[None] | None = None
+
+    def block(self, ref: AccelRef) -> Block | Held:
+        """Return where a buffer is.
+
+        Raises
+        ------
+        StaleRefError
+            If it is not there any more.
+        """
+        block = self.blocks.get(ref.buffer)
+        if block is None:
+            raise StaleRefError(f"{ref!r} is not in memory any more", reason="freed", device=self._core.name, generation=self._generation)
+        return block
+
+    def address(self, ref: AccelRef) -> int:
+        """Return where a buffer's elements start; raises as :meth:`block` does."""
+        return self.block(ref).address + ref.offset
+
+    def hold(self, ref: AccelRef, usage: Usage, release: Callable[[], object] | None) -> None:
+        """Take note of something that is no memory of the allocator's, under the number of ``ref``.
+
+        Parameters
+        ----------
+        ref
+            When it is dropped, or freed, ``release`` is called, once all uses are over.
+        usage
+            Who uses it until when.
+        release
+            Gives it back; may block, and is called on another thread. Not called after a fault.
+        """
+        self.blocks[ref.buffer] = Held(usage, release)
+        self._held += 1
+
+    def create(self, specs: Sequence[Spec], lane: Lane, named: tuple[AccelRef, ...] | None = None) -> tuple[AccelRef, ...] | None:
+        """Make a new buffer for each of ``specs`` from the slabs there are; ``None``, with nothing made, if there is no room.
+
+        ``named`` are their refs, where somebody has named them already.
+        """
+        core = self._core
+        refs = named or tuple(
+            [AccelRef(core, core.next_buffer(), shape, dtype, self._generation, durable=durable) for shape, dtype, durable in specs]
+        )
+        return refs if self.place(refs, lane) else None
+
+    def place(self, refs: Iterable[AccelRef], lane: Lane) -> bool:
+        """Give memory to buffers that have none yet; ``False``, with none given, if there is no room."""
+        allocate, blocks = self.allocator.allocate, self.blocks
+        placed: list[int] = []
+        for ref in refs:
+            block = allocate(ref.nbytes, lane)
+            if block is None:
+                for buffer in placed:
+                    self.free(buffer)
+                return False
+            blocks[ref.buffer] = block
+            placed.append(ref.buffer)
+            if ref.durable:
+                try:
+                    self.durables.placed(self, ref, block)
+                except BaseException:
+                    for buffer in placed:
+                        self.free(buffer)
+                    raise
+        return True
+
+    async def provide(self, specs: Iterable[Spec], lane: Lane) -> None:
+        """See that :meth:`create` finds room for ``specs``, by taking another slab from the device where it must be.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If the limit or the device has none.
+        """
+        held: list[Block] = []
+        try:
+            for spec in specs:
+                held.append(await self._grow(spec.nbytes, lane))  # noqa: PERF401 - kept when a later one fails
+        finally:
+            # Nobody else allocates before the op is bound, so what was free once is free then.
+            for block in held:
+                self.allocator.free(block)
+
+    async def provide_workspaces(self, lane: Lane, library: str) -> None:
+        """Give a lane the workspaces that ops of a library use there; it keeps them.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If the limit or the device has no room.
+        """
+        compute = lane.compute
+        while isinstance(compute, TakesWorkspace) and (nbytes := compute.workspace_wanted(library)):
+            block = await self._grow(nbytes, lane)
+            self.lent += block.size
+            compute.use_workspace(block.address, nbytes)
+        lane.provided.add(library)
+
+    async def _grow(self, nbytes: int, lane: Lane) -> Block:
+        """Allocate, with another slab, made off the loop, after everything that can be had without it."""
+        allocator, run_blocking = self.allocator, self._core.system.run_blocking
+        self.apply_frees()
+        last_resort = False
+        while (block := allocator.allocate(nbytes, lane)) is None:
+            request = allocator.request_slab(nbytes, last_resort=last_resort)
+            try:
+                slab = await run_blocking(self._core.memory_back.ask, request.create)
+                self._check_alive()
+                allocator.adopt(request, slab)
+            except BaseException as error:
+                # What was given back or made meanwhile is the request's; an unmapping may block.
+                left = allocator.cancel(request)
+                await run_blocking(close_all, left)
+                if not isinstance(error, OutOfMemoryError):
+                    raise
+                if last_resort and error.library != "os":
+                    raise allocator.out_of_memory(nbytes) from error
+                if last_resort:  # not for want of room: giving slabs back was all that could be done
+                    raise
+                last_resort = True
+        return block
+
+    def apply_frees(self) -> None:
+        """Give the memory of dropped refs back; streams that still use it are waited for by whoever uses it next."""
+        dropped = self._core.dropped
+        while dropped:
+            self.free(dropped.popleft())
+        if self._resting:
+            self._sweep()
+
+    def release_idle(self) -> None:
+        """Have all slabs given back that are wholly free and idle: another library found no memory."""
+        self.apply_frees()
+        self._idle += self.allocator.trim(everything=True)
+        self._close_soon()
+
+    @property
+    def leaving_nbytes(self) -> int:
+        """Bytes of slabs that are no longer the allocator's and not given back yet."""
+        return sum(slab.nbytes for slab in self._idle)
+
+    def settle(self) -> bool:
+        """Apply frees when work has ended, for what is held may rest until then; return whether anything still is, or may come to."""
+        self.apply_frees()
+        if self.durables.idle:
+            self.durables.trim(self)
+        return bool(self._held or self._resting or self.durables.idle)
+
+    def _sweep(self) -> None:
+        """Have given back what rests and is used no more: on another thread, for that may block."""
+        over = [held for held in self._resting if held.usage.is_idle()]
+        if over:
+            self._resting = [held for held in self._resting if held not in over]
+            self._leaving += over
+            self._close_soon()
+
+    def _close_soon(self) -> None:
+        if (self._leaving or self._idle) and (self._closing is None or self._closing.done()):
+            self._closing = self._core.loop.create_task(self._close_leaving())
+
+    async def _close_leaving(self) -> None:
+        while self._leaving or self._idle:
+            leaving, idle = tuple(self._leaving), tuple(self._idle)
+            try:
+                await self._core.system.run_blocking(_release_all, leaving)
+                await self._core.system.run_blocking(close_all, idle)
+            except ClosedError:  # the system ends: `close` does it
+                return
+            del self._leaving[: len(leaving)], self._idle[: len(idle)]
+
+    async def aclose(self) -> None:
+        """Wait until what is being given back is so."""
+        if self._closing is not None:
+            await self._closing
+
+    def close(self, *, abandon: bool) -> None:
+        """Give back what is held and no memory of the allocator's; the streams have ended, or are abandoned. May block."""
+        kept = [block for block in self.blocks.values() if isinstance(block, Held)]
+        held, self._resting = [*self._leaving, *self._resting, *kept], []
+        if not abandon:
+            for each in held:
+                each.release()
+        close_all(self._idle)
+        self.durables.close()
+
+    def free(self, buffer: int) -> None:
+        """Give a buffer's memory back. One that is not there is none of this context's."""
+        block = self.blocks.pop(buffer, None)
+        if isinstance(block, Block):
+            if self.special and buffer in self.special:
+                self.special.pop(buffer)(block)
+            else:
+                self.allocator.free(block)
+        elif block is not None:
+            self._held -= 1
+            self._resting.append(block)
+            self._sweep()
+
+
+def _release_all(held: Iterable[Held]) -> None:
+    for each in held:
+        each.release()
+
+
+def close_all(slabs: Iterable[SlabMemory]) -> None:
+    """Give slabs back to the device. May block."""
+    for slab in slabs:
+        slab.close()

@@ -1,0 +1,504 @@
+"""What outlives a device's contexts: durable buffers, and the descriptors by which this process keeps their memory.
+
+The context of the day tells the book of each durable buffer, and of the slab that it is cut from, before the op that makes it is answered. The book
+holds a descriptor of each such slab, so that neither a fault nor the death of a child takes the memory away, and the next context maps it again before
+its generation begins.
+"""
+
+from __future__ import annotations
+
+import bisect
+import errno
+import fcntl
+import itertools
+import os
+import resource
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from accel._log import get_logger
+from accel.errors import ClosedError, DriverError, StaleRefError, UnsupportedError
+from accel.fork import close_after_fork
+from accel.memory.space import ALIGNMENT
+from accel.ref import AccelRef, RefView
+from accel.shortage import raise_shortage
+from accel.storage.known_checksum import KnownChecksum
+
+if TYPE_CHECKING:
+    import asyncio
+    import threading
+    from collections.abc import Iterable, Iterator
+
+    from accel.backend import HeldSlab
+    from accel.engine.core import DeviceCore
+    from accel.engine.submission import Submission
+    from accel.errors import AccelError
+    from accel.ops import Plan
+
+__all__ = ["DurableBook", "DurableBuffer", "DurableKeeper", "Kept"]
+
+logger = get_logger()
+
+_REWRITE = "Write all of it anew: await device.put(array, out=ref), or any op with out=ref that does not read it; or drop it."
+_DROP = "Drop it, and make another one: its memory is gone with its contents."
+
+
+class Kept(NamedTuple):
+    """A slab for the next context, with what lives in it.
+
+    Attributes
+    ----------
+    number, nbytes, fd
+        Its number in the book, its size, and the book's own descriptor.
+    blocks
+        For each buffer its number, its offset in the slab, the bytes of its elements, and the bytes reserved.
+    """
+
+    number: int
+    nbytes: int
+    fd: int
+    blocks: tuple[tuple[int, int, int, int], ...]
+
+
+class DurableKeeper(Protocol):
+    """Whom a context tells of its durable memory: the book, or in a child what tells the parent.
+
+    Attributes
+    ----------
+    most_slabs : int
+        How many slabs there may be at once. Each is a descriptor that this process, and the parent, keep.
+    """
+
+    most_slabs: int
+
+    def slab_made(self, slab: HeldSlab) -> int:
+        """Take a descriptor of a new slab, and return the slab's number."""
+
+    def slab_gone(self, number: int) -> None:
+        """Let a slab go, in which nothing lives any more."""
+
+    def placed(self, ref: AccelRef, number: int, offset: int, size: int) -> None:
+        """Take note of where a buffer is, and how many bytes are reserved for it."""
+
+    def dropped(self, buffer: int) -> None:
+        """Forget a buffer."""
+
+    def torn(self, buffers: Iterable[int], why: str) -> None:
+        """Take note that work which wrote buffers has failed halfway, in a context that goes on."""
+
+
+class DurableBuffer:
+    """What is known of one durable buffer.
+
+    Attributes
+    ----------
+    ref : weakref to AccelRef
+        Its ref.
+    slab : int or None
+        The slab that it is in; ``None`` if no context could have that.
+    offset, nbytes, size : int
+        Where it is there, what it holds, and what is reserved for it.
+    torn : str
+        Why its contents are not sound; empty if they are.
+    tears : int
+        How often that happened.
+    rewrites : list of (Future, int)
+        Of submissions that make them sound when they have ended well, and how often the buffer was torn when they were sent.
+    checksum : KnownChecksum
+        Of its contents, where one is kept.
+    """
+
+    __slots__ = ("checksum", "nbytes", "offset", "ref", "rewrites", "size", "slab", "tears", "torn")
+
+    def __init__(self, ref: AccelRef, slab: int, offset: int, size: int) -> None:
+        self.ref = weakref.ref(ref)
+        self.slab: int | None = slab
+        self.offset = offset
+        self.nbytes = ref.nbytes
+        self.size = size
+        self.torn = ""
+        self.tears = 0
+        self.rewrites: list[tuple[asyncio.Future[Any], int]] = []
+        self.checksum = KnownChecksum()
+
+    def is_rewritten(self) -> bool:
+        """Return whether a submission has made it sound since it was torn, and forget those that have ended."""
+        ended = [(future, tears) for future, tears in self.rewrites if future.done()]
+        if not ended:
+            return False
+        self.rewrites = [pair for pair in self.rewrites if not pair[0].done()]
+        return any(tears == self.tears and not future.cancelled() and future.exception() is None for future, tears in ended)
+
+
+class _Slab:
+    """A slab that is held, and, where this process has it mapped, what tells when it has not any more.
+
+    Attributes
+    ----------
+    file : tuple of int or None
+        What the descriptor is of, where that is memory which can be told from other memory.
+    places : list of (int, int, int)
+        Offset, size and number of each buffer in it, in order.
+    """
+
+    __slots__ = ("fd", "file", "mapped", "nbytes", "places")
+
+    def __init__(self, fd: int, nbytes: int, mapped: threading.Event | None, file: tuple[int, int] | None = None) -> None:
+        self.fd = fd
+        self.nbytes = nbytes
+        self.mapped = mapped
+        self.file = file
+        self.places: list[tuple[int, int, int]] = []
+
+    def take(self, offset: int, size: int, buffer: int) -> bool:
+        """Note a buffer, if it is within the slab, where blocks begin and end, and overlaps no other one."""
+        if offset < 0 or offset + size > self.nbytes or size < ALIGNMENT or offset % ALIGNMENT or size % ALIGNMENT:
+            return False
+        at = bisect.bisect_left(self.places, (offset,))
+        if (at and sum(self.places[at - 1][:2]) > offset) or (at < len(self.places) and self.places[at][0] < offset + size):
+            return False
+        self.places.insert(at, (offset, size, buffer))
+        return True
+
+    def leave(self, offset: int) -> None:
+        """Forget the buffer at ``offset``."""
+        del self.places[bisect.bisect_left(self.places, (offset,))]
+
+
+class DurableBook:
+    """The durable buffers of one device, over all its generations. Used on the loop's thread only.
+
+    Parameters
+    ----------
+    core
+        The device.
+
+    Attributes
+    ----------
+    is_offered : bool
+        Whether the device's memory can outlive its contexts; known with the first.
+    used, reserved : int
+        Bytes reserved for durable buffers, and of the slabs they are in.
+    buffers : dict of int to DurableBuffer
+        By the buffers' numbers.
+    checked : set of int
+        Those with a checksum.
+    most_slabs : int
+        See :class:`DurableKeeper`.
+    """
+
+    def __init__(self, core: DeviceCore) -> None:
+        self._core = core
+        self.is_offered = False
+        self.used = self.reserved = 0
+        self.buffers: dict[int, DurableBuffer] = {}
+        self.checked: set[int] = set()
+        self.most_slabs = _most_slabs()
+        self._torn: set[int] = set()
+        self._slabs: dict[int, _Slab] = {}
+        self._numbers = itertools.count(1)
+        self._is_closed = False
+        close_after_fork(self)
+
+    def check_offered(self) -> None:
+        """Raise unless the device has durable buffers.
+
+        Raises
+        ------
+        UnsupportedError
+        """
+        if not self.is_offered:
+            raise UnsupportedError(
+                f"the memory of {self._core.name} cannot outlive its context, so there are no durable buffers",
+                device=self._core.name,
+                remedy="Leave durable out, and put the data on the device again after a rebuild (device.resident does).",
+            )
+
+    # -- told by the context of the day; see DurableKeeper
+
+    def slab_made(self, slab: HeldSlab) -> int:
+        """Keep a duplicate of the slab's descriptor."""
+        self._check_open()
+        try:
+            fd = os.dup(slab.fd)
+        except OSError as error:
+            raise_shortage(error, "the descriptor of a durable slab cannot be duplicated")
+            code = errno.errorcode.get(error.errno or 0, error.errno)
+            raise DriverError(f"the descriptor of a durable slab cannot be duplicated: {error}", code=code, library="os") from error
+        number = next(self._numbers)
+        self._slabs[number] = _Slab(fd, slab.nbytes, slab.closed)
+        self.reserved += slab.nbytes
+        return number
+
+    def slab_taken(self, number: int, nbytes: int, fd: int) -> bool:
+        """Keep the descriptor of a slab that another process made, unless the book is closed; return whether it is the book's from here on.
+
+        Raises
+        ------
+        ValueError
+            If there is such a number, or there are too many, or it is not the memory that it is said to be.
+        """
+        if self._is_closed:
+            return False
+        if number in self._slabs or len(self._slabs) >= self.most_slabs:
+            raise ValueError(f"slab {number} is there already, or one too many")
+        file = _file_of(fd, nbytes)
+        if file is not None and any(slab.file == file for slab in self._slabs.values()):
+            raise ValueError(f"slab {number} is the memory of another one")
+        self._slabs[number] = _Slab(fd, nbytes, None, file)
+        self.reserved += nbytes
+        return True
+
+    def slab_gone(self, number: int) -> None:
+        """Close the descriptor.
+
+        Raises
+        ------
+        ValueError
+            If there is no such slab, or something lives there.
+        """
+        slab = self._slabs.get(number)
+        if self._is_closed:
+            return
+        if slab is None or slab.places:
+            raise ValueError(f"slab {number} is not there, or in use")
+        self._let_go(number)
+
+    def slab_not_bound(self, number: int, error: AccelError) -> None:
+        """Let a slab go that the next context could not have; what was in it is gone."""
+        slab = self._let_go(number)
+        logger.error("durable_slab_lost", device=self._core.name, nbytes=slab.nbytes, buffers=len(slab.places), error=error)
+        for _, size, buffer in slab.places:
+            entry = self.buffers[buffer]
+            entry.slab = None
+            self.used -= size
+            self._tear(entry, f"the context that followed could not have its memory ({error.message})")
+
+    def _let_go(self, number: int) -> _Slab:
+        slab = self._slabs.pop(number)
+        self.reserved -= slab.nbytes
+        self._core.disposal.close((slab.fd,))
+        return slab
+
+    def slab_mapped(self, number: int, mapped: threading.Event) -> None:
+        """Take note that a context of this process has mapped a slab again."""
+        self._slabs[number].mapped = mapped
+
+    def placed(self, ref: AccelRef, number: int, offset: int, size: int) -> None:
+        """Take note of where a buffer is.
+
+        Raises
+        ------
+        ValueError
+            If it cannot be there.
+        """
+        if self._is_closed:
+            return
+        slab = self._slabs.get(number)
+        if slab is None or ref.buffer in self.buffers or ref.nbytes > size or not slab.take(offset, size, ref.buffer):
+            raise ValueError(f"buffer {ref.buffer} cannot be at {offset} of slab {number}")
+        self.buffers[ref.buffer] = DurableBuffer(ref, number, offset, size)
+        self.used += size
+
+    def dropped(self, buffer: int) -> None:
+        """Forget a buffer; one that is not there is none of the book's."""
+        entry = self.buffers.pop(buffer, None)
+        if entry is None:
+            return
+        if entry.slab is not None:
+            self.used -= entry.size
+            self._slabs[entry.slab].leave(entry.offset)
+        self._torn.discard(buffer)
+        self.checked.discard(buffer)
+        self._watch()
+
+    # -- sound and torn
+
+    def keeps(self, ref: AccelRef) -> bool:
+        """Return whether what ``ref`` names is there, now or in the generation that follows, and sound."""
+        entry = self.buffers.get(ref.buffer)
+        return entry is not None and not self.is_torn(entry)
+
+    def is_torn(self, entry: DurableBuffer) -> bool:
+        """Return whether a buffer's contents are not sound, as of now: not as of the turn of the loop in which somebody was last told."""
+        if entry.torn and entry.rewrites and entry.is_rewritten():
+            entry.torn = ""
+            entry.rewrites.clear()  # a future whose result is the ref would keep the buffer
+            ref = entry.ref()
+            if ref is not None:
+                self._torn.discard(ref.buffer)
+                ref.generation = self._core.live_generation or ref.generation
+            self._watch()
+        return bool(entry.torn)
+
+    def torn_error(self, ref: AccelRef) -> StaleRefError | None:
+        """Return the error for a buffer whose contents are not sound, or ``None`` where that is not what is wrong with it."""
+        entry = self.buffers.get(ref.buffer)
+        if entry is None or not self.is_torn(entry):
+            return None
+        return StaleRefError(
+            f"{ref!r} is torn: {entry.torn}",
+            reason="torn",
+            device=self._core.name,
+            generation=self._core.live_generation or None,
+            remedy=_DROP if entry.slab is None else _REWRITE,
+        )
+
+    def may_write(self, ref: AccelRef, plan: Plan) -> bool:
+        """Return whether an op may have a torn buffer as an operand: it writes it, and computes nothing from what is there."""
+        if ref.buffer not in self._torn or self.buffers[ref.buffer].slab is None:
+            return False
+        return not ref.is_freed and not plan.updates and all(each.buffer != ref.buffer for each in plan.reads)
+
+    def faulted(self, unfinished: Iterable[int]) -> None:
+        """Take note of a fault: what was being written is torn."""
+        found = [entry for buffer in unfinished if (entry := self.buffers.get(buffer)) is not None]
+        for entry in found:
+            self._tear(entry, "the context faulted before an op that wrote it was seen to have ended")
+        if found:
+            logger.warning("durable_buffers_torn", device=self._core.name, generation=self._core.lifecycle.generation, buffers=len(found))
+
+    def torn(self, buffers: Iterable[int], why: str) -> None:
+        """Take note of work that failed halfway: reads of what it wrote fail from now on. Buffers that are not there are none of the book's."""
+        for buffer in buffers:
+            entry = self.buffers.get(buffer)
+            if entry is not None:
+                self._tear(entry, why)
+
+    def has_torn(self, ref: AccelRef) -> bool:
+        """Return whether the contents of the buffer of ``ref`` are not sound, although its generation may live."""
+        return ref.buffer in self._torn and self.is_torn(self.buffers[ref.buffer])
+
+    def mismatched(self, entry: DurableBuffer) -> None:
+        """Take note that a buffer does not hold what its checksum was made of."""
+        self._tear(entry, "its checksum differs from the one before the rebuild: something wrote to it that was no op of its device")
+
+    def _tear(self, entry: DurableBuffer, why: str) -> None:
+        ref = entry.ref()
+        if ref is not None:
+            entry.torn = why
+            entry.tears += 1
+            entry.checksum.forget()
+            self._torn.add(ref.buffer)
+            self._watch()
+
+    def sent(self, submission: Submission) -> list[AccelRef]:
+        """Look at what is sent: torn buffers that it writes wholly are sound when it has ended well. Return those it writes that have checksums."""
+        checked: dict[int, AccelRef] = {}
+        for plan in submission.plans:
+            for ref in plan.writes:
+                entry = self.buffers.get(ref.buffer) if ref.durable else None
+                if entry is None:
+                    continue
+                if ref.buffer in self.checked:
+                    entry.checksum.write(submission)
+                    checked[ref.buffer] = ref.base if isinstance(ref, RefView) else ref
+                if entry.torn and ref.nbytes == entry.nbytes and not plan.updates:
+                    entry.rewrites.append((submission.future, entry.tears))
+                    # The future holds the ref: it is looked at when it is done, if nobody does before.
+                    submission.future.add_done_callback(lambda _, entry=entry: self.is_torn(entry))  # type: ignore[misc]
+        return list(checked.values())
+
+    def _watch(self) -> None:
+        self._core.is_watchful = bool(self._torn or self.checked)
+
+    def check(self, ref: AccelRef) -> None:
+        """Have a checksum of the buffer kept from now on."""
+        if ref.buffer in self.buffers:
+            self.checked.add(ref.buffer)
+            self._watch()
+
+    def uncheck(self, ref: AccelRef) -> None:
+        """Have none kept."""
+        self.checked.discard(ref.buffer)
+        self._watch()
+
+    # -- from generation to generation
+
+    async def to_bind(self) -> list[Kept]:
+        """Return what the next context must bind before its generation begins, once nothing of the one before can reach it any more.
+
+        Raises
+        ------
+        DriverError
+            If work that was abandoned in this process goes on using the memory.
+        """
+        self.apply_frees()
+        for slab in list(self._slabs.values()):
+            if slab.mapped is not None and not slab.mapped.is_set():
+                if not await self._core.system.run_blocking(slab.mapped.wait, _PATIENCE):
+                    raise DriverError(
+                        f"work that was abandoned still uses durable memory of {self._core.name} after {_PATIENCE:g} s",
+                        device=self._core.name,
+                        remedy="Open the device with host='process', where abandoned work ends with its process.",
+                    )
+                slab.mapped = None
+        return [Kept(number, slab.nbytes, slab.fd, tuple(self._blocks(slab))) for number, slab in self._slabs.items()]
+
+    def apply_frees(self) -> None:
+        """Give back what belongs to refs that were dropped while there is no context."""
+        for buffer in list(self._core.dropped):
+            self.dropped(buffer)
+        for number in [number for number, slab in self._slabs.items() if not slab.places]:
+            self.slab_gone(number)
+
+    def _blocks(self, slab: _Slab) -> Iterator[tuple[int, int, int, int]]:
+        for offset, size, buffer in slab.places:
+            yield buffer, offset, self.buffers[buffer].nbytes, size
+
+    def entered(self, generation: int) -> None:
+        """Make sound refs those of the generation that has begun."""
+        for entry in self.buffers.values():
+            ref = entry.ref()
+            if ref is not None and not self.is_torn(entry):
+                ref.generation = generation
+
+    def close_inherited(self) -> None:
+        """See :class:`accel.fork.Inherited`."""
+        self.close()
+
+    def close(self) -> None:
+        """Let everything go: the device is closed. Idempotent."""
+        self._is_closed = True
+        self.buffers.clear()
+        self.checked.clear()
+        self._torn.clear()
+        self._watch()
+        self.used = self.reserved = 0
+        slabs, self._slabs = self._slabs, {}
+        self._core.disposal.close([slab.fd for slab in slabs.values()])
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError(f"device {self._core.name} is closed", device=self._core.name)
+
+
+def _file_of(fd: int, nbytes: int) -> tuple[int, int] | None:
+    """Return what tells memory of the system's own (memfd) from other such memory; ``None`` where only who maps the descriptor can tell what it is of.
+
+    Raises
+    ------
+    ValueError
+        If it can be cut shorter, which would kill who has it mapped, or has another size.
+    """
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        return None
+    stat = os.fstat(fd)  # of what has seals, it never blocks
+    if not seals & fcntl.F_SEAL_SHRINK or stat.st_size != nbytes:
+        raise ValueError(f"a slab of {nbytes} bytes is memory of {stat.st_size} bytes, seals {seals:#x}")
+    return stat.st_dev, stat.st_ino
+
+
+_MOST_SLABS = 1 << 14
+
+
+def _most_slabs() -> int:
+    """Return how many slabs may be kept: half of the descriptors that this process may have are left to the service."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return min(_MOST_SLABS, soft // 2) if soft > 0 else _MOST_SLABS
+
+
+_PATIENCE = 30.0
+"""Seconds that abandoned work may go on before the device is given up."""

@@ -1,0 +1,180 @@
+"""The durable memory of one context: which slabs hold some, whom that is told, and buffers that were there before the context was.
+
+Durable and other buffers share slabs. One that holds a durable buffer is held by the device's keeper too; the next context maps it again, where
+all of it that was not durable is free. So durable memory needs no limit of its own, and no slab stands half empty for it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from accel.backend import ImportsSlabs
+from accel.engine.acquire import acquire
+from accel.errors import DriverError, InvalidArgumentError, UnsupportedError
+from accel.memory import DurableUsage, Usage
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterable
+
+    from accel.backend import HeldSlab, SlabMemory
+    from accel.engine.core import DeviceCore
+    from accel.memory import Block
+    from accel.ref import AccelRef
+    from accel.storage.buffers import Buffers
+    from accel.storage.durable import Kept
+
+__all__ = ["DurableSlabs"]
+
+
+class DurableSlabs:
+    """Tells the device's keeper of durable slabs and buffers, and gives slabs back in which nothing lives any more.
+
+    Parameters
+    ----------
+    core
+        What the device keeps over all generations.
+    device
+        The backend's context.
+    wait_for_ends
+        Has :meth:`trim` called whenever work has ended, while a slab is idle.
+
+    Attributes
+    ----------
+    buffers : set of int
+        Numbers of the durable buffers.
+    idle : set of SlabMemory
+        Slabs that had durable buffers, and may be free once the last uses of them are over.
+    """
+
+    def __init__(self, core: DeviceCore, device: object, wait_for_ends: Callable[[], None]) -> None:
+        self._wait_for_ends = wait_for_ends
+        self._core = core
+        self._device = device
+        self._numbers: dict[SlabMemory, int] = {}
+        self._living: dict[SlabMemory, int] = {}  # how many buffers are in each
+        self._left: list[SlabMemory] = []
+        self._closing: asyncio.Task[None] | None = None
+        self.buffers: set[int] = set()
+        self.idle: set[SlabMemory] = set()
+
+    @property
+    def is_offered(self) -> bool:
+        """Whether the backend's memory can outlive its context."""
+        return isinstance(self._device, ImportsSlabs)
+
+    def placed(self, buffers: Buffers, ref: AccelRef, block: Block) -> None:
+        """Tell of a new buffer, and before that of its slab, if that holds the first one. Who makes the buffer is answered after that.
+
+        Raises
+        ------
+        UnsupportedError
+            If the slab cannot outlive this process.
+        AccelError
+            If its descriptor cannot be given away.
+        """
+        slab = cast("HeldSlab", block.slab)
+        number = self._numbers.get(slab)
+        if number is None:
+            if getattr(slab, "fd", -1) < 0:
+                raise UnsupportedError(
+                    "this system has no memory that outlives its process", device=self._core.name, remedy="Leave durable out."
+                )
+            if len(self._numbers) >= self._core.keeper.most_slabs:
+                raise DriverError(
+                    f"durable buffers of {self._core.name} are in {len(self._numbers)} slabs, and each keeps a descriptor: there may be no more",
+                    code="EMFILE",
+                    library="os",
+                    device=self._core.name,
+                    retryable=True,
+                    remedy="Raise `ulimit -n`, half of which they may take, or drop durable buffers, or make fewer and larger ones.",
+                )
+            number = self._numbers[slab] = self._core.keeper.slab_made(slab)
+            self._living[slab] = 0
+            self.idle.discard(slab)
+        self._core.keeper.placed(ref, number, block.offset, block.size)
+        self._adopt(buffers, ref.buffer, block)
+
+    def _adopt(self, buffers: Buffers, buffer: int, block: Block) -> None:
+        self.buffers.add(buffer)
+        self._living[block.slab] += 1
+        block.usage = DurableUsage(block.usage)
+        buffers.special[buffer] = partial(self._free, buffers, buffer)
+
+    def _free(self, buffers: Buffers, buffer: int, block: Block) -> None:
+        """Give a block back. A slab without others is let go of, and given back, if it holds nothing else."""
+        self.buffers.discard(buffer)
+        slab = block.slab
+        if isinstance(block.usage, DurableUsage):  # whoever has the memory next only waits for what there was
+            block.usage, before = Usage(), block.usage
+            block.usage.merge(before)
+        buffers.allocator.free(block)
+        self._core.keeper.dropped(buffer)
+        self._living[slab] -= 1
+        if not self._living[slab]:
+            del self._living[slab]
+            self._core.keeper.slab_gone(self._numbers.pop(slab))
+            self.idle.add(slab)
+            self.trim(buffers)
+            if self.idle:
+                self._wait_for_ends()
+
+    def trim(self, buffers: Buffers) -> None:
+        """Give slabs back, off the loop, that had durable buffers and hold nothing any more; those that wait for the end of last uses are left for later."""
+        slabs, waiting = buffers.allocator.trim_these(self.idle)
+        self.idle = set(waiting)
+        if slabs:
+            self._left += slabs
+            if self._closing is None or self._closing.done():
+                self._closing = self._core.loop.create_task(self._close_left())
+
+    async def _close_left(self) -> None:
+        while self._left:
+            left, self._left = self._left, []
+            await self._core.system.run_blocking(_close, left)
+
+    async def aclose(self) -> None:
+        """Wait until what is being given back is so."""
+        if self._closing is not None:
+            await self._closing
+
+    def close(self) -> None:
+        """Give back what was not. May block."""
+        _close(self._left)
+
+    # -- what was there before
+
+    async def bind(self, buffers: Buffers, kept: Iterable[Kept]) -> list[HeldSlab]:
+        """Map slabs that outlived their context, and return them; their buffers are where they were.
+
+        Raises
+        ------
+        UnsupportedError
+            If the backend cannot.
+        AccelError
+            What keeps it from mapping one.
+        """
+        device = self._device
+        made: list[HeldSlab] = []
+        for number, nbytes, fd, blocks in kept:
+            if not isinstance(device, ImportsSlabs):
+                raise UnsupportedError("this backend maps no slab of another context", device=self._core.name)
+            slab = await acquire(self._core.system, partial(device.import_slab, fd, nbytes), lambda slab: slab.close())
+            try:
+                found = buffers.allocator.restore(slab, [(offset, wanted, size) for _, offset, wanted, size in blocks])
+            except InvalidArgumentError:
+                await self._core.system.run_blocking(slab.close)
+                raise
+            self._numbers[slab] = number
+            self._living[slab] = 0
+            for (buffer, *_), block in zip(blocks, found, strict=True):
+                buffers.blocks[buffer] = block
+                self._adopt(buffers, buffer, block)
+            made.append(slab)
+        return made
+
+
+def _close(slabs: list[SlabMemory]) -> None:
+    while slabs:
+        slabs.pop().close()

@@ -1,0 +1,241 @@
+"""Pinned arrays: host memory that one device copies at full speed, over all its generations, bounded, with waiting in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from accel.device.info import PinnedInfo
+from accel.errors import ClosedError, DeadlineExceededError, OutOfMemoryError
+from accel.memory import HostArena, HostRegistrar, memory_size
+from accel.storage.buffers import close_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accel.actors import ActorSystem
+    from accel.backend import AccelDevice, SlabMemory
+    from accel.dtype import DType
+    from accel.memory import Block, MemfdSlab
+
+__all__ = ["PinnedMemory"]
+
+_LIMIT = 4 << 30
+
+_MOST_PART, _LEAST_PART, _PARTS = 32 << 20, 64 << 10, 4
+"""Bytes of the parts in which large arrays move: of the largest, beyond which nothing gets faster, and of the smallest. And how many there is room for."""
+
+
+class _Lease:
+    """What a pinned array shows: a piece of an arena, given back when the last view of it has gone, in whatever thread that is."""
+
+    __slots__ = ("__array_interface__", "_arena", "_piece", "_view")
+
+    def __init__(self, arena: HostArena, piece: Block) -> None:
+        slab: MemfdSlab = piece.slab  # type: ignore[assignment]  # an arena's slabs are its own
+        self._arena = arena
+        self._piece = piece
+        self._view = slab.view()  # keeps the mapping, also when the arena is closed
+        self.__array_interface__ = {"shape": (piece.nbytes,), "typestr": "|u1", "data": (piece.address, False), "version": 3}
+
+    def __del__(self) -> None:
+        self._arena.free(self._piece)
+
+
+class PinnedMemory:
+    """The pinned arrays of one opened device. Only the loop's thread calls it; arrays may go in any.
+
+    Parameters
+    ----------
+    name, loop, system
+        The device.
+    limit
+        The most bytes that may be locked; ``None`` leaves it to the size of the machine, or of this process's control group.
+
+    Attributes
+    ----------
+    part : int
+        Bytes of the largest part in which an array moves that does not lie here; smaller ones move as a whole.
+    on_gone : set of callable
+        Called on the loop with the number of a block that is gone: other processes that have mapped it are told so.
+    """
+
+    def __init__(self, name: str, loop: asyncio.AbstractEventLoop, system: ActorSystem, limit: int | None) -> None:
+        self.arena = HostArena(_default_limit() if limit is None else limit, device=name)
+        self.part = min(_MOST_PART, max(self.arena.limit // _PARTS // _LEAST_PART, 1) * _LEAST_PART)
+        self._name = name
+        self._loop = loop
+        self._system = system
+        self._turn = asyncio.Lock()  # first come, first served
+        self._waiting = 0
+        self._room: asyncio.Future[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        self.on_gone: set[Callable[[int], object]] = set()
+        self.arena.on_gone = self._gone
+
+    async def attach(self, device: AccelDevice) -> None:
+        """Let a new context know of the memory there is, and of what will come."""
+        if isinstance(device, HostRegistrar):
+            await self._system.run_blocking(self.arena.attach, device)
+
+    async def array(self, shape: tuple[int, ...], dtype: DType, timeout: float | None, check: Callable[[], None]) -> np.ndarray[Any, Any]:
+        """Return a new array; see :meth:`accel.Device.pinned`. ``check`` raises once there is no device to wait for."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if not nbytes:
+            return np.empty(shape, dtype.numpy)
+        piece = self._take(nbytes)
+        if piece is None:
+            piece = await self._wait(nbytes, timeout, check)
+        return np.asarray(_Lease(self.arena, piece)).view(dtype.numpy).reshape(shape)
+
+    async def _wait(self, nbytes: int, timeout: float | None, check: Callable[[], None]) -> Block:
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(timeout):
+                async with self._turn:
+                    return await self._provide(nbytes, nbytes, check)
+        except TimeoutError:
+            used = self.arena.statistics()
+            raise DeadlineExceededError(
+                f"no room for {nbytes} bytes of pinned memory within {timeout:g} s: {used.used} of {used.limit} bytes are in use",
+                op="pinned",
+                device=self._name,
+                remedy="Drop pinned arrays, or open the device with a higher pinned_limit.",
+            ) from None
+        finally:
+            self._waiting -= 1
+
+    def _take(self, nbytes: int) -> Block | None:
+        """Return a piece that is there, unless others wait for room: they come first."""
+        # Not the lock: between two waiters it is free.
+        return None if self._waiting else self.arena.take(nbytes)
+
+    def take(self, nbytes: int) -> Block | None:
+        """Return a piece for an array on its way that is there at once; ``None`` if it has to wait for :meth:`room`, or goes in parts."""
+        return self._take(nbytes) if nbytes <= self.part else None
+
+    async def room(self, nbytes: int, check: Callable[[], None]) -> Block:
+        """Return a piece for an array on its way, or for its next part: in the order of the calls, and of those of :meth:`array`.
+
+        It has at most ``nbytes``, and at most :attr:`part`. Where there is less room it has less: so whatever holds the rest, a transfer that holds nothing
+        gets on.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If the limit is too small for the smallest part, or the system has no more memory and none is held that will come back.
+        """
+        most = min(nbytes, self.part)
+        self._waiting += 1
+        try:
+            async with self._turn:
+                return await self._provide(most, min(most, _LEAST_PART), check)
+        finally:
+            self._waiting -= 1
+
+    async def _provide(self, most: int, least: int, check: Callable[[], None]) -> Block:
+        """Return a piece when it is this call's turn: from what is there, from a new block, or once something was freed.
+
+        A piece of ``most`` bytes if it takes no waiting, else a half, a quarter, and so on, but at least of ``least``.
+        """
+        arena, sizes, may_grow = self.arena, _halves(most, least), True
+        try:
+            while True:
+                while self._closing:  # until then it counts, although the arena has let go of it
+                    await asyncio.wait(self._closing)
+                check()
+                room = self._room = self._loop.create_future()
+                arena.on_room = partial(self._tell, room)  # before the look, so that nothing is missed
+                request = None
+                for nbytes in sizes:
+                    piece = arena.take(nbytes)
+                    if piece is not None:
+                        return piece
+                    request = arena.request(nbytes) if may_grow else None
+                    if request is not None:
+                        break
+                if request is None:
+                    await room
+                    may_grow = True
+                    continue
+                try:
+                    await self._system.run_blocking(arena.fulfil, request)
+                except BaseException as error:
+                    self._close_beside(arena.withdraw(request))  # it may never have begun
+                    if not isinstance(error, OutOfMemoryError) or least == most or not arena.statistics().used:
+                        raise
+                    may_grow = False  # the system has no more, but what is held comes back
+        finally:
+            arena.on_room = self._room = None
+
+    def trim(self) -> None:
+        """Give blocks back that nothing lies in, but for one for the next array: what a large transfer has taken is not kept."""
+        self._close_beside(self.arena.trim())
+
+    def _close_beside(self, left: list[SlabMemory]) -> None:
+        """Unmap blocks on another thread: that waits for the driver. Who is cancelled does not wait for it."""
+        if left:
+            task = self._loop.create_task(self._close(left))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def _close(self, left: list[SlabMemory]) -> None:
+        try:
+            await self._system.run_blocking(close_all, left)
+        except ClosedError:  # the system ends, and has no thread for it any more
+            close_all(left)
+
+    def ended(self) -> None:
+        """Let who waits look whether there still is a device."""
+        if self._room is not None:
+            _settle(self._room)
+
+    def _tell(self, room: asyncio.Future[None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and who waited with it
+            self._loop.call_soon_threadsafe(_settle, room)
+
+    def _gone(self, number: int) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._tell_gone, number)
+
+    def _tell_gone(self, number: int) -> None:
+        for tell in tuple(self.on_gone):
+            tell(number)
+
+    def info(self) -> PinnedInfo:
+        """Return the state in numbers. Any thread may ask."""
+        found = self.arena.statistics()
+        return PinnedInfo(found.used, found.reserved, found.limit, self._waiting)
+
+    async def aclose(self) -> None:
+        """Give the memory back that no array shows; the rest goes with its arrays."""
+        self.arena.on_gone = None  # whoever was to be told has ended
+        try:
+            while self._closing:
+                await asyncio.wait(self._closing)
+            await self._system.run_blocking(self.arena.close)
+        finally:
+            self.arena.close()
+
+
+def _halves(most: int, least: int) -> list[int]:
+    """Return ``most``, its half, and so on, down to ``least``."""
+    sizes = [most]
+    while sizes[-1] > least:
+        sizes.append(max(sizes[-1] // 2, least))
+    return sizes
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _default_limit() -> int:
+    size = memory_size()
+    return min(_LIMIT, size // 4) if size else _LIMIT
