@@ -81,15 +81,13 @@ def kernels_in(program: str) -> set[str]:
     """Return the names of the kernels in a source, those that a macro makes too."""
     source = source_of(program)
     names = set(re.findall(r'extern "C" __global__ void (\w+)\(', source))
-    return names | {
-        f"{generator}_{name}" for name in re.findall(r"^DRAW\((\w+),", source, re.MULTILINE) for generator in ("philox", "xorwow")
-    }
+    return names | {f"philox_{name}" for name in re.findall(r"^DRAW\((\w+),", source, re.MULTILINE)}
 
 
 def test_every_kernel_around_random_numbers_and_transforms_is_launched() -> None:
     context: Any = FakeContext()
     launch_all(context, context)
-    wanted = (kernels_in("rng") | kernels_in("fft")) - {"philox_", "xorwow_"} | {"checksum", "spin"}
-    assert {"philox_uniform_f32", "xorwow_pairs_8", "fft_turn_4", "fft_ends_c128"} <= wanted, "the sources are read wrongly"
+    wanted = (kernels_in("rng") | kernels_in("fft")) - {"philox_"} | {"checksum", "spin"}
+    assert {"philox_uniform_f32", "philox_pairs_8", "fft_turn_4", "fft_ends_c128"} <= wanted, "the sources are read wrongly"
     assert context.launched == wanted
     assert not context.pieces, "memory was not given back"

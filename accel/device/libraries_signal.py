@@ -82,10 +82,10 @@ class Fft(OpNamespace[T_co]):
 
 
 class Rng(OpNamespace[T_co]):
-    """Random numbers, each a pure function of ``seed``, its place in the seed's stream, and ``generator``; see :mod:`accel.ops.rng`.
+    """Random numbers, each a pure function of ``seed`` and its place in the seed's stream; see :mod:`accel.ops.rng`.
 
     ``seed`` is an int below 2**64, or ``None`` for one from the system's entropy. ``offset`` is how many numbers of the stream to skip: what is read in
-    pieces is what is read at once. ``generator`` is ``"philox"`` or ``"xorwow"``. ``out=`` names a buffer to write instead of making one; ``timeout=``
+    pieces is what is read at once. ``generator`` is ``"philox"``, the only one. ``out=`` names a buffer to write instead of making one; ``timeout=``
     (seconds) is when waiting ends with :class:`~accel.DeadlineExceededError`.
     """
 

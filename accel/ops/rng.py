@@ -1,22 +1,15 @@
-"""Random numbers: pure functions of a seed, a place in the seed's stream, and the generator's name.
+"""Random numbers: pure functions of a seed and a place in the seed's stream.
 
 The stream of a seed is a sequence of blocks of four 32-bit words w0 w1 w2 w3. Number i of the stream comes from block i // 4 (float32, and integers of
 at most 2**32 values) or i // 2 (float64, and integers of more), and from nothing else: so it does not matter in how many pieces, and on how many
-threads, a stream is read. What a block is:
-
-``"philox"``
-    Philox4x32-10 (Salmon et al., *Parallel random numbers: as easy as 1, 2, 3*, 2011) of the key ``seed`` and the counter (block, 0, 0).
-``"xorwow"``
-    Marsaglia's XORWOW (*Xorshift RNGs*, 2003), in segments of 2**18 blocks. A segment is made by 4096 generators that give one block each in turn; the
-    state of generator j of segment s is taken from Philox of the key ``seed`` and the counters (4096 * s + j, 0, 1) and (4096 * s + j, 1, 1).
-
-A counter (block, attempt, purpose) is the block's low and high half, the attempt and the purpose, a word each. What a number is:
+threads, a stream is read. A block is Philox4x32-10 (Salmon et al., *Parallel random numbers: as easy as 1, 2, 3*, 2011) of the key ``seed`` and the
+counter (block's low half, block's high half, attempt, 0), a word each. The attempt is 0 but for integers. What a number is:
 
 - uniform: the upper 24 bits of a word, or 53 bits of w0 + 2**32 * w1, as a fraction u of one; then ``low + u * (high - low)``, below ``high``.
 - normal: Box and Muller's transform of two words into two numbers (float32), or of the four into two (float64).
 - log-normal: the exponential of a normal number.
 - integers: ``low`` plus the upper half of the product of a word, or two, with the number of values. Where that would favour some values (Lemire, *Fast
-  random integer generation in an interval*, 2019) the word is taken from the next attempt of the same Philox block, whatever the generator is.
+  random integer generation in an interval*, 2019) the word is taken from the next attempt of the same block.
 
 Backends that follow this give the same integers and uniform numbers, bit by bit, and normal ones that differ in the last places.
 """
@@ -39,10 +32,9 @@ from accel.ref import AccelRef
 
 __all__ = ["Generator", "Integers", "Lognormal", "Normal", "Uniform"]
 
-Generator = Literal["philox", "xorwow"]
-"""How words are made; see this module."""
+Generator = Literal["philox"]
+"""Name of the generator of a stream's blocks; see this module."""
 
-_GENERATORS: tuple[Generator, ...] = ("philox", "xorwow")
 _FLOATS = (DType.FLOAT32, DType.FLOAT64)
 _END = 1 << 64
 _LONGEST = 1 << 62
@@ -84,7 +76,7 @@ class Draw(KernelOp):
     offset
         How many numbers of the stream are skipped.
     generator
-        ``"philox"`` or ``"xorwow"``.
+        ``"philox"``, the only one.
     out
         Buffer to write.
     """
@@ -118,8 +110,10 @@ class Draw(KernelOp):
             object.__setattr__(self, name, value)
 
     def _planned(self) -> Plan:
-        if self.generator not in _GENERATORS:
-            raise InvalidArgumentError(f"generator is {self.generator!r}", remedy="Use 'philox' or 'xorwow'.")
+        if self.generator != "philox":
+            raise InvalidArgumentError(
+                f"there is no generator {self.generator!r}", op=self.kind, remedy="Use generator='philox', the default."
+            )
         self._set(seed=_int("seed", self.seed, 0, _END), offset=_int("offset", self.offset, 0, _LONGEST))
         shape, dtype, _ = checked_spec(self.shape, self.dtype)
         writes, creates = result_in(self.out, shape, dtype)

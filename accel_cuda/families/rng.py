@@ -25,10 +25,9 @@ _BLOCK, _EACH = 256, 4
 _DOUBLE = struct.Struct("d")
 _CODES = {DType.FLOAT32: "f32", DType.FLOAT64: "f64"}
 _ALL = 1 << 64
-_LANES, _SEGMENT = 1 << 12, 1 << 18
 
 Parameters = tuple[str, tuple[int, int, int]]
-"""Name of a kernel without its generator, and its parameters, 8 bytes each."""
+"""Name of a kernel without its prefix, and its parameters, 8 bytes each."""
 
 
 def _bits(*values: float) -> tuple[int, int, int]:
@@ -73,12 +72,10 @@ def _kernel(parameters: Callable[[Any], Parameters]) -> Kernel:
             return
         name, values = parameters(op)
         stream = lane.stream
-        function = stream.ready().functions[f"{op.generator}_{name}"]
+        function = stream.ready().functions[f"philox_{name}"]
         size, per_block = op.size, op.per_block()
         first, end = op.offset // per_block, -(-(op.offset + size) // per_block)
-        is_philox = op.generator == "philox"
-        grid = -(-(end - first) // (_BLOCK * _EACH)) if is_philox else (-(-end // _SEGMENT) - first // _SEGMENT) * (_LANES // _BLOCK)
-        stream.launch(function, grid, _BLOCK, outputs[0], size, op.seed, op.offset, *values)
+        stream.launch(function, -(-(end - first) // (_BLOCK * _EACH)), _BLOCK, outputs[0], size, op.seed, op.offset, *values)
 
     return kernel
 

@@ -11,10 +11,10 @@ import pytest
 
 import accel
 from accel import ops
-from accel.cpu.kernels.words import philox, xorwow_blocks
+from accel.cpu.kernels.words import philox
 from accel.testing import FaultPlan
 from tests.device_support import failure, opened
-from tests.rng_support import GENERATORS, IDS, KINDS, SURE, check_distribution, check_pieces, drawn
+from tests.rng_support import IDS, KINDS, SURE, check_distribution, check_pieces, drawn
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -30,40 +30,17 @@ def test_philox_gives_the_published_answers() -> None:
         assert tuple(philox(k0 | k1 << 32, blocks, c2, c3)[0]) == expected
 
 
-def plain_xorwow(seed: int, lane: int, count: int) -> list[int]:
-    """Return words of one lane, by Marsaglia's recurrence written as he did."""
-    first, second = (philox(seed, np.array([lane], np.uint64), plane, 1)[0] for plane in (0, 1))
-    x, y, z, w, v, d = (int(word) for word in (*first, *second[:2]))
-    words = []
-    for _ in range(count):
-        t = x ^ (x >> 2)
-        x, y, z, w = y, z, w, v
-        v = (v ^ (v << 4) ^ t ^ (t << 1)) & 0xFFFFFFFF
-        d = (d + 362437) & 0xFFFFFFFF
-        words.append((d + v) & 0xFFFFFFFF)
-    return words
-
-
-def test_xorwow_is_marsaglias_in_every_lane() -> None:
-    blocks = np.concatenate(list(xorwow_blocks(77, 4096 * 63, 8192)))
-    for lane in (0, 1, 4095):
-        assert blocks[lane].tolist() == plain_xorwow(77, lane, 256)[-4:]
-        assert blocks[4096 + lane].tolist() == plain_xorwow(77, 4096 + lane, 4)
-
-
-@pytest.mark.parametrize("generator", GENERATORS)
 @pytest.mark.parametrize(("kind", "options"), KINDS, ids=IDS)
-async def test_a_stream_is_the_same_in_any_pieces(generator: Any, kind: str, options: dict[str, Any], rng: np.random.Generator) -> None:
+async def test_a_stream_is_the_same_in_any_pieces(kind: str, options: dict[str, Any], rng: np.random.Generator) -> None:
     async with opened() as device:
-        await check_pieces(device, generator, kind, options, rng)
+        await check_pieces(device, kind, options, rng)
 
 
-@pytest.mark.parametrize("generator", GENERATORS)
 @pytest.mark.parametrize(("kind", "options"), KINDS, ids=IDS)
-async def test_the_numbers_are_of_their_distribution(generator: Any, kind: str, options: dict[str, Any], rng: np.random.Generator) -> None:
+async def test_the_numbers_are_of_their_distribution(kind: str, options: dict[str, Any], rng: np.random.Generator) -> None:
     seed = int(rng.integers(2**63))
     async with opened() as device:
-        check_distribution(kind, options, await drawn(device, kind, 300_000, seed=seed, generator=generator, **options))
+        check_distribution(kind, options, await drawn(device, kind, 300_000, seed=seed, **options))
 
 
 async def test_the_statistics_find_what_is_wrong(rng: np.random.Generator) -> None:
@@ -173,6 +150,15 @@ async def test_what_does_not_fit_is_refused(kind: str, options: dict[str, Any]) 
 
     async with opened() as device:
         await failure(draw(device), accel.InvalidArgumentError)
+
+
+@pytest.mark.parametrize(("kind", "options"), [("uniform", {}), ("normal", {}), ("lognormal", {}), ("integers", {"low": 0, "high": 9})])
+async def test_a_generator_that_is_not_offered_is_refused_with_the_one_that_is(kind: str, options: dict[str, Any]) -> None:
+    async with opened() as device:
+        error = await failure(getattr(device.rng, kind)(4, generator="xorwow", **options), accel.InvalidArgumentError)
+        assert "'xorwow'" in error.message
+        assert "philox" in error.remedy
+        assert (await drawn(device, kind, 4, generator="philox", seed=3, **options)).shape == (4,)
 
 
 async def test_other_elements_are_not_offered() -> None:

@@ -64,15 +64,14 @@ def _ref(shape: tuple[int, ...], dtype: DType) -> AccelRef:
 def _draws() -> Iterator[Any]:
     """Yield ops that draw with every kernel: from the beginning of a block of numbers and from within one, few and many."""
     floats = [(kind, dtype) for kind in (ops.Uniform, ops.Normal, ops.Lognormal) for dtype in (DType.FLOAT32, DType.FLOAT64)]
-    for generator in ("philox", "xorwow"):
-        for offset, count in ((0, _MANY), (3, _MANY), (1, 1)):
-            more: dict[str, Any] = {"seed": 7, "offset": offset, "generator": generator}
-            for kind, dtype in floats:
-                yield kind((count,), dtype, **more)
-            for dtype in _INTEGERS:
-                yield ops.Integers((count,), dtype, low=0, high=100, **more)
-            yield ops.Integers((count,), DType.INT64, low=-(1 << 40), high=1 << 40, **more)
-            yield ops.Integers((count,), DType.UINT64, low=0, high=1 << 64, **more)
+    for offset, count in ((0, _MANY), (3, _MANY), (1, 1)):
+        more: dict[str, Any] = {"seed": 7, "offset": offset}
+        for kind, dtype in floats:
+            yield kind((count,), dtype, **more)
+        for dtype in _INTEGERS:
+            yield ops.Integers((count,), dtype, low=0, high=100, **more)
+        yield ops.Integers((count,), DType.INT64, low=-(1 << 40), high=1 << 40, **more)
+        yield ops.Integers((count,), DType.UINT64, low=0, high=1 << 64, **more)
 
 
 def _transforms() -> Iterator[Any]:

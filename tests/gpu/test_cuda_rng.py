@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import accel
-from tests.rng_support import GENERATORS, IDS, KINDS, check_distribution, check_pieces, drawn
+from tests.rng_support import IDS, KINDS, check_distribution, check_pieces, drawn
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -23,13 +23,12 @@ async def opened(*specs: str) -> AsyncIterator[list[accel.Device]]:
         yield [await system.open_device(spec) for spec in specs]
 
 
-@pytest.mark.parametrize("generator", GENERATORS)
 @pytest.mark.parametrize(("kind", "options"), KINDS, ids=IDS)
-async def test_the_numbers_are_those_of_the_cpu(generator: Any, kind: str, options: dict[str, Any], rng: np.random.Generator) -> None:
+async def test_the_numbers_are_those_of_the_cpu(kind: str, options: dict[str, Any], rng: np.random.Generator) -> None:
     seed, count = int(rng.integers(2**64, dtype=np.uint64)), int(rng.integers(1_200_000))
     offset = int(rng.choice([0, int(rng.integers(1 << 22)), 2**41 + 77]))
     async with opened("cuda", "cpu") as devices:
-        gpu, cpu = [await drawn(device, kind, count, seed=seed, offset=offset, generator=generator, **options) for device in devices]
+        gpu, cpu = [await drawn(device, kind, count, seed=seed, offset=offset, **options) for device in devices]
     if kind in ("uniform", "integers"):
         np.testing.assert_array_equal(gpu, cpu)
     else:
@@ -40,28 +39,25 @@ async def test_the_numbers_are_those_of_the_cpu(generator: Any, kind: str, optio
             np.testing.assert_allclose(gpu, cpu, rtol=tolerance, atol=4 * tolerance)
 
 
-@pytest.mark.parametrize("generator", GENERATORS)
 @pytest.mark.parametrize(("kind", "options"), KINDS, ids=IDS)
-async def test_a_stream_is_the_same_in_any_pieces(generator: Any, kind: str, options: dict[str, Any], rng: np.random.Generator) -> None:
+async def test_a_stream_is_the_same_in_any_pieces(kind: str, options: dict[str, Any], rng: np.random.Generator) -> None:
     async with opened("cuda") as (device,):
-        await check_pieces(device, generator, kind, options, rng)
+        await check_pieces(device, kind, options, rng)
 
 
-@pytest.mark.parametrize("generator", GENERATORS)
 @pytest.mark.parametrize(("kind", "options"), KINDS, ids=IDS)
-async def test_the_numbers_are_of_their_distribution(generator: Any, kind: str, options: dict[str, Any], rng: np.random.Generator) -> None:
+async def test_the_numbers_are_of_their_distribution(kind: str, options: dict[str, Any], rng: np.random.Generator) -> None:
     seed = int(rng.integers(2**63))
     async with opened("cuda") as (device,):
-        check_distribution(kind, options, await drawn(device, kind, 1_000_000, seed=seed, generator=generator, **options))
+        check_distribution(kind, options, await drawn(device, kind, 1_000_000, seed=seed, **options))
 
 
 async def test_nothing_is_written_beside_the_result(rng: np.random.Generator) -> None:
     async with opened("cuda") as (device,):
-        for generator in GENERATORS:
-            for n in (0, 1, 3, 257, 4099):
-                # One slab is cut for small buffers of one size class: neighbours would show what is written past an end.
-                before, out, after = [await device.full(n or 1, -1.0) for _ in range(3)]
-                if n:
-                    await device.rng.uniform(n, seed=1, offset=int(rng.integers(9)), generator=generator, out=out)
-                    assert (await device.get(out)).min() >= 0
-                assert (await device.get(before)).max() == (await device.get(after)).max() == -1
+        for n in (0, 1, 3, 257, 4099):
+            # One slab is cut for small buffers of one size class: neighbours would show what is written past an end.
+            before, out, after = [await device.full(n or 1, -1.0) for _ in range(3)]
+            if n:
+                await device.rng.uniform(n, seed=1, offset=int(rng.integers(9)), out=out)
+                assert (await device.get(out)).min() >= 0
+            assert (await device.get(before)).max() == (await device.get(after)).max() == -1

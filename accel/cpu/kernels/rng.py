@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.cpu.kernels.words import GENERATORS, philox
+from accel.cpu.kernels.words import philox, philox_blocks
 from accel.cpu.views import Array, array
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def draw(numbers: Callable[[Array, Array], Array], op: Any, address: int) -> Non
     done = 0
     skip = offset - first * per_block
     index = first
-    for words in GENERATORS[op.generator](op.seed, first, count):
+    for words in philox_blocks(op.seed, first, count):
         made = numbers(words, np.arange(index, index + len(words), dtype=_U64)).reshape(-1)[skip:]
         taken = min(len(made), size - done)
         out[done : done + taken] = made[:taken]

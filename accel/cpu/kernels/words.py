@@ -1,18 +1,17 @@
-"""Streams of random words, as :mod:`accel.ops.rng` defines them: blocks of four 32-bit words, each to be had without those before it."""
+"""Streams of random words, as :mod:`accel.ops.rng` defines them: blocks of four 32-bit words, each computed from its index alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from accel.cpu.views import Array
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
-__all__ = ["GENERATORS", "Stream", "philox", "philox_blocks", "xorwow_blocks"]
+    from accel.cpu.views import Array
 
-Stream: TypeAlias = Callable[[int, int, int], Iterator[Array]]
-"""``stream(seed, first, count)`` yields arrays of shape (some blocks, 4), together ``count`` of them from block ``first`` on."""
+__all__ = ["philox", "philox_blocks"]
 
 _U32, _U64 = np.dtype(np.uint32), np.dtype(np.uint64)
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
@@ -22,17 +21,13 @@ _MASK = 0xFFFFFFFF
 _LOW, _HIGH = (0, 1) if np.little_endian else (1, 0)
 
 _CHUNK = 1 << 13
-"""Blocks that are computed at once: what they need stays in the second-level cache."""
-
-_LANES, _STEPS = 1 << 12, 1 << 6
-_SEGMENT = _LANES * _STEPS
-_WEYL = np.uint32(362437)
+"""Blocks per array: their intermediate values fit the second-level cache."""
 
 
-def philox(seed: int, blocks: Array, attempt: int = 0, purpose: int = 0) -> Array:
-    """Return the words of Philox4x32-10 for each of ``blocks`` (uint64), as (len(blocks), 4) uint32."""
+def philox(seed: int, blocks: Array, attempt: int = 0, last: int = 0) -> Array:
+    """Return the words of Philox4x32-10 for the counters (block, attempt, last), as (len(blocks), 4) uint32. ``blocks`` is uint64."""
     counter = blocks.view(_U32).reshape(-1, 2)
-    words = [counter[:, _LOW], counter[:, _HIGH], np.full(len(blocks), attempt, _U32), np.full(len(blocks), purpose, _U32)]
+    words = [counter[:, _LOW], counter[:, _HIGH], np.full(len(blocks), attempt, _U32), np.full(len(blocks), last, _U32)]
     keys = [seed & _MASK, seed >> 32]
     products = [np.empty(len(blocks), _U64), np.empty(len(blocks), _U64)]
     for _ in range(_ROUNDS):
@@ -48,38 +43,6 @@ def philox(seed: int, blocks: Array, attempt: int = 0, purpose: int = 0) -> Arra
 
 
 def philox_blocks(seed: int, first: int, count: int) -> Iterator[Array]:
-    """See :data:`Stream`."""
+    """Yield arrays of shape (blocks, 4), together ``count`` blocks of the stream of ``seed`` from block ``first`` on."""
     for start in range(first, first + count, _CHUNK):
         yield philox(seed, np.arange(start, min(start + _CHUNK, first + count), dtype=_U64))
-
-
-def xorwow_blocks(seed: int, first: int, count: int) -> Iterator[Array]:
-    """See :data:`Stream`."""
-    end = first + count
-    for segment in range(first // _SEGMENT, -(-end // _SEGMENT)):
-        base = segment * _SEGMENT
-        yield from _segment(seed, segment, max(first - base, 0), min(end - base, _SEGMENT))
-
-
-def _segment(seed: int, segment: int, first: int, end: int) -> Iterator[Array]:
-    """Yield the blocks of one segment from ``first`` up to ``end``."""
-    lanes = np.arange(segment * _LANES, (segment + 1) * _LANES, dtype=_U64)
-    seeds = [philox(seed, lanes, plane, 1) for plane in (0, 1)]
-    state = [*seeds[0].T.copy(), seeds[1][:, 0].copy()]
-    weyl = seeds[1][:, 1].copy()
-    # A state of zeros would stay one.
-    state[0][~np.any(state, axis=0)] = 1
-    for step in range(-(-end // _LANES)):
-        block = np.empty((_LANES, 4), _U32)
-        for word in range(4):
-            t, v = state[0] ^ (state[0] >> 2), state[4]
-            state = [*state[1:], (v ^ (v << 4)) ^ (t ^ (t << 1))]
-            weyl += _WEYL
-            np.add(state[4], weyl, out=block[:, word])
-        start = step * _LANES
-        if start + _LANES > first:
-            yield block[max(first - start, 0) : end - start]
-
-
-GENERATORS: dict[str, Stream] = {"philox": philox_blocks, "xorwow": xorwow_blocks}
-"""Name -> stream."""

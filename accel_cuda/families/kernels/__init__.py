@@ -75,10 +75,7 @@ PROGRAMS: tuple[str, ...] = (
 )
 """What is compiled and loaded on its own, when it is first needed. A function's name holds its program's, or one that stands for it below."""
 
-_FAMILIES = {"axpy": "vectors", "scal": "vectors", "dot": "vectors", "nrm2": "vectors"} | {
-    "philox": "rng",
-    "xorwow": "rng",
-}
+_FAMILIES = {"axpy": "vectors", "scal": "vectors", "dot": "vectors", "nrm2": "vectors", "philox": "rng"}
 
 
 def program_of(function: str) -> str:

@@ -1,9 +1,9 @@
-// Random numbers, as accel.ops.rng defines them: each block of four words is made on its own, by Philox, or in turn by the lanes of a segment of XORWOW.
+// Random numbers, as accel.ops.rng defines them: Philox makes each block of four words from its index.
 
 struct Block { u32 w[4]; };
 
-DEVICE Block philox(u64 seed, u64 block, u32 attempt, u32 purpose) {
-  u32 a = (u32)block, b = (u32)(block >> 32), c = attempt, d = purpose, k = (u32)seed, l = (u32)(seed >> 32);
+DEVICE Block philox(u64 seed, u64 block, u32 attempt) {
+  u32 a = (u32)block, b = (u32)(block >> 32), c = attempt, d = 0, k = (u32)seed, l = (u32)(seed >> 32);
 #pragma unroll
   for (int round = 0; round < 10; ++round) {
     u64 p = (u64)a * 0xD2511F53u, q = (u64)c * 0xCD9E8D57u;
@@ -89,7 +89,7 @@ template <class T> struct Words {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       u64 product = block.w[i] * span;
-      for (u32 attempt = 1; (u32)product < (u32)limit; ++attempt) product = philox(seed, index, attempt, 0).w[i] * span;
+      for (u32 attempt = 1; (u32)product < (u32)limit; ++attempt) product = philox(seed, index, attempt).w[i] * span;
       y[i] = (T)(low + (product >> 32));
     }
   }
@@ -104,7 +104,7 @@ template <class T> struct Pairs {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       u64 word = pair(block, i);
-      for (u32 attempt = 1; word * span < limit; ++attempt) word = pair(philox(seed, index, attempt, 0), i);
+      for (u32 attempt = 1; word * span < limit; ++attempt) word = pair(philox(seed, index, attempt), i);
       y[i] = (T)(low + (span ? __umul64hi(word, span) : word));
     }
   }
@@ -158,55 +158,21 @@ template <class D> DEVICE void philox_draw(typename D::type* out, i64 n, u64 see
   if (writer.is_straight && writer.is_inside(index, THREADS * BLOCKS)) {
     index += threadIdx.x;
 #pragma unroll
-    for (int i = 0; i < BLOCKS; ++i, index += THREADS) writer.store(writer.made(philox(seed, index, 0, 0), index), index);
+    for (int i = 0; i < BLOCKS; ++i, index += THREADS) writer.store(writer.made(philox(seed, index, 0), index), index);
     return;
   }
   bool is_straight = writer.is_straight;
   for (int i = 0; i < BLOCKS && index < end; ++i, index += THREADS) {
     u64 own = index + threadIdx.x;
-    auto made = writer.made(philox(seed, own, 0, 0), own);
+    auto made = writer.made(philox(seed, own, 0), own);
     if (is_straight) writer.store_some(made, own);
     else writer.store_across(made, own);
   }
 }
 
-constexpr u64 LANES = 1 << 12, STEPS = 1 << 6;
-
-template <class D> DEVICE void xorwow_draw(typename D::type* out, i64 n, u64 seed, u64 offset, u64 a, u64 b, u64 c) {
-  Writer<D> writer(out, n, seed, offset, D(a, b, c));
-  u64 first = offset / D::count, end = (offset + n + D::count - 1) / D::count;
-  // The lanes of a thread block are neighbours in one segment.
-  u64 lane = first / (LANES * STEPS) * LANES + (u64)blockIdx.x * THREADS;
-  u64 index = lane / LANES * (LANES * STEPS) + lane % LANES;
-  lane += threadIdx.x;
-  Block s = philox(seed, lane, 0, 1), t = philox(seed, lane, 1, 1);
-  u32 x = s.w[0], y = s.w[1], z = s.w[2], w = s.w[3], v = t.w[0], weyl = t.w[1];
-  if (!(x | y | z | w | v)) x = 1;
-  for (u64 step = 0; step < STEPS && index < end; ++step, index += LANES) {
-    Block block;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      u32 u = x ^ (x >> 2);
-      x = y; y = z; z = w; w = v;
-      v = (v ^ (v << 4)) ^ (u ^ (u << 1));
-      weyl += 362437;
-      block.w[i] = weyl + v;
-    }
-    if (index + THREADS <= first) continue;
-    u64 own = index + threadIdx.x;
-    auto made = writer.made(block, own);
-    if (!writer.is_straight) writer.store_across(made, own);
-    else if (writer.is_inside(own, 1)) writer.store(made, own);
-    else writer.store_some(made, own);
-  }
-}
-
-#define DRAW(name, D)                                                                                                       \
-  extern "C" __global__ void philox_##name(D::type* out, i64 n, u64 seed, u64 offset, u64 a, u64 b, u64 c) {               \
-    philox_draw<D>(out, n, seed, offset, a, b, c);                                                                          \
-  }                                                                                                                         \
-  extern "C" __global__ void xorwow_##name(D::type* out, i64 n, u64 seed, u64 offset, u64 a, u64 b, u64 c) {               \
-    xorwow_draw<D>(out, n, seed, offset, a, b, c);                                                                          \
+#define DRAW(name, D)                                                                                        \
+  extern "C" __global__ void philox_##name(D::type* out, i64 n, u64 seed, u64 offset, u64 a, u64 b, u64 c) { \
+    philox_draw<D>(out, n, seed, offset, a, b, c);                                                           \
   }
 DRAW(uniform_f32, UniformF32)
 DRAW(uniform_f64, UniformF64)
