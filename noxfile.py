@@ -102,6 +102,13 @@ def memcheck(session: nox.Session) -> None:
 
 
 @nox.session
+def mutants(session: nox.Session) -> None:
+    """Break the code in 100 places a room, and count what its tests notice; takes hours. ``-- actors --sample 20 --seed 7`` does less."""
+    install(session, extras="cpu,web,cli", groups=("mutants",))
+    session.run("python", "-m", "tests.mutants", *session.posargs, interrupt_timeout=15.0, terminate_timeout=5.0)
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """Build the site into ``site/``; a warning (dead link, unknown name) is an error. ``-- serve`` shows it while you write."""
     install(session, groups=("docs",))

@@ -127,8 +127,6 @@ class ActorLife(ActorCell):
             try:
                 await (asyncio.sleep(0) if pause is None else pause)
             except asyncio.CancelledError:
-                if pause is not None:
-                    mailbox.abandon(pause)
                 if self.task is None or self.task.cancelling():
                     raise
 

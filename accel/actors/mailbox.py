@@ -1,7 +1,7 @@
-"""A bounded queue between the tasks of one event loop: first in, first out, with a place for everyone who waits.
+"""A bounded queue from any number of tasks to one reader, on one event loop: first in, first out, with a place in line for each putter.
 
 It differs from :class:`asyncio.Queue` where actors need more: a newcomer never overtakes a waiting putter, a queued message can be taken
-back, system messages overtake, closing says so to both sides, and everything is counted.
+back, system messages overtake, closing fails the waiting putters and ends the reader, and everything is counted.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class MailboxStatistics:
 
 
 class Mailbox(Generic[M]):
-    """A bounded FIFO of messages on one event loop. Not thread-safe.
+    """A bounded FIFO of messages for one reader on one event loop. Not thread-safe.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class Mailbox(Generic[M]):
     clock
         Seconds, monotonic; tells the age of messages.
     loop
-        The loop of those who wait; ``None``: the running one, looked up each time.
+        The loop of the reader; ``None``: the running one, looked up each time.
 
     Raises
     ------
@@ -81,7 +81,7 @@ class Mailbox(Generic[M]):
         "_clock",
         "_closed",
         "_discarded",
-        "_getters",
+        "_getter",
         "_granted",
         "_high_water",
         "_items",
@@ -113,7 +113,7 @@ class Mailbox(Generic[M]):
         self._items: deque[M] = deque()
         self._times: deque[float] = deque()  # when each of _items came
         self._system: deque[M] = deque()
-        self._getters: deque[asyncio.Future[None]] = deque()
+        self._getter: asyncio.Future[None] | None = None
         self._putters: OrderedDict[asyncio.Future[None], None] = OrderedDict()  # waiting, in order
         self._granted = 0  # putters that were woken and hold a reserved place, but have not run yet
         self._ahead = 0  # len(_putters) + _granted: while there are any, newcomers queue behind them
@@ -145,8 +145,8 @@ class Mailbox(Generic[M]):
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits in :meth:`wait` and there is nothing to take, nor will be without a further put."""
-        return bool(self._getters) and not (self._items or self._system or self._ahead or self._closed)
+        """Whether the reader waits and there is nothing to take, nor will be without a further put."""
+        return self._getter is not None and not (self._items or self._system or self._ahead or self._closed)
 
     # -- putting
 
@@ -176,12 +176,8 @@ class Mailbox(Generic[M]):
         self._times.append(self._clock())
         if depth >= self._high_water:
             self._high_water = depth + 1
-        if self._getters:
-            getter = self._getters.popleft()
-            if getter.done():  # cancelled, and its task has not run yet
-                self._wake_getter()
-            else:
-                getter.set_result(None)
+        if self._getter is not None:
+            self._wake()
         return True
 
     async def put(self, message: M) -> None:
@@ -205,13 +201,13 @@ class Mailbox(Generic[M]):
         A closed mailbox takes them too: its owner may still be working off what was left.
         """
         self._system.append(message)
-        self._wake_getter()
+        self._wake()
 
     def _append(self, message: M) -> None:
         self._items.append(message)
         self._times.append(self._clock())
         self._high_water = max(self._high_water, len(self._items))
-        self._wake_getter()
+        self._wake()
 
     async def _wait_for_room(self) -> None:
         if self._closed:
@@ -247,10 +243,10 @@ class Mailbox(Generic[M]):
         error.__cause__ = self._cause
         return error
 
-    # -- getting
+    # -- taking
 
     def take(self) -> M | Any:
-        """Take the next message, or return :data:`NOTHING` or :data:`ENDED`: :meth:`get_nowait` without exceptions, for loops."""
+        """Take the next message, or return :data:`NOTHING` or :data:`ENDED`."""
         if self._system:
             return self._system.popleft()
         if self._items:
@@ -262,70 +258,15 @@ class Mailbox(Generic[M]):
             return message
         return ENDED if self._closed else NOTHING
 
-    def get_nowait(self) -> M:
-        """Take the next message.
-
-        Raises
-        ------
-        asyncio.QueueEmpty
-            There is none.
-        ActorStoppedError
-            There is none, and the mailbox is closed.
-        """
-        message = self.take()
-        if message is ENDED:
-            raise self._stopped()
-        if message is NOTHING:
-            raise asyncio.QueueEmpty
-        return message
-
-    async def get(self) -> M:
-        """Take the next message; wait while there is none.
-
-        If the wait is cancelled, no message is lost: a wake-up that had already come goes to the next in line.
-
-        Raises
-        ------
-        ActorStoppedError
-            There is none, and the mailbox is closed.
-        """
-        while (message := self.take()) is NOTHING:
-            await self.wait()
-        if message is ENDED:
-            raise self._stopped()
-        return message
-
-    async def wait(self) -> None:
-        """Wait until there is, or was, something to take, or the mailbox is closed. Returns at once if there is."""
-        if self._items or self._system or self._closed:
-            return
-        getter = self.waiter()
-        try:
-            await getter
-        except BaseException:
-            self.abandon(getter)
-            raise
-
     def waiter(self) -> asyncio.Future[None]:
-        """Return a future for the next put or the close, to be awaited or given to :meth:`abandon`: :meth:`wait` for loops."""
-        getter: asyncio.Future[None] = asyncio.Future(loop=self._loop)
-        self._getters.append(getter)
-        return getter
+        """Return a future for the next message or the close. Ask for it when :meth:`take` returned :data:`NOTHING`; the one before is forgotten."""
+        self._getter = asyncio.Future(loop=self._loop)
+        return self._getter
 
-    def abandon(self, getter: asyncio.Future[None]) -> None:
-        """Give a :meth:`waiter` up; if it was already woken, the wake-up goes to the next in line."""
-        if getter.done() and not getter.cancelled():
-            if self._items or self._system:
-                self._wake_getter()
-        elif getter in self._getters:  # a waker may have skipped it, as it does all that are done
-            self._getters.remove(getter)
-
-    def _wake_getter(self) -> None:
-        while self._getters:
-            getter = self._getters.popleft()
-            if not getter.done():
-                getter.set_result(None)
-                return
+    def _wake(self) -> None:
+        getter, self._getter = self._getter, None
+        if getter is not None and not getter.done():  # done: the reader was cancelled, and finds the message later
+            getter.set_result(None)
 
     # -- taking back, closing, looking
 
@@ -369,8 +310,7 @@ class Mailbox(Generic[M]):
                 self._granted += 1
                 place.set_result(None)
         self._putters.clear()
-        while self._getters:
-            self._wake_getter()
+        self._wake()
 
     def drain(self) -> list[M]:
         """Take out everything that is queued, system messages first."""

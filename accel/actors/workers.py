@@ -28,19 +28,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-# Work often comes in bursts, and waking a thread whose processor has gone to sleep takes a quarter of a millisecond: so a thread that has worked
-# takes naps first, that are too short for that. Seconds, and how many.
-_NAP, _NAPS = 200e-6, 5
-
-
-def _sleep(wake: threading.Lock) -> None:
-    """Wait until ``wake`` is released."""
-    for _ in range(_NAPS):
-        if wake.acquire(timeout=_NAP):
-            return
-    wake.acquire()
-
-
 class _Job(ABC):
     """A function to be run, and who is told what came of it."""
 
@@ -245,7 +232,7 @@ class WorkerPool:
                 else:
                     self._idle.append(wake)
             if job is None:
-                _sleep(wake)
+                wake.acquire()
             else:
                 job.run()
                 del job
