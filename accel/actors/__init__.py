@@ -1,4 +1,4 @@
-"""Actors: state that one task owns, reached through bounded mailboxes, and supervised when it fails. Knows nothing of devices."""
+"""Actors: state that one task owns, reached through a bounded mailbox, supervised when it fails. Nothing here depends on devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users write and see of an actor from inside: its base class, and its context."""
+"""An actor from inside: the base class that users subclass, and the context that its methods get."""
 
 from __future__ import annotations
 
@@ -28,74 +28,73 @@ T = TypeVar("T")
 class Actor(abc.ABC, Generic[M_contra, R_co]):
     """Base of all actors: state that only one task touches, changed by one message at a time.
 
-    Subclass it with the type of the messages and of the answers; ``super().__init__()`` need not be called. The constructor runs on the
-    loop, must not block, and runs again for every restart with the arguments given to ``spawn``: acquire in :meth:`started`, not in it.
+    Subclass it with the types of the messages and of the answers; ``super().__init__()`` need not be called. The constructor runs on the
+    event loop and must not block. It runs again for every restart, with the arguments given to ``spawn``: acquire resources in :meth:`started`.
 
     Attributes
     ----------
     carries_context : bool
         Class attribute. ``True`` (default): :meth:`receive` runs inside a copy of the sender's context variables. ``False``: it runs in
-        the actor's own, which start empty; a little faster, for internal actors with much traffic.
+        the actor's own, which start empty; this is faster, for internal actors with much traffic.
     """
 
     carries_context: ClassVar[bool] = True
 
     @abc.abstractmethod
     async def receive(self, message: M_contra, context: ActorContext) -> R_co:
-        """Handle one message; the next one comes when this returns.
+        """Handle one message. The next one is delivered when this returns.
 
         Parameters
         ----------
         message
-            The message; also :class:`~accel.actors.Terminated` for those who watch others.
+            The message; also :class:`~accel.actors.Terminated`, if the actor watches others.
         context
             The actor's context, the same object for all messages.
 
         Returns
         -------
         R
-            The answer, for those who asked.
+            The result of the sender's ``ask``.
 
         Notes
         -----
-        If it raises, the one who asked gets the exception, the message is not delivered again, and the restart strategy decides what becomes of the
-        actor: by default a fresh instance takes its place, without what this one kept in attributes (``RestartStrategy(on_exception=Directive.RESUME)``
-        keeps it). It is cancelled by ``stop(drain=False)``, by :meth:`ActorRef.fail`, and when the system closes and its patience ends; never because
-        the one who asked stopped waiting.
+        If it raises, the sender's ``ask`` raises the exception, and the message is not delivered again. The restart strategy decides what happens to
+        the actor: by default a fresh instance replaces it, and the attributes of this one are lost (``RestartStrategy(on_exception=Directive.RESUME)``
+        keeps them). ``stop(drain=False)``, :meth:`ActorRef.fail` and the end of the system's ``close_timeout`` cancel it; a sender that stops
+        waiting does not.
         """
 
     def receive_now(self, message: M_contra, context: ActorContext) -> bool:
         """Handle a message without waiting, or change nothing and return ``False``.
 
-        A short-cut for actors with much traffic, used by :meth:`ActorRef.hand_over` only: it runs in the sender's turn of the loop instead of one of
-        the actor's own, and only while the actor is idle (nothing in hand, nothing queued), so that messages keep their order and the actor's
-        state is still touched by one message at a time. If it raises, the actor has failed, as if :meth:`receive` had raised.
+        :meth:`ActorRef.hand_over` calls it in the sender's task, only while the actor is idle (no message in progress, none queued): messages keep
+        their order, and one message at a time touches the actor's state. If it raises, the actor fails as if :meth:`receive` had raised.
         """
         return False
 
     def refused(self, message: M_contra) -> None:
-        """Take note that a message which nobody asked about will never be handled, because the actor stops. Must not raise."""
+        """Dispose of a message without a waiting sender that will not be handled, because the actor stops. Must not raise."""
 
     async def started(self, context: ActorContext) -> None:
         """Run once for each instance, before its first message.
 
-        If it raises in the first start, ``spawn`` raises that. In a restart it counts as one more failure, and is tried again after a
-        delay while the budget lasts. :meth:`stopped` and :meth:`restarting` are not called for an instance that did not start.
+        If it raises in the first start, ``spawn`` raises that. In a restart it counts as one more failure; a new instance is tried after a delay
+        while the budget lasts. :meth:`stopped` and :meth:`restarting` are not called for an instance that did not start.
         """
 
     async def stopped(self, context: ActorContext) -> None:
-        """Run when the actor stops for good: its mailbox is closed, its children have stopped.
+        """Run when the actor stops: its mailbox is closed, its children have stopped.
 
         If it raises, that is logged, and the actor stops all the same. Not called when an instance is replaced; see :meth:`restarting`.
         """
 
     async def restarting(self, error: BaseException, context: ActorContext) -> None:
-        """Run on the failed instance before it is thrown away, while its children still live: release here what it holds.
+        """Run on the failed instance before it is replaced, while its children still run: release its resources here.
 
         Parameters
         ----------
         error
-            What it failed with.
+            The failure.
         context
             The actor's context; the next instance gets the same one.
 
@@ -106,7 +105,7 @@ class Actor(abc.ABC, Generic[M_contra, R_co]):
 
 
 class ActorSystemLike(Protocol):
-    """What an actor sees of the system it lives in; :class:`~accel.actors.ActorSystem` says what each method does."""
+    """What an actor's context offers of its system; :class:`~accel.actors.ActorSystem` documents each member."""
 
     name: str
     clock: Callable[[], float]
@@ -115,7 +114,7 @@ class ActorSystemLike(Protocol):
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop on which the system lives."""
+        """The event loop of the system."""
 
     @property
     def state(self) -> str:
@@ -123,7 +122,7 @@ class ActorSystemLike(Protocol):
 
     @property
     def portal(self) -> Portal:
-        """The door for other threads."""
+        """Runs calls from other threads."""
 
     async def spawn(
         self,
@@ -169,7 +168,7 @@ class ContextTarget(Protocol):
 
 
 class ActorContext:
-    """What an actor can know and do about itself; handed to ``receive`` and the hooks, valid over restarts."""
+    """An actor's access to itself and its system; an argument of ``receive`` and the hooks, valid over restarts."""
 
     __slots__ = ("_cell",)
 
@@ -181,12 +180,12 @@ class ActorContext:
 
     @property
     def self_ref(self) -> ActorRef[Any, Any]:
-        """The actor's own address, to hand to others."""
+        """The actor's own address, to send to others."""
         return self._cell.ref
 
     @property
     def system(self) -> ActorSystemLike:
-        """The system it lives in."""
+        """The system that runs the actor."""
         return self._cell.system
 
     @property
@@ -202,16 +201,16 @@ class ActorContext:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop on which everything here runs."""
+        """The event loop of the system."""
         return self._cell.loop
 
     @property
     def deadline(self) -> float | None:
-        """The loop's time by which the one who asked wants the answer to the message in hand; ``None`` if there is no limit."""
+        """Loop time by which the sender needs the answer to the current message; ``None`` if it set no ``timeout``."""
         return self._cell.deadline
 
     def restarts_left(self) -> int:
-        """Return how often the actor could fail now and be restarted, were it for the budget alone."""
+        """Return how many restarts the budget allows now."""
         return self._cell.budget.left()
 
     async def spawn(
@@ -223,7 +222,7 @@ class ActorContext:
         restart: RestartStrategy | None = None,
         **kwargs: Any,
     ) -> ActorRef[M, R]:
-        """Start a child: like :meth:`ActorSystem.spawn`, but it stops when this actor stops or restarts, and escalates to it.
+        """Start a child: like :meth:`ActorSystem.spawn`, but the child stops when this actor stops or restarts, and escalates to it.
 
         Raises
         ------
@@ -233,7 +232,7 @@ class ActorContext:
         return await self._cell.spawn_child(actor, args, kwargs, name=name, mailbox_size=mailbox_size, restart=restart)
 
     def watch(self, ref: ActorRef[Any, Any]) -> None:
-        """Get a :class:`~accel.actors.Terminated` message when ``ref`` stops; at once if it already has. Watching twice tells once."""
+        """Get a :class:`~accel.actors.Terminated` message when ``ref`` stops; at once if it already has. Watching twice sends one message."""
         ref.watch(self._cell.ref)
 
     def unwatch(self, ref: ActorRef[Any, Any]) -> None:

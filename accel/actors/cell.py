@@ -1,8 +1,8 @@
-"""What an actor is between its instances, and how others reach it. Users see it only through its ref and its context.
+"""The part of an actor that outlives its instances. Users reach it only through its ref and its context.
 
-One task (:mod:`accel.actors.life`) runs everything that touches the actor's instance. Others reach into it in three ways: the mailbox,
-:meth:`ActorCell.request_stop` and :meth:`ActorCell.fail`; the latter two may interrupt what the task awaits, by cancelling it with a note
-of why (``_interrupts``), so that such a cancellation is told from one that comes from outside.
+One task (:mod:`accel.actors.life`) runs everything that touches the actor's instance. Other code acts on it in three ways: the mailbox,
+:meth:`ActorCell.request_stop` and :meth:`ActorCell.fail`. The latter two may cancel what the task awaits; ``_interrupts`` counts these
+cancellations, so that the task can tell them from one that comes from outside.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = get_logger()
 
 
 class ActorPlace(NamedTuple):
-    """Where an actor lives.
+    """The system and the level of the tree to which an actor belongs.
 
     Parameters
     ----------
@@ -42,9 +42,9 @@ class ActorPlace(NamedTuple):
     parent
         The actor above; ``None`` at the top.
     siblings
-        The living actors at its level, by name; it takes itself out when it has stopped.
+        The running actors at its level, by name; the actor removes itself when it has stopped.
     running
-        The actors of the system by the tasks that run them; it puts itself in, and takes itself out.
+        The actors of the system by their tasks; the actor adds and removes itself.
     spawn
         ``await spawn(parent, actor, args, kwargs, **options)`` starts an actor below ``parent``.
     """
@@ -58,7 +58,7 @@ class ActorPlace(NamedTuple):
 
 
 class ActorCell:
-    """One actor: everything about it that outlives an instance, without the code of its task."""
+    """One actor: its state that outlives an instance, without the code of its task."""
 
     __slots__ = (
         "__weakref__",
@@ -122,18 +122,18 @@ class ActorCell:
         self.error: BaseException | None = None
         self.failures = 0
         self.deadline: float | None = None
-        self.interruptible = Stop.NO  # the least firm request that may cancel what the task awaits now; NO: none may
+        self.interruptible = Stop.NO  # the lowest level of request that may cancel what the task awaits now; NO: none may
         self._class, self._args, self._kwargs = factory
         self.carries_context = self._class.carries_context
         self._actor: Actor[Any, Any] | None = None
         self._context = ActorContext(self)
-        # The newest instance's, also after it failed: between two instances messages can be refused too.
+        # Of the newest instance, also after it failed: messages can be refused between two instances too.
         self.refuse: Callable[[Any], None] | None = None
         self._incarnation = 0
         self._stop = Stop.NO
-        self._interrupts = 0  # cancellations of the task that come from here and were not delivered yet
+        self._interrupts = 0  # cancellations of the task made here and not delivered yet
         self._reason: BaseException | None = None  # the failure that the interruption stands for
-        self._failure: BaseException | None = None  # handed from _serve to _recover, so that no waiting frame holds it
+        self._failure: BaseException | None = None  # from _serve to _recover, so that no suspended frame holds it
         self._escalates = False
         self.watchers: dict[RefTarget, None] = {}
         self.watched: dict[RefTarget, None] = {}
@@ -141,7 +141,7 @@ class ActorCell:
     # -- from outside the actor's task
 
     def request_stop(self, level: Stop) -> None:
-        """Ask the actor to stop; a firmer request replaces a softer one."""
+        """Ask the actor to stop; a request of a higher level replaces a lower one."""
         if level <= self._stop or self.state is ActorState.STOPPED:
             return
         self._stop = level
@@ -182,7 +182,7 @@ class ActorCell:
             self.task.cancel()
 
     def add_watcher(self, watcher: RefTarget) -> None:
-        """Have ``watcher`` told of the end of this actor."""
+        """Send ``watcher`` a message when this actor stops."""
         if self.state is ActorState.STOPPED:
             watcher.notify(Terminated(self.ref, self.error))
         elif watcher.state is not ActorState.STOPPED:
@@ -195,7 +195,7 @@ class ActorCell:
         watcher.watched.pop(self, None)
 
     def notify(self, message: Terminated) -> None:
-        """Queue a message from the system, if there is still somebody to read it."""
+        """Queue a message from the system, if the actor still handles messages."""
         if self._stop < Stop.NOW and self.state not in (ActorState.STOPPING, ActorState.STOPPED):
             self.mailbox.put_system(message)
 
@@ -239,12 +239,12 @@ class ActorCell:
     # -- the end
 
     def ended(self, task: asyncio.Task[Any]) -> None:
-        """Leave although the task never took its first step: a loop that ends cancels such tasks too. Called when the task is done."""
+        """Finish although the task never took its first step: a loop that ends cancels such tasks too. Called when the task is done."""
         if self.state is not ActorState.STOPPED:
             self._finish(None)
 
     def _finish(self, outcome: BaseException | None) -> None:
-        """Leave: all that is left to do needs no waiting."""
+        """Run the last part of the end, which needs no waiting."""
         self.state = ActorState.STOPPED
         self.error = outcome
         self.mailbox.close(outcome)

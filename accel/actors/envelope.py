@@ -1,4 +1,4 @@
-"""What travels through an actor's mailbox beside plain messages, and how a message's context is entered."""
+"""The items of an actor's mailbox beside plain messages, and how a message runs in its sender's context variables."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["FAILED", "HANDLED", "Envelope", "Failure", "Stop", "own_instance", "
 
 
 class Envelope(tuple[Any, "asyncio.Future[Any] | None", "Context | None", "float | None"]):
-    """A message with what its sender attached to it: ``(message, reply, context, deadline)``. One is made for each message; tuples are fast.
+    """A message with the sender's data: ``(message, reply, context, deadline)``. A tuple, because one is made for each message.
 
     message
         The message itself.
     reply
-        Where the answer goes; ``None`` if nobody waits. Once it is done, the message is not delivered any more.
+        The future of the answer; ``None`` for a message without one. Once it is done, the message is not delivered.
     context
         The sender's context variables; ``None`` to run in the actor's own.
     deadline
@@ -35,19 +35,19 @@ class Envelope(tuple[Any, "asyncio.Future[Any] | None", "Context | None", "float
 
 
 class Stop(enum.IntEnum):
-    """How firmly an actor was asked to stop."""
+    """Levels of a request to stop."""
 
     NO = 0
     DRAIN = 1
-    """After what is queued."""
+    """Stop after the queued messages."""
     NOW = 2
-    """Refuse what is queued, cancel the work in progress."""
+    """Refuse the queued messages, cancel the one in progress."""
     KILL = 3
-    """Cancel its hooks too."""
+    """Cancel the hooks too."""
 
 
 class Failure:
-    """A failure reported from outside, meant for one incarnation of the actor: a later one did not fail."""
+    """A failure reported from outside, for one incarnation of the actor only."""
 
     __slots__ = ("error", "incarnation")
 
@@ -65,16 +65,16 @@ FAILED: Final = object()
 
 @types.coroutine
 def relay(context: Context | None, handler: Generator[Any, Any, None], waits_for: Any) -> Generator[Any, Any, Any]:
-    """Pass what a handler waits for on to the loop, and what comes back to the handler, until it is done with its message.
+    """Yield what a handler awaits to the event loop, and send the result to the handler, until the message is handled.
 
     Parameters
     ----------
     context
-        Entered for each of the handler's steps, so that ``receive`` sees and sets its variables there and not in the task's own context.
+        Entered for each step of the handler, so that ``receive`` reads and sets its variables there and not in the task's own context.
     handler
-        Suspended in the middle of a message.
+        The handler, suspended in the middle of a message.
     waits_for
-        What it yielded then.
+        What the handler yielded.
 
     Returns
     -------
@@ -86,7 +86,7 @@ def relay(context: Context | None, handler: Generator[Any, Any, None], waits_for
     while True:
         try:
             sent = yield waits_for
-        except BaseException as thrown:  # the handler decides what to do with it
+        except BaseException as thrown:
             step, argument = handler.throw, thrown
         else:
             step, argument = handler.send, sent
@@ -103,13 +103,13 @@ _MARK: Final = "_accel_handed_out"
 
 
 def own_instance(error: BaseException) -> BaseException:
-    """Return the error to hand to one waiter, such that no other waiter has the same instance.
+    """Return the error for one waiter, so that no other waiter has the same instance.
 
     Parameters
     ----------
     error
-        As caught. An :class:`~accel.errors.AccelError` is always cloned (it may be kept and raised again by whoever made it); any
-        other exception is copied if this function has seen it before and its class allows that.
+        As caught. An :class:`~accel.errors.AccelError` is always cloned, because the code that made it may keep it and raise it again. Any other
+        exception is copied if this function returned it before and its class can be copied.
     """
     if isinstance(error, AccelError):
         own: BaseException = error.clone()

@@ -1,4 +1,4 @@
-"""Where something lives: one event loop, in one thread, of one process."""
+"""The one event loop, thread and process in which an object may be used."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["Home"]
 
 
 class Home:
-    """The loop, thread and process of whoever makes it.
+    """The running event loop, thread and process at the time of construction.
 
     Parameters
     ----------
     owner
-        What lives here, as named in errors.
+        The object that belongs here, as named in errors.
 
     Attributes
     ----------
     is_inherited : bool
-        Whether this process was forked from that one. A loop does not tell: when the fork leaves through ``asyncio.run()``, that runs its copy again.
+        Whether this process was forked from that one. The loop cannot show this: a fork that leaves through ``asyncio.run()`` runs its copy of the loop.
     """
 
     __slots__ = ("__weakref__", "is_inherited", "loop", "owner", "pid", "thread")
@@ -41,7 +41,7 @@ class Home:
         self.is_inherited = True
 
     def not_here(self) -> ClosedError:
-        """Return the error that says why a call was made in the wrong place."""
+        """Return the error for a call from another loop, thread or process."""
         if self.is_inherited:
             where, remedy = f"the process that this one (pid {os.getpid()}) was forked from", "Make a new system after the fork."
         elif threading.get_ident() != self.thread:

@@ -1,7 +1,7 @@
-"""The task side of an actor: starting, handling messages, failing, coming back, winding down.
+"""The task of an actor: start, handle messages, fail, restart, stop.
 
-Everything here runs in the actor's one task. Frames that wait hold no message, no result and no exception: an error's traceback keeps
-frames alive, and what they name would live as long as the error.
+Everything here runs in the actor's one task. Suspended frames hold no message, no result and no exception: an error's traceback keeps
+frames alive, and the objects that they name would live as long as the error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["ActorLife"]
 logger = get_logger()
 
 _BURST: Final = 64
-"""Messages handled in one go before the loop's other work gets a turn, when none of them had to wait for anything."""
+"""Messages that the task handles before it yields to the event loop, if none of them has to wait."""
 
 _NO: Final = Stop.NO  # looking a member up in its enum is slow, and these are set for every message
 _NOW: Final = Stop.NOW
@@ -42,7 +42,7 @@ class ActorLife(ActorCell):
     # -- the task
 
     async def run(self) -> None:
-        """Live: the body of the actor's task."""
+        """Run the actor: the body of its task."""
         self.task = current_task()
         assert self.task is not None, "an actor runs in a task"
         self._place.running[self.task] = self
@@ -51,7 +51,7 @@ class ActorLife(ActorCell):
             outcome = await self._live()
             await self._wind_down(outcome)
         except asyncio.CancelledError:
-            # Not from here: somebody cancelled the task itself, such as asyncio.run at its end.
+            # Not by a stop or a failure: other code cancelled the task, such as asyncio.run at its end.
             if not self.home.is_inherited:
                 self.request_stop(Stop.NOW)
                 await self._wind_down(outcome)
@@ -76,7 +76,7 @@ class ActorLife(ActorCell):
         return None
 
     async def _start(self) -> BaseException | None:
-        """Make an instance and start it; return what that failed with. Without an error and an instance, a stop came between."""
+        """Make an instance and start it; return the error of that. Without an error and an instance, the actor was stopped meanwhile."""
         self.state = ActorState.STARTING
         if self._stop >= Stop.NOW:
             return None
@@ -102,7 +102,7 @@ class ActorLife(ActorCell):
         return None
 
     async def _serve(self) -> bool:
-        """Handle messages. Return whether one failed, with the error in ``_failure``; otherwise there is nothing more to do."""
+        """Handle messages until one fails (return ``True``, with the error in ``_failure``), or the mailbox is closed and empty (``False``)."""
         mailbox, carries_context = self.mailbox, self.carries_context
         take, waiter = mailbox.take, mailbox.waiter
         handler = self._handle()
@@ -132,9 +132,9 @@ class ActorLife(ActorCell):
 
     @types.coroutine
     def _handle(self) -> Generator[Any, Any, None]:
-        """Handle each message that is sent in, and yield what became of it; in between, yield what ``receive`` waits for.
+        """Handle each message that is sent in, and yield its outcome; in between, yield what ``receive`` awaits.
 
-        One generator for all messages is the cheapest way to run each in a context of its own: no coroutine and no StopIteration a message.
+        One generator for all messages is the cheapest way to run each in a context of its own: it saves a coroutine and a StopIteration a message.
         """
         outcome = HANDLED
         while True:
@@ -168,7 +168,7 @@ class ActorLife(ActorCell):
     # -- failures
 
     def _failed(self, caught: BaseException, reply: asyncio.Future[Any] | None) -> bool:
-        """Tell who asked, and note the error for :meth:`_recover`. Return whether the actor failed, and was not just stopped."""
+        """Fail the sender's ``ask``, and store the error for :meth:`_recover`. Return whether the actor failed, and was not stopped."""
         try:
             error = self._sort(caught)
         except BaseException:
@@ -184,7 +184,7 @@ class ActorLife(ActorCell):
             reply.set_exception(self._stopped_error(None) if error is None else own_instance(error))
 
     def _sort(self, caught: BaseException) -> BaseException | None:
-        """Return the failure that an exception stands for; ``None`` if it is a stop. Raise what ends the task itself."""
+        """Return the failure that an exception stands for; ``None`` for a stop. Raise what must end the task."""
         if isinstance(caught, (KeyboardInterrupt, SystemExit, GeneratorExit)):
             raise caught
         if self.home.is_inherited:  # in a forked child there is nothing to recover
@@ -204,7 +204,7 @@ class ActorLife(ActorCell):
         return error
 
     def _absorb(self) -> BaseException | None:
-        """Take note of an interruption that was made from here; return the failure it stands for, or ``None`` for a stop."""
+        """Consume a cancellation made by ``_interrupt``; return the failure it stands for, or ``None`` for a stop."""
         reason, self._reason = self._reason, None
         task = self.task
         while self._interrupts and task is not None:
@@ -228,7 +228,7 @@ class ActorLife(ActorCell):
         return directive
 
     async def _recover(self) -> BaseException | None:
-        """Do what the strategy says about ``_failure``. Return ``None`` if the actor goes on, else the error to stop with."""
+        """Apply the strategy to ``_failure``. Return ``None`` if the actor continues, else the error to stop with."""
         error, self._failure = self._failure, None
         if error is None or self._stop >= Stop.NOW:
             return None
@@ -250,7 +250,7 @@ class ActorLife(ActorCell):
         await self._stop_children(Stop.NOW)
 
     async def _come_back(self, delay: float) -> BaseException | None:
-        """Start a fresh instance, as often as the budget allows. Return ``None`` once that worked, or a stop came between."""
+        """Start a fresh instance, as often as the budget allows. Return ``None`` once it started or the actor was stopped, else the last error."""
         while True:
             self.state = ActorState.RESTARTING
             await self._pause(delay)
@@ -280,7 +280,7 @@ class ActorLife(ActorCell):
             self._absorb()
 
     async def _hook(self, name: str, *args: Any) -> None:
-        """Run an instance's last hook, whose failure changes nothing, and let go of the instance."""
+        """Run an instance's last hook, and drop the instance. An error of the hook is only logged."""
         actor, self._actor = self._actor, None
         if actor is None:
             return

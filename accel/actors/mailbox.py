@@ -30,16 +30,16 @@ ENDED: Final[Any] = object()
 
 @dataclass(frozen=True, slots=True)
 class MailboxStatistics:
-    """What a mailbox holds, and what it has seen.
+    """The counters of a mailbox.
 
     Attributes
     ----------
     depth, capacity
-        Messages that wait now, and the most that may. One that was taken does not count, nor do system messages.
+        Queued messages, and the most that may be queued. A message that was taken does not count, nor do system messages.
     waiting_putters
         Tasks that wait for room in :meth:`Mailbox.put`.
     accepted, rejected, discarded, high_water
-        Messages let in, refused for want of room, and taken back with :meth:`Mailbox.discard`, and the largest depth, since the start.
+        Messages accepted, refused for lack of room, and removed with :meth:`Mailbox.discard`, and the largest depth, since the start.
     oldest_age
         Seconds for which the message at the head has been waiting; 0 when there is none.
     """
@@ -60,11 +60,11 @@ class Mailbox(Generic[M]):
     Parameters
     ----------
     capacity
-        The most messages that may wait, at least 1. System messages do not count.
+        The most messages that may be queued, at least 1. System messages do not count.
     name
         Named in errors.
     clock
-        Seconds, monotonic; tells the age of messages.
+        Seconds, monotonic; measures the age of messages.
     loop
         The loop of the reader; ``None``: the running one, looked up each time.
 
@@ -111,7 +111,7 @@ class Mailbox(Generic[M]):
         self._name = name
         self._clock = clock
         self._items: deque[M] = deque()
-        self._times: deque[float] = deque()  # when each of _items came
+        self._times: deque[float] = deque()  # the clock's reading when each of _items was queued
         self._system: deque[M] = deque()
         self._getter: asyncio.Future[None] | None = None
         self._putters: OrderedDict[asyncio.Future[None], None] = OrderedDict()  # waiting, in order
@@ -130,7 +130,7 @@ class Mailbox(Generic[M]):
 
     @property
     def capacity(self) -> int:
-        """The most messages that may wait."""
+        """The most messages that may be queued."""
         return self._capacity
 
     @property
@@ -167,7 +167,7 @@ class Mailbox(Generic[M]):
             raise MailboxFullError(f"the mailbox of {self._name!r} is full ({self._capacity} messages, {self._ahead} waiting for room)")
 
     def offer(self, message: M) -> bool:
-        """Append a message if that is possible at once, and return whether it was; no refusal is counted."""
+        """Append a message if there is room now, and return whether there was; a refusal is not counted."""
         items = self._items
         depth = len(items)
         if depth >= self._limit or self._ahead:
@@ -181,9 +181,9 @@ class Mailbox(Generic[M]):
         return True
 
     async def put(self, message: M) -> None:
-        """Append a message, once those who came earlier have theirs in and there is room.
+        """Append a message, once there is room and all earlier putters have appended theirs.
 
-        If the wait is cancelled, the message is not in the mailbox, and the place goes to the next in line.
+        If the wait is cancelled, the message is not in the mailbox, and the next putter gets the place.
 
         Raises
         ------
@@ -193,12 +193,12 @@ class Mailbox(Generic[M]):
         if not self.offer(message):
             await self._wait_for_room()
             self._append(message)
-            self._grant()  # only now: a newcomer woken sooner would run first
+            self._grant()  # after the append: a putter woken before it could run first
 
     def put_system(self, message: M) -> None:
-        """Queue a message that overtakes all ordinary ones and needs no room; those among them stay in order.
+        """Queue a message that overtakes all ordinary ones and needs no room; system messages keep their order.
 
-        A closed mailbox takes them too: its owner may still be working off what was left.
+        A closed mailbox accepts them too: its reader may still be draining it.
         """
         self._system.append(message)
         self._wake()
@@ -231,7 +231,7 @@ class Mailbox(Generic[M]):
             raise self._stopped()
 
     def _grant(self) -> None:
-        """Wake as many waiting putters as there are places not yet promised."""
+        """Wake as many waiting putters as there are places that are not reserved."""
         while self._putters and len(self._items) + self._granted < self._limit:
             place, _ = self._putters.popitem(last=False)
             if not place.done():  # otherwise it was cancelled, and its task will count itself out
@@ -268,15 +268,15 @@ class Mailbox(Generic[M]):
         if getter is not None and not getter.done():  # done: the reader was cancelled, and finds the message later
             getter.set_result(None)
 
-    # -- taking back, closing, looking
+    # -- discard, close, statistics
 
     def discard(self, message: M) -> bool:
-        """Take a queued message back, and let the next putter have its place.
+        """Remove a queued message, and give its place to the next putter.
 
         Parameters
         ----------
         message
-            Looked for by identity. Of several places that hold the same object, the first is freed.
+            Compared by identity. If the same object is queued several times, the first is removed.
 
         Returns
         -------
@@ -293,7 +293,7 @@ class Mailbox(Generic[M]):
         return False
 
     def close(self, cause: BaseException | None = None) -> None:
-        """Refuse all later puts and tell those who wait for room. What is queued can still be taken. Idempotent.
+        """Refuse all later puts, and fail those that wait for room. Queued messages can still be taken. Idempotent.
 
         Parameters
         ----------
@@ -313,7 +313,7 @@ class Mailbox(Generic[M]):
         self._wake()
 
     def drain(self) -> list[M]:
-        """Take out everything that is queued, system messages first."""
+        """Remove and return all queued messages, system messages first."""
         left = [*self._system, *self._items]
         self._taken += len(self._items)
         self._system.clear()

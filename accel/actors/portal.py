@@ -1,4 +1,4 @@
-"""A door for other threads: run on the system's loop what must run there."""
+"""Calls from other threads: they run on the system's event loop."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ logger = get_logger()
 
 
 class Portal:
-    """Run coroutine functions and callbacks on a loop, from any thread but the loop's own. Thread-safe.
+    """Runs coroutine functions and callbacks on an event loop, from any thread but the loop's own. Thread-safe.
 
     Parameters
     ----------
     loop
-        The loop, running in the thread that makes the portal.
+        The event loop, running in the thread that makes the portal.
     group
         Owns the tasks of the coroutines.
     limit
-        The most calls in flight, of all threads together.
+        The most calls in flight, over all threads.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, group: asyncio.TaskGroup, limit: int = 1024) -> None:
@@ -68,7 +68,7 @@ class Portal:
         Parameters
         ----------
         function, *args
-            What to call, with what: ``portal.run(ref.ask, message)``. It sees this thread's context variables.
+            The coroutine function and its arguments: ``portal.run(ref.ask, message)``. It runs in a copy of this thread's context variables.
         timeout
             Seconds to wait; after that the coroutine is cancelled.
 
@@ -102,7 +102,7 @@ class Portal:
                 raise
             raise DeadlineExceededError(f"{_name_of(function)} did not end within {timeout:g} s") from None
         finally:
-            future.cancel()  # no effect on one that ended; otherwise this thread gave up, and so must the coroutine
+            future.cancel()  # no effect on one that ended; otherwise this thread stopped waiting, and the coroutine is cancelled
             del future
 
     def start(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> concurrent.futures.Future[T]:
@@ -126,7 +126,7 @@ class Portal:
         return future
 
     def call_soon(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call a plain function on the loop, soon, and return at once. What it raises is logged.
+        """Call a plain function on the loop, soon, and return at once. An exception that it raises is logged.
 
         Raises
         ------
@@ -210,7 +210,7 @@ class Portal:
             del future  # it keeps an error, whose traceback keeps this frame
 
     def _ended(self, future: concurrent.futures.Future[Any]) -> None:
-        """Leave the books; cancel the coroutine if it is the future that was cancelled. Runs on any thread."""
+        """Remove the call; cancel the coroutine if its future was cancelled. Runs on any thread."""
         task = self._forget(future)
         if task is not None and future.cancelled():
             with contextlib.suppress(RuntimeError):  # the loop is closed, and the task with it
@@ -221,7 +221,7 @@ class Portal:
             return self._calls.pop(future, None)
 
     def close(self) -> None:
-        """Admit nothing more, cancel what runs, and fail what waits with :class:`~accel.errors.ClosedError`. Idempotent."""
+        """Admit no more calls, cancel the coroutines, and fail the waiting threads with :class:`~accel.errors.ClosedError`. Idempotent."""
         with self._lock:
             self._closed = True
             calls = dict(self._calls)
@@ -233,7 +233,7 @@ class Portal:
 
 def _check_callable(function: object) -> None:
     if inspect.iscoroutine(function):
-        function.close()  # it will not be awaited, and is not to be warned of
+        function.close()  # it will not be awaited: this avoids the warning
     if not callable(function):
         raise InvalidArgumentError(
             f"{function!r} is not a function", remedy="Pass the function and its arguments: portal.run(ref.ask, message)."
@@ -255,7 +255,7 @@ def _name_of(function: object) -> str:
 
 
 def _settle(future: concurrent.futures.Future[Any], *, result: Any = None, error: BaseException | None = None) -> None:
-    """Set an outcome, unless the other side was faster."""
+    """Set an outcome, unless the future has one."""
     try:
         if error is not None:
             future.set_exception(error)

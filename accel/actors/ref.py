@@ -1,4 +1,4 @@
-"""The address of an actor: the only way to reach it, valid over restarts, harmless after its end."""
+"""The address of an actor: the only way to reach it. It is valid over restarts, and may be kept after the actor's end."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class ActorState(enum.Enum):
-    """Where an actor is in its life."""
+    """The phases of an actor."""
 
     STARTING = "starting"
-    """An instance was made and its ``started`` runs."""
+    """An instance was made, and its ``started`` runs."""
     RUNNING = "running"
     """It handles messages."""
     RESTARTING = "restarting"
     """The failed instance is being replaced, or the delay before that runs; messages queue."""
     DRAINING = "draining"
-    """It was asked to stop, takes nothing new, and works off what is queued."""
+    """It was asked to stop, accepts no messages, and handles those that are queued."""
     STOPPING = "stopping"
     """It stops its children and runs ``stopped``."""
     STOPPED = "stopped"
-    """It is gone; only its ref remains."""
+    """It has ended; only its ref remains."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActorStatistics:
-    """What an actor is doing, and what it has been through.
+    """The state and the counters of an actor.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class ActorStatistics:
     restarts
         How often it was replaced by a fresh instance.
     failures
-        How often it failed, whatever was decided then.
+        How often it failed, whatever the directive was.
     mailbox
         Its mailbox's counters.
     """
@@ -67,14 +67,14 @@ class ActorStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Terminated:
-    """Tells a watching actor, as a message to its ``receive``, that another one stopped.
+    """The message to a watching actor's ``receive`` when another actor has stopped.
 
     Attributes
     ----------
     ref
         The actor that stopped.
     error
-        What it stopped with; ``None`` if it was asked to.
+        The error that stopped it; ``None`` after a request to stop.
     """
 
     ref: ActorRef[Any, Any]
@@ -192,7 +192,7 @@ class ActorRef(Generic[M_contra, R_co]):
         Raises
         ------
         MailboxFullError
-            There is no room, or others are waiting for it.
+            There is no room, or other senders wait for it.
         ActorStoppedError
             The actor takes no more messages.
         ClosedError
@@ -204,12 +204,12 @@ class ActorRef(Generic[M_contra, R_co]):
         cell.mailbox.put_nowait(Envelope((message, None, copy_context(), None)) if cell.carries_context else message)
 
     def hand_over(self, message: M_contra) -> bool:
-        """Deliver a message in this turn of the loop, if the actor is idle and its :meth:`Actor.receive_now` takes it; nobody expects an answer.
+        """Deliver a message without an answer now, if the actor is idle and its :meth:`Actor.receive_now` accepts it.
 
         Returns
         -------
         bool
-            Whether it was handled. If not, nothing happened, and the message is to be queued.
+            Whether it was handled. If not, the actor is unchanged, and the caller queues the message.
 
         Raises
         ------
@@ -223,11 +223,11 @@ class ActorRef(Generic[M_contra, R_co]):
 
     @property
     def hand_over_here(self) -> Callable[[M_contra], bool]:
-        """:meth:`hand_over` without its look at the loop, to be kept by layers built upon actors that have looked themselves."""
+        """:meth:`hand_over` without the check of the event loop, for layers built upon actors that have checked it."""
         return self._cell.hand_over
 
     async def send(self, message: M_contra) -> None:
-        """Queue a message once there is room, in the order of those who wait, and expect no answer.
+        """Queue a message without an answer, once there is room; senders that wait are served in order.
 
         If this is cancelled while it waits, the message is not sent.
 
@@ -251,8 +251,7 @@ class ActorRef(Generic[M_contra, R_co]):
         message
             The message.
         timeout
-            Seconds to wait, for room and answer together. The deadline travels with the message: once it passed, the message is not
-            delivered any more.
+            Seconds to wait, for room and answer together. The deadline travels with the message: after it, the message is not delivered.
 
         Returns
         -------
@@ -264,7 +263,7 @@ class ActorRef(Generic[M_contra, R_co]):
         Exception
             What ``receive`` raised.
         DeadlineExceededError
-            ``timeout`` ran out. If the message was already being handled, that goes on.
+            ``timeout`` has passed. If the message was already being handled, that goes on.
         ActorStoppedError
             The actor stopped, or was stopped, before it answered.
         InvalidArgumentError
@@ -274,7 +273,7 @@ class ActorRef(Generic[M_contra, R_co]):
 
         Notes
         -----
-        Cancelling takes the message back if it is still queued; one that is already being handled is handled to its end.
+        Cancelling removes the message if it is still queued; a message that is being handled is handled to its end.
         """
         cell = self._cell
         loop = cell.loop
@@ -337,9 +336,8 @@ class ActorRef(Generic[M_contra, R_co]):
         Parameters
         ----------
         drain
-            ``True``: take nothing new, handle what is queued, then stop. ``False``: answer the queued with
-            :class:`~accel.errors.ActorStoppedError` at once, and cancel the ``receive`` in progress. A drain can be cut short by a second
-            call with ``False``.
+            ``True``: accept no messages, handle those that are queued, then stop. ``False``: fail the queued ones with
+            :class:`~accel.errors.ActorStoppedError` at once, and cancel the ``receive`` in progress. A second call with ``False`` ends a drain.
 
         Raises
         ------
@@ -348,8 +346,8 @@ class ActorRef(Generic[M_contra, R_co]):
 
         Notes
         -----
-        Cancelling ends the wait, not the stop. Called by the actor itself, or by one of its descendants, it asks for the stop and
-        returns without waiting for it.
+        Cancelling ends the wait, not the stop. Called by the actor itself, or by one of its descendants, it requests the stop and does not
+        wait for it.
         """
         cell = self._cell
         if _get_running_loop() is not cell.loop:
@@ -364,25 +362,26 @@ class ActorRef(Generic[M_contra, R_co]):
         Returns
         -------
         BaseException or None
-            What it stopped with; ``None`` if it was asked to. Cancelling only ends the wait.
+            The error that stopped it; ``None`` after a request to stop. Cancelling only ends the wait.
         """
         await self._cell.stopped.wait()
         return self._cell.error
 
     def fail(self, error: Exception) -> bool:
-        """Treat the actor as if its ``receive`` had raised ``error`` now: for code on the loop that learns of a failure first.
+        """Fail the actor as if its ``receive`` had raised ``error`` now: for code on the loop that detects a failure first.
 
-        It overtakes all messages, and cancels a ``receive`` (or ``started``) in progress; who asked for that message gets ``error``.
+        The failure overtakes all messages, and cancels a ``receive`` (or ``started``) in progress; the sender's ``ask`` of that message raises
+        ``error``.
 
         Parameters
         ----------
         error
-            What the restart strategy decides by.
+            The input of the restart strategy.
 
         Returns
         -------
         bool
-            Whether it was taken; an actor that is restarting, stopping or stopped has nothing left that could fail.
+            Whether the actor fails; one that is restarting, stopping or stopped does not.
 
         Raises
         ------
@@ -399,11 +398,11 @@ class ActorRef(Generic[M_contra, R_co]):
         return cell.fail(error)
 
     def watch(self, watcher: ActorRef[Any, Any]) -> None:
-        """Have ``watcher`` told with a :class:`Terminated` message when this actor stops; at once if it already has."""
+        """Send ``watcher`` a :class:`Terminated` message when this actor stops; at once if it has stopped."""
         self._cell.add_watcher(self._cell_of(watcher))
 
     def unwatch(self, watcher: ActorRef[Any, Any]) -> None:
-        """Take :meth:`watch` back. A message that is already queued is still delivered."""
+        """Undo :meth:`watch`. A message that is already queued is still delivered."""
         self._cell.remove_watcher(self._cell_of(watcher))
 
     @staticmethod

@@ -1,6 +1,6 @@
 """What happens when an actor fails: decided from the error's class and scope, within a budget.
 
-A :class:`RestartStrategy` is the policy, given once and shared freely; a :class:`RestartBudget` is one actor's account under it.
+A :class:`RestartStrategy` is the policy, which actors may share; a :class:`RestartBudget` counts one actor's restarts under it.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ __all__ = ["Directive", "RestartBudget", "RestartStrategy", "default_decision"]
 
 
 class Directive(enum.Enum):
-    """What the supervisor does with an actor that failed."""
+    """The supervisor's decision about an actor that failed."""
 
     RESUME = "resume"
-    """Go on with the next message and the same state."""
+    """Continue with the next message and the same state."""
     RESTART = "restart"
     """Replace the actor's state by a fresh instance; the mailbox survives."""
     STOP = "stop"
-    """Stop the actor; those who wait get :class:`~accel.errors.ActorStoppedError`, caused by the error."""
+    """Stop the actor; waiting senders get :class:`~accel.errors.ActorStoppedError`, caused by the error."""
     ESCALATE = "escalate"
     """Stop the actor, and fail its parent with the same error. An actor without a parent is stopped, and the error is logged."""
 
 
 def default_decision(error: BaseException, on_exception: Directive = Directive.RESTART) -> Directive:
-    """Decide without a ``decide`` of the user's own.
+    """Return the directive for an error, without a user's ``decide``.
 
     Parameters
     ----------
     error
-        What the actor failed with.
+        The failure.
     on_exception
-        What any exception leads to that is no :class:`~accel.errors.AccelError`.
+        The directive for an exception that is no :class:`~accel.errors.AccelError`.
 
     Returns
     -------
@@ -64,7 +64,7 @@ class RestartStrategy:
     ----------
     max_restarts
         Restarts allowed in any window of ``within`` seconds. One more failure opens the circuit: the actor stops with that error, and
-        every waiter is told (:class:`~accel.errors.ActorStoppedError`, with the error as ``__cause__``).
+        every waiter gets :class:`~accel.errors.ActorStoppedError`, with the error as ``__cause__``.
     within
         Length of the window, in seconds.
     backoff
@@ -74,9 +74,9 @@ class RestartStrategy:
         ``decide(error) -> Directive``, called on the loop for each failure; it must not block. If it raises, that is logged and
         :func:`default_decision` decides. ``None``: :func:`default_decision`.
     on_exception
-        What an exception leads to that is no :class:`~accel.errors.AccelError`, such as a ``ValueError`` from ``receive``. ``Directive.RESTART``: the actor
-        loses its state and goes on as a fresh instance, which costs one restart. ``Directive.RESUME``: it keeps its state, and only the message has failed.
-        For actors only: a device refuses another than RESTART.
+        The directive for an exception that is no :class:`~accel.errors.AccelError`, such as a ``ValueError`` from ``receive``.
+        ``Directive.RESTART``: a fresh instance replaces the actor's state, which costs one restart. ``Directive.RESUME``: the actor keeps its state,
+        and only the message has failed. For actors only: a device accepts only RESTART.
 
     Raises
     ------
@@ -111,14 +111,14 @@ class RestartStrategy:
             )
 
     def delay(self, earlier: int, rng: random.Random) -> float:
-        """Return how long to wait before a restart.
+        """Return the delay before a restart.
 
         Parameters
         ----------
         earlier
             Restarts already made in the window.
         rng
-            Source of the jitter, so that actors which failed together do not come back together.
+            Source of the jitter, so that actors that failed together do not restart together.
 
         Returns
         -------
@@ -134,7 +134,7 @@ class RestartStrategy:
 
 
 class RestartBudget:
-    """One actor's account of restarts.
+    """Counts one actor's restarts.
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ class RestartBudget:
     Attributes
     ----------
     restarts
-        Restarts granted since the start, in whatever window.
+        Restarts granted since the start.
     """
 
     __slots__ = ("_clock", "_recent", "_rng", "restarts", "strategy")
@@ -166,7 +166,7 @@ class RestartBudget:
         return self.strategy.max_restarts - sum(now - at < self.strategy.within for at in self._recent)
 
     def request(self) -> float | None:
-        """Ask for one more restart.
+        """Request one more restart.
 
         Returns
         -------

@@ -1,7 +1,7 @@
-"""The root of all actors: owns their task group, their worker threads and their end.
+"""The root of all actors: owns their task group and their worker threads, and closes them.
 
-A task of its own holds the task group open, so that a system may be entered in one task and left in another, as fixtures and lifespans do,
-and so that an actor's failure cannot cancel the code inside ``async with``.
+A root task holds the task group open. So a system may be entered in one task and left in another, as fixtures and lifespans do, and an
+actor's failure cannot cancel the code inside ``async with``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ logger = get_logger()
 _NEW = "Make a new one: `async with accel.System() as system:`."
 
 _GRACE = 1.0
-"""Seconds that actors get to end after they were cancelled, before the system gives up on them."""
+"""Seconds that actors have to end after they were cancelled, before the system leaves them behind."""
 
 
 class ActorSystem(AsyncOnly):
@@ -63,9 +63,9 @@ class ActorSystem(AsyncOnly):
     name
         Shown in trees and logs.
     close_timeout
-        Seconds that closing waits for actors to handle what is queued; after that they are cancelled.
+        Seconds that closing waits for actors to handle their queued messages; after that they are cancelled.
     workers
-        The most threads for work that blocks; ``None``: four more than there are processors, at most 32.
+        The most threads for blocking functions; ``None``: four more than there are processors, at most 32.
     clock
         Seconds, monotonic: measures restart windows and the age of messages. A test can pass its own.
     sleep
@@ -121,10 +121,10 @@ class ActorSystem(AsyncOnly):
         self._portal: Portal | None = None
         self._ready: asyncio.Event = asyncio.Event()
         self._closing: asyncio.Event = asyncio.Event()
-        self._patience: asyncio.Timeout | None = None
-        self._is_asked = self._is_cut_short = False
+        self._close_timer: asyncio.Timeout | None = None
+        self._is_closed_by_owner = self._is_drain_ended = False
         self._deadline: float | None = None
-        self._last_call: asyncio.TimerHandle | None = None
+        self._give_up_timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} {self._state} actors={len(self._cells)}>"
@@ -153,10 +153,10 @@ class ActorSystem(AsyncOnly):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the system: take no more work, drain, stop all actors, end all threads. Idempotent; all callers wait for the end.
+        """Close the system: accept no more work, drain, stop all actors, end all threads. Idempotent; all callers wait for the end.
 
-        Actors stop newest first, each after handling what is queued, so that they can still ask those they were built upon. When
-        ``close_timeout`` has passed, what is left is cancelled; what does not end even then is left behind, and logged.
+        Actors stop newest first, each after its queued messages, so that they can still ask the actors that they depend on. After
+        ``close_timeout`` the others are cancelled. Actors that do not end even then are left behind, and logged.
 
         Raises
         ------
@@ -165,14 +165,14 @@ class ActorSystem(AsyncOnly):
 
         Notes
         -----
-        Failures while closing are logged, never raised, so they cannot mask the error of the body. Cancelling ends the patience, not the
-        close: actors are cancelled at once, and the cancellation goes on when they have ended. In a forked child this does nothing: all is the parent's.
+        Failures while closing are logged, never raised, so they cannot mask the error of the body. Cancelling does not stop the close: actors
+        are cancelled at once, and the cancellation is raised when they have ended. In a forked child this does nothing.
         """
         if self._root is None or self.is_inherited:
             self._state = "closed"
             return
         self._check_home()
-        self._is_asked = True
+        self._is_closed_by_owner = True
         self._closing.set()
         cancelled: asyncio.CancelledError | None = None
         with anyio.CancelScope(shield=True):
@@ -181,15 +181,15 @@ class ActorSystem(AsyncOnly):
                     await asyncio.wait({self._root, self._abandoned}, return_when=asyncio.FIRST_COMPLETED)
                 except asyncio.CancelledError as error:
                     cancelled = error
-                    self._hurry()
+                    self._end_drain()
         if cancelled is not None:
             raise cancelled
 
-    def _hurry(self) -> None:
-        self._is_cut_short = True
+    def _end_drain(self) -> None:
+        self._is_drain_ended = True
         self._deadline = self.loop.time()
-        if self._patience is not None:
-            self._patience.reschedule(self._deadline)
+        if self._close_timer is not None:
+            self._close_timer.reschedule(self._deadline)
 
     async def _live(self) -> None:
         """Hold the task group open until the system closes: the body of the root task."""
@@ -205,22 +205,22 @@ class ActorSystem(AsyncOnly):
         except BaseExceptionGroup as errors:
             logger.exception("system_failed", system=self.name, error=errors)
         except (KeyboardInterrupt, SystemExit):
-            pass  # it left through the loop already, from the actor's own task
+            pass  # the actor's own task has raised it through the loop
         finally:
             self._state = "closed"
             self._ready.set()
             self._pool.close()
             self._spawner.close()
-            if self._last_call is not None:
-                self._last_call.cancel()
+            if self._give_up_timer is not None:
+                self._give_up_timer.cancel()
 
     async def _end(self) -> None:
         left = self._living()
-        if not self._closing.is_set():  # cancelled: its loop ends, or an actor ends the whole program
+        if not self._closing.is_set():  # cancelled: the loop ends, or an actor ends the program
             self._closing.set()
-            self._hurry()
+            self._end_drain()
         await self._shut_down()
-        if not self._is_asked:  # when a loop ends, it may be cancelled before its owner, who then closes it
+        if not self._is_closed_by_owner:  # when a loop ends, this task may be cancelled before the owner's, which then closes the system
             logger.warning("system_not_closed", system=self.name, actors=left)
 
     async def _shut_down(self) -> None:
@@ -228,22 +228,22 @@ class ActorSystem(AsyncOnly):
         if self._deadline is None:
             self._deadline = self.loop.time() + self.close_timeout
         try:
-            async with asyncio.timeout_at(self._deadline) as self._patience:
+            async with asyncio.timeout_at(self._deadline) as self._close_timer:
                 await self._close_gracefully(self._deadline)
         except TimeoutError:
-            if not self._is_cut_short:
+            if not self._is_drain_ended:
                 logger.warning("close_timeout", system=self.name, actors=self._living())
         finally:
-            self._patience = None
+            self._close_timer = None
             if self._portal is not None:
                 self._portal.close()
             for cell in tuple(self._children.values()):
                 cell.request_stop(Stop.KILL)
-            self._last_call = self.loop.call_later(3 * _GRACE, self._give_up)  # after what is waited for below
+            self._give_up_timer = self.loop.call_later(3 * _GRACE, self._give_up)  # after what is waited for below
         if self._cells:
             await asyncio.wait(set(self._cells), timeout=_GRACE)
-        patience = max(self._deadline, self.loop.time() + _GRACE)
-        if left := [*await self._pool.aclose(patience), *await self._spawner.aclose(patience)]:
+        deadline = max(self._deadline, self.loop.time() + _GRACE)
+        if left := [*await self._pool.aclose(deadline), *await self._spawner.aclose(deadline)]:
             logger.error("threads_left_behind", system=self.name, threads=tuple(left))
 
     async def _close_gracefully(self, deadline: float) -> None:
@@ -251,7 +251,7 @@ class ActorSystem(AsyncOnly):
             await self._close_resources(deadline)
         except Exception as error:
             logger.exception("close_failed", system=self.name, error=error)
-        # Newest first: a later actor may have been given the ref of an earlier one.
+        # Newest first: a later actor may hold the ref of an earlier one.
         for cell in reversed(tuple(self._children.values())):
             cell.request_stop(Stop.DRAIN)
             await cell.stopped.wait()
@@ -274,18 +274,18 @@ class ActorSystem(AsyncOnly):
     async def _close_resources(self, deadline: float) -> None:
         """Close what the subclass owns: called before the actors stop, in the root task, cancelled when ``deadline`` (loop time) has passed."""
 
-    # -- what runs here
+    # -- actors and threads
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop on which the system lives."""
+        """The event loop of the system."""
         if self._home is None:
-            raise self._not_at_home()
+            raise self._wrong_place()
         return self._home.loop
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this process is a fork of the one in which the system lives. There the tasks of actors end without running any of their hooks."""
+        """Whether this process was forked from the system's. In a fork the tasks of actors end without running their hooks."""
         return self._home is not None and self._home.is_inherited
 
     @property
@@ -295,9 +295,9 @@ class ActorSystem(AsyncOnly):
 
     @property
     def portal(self) -> Portal:
-        """The door for other threads; the one part of a system that they may use."""
+        """Runs calls from other threads; the only part of a system that they may use."""
         if self._portal is None:
-            raise self._not_at_home()
+            raise self._wrong_place()
         return self._portal
 
     async def spawn(
@@ -314,14 +314,14 @@ class ActorSystem(AsyncOnly):
         Parameters
         ----------
         actor, *args, **kwargs
-            The class, and what to construct it with; used again for each restart.
+            The class and its constructor's arguments; used again for each restart.
         name
-            Unique among the living actors at this level, without ``/``; ``None`` makes one from the class's.
+            Unique among the running actors at this level, without ``/``; ``None`` makes one from the class's name.
         mailbox_size
-            The most messages that may wait.
+            The most messages that may be queued.
         restart
-            What happens when it fails; ``None``: ``RestartStrategy()``, with which any exception from ``receive`` replaces the actor by a fresh instance,
-            at most three times a minute. ``RestartStrategy(on_exception=Directive.RESUME)`` keeps its state instead.
+            What happens when it fails; ``None``: ``RestartStrategy()``, with which an exception from ``receive`` replaces the actor by a fresh
+            instance, at most three times a minute. ``RestartStrategy(on_exception=Directive.RESUME)`` keeps its state instead.
 
         Raises
         ------
@@ -339,7 +339,7 @@ class ActorSystem(AsyncOnly):
         return await self._spawn_under(None, actor, args, kwargs, name=name, mailbox_size=mailbox_size, restart=restart)
 
     async def run_blocking(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a function that blocks on one of the system's worker threads, inside a copy of the caller's context variables.
+        """Run a blocking function on one of the system's worker threads, in a copy of the caller's context variables.
 
         Raises
         ------
@@ -350,7 +350,7 @@ class ActorSystem(AsyncOnly):
 
         Notes
         -----
-        Cancelling detaches the waiter at once; a function that has started runs to its end, and its outcome is dropped.
+        Cancelling detaches the waiter at once; a function that has started runs to its end, and its outcome is discarded.
         """
         self._check_home()
         if self._state == "closed":
@@ -369,7 +369,7 @@ class ActorSystem(AsyncOnly):
 
     @property
     def spawner(self) -> WorkerPool:
-        """One thread that lives as long as the system: child processes are started from it, since the kernel ends them with their thread."""
+        """One thread that runs as long as the system. Child processes are started from it, because the kernel ends them with their thread."""
         self._check_home()
         return self._spawner
 
@@ -401,14 +401,14 @@ class ActorSystem(AsyncOnly):
         place = ActorPlace(self, home, parent, siblings, self._cells, self._spawn_under)
         strategy = RestartStrategy() if restart is None else restart
         cell = ActorLife(place, (actor, args, kwargs), name, mailbox_size, strategy)
-        # An eager task runs before create_task returns, and may look for itself.
+        # An eager task runs before create_task returns, and may look up its own name.
         siblings[name] = cell
         task = group.create_task(cell.run(), name=f"accel-actor-{cell.path}", context=Context())
         task.add_done_callback(cell.ended, context=Context())
         return await cell.wait_started()
 
-    def _not_at_home(self) -> ClosedError | NotInitializedError:
-        """Return the error that says why a call was made in the wrong place."""
+    def _wrong_place(self) -> ClosedError | NotInitializedError:
+        """Return the error for a call before the system was entered, or from another loop, thread or process."""
         if self._home is None:
             return NotInitializedError(f"system {self.name!r} was not entered", remedy="Enter it: `async with accel.System() as system:`.")
         return self._home.not_here()
@@ -423,7 +423,7 @@ class ActorSystem(AsyncOnly):
 
     def _check_home(self) -> Home:
         if self._home is None or self._home.is_inherited or _get_running_loop() is not self._home.loop:
-            raise self._not_at_home()
+            raise self._wrong_place()
         return self._home
 
 
@@ -459,7 +459,7 @@ def _check_class(actor: object) -> None:
 
 
 def _check_name(name: object, siblings: Collection[str]) -> None:
-    """Raise unless an actor beside ``siblings`` can have this name."""
+    """Raise unless ``name`` is valid, and free among ``siblings``."""
     if not isinstance(name, str) or not name:
         raise InvalidArgumentError(
             f"an actor's name is a string that is not empty, not {name!r}", remedy="Leave name out to have one made."

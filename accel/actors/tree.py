@@ -20,15 +20,15 @@ class ActorTree:
     name
         Its name among its siblings.
     state
-        Where it is in its life, in a word.
+        Its :class:`~accel.actors.ActorState`, or the system's state.
     depth
-        Messages waiting in its mailbox.
+        Messages queued in its mailbox.
     oldest_age
-        Seconds for which the oldest of them has been waiting; 0 when there is none.
+        Seconds since the oldest of them was queued; 0 when there is none.
     restarts
         How often it was replaced by a fresh instance.
     children
-        What it spawned that has not stopped, oldest first.
+        The actors that it spawned and that have not stopped, oldest first.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""Threads for work that blocks: owned by one system, named, bounded, and never able to keep the process from ending.
+"""Worker threads for blocking functions: owned by one system, named and bounded.
 
-The standard library's thread pool is joined when the interpreter exits, so that one call that never returns (a hung device) would keep
-the process alive for ever. These threads are daemons, and closing waits for them only as long as it was told to.
+The standard library's thread pool is joined when the interpreter exits: one call that never returns (a hung device) would keep the process
+alive for ever. These threads are daemons, and closing waits for them until a deadline.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class _Job(ABC):
-    """A function to be run, and who is told what came of it."""
+    """A function to run on a worker thread, and the future of its outcome."""
 
     __slots__ = ("arguments", "context", "function")
 
@@ -39,31 +39,31 @@ class _Job(ABC):
         self.context = contextvars.copy_context()
 
     @abstractmethod
-    def begins(self) -> bool:
-        """Return whether anybody waits for it; from here on it cannot be cancelled."""
+    def starts(self) -> bool:
+        """Return whether the future is not cancelled; from here on it cannot be."""
 
     @abstractmethod
-    def end(self, result: Any, error: BaseException | None) -> None:
-        """Say what came of it."""
+    def finish(self, result: Any, error: BaseException | None) -> None:
+        """Set the outcome of the future."""
 
     def run(self) -> None:
-        """Do it on this thread."""
-        if not self.begins():
+        """Run the function on this thread."""
+        if not self.starts():
             return
         args, kwargs = self.arguments
         try:
             result = self.context.run(self.function, *args, **kwargs)
         except BaseException as error:
-            self.end(None, error)
+            self.finish(None, error)
         else:
-            self.end(result, None)
+            self.finish(result, None)
         finally:
-            # Whoever waits keeps an error, whose traceback keeps this frame: with these in it, arguments would live until the next collection.
+            # The waiter keeps an error, whose traceback keeps this frame: the arguments would live until the next garbage collection.
             del self, args, kwargs
 
 
 class _Submitted(_Job):
-    """One that any thread may wait for."""
+    """A job with a future for any thread."""
 
     __slots__ = ("future",)
 
@@ -71,10 +71,10 @@ class _Submitted(_Job):
         super().__init__(function, arguments)
         self.future: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
-    def begins(self) -> bool:
+    def starts(self) -> bool:
         return self.future.set_running_or_notify_cancel()
 
-    def end(self, result: Any, error: BaseException | None) -> None:
+    def finish(self, result: Any, error: BaseException | None) -> None:
         if error is None:
             self.future.set_result(result)
         else:
@@ -82,7 +82,7 @@ class _Submitted(_Job):
 
 
 class _Awaited(_Job):
-    """One that a task waits for. A future for any thread, wrapped in one of the loop's, takes tens of microseconds more, mostly while the other side waits."""
+    """A job with a future of the event loop. A future for any thread, wrapped in one of the loop, costs tens of microseconds more."""
 
     __slots__ = ("future", "loop")
 
@@ -91,11 +91,11 @@ class _Awaited(_Job):
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Any] = self.loop.create_future()
 
-    def begins(self) -> bool:
-        return not self.future.done()  # who cancels it in this moment cannot tell that from a moment later
+    def starts(self) -> bool:
+        return not self.future.done()  # a cancellation at this moment is the same as one a moment later
 
-    def end(self, result: Any, error: BaseException | None) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: whoever waited is gone
+    def finish(self, result: Any, error: BaseException | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the waiter
             self.loop.call_soon_threadsafe(self._settle, result, error, context=self.context)
 
     def _settle(self, result: Any, error: BaseException | None) -> None:
@@ -104,7 +104,7 @@ class _Awaited(_Job):
             return
         if error is None:
             future.set_result(result)
-        elif isinstance(error, StopIteration):  # no future takes it: it would end the coroutine that waits, as if that had returned
+        elif isinstance(error, StopIteration):  # a future refuses it: it would end the waiting coroutine as if that had returned
             raised = RuntimeError("the function raised StopIteration")
             raised.__cause__ = error
             future.set_exception(raised)
@@ -113,7 +113,7 @@ class _Awaited(_Job):
 
 
 class WorkerPool:
-    """Up to ``size`` daemon threads, started as they are needed, that run functions one after the other.
+    """Up to ``size`` daemon threads, started on demand, that run functions in order.
 
     Parameters
     ----------
@@ -132,8 +132,8 @@ class WorkerPool:
         self._jobs: deque[_Job] = deque()
         self._threads: list[threading.Thread] = []
         self._running: set[threading.Thread] = set()
-        self._over: asyncio.Future[None] | None = None  # of who waits for the end of the last of them
-        self._idle: list[threading.Lock] = []  # one each, which the thread waits for; the last to have worked is the first to be woken
+        self._ended: asyncio.Future[None] | None = None  # done when the last thread has ended
+        self._idle: list[threading.Lock] = []  # one for each idle thread; the thread that worked last is woken first
         self._closed = False
         close_after_fork(self)
 
@@ -141,7 +141,7 @@ class WorkerPool:
         """Forget the threads, which a forked child does not have, and their work; see :class:`accel.fork.Inherited`."""
         self._lock = threading.Lock()
         self._closed = True
-        self._over = None
+        self._ended = None
         for each in (self._jobs, self._threads, self._running, self._idle):
             each.clear()
 
@@ -194,8 +194,8 @@ class WorkerPool:
 
         Notes
         -----
-        Cancelling detaches the waiter at once. A function that did not start never will; one that did runs to its end, and what it
-        returns or raises is dropped: it must own what it works on.
+        Cancelling detaches the waiter at once. A function that has not started is dropped. One that has started runs to its end, and its
+        outcome is discarded: it must own the objects that it works on.
         """
         job = _Awaited(function, (args, kwargs))
         self._queue(job)
@@ -209,17 +209,17 @@ class WorkerPool:
 
     def _work(self) -> None:
         try:
-            self._work_off()
+            self._run_jobs()
         finally:
-            # Joining blocks, and a thread that does it is not always to be had: so the last one says that it ends.
+            # A join blocks, and there may be no thread to do it: so the last thread reports its end.
             with self._lock:
                 self._running.discard(threading.current_thread())
-                over = None if self._running else self._over
-            if over is not None:
-                with contextlib.suppress(RuntimeError):  # the loop is closed: what waited is gone
-                    over.get_loop().call_soon_threadsafe(_settle, over)
+                ended = None if self._running else self._ended
+            if ended is not None:
+                with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the waiter
+                    ended.get_loop().call_soon_threadsafe(_settle, ended)
 
-    def _work_off(self) -> None:
+    def _run_jobs(self) -> None:
         wake = threading.Lock()
         wake.acquire()
         while True:
@@ -247,8 +247,8 @@ class WorkerPool:
         for wake in idle:
             wake.release()
         for job in dropped:
-            if job.begins():
-                job.end(None, ClosedError("the worker pool closed before this started"))
+            if job.starts():
+                job.finish(None, ClosedError("the worker pool closed before this started"))
 
     async def aclose(self, deadline: float) -> tuple[str, ...]:
         """Close, and wait until the threads have ended.
@@ -266,18 +266,18 @@ class WorkerPool:
         self.close()
         loop = asyncio.get_running_loop()
         with self._lock:
-            is_over = not self._running
-            over = self._over = loop.create_future()
-        if not is_over:
+            is_ended = not self._running
+            ended = self._ended = loop.create_future()
+        if not is_ended:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline):
-                    await over
+                    await ended
         with self._lock:
-            self._over = None
+            self._ended = None
             left = set(self._running)
         for thread in self._threads:
             if thread not in left:
-                thread.join()  # it has said that it is about to end
+                thread.join()  # it has reported its end
         return tuple(thread.name for thread in left)
 
 

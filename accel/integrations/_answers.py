@@ -1,7 +1,7 @@
-"""The one place that decides what an HTTP client is told: about an error, and about the device's health.
+"""HTTP answers: for an error, and for the device's health. All integrations take them from here.
 
-An answer depends on the error's class and scope and on the device's state, never on text. What the client reads is a sentence of this page,
-not the error's message, which may name drivers, libraries and addresses; only an error about the client's own input is told in its own words.
+An answer depends on the error's class and scope and on the device's state, never on text. The client reads a sentence of this module, because
+an error's message may name drivers, libraries and addresses. Only an error about the client's own input is answered with its message.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "error_answer", "health_answer", "ready_answer", "unopened_answer"]
 
 _LONGEST_WAIT = 60
-"""Seconds. An estimate made from few ops may be wild, and a client would believe it."""
+"""Bound of ``Retry-After``, in seconds: an estimate from few ops may be far off."""
 
 _NO_STORE = {"Cache-Control": "no-store"}
 
@@ -44,7 +44,7 @@ logger = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What to send: a status, a JSON body, and headers."""
+    """A status, a JSON body, and headers."""
 
     status: int
     body: Mapping[str, Any]
@@ -102,15 +102,15 @@ def _retry_after(error: AccelError) -> str:
 
 
 def error_answer(error: AccelError, device: Device | None) -> Answer:
-    """Return what the client is told about ``error``.
+    """Return the answer to a client whose request failed with ``error``.
 
     Parameters
     ----------
     error
-        What the handler raised. What is the service's own fault is logged: a 500, and what was closed, or called from another loop or thread, while
-        the device serves.
+        What the handler raised. Errors of the service itself are logged: a 500, and use of something closed, or from another loop or thread,
+        while the device is READY.
     device
-        The device that serves, whose state tells "too much work" from "not able to work"; ``None`` where there is none.
+        The device that serves. Its state decides between 429 (too much work) and 503 (not able to work). ``None`` if there is none.
     """
     rule = _rule(error, device)
     if rule is _FAILED or (rule is _GONE and device is not None and device.state is DeviceState.READY):
@@ -142,7 +142,7 @@ def health_answer(device: Device) -> Answer:
 
 
 def unopened_answer(hint: str) -> Answer:
-    """Return the answer of both where no device was opened, which is the application's mistake: *hint* is for who made it."""
+    """Return the answer of both routes where no device was opened, which is an error in the application; *hint* says how to open one."""
     return Answer(503, {"ok": False, "state": "not opened", "generation": None, "hint": hint})
 
 

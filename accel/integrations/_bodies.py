@@ -1,4 +1,4 @@
-"""What both integrations refuse in a request before a handler reads it: a body that is too long, or one in a charset that Python does not know."""
+"""The checks of a request before a handler reads it: a limit for the body, and a charset that Python knows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["UNKNOWN_CHARSET", "check_limit", "has_known_charset"]
 
 UNKNOWN_CHARSET = "The charset of the body is not known."
 
-# A table and not codecs.lookup, which remembers every name that it was ever asked for: clients could fill the memory with inventions.
+# A table and not codecs.lookup, which caches every name: clients could fill the memory with invented names.
 # Codecs that are no text encodings, or not there on Linux, are left out.
 _CHARSETS = {
     name
@@ -39,5 +39,5 @@ def has_known_charset(content_type: str) -> bool:
     header = Message()
     header["content-type"] = content_type
     charset = header.get_param("charset")
-    # A tuple is one in the form of RFC 2231, which no client of HTTP sends.
+    # A tuple has the form of RFC 2231, which no HTTP client sends.
     return not charset or (isinstance(charset, str) and normalize_encoding(charset).lower() in _CHARSETS)

@@ -1,4 +1,4 @@
-"""What a FastAPI application answers to bodies that it cannot take. Imported by :mod:`accel.integrations.fastapi` alone."""
+"""The answers of a FastAPI application to bodies that it cannot take. Imported by :mod:`accel.integrations.fastapi` alone."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 __all__ = ["BodyMiddleware", "on_invalid"]
 
-_PATIENCE = 10.0
-"""Seconds for which the rest of a refused body is read and dropped: aiohttp's own number."""
+_DISCARD_TIMEOUT = 10.0
+"""Seconds for which the rest of a refused body is read and dropped: aiohttp's own default."""
 
 _GONE: Message = {"type": "http.disconnect"}
 
 
 class BodyMiddleware:
-    """Counts what is read of a request's body, chunked or not, and answers where it is too much, or in a charset that is not known.
+    """Counts the bytes read of a request's body, chunked or not, and answers a body that is too long, or in an unknown charset.
 
-    The application is told then that its client has gone, which ends its reading wherever that is; an exception would not get through
-    middlewares that read in task groups of their own.
+    The application then receives ``http.disconnect``, which ends its reading in any place. An exception would not pass middlewares that read in
+    task groups of their own.
 
     Parameters
     ----------
@@ -77,21 +77,21 @@ class BodyMiddleware:
             await self._app(scope, counted, answer)
         except Exception:
             if refusal is None or is_answered:
-                raise  # otherwise it is how the application takes the end of its client
+                raise  # otherwise the application failed because its client seemed to be gone
         if refusal is not None and not is_answered:
             await refusal(scope, receive, send)
 
 
 async def _discard(message: Message, receive: Receive) -> None:
-    """Read on to the end of a body: a client that is still sending when its connection closes sees a reset, and not the answer."""
+    """Read a body to its end: a client that is still sending when the connection closes sees a reset and not the answer."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_DISCARD_TIMEOUT):
             while message.get("more_body", False):
                 message = await receive()
 
 
 async def on_invalid(request: Request, error: Exception) -> Response:
-    """Answer what FastAPI found invalid as FastAPI does; its answer repeats what was sent, so that is left out where JSON cannot hold it."""
+    """Answer an invalid request as FastAPI does. FastAPI's answer repeats the input; the input is left out where JSON cannot hold it."""
     if not isinstance(error, RequestValidationError):
         raise error
     try:

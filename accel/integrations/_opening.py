@@ -1,4 +1,4 @@
-"""What both integrations open for the life of an application: a system and one device, and what they do when the device is lost."""
+"""The system and the device of an application: opened and closed with it, and what happens when the device is lost."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ OnLost: TypeAlias = Literal["stay", "reopen", "exit"]
 logger = get_logger()
 
 _SHORTEST, _LONGEST = 1.0, 60.0
-"""Seconds between two attempts to reopen a device: the first is made at once, and each pause is twice the last. A device that faults again and again must
-not keep its hardware busy with being opened."""
+"""Seconds between two attempts to reopen a device. The first attempt is immediate, and each pause is twice the last, so that a device that
+faults again and again is not opened in a loop."""
 
 _LASTING = 60.0
-"""Seconds after which a device that was reopened counts as well: the next attempt is made at once again."""
+"""Seconds after which a reopened device counts as healthy: the next attempt is immediate again."""
 
 
 def check_on_lost(on_lost: OnLost) -> None:
-    """See that the option is one of those there are.
+    """Raise unless ``on_lost`` is one of the three values.
 
     Raises
     ------
@@ -46,20 +46,20 @@ def check_on_lost(on_lost: OnLost) -> None:
 async def open_system(device: str, close_timeout: float, on_lost: OnLost, options: dict[str, Any]) -> AsyncIterator[tuple[System, Device]]:
     """Open a system and a device, and close both at the end.
 
-    A web service that cannot keep up should say so while its clients still listen, so ``overload`` is ``"reject"`` unless given.
+    ``overload`` is ``"reject"`` unless given: an overloaded web service must answer before its clients give up.
     """
     async with System(close_timeout=close_timeout) as system:
         opened = await system.open_device(device, **{"overload": "reject", **options})
-        attendant = asyncio.create_task(_attend(opened, on_lost), name="accel-on-lost")
+        watch = asyncio.create_task(_watch(opened, on_lost), name="accel-on-lost")
         try:
             yield system, opened
         finally:
-            attendant.cancel()
-            await asyncio.wait([attendant])
+            watch.cancel()
+            await asyncio.wait([watch])
 
 
-async def _attend(device: Device, on_lost: OnLost) -> None:
-    """Do what the application wants to be done whenever its device is lost, until the device is closed."""
+async def _watch(device: Device, on_lost: OnLost) -> None:
+    """Apply ``on_lost`` each time the device is lost, until it is closed."""
     loop = asyncio.get_running_loop()
     pause, reopened_at = 0.0, loop.time() - _LASTING
     while on_lost != "stay" and await _is_lost(device):
@@ -82,7 +82,7 @@ async def _attend(device: Device, on_lost: OnLost) -> None:
 
 
 async def _is_lost(device: Device) -> bool:
-    """Wait for the end of the device as it is; return whether it was lost, and not closed."""
+    """Wait until the device is lost or closed; return whether it was lost."""
     try:
         async for _ in device.generations():
             pass

@@ -8,8 +8,8 @@
     app.router.add_post("/digits", classify)
     web.run_app(app, handler_cancellation=True)
 
-``handler_cancellation=True`` (of ``web.run_app`` and ``web.AppRunner``) makes aiohttp cancel a handler whose client went away, and with it the
-handler's work; without it, aiohttp lets the handler run on. Needs aiohttp: ``pip install '.[web]'``, in a checkout.
+``handler_cancellation=True`` (of ``web.run_app`` and ``web.AppRunner``) makes aiohttp cancel a handler whose client has disconnected, and with it
+the handler's work; without it, the handler runs on. Needs aiohttp: ``pip install '.[web]'``, in a checkout.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def cleanup_ctx(
     device
         Which one: ``"auto"``, ``"cpu"``, ``"cuda:1"``, or a UUID.
     close_timeout
-        Seconds that the end waits for work that was sent.
+        Seconds that the shutdown waits for work that was sent.
     on_lost
-        What is done when the device is LOST. ``"stay"``: nothing, ``/healthz`` is 503 and who watches it restarts the process. ``"reopen"``:
+        What is done when the device is LOST. ``"stay"``: nothing; ``/healthz`` answers 503, so that a supervisor restarts the process. ``"reopen"``:
         :meth:`accel.Device.reopen`, at once and then after pauses of 1 to 60 s, until it works. ``"exit"``: the process sends SIGTERM to itself.
     **options
         Of :meth:`accel.System.open_device`, with ``overload="reject"`` unless given.
@@ -80,7 +80,7 @@ def cleanup_ctx(
 
 @web.middleware
 async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer errors of accel with HTTP statuses, and a body that is not what its headers say with 400."""
+    """Answer errors of accel with HTTP statuses, and a body that does not match its headers with 400."""
     try:
         return await handler(request)
     except AccelError as error:

@@ -63,9 +63,9 @@ class AccelState:
     Parameters
     ----------
     system, device
-        What is open.
+        The open system and device.
     state
-        What ``setup`` gave.
+        What ``setup`` yielded.
     """
 
     system: System
@@ -87,13 +87,13 @@ def lifespan(
     ----------
     setup
         Called with the device; gives an async context manager, entered before the first request and left after the last one. Handlers get what it
-        yields through :func:`get_state`. Weights, batchers and actors live here.
+        yields through :func:`get_state`. It holds weights, batchers and actors.
     device
         Which one: ``"auto"``, ``"cpu"``, ``"cuda:1"``, or a UUID.
     close_timeout
-        Seconds that the end waits for work that was sent.
+        Seconds that the shutdown waits for work that was sent.
     on_lost
-        What is done when the device is LOST. ``"stay"``: nothing, ``/healthz`` is 503 and who watches it restarts the process. ``"reopen"``:
+        What is done when the device is LOST. ``"stay"``: nothing; ``/healthz`` answers 503, so that a supervisor restarts the process. ``"reopen"``:
         :meth:`accel.Device.reopen`, at once and then after pauses of 1 to 60 s, until it works. ``"exit"``: the process sends SIGTERM to itself.
     **options
         Of :meth:`accel.System.open_device`, with ``overload="reject"`` unless given.
@@ -235,8 +235,8 @@ async def _on_disconnect(request: Request, error: Exception) -> Response:
 async def cancel_on_disconnect(request: Request) -> AsyncIterator[None]:
     """Cancel the block when the client goes away: ``async with cancel_on_disconnect(request): ...``.
 
-    Starlette lets a handler run on when nobody waits for its answer any more. Within the block it ends as if its task had been cancelled:
-    work that has not reached the device is dropped.
+    Starlette lets a handler run on after its client has disconnected. Within the block, the disconnect cancels the handler: work that has not
+    reached the device is dropped.
 
     Parameters
     ----------
@@ -271,7 +271,7 @@ async def cancel_on_disconnect(request: Request) -> AsyncIterator[None]:
         except Exception as error:  # raised again below, outside the group, which would wrap it
             failed = error
         except asyncio.CancelledError:
-            # The watcher's own becomes an error below; one from outside goes on its way.
+            # The watcher's cancellation becomes an error below; one from outside is raised.
             if not gone or task.cancelling() > before + 1:
                 raise
         finally:

@@ -1,4 +1,4 @@
-"""Many small requests, few large batches: callers await one item each, a handler gets lists."""
+"""The batcher: callers await one item each, a handler gets lists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from accel.errors import (
     NotInitializedError,
 )
 from accel.hints import AsyncOnly
-from accel.patterns.checks import check_choices, check_counts, check_hooks, check_seconds
 from accel.patterns.isolation import Isolation
 from accel.patterns.requests import BatcherStatistics, Counters, Request, RequestQueue
 from accel.patterns.root import RootTask
@@ -38,17 +37,17 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _WAITERS = 16
-"""How many times the queue's length may wait for room in it: the queue of waiters has a bound too."""
+"""Bound of the queue of waiters, as a multiple of the queue's length."""
 
 _AGES = 1e9
-"""Seconds that a timer may take: loops count in 64 bits."""
+"""The longest timer, in seconds: event loops count in 64 bits."""
 
 
 class DynamicBatcher(AsyncOnly, Generic[T, R]):
     """Gathers items from many tasks and hands them to a handler in batches: ``async with DynamicBatcher(handler) as batcher``.
 
-    While no batch runs, an item starts one at once, together with all that arrive in the same turn of the loop. While batches run, later items
-    gather until ``max_items`` have come or the first of them has waited ``max_delay``.
+    While no batch runs, an item starts a batch in the same event loop iteration, together with the other items of that iteration. While batches
+    run, later items gather until there are ``max_items``, or until the first of them has waited ``max_delay``.
 
     Parameters
     ----------
@@ -62,22 +61,22 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
     max_pending
         Items that may be queued; ``None``: enough for eight times all batches in flight.
     overload
-        With the queue full, ``"wait"`` for room in order, or ``"reject"`` with :class:`~accel.MailboxFullError` and its ``retry_after``. Of those
-        who wait there may be 16 times ``max_pending``.
+        With the queue full, ``"wait"`` for room in order, or ``"reject"`` with :class:`~accel.MailboxFullError` and its ``retry_after``. At most
+        16 times ``max_pending`` items wait for room; further ones are rejected.
     max_in_flight
         Batches that the handler may have at once.
     size
         ``size(item)`` says how many items a request counts for, from 1 to ``max_items``; ``None``: one each. A batch's sizes sum up to ``max_items``
         at most.
     idempotent
-        Whether items may be handed to the handler a second time when a rebuild came between: after an error of scope CONTEXT or PROCESS that is
-        retryable, or a ref of an earlier generation. Each is retried once.
+        Whether the handler may get an item a second time after a rebuild: after a retryable error of scope CONTEXT or PROCESS, or a ref of an
+        earlier generation. Each item is retried once.
     device
         Awaited before a retry, until it is ready again; ``None`` retries at once.
     quarantine
-        ``await quarantine(other)`` returns the handler's twin for another device, and puts its weights there. With it, idempotent items that were on
-        ``device`` at a fault are not retried there, but in halves on ``device.quarantine()``, beside all others, until the one is found that faults
-        the context by itself: it fails with :class:`~accel.PoisonedInputError`, the others are answered. Nothing is remembered of it.
+        ``await quarantine(other)`` puts the weights on another device, and returns the handler for it. With it, idempotent items that were on
+        ``device`` at a fault are not retried there, but in halves on ``device.quarantine()``, while ``device`` serves the others. The item that
+        faults the context by itself fails with :class:`~accel.PoisonedInputError`; the others are answered. The batcher keeps no record of it.
     close_timeout
         Seconds that closing waits for what was submitted.
 
@@ -106,13 +105,13 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         quarantine: Callable[[Device], Awaitable[Callable[[list[T]], Awaitable[Sequence[R | Exception]]]]] | None = None,
         close_timeout: float = 10.0,
     ) -> None:
-        check_counts(max_items=max_items, max_in_flight=max_in_flight)
+        _check_counts(max_items=max_items, max_in_flight=max_in_flight)
         if max_pending is None:
             max_pending = 8 * max_items * max_in_flight
-        check_counts(max_pending=max_pending, least=max_items)
-        check_seconds(max_delay=max_delay, close_timeout=close_timeout)
-        check_choices(overload, idempotent)
-        check_hooks(handler, size, device, quarantine)
+        _check_counts(max_pending=max_pending, least=max_items)
+        _check_seconds(max_delay=max_delay, close_timeout=close_timeout)
+        _check_choices(overload, idempotent)
+        _check_hooks(handler, size, device, quarantine)
         self._max_items = max_items
         self._max_delay = max_delay
         self._max_pending = max_pending
@@ -122,14 +121,16 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         self._close_timeout = close_timeout
         self._queue = RequestQueue(max_pending, _WAITERS * max_pending if overload == "wait" else 0)
         self._counters = Counters()
-        self._isolation = None if quarantine is None else Isolation(device, quarantine, self._counters, max_pending)
+        self._isolation = (
+            None if quarantine is None else Isolation(device, quarantine, self._counters, max_pending, self._launch, self._interrupted)
+        )
         self._runner = BatchRunner(handler, device, self._counters, self._isolation)
         self._in_flight = 0
         self._state: Literal["new", "open", "closing", "closed"] = "new"
         self._loop: asyncio.AbstractEventLoop | None = None
         self._root: RootTask | None = None
         self._now = 0.0
-        self._turn: asyncio.Handle | None = None
+        self._launching: asyncio.Handle | None = None
         self._alarm: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -144,7 +145,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         self._loop = self._root.loop
         self._state = "open"
         if self._isolation is not None:
-            self._isolation.open(self._root, self._launch, self._cut_short)
+            self._isolation.open(self._root)
         await self._root.open()
         return self
 
@@ -154,7 +155,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
     async def aclose(self) -> None:
         """Close: take nothing new, answer all that was submitted, end all tasks. Idempotent; all callers wait for the end.
 
-        After ``close_timeout`` handlers are cancelled, and who still waits gets :class:`~accel.ClosedError`.
+        After ``close_timeout`` handlers are cancelled, and callers that still wait get :class:`~accel.ClosedError`.
 
         Raises
         ------
@@ -163,7 +164,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
 
         Notes
         -----
-        Cancelling ends the patience, not the close: handlers are cancelled at once, and the cancellation goes on when they have ended. In a forked child
+        Cancelling does not stop the close: handlers are cancelled at once, and the cancellation is raised when they have ended. In a forked child
         this does nothing.
         """
         if self._root is None or self._root.is_inherited:
@@ -177,9 +178,9 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         await self._root.join(self._close_timeout)
 
     def _ended(self) -> None:
-        """See that nobody waits for a batcher whose tasks are gone."""
+        """Fail what is queued: the tasks of the batcher are gone."""
         self._state = "closed"
-        for handle in (self._turn, self._alarm):
+        for handle in (self._launching, self._alarm):
             if handle is not None:
                 handle.cancel()
         self._runner.fail(
@@ -196,21 +197,21 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         item
             What the handler gets.
         timeout
-            Seconds until waiting ends with :class:`~accel.DeadlineExceededError`, from now, for room, queue, handler and retry together. An item
+            Seconds, from now, for room, queue, handler and retry together; then the wait ends with :class:`~accel.DeadlineExceededError`. An item
             that has expired is not launched.
         idempotent
-            Whether this item may be retried after a rebuild; ``None``: as the batcher was told.
+            Whether this item may be retried after a rebuild; ``None``: the batcher's own setting.
 
         Raises
         ------
         Exception
-            What the handler raised, or put in this item's place: an instance of this caller's own where it can be copied.
+            What the handler raised, or put in this item's place. Each caller gets its own instance, where the exception can be copied.
         PoisonedInputError
             The item faults the context; only with ``quarantine=``.
         DeadlineExceededError
             ``timeout`` ran out.
         MailboxFullError
-            There is no room, and the batcher rejects, or too many wait already.
+            There is no room, and the batcher rejects, or too many items wait already.
         InvalidArgumentError
             The item is larger than a batch, or the handler did not return one result per item.
         ClosedError
@@ -218,14 +219,14 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
 
         Notes
         -----
-        Cancelling detaches the caller at once. An item that was not launched yet never is; what the handler gives for a launched one is dropped.
+        Cancelling detaches the caller at once. An item that was not launched is dropped; the result of a launched one is discarded.
         """
         loop = self._loop
         if loop is None or self._state != "open" or _get_running_loop() is not loop:
             raise self._not_open()
         size = 1 if self._size is None else self._measure(self._size(item))
-        if self._turn is None:
-            self._now = loop.time()  # once for all who submit in this turn
+        if self._launching is None:
+            self._now = loop.time()  # one reading for all submissions of this event loop iteration
         request = Request(item, size, loop.create_future(), self._now, self._idempotent if idempotent is None else idempotent)
         if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
             raise self._no_time(timeout)
@@ -234,9 +235,9 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         self._counters.submitted += 1
         if timeout is not None:
             request.timer = loop.call_later(min(timeout, _AGES), self._expire, request, timeout)
-        if self._turn is None and self._in_flight < self._max_in_flight:
-            # Not now but at the end of the turn, so that all who submit in this turn come along.
-            self._turn = loop.call_soon(self._launch, context=Context())
+        if self._launching is None and self._in_flight < self._max_in_flight:
+            # At the end of the iteration, so that the batch has all of its submissions.
+            self._launching = loop.call_soon(self._launch, context=Context())
         try:
             return await request.future  # type: ignore[no-any-return]
         except asyncio.CancelledError:
@@ -300,7 +301,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
             )
         return ClosedError(f"the batcher is {self._state}", remedy="Make a new one.")
 
-    def _gone(self, request: Request) -> None:
+    def _count_out(self, request: Request) -> None:
         if request.is_launched:
             self._counters.abandoned += 1
         else:
@@ -310,23 +311,23 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
     def _withdraw(self, request: Request) -> None:
         future = request.future
         if future.cancel() or future.cancelled():
-            self._gone(request)
+            self._count_out(request)
         else:
-            future.exception()  # the answer came in the same turn as the cancellation: mark it as seen
+            future.exception()  # the answer came in the same iteration as the cancellation: mark it as retrieved
 
     def _expire(self, request: Request, timeout: float) -> None:
         if not request.future.done():
             what = "it was launched" if request.is_launched else "it was not launched and will not be"
             request.future.set_exception(DeadlineExceededError(f"the item was not answered within {timeout:g} s; {what}"))
-            self._gone(request)
+            self._count_out(request)
 
     # -- batches
 
     def _launch(self) -> None:
-        """Start as many batches as may start now; runs at the end of a turn, and when the oldest item has waited long enough."""
-        if self._turn is not None:
-            self._turn.cancel()
-            self._turn = None
+        """Start as many batches as may start now; runs at the end of an iteration, and when the oldest item has waited ``max_delay``."""
+        if self._launching is not None:
+            self._launching.cancel()
+            self._launching = None
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
@@ -342,7 +343,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
                 self._in_flight += 1
                 if not root.start(self._runner.run(batch), "accel-batch", partial(self._served, batch)):
                     self._in_flight -= 1
-                    self._runner.fail(batch, self._cut_short())
+                    self._runner.fail(batch, self._interrupted())
         if self._state == "closing" and not (queue.queued or self._in_flight or (self._isolation is not None and self._isolation.pending)):
             root.finish()
 
@@ -355,14 +356,55 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         return True
 
     def _served(self, batch: list[Request], task: asyncio.Task[None]) -> None:
-        """Take note that a batch is over; runs after its callers have, who may have their next items ready."""
+        """Count a batch out; runs after its callers have run, which may have submitted their next items."""
         self._in_flight -= 1
         if task.cancelled() or task.exception() is not None:
-            # By closing, or by the handler itself, or the program ends.
-            self._runner.fail(batch, self._cut_short())
+            # Cancelled by the close or by the handler itself, or the program ends.
+            self._runner.fail(batch, self._interrupted())
         self._launch()
 
-    def _cut_short(self) -> AccelError:
+    def _interrupted(self) -> AccelError:
         if self._state == "open":
             return ActorStoppedError("the batch's handler was cancelled before it answered", remedy="Send the item again.")
         return ClosedError("the batcher was closed before the item was answered", remedy="Allow more close_timeout.")
+
+
+def _check_counts(*, least: int = 1, **values: int) -> None:
+    """Raise unless each of ``values`` is an int of at least ``least``."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InvalidArgumentError(f"{name} is {value!r}", remedy=f"Give an int of at least {least}.")
+
+
+def _check_choices(overload: object, idempotent: object) -> None:
+    """Raise unless these are one of their choices."""
+    if overload not in ("wait", "reject"):
+        raise InvalidArgumentError(f"overload is {overload!r}", remedy="Use 'wait' or 'reject'.")
+    if not isinstance(idempotent, bool):
+        raise InvalidArgumentError(f"idempotent is {idempotent!r}", remedy="Give True or False.")
+
+
+def _check_hooks(handler: object, size: object, device: object, quarantine: object) -> None:
+    """Raise unless the functions can be called, and the device is a device."""
+    if not callable(handler):
+        raise InvalidArgumentError(f"handler is {handler!r}", remedy="Give a function defined with 'async def'.")
+    if size is not None and not callable(size):
+        raise InvalidArgumentError(f"size is {size!r}", remedy="Give a function of one item, or None.")
+    if device is not None and not callable(getattr(device, "generations", None)):
+        raise InvalidArgumentError(f"device is {device!r}", remedy="Give an accel.Device, or None.")
+    if quarantine is None:
+        return
+    if not callable(quarantine):
+        raise InvalidArgumentError(
+            f"quarantine is {quarantine!r}",
+            remedy="Give a function defined with 'async def' that takes a Device and returns a handler, or None.",
+        )
+    if not callable(getattr(device, "quarantine", None)):
+        raise InvalidArgumentError(f"quarantine= with device={device!r}", remedy="Give the accel.Device that the handler uses, too.")
+
+
+def _check_seconds(**values: float) -> None:
+    """Raise unless each of ``values`` is a number of seconds."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+            raise InvalidArgumentError(f"{name} is {value!r}", remedy="Give seconds, at least 0.")

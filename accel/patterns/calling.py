@@ -1,4 +1,4 @@
-"""Handing a batch to a handler, and what comes of it."""
+"""Calls of a handler, and the check of what it returns."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ __all__ = ["Recovering", "call", "until_ready"]
 
 
 class Recovering(Protocol):
-    """What a batcher needs of a device: to learn when its next context is ready. :class:`accel.Device` is one."""
+    """What a batcher needs of a device: when its next context is ready. :class:`accel.Device` is one."""
 
     def generations(self) -> AsyncIterator[int]:
         """Yield the generation as soon as the device is ready, then every new one."""
 
 
 async def call(handler: Callable[[list[Any]], Awaitable[Sequence[Any]]], items: list[Any]) -> Any:
-    """Return what ``handler`` gives for ``items``: one result each, or one exception for all of them."""
+    """Call ``handler`` with ``items``; return one result for each, or one exception for all of them."""
     try:
         answer: Any = handler(items)
         results: Any = await answer if isawaitable(answer) else _not_awaitable(answer)
-        # A sequence of the user's own may raise whatever is done with it.
+        # A sequence of the user's own class may raise in any method.
         return results if isinstance(results, InvalidArgumentError) else _mismatch(results, len(items)) or list(results)
     except Exception as error:
         return error
@@ -48,7 +48,7 @@ async def until_ready(device: Recovering) -> int:
     try:
         return await anext(generations)
     finally:
-        # An iterator dropped in the middle would be closed by a task that nobody waits for.
+        # A suspended iterator that is dropped would be closed by a task of the loop that nothing awaits.
         close = getattr(generations, "aclose", None)
         if close is not None:
             await close()

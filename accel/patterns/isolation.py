@@ -1,4 +1,4 @@
-"""The search for the item that kills contexts: what was on the device at a fault is tried again in halves, in quarantine, beside the service."""
+"""The search for the item that faults contexts: items that were on the device at a fault are tried in halves, in quarantine, while the device serves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from accel._log import get_logger
 from accel.errors import AccelError, ClosedError, PoisonedInputError
 from accel.patterns.calling import call, until_ready
 from accel.patterns.outcome import is_fault, is_worth_a_retry, own_instance
-from accel.patterns.twin import HandlerTwin, UnusableError
+from accel.patterns.quarantine import QuarantineHandler, UnusableError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -24,24 +24,28 @@ __all__ = ["Isolation"]
 logger = get_logger()
 
 _INCONCLUSIVE = 3
-"""How often a trial is made that ends without a word on its items, such as by a ref of a context that died before."""
+"""How many times a trial is made whose errors do not concern its items, such as a ref of an earlier context."""
 
 
 class Isolation:
-    """Takes the requests that were on a device when it faulted, and answers each: with its result, or as the one that faults.
+    """Answers each request that was on a device when it faulted: with its result, or with :class:`~accel.PoisonedInputError`.
 
-    One batch after the other, each in trials of its halves; a half that faults costs the quarantine's context, and is halved in turn.
+    It searches one batch after the other, each in trials of its halves. A half that faults costs the quarantine's context, and is halved again.
 
     Parameters
     ----------
     device
-        The :class:`accel.Device` that serves; a search begins when it is ready again, so as not to slow its recovery.
+        The :class:`accel.Device` that serves. A search begins when it is ready again, so that the search does not slow its recovery.
     make
-        Makes the handler's twin on the quarantined device.
+        ``await make(device)`` returns the handler for the quarantined device.
     counters
         Where the outcomes are counted.
     limit
         Requests that may wait for their search.
+    ended
+        Called when no search is left.
+    interrupted
+        Makes the error for requests that are left over when the batcher closes.
 
     Attributes
     ----------
@@ -49,25 +53,33 @@ class Isolation:
         Requests whose search has not ended.
     """
 
-    def __init__(self, device: Any, make: Callable[[Device], Awaitable[Any]], counters: Counters, limit: int) -> None:
+    def __init__(
+        self,
+        device: Any,
+        make: Callable[[Device], Awaitable[Any]],
+        counters: Counters,
+        limit: int,
+        ended: Callable[[], None],
+        interrupted: Callable[[], Exception],
+    ) -> None:
         self._device = device
-        self._twin = HandlerTwin(device, make)
+        self._quarantine = QuarantineHandler(device, make)
         self._counters = counters
         self._limit = limit
         self._batches: deque[list[Request]] = deque()
         self._is_running = False
         self._trials = 0
+        self._ended = ended
+        self._interrupted = interrupted
         self._root: RootTask
-        self._ended: Callable[[], None]
-        self._cut_short: Callable[[], Exception]
         self.pending = 0
 
-    def open(self, root: RootTask, ended: Callable[[], None], cut_short: Callable[[], Exception]) -> None:
-        """Work in ``root`` from now on; call ``ended()`` whenever nothing is left to search, and tell with ``cut_short()`` those who come too late."""
-        self._root, self._ended, self._cut_short = root, ended, cut_short
+    def open(self, root: RootTask) -> None:
+        """Run the searches in ``root``."""
+        self._root = root
 
     def take(self, batch: list[Request]) -> None:
-        """Take a batch, each of its requests with its fault."""
+        """Add a batch, whose requests have their ``fault`` set."""
         if self.pending + len(batch) > self._limit:
             self._fail(batch, f"{self.pending} items wait already to be tried in quarantine")
             return
@@ -81,21 +93,21 @@ class Isolation:
         # Set first: an eager task runs before create_task returns.
         self._is_running = True
         if not self._root.start(self._run(), "accel-isolation", self._done):
-            self._give_up()
+            self._fail_all()
 
     def _done(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or task.exception() is not None:
-            self._give_up()
+            self._fail_all()
         self._is_running = False
-        if self._batches:  # they came while the quarantine was being closed
+        if self._batches:  # added while the quarantine was being closed
             self._begin()
         self._ended()
 
-    def _give_up(self) -> None:
+    def _fail_all(self) -> None:
         self._is_running = False
         self.pending = 0
         given: set[int] = set()
-        error = self._cut_short()
+        error = self._interrupted()
         while self._batches:
             for request in _wanted(self._batches.popleft()):
                 self._settle(request, own_instance(error, given))
@@ -106,9 +118,9 @@ class Isolation:
                 await self._search(self._batches[0])
                 self.pending -= len(self._batches.popleft())
         except BaseException:
-            await self._twin.aclose(hurry=True)
+            await self._quarantine.aclose(abandon=True)
             raise
-        await self._twin.aclose()
+        await self._quarantine.aclose()
 
     # -- the search
 
@@ -120,7 +132,7 @@ class Isolation:
             for half in _halves(batch):
                 await self._is_clean(half)
         except UnusableError as error:
-            await self._twin.aclose(hurry=True)
+            await self._quarantine.aclose(abandon=True)
             self._fail(_wanted(batch), f"the quarantine could not be used: {error.__cause__}")
         except StopAsyncIteration:
             self._fail(_wanted(batch), "the device was closed", ClosedError("the device was closed before the item could be tried again"))
@@ -131,31 +143,31 @@ class Isolation:
         )  # fmt: skip
 
     async def _is_clean(self, group: Sequence[Request]) -> bool:
-        """Try a group, answer what can be answered, and return whether it did not fault."""
+        """Try a group, answer its requests as far as possible, and return whether the context did not fault."""
         wanted = _wanted(group)
         if not wanted:
             return True
         results = await self._while_wanted(wanted)
-        if results is None:  # nobody waits for it any more, and it may hang
-            await self._twin.aclose(hurry=True)
+        if results is None:  # all its callers have left, and it may hang
+            await self._quarantine.aclose(abandon=True)
             return True
-        guilty: list[Request] = []
+        faulted: list[Request] = []
         given: set[int] = set()
         fault: Any = None
         for request, result in zip(wanted, results, strict=True):
             if is_fault(result):
-                guilty.append(request)
+                faulted.append(request)
                 fault = result
             elif not request.future.done():
                 self._settle(request, own_instance(result, given) if isinstance(result, Exception) else result)
-        if not guilty:
+        if not faulted:
             return True
         if len(wanted) == 1:
             self._poisoned(wanted[0], fault)
             return False
-        first, *second = _halves(guilty)
+        first, *second = _halves(faulted)
         if await self._is_clean(first) and second and len(second[0]) > 1:
-            # So it is in the other half, which need not fault as a whole to say so.
+            # The cause is in the other half, so that half is not tried as a whole.
             for part in _halves(second[0]):
                 await self._is_clean(part)
         elif second:
@@ -163,7 +175,7 @@ class Isolation:
         return False
 
     async def _while_wanted(self, group: list[Request]) -> Sequence[Any] | None:
-        """Return the outcomes of a trial; ``None`` if all who waited for it left."""
+        """Return the outcomes of a trial; ``None`` if all its callers have left."""
         loop, left = asyncio.get_running_loop(), len(group)
         is_over = False
 
@@ -171,15 +183,15 @@ class Isolation:
             nonlocal left
             left -= 1
             if not (left or is_over):
-                patience.reschedule(loop.time())
+                deadline.reschedule(loop.time())
 
         for request in group:
             request.future.add_done_callback(gone)
         try:
-            async with asyncio.timeout(None) as patience:
+            async with asyncio.timeout(None) as deadline:
                 return await self._trial(group)
         except TimeoutError:
-            if not patience.expired():
+            if not deadline.expired():
                 raise
             return None
         finally:
@@ -189,13 +201,13 @@ class Isolation:
 
     async def _trial(self, group: list[Request]) -> Sequence[Any]:
         for attempt in range(_INCONCLUSIVE):
-            handler = await self._twin.handler()
+            handler = await self._quarantine.handler()
             self._trials += 1
             results = await call(handler, [request.item for request in group])
             if isinstance(results, Exception):
                 results = [results] * len(group)
-            self._twin.check_usable(results)
-            if attempt == _INCONCLUSIVE - 1 or not any(isinstance(each, Exception) and _says_nothing(each) for each in results):
+            self._quarantine.check_usable(results)
+            if attempt == _INCONCLUSIVE - 1 or not any(isinstance(each, Exception) and _is_inconclusive(each) for each in results):
                 break
         found: Sequence[Any] = results
         return found
@@ -219,7 +231,7 @@ class Isolation:
         self._settle(request, error)
 
     def _fail(self, batch: Iterable[Request], why: str, error: Exception | None = None) -> None:
-        """Answer requests that are not searched with ``error``, or the fault that they were in."""
+        """Fail requests whose search ended early, with ``error`` or with the fault that they were in."""
         given: set[int] = set()
         count = 0
         for request in batch:
@@ -243,7 +255,7 @@ class Isolation:
             request.future.set_result(result)
 
 
-def _says_nothing(error: Exception) -> bool:
+def _is_inconclusive(error: Exception) -> bool:
     return is_worth_a_retry(error) and not is_fault(error)
 
 

@@ -1,4 +1,4 @@
-"""What an error means for the callers of a batch: whether to try again, and an instance for each of them."""
+"""What an error means for a batch: whether to retry, whether to search for its cause, and an instance for each caller."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["is_fault", "is_suspicious", "is_worth_a_retry", "own_instance"]
 
 
 def is_worth_a_retry(error: Exception) -> bool:
-    """Return whether a rebuild is what kept the work from being done, so that the next generation may well do it.
+    """Return whether only a rebuild kept the work from being done, so that the next generation can do it.
 
     Parameters
     ----------
@@ -23,29 +23,29 @@ def is_worth_a_retry(error: Exception) -> bool:
 
 
 def is_fault(error: object) -> bool:
-    """Return whether a context died of work that was on it, so that the work may be why. What had not reached the device is not."""
+    """Return whether a context faulted while the work was on the device. Work that had not reached the device does not count."""
     if isinstance(error, ContextPoisonedError) and error.executed == "no":
         return False
     return isinstance(error, AccelError) and FaultScope.OP < error.scope < FaultScope.DEVICE
 
 
 def is_suspicious(error: Exception) -> bool:
-    """Return whether the work may be why the context died, and another context follows."""
+    """Return whether the work may be the cause of the fault, and another context follows."""
     return is_fault(error) and is_worth_a_retry(error)
 
 
 def own_instance(error: Exception, given: set[int]) -> Exception:
-    """Return ``error`` for the first caller, and a copy for each further one, so that what one adds to it is not seen by another.
+    """Return ``error`` for the first caller, and a copy for each further one: notes and tracebacks of one caller stay its own.
 
     Parameters
     ----------
     error
-        What the handler gave; an exception that cannot be copied is shared.
+        The handler's exception; one that cannot be copied is shared.
     given
         Identities of the instances that were handed out; updated.
     """
     if isinstance(error, StopIteration):
-        # A future refuses it: raised inside a coroutine it would mean something else.
+        # A future refuses it: raised inside a coroutine, it would end the coroutine with a result.
         wrapped = RuntimeError("the handler gave a StopIteration")
         wrapped.__cause__ = error
         return wrapped

@@ -1,7 +1,4 @@
-"""The requests of a batcher: each on its way from its caller to a batch, all of them in one bounded queue in the order in which they came.
-
-Nothing here awaits: the queue decides, the batcher waits and calls.
-"""
+"""The requests of a batcher, and their bounded queue. Nothing here awaits."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ __all__ = ["BatcherStatistics", "Counters", "Request", "RequestQueue"]
 
 @dataclass(frozen=True, slots=True)
 class BatcherStatistics:
-    """What a batcher has done, and what it has in hand. Requests are counted once, whatever their size, unless a field says items.
+    """What a batcher has done, and what is queued and in flight. A field counts requests, whatever their size, unless it says items.
 
     ``submitted`` is the sum of ``answered``, ``failed``, ``dropped``, ``abandoned``, and the requests that wait or run now.
 
@@ -109,13 +106,13 @@ class Request:
     Attributes
     ----------
     item, size, future
-        What is asked, how many items it counts for, and who is told.
+        The item, how many items it counts for, and the future that the caller awaits.
     since : float
         Loop time at which it was submitted.
     is_idempotent, is_retried : bool
         Whether it may be sent again after a rebuild, and whether it was.
     is_launched : bool
-        Whether the handler has seen it.
+        Whether the handler was called with it.
     timer : asyncio.TimerHandle or None
         What ends the caller's wait at the deadline.
     fault : Exception or None
@@ -137,7 +134,7 @@ class Request:
 
 
 class RequestQueue:
-    """A queue bounded in items, and those who wait for room in it, in order. A request can leave from anywhere at the same small cost.
+    """A queue bounded in items, and the requests that wait for room in it, in order. Removing a request takes constant time.
 
     Parameters
     ----------
@@ -164,7 +161,7 @@ class RequestQueue:
         self.waiting = 0
 
     def offer(self, request: Request) -> bool:
-        """Take a request, into the queue or behind those who wait for room; return whether there was any."""
+        """Add a request to the queue, or to those that wait for room; return whether there was space in either."""
         size = request.size
         if self.queued + size <= self._limit and not self._waiters:
             self._queue[request] = None
@@ -177,7 +174,7 @@ class RequestQueue:
         return False
 
     def discard(self, request: Request) -> None:
-        """Let a request go that is no longer wanted; does nothing if it left before."""
+        """Remove a request whose caller has left; does nothing if it is not here."""
         if request in self._queue:
             del self._queue[request]
             self.queued -= request.size
@@ -189,13 +186,13 @@ class RequestQueue:
         self._admit()
 
     def take(self, limit: int) -> list[Request]:
-        """Take requests from the front, as many as fit into ``limit`` items; those that nobody waits for any more are thrown away."""
+        """Take requests from the front, as many as fit into ``limit`` items; requests whose caller has left are dropped."""
         queue = self._queue
         taken: list[Request] = []
         while queue:
             request, _ = queue.popitem(last=False)
             size = request.size
-            # A cancelled caller's future ends a turn before the caller can take its request back.
+            # The future of a cancelled caller is done one iteration before the caller discards its request.
             if request.future.done():
                 self.queued -= size
             elif size > limit:
@@ -211,7 +208,7 @@ class RequestQueue:
         return taken
 
     def clear(self) -> list[Request]:
-        """Take all, those who wait for room too."""
+        """Take all requests, also those that wait for room."""
         left = [*self._queue, *self._waiters]
         self._queue.clear()
         self._waiters.clear()
@@ -219,7 +216,7 @@ class RequestQueue:
         return left
 
     def oldest(self) -> float | None:
-        """Return since when the first in the queue waits; ``None`` if there is none."""
+        """Return the loop time at which the first request in the queue was submitted; ``None`` if there is none."""
         for request in self._queue:
             return request.since
         return None

@@ -1,4 +1,4 @@
-"""A task group that may be opened in one task and closed in another, as fixtures and lifespans do: a task of its own holds it open."""
+"""A task group that may be opened in one task and closed in another, as fixtures and lifespans do. A task of its own holds it open."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["RootTask"]
 logger = get_logger()
 
 _GRACE = 1.0
-"""Seconds that tasks get to end after they were cancelled, before closing gives up on them."""
+"""Seconds that tasks have to end after they were cancelled, before closing leaves them behind."""
 
 
 class RootTask:
@@ -30,7 +30,7 @@ class RootTask:
     name
         Of the task that holds the group, for logs and debuggers.
     ended
-        Called when no task runs any more, however that came about.
+        Called when no task runs any more, also after a cancellation.
 
     Attributes
     ----------
@@ -72,19 +72,19 @@ class RootTask:
         return True
 
     def finish(self) -> None:
-        """Say that nothing more will be started: the root ends once all tasks have. Idempotent."""
+        """Let the root end when all tasks have ended; nothing more will be started. Idempotent."""
         if not self._finished.done():
             self._finished.set_result(None)
 
     async def join(self, timeout: float) -> None:
         """Wait until the root has ended; after ``timeout`` seconds cancel what runs, and a second later leave it behind, with a logged error.
 
-        Cancelling ends the patience, not the wait: tasks are cancelled at once, and the cancellation goes on when they have ended.
+        Cancelling does not end the wait: tasks are cancelled at once, and the cancellation is raised when they have ended.
         """
         if self._task is None:
             return
         deadline = self.loop.time() + timeout
-        hurried = False
+        is_cancelled = False
         cancelled: asyncio.CancelledError | None = None
         with anyio.CancelScope(shield=True):
             while not self._task.done():
@@ -94,11 +94,11 @@ class RootTask:
                     cancelled, done = error, set()
                 if done:
                     break
-                if hurried and cancelled is None:
+                if is_cancelled and cancelled is None:
                     logger.error("tasks_left_behind", root=self._name)
                     break
-                if not hurried:
-                    hurried = True
+                if not is_cancelled:
+                    is_cancelled = True
                     deadline = self.loop.time() + _GRACE
                     self._task.cancel()
         if cancelled is not None:

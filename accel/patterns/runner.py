@@ -1,4 +1,4 @@
-"""One batch after it was formed: the handler is called, its callers are told, and what a rebuild cut short is tried once more."""
+"""Runs one batch: calls the handler, answers the callers, and retries once what a rebuild interrupted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class BatchRunner:
     Attributes
     ----------
     seconds_per_item : float
-        How long the handler takes for one item of a batch, of late.
+        Moving average of the handler's time for one item of a batch.
     """
 
     __slots__ = ("_counters", "_device", "_handler", "_isolation", "seconds_per_item")
@@ -56,7 +56,7 @@ class BatchRunner:
         self.seconds_per_item = 1e-3
 
     async def run(self, batch: list[Request]) -> None:
-        """Carry a batch to its end. If this is cancelled, those who still wait are the caller's to tell; see :meth:`fail`."""
+        """Run a batch to its end. If this is cancelled, requests stay unanswered: then call :meth:`fail`."""
         while batch:
             again = await self._attempt(batch)
             if again and self._device is not None:
@@ -64,7 +64,7 @@ class BatchRunner:
             batch = again
 
     def fail(self, batch: Iterable[Request], error: Exception) -> None:
-        """Answer with an error all who still wait."""
+        """Fail all requests that are not answered yet."""
         given: set[int] = set()
         for request in batch:
             if not request.future.done():
@@ -72,7 +72,7 @@ class BatchRunner:
                 request.future.set_exception(own_instance(error, given))
 
     async def _attempt(self, batch: list[Request]) -> list[Request]:
-        """Call the handler, answer, and return what is to be tried again."""
+        """Call the handler, answer the callers, and return the requests to retry."""
         wanted = [request for request in batch if not request.future.done()]
         if not wanted:
             return []
@@ -92,7 +92,7 @@ class BatchRunner:
         return self._settle(wanted, results)
 
     def _settle(self, batch: list[Request], results: Iterable[Any]) -> list[Request]:
-        """Tell the callers, and return the requests that are to be tried again."""
+        """Answer the callers, and return the requests to retry."""
         again: list[Request] = []
         suspects: list[Request] = []
         isolation = self._isolation
@@ -120,7 +120,7 @@ class BatchRunner:
         return again
 
     async def _recovered(self, device: Recovering, batch: list[Request]) -> None:
-        """Wait until the device is ready; if that will not happen any more, fail the batch."""
+        """Wait until the device is ready; fail the batch if it will not be."""
         try:
             await until_ready(device)
         except StopAsyncIteration:

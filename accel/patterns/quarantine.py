@@ -1,4 +1,4 @@
-"""The twin of a handler on a quarantined device: opened on demand, made anew for each of its contexts."""
+"""The handler on a quarantined device: opened on demand, and made anew for each of its contexts."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
 
     from accel.device import Device
 
-__all__ = ["HandlerTwin", "UnusableError"]
+__all__ = ["QuarantineHandler", "UnusableError"]
 
 _ATTEMPTS = 3
-"""How often the twin is made before it is given up, if a fault comes between."""
+"""How many times the handler is made while faults interrupt that."""
 
 
 class UnusableError(Exception):
-    """There is no quarantine, or no twin in it; the cause says why."""
+    """The quarantine, or the handler in it, cannot be made; see the ``__cause__``."""
 
 
-class HandlerTwin:
-    """Gives the handler's twin, on a device in quarantine.
+class QuarantineHandler:
+    """Opens a device in quarantine, and makes the handler for it.
 
     Parameters
     ----------
     device
-        The :class:`accel.Device` whose quarantine it is.
+        The :class:`accel.Device` that serves, whose ``quarantine()`` is opened.
     make
-        Makes the twin for a device; called again after each rebuild, whose contexts have none of the old refs.
+        ``await make(device)`` returns the handler for a device; called again after each rebuild, because the new context has none of the old refs.
     """
 
     def __init__(self, device: Any, make: Callable[[Device], Awaitable[Any]]) -> None:
@@ -44,12 +44,12 @@ class HandlerTwin:
         self._handler: Any = None
 
     async def handler(self) -> Callable[[list[Any]], Awaitable[Sequence[Any]]]:
-        """Return the twin once it can be used, which may take a new process and new weights.
+        """Return the handler when it can be used, which may take a new process and new weights.
 
         Raises
         ------
         UnusableError
-            If there will be none.
+            If it cannot be made.
         """
         for attempt in range(_ATTEMPTS):
             try:
@@ -60,7 +60,7 @@ class HandlerTwin:
         raise AssertionError("the last attempt returns or raises")
 
     def check_usable(self, results: Iterable[Any]) -> None:
-        """Raise if a trial ended because the quarantine is gone for good.
+        """Raise if a trial ended because the quarantined device is lost or closed.
 
         Raises
         ------
@@ -70,11 +70,11 @@ class HandlerTwin:
             if isinstance(result, AccelError) and result.scope >= FaultScope.DEVICE:
                 raise UnusableError from result
 
-    async def aclose(self, *, hurry: bool = False) -> None:
-        """Close the quarantine, if it is open; :meth:`handler` opens another. With ``hurry``, wait for nothing that runs there."""
+    async def aclose(self, *, abandon: bool = False) -> None:
+        """Close the quarantine, if it is open; :meth:`handler` opens another. With ``abandon``, do not wait for work that runs there."""
         device, self._device = self._device, None
         self._handler, self._generation = None, 0
-        if device is not None and hurry:
+        if device is not None and abandon:
             await device.aclose(timeout=0.0)
         await self._stack.aclose()
 
