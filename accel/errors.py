@@ -17,7 +17,7 @@
     |- ActorStoppedError              the actor stopped before it could answer
     |- InvalidArgumentError           (ValueError) the call's arguments are wrong
     |- UnsupportedError               right arguments, but not on this device or host
-    |- NotInitializedError            used before ``init`` or outside ``async with``
+    |- NotInitializedError            used outside ``async with``
     |- BackendUnavailableError        the backend or its device is not there
     `- ClosedError                    used after close, or in the wrong loop, thread or process
 
@@ -382,9 +382,9 @@ class UnsupportedError(AccelError):
 
 
 class NotInitializedError(AccelError):
-    """Used before it was initialized."""
+    """The system, batcher, device or compute interface was used before it was entered or initialized."""
 
-    default_remedy = "Use it inside `async with accel.System()`, or call init() first."
+    default_remedy = "Use it inside `async with accel.System()`."
 
 
 class BackendUnavailableError(AccelError):

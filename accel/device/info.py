@@ -1,4 +1,4 @@
-"""What a device says about itself: frozen pictures, cheap to take."""
+"""The state of a device as frozen snapshots."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class MemoryInfo:
     Parameters
     ----------
     used
-        Held by live buffers.
+        Bytes of live buffers.
     durable
-        The part of ``used`` that outlives a rebuild.
+        The part of ``used`` that stays valid over a rebuild.
     reserved
-        Taken from the device.
+        Bytes of the slabs taken from the device.
     limit
-        The most that may be reserved; ``None`` where nothing was set.
+        The ``memory_limit`` for ``reserved``; ``None`` without one.
     workspace
-        Held by streams for their libraries to work in: a part of ``reserved``, and under ``limit``, but not of ``used``.
+        Workspaces of the libraries, one per stream: a part of ``reserved``, but not of ``used``.
     """
 
     used: int
@@ -42,18 +42,20 @@ class MemoryInfo:
 
 @dataclass(frozen=True, slots=True)
 class PinnedInfo:
-    """Host memory of :meth:`accel.Device.pinned`, in bytes.
+    """Host memory under ``pinned_limit``, in bytes.
+
+    It holds the arrays of :meth:`accel.Device.pinned` and, on a process host, the arrays that ``put`` and ``get`` move.
 
     Parameters
     ----------
     used
-        Held by arrays.
+        Bytes of live arrays and of transfers in flight.
     reserved
-        Page-locked.
+        Page-locked bytes.
     limit
-        The most that may be reserved.
+        The ``pinned_limit``.
     waiting
-        How many calls wait for room.
+        Number of calls that wait for room.
     """
 
     used: int
@@ -69,26 +71,25 @@ class DeviceInfo:
     Parameters
     ----------
     name, backend, index
-        Which device it is.
+        The device.
     host
-        Where its context lives: ``"inline"`` is this process, ``"process"`` a child.
+        Where the context lives now: ``"inline"`` is this process, ``"process"`` a child.
     pid
-        Of that child; ``None`` while there is none, and with ``"inline"``.
+        Process id of the child; ``None`` with ``"inline"`` and while no child runs.
     state, generation
-        Where it is in its life.
+        The device's state and the number of its context.
     restarts
-        How often its context was rebuilt.
+        Number of rebuilds since the device was opened.
     queued
-        Submissions that wait, those that wait for room in the queue included.
+        Submissions in the queue, and those that wait for room in it.
     in_flight
-        Ops that were sent to the device and are not over.
+        Ops that were sent to the device and have not ended.
     memory
-        Its memory.
+        Device memory.
     pinned
-        The host memory of its pinned arrays.
+        Host memory under ``pinned_limit``.
     standby
-        What there is of a spare child: ``"none"``, ``"starting"``, ``"ready"``, or ``"failed"``, where too many have died by themselves; another is
-        tried with the next generation.
+        State of the spare child: ``"none"``, ``"starting"``, ``"ready"`` or ``"failed"``. After ``"failed"`` the next generation starts another one.
     """
 
     name: str
@@ -108,20 +109,20 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class DeviceHealth:
-    """Whether a device serves, told from its state and not from queued work.
+    """Whether a device serves. It is read from the device's state; nothing is sent.
 
     Parameters
     ----------
     is_live
-        Whether it serves now or will by itself; ``False`` while it is lost, and once it is closed.
+        Whether the device serves now, or will without intervention; ``False`` in the states LOST and CLOSED.
     is_ready
-        Whether it serves now.
+        Whether the device serves now.
     state, generation
-        Where it is in its life.
+        The device's state and the number of its context.
     reason
-        What keeps it from serving, or empty.
+        Why the device does not serve; empty while it does.
     is_stalled
-        Whether that is an op that does not end, or a child that does not answer, although the state is READY.
+        Whether an op does not end, or a child does not answer, although the state is READY.
     """
 
     is_live: bool
@@ -133,7 +134,7 @@ class DeviceHealth:
 
 
 def snapshot(core: DeviceCore, host: Host, queue: MailboxStatistics) -> DeviceInfo:
-    """Return a device's picture; ``queue`` is the state of its actor's mailbox."""
+    """Return the device's snapshot; ``queue`` is the state of its actor's mailbox."""
     context = host.context
     used = reserved = workspace = 0
     if context is not None:
