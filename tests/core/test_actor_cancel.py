@@ -200,6 +200,7 @@ async def test_receive_sees_the_context_of_the_sender_and_changes_only_a_copy() 
         assert user.get() == "alice"
         user.set("bob")
         assert await ref.ask("who") == "bob bob"
+        assert await ref.ask("who", timeout=10) == "bob bob"
 
 
 async def test_an_actor_that_opts_out_starts_with_an_empty_context() -> None:

@@ -167,6 +167,14 @@ async def test_the_portal_runs_plain_functions_and_logs_their_errors(caplog: pyt
     assert "portal_call_failed" in caplog.text
 
 
+@pytest.mark.parametrize("function", [asyncio.sleep, "no function", None])
+async def test_a_callback_is_a_plain_function(function: Any) -> None:
+    async with ActorSystem() as system:
+        with pytest.raises(InvalidArgumentError, match="plain function"):
+            await system.run_blocking(system.portal.call_soon, function)
+        assert system.portal.in_flight == 0
+
+
 async def test_the_portal_refuses_the_thread_of_the_loop() -> None:
     async with ActorSystem() as system:
         with pytest.raises(ClosedError, match="other threads"):

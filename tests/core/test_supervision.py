@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import logging
 import math
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,6 +23,9 @@ from accel.errors import (
     InvalidArgumentError,
 )
 from tests.supervision_support import Counter, Time, fail, system_on, turns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @pytest.mark.parametrize(
@@ -85,8 +90,38 @@ def test_a_budget_refills_when_its_window_has_passed() -> None:
     budget = RestartBudget(RestartStrategy(max_restarts=2, within=10.0, backoff=(1.0, 1.0)), time, random.Random(1))
 
     assert (budget.request(), budget.request(), budget.request()) == (0.0, 1.0, None)
+    assert budget.left() == 0
     time.now += 10.0
+    assert budget.left() == 2
     assert (budget.request(), budget.restarts) == (0.0, 3)
+    time.now += 20.0
+    assert budget.left() == 2
+
+
+def test_a_strategy_that_actors_share_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        RestartStrategy().max_restarts = 9  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("error", "decide", "level"),
+    [
+        (AccelError("op"), None, "DEBUG"),
+        (ValueError("bug"), None, "WARNING"),
+        (ValueError("bug"), lambda error: Directive.RESUME, "WARNING"),
+        (AccelError("op"), lambda error: Directive.RESTART, "WARNING"),
+    ],
+)
+async def test_a_failure_is_logged_as_a_warning_unless_it_is_an_ops_own(
+    caplog: pytest.LogCaptureFixture, error: Exception, decide: Callable[[BaseException], Directive] | None, level: str
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with system_on(Time()) as system:
+        ref = await system.spawn(Counter, restart=RestartStrategy(decide=decide))
+        await fail(ref, error)
+        await ref.ask(1)
+
+    assert [record.levelname for record in caplog.records if "actor_failed" in record.getMessage()] == [level]
 
 
 async def test_a_restart_gives_a_fresh_state_and_keeps_the_mailbox() -> None:
@@ -237,7 +272,7 @@ async def test_a_start_that_loses_the_device_during_a_restart_stops_at_once() ->
         assert await ref.wait_stopped() is lost
 
 
-async def test_stopping_at_once_cuts_a_delay_short() -> None:
+async def test_stopping_at_once_cuts_a_delay_short(caplog: pytest.LogCaptureFixture) -> None:
     time = Time(auto=False)
     async with system_on(time) as system:
         ref = await system.spawn(Counter)
@@ -251,6 +286,7 @@ async def test_stopping_at_once_cuts_a_delay_short() -> None:
         with pytest.raises(ActorStoppedError):
             await asking
         assert await ref.wait_stopped() is None
+    assert "system_failed" not in caplog.text
 
 
 async def test_a_drain_lasts_through_a_restart() -> None:
