@@ -110,7 +110,6 @@ class Mark:
 
     def __init__(self, event: Any, lane: object = "lane", kind: object = "kind", stream: Any = None) -> None:
         self.event = event
-        self.nap: asyncio.Future[None] | None = None
         self.lane = lane
         self.stream = stream
         self.kind = kind
@@ -118,9 +117,6 @@ class Mark:
         self.ends: list[AccelError | None] = []
         self.ended = asyncio.get_running_loop().create_future()
         self._thread = threading.current_thread()
-
-    def is_overtaken(self) -> bool:
-        return False
 
     def complete(self) -> None:
         assert self.event.query() is True

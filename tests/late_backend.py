@@ -1,6 +1,6 @@
 """The CPU as a device of its own kind: its work runs on its own threads, its marks end some time after their work, and some enqueuing may block.
 
-It says that it does not share the processor, so that it is waited for as hardware is: by the reactor, and by callers that look themselves.
+It says that it does not share the processor, so that it is polled as hardware is.
 """
 
 from __future__ import annotations

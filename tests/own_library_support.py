@@ -77,7 +77,7 @@ class PendingRequest(accel.KernelLibrary):
         if op.way == "answers":
             Answers._tell = _broken  # type: ignore[method-assign,assignment]
         if op.way == "looks":
-            SignalledWatcher._look_at_all = _broken  # type: ignore[method-assign,assignment]
+            SignalledWatcher._poll = _broken  # type: ignore[method-assign,assignment]
         while op.way == "locked":
             ctypes.PyDLL(None).pause()
         if op.way == "waits":

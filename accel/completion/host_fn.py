@@ -1,8 +1,8 @@
 """A C function in a side stream posts a semaphore, and one thread that waits for it wakes the loop.
 
 No Python runs in the callback: it is ``sem_post`` of the C library, which takes no lock that Python code can hold. It runs in a stream of its own, because a
-host function stalls the stream that it is in. And it is only a hint: after a fault it never runs, and elsewhere such callbacks were seen to run
-without saying that the work before them had failed. So every mark is queried before it ends, and the oldest marks are looked at from time to time anyway.
+host function stalls the stream that it is in. It is only a hint: after a fault it never runs, and on other systems such callbacks were seen to run
+after failed work. So every mark is queried before it ends, and the oldest marks are queried at a long interval besides.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from accel.backend import AccelDevice, AccelEvent, AccelStream, HostFunction
-    from accel.completion.strategy import Pending
+    from accel.completion.strategy import Mark
 
 __all__ = ["HostFnCompletion", "HostFnWatcher", "Semaphore"]
 
@@ -35,7 +35,7 @@ class HostFnCompletion(CompletionStrategy):
     Parameters
     ----------
     watch_interval
-        Seconds between two looks at the oldest marks, which find what no host function reports: a fault.
+        Seconds between two queries of the oldest marks. They find what no host function reports: a fault.
     """
 
     name: ClassVar[str] = "host_fn"
@@ -95,7 +95,7 @@ class Semaphore:
 
 
 class _Waiter:
-    """The thread that turns posts into turns of the loop."""
+    """The thread that turns posts into callbacks of the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str, posted: Callable[[], None]) -> None:
         self.semaphore = Semaphore()
@@ -118,18 +118,18 @@ class _Waiter:
         await thread_end(self._thread)
 
     def _run(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody is left to tell
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and no waiter is left
             while True:
                 self.semaphore.wait()
                 if self._stopping:
                     self._loop.call_soon_threadsafe(self._say_stopped)
                     return
-                if not self._is_called:  # else the loop has not looked yet, and will see this one too
+                if not self._is_called:  # else the loop has not polled yet, and finds this one too
                     self._is_called = True
-                    self._loop.call_soon_threadsafe(self._look)
+                    self._loop.call_soon_threadsafe(self._call_back)
 
-    def _look(self) -> None:
-        self._is_called = False  # before looking: what is posted from now on needs another call
+    def _call_back(self) -> None:
+        self._is_called = False  # before the poll: what is posted from now on needs another call
         self._posted()
 
     def _say_stopped(self) -> None:
@@ -154,25 +154,25 @@ class _Side:
         try:
             self.stream.wait(event)
             self.stream.launch_host_function(function)
-        except Exception:  # the mark is looked at all the same
+        except Exception:  # the mark is queried all the same
             return False
         return True
 
 
 class HostFnWatcher(SignalledWatcher):
-    """Lets the device wake the loop, and looks at the oldest marks once per ``watch_interval`` besides."""
+    """Lets the device wake the loop, and queries the oldest marks once per ``watch_interval`` besides."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, device: AccelDevice, watch_interval: float) -> None:
         super().__init__(loop, watch_interval)
         self._device = device
         self._sides: dict[Hashable, _Side] = {}
-        self._waiter = _Waiter(loop, f"accel-host-fn-{device.description.spec}", self._look_at_all)
+        self._waiter = _Waiter(loop, f"accel-host-fn-{device.description.spec}", self._poll)
 
-    def _ask_for_signal(self, pending: Pending) -> None:
-        side = self._sides.get(pending.lane)
+    def _ask_for_signal(self, mark: Mark) -> None:
+        side = self._sides.get(mark.lane)
         if side is None:
-            side = self._sides[pending.lane] = _Side(self._device)
-        if not side.report(pending.event, self._waiter.semaphore):
+            side = self._sides[mark.lane] = _Side(self._device)
+        if not side.report(mark.event, self._waiter.semaphore):
             self._waiter.semaphore()
 
     async def _release(self, *, abandon: bool) -> None:

@@ -1,13 +1,12 @@
-"""Look at the marks at a fixed interval."""
+"""Poll the oldest mark of every lane at a fixed interval."""
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from accel.completion.strategy import CompletionStrategy, Ended, LaneWatcher, put_in_line, take_ended
-from accel.completion.timer import create_timer
+from accel.completion.poller import PollingWatcher
+from accel.completion.strategy import CompletionStrategy
 from accel.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -15,9 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from accel.backend import AccelDevice
-    from accel.completion.strategy import Pending
 
-__all__ = ["PolledCompletion", "PolledWatcher"]
+__all__ = ["PolledCompletion"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +25,7 @@ class PolledCompletion(CompletionStrategy):
     Parameters
     ----------
     interval
-        Seconds between two looks; 0 looks once per turn of the loop.
+        Seconds between two polls; 0 polls once per loop iteration.
     """
 
     name: ClassVar[str] = "polled"
@@ -37,56 +35,22 @@ class PolledCompletion(CompletionStrategy):
         if isinstance(self.interval, bool) or not isinstance(self.interval, (int, float)) or not 0 <= self.interval < float("inf"):
             raise InvalidArgumentError(f"interval={self.interval!r} is not a time to wait", remedy="Use 0 or more seconds.")
 
-    def open(self, device: AccelDevice, loop: asyncio.AbstractEventLoop, shared: dict[Any, Any]) -> PolledWatcher:
-        """Return a watcher with a timer of its own."""
-        return PolledWatcher(loop, self.interval)
+    def open(self, device: AccelDevice, loop: asyncio.AbstractEventLoop, shared: dict[Any, Any]) -> PollingWatcher:
+        """Return a watcher that uses the poller of all devices with this interval."""
+        return PollingWatcher(loop, shared, self, lambda: _FixedPace(self.interval))
 
 
-class PolledWatcher(LaneWatcher):
-    """Polls one device's marks."""
+class _FixedPace:
+    """Polls at an interval, whatever an op takes."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, interval: float) -> None:
-        super().__init__(loop)
+    __slots__ = ("_interval",)
+
+    def __init__(self, interval: float) -> None:
         self._interval = interval
-        self._lanes: dict[Hashable, deque[Pending]] = {}
-        self._timer = create_timer(loop, self._poll)
-        self._next_turn: asyncio.Handle | None = None
-        self._armed = False
 
-    def watch(self, pending: Pending) -> None:
-        """Watch a mark until it ends."""
-        self._admit()
-        put_in_line(self._lanes.setdefault(pending.lane, deque()), pending)
-        self._arm()
+    def delay(self, kind: Hashable, elapsed: float) -> float:
+        """Return the interval."""
+        return self._interval
 
-    def _arm(self) -> None:
-        if self._armed:
-            return
-        self._armed = True
-        if self._interval > 0:
-            self._timer.arm(self._interval)
-        else:
-            self._next_turn = self._loop.call_soon(self._poll)
-
-    def _poll(self) -> None:
-        self._armed = False
-        self._looks += 1
-        ended: list[Ended] = []
-        for lane in list(self._lanes):
-            queue = self._lanes[lane]
-            take_ended(queue, ended)
-            if not queue:
-                del self._lanes[lane]
-        if self._lanes:
-            self._arm()
-        self._settle(ended)
-
-    def _take_all(self) -> list[Pending]:
-        taken = [pending for queue in self._lanes.values() for pending in queue]
-        self._lanes.clear()
-        return taken
-
-    async def _release(self, *, abandon: bool) -> None:
-        if self._next_turn is not None:
-            self._next_turn.cancel()
-        self._timer.close()
+    def observe(self, kind: Hashable, seconds: float) -> None:
+        """Do nothing: a fixed interval learns nothing."""

@@ -1,4 +1,4 @@
-"""Waiting to be woken: queues of marks that are looked at when something says that one may have ended, and from time to time besides."""
+"""Watchers that a signal wakes: they query the oldest marks when a signal comes, and at a long interval besides."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING
 
-from accel.completion.strategy import Ended, LaneWatcher, put_in_line, take_ended
+from accel.completion.strategy import Ended, LaneWatcher, take_ended
 from accel.completion.timer import create_timer
 from accel.errors import InvalidArgumentError
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Hashable
 
-    from accel.completion.strategy import Pending
+    from accel.completion.strategy import Mark
 
 __all__ = ["NotifiedWatcher", "SignalledWatcher", "check_watch_interval"]
 
@@ -32,7 +32,7 @@ def check_watch_interval(seconds: float) -> None:
 
 
 class SignalledWatcher(LaneWatcher):
-    """Looks at the oldest marks when it is signalled, and once per ``watch_interval``: after a fault no signal comes.
+    """Queries the oldest marks when it is signalled, and once per ``watch_interval``: after a fault no signal comes.
 
     Parameters
     ----------
@@ -45,23 +45,23 @@ class SignalledWatcher(LaneWatcher):
     def __init__(self, loop: asyncio.AbstractEventLoop, watch_interval: float) -> None:
         super().__init__(loop)
         self._watch_interval = watch_interval
-        self._lanes: dict[Hashable, deque[Pending]] = {}
+        self._lanes: dict[Hashable, deque[Mark]] = {}
         self._timer = create_timer(loop, self._on_timer)
         self._is_armed = False
 
-    def watch(self, pending: Pending) -> None:
+    def watch(self, mark: Mark) -> None:
         """Watch a mark until it ends."""
         self._admit()
-        queue = self._lanes.get(pending.lane)
-        if queue is None:
-            queue = self._lanes[pending.lane] = deque()
-        put_in_line(queue, pending)
+        marks = self._lanes.get(mark.lane)
+        if marks is None:
+            marks = self._lanes[mark.lane] = deque()
+        marks.append(mark)
         self._arm()
-        self._ask_for_signal(pending)
+        self._ask_for_signal(mark)
 
     @abstractmethod
-    def _ask_for_signal(self, pending: Pending) -> None:
-        """See that :meth:`_look_at_all` is called, on the loop, once ``pending`` has ended without a fault."""
+    def _ask_for_signal(self, mark: Mark) -> None:
+        """Have :meth:`_poll` called on the loop once ``mark`` has ended without a fault."""
 
     def _arm(self) -> None:
         if not self._is_armed:
@@ -70,15 +70,15 @@ class SignalledWatcher(LaneWatcher):
 
     def _on_timer(self) -> None:
         self._is_armed = False
-        self._look_at_all()
+        self._poll()
 
-    def _look_at_all(self) -> None:
-        if not self._pending:  # a signal that comes after the timer has found what it tells of
+    def _poll(self) -> None:
+        if not self._pending:  # the timer came before the signal
             return
-        self._looks += 1
+        self._polls += 1
         ended: list[Ended] = []
-        for queue in self._lanes.values():
-            take_ended(queue, ended)
+        for marks in self._lanes.values():
+            take_ended(marks, ended)
         if self._pending > len(ended):
             self._arm()
         elif self._is_armed:
@@ -86,8 +86,8 @@ class SignalledWatcher(LaneWatcher):
             self._timer.disarm()
         self._settle(ended)
 
-    def _take_all(self) -> list[Pending]:
-        taken = [pending for queue in self._lanes.values() for pending in queue]
+    def _take_all(self) -> list[Mark]:
+        taken = [mark for marks in self._lanes.values() for mark in marks]
         self._lanes.clear()
         return taken
 
@@ -96,9 +96,9 @@ class SignalledWatcher(LaneWatcher):
 
 
 class NotifiedWatcher(SignalledWatcher):
-    """For devices whose work runs on this machine's own processor, on threads of this process: the thread that did the work wakes the loop.
+    """For devices that compute on threads of this process: the thread that did the work wakes the loop.
 
-    Spinning would take from the work what it waits for, and a side stream would be one more thread to switch to. The watcher itself is the host
+    Polling would take the processor from the work, and a side stream would be one more thread to switch to. The watcher itself is the host
     function (see :class:`~accel.backend.HostFunction`) that the marks' own streams call; it is Python code, so it is for such devices only.
     """
 
@@ -110,19 +110,19 @@ class NotifiedWatcher(SignalledWatcher):
         self._is_called = False
 
     def __call__(self) -> None:
-        """Have the loop look, unless it is about to anyway. Called on the stream's thread."""
+        """Have the loop poll, unless it is about to. Called on the stream's thread."""
         if not self._is_called:
             self._is_called = True
-            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody is left to tell
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and no waiter is left
                 self._loop.call_soon_threadsafe(self._on_call)
 
     def _on_call(self) -> None:
-        self._is_called = False  # before looking: what ends from now on needs another call
+        self._is_called = False  # before the poll: a mark that ends from now on needs another call
         if not self._released:
-            self._look_at_all()
+            self._poll()
 
-    def _ask_for_signal(self, pending: Pending) -> None:
+    def _ask_for_signal(self, mark: Mark) -> None:
         try:
-            pending.stream.launch_host_function(self)
-        except Exception:  # a poisoned context takes no more work, or there is no thread for it: the mark says so when it is looked at
+            mark.stream.launch_host_function(self)
+        except Exception:  # a poisoned context takes no more work, or there is no thread for it: the query of the mark tells
             self()

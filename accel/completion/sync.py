@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from accel.completion.strategy import CompletionStrategy, Ended, LaneWatcher, put_in_line, take_ended, thread_end
+from accel.completion.strategy import CompletionStrategy, Ended, LaneWatcher, take_ended, thread_end
 from accel.errors import OutOfMemoryError
 from accel.shortage import no_thread
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from accel.backend import AccelDevice, AccelEvent
-    from accel.completion.strategy import Pending
+    from accel.completion.strategy import Mark
 
 __all__ = ["SyncCompletion", "SyncWatcher"]
 
-_LOOK = 0.005
-"""Seconds between two looks at a lane for which the operating system had no thread: a shortage lasts longer, and a late end is better than none."""
+_POLL = 0.005
+"""Seconds between two polls of a lane for which the operating system had no thread."""
 
 
 @dataclass(frozen=True)
@@ -81,16 +81,16 @@ class _Blocker:
                 self._call(self._passed)
 
     def _call(self, callback: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody is left to tell
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and no waiter is left
             self._loop.call_soon_threadsafe(callback)
 
 
 class _Lane:
-    __slots__ = ("blocker", "is_blocked", "name", "queue", "stopped")
+    __slots__ = ("blocker", "is_blocked", "marks", "name", "stopped")
 
     def __init__(self, name: str, stopped: asyncio.Future[None]) -> None:
         self.name = name
-        self.queue: deque[Pending] = deque()
+        self.marks: deque[Mark] = deque()
         self.is_blocked = False
         self.stopped = stopped
         self.blocker: _Blocker | None = None
@@ -104,42 +104,42 @@ class SyncWatcher(LaneWatcher):
         self._device = device
         self._lanes: dict[Hashable, _Lane] = {}
 
-    def watch(self, pending: Pending) -> None:
+    def watch(self, mark: Mark) -> None:
         """Watch a mark until it ends; the lane's first mark starts its thread."""
-        lane = self._lanes.get(pending.lane)
+        lane = self._lanes.get(mark.lane)
         if lane is None and not self._closing:
             name = f"accel-sync-{self._device}-lane-{len(self._lanes)}"
-            lane = self._lanes[pending.lane] = _Lane(name, self._loop.create_future())
+            lane = self._lanes[mark.lane] = _Lane(name, self._loop.create_future())
         self._admit()
         assert lane is not None, "a watcher that is closed admits nothing"
-        put_in_line(lane.queue, pending)
+        lane.marks.append(mark)
         self._block(lane)
 
     def _block(self, lane: _Lane) -> None:
         # The thread gets the next event only when the loop has dealt with the last one: until then an event that the
         # thread has in hand cannot be recorded anew for something else.
-        if lane.queue and not lane.is_blocked:
+        if lane.marks and not lane.is_blocked:
             lane.is_blocked = True
             if lane.blocker is None:
                 try:
                     lane.blocker = _Blocker(self._loop, lane.name, lambda: self._passed(lane), lambda: _resolve(lane.stopped))
-                except OutOfMemoryError:  # the work is in the stream already, and ends: it is looked for until there is a thread
-                    self._loop.call_later(_LOOK, self._passed, lane)
+                except OutOfMemoryError:  # the work is in the stream already: poll until there is a thread
+                    self._loop.call_later(_POLL, self._passed, lane)
                     return
-            lane.blocker.block_on(lane.queue[0].event)
+            lane.blocker.block_on(lane.marks[0].event)
 
     def _passed(self, lane: _Lane) -> None:
         lane.is_blocked = False
-        self._looks += 1
+        self._polls += 1
         ended: list[Ended] = []
-        take_ended(lane.queue, ended)
+        take_ended(lane.marks, ended)
         self._block(lane)
         self._settle(ended)
 
-    def _take_all(self) -> list[Pending]:
-        taken = [pending for lane in self._lanes.values() for pending in lane.queue]
+    def _take_all(self) -> list[Mark]:
+        taken = [mark for lane in self._lanes.values() for mark in lane.marks]
         for lane in self._lanes.values():
-            lane.queue.clear()
+            lane.marks.clear()
         return taken
 
     async def _release(self, *, abandon: bool) -> None:

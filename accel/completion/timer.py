@@ -22,14 +22,14 @@ _SHORTEST = 1e-9  # a timerfd takes 0 for "disarm"
 class Timer(Protocol):
     """Calls its callback on the loop once the delay it was armed with is over."""
 
-    def arm(self, delay: float, every: float = 0.0) -> None:
-        """Call back in ``delay`` seconds, and, unless that is 0, each ``every`` seconds from then on; an earlier arming is forgotten."""
+    def arm(self, delay: float) -> None:
+        """Call back once, in ``delay`` seconds; this replaces an earlier arming."""
 
     def disarm(self) -> None:
-        """Forget the arming."""
+        """Cancel the arming."""
 
     def close(self) -> None:
-        """Give the timer's resources back. Idempotent."""
+        """Release the timer's resources. Idempotent."""
 
 
 class LoopTimer:
@@ -42,23 +42,23 @@ class LoopTimer:
         self._callback = callback
         self._handle: asyncio.TimerHandle | None = None
 
-    def arm(self, delay: float, every: float = 0.0) -> None:
-        """Call back in ``delay`` seconds, and perhaps each ``every`` seconds from then on."""
+    def arm(self, delay: float) -> None:
+        """Call back once, in ``delay`` seconds."""
         self.disarm()
-        self._handle = self._loop.call_later(delay, self._rings, every)
+        self._handle = self._loop.call_later(delay, self._expired)
 
     def disarm(self) -> None:
-        """Forget the arming."""
+        """Cancel the arming."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
 
     def close(self) -> None:
-        """Forget the arming."""
+        """Cancel the arming."""
         self.disarm()
 
-    def _rings(self, every: float) -> None:
-        self._handle = self._loop.call_later(every, self._rings, every) if every else None
+    def _expired(self) -> None:
+        self._handle = None
         self._callback()
 
 
@@ -86,13 +86,13 @@ class TimerfdTimer:
             raise
         close_after_fork(self)
 
-    def arm(self, delay: float, every: float = 0.0) -> None:
-        """Call back in ``delay`` seconds, and perhaps each ``every`` seconds from then on, which takes no call as arming anew would."""
-        self._set(max(delay, _SHORTEST), every)
+    def arm(self, delay: float) -> None:
+        """Call back once, in ``delay`` seconds."""
+        self._set(max(delay, _SHORTEST))
 
     def disarm(self) -> None:
-        """Forget the arming."""
-        self._set(0.0, 0.0)
+        """Cancel the arming."""
+        self._set(0.0)
 
     def close(self) -> None:
         """Close the descriptor. Idempotent."""
@@ -102,24 +102,24 @@ class TimerfdTimer:
             self._fd = -1
 
     def close_inherited(self) -> None:
-        """Close the descriptor in a forked child, and nothing more: the timer itself is the parent's too."""
+        """Close the descriptor in a forked child; the timer behind it belongs to the parent as well."""
         fd, self._fd = self._fd, -1
         self._set = _set_nothing
         if fd >= 0:
             os.close(fd)
 
     def _expired(self) -> None:
-        if self._fd < 0:  # a fork shares the loop's selector with its parent, whose timer this is
+        if self._fd < 0:  # a forked child shares the selector with its parent, which owns the timer
             return
         try:
             os.read(self._fd, 8)
         except BlockingIOError:
-            return  # armed anew between the loop's look and this call
+            return  # it was armed again since the selector reported it
         self._callback()
 
 
-def _set_nothing(delay: float, every: float) -> None:
-    """Stand in for setting a timer that is the parent's."""
+def _set_nothing(delay: float) -> None:
+    """Replace the setter in a forked child: the timer is the parent's."""
 
 
 def create_timer(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> Timer:
@@ -132,9 +132,9 @@ def create_timer(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) 
 
 if sys.version_info >= (3, 13):
 
-    def _open_timerfd() -> tuple[int, Callable[[float, float], object]]:
+    def _open_timerfd() -> tuple[int, Callable[[float], object]]:
         fd = os.timerfd_create(time.CLOCK_MONOTONIC, flags=os.TFD_NONBLOCK | os.TFD_CLOEXEC)
-        return fd, lambda delay, every: os.timerfd_settime(fd, initial=delay, interval=every)
+        return fd, lambda delay: os.timerfd_settime(fd, initial=delay)
 
 else:
 
@@ -144,8 +144,8 @@ else:
     class _Itimerspec(ctypes.Structure):
         _fields_ = (("it_interval", _Timespec), ("it_value", _Timespec))
 
-    def _open_timerfd() -> tuple[int, Callable[[float, float], object]]:
-        # Neither call blocks, so they keep the GIL: giving it up could cost 5 ms.
+    def _open_timerfd() -> tuple[int, Callable[[float], object]]:
+        # Neither call blocks, so they keep the GIL: releasing it can cost a switch interval of 5 ms.
         libc = ctypes.PyDLL(None, use_errno=True)
         fd = libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if fd < 0:
@@ -154,13 +154,12 @@ else:
         settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
         specification = _Itimerspec()
         address = ctypes.addressof(specification)
-        value, interval = specification.it_value, specification.it_interval
+        value = specification.it_value
 
-        def set_times(delay: float, every: float) -> object:
-            for field, span in ((value, delay), (interval, every)):
-                seconds = int(span)
-                field.tv_sec = seconds
-                field.tv_nsec = int((span - seconds) * 1e9)
+        def set_time(delay: float) -> object:
+            seconds = int(delay)
+            value.tv_sec = seconds
+            value.tv_nsec = int((delay - seconds) * 1e9)
             return settime(fd, 0, address, None)
 
-        return fd, set_times
+        return fd, set_time

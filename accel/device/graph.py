@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel import ops
 from accel.device.recording import Recorder
@@ -193,7 +193,7 @@ class GraphSubmission(OpSubmission):
 
     def complete(self) -> None:
         """Take note that the program is there; called once."""
-        self.program.settle(cast("Context", self._context))  # it is complete where it runs
+        self.program.settle(self._context)  # it is complete where it runs
         super().complete()
 
 

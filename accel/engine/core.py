@@ -58,8 +58,6 @@ class DeviceCore:
         Buffers whose last ref went away.
     pending : int
         Callers that wait for a submission of theirs.
-    turned_at : float
-        When a caller last went on after a turn of the loop.
     retired : int
         Ops that are over.
     in_hand : int
@@ -120,7 +118,7 @@ class DeviceCore:
         self.capabilities: Mapping[str, frozenset[DType]] = {}
         self.rebuild_seconds = 0.5
         self.restarts = self.in_hand = self.pending = self.retired = 0
-        self.faulted_at = self.turned_at = 0.0
+        self.faulted_at = 0.0
         self.pinned = PinnedMemory(self.name, self.loop, system, options.pinned_limit)
         self.is_closing = self.is_watchful = self._had_process_fault = False
         self.disposal = Disposal(self.loop)

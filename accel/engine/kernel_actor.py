@@ -171,7 +171,7 @@ class KernelActor(Actor["Sendable", None]):
                 submission.launched += 1
                 try:
                     is_capture = type(launch.op) is Capture
-                    with self._context.watcher.expecting(), captures_of(self._context.core).one_more() if is_capture else _NO_CAPTURE:
+                    with captures_of(self._context.core).one_more() if is_capture else _NO_CAPTURE:
                         raised = await run_blocking(_raised_by, call, launch.kernel, lane, launch.op, launch.inputs, launch.outputs)
                 except Exception:
                     submission.launched -= 1  # it never began
@@ -335,11 +335,8 @@ class KernelActor(Actor["Sendable", None]):
         run.marked(event)
         if passed:
             run.complete()
-        elif not run.is_attended:
-            if run.launches[-1].beside:  # the device may be through already: it had all the time that enqueuing took
-                context.watcher.attend(run)
-            else:
-                context.watcher.watch(run)
+        else:
+            context.watcher.watch(run)
 
 
 def _raised_by(call: Callable[..., None], *arguments: Any) -> BaseException | None:

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EventPool", "Lane"]
 
-_AHEAD = 4
-"""A mark that is so many numbers ahead is worth being asked for: once it is passed, none of those before it has to be."""
-
 
 class EventPool:
     """Events that wait to be recorded again: making one costs more than recording one."""
@@ -58,32 +55,13 @@ class Lane(Timeline):
 
     Attributes
     ----------
-    newest : int
-        The number of the last mark of an op or a batch; 0 before the first.
     owed : list
         What the stream should wait for already, and could not be made to: the next op is not enqueued before.
-    mark : AccelEvent or None
-        That mark. It is recorded anew only when :attr:`completed` has come to its number.
     provided : set of str
         Libraries whose workspaces are there; see :class:`accel.backend.TakesWorkspace`.
     """
 
-    __slots__ = (
-        "_asks_at",
-        "_gap",
-        "_target",
-        "_target_mark",
-        "_waiters",
-        "compute",
-        "constants",
-        "device",
-        "events",
-        "mark",
-        "newest",
-        "owed",
-        "provided",
-        "stream",
-    )
+    __slots__ = ("_waiters", "compute", "constants", "device", "events", "owed", "provided", "stream")
 
     def __init__(self, name: str, device: AccelDevice, stream: AccelStream, compute: ComputeBackend, events: EventPool) -> None:
         super().__init__(name)
@@ -94,36 +72,7 @@ class Lane(Timeline):
         self.compute = compute
         self.events = events
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self.newest = 0
         self.provided: set[str] = set()
-        self.mark: AccelEvent | None = None
-        self._target_mark: AccelEvent | None = None
-        self._target = self._asks_at = self._gap = 0
-
-    def has_passed(self, seq: int) -> bool:
-        """Return whether ``seq``, whose mark nobody has found to be passed, is over because a later mark is, which is asked for where it stands for many.
-
-        With many short ops on their way the first that asks, or the one after it, knows for all that were sent before it asked. In vain it asks after one
-        more op, then after two, four and so on.
-        """
-        if seq <= self.completed:
-            return True
-        if self._target <= seq:
-            if self.newest < seq + _AHEAD:
-                return False
-            self._target, self._target_mark, self._gap = self.newest, self.mark, 1
-        elif seq < self._asks_at:
-            return False
-        try:
-            is_passed = self._target_mark is not None and self._target_mark.query()
-        except Exception:  # a fault, or a backend's bug: the op's own mark tells of it
-            is_passed = False
-        if is_passed:
-            self.complete(self._target)
-            return True
-        self._asks_at = seq + self._gap
-        self._gap *= 2
-        return False
 
     def advance(self, seq: int) -> None:
         """Say that everything up to ``seq`` is in the stream, or never will be."""

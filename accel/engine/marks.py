@@ -15,7 +15,7 @@ __all__ = ["LaneMark"]
 
 
 class LaneMark:
-    """Moves a lane's clock when it is passed; see :class:`accel.completion.Pending`.
+    """Moves a lane's clock when it is passed; see :class:`accel.completion.Mark`.
 
     Parameters
     ----------

@@ -8,7 +8,7 @@ for each chunk, with a :class:`Launch` for each op.
 from __future__ import annotations
 
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from accel.engine.submission import Submission
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from accel.actors import ActorRef
     from accel.backend import AccelEvent, Injection, Kernel
-    from accel.completion import Looks
     from accel.engine.context import Context
     from accel.engine.lane import Lane
     from accel.engine.submission import BatchSubmission
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from accel.memory.usage import Dependency
     from accel.ops import KernelOp, Plan
     from accel.ref import AccelRef
-    from accel.remote.context import RemoteContext
 
 __all__ = ["BATCH", "Bound", "Launch", "OpSubmission", "Port", "Run", "Sendable"]
 
@@ -96,7 +94,7 @@ class Launch:
 
 
 class Run:
-    """Consecutive launches of a batch, and the mark that ends them; see :class:`accel.completion.Pending`.
+    """Consecutive launches of a batch, and the mark that ends them; see :class:`accel.completion.Mark`.
 
     Attributes
     ----------
@@ -106,8 +104,6 @@ class Run:
         Where, and by whom.
     is_last : bool
         Whether the submission ends with it.
-    is_attended : bool
-        Whether who waits for the batch looks for its end itself.
     commands : int
         What the launches put into the device's queues.
     event, enqueued_at, kind
@@ -127,43 +123,13 @@ class Run:
         self.is_last = is_last
         self.kind: Hashable = None
 
-    @property
-    def is_attended(self) -> bool:
-        """Whether who waits for the batch looks for its end itself."""
-        return self.is_last and self.submission.is_attended
-
-    @property
-    def nap(self) -> asyncio.Future[None] | None:
-        """See :attr:`accel.engine.submission.Submission.nap`."""
-        return self.submission.nap
-
-    @nap.setter
-    def nap(self, nap: asyncio.Future[None] | None) -> None:
-        self.submission.nap = nap
-
     def marked(self, event: AccelEvent) -> None:
         """Take note of the mark, which is not passed yet."""
         self.event = event
-        self.lane.mark, self.lane.newest = event, self.launches[-1].seq
         self.kind = _run_kind(self.submission, self.launches)
         self.enqueued_at = perf_counter()
         if self.is_last:
             self.submission.release_operands()
-            self.submission.mark = self
-
-    def is_overtaken(self) -> bool:
-        """Return whether a later mark of the lane is known, or found, to be passed."""
-        return self.lane.has_passed(self.launches[-1].seq)
-
-    def attend(self, *, stays: bool) -> bool:
-        """Do for the batch what :meth:`OpSubmission.attend` does for an op."""
-        context = self._context
-        if context.fault is not None:
-            return True
-        if stays:
-            return context.watcher.attend_once(self)
-        context.watcher.attend(self)
-        return True
 
     def complete(self) -> None:
         """Retire the ops; called by the watcher, once."""
@@ -194,16 +160,14 @@ class OpSubmission(Submission):
         As of a :class:`Launch`.
     lane, stream, event, enqueued_at, kind
         As of a :class:`Run`.
-    watcher : Looks or None
-        With whom its caller looks for its end, once it is on its way.
     """
 
     __slots__ = (
         "_context", "action", "beside", "commands", "dependencies", "enqueued_at", "event", "inputs", "kernel", "kind", "lane", "made", "op", "op_class",
-        "outputs", "plan", "seq", "stream", "watcher",
+        "outputs", "plan", "seq", "stream",
     )  # fmt: skip
 
-    _context: Context | RemoteContext
+    _context: Context
     inputs: Sequence[int]
     outputs: Sequence[int]
     seq: int
@@ -226,14 +190,6 @@ class OpSubmission(Submission):
         self.plan: Plan | None = plan
         self.made: tuple[AccelRef, ...] | None = None
         self.event: AccelEvent | None = None
-        self.watcher: Looks | None = None
-        self.is_attended = False
-        self.nap = None
-
-    def sent_by(self, context: RemoteContext) -> None:
-        """Take note of who has sent the op to another process."""
-        self._context = context
-        self.watcher = context.watcher
 
     def bind(self, context: Context, lane: Lane, kernel: Kernel, action: Injection | AccelError | None, commands: int) -> None:
         """Take note of where it goes, and how."""
@@ -287,9 +243,6 @@ class OpSubmission(Submission):
     def marked(self, event: AccelEvent) -> None:
         """Take note of the mark, which is not passed yet."""
         self.event = event
-        lane = self.lane
-        lane.mark, lane.newest = event, self.seq
-        self.watcher = self._context.watcher
         self.enqueued_at = perf_counter()
         # Ops of one kind that move as much to the nearest power of two take about as long. Of one that was enqueued beside the loop, part is over by now.
         plan, nbytes = self.plan, 0
@@ -303,46 +256,14 @@ class OpSubmission(Submission):
         self.kind: Hashable = (self.name, nbytes.bit_length(), self.beside)
         self.op = self.plan = None
 
-    def is_overtaken(self) -> bool:
-        """Return whether a later mark of the lane is known, or found, to be passed."""
-        return self.lane.has_passed(self.seq)
-
-    def attend(self, *, stays: bool = False) -> bool:
-        """Take the end of the op, if it is there, or have it watched: its caller has let the loop take a turn, and would wait now.
-
-        Small work has ended by then. Nothing else had to be told of it, and nobody needs to be woken.
-
-        Parameters
-        ----------
-        stays
-            Whether the caller can look again itself; then this returns ``False`` if it should, after another turn, or after :attr:`nap`.
-        """
-        self.nap = None
-        watcher = self.watcher
-        if watcher is not None and self._context.fault is None:
-            if not stays:
-                watcher.attend(self)
-            elif not watcher.attend_once(self):
-                return False
-        self.is_attended = False
-        return True
-
-    def attend_at_once(self) -> bool:
-        """See :meth:`Submission.attend_at_once`."""
-        if self.event is None:  # it went to another process, or nothing had to be sent
-            return False
-        context = cast("Context", self._context)
-        return context.fault is None and context.watcher.attend_at_once(self)
-
     def complete(self) -> None:
         """Retire the op; called by the watcher, once."""
         lane, event = self.lane, self.event
-        self.is_attended = False
         if self.seq > lane.completed:
             lane.completed = self.seq
         if event is not None:
             lane.events.give(event)
-        context = cast("Context", self._context)
+        context = self._context
         failures = context.failures
         if failures.raised or failures.uses:
             failures.settle(self)

@@ -6,7 +6,6 @@ import asyncio
 import functools
 import math
 import types
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from accel._log import get_logger
@@ -34,15 +33,12 @@ logger = get_logger()
 _WAITERS = 16
 """How many times the queue's length may wait for room in it: the queue of waiters has a bound too."""
 
-_TURNLESS = 1e-4
-"""Seconds for which the loop may not turn while one task awaits one tiny op after the other."""
-
 _OVERLOADED = "Try again after .retry_after seconds, let fewer tasks wait at once, or open the device with a larger pending_limit."
 
 
 @types.coroutine
 def _turn() -> Generator[None, None, None]:
-    """Let the loop take a turn: ``asyncio.sleep(0)`` without what that does besides."""
+    """Wait for the next loop iteration: ``asyncio.sleep(0)`` without its checks."""
     yield
 
 
@@ -142,40 +138,21 @@ class Sender:
             self._arm(submission, timeout)
         core.pending += 1
         try:
-            submission.is_attended = True
-            if not self._hand_over(submission):
-                submission.is_attended = False
-                if not self._mailbox.offer(submission):
-                    await self._queue(submission, timeout)
-            if core.pending > 1 or not self._ends_at_once(submission):
-                # Others get their turn, and the device its time: what is small has ended when this goes on. What is far is not even looked for.
-                await (_turn() if submission.nap is None else submission.nap)
-                while submission.is_attended and not submission.attend(stays=not future.done()):
-                    await (_turn() if submission.nap is None else submission.nap)
-                core.turned_at = perf_counter()
+            if not self._hand_over(submission) and not self._mailbox.offer(submission):
+                await self._queue(submission, timeout)
+            # Other tasks run between two ops of this one, also where an op has ended in the call. The poller runs before this task
+            # goes on, and may have ended a short op by then.
+            await _turn()
             return await future
         except asyncio.CancelledError:
             self._withdraw(submission)
             raise
         finally:
-            if submission.is_attended:  # cancelled during the turn
-                submission.attend()
             if submission.timer is not None:
                 submission.timer.cancel()
             core.over()
             # The error's traceback holds this frame, and the future holds the error: a cycle that would keep operands alive.
             del future, submission
-
-    def _ends_at_once(self, submission: Submission) -> bool:
-        """Take the end of an op that the device does in microseconds, where nobody else waits for the device, and the others had a turn just now.
-
-        A turn of the loop takes longer than such an op. One after the other from one task, they give the others one after each 0.1 ms.
-        """
-        core = self._core
-        # One that is answered already, with its kernel's error, must not nap: who ends its mark would tell nobody.
-        if not submission.is_attended or submission.future.done() or perf_counter() - core.turned_at > _TURNLESS:
-            return False
-        return submission.attend_at_once()
 
     async def _run_watched(self, timeout: float | None, submission: Submission) -> Any:
         """Send what may write torn buffers, or ones with checksums, which are then made anew."""

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
     from accel.engine.lane import Lane
-    from accel.engine.run import Run
     from accel.ops import KernelOp, Plan
     from accel.ref import AccelRef
 
@@ -41,13 +40,9 @@ class Submission(ABC):
         What the future ends with, once it is known.
     timer : TimerHandle or None
         The deadline.
-    is_attended : bool
-        Whether its caller, which runs just now, will call :meth:`attend` after a turn of the loop.
-    nap : Future or None
-        What its caller waits for before it does, where that is not a turn.
     """
 
-    __slots__ = ("future", "generation", "is_attended", "launched", "name", "nap", "outstanding", "result", "timer")
+    __slots__ = ("future", "generation", "launched", "name", "outstanding", "result", "timer")
 
     def __init__(self, name: str, future: asyncio.Future[Any], generation: int) -> None:
         self.name = name
@@ -57,8 +52,6 @@ class Submission(ABC):
         self.outstanding = 0
         self.result: Any = None
         self.timer: asyncio.TimerHandle | None = None
-        self.is_attended = False
-        self.nap: asyncio.Future[None] | None = None
 
     @property
     @abstractmethod
@@ -100,24 +93,6 @@ class Submission(ABC):
     def void_unsound(self) -> None:
         """Make those refs unusable whose ops will not be launched now that the future has ended."""
 
-    def attend(self, *, stays: bool = False) -> bool:
-        """Take note that the caller has let the loop take a turn and waits now; its work may have ended meanwhile.
-
-        Returns ``False`` if the caller, which ``stays``, is to do the same again after another turn, or after :attr:`nap`.
-        """
-        self.is_attended = False
-        return True
-
-    def attend_at_once(self) -> bool:
-        """Take the end, if it is there within microseconds, in the turn in which it was sent; else return ``False``, perhaps with a :attr:`nap`."""
-        return False
-
-    def wake(self) -> None:
-        """Let a caller that naps go on: there is an answer."""
-        nap = self.nap
-        if nap is not None and not nap.done():
-            nap.set_result(None)
-
     @property
     def is_settled(self) -> bool:
         """Whether nobody waits any more: answered, failed, expired or cancelled."""
@@ -128,8 +103,6 @@ class Submission(ABC):
         future = self.future
         if not future.done():
             future.set_result(self.result)
-        if self.nap is not None:
-            self.wake()
         self.release_operands()
         self.result = None
 
@@ -137,7 +110,6 @@ class Submission(ABC):
         """Answer with an error, which must be this submission's own instance, unless nobody waits any more."""
         if not self.future.done():
             self.future.set_exception(error)
-        self.wake()
         self.release_operands()
         self.result = None
 
@@ -151,7 +123,6 @@ class Submission(ABC):
             self.future.set_exception(
                 DeadlineExceededError(f"{self.name} did not end within {timeout:g} s; it {what}", op=self.name, device=device)
             )
-        self.wake()
 
 
 class BatchSubmission(Submission):
@@ -171,11 +142,9 @@ class BatchSubmission(Submission):
         Where those are: a lane, their first number there, the index of the first, and how many.
     classes : tuple of type
         Of the ops.
-    mark : Run or None
-        The last ops, which are on the device.
     """
 
-    __slots__ = ("_kinds", "_plans", "classes", "mark", "ops", "outputs", "places", "sent", "sound")
+    __slots__ = ("_kinds", "_plans", "classes", "ops", "outputs", "places", "sent", "sound")
 
     def __init__(
         self,
@@ -190,7 +159,6 @@ class BatchSubmission(Submission):
         self._plans = plans
         self.outputs = outputs
         self.sound = self.sent = 0
-        self.mark: Run | None = None
         self.places: list[tuple[Lane, int, int, int]] = []
         self.classes = tuple([type(op) for op in ops])
         self._kinds = tuple([op.kind for op in ops])
@@ -215,14 +183,6 @@ class BatchSubmission(Submission):
         """What the ops do to memory. Empty when the last op has reached the device."""
         return self._plans
 
-    def attend(self, *, stays: bool = False) -> bool:
-        """Take the end of the batch, if it is there, or have it watched."""
-        self.nap = None
-        if self.mark is not None and not self.mark.attend(stays=stays):
-            return False
-        self.is_attended = False
-        return True
-
     def is_dropped(self, index: int) -> bool:
         """Whether op ``index`` is not to be launched any more."""
         return index >= self.sound and self.future.done()
@@ -238,7 +198,6 @@ class BatchSubmission(Submission):
         """Let go of the operands."""
         self.ops = ()
         self._plans = ()
-        self.mark = None
 
     def void(self, index: int) -> None:
         """Make the refs of ops from ``index`` on unusable."""

@@ -80,7 +80,6 @@ class Channel:
         self._outgoing = Outgoing(sock)
         self._is_closed = self._is_greeted = self._is_full = False
         self._broken: AccelError | None = None  # why nothing can be written any more
-        self._delivered = 0
         self._at_end = False  # nothing can be read any more ...
         self._end: AccelError | None = None  # ... and why
         self._flushing: asyncio.Handle | None = None
@@ -234,22 +233,6 @@ class Channel:
         """Whether messages have been read that are still to be delivered."""
         return bool(self._incoming.messages)
 
-    def look(self) -> bool:
-        """Read and deliver what has arrived, without waiting for the loop to say so; return whether there was something."""
-        if self._is_closed or self._at_end or self._turn is not None:
-            return False
-        before, messages = self._delivered, self._incoming.messages
-        if not messages and self._broken is None:
-            count = self._read()
-            if not self._at_end:
-                if not count:
-                    return False
-                if len(messages) == 1:  # what comes most
-                    self._deliver(messages.popleft())
-                    return True
-        self._read_turn()
-        return self._delivered != before
-
     def _on_readable(self) -> None:
         if self._turn is None:
             self._read_turn()
@@ -301,7 +284,6 @@ class Channel:
         self._loop.remove_reader(self._fd)
 
     def _deliver(self, message: Message) -> None:
-        self._delivered += 1
         try:
             if not self._is_greeted:
                 check_greeting(message.kind, message.payload)

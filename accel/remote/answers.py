@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from accel.device.graph import GraphSubmission, Program
 from accel.engine.op_error import op_error
 from accel.engine.run import OpSubmission
 from accel.engine.submission import BatchSubmission
-from accel.remote.attention import Attention
 from accel.remote.error_codec import encode_error
 from accel.remote.messages import Failure, Kind
 
@@ -25,11 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Answers", "RemoteBatch", "RemoteGraph", "RemoteOp", "reject"]
 
-_MOMENT, _LONGEST, _NEXT = 60e-6, 400e-6, 100e-6
-"""Seconds: of looking for a message in a row, of that in one turn of the loop, and of letting the loop turn after that."""
-
 _SEVERAL = 16
-"""So many answers do not wait for more: their receiver is to have something to do meanwhile."""
+"""So many answers are sent at once: the parent takes them while the child goes on."""
 
 
 class _Answered:
@@ -139,8 +134,6 @@ class Answers:
         broken: Callable[[Exception], None],
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        self._attention = Attention(self.loop, _NEXT)
-        self._is_lingering = False
         self._channel = channel
         self._memory = memory
         self._is_over = is_over
@@ -150,10 +143,10 @@ class Answers:
         self._told = (0, 0)
 
     def done(self, number: int) -> None:
-        """Tell of a success: at once if nothing else is on its way or there are several, else at the end of this turn."""
+        """Send a success: at once if nothing is in flight any more or there are several, else at the end of this loop iteration."""
         ended = self._ended
         ended.append(number)
-        if (len(ended) >= _SEVERAL and self._attention.seconds) or (self._is_idle() and not self._channel.has_more):
+        if len(ended) >= _SEVERAL or (self._is_idle() and not self._channel.has_more):
             self.flush()
         elif len(ended) == 1:
             self.loop.call_soon(self.flush)
@@ -180,23 +173,6 @@ class Answers:
         if self._ended:
             ended, self._ended = self._ended, []
             self._channel.send(Kind.DONE, struct.pack(f"<{len(ended)}Q", *ended), now=True)
-            if not self._is_lingering and self._attention.seconds:
-                self._is_lingering = True
-                self.loop.call_soon(self._linger)
-
-    def _linger(self) -> None:
-        """Look for the next message for a moment: who has got an answer often has the next op at hand."""
-        self._is_lingering = False
-        clock, look = perf_counter, self._channel.look
-        now = clock()
-        end, last = now + _MOMENT, now + _LONGEST
-        while now < end:
-            if look():
-                end = min(clock() + _MOMENT, last)
-            elif not self._is_idle():  # there is an end to be seen, which takes a turn of the loop
-                break
-            now = clock()
-        self._attention.pay()
 
 
 def reject(submission: Any, raised: BaseException, loop: asyncio.AbstractEventLoop) -> None:

@@ -19,13 +19,11 @@ from accel.ops import Free, Get, Put
 from accel.process.protocol import MAX_MESSAGE, ProtocolError
 from accel.ref import AccelRef
 from accel.remote.arrays import COPIED_HERE, CopyBack, Outgoing, SharedArrays, close_all
-from accel.remote.attention import Pacing
 from accel.remote.compiling import SentKernels, layout_of
 from accel.remote.durable import DurableShare, kept_message
 from accel.remote.error_codec import decode_error
 from accel.remote.hang import HangWatch
 from accel.remote.injected_faults import sent_action
-from accel.remote.looking import Looker
 from accel.remote.messages import Failure, Kind, WireGet, pack, pack_op, pickled_library
 from accel.remote.no_sharing import NoSharing
 from accel.remote.op_table import OpWriter
@@ -51,6 +49,9 @@ Landed: TypeAlias = "Callable[[AccelError | None], None]"
 """Is told on the loop that it was copied, or why not."""
 
 _NUMBER = struct.Struct("<Q")
+
+_BURST = 16
+"""Of the ops that are sent in one loop iteration, each so many leave at once: the child runs them while the parent goes on."""
 
 
 class RemoteContext(ContextBase):
@@ -99,8 +100,6 @@ class RemoteContext(ContextBase):
         self._live: dict[int, int] = {}
         self._durable = DurableShare(core.durable)
         self._reserved = self._workspace = 0
-        self._pacing = Pacing(core.loop, link.channel.flush)
-        self.watcher = Looker(self, link.channel, self._pacing)
 
     # -- dispatch
 
@@ -307,16 +306,11 @@ class RemoteContext(ContextBase):
     def _post(self, number: int, sent: PendingRequest, kind: Kind, data: bytes) -> None:
         self.check_alive()  # a child that is given up does not answer, and what waited may have been overtaken by the fault
         submission, is_first = sent.submission, not self.in_flight
-        self._tell(kind, data, now=is_first)  # nothing comes back before this returns
+        self._tell(kind, data, now=is_first or not number % _BURST)  # no answer is taken before this returns
         self._sent[number] = sent
         self._begun(submission, sent.count)
         if self._hang is not None:
             self._hang.sent()
-        if isinstance(submission, OpSubmission):
-            submission.sent_by(self)
-        else:
-            submission.is_attended = False
-        self._pacing.sent(self.in_flight, is_first=is_first, is_attended=submission.is_attended)
 
     def _begun(self, submission: Submission, count: int) -> None:
         """Take note that ops may be on the device from here on."""
@@ -472,7 +466,6 @@ class RemoteContext(ContextBase):
     def over(self, submission: Submission, count: int, *, is_last: bool) -> None:
         """Take note that ops of a submission have ended."""
         if self.in_flight == count:
-            self._pacing.idle()
             self._link.rest()
         if self.fault is None:
             self.retire(submission, count, count, is_last=is_last)
@@ -526,7 +519,6 @@ class RemoteContext(ContextBase):
         """Take no more, and tell everybody who waits that it was closed."""
         if self.fault is None:
             self.fault = ClosedError(f"the context of {self.core.name} was closed", device=self.core.name)
-        self._pacing.end()
         self._asked_hang.stop()
         if self._hang is not None:
             self._hang.stop()

@@ -29,7 +29,6 @@ from accel.fork import DeviceFiles, close_after_fork
 from accel.ops import Get, Put, Spec
 from accel.ref import AccelRef, RefView
 from accel.remote.answers import Answers, RemoteBatch, RemoteGraph, RemoteOp, reject
-from accel.remote.attention import Attention
 from accel.remote.blocks import MappedBlocks
 from accel.remote.busy import BesideToldOf, Busy
 from accel.remote.compiling import ChildKernels, packed_layout
@@ -50,9 +49,6 @@ if TYPE_CHECKING:
     from accel.remote.messages import Begin, Config
 
 __all__ = ["Server"]
-
-_NEAR = 50e-6
-"""Seconds for which the end of a short op is waited for without letting the loop turn."""
 
 _SHORT, _REMEMBERED, _MOVES = 512, 512, 64
 """Bytes of ops that are kept, and how many: of any, and of those that move arrays, which hold host memory until that is given back."""
@@ -83,7 +79,6 @@ class Server:
         self._release = threading.Event()
         self._busy = Busy(channel)
         self._blocks = MappedBlocks(system, self._busy)
-        self._is_attentive = Attention(asyncio.get_running_loop(), _NEAR).seconds > 0
         self.context: Context
         self._core: DeviceCore
         self._answers = Answers(
@@ -201,24 +196,11 @@ class Server:
         submission = self._op(data)
         if submission is None:
             return True
-        context = self.context
-        submission.is_attended = self._is_attentive and not context.in_flight and not self._channel.has_more
         try:
-            if not context.dispatch_now(submission):
-                submission.is_attended = False
-                return submission
+            return self.context.dispatch_now(submission) or submission
         except BaseException as error:
             reject(submission, error, self._core.loop)
             return True
-        if submission.is_attended:
-            self._attend(submission)
-        return True
-
-    def _attend(self, submission: RemoteOp) -> None:
-        """Wait for the end of the only op right here, if that is near: nobody else is kept waiting, and nobody has to be woken."""
-        end = time.perf_counter() + _NEAR
-        while not submission.attend(stays=submission.nap is None and time.perf_counter() < end):
-            pass
 
     def _op(self, data: bytes) -> RemoteOp | None:
         number, ids, body = unpack_op(data)

@@ -9,7 +9,7 @@ import numpy as np
 
 from accel import DType, System
 from accel.cli.bench.measure import awaited, called, together
-from accel.completion import AdaptiveCompletion, Pacing
+from accel.completion import PolledCompletion
 from accel_cuda.bench.raw_blas import RawBlas
 from accel_cuda.bench.rig import OURS, TORCH_QUERY, Rig
 
@@ -30,7 +30,7 @@ _RAW = "raw cuBLAS + synchronize"
 _TURNING = "raw cuBLAS, event.query each turn"
 _AWAKE = "accel, never asleep"
 # With all of a core, as the raw twins have it.
-_NEVER_ASLEEP = AdaptiveCompletion(Pacing(throughout=10e-3))
+_NEVER_ASLEEP = PolledCompletion(interval=0)
 # What these machines compute each second, to choose how often to repeat.
 _FLOPS = {"float32": 4e13, "float16": 5e14, "bfloat16": 5e14}
 

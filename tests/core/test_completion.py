@@ -139,14 +139,14 @@ async def test_mark_may_watch_another_when_it_ends(watcher: Watcher) -> None:
     assert watcher.statistics().pending == 0
 
 
-async def test_nothing_pending_means_no_looks(watcher: Watcher) -> None:
+async def test_nothing_pending_means_no_polls(watcher: Watcher) -> None:
     event, mark = watched(watcher)
     event.end()
     await mark.ended
     await turns()
-    looks, queries = watcher.statistics().looks, event.queries
+    polls, queries = watcher.statistics().polls, event.queries
     await turns(200)
-    assert watcher.statistics().looks == looks
+    assert watcher.statistics().polls == polls
     assert event.queries == queries
 
 
@@ -226,7 +226,7 @@ async def test_poisoned_device_that_takes_no_more_waits_is_looked_at_once() -> N
     await watcher.aclose()
 
 
-async def test_devices_of_a_system_share_one_reactor_until_the_last_is_closed() -> None:
+async def test_devices_of_a_system_share_one_poller_until_the_last_is_closed() -> None:
     shared: dict[Any, Any] = {}
     first, second = (open_watcher(AdaptiveCompletion(), shared=shared) for _ in range(2))
     other = open_watcher(AdaptiveCompletion(Pacing(window=1e-3)), shared=shared)

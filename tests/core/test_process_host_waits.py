@@ -1,7 +1,4 @@
-"""Callers that read the connection to a child themselves, while the answer is near: however they end, nobody is kept waiting.
-
-It is done where there are processors enough; here it is done on any machine.
-"""
+"""Callers that wait for a child: however their wait ends, the op is retired and no other caller is kept waiting."""
 
 from __future__ import annotations
 
@@ -14,31 +11,14 @@ import numpy as np
 import pytest
 
 import accel
-from accel.remote.looking import Looker
 from accel.testing import FaultPlan
 from tests.device_support import bounded, failure, generation, task, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from accel.engine.submission import Submission
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-@pytest.fixture(autouse=True)
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """What callers were told: ``False`` is to look again."""
-    told: list[bool] = []
-    once = Looker.attend_once
-
-    def attend_once(self: Looker, submission: Submission) -> bool:
-        told.append(once(self, submission))
-        return told[-1]
-
-    monkeypatch.setattr(Looker, "attend_once", attend_once)
-    monkeypatch.setattr("accel.remote.attention._FEW", 1)
-    return told
 
 
 @pytest.fixture
@@ -47,14 +27,13 @@ async def device() -> AsyncIterator[accel.Device]:
         yield await system.open_device("cpu", host="process")
 
 
-async def test_who_waits_alone_for_a_short_op_finds_the_answer(device: accel.Device, looks: list[bool], rng: np.random.Generator) -> None:
+async def test_short_ops_one_after_the_other_are_answered_right(device: accel.Device, rng: np.random.Generator) -> None:
     a = rng.standard_normal(64)
     x = await device.put(a)
     for _ in range(200):
         y = await device.elementwise.unary("neg", x)
         np.testing.assert_array_equal(await device.get(y), -a)
     assert device.info().in_flight == 0
-    assert False in looks, "some have looked more than once"
 
 
 async def test_cancelling_at_every_turn_leaves_nothing_in_flight(device: accel.Device) -> None:
@@ -69,7 +48,7 @@ async def test_cancelling_at_every_turn_leaves_nothing_in_flight(device: accel.D
     await until(lambda: device.info().in_flight == 0, "all answered")
 
 
-async def test_a_timeout_ends_the_wait_of_who_looks_itself() -> None:
+async def test_a_timeout_ends_the_wait() -> None:
     plan = FaultPlan().hang_at(12)
     async with accel.System(close_timeout=0.5) as system:
         device = await system.open_device("cpu", host="process", faults=plan)
@@ -83,7 +62,7 @@ async def test_a_timeout_ends_the_wait_of_who_looks_itself() -> None:
         await until(lambda: device.info().in_flight == 0, "the op ended")
 
 
-async def test_the_death_of_the_child_is_told_to_who_looks_itself() -> None:
+async def test_the_death_of_the_child_is_told() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", faults=FaultPlan().kill_host_at(20))
         x = await device.put(np.ones(8))
@@ -118,7 +97,7 @@ async def test_many_at_once_are_all_answered_right(device: accel.Device) -> None
     await until(lambda: device.info().in_flight == 0, "all answered")
 
 
-async def test_closing_lets_who_looks_have_the_answer() -> None:
+async def test_closing_waits_for_the_answer() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process")
         x = await device.put(np.ones(8))

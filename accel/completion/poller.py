@@ -1,0 +1,213 @@
+"""The poller: it queries the oldest mark of every lane, in each loop iteration or when a timer says so.
+
+A query costs microseconds, and a sleep adds up to its length to an op. So a *pace* decides how long the poller may sleep: not at all
+while an op is young or near its expected end. With no mark to watch there is no timer and no callback.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Protocol
+
+from accel.completion.strategy import CompletionStatistics, Ended, LaneWatcher, take_ended
+from accel.completion.timer import create_timer
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Hashable
+
+    from accel.completion.strategy import Mark
+
+__all__ = ["MarkPoller", "Pace", "PolledLane", "PollingWatcher"]
+
+
+class Pace(Protocol):
+    """Decides how long a poller sleeps. All times are in seconds."""
+
+    def delay(self, kind: Hashable, elapsed: float) -> float:
+        """Return the time until the next poll of an op that began ``elapsed`` seconds ago; 0: poll in the next loop iteration."""
+
+    def observe(self, kind: Hashable, seconds: float) -> None:
+        """Record that an op took ``seconds``."""
+
+
+class PolledLane:
+    """The marks of one lane, oldest first.
+
+    Attributes
+    ----------
+    settle : callable
+        Completes or fails marks that have ended.
+    began, polled, due : float
+        When the oldest mark's work began, as far as is known, when it was last queried, and when it is to be queried next.
+    """
+
+    __slots__ = ("began", "due", "marks", "polled", "settle")
+
+    def __init__(self, settle: Callable[[list[Ended]], None]) -> None:
+        self.settle = settle
+        self.marks: deque[Mark] = deque()
+        self.began = self.polled = self.due = 0.0
+
+
+class MarkPoller:
+    """Polls the lanes of all devices that share it, on one loop.
+
+    Parameters
+    ----------
+    loop
+        The loop that it runs on.
+    pace
+        Decides when to poll.
+
+    Attributes
+    ----------
+    users : int
+        Watchers that use it.
+    polls : int
+        How often it has polled.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, pace: Pace) -> None:
+        self.users = 0
+        self.polls = 0
+        self._loop = loop
+        self._pace = pace
+        self._lanes: dict[PolledLane, None] = {}  # those with marks
+        self._next: asyncio.Handle | None = None  # the poll of the next loop iteration
+        self._timer = create_timer(loop, self._on_timer)
+        self._due = math.inf  # when the timer calls back
+
+    def add(self, lane: PolledLane, mark: Mark) -> None:
+        """Poll for ``mark``, the newest of ``lane``."""
+        lane.marks.append(mark)
+        if len(lane.marks) == 1:
+            now = time.perf_counter()
+            lane.began = mark.enqueued_at
+            self._lanes[lane] = None
+            self._schedule(now, self._pause(lane, now))
+
+    def take(self, lane: PolledLane) -> list[Mark]:
+        """Stop polling a lane, and return its marks."""
+        taken = list(lane.marks)
+        lane.marks.clear()
+        self._lanes.pop(lane, None)
+        if not self._lanes:
+            self._rest()
+        return taken
+
+    def close(self) -> None:
+        """Release the timer. Idempotent."""
+        self._rest()
+        self._timer.close()
+
+    def _pause(self, lane: PolledLane, now: float) -> float:
+        """Return the seconds until the next poll of a lane that is not passed now."""
+        delay = self._pace.delay(lane.marks[0].kind, now - lane.began)
+        lane.polled, lane.due = now, now + delay
+        return delay
+
+    def _schedule(self, now: float, delay: float) -> None:
+        if self._next is not None:
+            return
+        if delay <= 0.0:
+            self._next = self._loop.call_soon(self._poll)
+        elif now + delay < self._due:
+            self._due = now + delay
+            self._timer.arm(delay)
+
+    def _rest(self) -> None:
+        """Schedule nothing any more."""
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+        if self._due < math.inf:
+            self._due = math.inf
+            self._timer.disarm()
+
+    def _on_timer(self) -> None:
+        self._due = math.inf
+        if self._next is None:
+            self._poll()
+
+    def _poll(self) -> None:
+        """Query the oldest mark of each lane, complete what has ended, and schedule the next poll."""
+        self._next = None
+        self.polls += 1
+        now = time.perf_counter()
+        found: list[tuple[PolledLane, list[Ended]]] = []
+        soonest = math.inf
+        for lane in list(self._lanes):
+            marks = lane.marks
+            oldest, ended = marks[0], list[Ended]()
+            take_ended(marks, ended)
+            if ended:
+                found.append((lane, ended))
+                if ended[0][1] is None:
+                    # It ended between two polls. A poll that came late, because the loop was busy, says nothing about the op.
+                    self._pace.observe(oldest.kind, (lane.polled + min(lane.due, now)) / 2 - lane.began)
+                if not marks:
+                    del self._lanes[lane]
+                    continue
+                lane.began = now
+            soonest = min(soonest, self._pause(lane, now))
+        if not self._lanes:
+            self._rest()
+        # Before the next poll is scheduled: the loop runs the waiters first, and the poll finds what has ended meanwhile.
+        try:
+            for lane, ended in found:
+                lane.settle(ended)
+        finally:
+            if self._lanes:
+                self._schedule(now, soonest)
+
+
+class PollingWatcher(LaneWatcher):
+    """Has the marks of one device polled by a poller that it shares with the watchers of the same strategy on the same loop.
+
+    Parameters
+    ----------
+    loop
+        The loop on which marks end.
+    shared
+        Where pollers are kept.
+    strategy
+        The key there.
+    create_pace
+        Makes the pace of a new poller.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, shared: dict[Any, Any], strategy: Hashable, create_pace: Callable[[], Pace]
+    ) -> None:
+        super().__init__(loop)
+        self._shared, self._key = shared, (strategy, loop)
+        if self._key not in shared:
+            shared[self._key] = MarkPoller(loop, create_pace())
+        self._poller: MarkPoller = shared[self._key]
+        self._poller.users += 1
+        self._lanes: dict[Hashable, PolledLane] = {}
+
+    def watch(self, mark: Mark) -> None:
+        """Watch a mark until it ends."""
+        self._admit()
+        lane = self._lanes.get(mark.lane)
+        if lane is None:
+            lane = self._lanes[mark.lane] = PolledLane(self._settle)
+        self._poller.add(lane, mark)
+
+    def statistics(self) -> CompletionStatistics:
+        """Return counters; ``polls`` counts those of the poller, for all devices together."""
+        return CompletionStatistics(self._pending, self._completed, self._failed, self._poller.polls)
+
+    def _take_all(self) -> list[Mark]:
+        return [mark for lane in self._lanes.values() for mark in self._poller.take(lane)]
+
+    async def _release(self, *, abandon: bool) -> None:
+        self._lanes.clear()
+        self._poller.users -= 1
+        if not self._poller.users:
+            self._poller.close()
+            self._shared.pop(self._key, None)

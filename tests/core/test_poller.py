@@ -1,0 +1,320 @@
+"""The poller and its pace, on a clock that goes on as the test says: what is added to an op, and what the loop's core pays for it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+import time
+from collections import deque
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import pytest
+
+from accel.completion import Pacing, poller
+from accel.completion.pacing import AdaptivePace, delay
+from accel.completion.poller import MarkPoller, PolledLane
+from accel.completion.prediction import Estimate, Predictor
+from tests.completion_support import Event, Mark
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from accel.completion.strategy import Ended
+
+PACING = Pacing()
+POLL, WAKE = 10e-6, 25e-6
+"""Seconds of the core that one loop iteration takes with a poll in it, and one that a timer has to begin first."""
+LATE = 60e-6
+"""Seconds that a timer is late at most."""
+
+
+class Spent(NamedTuple):
+    """What waiting for ops has cost: seconds added to each, and the share of a core."""
+
+    added: list[float]
+    share: float
+
+    @property
+    def usual(self) -> float:
+        return statistics.median(self.added)
+
+
+class World:
+    """A loop, its clock and its timer: what a poller sees of a process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, pacing: Pacing = PACING) -> None:
+        self.now, self.spent = 1000.0, 0.0
+        self.seed = random.randrange(1 << 32)
+        self.random = random.Random(self.seed)
+        self.due: float | None = None
+        self.soon: deque[Callable[[], None]] = deque()
+        self.delays: list[float] = []
+        monkeypatch.setattr(poller, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(poller, "create_timer", self._create_timer)
+        self.poller = MarkPoller(cast("asyncio.AbstractEventLoop", self), AdaptivePace(pacing))
+
+    # -- as a loop
+
+    def call_soon(self, callback: Callable[[], None]) -> Any:
+        self.soon.append(callback)
+        return SimpleNamespace(cancel=lambda: self.soon.remove(callback))
+
+    # -- as a timer
+
+    def _create_timer(self, loop: Any, callback: Callable[[], None]) -> World:
+        self._on_timer = callback
+        return self
+
+    def arm(self, delay: float) -> None:
+        self.due = self.now + delay
+        self.delays.append(delay)
+
+    def disarm(self) -> None:
+        self.due = None
+
+    def close(self) -> None:
+        self.disarm()
+
+    # -- what the tests do
+
+    def step(self) -> None:
+        """Let one loop iteration take its time, or sleep until the timer begins one."""
+        if self.soon:
+            for _ in range(len(self.soon)):
+                self.soon.popleft()()
+            self.now += POLL
+            self.spent += POLL
+            return
+        assert self.due is not None, "nothing would ever poll again"
+        self.now = max(self.now, self.due) + self.random.uniform(0, LATE)
+        self.due = None
+        self._on_timer()
+        self.now += WAKE
+        self.spent += WAKE
+
+    def ops(self, durations: list[float], *, lanes: int = 1, in_flight: int = 1) -> Spent:
+        """Run ops one after the other in each lane, so many at a time, and return what it took to learn of their ends."""
+        added: list[float] = []
+        began, self.spent = self.now, 0.0
+        left, free = deque(durations), [self.now] * lanes
+        polled = [PolledLane(lambda ended: added.extend(self._sent(ended, send))) for _ in range(lanes)]
+
+        def send() -> None:
+            if left:
+                lane = free.index(min(free))
+                free[lane] = max(free[lane], self.now) + left.popleft()
+                self.poller.add(polled[lane], cast("Any", _Op(self, free[lane])))
+
+        for _ in range(in_flight):
+            send()
+        while len(added) < len(durations):
+            self.step()
+        assert self.due is None
+        assert not self.soon, "nothing is in flight, so nothing is scheduled"
+        return Spent(added, self.spent / (self.now - began))
+
+    def _sent(self, ended: list[Ended], send: Callable[[], None]) -> Iterator[float]:
+        for mark, error in ended:
+            assert error is None
+            yield self.now - cast("Any", mark).end
+            send()
+
+
+class _Op:
+    """A mark of which the clock says when it is passed."""
+
+    kind = "kind"
+
+    def __init__(self, world: World, end: float) -> None:
+        self.end = end
+        self.enqueued_at = world.now
+        self.event = SimpleNamespace(query=lambda: world.now >= end)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
+@pytest.mark.parametrize("lanes", [1, 8])
+def test_ops_whose_durations_scatter_are_seen_soon_for_little(world: World, lanes: int) -> None:
+    """Budget P4: 120 us are added at p50, by 40 % of a core."""
+    durations = [world.random.uniform(0.2e-3, 5e-3) for _ in range(2000)]
+    spent = world.ops(durations, lanes=lanes, in_flight=8)
+    assert spent.usual <= 120e-6, world.seed
+    assert spent.share <= 0.4, world.seed
+    assert max(spent.added) <= PACING.longest + LATE, world.seed
+
+
+@pytest.mark.parametrize("duration", [5e-6, 50e-6, 150e-6, 400e-6])
+def test_short_ops_are_polled_in_each_loop_iteration(world: World, duration: float) -> None:
+    world.ops([duration] * 30)
+    world.delays.clear()
+    spent = world.ops([duration] * 200)
+    assert max(spent.added) <= 2 * POLL
+    if duration < 2 * PACING.shortest + PACING.window:
+        assert world.delays == []
+
+
+def test_a_services_mix_of_short_ops_is_polled_in_each_loop_iteration(world: World) -> None:
+    """Budget P14: what an event.query loop adds, and no more."""
+    durations = [world.random.uniform(60e-6, 250e-6) for _ in range(2000)]
+    world.ops(durations[:200], in_flight=8)
+    assert world.ops(durations, in_flight=8).usual <= POLL, world.seed
+
+
+@pytest.mark.parametrize("duration", [1e-3, 5e-3, 0.1])
+def test_an_op_that_takes_as_long_as_ever_is_seen_at_once_for_little(world: World, duration: float) -> None:
+    def durations(count: int) -> list[float]:
+        return [duration + world.random.uniform(0, 20e-6) for _ in range(count)]
+
+    world.ops(durations(60))
+    spent = world.ops(durations(100))
+    assert spent.usual <= 2 * POLL, world.seed
+    assert spent.share <= 0.3e-3 / duration + 0.04, world.seed
+
+
+@pytest.mark.parametrize("duration", [20e-6, 1e-3, 30e-3])
+def test_an_op_of_which_nothing_is_known_is_seen_after_a_bounded_part_of_its_time(monkeypatch: pytest.MonkeyPatch, duration: float) -> None:
+    (added,) = World(monkeypatch).ops([duration]).added
+    assert added <= duration / PACING.patience + PACING.shortest + LATE + POLL
+
+
+@pytest.mark.parametrize(("usual", "now"), [(5e-3, 0.3e-3), (5e-3, 20e-3), (0.1e-3, 3e-3), (0.5, 1e-3)])
+def test_a_kind_that_changes_is_followed(world: World, usual: float, now: float) -> None:
+    world.ops([usual] * 60)
+    first = world.ops([now])
+    assert max(first.added) <= PACING.longest + LATE + now / PACING.patience + PACING.shortest, "one sleep is the most that it costs"
+    world.ops([now] * 100)
+    assert world.ops([now] * 50).usual <= 2 * POLL
+
+
+def test_polls_that_come_late_do_not_make_an_op_longer(world: World) -> None:
+    """The loop is busy for 5 ms in between."""
+    for _ in range(50):
+        lane = PolledLane(lambda ended: None)
+        world.poller.add(lane, cast("Any", _Op(world, world.now + 20e-6)))
+        world.now += 5e-3
+        while lane.marks:
+            world.step()
+    expected = cast("Any", world.poller._pace)._predictor.expect("kind")
+    assert expected.mean <= PACING.window
+    assert max(world.ops([20e-6] * 5).added) <= 2 * POLL
+
+
+def test_a_timer_that_is_set_for_a_long_op_gives_way_to_a_shorter_one(world: World) -> None:
+    ends: list[str] = []
+    world.ops([0.5] * 60)
+    lanes = [PolledLane(lambda _, name=name: ends.append(name)) for name in ("long", "short")]  # type: ignore[misc]
+    world.poller.add(lanes[0], cast("Any", _Op(world, world.now + 0.5)))
+    assert world.due is not None
+    short = _Op(world, world.now + 30e-6)
+    short.kind = "unknown"
+    world.poller.add(lanes[1], cast("Any", short))
+    began = world.now
+    while ends != ["short"]:
+        world.step()
+    assert world.now - began <= 50e-6
+    while len(ends) < 2:
+        world.step()
+    assert world.due is None
+
+
+def test_a_lane_that_is_taken_is_not_polled(world: World) -> None:
+    lane = PolledLane(lambda _: pytest.fail("told of a mark that was taken"))
+    mark = cast("Any", _Op(world, world.now))
+    world.poller.add(lane, mark)
+    assert world.poller.take(lane) == [mark]
+    assert not world.soon
+    assert world.due is None
+    assert world.poller.polls == 0
+
+
+def test_an_interrupt_in_a_mark_keeps_others_from_nothing(world: World) -> None:
+    def interrupted(ended: list[Ended]) -> None:
+        raise KeyboardInterrupt
+
+    ends: list[Ended] = []
+    world.poller.add(PolledLane(interrupted), cast("Any", _Op(world, world.now)))
+    world.poller.add(PolledLane(ends.extend), cast("Any", _Op(world, world.now + 50e-6)))
+    with pytest.raises(KeyboardInterrupt):
+        world.step()
+    while not ends:
+        world.step()
+
+
+async def test_other_callbacks_run_between_two_polls() -> None:
+    loop = asyncio.get_running_loop()
+    real = MarkPoller(loop, AdaptivePace(Pacing(young=3600.0)))
+    ended = loop.create_future()
+    mark = Mark(Event())
+    real.add(PolledLane(ended.set_result), mark)
+    between = 0
+    while not ended.done():
+        between += 1
+        if between == 50:
+            mark.event.end()
+        await asyncio.sleep(0)
+    assert between >= 50
+    assert real.polls >= 50
+    real.close()
+    real.close()
+
+
+async def test_the_poller_sleeps_on_a_real_timer() -> None:
+    loop = asyncio.get_running_loop()
+    real = MarkPoller(loop, AdaptivePace(Pacing(young=0.0, shortest=1e-3, longest=1e-3)))
+    mark, ended = Mark(Event()), loop.create_future()
+    real.add(PolledLane(ended.set_result), mark)
+    loop.call_later(0.02, mark.event.end)
+    began = time.process_time()
+    await ended
+    assert 1 <= mark.event.queries <= 30
+    assert time.process_time() - began <= 0.02
+    real.close()
+
+
+def test_the_next_poll_of_an_op_that_should_have_ended_comes_after_a_part_of_its_time() -> None:
+    known = Estimate(1e-3, 0.0)
+    assert delay(1e-3, known, PACING) == 0.0, "it is expected now"
+    assert delay(2e-3, known, PACING) == PACING.shortest
+    assert delay(32e-3, known, PACING) == pytest.approx(1e-3)
+    assert delay(3600.0, known, PACING) == PACING.longest
+
+
+def test_predictor_follows_what_it_sees() -> None:
+    predictor = Predictor(8)
+    assert predictor.expect("gemm") is None
+    predictor.observe("gemm", 1.0)
+    assert predictor.expect("gemm") == Estimate(1.0, 0.5), "after one it is not known how much they scatter"
+    for _ in range(80):
+        predictor.observe("gemm", 2.0)
+    estimate = predictor.expect("gemm")
+    assert estimate is not None
+    assert estimate.mean == pytest.approx(2.0, rel=1e-3)
+    assert estimate.deviation < 0.01
+    predictor.observe("gemm", 4.0)
+    slower = predictor.expect("gemm")
+    assert slower is not None
+    assert 2.0 < slower.mean < 2.5
+
+
+def test_predictor_does_not_follow_what_scatters() -> None:
+    predictor = Predictor(8)
+    for seconds in (1.0, 3.0) * 50:
+        predictor.observe("gemm", seconds)
+    estimate = predictor.expect("gemm")
+    assert estimate is not None
+    assert estimate.mean == pytest.approx(2.0, abs=0.2)
+    assert estimate.deviation > 0.5
+
+
+def test_predictor_forgets_the_kind_not_seen_for_longest() -> None:
+    predictor = Predictor(2)
+    for kind in ("a", "b", "a", "c"):
+        predictor.observe(kind, 1.0)
+    assert predictor.expect("b") is None
+    assert predictor.expect("a") is not None
+    assert len(predictor) == 2
