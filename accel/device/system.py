@@ -77,7 +77,7 @@ class System(ActorSystem):
         self._devices: list[Device] = []
         self._quarantines: list[Device] = []
         self._opened = 0
-        # What the devices of this system have in common, such as the completion reactor.
+        # What the devices of this system have in common, such as the completion poller.
         self._shared: dict[Any, Any] = {}
 
     def __reduce__(self) -> NoReturn:

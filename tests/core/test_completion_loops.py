@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 async def on_a_cpu_stream(strategy: str) -> None:
     device = CpuBackend().open(0)
-    if strategy == "reactor":
-        # As if it were a device of its own: the default strategy then looks, where it would else be woken.
+    if strategy == "poller":
+        # As if it were a device of its own: the default strategy polls then.
         device.shares_processor, strategy = False, "adaptive"
     watcher = resolve_strategy(strategy).open(device, asyncio.get_running_loop(), {})
     streams = [device.create_stream(), device.create_stream()]
@@ -58,7 +58,7 @@ def on_uvloop(main: Coroutine[Any, Any, None]) -> None:
         runner.run(main)
 
 
-@pytest.mark.parametrize("strategy", ["adaptive", "reactor", "polled", "sync", "host_fn"])
+@pytest.mark.parametrize("strategy", ["adaptive", "poller", "polled", "sync", "host_fn"])
 @pytest.mark.parametrize("run", [on_asyncio_debug, on_uvloop])
 def test_real_streams_on_other_loops(run: Callable[[Coroutine[Any, Any, None]], None], strategy: str) -> None:
     run(on_a_cpu_stream(strategy))

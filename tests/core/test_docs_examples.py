@@ -279,6 +279,6 @@ def test_a_wrong_name_is_noticed(name: str) -> None:
     assert not resolves(name)
 
 
-@pytest.mark.parametrize("name", ["accel", "accel.System.open_device", "accel.completion.reactor", "accel.AccelRef.generation"])
+@pytest.mark.parametrize("name", ["accel", "accel.System.open_device", "accel.completion.poller", "accel.AccelRef.generation"])
 def test_a_right_name_is_found(name: str) -> None:
     assert resolves(name)

@@ -50,7 +50,7 @@ async def test_cancelling_at_every_turn_leaves_nothing_in_flight(device: accel.D
 
 async def test_a_timeout_ends_the_wait() -> None:
     plan = FaultPlan().hang_at(12)
-    async with accel.System(close_timeout=0.5) as system:
+    async with accel.System(close_timeout=5.0) as system:
         device = await system.open_device("cpu", host="process", faults=plan)
         x = await device.put(np.ones(8))
         for _ in range(10):

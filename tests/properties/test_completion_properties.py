@@ -217,7 +217,7 @@ def test_every_mark_ends_once_and_rightly(strategy: CompletionStrategy, plan: li
 async def play_on_cpu(strategy: CompletionStrategy, plan: list[tuple[int, bool]], fault_at: int | None, *, shares: bool) -> None:
     """Run work on two real streams, in lockstep with latches; poison the context while item ``fault_at`` runs."""
     device = CpuBackend().open(0)
-    # Also watched as if it were a device of its own, by the reactor.
+    # Also watched as if it were a device of its own, by the poller.
     device.shares_processor = shares
     watcher = strategy.open(device, asyncio.get_running_loop(), {})
     streams = [device.create_stream(), device.create_stream()]
