@@ -9,7 +9,6 @@ from accel.compute import Transpose
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import KernelOp, Plan, Shape, Spec, factor, not_aliased, operand, plan_of, result_in, same_dtype
-from accel.ops.quick import quick_init
 from accel.ref import AccelRef, overlap
 
 __all__ = ["Axpy", "Dot", "Gemm", "GemmBatched", "Gemv", "Nrm2", "Scal"]
@@ -57,7 +56,6 @@ def _no_out() -> InvalidArgumentError:
     return InvalidArgumentError("beta scales out, which is not given", remedy="Pass out=, or leave beta at 0.")
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class Gemm(KernelOp):
     """``alpha * op(a) @ op(b) + beta * out``.
@@ -117,7 +115,6 @@ class Gemm(KernelOp):
         return plan_of(((a, b), (out,), (), "gemm", dtype, self.beta != 0))
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class GemmBatched(KernelOp):
     """``alpha * op(a[i]) @ op(b[i]) + beta * out[i]`` for every i, as one call.
@@ -168,7 +165,6 @@ class GemmBatched(KernelOp):
         return Plan((a, b), writes, creates, "batched_gemm", dtype, bool(self.beta))
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class Gemv(KernelOp):
     """``alpha * op(a) @ x + beta * out``, with ``op(a)`` of shape (m, n), x of shape (n,) and out of shape (m,)."""
@@ -203,7 +199,6 @@ def _vectors(x: AccelRef, y: AccelRef) -> None:
         raise InvalidArgumentError(f"x has shape {x.shape} and y has {y.shape}", remedy="Give both the same shape.")
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class Axpy(KernelOp):
     """``y += alpha * x``, in place; any one shape. The result is ``y``."""
@@ -227,7 +222,6 @@ class Axpy(KernelOp):
         return Plan((x,), (y,), (), "gemm", dtype, updates=True)
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class Dot(KernelOp):
     """The sum of ``x * y`` (nothing is conjugated) as a 0-d buffer; any one shape."""
@@ -249,7 +243,6 @@ class Dot(KernelOp):
         return Plan((x, y), writes, creates, "gemm", dtype)
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class Nrm2(KernelOp):
     """The Euclidean norm of real ``x`` as a 0-d buffer; any shape."""
@@ -273,7 +266,6 @@ class Nrm2(KernelOp):
         return Plan((x,), writes, creates, "unary.sqrt", x.dtype)
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class Scal(KernelOp):
     """``x *= alpha``, in place; any shape. The result is ``x``."""

@@ -9,7 +9,6 @@ from typing import ClassVar
 from accel.compute import Causal
 from accel.errors import InvalidArgumentError
 from accel.ops.base import KernelOp, Plan, Shape, factor, not_aliased, operand, result_in, same_dtype
-from accel.ops.quick import quick_init
 from accel.ref import AccelRef
 
 __all__ = ["Attention", "Conv2d"]
@@ -30,7 +29,6 @@ def _pair(name: str, value: object) -> tuple[int, int]:
     return vertical, horizontal
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class Conv2d(KernelOp):
     """2-d cross-correlation.
@@ -95,7 +93,6 @@ class Conv2d(KernelOp):
         return Plan((x, w), writes, creates, "conv2d_forward", dtype)
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class Attention(KernelOp):
     """``softmax(scale * q @ k^T) @ v`` per batch and head.

@@ -8,7 +8,6 @@ from typing import ClassVar
 from accel.compute import BinaryOp, UnaryOp
 from accel.errors import InvalidArgumentError
 from accel.ops.base import KernelOp, Plan, in_place_or_apart, operand, plan_of, result_in, same_dtype
-from accel.ops.quick import quick_init
 from accel.ref import AccelRef
 
 __all__ = ["Binary", "Unary"]
@@ -18,7 +17,6 @@ _UNARY = {op: f"unary.{op.value}" for op in UnaryOp}
 _BINARY = {op: f"binary.{op.value}" for op in BinaryOp}
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class Unary(KernelOp):
     """``op(x)``, in the dtype of x; ``out`` may be ``x``."""
@@ -41,7 +39,6 @@ class Unary(KernelOp):
         return plan_of(((x,), writes, creates, _UNARY[self.op], x.dtype, False))
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class Binary(KernelOp):
     """``op(x, y)`` for arrays of one shape and dtype; ``out`` may be either."""

@@ -11,7 +11,6 @@ from typing import ClassVar, Literal
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import KernelOp, Plan, Shape, Spec, in_place_or_apart, operand, result_in
-from accel.ops.quick import quick_init
 from accel.ref import AccelRef
 
 __all__ = ["Fft", "Ifft", "Irfft", "Norm", "Rfft"]
@@ -47,7 +46,6 @@ def _axes(value: object, ndim: int) -> tuple[int, ...]:
     return counted
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class Transform(KernelOp):
     """What the four transforms share.
@@ -128,7 +126,6 @@ class _Whole(Transform):
         return self._planned()
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class Fft(_Whole):
     """numpy's ``fftn(x, axes=axes, norm=norm)`` of complex64 or complex128. ``out`` may be ``x``. See :class:`Transform` for the parameters."""
@@ -136,7 +133,6 @@ class Fft(_Whole):
     kind: ClassVar[str] = "fft"
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class Ifft(_Whole):
     """numpy's ``ifftn(x, axes=axes, norm=norm)`` of complex64 or complex128. ``out`` may be ``x``. See :class:`Transform` for the parameters."""
@@ -145,7 +141,6 @@ class Ifft(_Whole):
     is_forward: ClassVar[bool] = False
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class Rfft(Transform):
     """numpy's ``rfftn(x, axes=axes, norm=norm)`` of float32 or float64.
@@ -167,7 +162,6 @@ class Rfft(Transform):
         return self._planned()
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class Irfft(Transform):
     """numpy's ``irfftn(x, axes=axes, norm=norm)`` of complex64 or complex128, whose result is real; ``x`` is left as it is.

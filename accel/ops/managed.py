@@ -7,7 +7,6 @@ from typing import ClassVar, Literal, TypeAlias, get_args
 
 from accel.errors import InvalidArgumentError
 from accel.ops.base import KernelOp, Plan, operand
-from accel.ops.quick import quick_init
 from accel.ref import AccelRef
 
 __all__ = ["ADVICES", "PLACES", "Advice", "Advise", "Prefetch"]
@@ -24,7 +23,6 @@ def _managed(ref: object) -> AccelRef:
     return found
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class Prefetch(KernelOp):
     """Move a managed buffer, or a view of one, before it is used there.
@@ -51,7 +49,6 @@ class Prefetch(KernelOp):
         return Plan((ref,), (), ())
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class Advise(KernelOp):
     """Tell the driver how a managed buffer, or a view of one, is going to be used.

@@ -10,7 +10,6 @@ import numpy as np
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.ops.base import KernelOp, Plan, Shape, Spec, checked_spec, factor, number, operand, plan_of, result_in
-from accel.ops.quick import quick_init
 from accel.ref import AccelRef, overlap
 
 __all__ = ["Checksum", "Copy", "Empty", "Fill", "Free", "Get", "Put"]
@@ -18,7 +17,6 @@ __all__ = ["Checksum", "Copy", "Empty", "Fill", "Free", "Get", "Put"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class Put(KernelOp):
     """Copy a host array to the device.
@@ -49,7 +47,6 @@ class Put(KernelOp):
         return Plan((), writes, creates)
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class Get(KernelOp[Any]):
     """Copy a buffer to the host. The result is ``destination``.
@@ -89,7 +86,6 @@ class Get(KernelOp[Any]):
         return self.destination
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class Empty(KernelOp):
     """Make a buffer without setting its contents; ``durable`` if it shall outlive the context."""
@@ -106,7 +102,6 @@ class Empty(KernelOp):
         return Plan((), (), (checked_spec(self.shape, self.dtype, self.durable),))
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class Fill(KernelOp):
     """Make (or overwrite) a buffer whose elements are all ``value``.
@@ -164,7 +159,6 @@ def _whole(value: Any, dtype: DType) -> int:
     return int(value)
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class Copy(KernelOp):
     """Copy one buffer into another of the same shape and dtype."""
@@ -190,7 +184,6 @@ class Copy(KernelOp):
         return Plan((source,), (destination,), ())
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class Checksum(KernelOp):
     """Make a number of 64 bits from all bytes of a buffer, of one element: another one, but by rare chance, if any of them changes.
@@ -208,7 +201,6 @@ class Checksum(KernelOp):
         return Plan((operand("source", self.source),), (), (Spec((1,), DType.UINT64),))
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class Free(KernelOp[Any]):
     """Give a buffer's memory back, after the ops sent before. Fault plans do not count it."""

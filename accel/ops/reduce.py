@@ -11,7 +11,6 @@ import numpy as np
 from accel.compute import ReduceOp
 from accel.errors import InvalidArgumentError
 from accel.ops.base import KernelOp, Plan, Shape, not_aliased, operand, result_in
-from accel.ops.quick import quick_init
 from accel.ref import AccelRef
 
 __all__ = ["Reduce"]
@@ -27,7 +26,6 @@ def _index(axis: object) -> int:
         raise InvalidArgumentError(f"axis is {axis!r}", remedy=_AXIS) from None
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class Reduce(KernelOp):
     """``op`` along ``axis``, in the dtype of x.

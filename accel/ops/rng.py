@@ -27,7 +27,6 @@ import numpy as np
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import KernelOp, Plan, Shape, checked_spec, number, result_in
-from accel.ops.quick import quick_init
 from accel.ref import AccelRef
 
 __all__ = ["Generator", "Integers", "Lognormal", "Normal", "Uniform"]
@@ -60,7 +59,6 @@ def _real(name: str, value: object, dtype: DType) -> float:
     return float(dtype.numpy.type(result))
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class Draw(KernelOp):
     """What the distributions share.
@@ -125,7 +123,6 @@ class Draw(KernelOp):
         return self.dtype
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class Uniform(Draw):
     """Numbers of one density from ``low`` up to, and without, ``high``: float32 or float64. See :class:`Draw` for the other parameters."""
@@ -148,7 +145,6 @@ class Uniform(Draw):
         return self._planned()
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class Normal(Draw):
     """Normal numbers of mean ``mean`` and standard deviation ``std``: float32 or float64. See :class:`Draw` for the other parameters."""
@@ -165,7 +161,6 @@ class Normal(Draw):
         return self._planned()
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class Lognormal(Draw):
     """Numbers whose logarithm is normal, of mean ``mean`` and deviation ``sigma``: float32 or float64. See :class:`Draw` for the other parameters."""
@@ -189,7 +184,6 @@ def _deviation(name: str, value: object, dtype: DType) -> float:
     return result
 
 
-@quick_init
 @dataclass(frozen=True, eq=False, slots=True)
 class Integers(Draw):
     """Integers from ``low`` up to, and without, ``high``, all of the same probability, in any integer dtype. See :class:`Draw` for the other parameters."""

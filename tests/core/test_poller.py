@@ -27,7 +27,7 @@ PACING = Pacing()
 POLL, WAKE = 10e-6, 25e-6
 """Seconds of the core that one loop iteration takes with a poll in it, and one that a timer has to begin first."""
 LATE = 60e-6
-"""Seconds that a timer is late at most."""
+"""Seconds that a timer is late at most, besides a tenth of its time: a processor that sleeps longer takes longer to wake."""
 
 
 class Spent(NamedTuple):
@@ -79,8 +79,13 @@ class World:
 
     # -- what the tests do
 
+    @property
+    def is_scheduled(self) -> bool:
+        return self.due is not None or bool(self.soon)
+
     def step(self) -> None:
         """Let one loop iteration take its time, or sleep until the timer begins one."""
+        assert len(self.soon) <= 1, "one poll in an iteration"
         if self.soon:
             for _ in range(len(self.soon)):
                 self.soon.popleft()()
@@ -88,7 +93,7 @@ class World:
             self.spent += POLL
             return
         assert self.due is not None, "nothing would ever poll again"
-        self.now = max(self.now, self.due) + self.random.uniform(0, LATE)
+        self.now = max(self.now, self.due) + self.random.uniform(0, LATE + self.delays[-1] / 10)
         self.due = None
         self._on_timer()
         self.now += WAKE
@@ -111,8 +116,7 @@ class World:
             send()
         while len(added) < len(durations):
             self.step()
-        assert self.due is None
-        assert not self.soon, "nothing is in flight, so nothing is scheduled"
+        assert not self.is_scheduled, "nothing is in flight"
         return Spent(added, self.spent / (self.now - began))
 
     def _sent(self, ended: list[Ended], send: Callable[[], None]) -> Iterator[float]:
@@ -125,10 +129,9 @@ class World:
 class _Op:
     """A mark of which the clock says when it is passed."""
 
-    kind = "kind"
-
-    def __init__(self, world: World, end: float) -> None:
+    def __init__(self, world: World, end: float, kind: str = "kind") -> None:
         self.end = end
+        self.kind = kind
         self.enqueued_at = world.now
         self.event = SimpleNamespace(query=lambda: world.now >= end)
 
@@ -145,7 +148,7 @@ def test_ops_whose_durations_scatter_are_seen_soon_for_little(world: World, lane
     spent = world.ops(durations, lanes=lanes, in_flight=8)
     assert spent.usual <= 120e-6, world.seed
     assert spent.share <= 0.4, world.seed
-    assert max(spent.added) <= PACING.longest + LATE, world.seed
+    assert max(spent.added) <= 1.1 * PACING.longest + LATE, world.seed
 
 
 @pytest.mark.parametrize("duration", [5e-6, 50e-6, 150e-6, 400e-6])
@@ -165,7 +168,7 @@ def test_a_services_mix_of_short_ops_is_polled_in_each_loop_iteration(world: Wor
     assert world.ops(durations, in_flight=8).usual <= POLL, world.seed
 
 
-@pytest.mark.parametrize("duration", [1e-3, 5e-3, 0.1])
+@pytest.mark.parametrize("duration", [1e-3, 5e-3, 0.05])
 def test_an_op_that_takes_as_long_as_ever_is_seen_at_once_for_little(world: World, duration: float) -> None:
     def durations(count: int) -> list[float]:
         return [duration + world.random.uniform(0, 20e-6) for _ in range(count)]
@@ -179,14 +182,14 @@ def test_an_op_that_takes_as_long_as_ever_is_seen_at_once_for_little(world: Worl
 @pytest.mark.parametrize("duration", [20e-6, 1e-3, 30e-3])
 def test_an_op_of_which_nothing_is_known_is_seen_after_a_bounded_part_of_its_time(monkeypatch: pytest.MonkeyPatch, duration: float) -> None:
     (added,) = World(monkeypatch).ops([duration]).added
-    assert added <= duration / PACING.patience + PACING.shortest + LATE + POLL
+    assert added <= 1.1 * max(duration / PACING.patience, PACING.shortest) + LATE + POLL
 
 
 @pytest.mark.parametrize(("usual", "now"), [(5e-3, 0.3e-3), (5e-3, 20e-3), (0.1e-3, 3e-3), (0.5, 1e-3)])
 def test_a_kind_that_changes_is_followed(world: World, usual: float, now: float) -> None:
     world.ops([usual] * 60)
     first = world.ops([now])
-    assert max(first.added) <= PACING.longest + LATE + now / PACING.patience + PACING.shortest, "one sleep is the most that it costs"
+    assert max(first.added) <= 1.1 * PACING.longest + LATE + now / PACING.patience + PACING.shortest, "one sleep is the most that it costs"
     world.ops([now] * 100)
     assert world.ops([now] * 50).usual <= 2 * POLL
 
@@ -210,9 +213,7 @@ def test_a_timer_that_is_set_for_a_long_op_gives_way_to_a_shorter_one(world: Wor
     lanes = [PolledLane(lambda _, name=name: ends.append(name)) for name in ("long", "short")]  # type: ignore[misc]
     world.poller.add(lanes[0], cast("Any", _Op(world, world.now + 0.5)))
     assert world.due is not None
-    short = _Op(world, world.now + 30e-6)
-    short.kind = "unknown"
-    world.poller.add(lanes[1], cast("Any", short))
+    world.poller.add(lanes[1], cast("Any", _Op(world, world.now + 30e-6, "unknown")))
     began = world.now
     while ends != ["short"]:
         world.step()
@@ -220,6 +221,53 @@ def test_a_timer_that_is_set_for_a_long_op_gives_way_to_a_shorter_one(world: Wor
     while len(ends) < 2:
         world.step()
     assert world.due is None
+
+
+def test_a_timer_gives_way_to_an_earlier_one(world: World) -> None:
+    world.ops([0.5] * 60)
+    world.poller.add(PolledLane(lambda _: None), cast("Any", _Op(world, world.now + 0.5)))
+    assert world.due == pytest.approx(world.now + PACING.longest)
+    old = _Op(world, world.now + 0.5, "unknown")
+    old.enqueued_at -= 1e-3
+    world.poller.add(PolledLane(lambda _: None), cast("Any", old))
+    assert not world.soon, "it is not young any more"
+    assert world.due == pytest.approx(world.now + PACING.shortest)
+
+
+@pytest.mark.parametrize("kinds", [("unknown", "kind"), ("kind", "unknown")])
+def test_the_poller_goes_by_the_lane_that_is_due_first(world: World, kinds: tuple[str, str]) -> None:
+    world.ops([0.5] * 60)
+    for kind in kinds:
+        world.poller.add(PolledLane(lambda _: None), cast("Any", _Op(world, world.now + 0.5, kind)))
+    for _ in range(3):
+        world.step()
+        assert world.soon, "the unknown op is young"
+
+
+def test_the_timer_is_off_when_all_has_ended_before(world: World) -> None:
+    world.ops([0.5] * 60)
+    ends: list[Ended] = []
+    for kind in ("kind", "unknown"):
+        world.poller.add(PolledLane(ends.extend), cast("Any", _Op(world, world.now + 5e-6, kind)))
+    assert world.due is not None
+    while len(ends) < 2:
+        world.step()
+    assert not world.is_scheduled
+
+
+def test_the_time_of_an_op_counts_from_its_own_beginning(world: World) -> None:
+    """From the end of the one before it in its lane, and not from when one behind it was sent."""
+    ends: list[Ended] = []
+    lane = PolledLane(ends.extend)
+    world.poller.add(lane, cast("Any", _Op(world, world.now + 1e-3)))
+    while world.now < 1000.0 + 0.8e-3:
+        world.step()
+    world.poller.add(lane, cast("Any", _Op(world, 1000.0 + 3e-3, "second")))
+    while len(ends) < 2:
+        world.step()
+    predictor = cast("Any", world.poller._pace)._predictor
+    assert predictor.expect("kind").mean == pytest.approx(1e-3, abs=2 * PACING.shortest)
+    assert predictor.expect("second").mean == pytest.approx(2e-3, abs=4 * PACING.shortest)
 
 
 def test_a_lane_that_is_taken_is_not_polled(world: World) -> None:
