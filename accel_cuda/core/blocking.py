@@ -14,7 +14,6 @@ from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
 
 from accel import AccelError
-from accel_cuda.core.arrays import address_of
 from accel_cuda.core.transfers import STAGED
 
 if TYPE_CHECKING:
@@ -83,19 +82,12 @@ class Blocking:
 
     def _copies(self, lane: Any, array: Any) -> bool:
         nbytes: int = array.nbytes
-        lane.stream.transfers.forget_found()
         if nbytes <= STAGED:
             return bool(nbytes) and not lane.stream.transfers.reserve(nbytes)
-        address = address_of(array)
         try:
-            is_staged = not self._pinned.covers(address, nbytes)
+            return not self._pinned.covers(array.ctypes.data, nbytes)
         except AccelError:
             return True  # the copy itself will say what is wrong
-        if is_staged:
-            lane.device.copiers.rouse(nbytes)
-        elif array.flags.c_contiguous:
-            lane.stream.transfers.found(array, address)
-        return is_staged
 
     def noting(self, kernel: Kernel) -> Kernel:
         """Return a kernel that records which functions it has loaded."""

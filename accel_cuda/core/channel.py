@@ -1,4 +1,4 @@
-"""How the pieces of large copies get into a stream: without the stream's own marks and its looking for an early end, from several threads."""
+"""Transfers between pinned memory and the device in one stream, also from several threads at once. They leave the stream's own marks alone."""
 
 from __future__ import annotations
 
@@ -14,92 +14,70 @@ if TYPE_CHECKING:
     from accel_cuda.core.driver import Section
     from accel_cuda.core.stream import CudaStream
 
-__all__ = ["CopyPlace", "StreamChannel"]
+__all__ = ["StreamChannel", "StreamSlot"]
 
 _WITHOUT_TIMING, _SLEEPS = 2, 1
 
 
-class CopyPlace:
-    """See :class:`accel_cuda.core.staging.Place`. Many threads take turns at the interpreter's lock: so each transfer is few calls, with arguments made before.
+class StreamSlot:
+    """See :class:`accel_cuda.core.copies.Slot`.
 
     Attributes
     ----------
     address : int
-        Where the pinned memory begins; 0 for a mark alone.
+        Where the pinned memory begins; 0 for an event alone.
     handle : Handle
         The driver's CUevent.
-    is_near : bool
-        Whether waiting for it spins.
-    is_set : bool
-        Whether the event was recorded and not seen to have passed.
     """
 
-    __slots__ = ("_channel", "_memory", "address", "handle", "is_near", "is_set")
+    __slots__ = ("_channel", "_is_recorded", "address", "handle")
 
-    def __init__(self, channel: StreamChannel, *, is_near: bool) -> None:
+    def __init__(self, channel: StreamChannel) -> None:
         self._channel = channel
-        self.is_near = is_near
-        self.handle = Handle()
-        self.is_set = False
+        self._is_recorded = False
         self.address = 0
-        self._memory = Handle()
+        self.handle = Handle()
         context = channel.context
-        flags = _WITHOUT_TIMING if is_near else _WITHOUT_TIMING | _SLEEPS
         with context.section:
-            status = context.driver.hot.event_create(ctypes.byref(self.handle), flags)
+            status = context.driver.hot.event_create(ctypes.byref(self.handle), _WITHOUT_TIMING | _SLEEPS)
         context.check(status, "cuEventCreate")
 
-    def take(self, address: int) -> None:
-        """Have it stand for other memory."""
-        self.address = address
-        self._memory = Handle(address)
+    def transfer(self, device: int, nbytes: int, *, is_put: bool) -> None:
+        """See :meth:`accel_cuda.core.copies.Slot.transfer`."""
+        self._channel.transfer(device, self.address, nbytes, is_put=is_put)
+        self.record()
 
-    def push(self, destination: int, nbytes: int) -> None:
-        """See :meth:`accel_cuda.core.staging.Place.push`."""
-        channel = self._channel
-        pointer = channel.ready()
-        status = channel.copy_in(Handle(destination), self._memory, ctypes.c_size_t(nbytes), pointer)
-        if status:
-            raise channel.context.failure(status, "cuMemcpyHtoDAsync")
-        self.mark(pointer)
-
-    def pull(self, source: int, nbytes: int) -> None:
-        """See :meth:`accel_cuda.core.staging.Place.pull`."""
-        channel = self._channel
-        pointer = channel.ready()
-        status = channel.copy_out(self._memory, Handle(source), ctypes.c_size_t(nbytes), pointer)
-        if status:
-            raise channel.context.failure(status, "cuMemcpyDtoHAsync")
-        self.mark(pointer)
-
-    def mark(self, pointer: Handle) -> None:
+    def record(self) -> None:
         """Record the event in the stream."""
         channel = self._channel
-        status = channel.record(self.handle, pointer)
-        if status:
-            raise channel.context.failure(status, "cuEventRecord")
-        self.is_set = True
+        channel.context.check(channel.context.driver.hot.event_record(self.handle, channel.ready()), "cuEventRecord")
+        self._is_recorded = True
 
     def wait(self) -> None:
-        """See :meth:`accel_cuda.core.staging.Place.wait`."""
-        if not self.is_set:
+        """See :meth:`accel_cuda.core.copies.Slot.wait`."""
+        if not self._is_recorded:
             return
         context = self._channel.context
-        status = self._channel.query(self.handle)  # mostly it has passed, and waiting costs more
+        status = context.driver.hot.event_query(self.handle)  # most events have passed, and waiting costs more
         if status == NOT_READY:
-            context.driver.call("cuEventSynchronize", self.handle.value or 0)
-        elif status:
-            raise context.failure(status, "cuEventQuery")
-        self.is_set = False
+            context.call("cuEventSynchronize", self.handle.value or 0)
+        else:
+            context.check(status, "cuEventQuery")
+        self._is_recorded = False
 
     def close(self) -> None:
-        """Keep it for the next copy."""
-        self.is_set = False
+        """Keep the event for the next copy."""
+        self._is_recorded = False
         self._channel.give(self)
 
 
 class StreamChannel:
-    """See :class:`accel_cuda.core.staging.Channel`; of one stream.
+    """See :class:`accel_cuda.core.copies.Channel`.
+
+    Parameters
+    ----------
+    stream
+        Where the transfers go.
 
     Attributes
     ----------
@@ -110,15 +88,13 @@ class StreamChannel:
     def __init__(self, stream: CudaStream) -> None:
         self.context: CudaDevice = stream.context
         self._stream = stream
-        self._places: dict[bool, list[CopyPlace]] = {False: [], True: []}
+        self._slots: list[StreamSlot] = []
         self._is_closed = False
-        hot = self.context.driver.hot
-        self.copy_in, self.copy_out, self.record, self.query = hot.copy_from_host, hot.copy_to_host, hot.event_record, hot.event_query
         stream.at_close(self.close)
 
     @property
     def section(self) -> Section:
-        """What a thread is in while it transfers: the context is current."""
+        """Makes the context current: given a stream whose context is destroyed, the driver would crash without it."""
         return self.context.section
 
     def ready(self) -> Handle:
@@ -126,61 +102,51 @@ class StreamChannel:
         self._stream.ready()
         return self._stream.pointer
 
-    def push(self, destination: int, source: int, nbytes: int) -> None:
-        """Enqueue a transfer of pinned memory to the device.
+    def transfer(self, device: int, pinned: int, nbytes: int, *, is_put: bool) -> None:
+        """Enqueue a transfer of pinned memory to the device, or back. In the section."""
+        hot, size, stream = self.context.driver.hot, ctypes.c_size_t(nbytes), self.ready()
+        if is_put:
+            self.context.check(hot.copy_from_host(Handle(device), Handle(pinned), size, stream), "cuMemcpyHtoDAsync")
+        else:
+            self.context.check(hot.copy_to_host(Handle(pinned), Handle(device), size, stream), "cuMemcpyDtoHAsync")
 
-        In the section: without it the driver, given a stream whose context somebody has destroyed, crashes.
-        """
-        pointer = self.ready()
-        status = self.copy_in(Handle(destination), Handle(source), ctypes.c_size_t(nbytes), pointer)
-        if status:
-            raise self.context.failure(status, "cuMemcpyHtoDAsync")
-
-    def pull(self, destination: int, source: int, nbytes: int) -> None:
-        """Enqueue a transfer of device memory to pinned memory. In the section, as above."""
-        pointer = self.ready()
-        status = self.copy_out(Handle(destination), Handle(source), ctypes.c_size_t(nbytes), pointer)
-        if status:
-            raise self.context.failure(status, "cuMemcpyDtoHAsync")
-
-    def create_place(self, address: int, *, is_near: bool) -> CopyPlace:
-        """Return a place that nothing is transferred from or to."""
+    def create_slot(self, address: int) -> StreamSlot:
+        """See :meth:`accel_cuda.core.copies.Channel.create_slot`."""
         try:
-            place = self._places[is_near].pop()
+            slot = self._slots.pop()
         except IndexError:
-            place = CopyPlace(self, is_near=is_near)
-        place.take(address)
-        return place
+            slot = StreamSlot(self)
+        slot.address = address
+        return slot
 
     def reached(self) -> None:
-        """Block until everything enqueued so far has ended, releasing the GIL."""
-        place = self.create_place(0, is_near=False)
+        """See :meth:`accel_cuda.core.copies.Channel.reached`."""
+        slot = self.create_slot(0)
         try:
             with self.section:
-                place.mark(self.ready())
-                place.wait()
+                slot.record()
+                slot.wait()
         finally:
-            place.close()
+            slot.close()
 
     def begin(self, keep: object, piece: Block) -> None:
-        """Note that the stream uses a piece until everything enqueued so far has ended."""
+        """See :meth:`accel_cuda.core.copies.Channel.begin`."""
         self._stream.transfers.begin(keep, piece)
 
-    def give(self, place: CopyPlace) -> None:
-        """Take a place back that nobody uses."""
+    def give(self, slot: StreamSlot) -> None:
+        """Take a slot back that nothing uses."""
         if self._is_closed:
-            self._destroy(place)
+            self._destroy(slot)
         else:
-            self._places[place.is_near].append(place)
+            self._slots.append(slot)
 
     def close(self) -> None:
         """Give the events back; the stream has ended."""
         self._is_closed = True
-        for places in self._places.values():
-            while places:
-                self._destroy(places.pop())
+        while self._slots:
+            self._destroy(self._slots.pop())
 
-    def _destroy(self, place: CopyPlace) -> None:
+    def _destroy(self, slot: StreamSlot) -> None:
         if self.context.is_alive:
             with self.context.section:
-                self.context.driver.ignore("cuEventDestroy", place.handle.value)
+                self.context.driver.ignore("cuEventDestroy", slot.handle.value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from accel import ComputeBackend, InvalidArgumentError, NotInitializedError, OutOfMemoryError, UnsupportedError, arguments
 from accel_cuda.core.channel import StreamChannel
@@ -10,8 +10,6 @@ from accel_cuda.core.transfers import STAGED, move_small
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    import numpy as np
 
     from accel import DType
     from accel.memory import Block
@@ -27,7 +25,6 @@ _WORKSPACES = {"blas": 1, "reduce": 1, "dnn": 2, "capture": 2}
 """Library -> how many workspaces its ops use."""
 
 _SMALLEST = 512
-_LARGE = 12 << 20
 
 
 class CudaMemory(ComputeBackend):
@@ -116,79 +113,49 @@ class CudaMemory(ComputeBackend):
     def copy_htod(self, destination: int, source: memoryview) -> None:
         """Enqueue a copy of host memory to the device.
 
-        Up to 256 KiB are staged in pinned memory at once. More is copied as it is if it is pinned; else the driver stages it, or, from 12 MiB, this thread
-        with others, piece by piece; both block while the stream is behind.
+        Up to 256 KiB are staged in pinned memory at once. More is transferred from where it lies if it is pinned. Else this thread copies it piece by
+        piece, from 12 MiB on with others, and blocks while the stream is behind.
         """
         self._ready()
         data = arguments.host_bytes("copy_htod", source)
-        nbytes = data.size
-        if not nbytes:
-            return
-        arguments.pointers("copy_htod", destination=destination)
-        stream = self._stream
-        context, address = stream.ready(), data.ctypes.data
-        if nbytes <= STAGED:
-            piece = self._room(nbytes)
-            if piece is not None:
-                move_small(piece.address, address, nbytes)
-                with context.section:
-                    self.channel.push(destination, piece.address, nbytes)
-                stream.transfers.begin(None, piece)
-                return
-        elif context.pinned.covers(address, nbytes):
-            with context.section:
-                self.channel.push(destination, address, nbytes)
-            stream.transfers.begin(source)
-            return
-        elif nbytes >= _LARGE and context.copiers.put(self.channel, destination, address, nbytes):
-            return
-        # The driver's own staging, with one thread: as fast for what is not large, and right where no pinned memory is left. While it waits for the
-        # stream it might hold others up, so that is done before.
-        stream.synchronize()
-        with context.section:
-            context.call("cuMemcpyHtoDAsync", destination, address, nbytes, stream.handle)
-        stream.transfers.begin(source)
+        if data.size:
+            arguments.pointers("copy_htod", destination=destination)
+            self._copy(destination, data.ctypes.data, data.size, source, is_put=True)
 
     def copy_dtoh(self, destination: memoryview, source: int) -> None:
         """Enqueue a copy of device memory to the host; see :meth:`copy_htod`."""
         self._ready()
         data = arguments.host_bytes("copy_dtoh", destination, is_written=True)
-        nbytes = data.size
-        if not nbytes:
-            return
-        arguments.pointers("copy_dtoh", source=source)
-        stream = self._stream
-        context, address = stream.ready(), data.ctypes.data
-        if nbytes <= STAGED:
-            piece = self._room(nbytes)
-            if piece is not None:
-                with context.section:
-                    self.channel.pull(piece.address, source, nbytes)
-                stream.transfers.begin(destination, piece, address, nbytes)
-                return
-        elif context.pinned.covers(address, nbytes):
+        if data.size:
+            arguments.pointers("copy_dtoh", source=source)
+            self._copy(source, data.ctypes.data, data.size, destination, is_put=False)
+
+    def _copy(self, device: int, host: int, nbytes: int, keep: memoryview, *, is_put: bool) -> None:
+        """Copy between addresses of the device and of the host; ``keep`` is the host memory."""
+        stream, channel = self._stream, self.channel
+        context, transfers = stream.ready(), stream.transfers
+        if nbytes <= STAGED and (piece := self._room(nbytes)) is not None:
+            if is_put:
+                move_small(piece.address, host, nbytes)
             with context.section:
-                self.channel.pull(address, source, nbytes)
-            stream.transfers.begin(destination)
-            return
-        elif nbytes >= _LARGE and context.copiers.get(self.channel, address, source, nbytes):
-            return
-        stream.synchronize()
-        with context.section:
-            context.call("cuMemcpyDtoHAsync", address, source, nbytes, stream.handle)
-        stream.transfers.begin(destination)
-
-    def copy_from_pinned(self, destination: int, address: int, source: np.ndarray[Any, Any]) -> None:
-        """Enqueue a copy of a whole array, which is known to be page-locked and to lie at ``address``."""
-        with self._context.section:
-            self.channel.push(destination, address, source.nbytes)
-        self._stream.transfers.begin(source)
-
-    def copy_to_pinned(self, address: int, source: int, destination: np.ndarray[Any, Any]) -> None:
-        """Enqueue a copy into a whole array, which is known to be page-locked and to lie at ``address``."""
-        with self._context.section:
-            self.channel.pull(address, source, destination.nbytes)
-        self._stream.transfers.begin(destination)
+                channel.transfer(device, piece.address, nbytes, is_put=is_put)
+            if is_put:
+                transfers.begin(None, piece)
+            else:
+                transfers.begin(keep, piece, host, nbytes)
+        elif context.pinned.covers(host, nbytes):
+            with context.section:
+                channel.transfer(device, host, nbytes, is_put=is_put)
+            transfers.begin(keep)
+        elif not context.copiers.copy(channel, device, host, nbytes, is_put=is_put):
+            # No pinned memory is left: the driver stages it, with one thread. It may hold others up while it waits for the stream, so wait before.
+            channel.reached()
+            with context.section:
+                if is_put:
+                    context.call("cuMemcpyHtoDAsync", device, host, nbytes, stream.handle)
+                else:
+                    context.call("cuMemcpyDtoHAsync", host, device, nbytes, stream.handle)
+            transfers.begin(keep)
 
     def prepare_transfers(self) -> None:
         """Make the pinned memory that small copies are staged in, if it is not there. May block."""

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from accel import AccelError, ClosedError, InvalidArgumentError
 from accel.memory import HostArena
-from accel_cuda.core.arrays import ARRAY_KERNELS
 from accel_cuda.core.blocking import NOTED, Blocking
 from accel_cuda.core.commands import COMMANDS, QUEUE_LIMIT
 from accel_cuda.core.compiler import Nvrtc, architecture
 from accel_cuda.core.compute import CudaCompute
+from accel_cuda.core.copies import Copiers
 from accel_cuda.core.driver import Handle
 from accel_cuda.core.event import CudaEvent
 from accel_cuda.core.graph import GRAPH_KERNELS
@@ -23,7 +23,6 @@ from accel_cuda.core.natives import BLAS_KERNELS, DNN_KERNELS
 from accel_cuda.core.pinned import PinnedRanges, Registration
 from accel_cuda.core.programs import OPS_WITH_PROGRAMS, Modules, Programs
 from accel_cuda.core.slab import CudaSlab, allocation_of, granularity_of
-from accel_cuda.core.staging import Copiers
 from accel_cuda.core.stream import CudaStream
 from accel_cuda.errors.packages import is_out_of_memory
 from accel_cuda.families.checksum import checksum
@@ -137,7 +136,7 @@ class CudaDevice:
             "compiler": {"launch": self._user_kernels.launch},
             "fft": self._fft.kernels,
             "graph": GRAPH_KERNELS,
-            "memory": {**ARRAY_KERNELS, **MANAGED_KERNELS, "checksum": checksum},
+            "memory": {**MANAGED_KERNELS, "checksum": checksum},
             "rng": RNG_KERNELS,
         }
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -63,30 +62,16 @@ class Transfers:
         Pieces for copies that are enqueued next; see :meth:`reserve`.
     """
 
-    __slots__ = ("_arena", "_found", "_kept", "_lock", "_queue", "finished", "issued", "reserved")
+    __slots__ = ("_arena", "_kept", "_lock", "_queue", "finished", "issued", "reserved")
 
     def __init__(self, arena: HostArena) -> None:
         self.issued = 0
         self.finished = 0
         self.reserved: deque[Block] = deque()
         self._arena = arena
-        self._found: tuple[weakref.ref[object], int] | None = None
         self._lock = threading.Lock()
         self._queue: deque[_Transfer] = deque()
         self._kept: dict[int, list[Block]] | None = {size: [] for size in _SIZES}
-
-    def found(self, array: object, address: int) -> None:
-        """Take note of where an array lies that was seen to be page-locked, for the copy that this turn of the loop will enqueue."""
-        self._found = weakref.ref(array), address
-
-    def forget_found(self) -> None:
-        """Forget it: the copy that it was found for was dropped, or another is asked about."""
-        self._found = None
-
-    def taken_address(self, array: object) -> int:
-        """Return what was :meth:`found` last, once, if that was this very array; else 0."""
-        found, self._found = self._found, None
-        return found[1] if found is not None and found[0]() is array else 0
 
     def prepare(self) -> None:
         """Have the arena make its first block, so that small copies find one; a context is current. May block."""

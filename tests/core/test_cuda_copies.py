@@ -1,4 +1,4 @@
-"""The staging of large copies, without a GPU: a channel whose transfers are copies of host memory, made by a thread as late as a stream makes them."""
+"""Large copies of pageable memory, without a GPU: the transfers of the channel are copies of host memory, made by a thread as late as a stream makes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from accel.errors import ContextPoisonedError, OutOfMemoryError
 from accel.memory import HostArena
-from accel_cuda.core.staging import Copiers, pieces_of
+from accel_cuda.core.copies import Copiers, pieces_of
 from accel_cuda.core.transfers import move
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ MIB = 1 << 20
 PATIENCE = 10.0
 
 
-class Place:
+class Slot:
     """A piece of memory, and an event that the stream's thread sets."""
 
     def __init__(self, stream: Stream, address: int) -> None:
@@ -34,11 +34,9 @@ class Place:
         self.event = threading.Event()
         self.event.set()
 
-    def push(self, destination: int, nbytes: int) -> None:
-        self.stream.transfer(self, destination, self.address, nbytes)
-
-    def pull(self, source: int, nbytes: int) -> None:
-        self.stream.transfer(self, self.address, source, nbytes)
+    def transfer(self, device: int, nbytes: int, *, is_put: bool) -> None:
+        ends = (device, self.address) if is_put else (self.address, device)
+        self.stream.transfer(self, *ends, nbytes)
 
     def wait(self) -> None:
         assert self.event.wait(PATIENCE)
@@ -66,24 +64,24 @@ class Stream:
             function, *arguments = item
             function(*arguments)
 
-    def transfer(self, place: Place, destination: int, source: int, nbytes: int) -> None:
+    def transfer(self, slot: Slot, destination: int, source: int, nbytes: int) -> None:
         self.count += 1
         if self.count > self.fails_at >= 0:
             raise ContextPoisonedError("the plan")
         self._work.put((move, destination, source, nbytes))
-        self._mark(place)
+        self._mark(slot)
 
-    def _mark(self, place: Place) -> None:
-        place.event.clear()
-        self._work.put((place.event.set,))
+    def _mark(self, slot: Slot) -> None:
+        slot.event.clear()
+        self._work.put((slot.event.set,))
 
-    def create_place(self, address: int, *, is_near: bool) -> Place:
-        return Place(self, address)
+    def create_slot(self, address: int) -> Slot:
+        return Slot(self, address)
 
     def reached(self) -> None:
-        place = Place(self, 0)
-        self._mark(place)
-        place.wait()
+        slot = Slot(self, 0)
+        self._mark(slot)
+        slot.wait()
 
     def begin(self, keep: object, piece: Block) -> None:
         self._work.put((lambda keep: self.arena.free(piece), keep))
@@ -112,6 +110,12 @@ def fresh(nbytes: int) -> tuple[np.ndarray[Any, Any], int]:
     return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8), seed
 
 
+def copied(copiers: Copiers, stream: Stream, target: np.ndarray[Any, Any], source: np.ndarray[Any, Any], *, is_put: bool) -> bool:
+    """Copy ``source`` to ``target``: for a put the target stands for device memory, for a get the source."""
+    device, host = (target, source) if is_put else (source, target)
+    return copiers.copy(stream, device.ctypes.data, host.ctypes.data, source.nbytes, is_put=is_put)
+
+
 @pytest.mark.parametrize("nbytes", [64 * MIB, 70 * MIB + 7, 1024 * MIB + 1, 8 * 1024 * MIB + 12345])
 def test_pieces_at_both_ends_are_half_as_large(nbytes: int) -> None:
     lengths = [length for _, length in pieces_of(nbytes)]
@@ -134,33 +138,33 @@ def test_pieces_cover_the_whole_once_and_are_few(nbytes: int) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [300_001, MIB, 9 * MIB + 13, 100 * MIB + 1])
-@pytest.mark.parametrize("way", ["put", "get"])
-def test_a_copy_is_whole_and_gives_its_memory_back(arena: HostArena, copiers: Copiers, way: str, nbytes: int) -> None:
+@pytest.mark.parametrize("is_put", [True, False], ids=["put", "get"])
+def test_a_copy_is_whole_and_gives_its_memory_back(arena: HostArena, copiers: Copiers, is_put: bool, nbytes: int) -> None:
     stream = Stream(arena)
     source, seed = fresh(nbytes)
     target = np.full_like(source, 0xA5)
-    assert getattr(copiers, way)(stream, target.ctypes.data, source.ctypes.data, nbytes)
+    assert copied(copiers, stream, target, source, is_put=is_put)
     stream.close()
     assert np.array_equal(source, target), seed
     assert arena.statistics().used == 0
 
 
-@pytest.mark.parametrize("way", ["put", "get"])
+@pytest.mark.parametrize("is_put", [True, False], ids=["put", "get"])
 @pytest.mark.parametrize("fails_at", [0, 1, 7])
-def test_a_failing_stream_ends_the_copy_with_its_error(arena: HostArena, copiers: Copiers, way: str, fails_at: int) -> None:
+def test_a_failing_stream_ends_the_copy_with_its_error(arena: HostArena, copiers: Copiers, is_put: bool, fails_at: int) -> None:
     stream = Stream(arena, fails_at)
     source, _ = fresh(32 * MIB)
     target = np.zeros_like(source)
     with pytest.raises(ContextPoisonedError):
-        getattr(copiers, way)(stream, target.ctypes.data, source.ctypes.data, source.nbytes)
+        copied(copiers, stream, target, source, is_put=is_put)
     stream.close()
     assert arena.statistics().used == 0
 
 
-@pytest.mark.parametrize("way", ["put", "get"])
+@pytest.mark.parametrize("is_put", [True, False], ids=["put", "get"])
 @pytest.mark.parametrize("started", [0, 2])
 def test_a_copy_for_which_no_thread_starts_fails_and_uses_nothing_afterwards(
-    arena: HostArena, copiers: Copiers, way: str, started: int, monkeypatch: pytest.MonkeyPatch
+    arena: HostArena, copiers: Copiers, is_put: bool, started: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = Stream(arena)
     source, seed = fresh(100 * MIB)
@@ -176,18 +180,34 @@ def test_a_copy_for_which_no_thread_starts_fails_and_uses_nothing_afterwards(
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(OutOfMemoryError, match="no thread") as caught:
-            getattr(copiers, way)(stream, target.ctypes.data, source.ctypes.data, source.nbytes)
+            copied(copiers, stream, target, source, is_put=is_put)
     assert caught.value.retryable
     assert caught.value.library == "os"
     transfers = stream.count
+    assert transfers < len(pieces_of(source.nbytes)), "no piece is begun after the failure"
     # Nothing touches the caller's arrays after that.
     target[:] = 0xA5
-    assert getattr(copiers, way)(stream, late.ctypes.data, source.ctypes.data, source.nbytes)
+    assert copied(copiers, stream, late, source, is_put=is_put)
     stream.close()
     assert stream.count > transfers
     assert np.array_equal(source, late), seed
-    assert (target == 0xA5).all() or way == "put"  # what was put may be on the device's side of the stream yet
+    assert (target == 0xA5).all() or is_put  # what was put may be on the device's side of the stream yet
     assert arena.statistics().used == 0
+
+
+def test_threads_are_used_again(arena: HostArena) -> None:
+    own, stream = Copiers(arena, "test-again"), Stream(arena)
+    source, seed = fresh(48 * MIB)
+    target = np.zeros_like(source)
+    for _ in range(6):
+        target[:] = 0
+        assert copied(own, stream, target, source, is_put=False)
+        assert np.array_equal(source, target), seed
+    names = [thread.name for thread in threading.enumerate() if thread.name.startswith("test-again")]
+    # A thread that has ended its share may not be back in line when the next copy begins.
+    assert 0 < len(names) <= 8
+    own.close()
+    stream.close()
 
 
 def test_a_stream_that_is_held_up_holds_up_no_other(arena: HostArena, copiers: Copiers) -> None:
@@ -195,10 +215,9 @@ def test_a_stream_that_is_held_up_holds_up_no_other(arena: HostArena, copiers: C
     held.gate.clear()
     source, seed = fresh(100 * MIB)
     targets = np.zeros_like(source), np.zeros_like(source)
-    address = source.ctypes.data
-    stuck = threading.Thread(target=copiers.put, args=(held, targets[0].ctypes.data, address, source.nbytes))
+    stuck = threading.Thread(target=copied, args=(copiers, held, targets[0], source), kwargs={"is_put": True})
     stuck.start()
-    assert copiers.put(other, targets[1].ctypes.data, address, source.nbytes)
+    assert copied(copiers, other, targets[1], source, is_put=True)
     assert stuck.is_alive()
     held.gate.set()
     stuck.join(PATIENCE)
@@ -216,7 +235,7 @@ def test_without_room_nothing_is_done(copiers: Copiers) -> None:
     small = Copiers(full, "test-none")
     try:
         assert held is not None
-        assert not small.put(stream, 4096, 4096, MIB)
+        assert not small.copy(stream, 4096, 4096, MIB, is_put=True)
         assert stream.count == 0
     finally:
         small.close()
@@ -231,7 +250,7 @@ def test_an_arena_that_is_closed_under_a_copy_unmaps_nothing_that_is_copied(copi
     stream.gate.clear()
     source, seed = fresh(100 * MIB)
     target = np.zeros_like(source)
-    copy = threading.Thread(target=own.put, args=(stream, target.ctypes.data, source.ctypes.data, source.nbytes))
+    copy = threading.Thread(target=copied, args=(own, stream, target, source), kwargs={"is_put": True})
     copy.start()
     while not stream.count:
         assert copy.is_alive()
