@@ -155,15 +155,22 @@ def command_for(tests: Sequence[str]) -> str:
     return shlex.join((sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests))
 
 
+def seconds_without_mutant(tests: Sequence[str]) -> float:
+    """Run the tests on the code as it is, which they must pass; return how long that takes."""
+    began = time.monotonic()
+    done = subprocess.run(shlex.split(command_for(tests)), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"these tests fail without a mutant:\n{done.stdout[-5000:]}")
+    return time.monotonic() - began
+
+
 def outcomes(room: dict[str, tuple[str, ...]], drawn: Sequence[MutationSpec]) -> Iterator[tuple[MutationSpec, bool, str]]:
     """Try each mutant, in the copy that is the current folder; yield whether it was noticed, and its difference."""
     limits: dict[frozenset[str], float] = {}
     for mutant in drawn:
         tests = tests_of(room, mutant.module_path)
         if frozenset(tests) not in limits:
-            began = time.monotonic()
-            subprocess.run(shlex.split(command_for(tests)), check=True, stdout=subprocess.DEVNULL)
-            limits[frozenset(tests)] = 60 + 3 * (time.monotonic() - began)
+            limits[frozenset(tests)] = 60 + 3 * seconds_without_mutant(tests)
         result = mutate_and_test([mutant], command_for(tests), limits[frozenset(tests)])
         if result.test_outcome is None or result.test_outcome is TestOutcome.INCOMPETENT:
             raise RuntimeError(f"{mutant} was not tried: {result.output}")

@@ -26,12 +26,11 @@ class Home:
         Whether this process was forked from that one. The loop cannot show this: a fork that leaves through ``asyncio.run()`` runs its copy of the loop.
     """
 
-    __slots__ = ("__weakref__", "is_inherited", "loop", "owner", "pid", "thread")
+    __slots__ = ("__weakref__", "is_inherited", "loop", "owner", "thread")
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
         self.loop = asyncio.get_running_loop()
-        self.pid = os.getpid()
         self.thread = threading.get_ident()
         self.is_inherited = False
         close_after_fork(self)

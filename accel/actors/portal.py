@@ -7,7 +7,6 @@ import concurrent.futures
 import contextlib
 import contextvars
 import inspect
-import os
 import threading
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -18,6 +17,8 @@ from accel.fork import close_after_fork
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
+
+    from accel.actors.home import Home
 
 __all__ = ["Portal"]
 
@@ -32,21 +33,20 @@ class Portal:
 
     Parameters
     ----------
-    loop
-        The event loop, running in the thread that makes the portal.
+    home
+        The event loop and its thread.
     group
         Owns the tasks of the coroutines.
     limit
         The most calls in flight, over all threads.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, group: asyncio.TaskGroup, limit: int = 1024) -> None:
+    def __init__(self, home: Home, group: asyncio.TaskGroup, limit: int = 1024) -> None:
         if limit < 1:
             raise InvalidArgumentError(f"a portal admits at least one call, not {limit}")
-        self._loop = loop
+        self._home = home
         self._group = group
         self._limit = limit
-        self._home = (os.getpid(), threading.get_ident())
         self._lock = threading.Lock()
         self._calls: dict[concurrent.futures.Future[Any], asyncio.Task[None] | None] = {}
         self._closed = False
@@ -152,10 +152,9 @@ class Portal:
         self._admit(future, call)
 
     def _admit(self, future: concurrent.futures.Future[Any], call: Callable[[], None]) -> None:
-        pid, thread = self._home
-        if os.getpid() != pid:
+        if self._home.is_inherited:
             raise ClosedError("this portal belongs to the process that this one was forked from")
-        if threading.get_ident() == thread:
+        if threading.get_ident() == self._home.thread:
             raise ClosedError(
                 "a portal is for other threads than the loop's own", remedy="Await it directly: here, waiting would block the loop."
             )
@@ -169,7 +168,7 @@ class Portal:
                 )
             self._calls[future] = None
             try:
-                self._loop.call_soon_threadsafe(call)
+                self._home.loop.call_soon_threadsafe(call)
             except RuntimeError as error:
                 del self._calls[future]
                 raise ClosedError("the loop that this portal leads to is closed") from error
@@ -214,7 +213,7 @@ class Portal:
         task = self._forget(future)
         if task is not None and future.cancelled():
             with contextlib.suppress(RuntimeError):  # the loop is closed, and the task with it
-                self._loop.call_soon_threadsafe(task.cancel)
+                self._home.loop.call_soon_threadsafe(task.cancel)
 
     def _forget(self, future: concurrent.futures.Future[Any]) -> asyncio.Task[None] | None:
         with self._lock:

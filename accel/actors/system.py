@@ -137,10 +137,10 @@ class ActorSystem(AsyncOnly):
     async def __aenter__(self) -> Self:
         if self._state != "new":
             raise ClosedError(f"system {self.name!r} is {self._state}: a system is entered once", remedy="Make a new one.")
-        self._home = Home(f"system {self.name!r}")
+        self._home = home = Home(f"system {self.name!r}")
         self._abandoned: asyncio.Future[None] = self.loop.create_future()
         self._state = "open"
-        self._root = self.loop.create_task(self._live(), name=f"accel-system-{self.name}", context=Context())
+        self._root = self.loop.create_task(self._live(home), name=f"accel-system-{self.name}", context=Context())
         try:
             await self._ready.wait()
             await self._open_resources()
@@ -191,11 +191,11 @@ class ActorSystem(AsyncOnly):
         if self._close_timer is not None:
             self._close_timer.reschedule(self._deadline)
 
-    async def _live(self) -> None:
+    async def _live(self, home: Home) -> None:
         """Hold the task group open until the system closes: the body of the root task."""
         try:
             async with asyncio.TaskGroup() as self._group:
-                self._portal = Portal(self.loop, self._group)
+                self._portal = Portal(home, self._group)
                 self._ready.set()
                 try:
                     await self._closing.wait()

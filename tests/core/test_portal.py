@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from accel.actors import Actor, ActorContext, ActorRef, ActorSystem, Portal, RestartStrategy
+from accel.actors.home import Home
 from accel.errors import ClosedError, InvalidArgumentError, MailboxFullError
 
 if TYPE_CHECKING:
@@ -244,7 +245,7 @@ async def test_a_call_through_the_portal_cancelled_before_it_began_never_does() 
 
 def test_a_portal_to_a_loop_that_was_closed_says_so() -> None:
     async def make() -> Portal:
-        return Portal(asyncio.get_running_loop(), asyncio.TaskGroup())
+        return Portal(Home("a test"), asyncio.TaskGroup())
 
     portal = asyncio.run(make())
 
@@ -256,7 +257,7 @@ def test_a_portal_to_a_loop_that_was_closed_says_so() -> None:
 @pytest.mark.parametrize("limit", [0, -1])
 async def test_a_portal_admits_at_least_one_call(limit: int) -> None:
     with pytest.raises(InvalidArgumentError):
-        Portal(asyncio.get_running_loop(), asyncio.TaskGroup(), limit)
+        Portal(Home("a test"), asyncio.TaskGroup(), limit)
 
 
 def test_a_call_through_the_portal_that_ends_the_program_ends_it() -> None:
