@@ -73,7 +73,7 @@ class SignalledWatcher(LaneWatcher):
         self._poll()
 
     def _poll(self) -> None:
-        if not self._pending:  # the timer came before the signal
+        if not self._pending:  # the timer or another signal came before
             return
         self._polls += 1
         ended: list[Ended] = []
@@ -81,9 +81,6 @@ class SignalledWatcher(LaneWatcher):
             take_ended(marks, ended)
         if self._pending > len(ended):
             self._arm()
-        elif self._is_armed:
-            self._is_armed = False
-            self._timer.disarm()
         self._settle(ended)
 
     def _take_all(self) -> list[Mark]:

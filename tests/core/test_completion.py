@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -223,6 +225,33 @@ async def test_poisoned_device_that_takes_no_more_waits_is_looked_at_once() -> N
         await refused.ended
         assert isinstance(refused.ends[0], DriverError)
     assert len(mark.ends) == 1
+    await watcher.aclose()
+
+
+@pytest.mark.parametrize("count", [1, 3, 64])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.99, 1.0])
+async def test_the_last_of_many_marks_that_have_passed_is_found_by_few_queries(count: int, share: float) -> None:
+    watcher = open_watcher(PolledCompletion(interval=0))
+    pairs = [watched(watcher) for _ in range(count)]
+    passed = round(share * count)
+    for event, mark in pairs:
+        mark.complete = partial(mark._end, None)  # type: ignore[method-assign]  # its own asks once more
+        if event in [each for each, _ in pairs[:passed]]:
+            event.end()
+    await turns(1)
+    assert [len(mark.ends) for _, mark in pairs] == [1] * passed + [0] * (count - passed)
+    assert sum(event.queries for event, _ in pairs) <= 2 + 2 * math.log2(count + 1)
+    await watcher.aclose(abandon=True)
+
+
+async def test_a_fault_behind_many_marks_that_have_passed_fails_those_after_it_alone() -> None:
+    watcher = open_watcher(PolledCompletion(interval=0))
+    pairs = [watched(watcher) for _ in range(20)]
+    for number, (event, _) in enumerate(pairs):
+        event.end(True if number < 7 else DriverError("dead", scope=FaultScope.CONTEXT))
+    await turns(2)
+    assert [type(mark.ends[0]) for _, mark in pairs] == [type(None)] * 7 + [DriverError] * 13
+    assert watcher.statistics().pending == 0
     await watcher.aclose()
 
 
