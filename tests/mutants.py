@@ -3,8 +3,8 @@
 Cosmic Ray makes the mutants. A seed draws the sample: first the place, then what it is replaced by, so that an arithmetic operator with eleven
 replacements counts no more than a comparison. Each mutant gets a run of the room's tests, in a copy of the tree, that ends with the first failure.
 
-The sample leaves out mutants that no test can notice: those in annotations and in the bodies of protocols, which are not evaluated, and ``==`` for
-``is`` or the reverse. It leaves out ``<`` and its kin for ``is``, too: that raises at once, and proves nothing.
+The sample leaves out mutants that no test can notice: those in annotations, in the bodies of protocols and in imports for type checkers, which
+are not evaluated, and ``==`` for ``is`` or the reverse. It leaves out ``<`` and its kin for ``is``, too: that raises at once, and proves nothing.
 """
 
 from __future__ import annotations
@@ -55,8 +55,10 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "completion": {
         "accel/completion/*.py": (
+            "tests/core/test_poller.py",
+            "tests/core/test_timer.py",
             "tests/core/test_completion*.py",
-            "tests/core/test_reactor*.py",
+            "tests/core/test_device_polls.py",
             "tests/properties/test_completion_properties.py",
         ),
     },
@@ -72,7 +74,9 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
             "tests/properties/test_*allocator*.py",
             "tests/properties/test_usage_properties.py",
             "tests/properties/test_host_arena_properties.py",
+            "tests/core/test_external_work.py",
             "tests/hazards/test_h12_cgroup.py",
+            "tests/hazards/test_h03_fork_memory.py",
         ),
     },
     "patterns": {
@@ -87,13 +91,15 @@ _ORDERS = tuple(f"{test}_{order}" for test in ("Is", "IsNot") for order in ("Lt"
 
 
 def unevaluated(path: Path) -> set[tuple[int, int]]:
-    """Return the positions (line and column) in a file that belong to annotations or to the bodies of protocols."""
+    """Return the positions (line and column) in a file whose code is for type checkers alone."""
     text = path.read_text(encoding="utf-8")
     found: set[tuple[int, int]] = set()
     for node in ast.walk(ast.parse(text)):
         parts = [getattr(node, "annotation", None), getattr(node, "returns", None)]
         if isinstance(node, ast.ClassDef) and any(ast.unparse(base).startswith("Protocol") for base in node.bases):
             parts += node.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            parts.append(node)
         for part in parts:
             if isinstance(part, (ast.expr, ast.stmt)):
                 found |= positions(part)

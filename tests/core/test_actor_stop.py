@@ -35,6 +35,30 @@ async def test_stop_handles_what_is_queued_and_takes_nothing_new() -> None:
         assert not ref.is_alive
 
 
+async def test_a_drain_goes_on_in_the_children() -> None:
+    handled: list[int] = []
+
+    class Child(Actor[int, None]):
+        async def receive(self, message: int, context: ActorContext) -> None:
+            await asyncio.sleep(0)
+            handled.append(message)
+
+    class Owner(Actor[int, None]):
+        async def started(self, context: ActorContext) -> None:
+            self.child = await context.spawn(Child)
+
+        async def receive(self, message: int, context: ActorContext) -> None:
+            self.child.tell(message)
+
+    async with ActorSystem() as system:
+        ref = await system.spawn(Owner)
+        for number in range(5):
+            ref.tell(number)
+        await ref.stop()
+
+        assert handled == [0, 1, 2, 3, 4]
+
+
 async def test_stop_at_once_refuses_the_queued_and_cancels_the_work_in_hand() -> None:
     async with ActorSystem() as system:
         ref, _, seen, asking = await blocked(system, mailbox_size=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from dataclasses import FrozenInstanceError
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,8 @@ import pytest
 
 import accel
 from accel.patterns import DynamicBatcher
+from accel.patterns.requests import Counters, Request
+from accel.patterns.runner import BatchRunner
 from tests.batcher_support import Handler, settled, turns
 
 if TYPE_CHECKING:
@@ -108,6 +111,36 @@ async def test_sizes_are_counted_in_items() -> None:
     assert batcher.statistics().mean_batch == 23 / 4
 
 
+@pytest.mark.parametrize("size", [True, 1.5, None, "2"], ids=repr)
+async def test_a_size_is_an_int(size: Any) -> None:
+    handler = Handler()
+    async with DynamicBatcher(handler, max_items=10, size=lambda item: size) as batcher:
+        with pytest.raises(accel.InvalidArgumentError, match="counts for"):
+            await batcher.submit(1)
+    assert handler.batches == []
+
+
+async def test_the_time_an_item_takes_is_a_moving_average(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = 0.0
+
+    async def handler(items: list[int]) -> list[int]:
+        nonlocal seconds
+        seconds += 0.6
+        return items
+
+    loop = asyncio.get_running_loop()
+    runner = BatchRunner(handler, None, Counters())
+    expected = 1e-3
+    monkeypatch.setattr("accel.patterns.runner.time.perf_counter", lambda: seconds)
+    for _ in range(3):
+        batch = [Request(item, size, loop.create_future(), 0.0, False) for item, size in ((1, 2), (2, 1))]
+        await runner.run(batch)
+
+        expected += 0.2 * (0.6 / 3 - expected)
+        assert runner.seconds_per_item == pytest.approx(expected)
+        assert [request.future.result() for request in batch] == [1, 2]
+
+
 async def test_a_full_queue_rejects_with_the_time_to_come_back() -> None:
     handler = Handler(is_open=False)
     batcher = DynamicBatcher(handler, max_items=2, max_pending=3, max_in_flight=1, overload="reject")
@@ -181,6 +214,23 @@ async def test_room_left_by_a_cancelled_item_goes_to_the_first_who_waits() -> No
 async def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(accel.InvalidArgumentError):
         DynamicBatcher(Handler(), **options)
+
+
+def test_the_options_have_their_documented_defaults() -> None:
+    parameters = inspect.signature(DynamicBatcher).parameters
+
+    assert {name: parameter.default for name, parameter in parameters.items() if name != "handler"} == {
+        "max_items": 64,
+        "max_delay": 0.002,
+        "max_pending": None,
+        "overload": "wait",
+        "max_in_flight": 2,
+        "size": None,
+        "idempotent": False,
+        "device": None,
+        "quarantine": None,
+        "close_timeout": 10.0,
+    }
 
 
 @pytest.mark.parametrize("handler", [None, 3, "handler"], ids=repr)

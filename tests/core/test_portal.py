@@ -14,7 +14,7 @@ import pytest
 
 from accel.actors import Actor, ActorContext, ActorRef, ActorSystem, Portal, RestartStrategy
 from accel.actors.home import Home
-from accel.errors import ClosedError, InvalidArgumentError, MailboxFullError
+from accel.errors import ClosedError, DeadlineExceededError, InvalidArgumentError, MailboxFullError
 
 if TYPE_CHECKING:
     import concurrent.futures
@@ -194,13 +194,26 @@ async def test_giving_up_on_a_call_through_the_portal_cancels_it() -> None:
             finally:
                 ended.set()
 
-        with pytest.raises(TimeoutError):
+        with pytest.raises(DeadlineExceededError, match="forever"):
             await system.run_blocking(lambda: system.portal.run(forever, timeout=0.001))
         await asyncio.wait_for(ended.wait(), 5)
         future = await system.run_blocking(system.portal.start, forever)
         assert future.cancel()
         await turns(20)
         assert "accel-portal-call" not in accel_tasks()
+
+
+async def test_a_timeout_of_the_coroutine_itself_is_raised_as_it_is() -> None:
+    own = TimeoutError("its own")
+
+    async def times_out() -> None:
+        raise own
+
+    async with ActorSystem() as system:
+        with pytest.raises(TimeoutError, match="its own") as caught:
+            await system.run_blocking(lambda: system.portal.run(times_out, timeout=30))
+
+    assert caught.value is own
 
 
 async def test_the_portal_is_bounded_and_closes_with_the_system(monkeypatch: pytest.MonkeyPatch) -> None:

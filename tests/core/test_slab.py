@@ -16,6 +16,7 @@ import pytest
 
 from accel.errors import AccelError, DriverError, InvalidArgumentError, OutOfMemoryError
 from accel.memory import MemfdSlab
+from accel.memory.machine import memory_left
 
 if TYPE_CHECKING:
     from accel.backend import SlabMemory
@@ -160,3 +161,19 @@ def test_a_forgotten_slab_warns_and_is_closed() -> None:
         with pytest.raises(OSError) as error:
             os.fstat(fd)
         assert error.value.errno == errno.EBADF
+
+
+@pytest.mark.parametrize(
+    ("limits", "left"),
+    [
+        ([], None),
+        ([(1 << 40, 1 << 30)], (1 << 40) - (1 << 30) - (64 << 20)),
+        ([(80 << 20, 10 << 20)], 60 << 20),
+        ([(80 << 20, 75 << 20)], 0),
+        ([(1 << 40, 0), (80 << 20, 0), (1 << 39, 0)], 70 << 20),
+    ],
+)
+def test_what_a_group_of_processes_may_still_take(monkeypatch: pytest.MonkeyPatch, limits: list[tuple[int, int]], left: int | None) -> None:
+    monkeypatch.setattr("accel.memory.machine._limits", lambda: iter(limits))
+
+    assert memory_left() == left

@@ -98,6 +98,12 @@ def test_a_budget_refills_when_its_window_has_passed() -> None:
     assert budget.left() == 2
 
 
+def test_a_strategy_restarts_three_times_a_minute_unless_told_otherwise() -> None:
+    documented = RestartStrategy(max_restarts=3, within=60.0, backoff=(0.05, 2.0), decide=None, on_exception=Directive.RESTART)
+
+    assert RestartStrategy() == documented
+
+
 def test_a_strategy_that_actors_share_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         RestartStrategy().max_restarts = 9  # type: ignore[misc]

@@ -295,3 +295,18 @@ def test_many_writes_take_no_more_memory_than_those_that_run(lanes: tuple[Lane, 
         write(usage, lanes[0])
         lanes[0].complete(lanes[0].issued)
     assert len(usage._writes) <= 64
+
+
+def test_it_is_known_which_unfinished_work_writes(lanes: tuple[Lane, Lane, Lane]) -> None:
+    a, b, _ = lanes
+    usage = DurableUsage()
+    for _ in range(3):
+        read(usage, a)
+    write(usage, a)  # its 4th
+
+    assert usage.was_written(a, 4, 4)
+    assert usage.was_written(a, 1, 4)
+    assert usage.was_written(a, 4, 9)
+    assert not usage.was_written(a, 1, 3)
+    assert not usage.was_written(a, 5, 9)
+    assert not usage.was_written(b, 4, 4)
