@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from accel import BackendUnavailableError, DeviceDescription, DeviceLostError
 from accel_cuda.core.checks import all_checks, check_shareable, refused, usable_mode
-from accel_cuda.core.context import CudaDevice
 from accel_cuda.core.driver import load_driver
 from accel_cuda.core.libraries import load_distribution
+from accel_cuda.device import CudaDevice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

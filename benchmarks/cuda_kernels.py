@@ -26,8 +26,9 @@ from accel_cuda import CudaBackend
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accel_cuda.core.compute import CudaCompute
     from accel_cuda.core.stream import CudaStream
+    from accel_cuda.device import CudaDevice
+    from accel_cuda.families.compute import CudaCompute
 
 _BYTES = 256 << 20
 _DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int64")
@@ -80,9 +81,9 @@ def best(call: Callable[[], object], stream: Any, count: int = 10) -> float:
 class Kernels:
     """The kernels of one stream, on three buffers."""
 
-    def __init__(self, stream: CudaStream, compute: CudaCompute, report: Report) -> None:
+    def __init__(self, context: CudaDevice, stream: CudaStream, compute: CudaCompute, report: Report) -> None:
         self.stream, self.compute, self.report = stream, compute, report
-        slab = stream.context.create_slab(3 * (_BYTES + 4096) + (64 << 20))
+        slab = context.create_slab(3 * (_BYTES + 4096) + (64 << 20))
         self.a, self.b, self.c = (slab.address + part * (_BYTES + 4096) for part in range(3))
         self._scatter(slab.address, slab.nbytes)
         self._copy = self._rate(2 * _BYTES, lambda: stream.copy(self.b, self.a, _BYTES))
@@ -224,7 +225,7 @@ def main() -> None:
     print(CudaBackend().devices()[0].name)
     context = CudaBackend().open(0)
     stream = context.create_stream()
-    kernels = Kernels(stream, context.create_compute(stream, "batch"), report)
+    kernels = Kernels(context, stream, context.create_compute(stream, "batch"), report)
     for part in options.only or parts:
         getattr(kernels, part)()
     report.write(options.json)

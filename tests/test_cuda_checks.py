@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from accel.backend import Check
 
-MODE, MPS = 20, 133
+MODE, MPS = "COMPUTE_MODE", "MPS_ENABLED"
 UNAVAILABLE = 46
 DEFAULT, PROHIBITED, EXCLUSIVE = 0, 2, 3
 
@@ -27,8 +28,10 @@ class FakeDriver:
     """A driver with GPUs of these attributes."""
 
     version = 13000
+    CUcomputemode = SimpleNamespace(CU_COMPUTEMODE_PROHIBITED=PROHIBITED, CU_COMPUTEMODE_EXCLUSIVE_PROCESS=EXCLUSIVE)
+    CUresult = SimpleNamespace(CUDA_ERROR_DEVICE_UNAVAILABLE=UNAVAILABLE)
 
-    def __init__(self, *devices: dict[int, int]) -> None:
+    def __init__(self, *devices: dict[str, int]) -> None:
         self._devices = devices
         self.fault: DriverError | None = None
 
@@ -39,12 +42,10 @@ class FakeDriver:
             return int(arguments[0])
         if name == "cuDevicePrimaryCtxRetain":
             raise error_of(UNAVAILABLE, name)
-        assert name == "cuDeviceGetAttribute", name
-        number, device = arguments
-        return int(self._devices[device].get(number, 0))
+        raise AssertionError(name)
 
-    def CUdevice_attribute(self, number: int) -> int:  # noqa: N802 - the driver's name
-        return number
+    def device_attribute(self, device: int, name: str) -> int:
+        return self._devices[device].get(name, 0)
 
 
 def nothing(name: str, distribution: str) -> None:
@@ -57,7 +58,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Check]]:
     monkeypatch.setattr(checks, "load_module", nothing)
     monkeypatch.setattr(checks, "load_library", nothing)
 
-    def look(*devices: dict[int, int], fault: DriverError | None = None) -> dict[str, Check]:
+    def look(*devices: dict[str, int], fault: DriverError | None = None) -> dict[str, Check]:
         driver = FakeDriver(*devices)
         driver.fault = fault
         monkeypatch.setattr(checks, "load_driver", lambda: driver)

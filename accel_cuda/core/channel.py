@@ -10,13 +10,11 @@ from accel_cuda.errors import NOT_READY
 
 if TYPE_CHECKING:
     from accel.memory import Block
-    from accel_cuda.core.context import CudaDevice
+    from accel_cuda.core.context import CudaContext
     from accel_cuda.core.driver import Section
     from accel_cuda.core.stream import CudaStream
 
 __all__ = ["StreamChannel", "StreamSlot"]
-
-_WITHOUT_TIMING, _SLEEPS = 2, 1
 
 
 class StreamSlot:
@@ -38,8 +36,10 @@ class StreamSlot:
         self.address = 0
         self.handle = Handle()
         context = channel.context
+        kinds = context.driver.CUevent_flags
+        flags = int(kinds.CU_EVENT_DISABLE_TIMING | kinds.CU_EVENT_BLOCKING_SYNC)  # waiting threads sleep
         with context.section:
-            status = context.driver.hot.event_create(ctypes.byref(self.handle), _WITHOUT_TIMING | _SLEEPS)
+            status = context.driver.hot.event_create(ctypes.byref(self.handle), flags)
         context.check(status, "cuEventCreate")
 
     def transfer(self, device: int, nbytes: int, *, is_put: bool) -> None:
@@ -81,12 +81,12 @@ class StreamChannel:
 
     Attributes
     ----------
-    context : CudaDevice
+    context : CudaContext
         The stream's.
     """
 
     def __init__(self, stream: CudaStream) -> None:
-        self.context: CudaDevice = stream.context
+        self.context: CudaContext = stream.context
         self._stream = stream
         self._slots: list[StreamSlot] = []
         self._is_closed = False

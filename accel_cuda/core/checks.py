@@ -16,10 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["all_checks", "check_shareable", "refused", "usable_mode"]
 
-_COMPUTE_MODE, _MPS_ENABLED = 20, 133
-_PROHIBITED, _EXCLUSIVE = 2, 3
-_UNAVAILABLE = 46
-
 
 def all_checks() -> list[Check]:
     """Look at the driver, the GPUs and the libraries. May block: it loads them."""
@@ -34,7 +30,7 @@ def usable_mode(driver: Driver, index: int) -> None:
     BackendUnavailableError
         If its compute mode is PROHIBITED.
     """
-    if _attribute(driver, index, _COMPUTE_MODE) == _PROHIBITED:
+    if _attribute(driver, index, "COMPUTE_MODE") == driver.CUcomputemode.CU_COMPUTEMODE_PROHIBITED:
         raise BackendUnavailableError(
             f"cuda:{index} is in compute mode PROHIBITED: no process may use it",
             device=f"cuda:{index}",
@@ -50,7 +46,7 @@ def check_shareable(driver: Driver, index: int) -> None:
     UnsupportedError
         If its compute mode is EXCLUSIVE_PROCESS.
     """
-    if _attribute(driver, index, _COMPUTE_MODE) == _EXCLUSIVE:
+    if _is_exclusive(driver, index):
         raise UnsupportedError(
             f"cuda:{index} is in compute mode EXCLUSIVE_PROCESS: a spare child cannot have a context beside the one in use",
             device=f"cuda:{index}",
@@ -60,7 +56,7 @@ def check_shareable(driver: Driver, index: int) -> None:
 
 def refused(driver: Driver, index: int, error: BackendUnavailableError) -> BackendUnavailableError:
     """Return what to say where the driver makes no context: of a GPU that another process has for itself it says only that it is not to be had."""
-    if error.code != _UNAVAILABLE or _attribute(driver, index, _COMPUTE_MODE) != _EXCLUSIVE:
+    if error.code != driver.CUresult.CUDA_ERROR_DEVICE_UNAVAILABLE or not _is_exclusive(driver, index):
         return error
     return BackendUnavailableError(
         f"cuda:{index} is in compute mode EXCLUSIVE_PROCESS, and another process has it: this one's parent, if that used it",
@@ -72,8 +68,13 @@ def refused(driver: Driver, index: int, error: BackendUnavailableError) -> Backe
     )
 
 
-def _attribute(driver: Driver, index: int, number: int) -> int:
-    return int(driver.call("cuDeviceGetAttribute", driver.CUdevice_attribute(number), driver.call("cuDeviceGet", index)))
+def _attribute(driver: Driver, index: int, name: str) -> int:
+    return driver.device_attribute(driver.call("cuDeviceGet", index), name)
+
+
+def _is_exclusive(driver: Driver, index: int) -> bool:
+    exclusive: int = driver.CUcomputemode.CU_COMPUTEMODE_EXCLUSIVE_PROCESS
+    return _attribute(driver, index, "COMPUTE_MODE") == exclusive
 
 
 def _driver_and_devices() -> Iterator[Check]:
@@ -92,11 +93,11 @@ def _driver_and_devices() -> Iterator[Check]:
 
 
 def _modes(driver: Driver, index: int) -> Iterator[Check]:
-    name, mode = f"cuda:{index} compute mode", _attribute(driver, index, _COMPUTE_MODE)
+    name, mode, modes = f"cuda:{index} compute mode", _attribute(driver, index, "COMPUTE_MODE"), driver.CUcomputemode
     restore = f"sudo nvidia-smi -i {index} -c DEFAULT"
-    if mode == _PROHIBITED:
+    if mode == modes.CU_COMPUTEMODE_PROHIBITED:
         yield Check(name, "failed", "PROHIBITED: no process may use this GPU", restore)
-    elif mode == _EXCLUSIVE:
+    elif mode == modes.CU_COMPUTEMODE_EXCLUSIVE_PROCESS:
         yield Check(
             name,
             "limited",
@@ -105,7 +106,7 @@ def _modes(driver: Driver, index: int) -> Iterator[Check]:
         )
     else:
         yield Check(name, "ok", "DEFAULT")
-    if _attribute(driver, index, _MPS_ENABLED):
+    if _attribute(driver, index, "MPS_ENABLED"):
         yield Check(
             f"cuda:{index} MPS",
             "limited",

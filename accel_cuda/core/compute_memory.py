@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from accel import DType
     from accel.memory import Block
     from accel_cuda.core.stream import CudaStream
-    from accel_cuda.families.blas import Blas
 
 __all__ = ["WORKSPACE", "CudaMemory"]
 
@@ -28,7 +27,7 @@ _SMALLEST = 512
 
 
 class CudaMemory(ComputeBackend):
-    """Readiness, capabilities, allocation and copies of :class:`accel_cuda.core.compute.CudaCompute`.
+    """Readiness, capabilities, allocation and copies of :class:`accel_cuda.families.compute.CudaCompute`.
 
     Parameters
     ----------
@@ -41,8 +40,6 @@ class CudaMemory(ComputeBackend):
     ----------
     channel : StreamChannel
         The stream, for copies between host and device.
-    has_blas : bool
-        Whether cuBLAS's handle is made: making it may block.
     """
 
     def __init__(self, stream: CudaStream, library: str) -> None:
@@ -54,8 +51,6 @@ class CudaMemory(ComputeBackend):
         self._sizes: dict[int, int] = {}
         self._free: dict[int, list[int]] = {}
         self._workspaces: list[int] = []
-        self._blas: Blas | None = None
-        self.has_blas = False
         self.channel = StreamChannel(stream)
 
     @property

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["Driver", "Faultable", "Handle", "HotCalls", "LaunchConfig", "Section", "load_driver"]
 
 _LIBRARY = "libcuda.so.1"
-_RELAXED = 2
-_NOT_INITIALIZED, _NO_DEVICE = 3, 100
+# By the names of cuda.bindings, which is not loaded when these are needed.
+_CU_STREAM_CAPTURE_MODE_RELAXED = 2
+_CUDA_ERROR_NOT_INITIALIZED, _CUDA_ERROR_NO_DEVICE = 3, 100
 
 Handle = ctypes.c_void_p
 """A pointer-sized argument. Hot calls declare no argument types, because converting ints costs more than the calls: handles are made once."""
@@ -111,7 +112,7 @@ class HotCalls:
 
 
 def _refused(*arguments: object) -> int:
-    return _NOT_INITIALIZED
+    return _CUDA_ERROR_NOT_INITIALIZED
 
 
 class _Relaxed(threading.local):
@@ -119,8 +120,8 @@ class _Relaxed(threading.local):
 
     def __init__(self) -> None:
         self.depth = 0
-        self.mode = ctypes.byref(ctypes.c_int(_RELAXED))
-        self.query_mode = ctypes.byref(ctypes.c_int(_RELAXED))
+        self.mode = ctypes.byref(ctypes.c_int(_CU_STREAM_CAPTURE_MODE_RELAXED))
+        self.query_mode = ctypes.byref(ctypes.c_int(_CU_STREAM_CAPTURE_MODE_RELAXED))
 
 
 class Section:
@@ -216,7 +217,7 @@ class Driver:
 
     def _undisturbing(self, name: str, arguments: tuple[Any, ...]) -> Any:
         if self._is_inherited:
-            return (_NOT_INITIALIZED,)
+            return (_CUDA_ERROR_NOT_INITIALIZED,)
         relaxed, exchange = self._relaxed, self.hot.exchange_mode
         if relaxed.depth:
             return getattr(self._bindings, name)(*arguments)
@@ -233,6 +234,10 @@ class Driver:
         if name.startswith("CU"):
             return getattr(self._bindings, name)
         raise AttributeError(name)
+
+    def device_attribute(self, device: Any, name: str) -> int:
+        """Return an attribute of a CUdevice by the driver's name, without ``CU_DEVICE_ATTRIBUTE_``."""
+        return int(self.call("cuDeviceGetAttribute", getattr(self.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}"), device))
 
     def query(self, event: Handle) -> int:
         """Return the status of an event, keeping the GIL, and disturbing no capture."""
@@ -324,10 +329,10 @@ def _refusal(status: int) -> BackendUnavailableError:
     found = error_of(status, "cuInit")
     message, remedy = found.message, found.remedy
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if status == _NO_DEVICE and visible is not None:
+    if status == _CUDA_ERROR_NO_DEVICE and visible is not None:
         message = f"CUDA_VISIBLE_DEVICES is {visible!r}, which hides every GPU"
         remedy = "Unset CUDA_VISIBLE_DEVICES, or name a GPU that `nvidia-smi -L` lists."
-    elif status == _NO_DEVICE:
+    elif status == _CUDA_ERROR_NO_DEVICE:
         message = "the NVIDIA driver finds no GPU"
     return BackendUnavailableError(message, code=status, library="driver", remedy=remedy)
 

@@ -9,16 +9,14 @@ from accel_cuda.core.driver import Handle
 from accel_cuda.errors import NOT_READY
 
 if TYPE_CHECKING:
-    from accel_cuda.core.context import CudaDevice
-    from accel_cuda.core.stream import CudaStream
+    from accel_cuda.core.context import CudaContext
+    from accel_cuda.core.transfers import Transfers
 
 __all__ = ["CudaEvent"]
 
-_DISABLE_TIMING = 2
-
 
 class CudaEvent:
-    """A mark in a :class:`CudaStream`; see :class:`~accel.AccelEvent`. Made by ``CudaDevice.create_event``.
+    """A mark in a :class:`~accel_cuda.core.stream.CudaStream`; see :class:`~accel.AccelEvent`. Made by ``CudaDevice.create_event``.
 
     Attributes
     ----------
@@ -26,22 +24,21 @@ class CudaEvent:
         The driver's CUevent.
     has_passed : bool
         Whether it was seen to be passed.
-    stream : CudaStream or None
-        Where it was recorded last.
     """
 
-    __slots__ = ("_query", "_ticket", "context", "handle", "has_passed", "stream")
+    __slots__ = ("_query", "_ticket", "_transfers", "context", "handle", "has_passed")
 
-    def __init__(self, context: CudaDevice) -> None:
+    def __init__(self, context: CudaContext) -> None:
         self.context = context
         # What was seen to have passed stays so: after a fault the driver answers with the fault for every event.
         self.has_passed = True
-        self.stream: CudaStream | None = None
+        self._transfers: Transfers | None = None
         self._ticket = 0
         self._query = context.driver.query
         self.handle = Handle()
+        flags = int(context.driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
         with context.section:
-            context.check(context.driver.hot.event_create(ctypes.byref(self.handle), _DISABLE_TIMING), "cuEventCreate")
+            context.check(context.driver.hot.event_create(ctypes.byref(self.handle), flags), "cuEventCreate")
 
     def query(self) -> bool:
         """Return whether the stream has passed the mark. Never blocks.
@@ -74,18 +71,18 @@ class CudaEvent:
         """Give the event back. Idempotent. What the driver keeps of a dead context is left to it."""
         handle, self.handle = self.handle, Handle()
         self.has_passed = True
-        self.stream = None
+        self._transfers = None
         if handle.value and self.context.is_alive:
             with self.context.section:
                 self.context.driver.ignore("cuEventDestroy", handle.value)
 
-    def mark(self, stream: CudaStream, ticket: int) -> None:
-        """Take the place in ``stream`` that was just recorded; ``ticket`` counts the transfers before it."""
+    def mark(self, transfers: Transfers, ticket: int) -> None:
+        """Note that the event was just recorded in a stream; ``ticket`` counts the stream's ``transfers`` before it."""
         self.has_passed = False
-        self.stream, self._ticket = stream, ticket
+        self._transfers, self._ticket = transfers, ticket
 
     def _pass(self) -> None:
-        stream = self.stream
-        if stream is not None and self._ticket > stream.transfers.finished:
-            stream.transfers.finish(self._ticket)
+        transfers = self._transfers
+        if transfers is not None and self._ticket > transfers.finished:
+            transfers.finish(self._ticket)
         self.has_passed = True

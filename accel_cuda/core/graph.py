@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from accel.backend import Kernel
-    from accel_cuda.core.context import CudaDevice
+    from accel_cuda.core.context import CudaContext
     from accel_cuda.core.stream import CudaStream
 
 __all__ = ["GRAPH_KERNELS", "CudaGraph"]
@@ -31,7 +31,7 @@ class CudaGraph:
 
     __slots__ = ("_context", "_handle", "pointer")
 
-    def __init__(self, context: CudaDevice, handle: Any) -> None:
+    def __init__(self, context: CudaContext, handle: Any) -> None:
         self._context = context
         self._handle = handle
         self.pointer = Handle(int(handle))

@@ -14,12 +14,13 @@ from accel_cuda.core.managed import CudaManaged
 from accel_cuda.core.stream import CudaStream
 
 if TYPE_CHECKING:
-    from accel_cuda.core.context import CudaDevice
+    from collections.abc import Mapping
+
+    from accel_cuda.core.context import CudaContext
     from accel_cuda.core.event import CudaEvent
 
 __all__ = ["CudaExchange", "CudaForeign", "Everybody"]
 
-_CAPTURING = 900
 _NOT_WHILE_CAPTURING = "Use memory that is shared with another library only while none of them captures a graph."
 
 
@@ -38,7 +39,7 @@ class CudaForeign:
 
     __slots__ = ("_context", "_keep", "address", "dtype", "nbytes", "shape")
 
-    def __init__(self, context: CudaDevice, keep: Any, address: int, shape: tuple[int, ...], dtype: DType) -> None:
+    def __init__(self, context: CudaContext, keep: Any, address: int, shape: tuple[int, ...], dtype: DType) -> None:
         self._context = context
         self._keep = keep
         self.address = address
@@ -72,10 +73,10 @@ class Everybody(CudaStream):
         """
         context = self.ready()
         status = context.driver.hot.context_record(Handle(context.handle), event.handle)
-        if status == _CAPTURING:
+        if status == context.driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
             raise context.failure(status, "cuCtxRecordEvent").clone(remedy=_NOT_WHILE_CAPTURING)
         context.check(status, "cuCtxRecordEvent")
-        event.mark(self, 0)
+        event.mark(self.transfers, 0)
         return False
 
 
@@ -86,13 +87,15 @@ class CudaExchange:
     ----------
     context
         The device's context.
+    functions
+        The backend's own kernels by name.
     """
 
     speaks_cuda: ClassVar[bool] = True
 
-    def __init__(self, context: CudaDevice) -> None:
+    def __init__(self, context: CudaContext, functions: Mapping[str, Handle]) -> None:
         self._context = context
-        self.stream = Everybody(context, 0)
+        self.stream = Everybody(context, functions, 0)
         self.device = (dlpack.CUDA, context.description.index)
 
     def follow(self, stream: int, event: CudaEvent) -> None:

@@ -16,16 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from accel.ops import CompiledKernel, Launch
-    from accel_cuda.core.context import CudaDevice
-    from accel_cuda.core.programs import Modules
+    from accel_cuda.core.context import CudaContext
+    from accel_cuda.core.modules import Modules
     from accel_cuda.core.stream import CudaStream
 
 __all__ = ["UserKernels"]
 
 _WORD = 8
-_MAX_BLOCK, _MAX_GRID = (2, 3, 4), (5, 6, 7)
-_MAX_THREADS, _STATIC_SHARED, _MAX_DYNAMIC_SHARED = 0, 1, 8
-_INVALID_VALUE, _NOT_FOUND = 1, 500
 _MANY = 1 << 16
 
 
@@ -77,7 +74,7 @@ class UserKernels:
         Where they are loaded.
     """
 
-    def __init__(self, context: CudaDevice, modules: Modules) -> None:
+    def __init__(self, context: CudaContext, modules: Modules) -> None:
         self._context = context
         self._modules = modules
         self._launch = context.driver.hot.launch
@@ -124,7 +121,7 @@ class UserKernels:
             try:
                 function = self._context.call("cuModuleGetFunction", module, symbols[0].encode())
             except AccelError as error:
-                if error.code != _NOT_FOUND:
+                if error.code != self._context.driver.CUresult.CUDA_ERROR_NOT_FOUND:
                     raise
                 raise InvalidArgumentError(f"{kernel.name} is not a kernel", remedy="Name a function that is __global__.") from error
             return self._warmed(function)
@@ -134,25 +131,18 @@ class UserKernels:
     def _warmed(self, function: Any) -> _Loaded:
         """Load a function, whose first launch would else wait for the whole device, and ask what its launches need to know."""
         context = self._context
-        driver = context.driver
+        attributes = context.driver.CUfunction_attribute
         context.call("cuFuncLoad", function)
-        static = self._of_function(_STATIC_SHARED, function)
+        static = int(context.call("cuFuncGetAttribute", attributes.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function))
         shared = max(0, context.shared_limit - static)
-        context.call("cuFuncSetAttribute", function, driver.CUfunction_attribute(_MAX_DYNAMIC_SHARED), shared)
-        limits = [context.attribute(number) for number in (*_MAX_BLOCK, *_MAX_GRID)]
-        layout = KernelLayout(
-            self._sizes(function),
-            self._of_function(_MAX_THREADS, function),
-            (limits[0], limits[1], limits[2]),
-            (limits[3], limits[4], limits[5]),
-            shared,
-        )
+        context.call("cuFuncSetAttribute", function, attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
+        threads = int(context.call("cuFuncGetAttribute", attributes.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, function))
+        layout = KernelLayout(self._sizes(function), threads, self._limits("MAX_BLOCK_DIM"), self._limits("MAX_GRID_DIM"), shared)
         return _Loaded(int(function), layout)
 
-    def _of_function(self, number: int, function: Any) -> int:
-        context = self._context
-        driver = context.driver
-        return int(context.call("cuFuncGetAttribute", driver.CUfunction_attribute(number), function))
+    def _limits(self, name: str) -> tuple[int, int, int]:
+        x, y, z = (self._context.attribute(f"{name}_{axis}") for axis in "XYZ")
+        return x, y, z
 
     def _sizes(self, function: Any) -> tuple[int, ...]:
         """Return the sizes of a kernel's parameters."""
@@ -166,7 +156,7 @@ class UserKernels:
             try:
                 sizes.append(int(context.call("cuFuncGetParamInfo", function, len(sizes))[1]))
             except AccelError as error:
-                if error.code != _INVALID_VALUE:
+                if error.code != context.driver.CUresult.CUDA_ERROR_INVALID_VALUE:
                     raise
                 break  # the first that is not there
         return tuple(sizes)

@@ -11,11 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from accel.backend import Kernel
-    from accel_cuda.core.context import CudaDevice
+    from accel_cuda.core.context import CudaContext
 
 __all__ = ["MANAGED_KERNELS", "CudaManaged"]
-
-_ATTACH_GLOBAL = 1
 
 
 class CudaManaged:
@@ -38,20 +36,20 @@ class CudaManaged:
 
     __slots__ = ("_context", "_is_closed", "address", "nbytes")
 
-    def __init__(self, context: CudaDevice, nbytes: int) -> None:
+    def __init__(self, context: CudaContext, nbytes: int) -> None:
         self._context = context
         self.nbytes = nbytes
         self._is_closed = False
         driver = context.driver
         context.enter()
-        if not context.attribute(int(driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS)):
+        if not context.attribute("CONCURRENT_MANAGED_ACCESS"):
             raise UnsupportedError(
                 "this GPU, or its driver, cannot use managed memory beside the host",
                 device=context.description.spec,
                 remedy="Use device.empty.",
             )
         try:
-            self.address = int(context.call("cuMemAllocManaged", nbytes, _ATTACH_GLOBAL))
+            self.address = int(context.call("cuMemAllocManaged", nbytes, int(driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL)))
         except OutOfMemoryError as error:
             raise OutOfMemoryError(
                 f"there is no room for {nbytes} bytes of managed memory",
@@ -73,7 +71,7 @@ class CudaManaged:
                 self._context.driver.ignore("cuMemFree", self.address)
 
 
-def _location(context: CudaDevice, place: str) -> Any:
+def _location(context: CudaContext, place: str) -> Any:
     driver = context.driver
     location, kinds = driver.CUmemLocation(), driver.CUmemLocationType
     location.type = kinds.CU_MEM_LOCATION_TYPE_HOST if place == "host" else kinds.CU_MEM_LOCATION_TYPE_DEVICE

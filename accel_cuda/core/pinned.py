@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PinnedBlock", "PinnedRanges", "Registration"]
 
-_PORTABLE = 1  # for every context of the process
-_HOST, _MEMORY_TYPE = 1, 2
-
 
 class PinnedRanges:
     """Which host memory is page-locked: what was registered here is known, what others did is asked of the driver.
@@ -51,7 +48,7 @@ class PinnedRanges:
     def register(self, address: int, nbytes: int) -> None:
         """Page-lock whole pages. May block."""
         with self._section:
-            self._driver.call("cuMemHostRegister", address, nbytes, _PORTABLE)
+            self._driver.call("cuMemHostRegister", address, nbytes, self._driver.CU_MEMHOSTREGISTER_PORTABLE)
         with self._lock:
             self._ends = {**self._ends, address: address + nbytes}
             self._starts = tuple(sorted(self._ends))
@@ -83,8 +80,8 @@ class PinnedRanges:
     def _is_foreign(self, address: int) -> bool:
         driver = self._driver
         # The plural answers "nothing known" for ordinary memory, where the singular fails.
-        (kind,) = driver.call("cuPointerGetAttributes", 1, [driver.CUpointer_attribute(_MEMORY_TYPE)], address)
-        return kind is not None and int(kind) == _HOST
+        (kind,) = driver.call("cuPointerGetAttributes", 1, [driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE], address)
+        return kind is not None and int(kind) == driver.CUmemorytype.CU_MEMORYTYPE_HOST
 
 
 class Registration:
@@ -136,7 +133,7 @@ class PinnedBlock:
         self.nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self._map: mmap.mmap | None = mmap.mmap(-1, self.nbytes)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        driver.call("cuMemHostRegister", self.address, self.nbytes, _PORTABLE)
+        driver.call("cuMemHostRegister", self.address, self.nbytes, driver.CU_MEMHOSTREGISTER_PORTABLE)
         close_after_fork(self)
 
     def close_inherited(self) -> None:

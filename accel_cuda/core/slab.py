@@ -10,10 +10,37 @@ from accel import DriverError, OutOfMemoryError
 from accel.fork import close_after_fork
 
 if TYPE_CHECKING:
-    from accel_cuda.core.context import CudaDevice
+    from accel_cuda.core.context import CudaContext
     from accel_cuda.core.driver import Driver
 
-__all__ = ["CudaSlab", "allocation_of", "granularity_of"]
+__all__ = ["CudaSlab", "SlabAllocation"]
+
+
+class SlabAllocation:
+    """How slabs of a device are allocated: plain device memory that a descriptor can name.
+
+    Parameters
+    ----------
+    driver, index
+        The device.
+
+    Attributes
+    ----------
+    properties : CUmemAllocationProp
+    granularity : int
+        Sizes are multiples of so many bytes.
+    """
+
+    def __init__(self, driver: Driver, index: int) -> None:
+        self.properties = driver.CUmemAllocationProp()
+        self.properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        self.properties.requestedHandleTypes = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        location = driver.CUmemLocation()
+        location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        location.id = index
+        self.properties.location = location
+        flag = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
+        self.granularity = int(driver.call("cuMemGetAllocationGranularity", self.properties, flag))
 
 
 class CudaSlab:
@@ -23,6 +50,8 @@ class CudaSlab:
     ----------
     context
         The device's context, for whose abandoned streams closing waits.
+    allocation
+        How it is allocated.
     nbytes
         Size; rounded up to the device's granularity.
     fd
@@ -45,12 +74,13 @@ class CudaSlab:
         If the device has no such piece.
     """
 
-    __slots__ = ("__weakref__", "_context", "_held", "address", "closed", "fd", "nbytes")
+    __slots__ = ("__weakref__", "_allocation", "_context", "_held", "address", "closed", "fd", "nbytes")
 
-    def __init__(self, context: CudaDevice, nbytes: int, *, fd: int | None = None) -> None:
+    def __init__(self, context: CudaContext, allocation: SlabAllocation, nbytes: int, *, fd: int | None = None) -> None:
         self._context = context
         self.closed = threading.Event()
-        driver, unit = context.driver, context.granularity
+        self._allocation = allocation
+        driver, unit = context.driver, allocation.granularity
         self.nbytes = max(1, -(-nbytes // unit)) * unit
         context.enter()
         kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
@@ -92,7 +122,7 @@ class CudaSlab:
 
     def _create(self) -> Any:
         try:
-            return self._context.call("cuMemCreate", self.nbytes, self._context.allocation, 0)
+            return self._context.call("cuMemCreate", self.nbytes, self._allocation.properties, 0)
         except OutOfMemoryError as error:
             raise OutOfMemoryError(
                 f"the device has no {self.nbytes} bytes for a slab",
@@ -109,7 +139,7 @@ class CudaSlab:
         try:
             context.call("cuMemMap", address, self.nbytes, 0, handle, 0)
             access = driver.CUmemAccessDesc()
-            access.location = context.allocation.location
+            access.location = self._allocation.properties.location
             access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
             context.call("cuMemSetAccess", address, self.nbytes, [access], 1)
         except BaseException:
@@ -141,21 +171,3 @@ class CudaSlab:
         held, self._held = self._held, -1
         if held >= 0:
             os.close(held)
-
-
-def allocation_of(driver: Driver, index: int) -> Any:
-    """Return the properties of slabs on device ``index``: plain device memory that a descriptor can name."""
-    allocation = driver.CUmemAllocationProp()
-    allocation.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    allocation.requestedHandleTypes = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-    location = driver.CUmemLocation()
-    location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    location.id = index
-    allocation.location = location
-    return allocation
-
-
-def granularity_of(driver: Driver, allocation: Any) -> int:
-    """Return what the sizes of such slabs are multiples of."""
-    flag = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
-    return int(driver.call("cuMemGetAllocationGranularity", allocation, flag))

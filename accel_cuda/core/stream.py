@@ -14,15 +14,14 @@ from accel_cuda.core.transfers import Transfers
 from accel_cuda.errors import NOT_READY, error_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from accel.backend import HostFunction, Injection
-    from accel_cuda.core.context import CudaDevice
+    from accel_cuda.core.context import CudaContext
     from accel_cuda.core.event import CudaEvent
 
 __all__ = ["CudaStream"]
 
-_NON_BLOCKING = 1
 _BLOCK = 256
 _KERNEL_FILLS = {8: "fill8", 16: "fill16"}
 _ARGUMENTS = 14
@@ -35,6 +34,8 @@ class CudaStream:
 
     Attributes
     ----------
+    functions : mapping
+        The backend's own kernels by name.
     handle : int
         The driver's CUstream.
     pointer : Handle
@@ -60,6 +61,7 @@ class CudaStream:
         "_refusal",
         "_values",
         "context",
+        "functions",
         "handle",
         "is_capturing",
         "pointer",
@@ -67,8 +69,9 @@ class CudaStream:
         "transfers",
     )
 
-    def __init__(self, context: CudaDevice, priority: int) -> None:
+    def __init__(self, context: CudaContext, functions: Mapping[str, Handle], priority: int) -> None:
         self.context = context
+        self.functions = functions
         self.priority = priority
         self.transfers = Transfers(context.staging)
         self._refusal: AccelError | None = None
@@ -82,7 +85,9 @@ class CudaStream:
         start = ctypes.addressof(self._values)
         self._parameters = (ctypes.c_void_p * _ARGUMENTS)(*(start + 8 * i for i in range(_ARGUMENTS)))
         with context.section:
-            self.handle = int(context.call("cuStreamCreateWithPriority", _NON_BLOCKING, priority))
+            self.handle = int(
+                context.call("cuStreamCreateWithPriority", int(context.driver.CUstream_flags.CU_STREAM_NON_BLOCKING), priority)
+            )
         self.is_capturing = False
         self.pointer = Handle(self.handle)
         self._config = LaunchConfig(1, 1, 1, 1, 1, 1, 0, self.handle, None, 0)
@@ -101,7 +106,7 @@ class CudaStream:
         status = self._record(event.handle, self.pointer)
         if status:
             raise context.failure(status, "cuEventRecord")
-        event.mark(self, ticket)
+        event.mark(self.transfers, ticket)
         if transfers.reserved:
             transfers.release_reserved()
         return False
@@ -147,7 +152,7 @@ class CudaStream:
             context.check(status, "cuMemsetAsync")
         else:
             low, high = int.from_bytes(pattern[:8], "little"), int.from_bytes(pattern[8:], "little")
-            self.launch(context.functions[_KERNEL_FILLS[width]], -(-count // _BLOCK), _BLOCK, destination, low, high, count)
+            self.launch(self.functions[_KERNEL_FILLS[width]], -(-count // _BLOCK), _BLOCK, destination, low, high, count)
 
     def __cuda_stream__(self) -> tuple[int, int]:
         """Return the version of the protocol by which CUDA libraries exchange streams, and the handle."""
@@ -193,7 +198,7 @@ class CudaStream:
 
     # -- what the context and the compute interface call
 
-    def ready(self) -> CudaDevice:
+    def ready(self) -> CudaContext:
         """Return the context; raise if nothing can be enqueued.
 
         It need not be current to launch kernels, and to record, query and wait for events. Copies, fills and a library's calls go into ``context.section``.
@@ -259,14 +264,14 @@ class CudaStream:
         context = self.ready()
         if injection.kind == "poison":
             context.driver.planned = injection.error
-            self.launch(context.functions["poison"], 1, 1)
+            self.launch(self.functions["poison"], 1, 1)
             return
         if injection.kind != "hang":
             raise UnsupportedError(f"there is no injection {injection.kind!r}", device=context.description.spec)
         with context.section:
             flag = PinnedBlock(context.driver, 4)
         self.at_close(flag.close)
-        self.launch(context.functions["hang"], 1, 1, flag.address)
+        self.launch(self.functions["hang"], 1, 1, flag.address)
         release = injection.release
         if release is None:
             self._hangs.append(flag)

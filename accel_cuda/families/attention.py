@@ -170,7 +170,7 @@ def _launch(
     scale: float, dtype: DType,
 ) -> None:  # fmt: skip
     context = stream.context
-    device, functions, code = context.description.spec, context.functions, CODES[dtype]
+    device, functions, code = context.description.spec, stream.functions, CODES[dtype]
     plan = attention_plan(
         dtype, groups, seq_q, seq_kv, head_dim, multiprocessors=context.multiprocessors, shared_limit=context.shared_limit,
         kernels=_families(context.capability),

@@ -6,10 +6,16 @@ import ctypes
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from accel import DType, UnsupportedError, arguments
 
-__all__ = ["Convolution", "convolution"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from accel.backend import Kernel
+
+__all__ = ["DNN_KERNELS", "Convolution", "convolution"]
 
 _PIXELS = 128
 _LIMIT = 1 << 29
@@ -137,3 +143,13 @@ def convolution(
     if 0 not in output:
         work.check(device)
     return work
+
+
+def conv2d(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Convolve."""
+    shapes = inputs[0], op.input.shape, inputs[1], op.filter.shape, outputs[0], op.output_shape()
+    lane.compute.conv2d_forward(*shapes, op.stride, op.padding, dtype=op.input.dtype)
+
+
+DNN_KERNELS: Mapping[str, Kernel] = {"conv2d": conv2d}
+"""Op kind -> kernel, of those that are not as the compute interface has them."""

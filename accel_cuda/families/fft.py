@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from accel import AccelRef
     from accel.backend import Kernel
-    from accel_cuda.core.context import CudaDevice
+    from accel_cuda.core.context import CudaContext
     from accel_cuda.core.stream import CudaStream
     from accel_cuda.families.fft_layout import Layout
 
@@ -48,7 +48,7 @@ class FftLibrary:
         Stream -> its plans.
     """
 
-    def __init__(self, context: CudaDevice) -> None:
+    def __init__(self, context: CudaContext) -> None:
         self.plans: dict[Any, FftPlans] = {}
         self.kernels: Mapping[str, Kernel] = dict.fromkeys(("fft", "ifft", "rfft", "irfft"), self._run)
         self._context = context
@@ -169,7 +169,7 @@ class Work:
 
     def __init__(self, stream: Any, memory: WorkMemory, plans: Any, op: Any) -> None:
         self._stream, self._memory, self._plans, self._op = stream, memory, plans, op
-        self._functions = stream.context.functions
+        self._functions = stream.functions
         self._passes = _passes(op)
         self._real = _real(op)
 

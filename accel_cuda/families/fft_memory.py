@@ -77,12 +77,11 @@ class Rehearsal:
         How many commands the steps would have enqueued at most.
     """
 
-    __slots__ = ("_sizes", "commands", "context", "functions")
+    __slots__ = ("_sizes", "commands", "functions")
 
     def __init__(self, sizes: Mapping[Layout, int]) -> None:
         self._sizes = sizes
         self.commands = 0
-        self.context = self
         self.functions: Any = self
 
     def __getitem__(self, name: str) -> None:

@@ -7,14 +7,14 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from accel_cuda.core.event import CudaEvent
 from accel_cuda.core.libraries import load_library, load_module
 from accel_cuda.errors import error_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accel_cuda.core.context import CudaDevice
-    from accel_cuda.core.event import CudaEvent
+    from accel_cuda.core.context import CudaContext
     from accel_cuda.core.stream import CudaStream
     from accel_cuda.families.fft_layout import Layout
     from accel_cuda.families.fft_memory import WorkMemory
@@ -58,7 +58,7 @@ class PlanMaker:
         Layout -> bytes that its plans work in, of those that were made or measured.
     """
 
-    def __init__(self, context: CudaDevice) -> None:
+    def __init__(self, context: CudaContext) -> None:
         load_library("cufft", "nvidia-cufft")
         self.cufft = load_module("nvmath.bindings.cufft", "nvmath-python")
         self.error: Any = self.cufft.cuFFTError
@@ -222,7 +222,7 @@ class FftPlans:
         self._destroy_left(is_over=False)
         while len(self._plans) > self._kept:
             _, plan = self._plans.popitem(last=False)
-            event = self._stream.context.create_event()
+            event = CudaEvent(self._stream.context)
             self._stream.record(event)
             self._leaving.append((plan.handle, event))
             self.evicted += 1

@@ -72,7 +72,8 @@ def _kernel(parameters: Callable[[Any], Parameters]) -> Kernel:
             return
         name, values = parameters(op)
         stream = lane.stream
-        function = stream.ready().functions[f"philox_{name}"]
+        stream.ready()
+        function = stream.functions[f"philox_{name}"]
         size, per_block = op.size, op.per_block()
         first, end = op.offset // per_block, -(-(op.offset + size) // per_block)
         stream.launch(function, -(-(end - first) // (_BLOCK * _EACH)), _BLOCK, outputs[0], size, op.seed, op.offset, *values)

@@ -29,7 +29,7 @@ def bits(value: float) -> int:
 
 
 class CudaVectors(CudaMemory):
-    """The vector calls of :class:`accel_cuda.core.compute.CudaCompute`, on raw pointers to elements that follow each other.
+    """The vector calls of :class:`accel_cuda.families.compute.CudaCompute`, on raw pointers to elements that follow each other.
 
     They enqueue and return. The arguments are what an op's plan has checked. Float16 and bfloat16 are computed in float32.
     """
@@ -55,11 +55,11 @@ class CudaVectors(CudaMemory):
         if n:
             self._stream.ready()
             blocks = -(-(n * dtype.itemsize + y % 16) // (_BLOCK * 16))
-            function = self._context.functions[f"{kind}_{CODES[dtype]}"]
+            function = self._stream.functions[f"{kind}_{CODES[dtype]}"]
             self._stream.launch(function, blocks, _BLOCK, x, y, n, bits(alpha.real), bits(alpha.imag))
 
     def _sum(self, kind: str, n: int, operands: tuple[int, ...], result: int, dtype: DType) -> None:
-        stream, functions, code = self._stream, self._context.functions, CODES[dtype]
+        stream, functions, code = self._stream, self._stream.functions, CODES[dtype]
         stream.ready()
         blocks = 1
         if n * dtype.itemsize > _ALONE:

@@ -13,9 +13,9 @@ import pytest
 
 from accel.errors import ContextPoisonedError
 from accel.memory import HostArena
-from accel_cuda.core.blocking import Blocking
-from accel_cuda.core.compute import CudaCompute
 from accel_cuda.core.transfers import STAGED, Transfers
+from accel_cuda.families.blocking import Blocking
+from accel_cuda.families.compute import CudaCompute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,7 +57,7 @@ class Context:
             copy_from_host=self._transfer("in"),
             copy_to_host=self._transfer("out"),
         )
-        self.driver = SimpleNamespace(hot=hot)
+        self.driver = SimpleNamespace(hot=hot, CUevent_flags=SimpleNamespace(CU_EVENT_DISABLE_TIMING=2, CU_EVENT_BLOCKING_SYNC=1))
 
     def _transfer(self, way: str) -> Callable[..., int]:
         def transfer(destination: Any, source: Any, nbytes: Any, stream: Any) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from accel import DType, Transpose
-from accel_cuda.core.blocking import Blocking
+from accel_cuda.families.blocking import Blocking
 
 
 class Lane:
@@ -122,7 +122,7 @@ def test_what_one_lane_has_loaded_the_others_have(blocking: Blocking) -> None:
 
 
 def test_only_so_many_signatures_are_remembered(blocking: Blocking, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accel_cuda.core.blocking._REMEMBERED", 2)
+    monkeypatch.setattr("accel_cuda.families.blocking._REMEMBERED", 2)
     lane = Lane()
     for stride in (1, 2, 3, 3):
         run(blocking, lane, conv2d(stride))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from accel import AccelError, FaultScope
-from accel_cuda.core.context import CudaDevice
+from accel_cuda.core.context import CudaContext
 from accel_cuda.core.driver import Driver
 
 DESTROYED, ILLEGAL_ADDRESS, BUSY = 709, 700, 46
@@ -39,10 +39,10 @@ def bindings() -> Bindings:
     return Bindings()
 
 
-def context_of(bindings: Bindings) -> CudaDevice:
+def context_of(bindings: Bindings) -> CudaContext:
     """Return a context of which nothing is made but what takes note of faults."""
     driver = Driver(bindings, Library(bindings), 13000)  # type: ignore[arg-type]
-    context = CudaDevice.__new__(CudaDevice)
+    context = CudaContext.__new__(CudaContext)
     context.driver = driver
     context.description = SimpleNamespace(spec="cuda:0", index=0)  # type: ignore[assignment]
     context.fault = None
@@ -52,7 +52,7 @@ def context_of(bindings: Bindings) -> CudaDevice:
     return context
 
 
-def enter(context: CudaDevice) -> None:
+def enter(context: CudaContext) -> None:
     with context.section:
         pass
 
@@ -61,7 +61,7 @@ def enter(context: CudaDevice) -> None:
     "use",
     [
         enter,
-        CudaDevice.enter,
+        CudaContext.enter,
         lambda context: context.call("cuStreamSynchronize", 1),
         lambda context: context.check(DESTROYED, "cuLaunchKernel"),
     ],

@@ -25,7 +25,11 @@ class Context:
         self.fault: AccelError | None = None
         self.is_alive = False
         self.section = self
-        self.driver = SimpleNamespace(query=self.query, hot=SimpleNamespace(event_create=lambda handle, flags: 0))
+        self.driver = SimpleNamespace(
+            query=self.query,
+            hot=SimpleNamespace(event_create=lambda handle, flags: 0),
+            CUevent_flags=SimpleNamespace(CU_EVENT_DISABLE_TIMING=2),
+        )
         self.numbers: dict[int, int] = {}
 
     def __enter__(self) -> None: ...
@@ -60,7 +64,7 @@ class Stream:
 
 def recorded(context: Any, stream: Any, ticket: int = 0, event: CudaEvent | None = None) -> CudaEvent:
     event = event or CudaEvent(context)
-    event.mark(stream, ticket)
+    event.mark(stream.transfers, ticket)
     stream.recorded += 1
     context.numbers[id(event.handle)] = stream.recorded
     return event

@@ -35,8 +35,8 @@ class Stream:
 
     def __init__(self) -> None:
         self.log: list[Any] = []
-        functions = {name: name for name in ("fft_ends_c64", "fft_ends_c128", "fft_scale_f32", "fft_scale_f64")}
-        self.context = SimpleNamespace(section=self, functions=functions)
+        self.functions = {name: name for name in ("fft_ends_c64", "fft_ends_c128", "fft_scale_f32", "fft_scale_f64")}
+        self.context = SimpleNamespace(section=self)
 
     def __enter__(self) -> None: ...
 

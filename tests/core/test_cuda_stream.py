@@ -13,18 +13,19 @@ import pytest
 from accel import AccelError, DriverError, FaultScope, LibraryError
 from accel.memory import HostArena
 from accel_cuda.core.channel import StreamChannel
-from accel_cuda.core.compute import CudaCompute
 from accel_cuda.core.driver import Handle
 from accel_cuda.core.graph import capture
 from accel_cuda.core.interop import CudaExchange
 from accel_cuda.core.slab import CudaSlab
 from accel_cuda.core.stream import CudaStream
 from accel_cuda.errors import error_of
+from accel_cuda.families.compute import CudaCompute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ILLEGAL_ADDRESS, INVALID_CAPTURE, CAPTURING, NO_MEMORY = 700, 901, 900, 2
+ALLOCATION: Any = SimpleNamespace(properties=SimpleNamespace(location=None), granularity=4096)
 
 
 class Structure:
@@ -33,6 +34,8 @@ class Structure:
     CU_STREAM_CAPTURE_MODE_RELAXED = 2
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1
     CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3
+    CU_STREAM_NON_BLOCKING = 1
+    CU_EVENT_DISABLE_TIMING, CU_EVENT_BLOCKING_SYNC = 2, 1
 
 
 class Driver:
@@ -102,8 +105,6 @@ class Driver:
 class Context:
     """What streams and slabs ask of their context."""
 
-    granularity = 4096
-    allocation = SimpleNamespace(location=None)
     description = SimpleNamespace(spec="cuda:0", index=0)
 
     def __init__(self, arena: HostArena) -> None:
@@ -150,7 +151,7 @@ def context() -> Iterator[Any]:
 
 @pytest.fixture
 def stream(context: Any) -> CudaStream:
-    return CudaStream(context, 0)
+    return CudaStream(context, {}, 0)
 
 
 def event_of(context: Any) -> Any:
@@ -248,7 +249,7 @@ def test_waiting_for_a_copy_disturbs_no_capture(stream: CudaStream, context: Any
 
 
 def test_default_streams_of_others_wait_in_our_context(context: Any) -> None:
-    CudaExchange(context).follow(1, SimpleNamespace(handle=None))  # type: ignore[arg-type]
+    CudaExchange(context, {}).follow(1, SimpleNamespace(handle=None))  # type: ignore[arg-type]
     assert context.driver.waited == [(1, 1)]
 
 
@@ -258,7 +259,7 @@ def test_a_slab_that_cannot_be_mapped_leaves_no_descriptor(context: Any, call: s
     context.driver.answers["cuMemExportToShareableHandle"] = end
     context.driver.fails[call] = NO_MEMORY
     with pytest.raises(AccelError):
-        CudaSlab(context, 1)
+        CudaSlab(context, ALLOCATION, 1)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(end)
     os.close(other)
@@ -271,12 +272,12 @@ def test_a_descriptor_that_is_of_no_device_memory_is_no_fault(context: Any) -> N
         999  # what an H200 answers to /dev/null; elsewhere it is a fault of the process
     )
     with pytest.raises(DriverError, match="of no memory of this device") as caught:
-        CudaSlab(context, 1, fd=end)
+        CudaSlab(context, ALLOCATION, 1, fd=end)
     assert (caught.value.code, caught.value.scope) == (999, FaultScope.OP)
     assert context.fault is None
     context.driver.fails["cuMemGetInfo"] = 999
     with pytest.raises(AccelError) as fault:
-        CudaSlab(context, 1, fd=end)
+        CudaSlab(context, ALLOCATION, 1, fd=end)
     assert fault.value.is_fault
     os.close(end)
     os.close(other)

@@ -12,7 +12,7 @@ from accel_cuda import CudaBackend
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from accel_cuda.core.compute import CudaCompute
+    from accel_cuda.families.compute import CudaCompute
 
 __all__ = ["Array", "Bench", "bench", "close", "random", "wide"]
 

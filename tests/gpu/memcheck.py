@@ -49,7 +49,7 @@ def functions() -> set[str]:
     """Return the names of all kernels of the backend, as compiled."""
     driver = load_driver()
     device = driver.call("cuDeviceGet", 0)
-    major, minor = (int(driver.call("cuDeviceGetAttribute", driver.CUdevice_attribute(number), device)) for number in (75, 76))
+    major, minor = (driver.device_attribute(device, f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR"))
     found: set[str] = set()
     with driver.section(int(driver.call("cuDevicePrimaryCtxRetain", device))):
         for program in PROGRAMS:

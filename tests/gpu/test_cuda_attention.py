@@ -12,7 +12,7 @@ import pytest
 from accel import DType
 from accel.testing.conformance.harness import Array, Harness, rounding, sum_rounding, wide
 from accel_cuda import CudaBackend
-from accel_cuda.core.context import CudaDevice
+from accel_cuda.device import CudaDevice
 from accel_cuda.families.attention import attention_plan
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from tests.gpu.cuda_programs import failure, run_program
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from accel_cuda.core.context import CudaDevice
+    from accel_cuda.device import CudaDevice
 
 pytestmark = pytest.mark.gpu
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.gpu
 
-MODE, EXCLUSIVE = 20, 3
+EXCLUSIVE = 3
 UNAVAILABLE = 46
 
 
@@ -24,7 +24,7 @@ UNAVAILABLE = 46
 def used_here() -> Iterator[None]:
     """Hold a context in this process, on a GPU that is one process's at a time."""
     driver = load_driver()
-    mode = int(driver.call("cuDeviceGetAttribute", driver.CUdevice_attribute(MODE), driver.call("cuDeviceGet", 0)))
+    mode = driver.device_attribute(driver.call("cuDeviceGet", 0), "COMPUTE_MODE")
     if mode != EXCLUSIVE:
         pytest.skip(f"the GPU is in compute mode {mode}, and not {EXCLUSIVE} (EXCLUSIVE_PROCESS), which only its owner sets")
     device = CudaBackend().open(0)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import accel
-from accel_cuda.core.programs import Programs
+from accel_cuda.families.programs import Programs
 
 
 class Loads:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from accel.backend import Kernel
-    from accel_cuda.core.context import CudaDevice
+    from accel_cuda.core.driver import Handle
 
 __all__ = ["BENCH", "EmptyKernel", "SpinKernel", "bench_kernels"]
 
@@ -49,9 +49,9 @@ class SpinKernel(KernelOp):
         return Plan((), (self.out,), ())
 
 
-def bench_kernels(context: CudaDevice) -> Mapping[str, Kernel]:
+def bench_kernels(functions: Mapping[str, Handle]) -> Mapping[str, Kernel]:
     """Return how the ops of :data:`BENCH` are enqueued: kind -> kernel."""
-    empty, spin = context.functions["empty"], context.functions["spin"]
+    empty, spin = functions["empty"], functions["spin"]
 
     def run_empty(lane: Any, op: EmptyKernel, inputs: Any, outputs: Any) -> None:
         lane.stream.ready()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from accel.compute import Causal
     from accel_cuda.core.driver import Handle
+    from accel_cuda.core.stream import CudaStream
 
 __all__ = ["CudaCompute"]
 
@@ -35,7 +36,18 @@ _PER_THREAD = {dtype: max(1, 16 // dtype.itemsize) * _BLOCK for dtype in CODES}
 
 
 class CudaCompute(CudaVectors):
-    """:class:`accel.ComputeBackend` on a GPU, one instance a stream. Made by ``CudaDevice.create_compute``."""
+    """:class:`accel.ComputeBackend` on a GPU, one instance a stream. Made by ``CudaDevice.create_compute``.
+
+    Attributes
+    ----------
+    has_blas : bool
+        Whether cuBLAS's handle is made: making it may block.
+    """
+
+    def __init__(self, stream: CudaStream, library: str) -> None:
+        super().__init__(stream, library)
+        self._blas: Blas | None = None
+        self.has_blas = False
 
     def init(self) -> None:
         """Make the instance ready, with the pinned memory that its library needs. Called again it does nothing. May block."""
@@ -71,7 +83,7 @@ class CudaCompute(CudaVectors):
         function = self._unary.get((op, dtype))
         if function is None:
             self._require(f"unary.{op.value}", dtype)
-            function = self._unary[op, dtype] = self._context.functions[f"unary_{op.value}_{CODES[dtype]}"]
+            function = self._unary[op, dtype] = self._stream.functions[f"unary_{op.value}_{CODES[dtype]}"]
         if n <= 0 or input < BASE or output < BASE:
             arguments.not_negative(f"unary.{op.value}", n=n)
             if n == 0:
@@ -88,7 +100,7 @@ class CudaCompute(CudaVectors):
         function = self._binary.get((op, dtype))
         if function is None:
             self._require(f"binary.{op.value}", dtype)
-            function = self._binary[op, dtype] = self._context.functions[f"binary_{op.value}_{CODES[dtype]}"]
+            function = self._binary[op, dtype] = self._stream.functions[f"binary_{op.value}_{CODES[dtype]}"]
         if n <= 0 or a < BASE or b < BASE or output < BASE:
             arguments.not_negative(f"binary.{op.value}", n=n)
             if n == 0:
@@ -121,7 +133,7 @@ class CudaCompute(CudaVectors):
             target = workspace if each.is_partial else output
             if each.grid[0] > _LIMIT:
                 raise UnsupportedError(f"an array of shape {tuple(shape)} has too many rows", op=call, device=self._device)
-            function = self._context.functions[f"reduce_{each.kind}_{name}"]
+            function = self._stream.functions[f"reduce_{each.kind}_{name}"]
             self._stream.launch_wide(function, each.grid, each.block, 0, source, target, *each.sizes, divisor)
 
     def gemm(
@@ -188,7 +200,7 @@ class CudaCompute(CudaVectors):
 
     def _scale(self, c: int, m: int, n: int, ldc: int, stride: int, count: int, beta: complex, dtype: DType) -> None:
         if beta != 1:
-            function = self._context.functions[f"scale_{CODES[dtype]}"]
+            function = self._stream.functions[f"scale_{CODES[dtype]}"]
             factor = complex(beta)
             blocks = -(-m * n * count // _BLOCK)
             self._stream.launch(function, blocks, _BLOCK, c, m, n, ldc, stride, count, bits(factor.real), bits(factor.imag))
@@ -227,7 +239,7 @@ class CudaCompute(CudaVectors):
         workspace = self.prepare_workspace() if parts > 1 else 0
         parameters, _held = work.parameters(input, filter, output, workspace, each)
         self._stream.ready()
-        functions, code = self._context.functions, CODES[dtype]
+        functions, code = self._stream.functions, CODES[dtype]
         grid = -(-n * p * q // _PIXELS), -(-k // height), parts
         self._stream.launch_with(functions[f"conv2d_{height}_{code}"], grid, (_BLOCK, 1), 0, parameters)
         if parts > 1:
@@ -236,7 +248,7 @@ class CudaCompute(CudaVectors):
 
     def _convolve_by_products(self, work: Convolution, piece: int, input: int, filter: int, output: int, dtype: DType) -> None:
         n, k, p, q = work.output
-        functions, code, taps = self._context.functions, CODES[dtype], work.taps
+        functions, code, taps = self._stream.functions, CODES[dtype], work.taps
         # Not the workspace, which is the product's.
         columns = self.prepare_columns()
         made = columns + 2 * taps * piece

@@ -1,0 +1,214 @@
+"""One generation of a GPU: what :class:`~accel.AccelDevice` offers in its primary context."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from accel import InvalidArgumentError
+from accel_cuda.core.compiler import Nvrtc, architecture
+from accel_cuda.core.context import CudaContext
+from accel_cuda.core.event import CudaEvent
+from accel_cuda.core.graph import GRAPH_KERNELS
+from accel_cuda.core.interop import CudaExchange
+from accel_cuda.core.launch import UserKernels
+from accel_cuda.core.managed import MANAGED_KERNELS
+from accel_cuda.core.modules import Modules
+from accel_cuda.core.slab import CudaSlab, SlabAllocation
+from accel_cuda.core.stream import CudaStream
+from accel_cuda.errors.packages import is_out_of_memory
+from accel_cuda.families.blas import BLAS_KERNELS
+from accel_cuda.families.blocking import NOTED, Blocking
+from accel_cuda.families.checksum import checksum
+from accel_cuda.families.commands import COMMANDS, QUEUE_LIMIT
+from accel_cuda.families.compute import CudaCompute
+from accel_cuda.families.conv2d import DNN_KERNELS
+from accel_cuda.families.fft import FftLibrary
+from accel_cuda.families.kernels.bench import BENCH, bench_kernels
+from accel_cuda.families.programs import OPS_WITH_PROGRAMS, Programs
+from accel_cuda.families.rng import RNG_KERNELS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from accel import DeviceDescription
+    from accel.backend import Injection, Kernel
+    from accel.ops import CompiledKernel, KernelLayout
+    from accel_cuda.core.driver import Driver
+
+__all__ = ["CudaDevice"]
+
+
+class CudaDevice(CudaContext):
+    """See :class:`~accel.AccelDevice`. Made by ``CudaBackend.open``.
+
+    Attributes
+    ----------
+    granularity : int
+        Slabs are multiples of so many bytes.
+    shares_processor : bool
+        ``False``: the work runs on the GPU.
+    scratch_libraries : frozenset of str
+        Libraries whose kernels work in memory that the layers above lend them.
+    functions : Programs
+        The backend's own kernels by name, loaded as they are needed.
+    """
+
+    shares_processor: bool = False
+    scratch_libraries: frozenset[str] = frozenset({"fft"})
+    queue_limit: int = QUEUE_LIMIT
+
+    def __init__(self, driver: Driver, description: DeviceDescription) -> None:
+        self._allocation = SlabAllocation(driver, description.index)
+        super().__init__(driver, description)
+        self.granularity = self._allocation.granularity
+        self._modules = Modules(self, Nvrtc(architecture(*self.capability), driver.version))
+        self.functions = Programs(self, self._modules)
+        self._user_kernels = UserKernels(self, self._modules)
+        self._fft = FftLibrary(self)
+        self._offer()
+        try:
+            self.functions.load("memory")  # what any stream may need
+        except BaseException:
+            self._release_context()
+            raise
+        driver.watch(self)
+
+    def _offer(self) -> None:
+        """Gather the native kernels, and what tells which ops may block."""
+        lacks = {**dict.fromkeys(OPS_WITH_PROGRAMS, self.functions.lacks), "launch": self._user_kernels.lacks}
+        self._blocking = Blocking(lacks, dict.fromkeys(self._fft.kernels, self._fft.may_block), self.pinned)
+        self.may_block: Callable[[Any, Any], bool] = self._blocking.may_block
+        """Whether enqueuing an op may block this time; asked once for each, without a further call."""
+        self._commands = {**COMMANDS, **dict.fromkeys(self._fft.kernels, self._fft.commands)}
+        self._kernels: dict[str, Mapping[str, Kernel]] = {
+            **{name: self._noting(kernels) for name, kernels in (("blas", BLAS_KERNELS), ("dnn", DNN_KERNELS))},
+            "capture": GRAPH_KERNELS,
+            "compiler": {"launch": self._user_kernels.launch},
+            "fft": self._fft.kernels,
+            "graph": GRAPH_KERNELS,
+            "memory": {**MANAGED_KERNELS, "checksum": checksum},
+            "rng": RNG_KERNELS,
+        }
+
+    def _noting(self, kernels: Mapping[str, Kernel]) -> Mapping[str, Kernel]:
+        return {kind: self._blocking.noting(kernel) if kind in NOTED else kernel for kind, kernel in kernels.items()}
+
+    def create_stream(self, *, priority: int = 0) -> CudaStream:
+        """Create a stream. Lower ``priority`` numbers run first.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the device has no such priority; the message has its range.
+        ClosedError
+            After :meth:`close`.
+        AccelError
+            The context's fault.
+        """
+        self.check_open()
+        self._check_priority(priority)
+        stream = CudaStream(self, self.functions, priority)
+        self.adopt(stream)
+        return stream
+
+    def create_event(self) -> CudaEvent:
+        """Create an event without timing. Never blocks."""
+        self.check_open()
+        return CudaEvent(self)
+
+    def create_compute(self, stream: CudaStream, library: str) -> CudaCompute:
+        """Create the compute interface whose calls go into ``stream``, initialized, with what ``library`` needs; anything else is made at its first use."""
+        compute = CudaCompute(stream, library)
+        compute.init()
+        return compute
+
+    def kernels(self, library: str) -> Mapping[str, Kernel]:
+        """Return native kernels of ``library``; its other ops go through the compute interface."""
+        if library == BENCH and BENCH not in self._kernels:
+            self._kernels[BENCH] = bench_kernels(self.functions)
+        return self._kernels.get(library, {})
+
+    def compile(self, kernel: CompiledKernel) -> KernelLayout:
+        """Compile a kernel of a user's and load it; see :class:`accel.backend.CompilesKernels`."""
+        self.check_open()
+        return self._user_kernels.compile(kernel)
+
+    def prepare(self, library: str, compute: CudaCompute) -> None:
+        """Load the kernels of a library, and make what it needs in a stream; see :class:`accel.backend.PreparesLibraries`."""
+        self.functions.prepare(library)
+        compute.prepare(library)
+        if library == "fft":
+            self._fft.prepare(compute.stream)
+
+    def scratch_nbytes(self, op: Any) -> int | None:
+        """Return how many bytes a kernel works in; see :class:`accel.backend.TakesScratch`."""
+        return self._fft.scratch_nbytes(op)
+
+    def measure_scratch(self, op: Any) -> None:
+        """See that :meth:`scratch_nbytes` knows. May block."""
+        self.check_open()
+        self._fft.measure(op)
+
+    def commands(self, op: Any) -> int:
+        """Return how many commands an op enqueues at most; see :class:`accel.backend.CountsCommands`."""
+        count = self._commands.get(op.kind, 1)
+        return count if isinstance(count, int) else count(op)
+
+    def create_slab(self, nbytes: int) -> CudaSlab:
+        """Take a slab of at least ``nbytes``.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If the device has no such piece.
+        """
+        self.check_open()
+        return CudaSlab(self, self._allocation, nbytes)
+
+    def import_slab(self, fd: int, nbytes: int) -> CudaSlab:
+        """Map the memory of another context's slab; see :class:`accel.backend.ImportsSlabs`."""
+        self.check_open()
+        return CudaSlab(self, self._allocation, nbytes, fd=fd)
+
+    def create_exchange(self) -> CudaExchange:
+        """Create what shares memory with other libraries in this process; see :class:`accel.exchange.SharesMemory`."""
+        self.check_open()
+        exchange = CudaExchange(self, self.functions)
+        self.adopt(exchange.stream)
+        return exchange
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Return whether torch or CuPy says that the device has no memory; see :class:`accel.backend.KnowsShortages`."""
+        return is_out_of_memory(error)
+
+    def check_alive(self, stream: CudaStream) -> None:
+        """Raise the context's fault, if the driver knows of one; see :class:`accel.backend.ChecksAlive`."""
+        stream.find_fault("cuStreamQuery")
+        if self.fault is not None:
+            raise self.fault.clone()
+
+    def inject(self, injection: Injection, stream: CudaStream) -> None:
+        """Bring a fault about in ``stream``: a kernel that writes to an illegal address, or one that spins until it is let go.
+
+        A poisoned context ends CUDA for the whole process; the fault's scope is PROCESS whatever the injection says.
+        """
+        if stream.context is not self:
+            raise InvalidArgumentError("the stream belongs to another context", device=self.description.spec)
+        stream.inject(injection)
+
+    def _unload(self) -> None:
+        self._fft.close()
+        self._modules.close(self._release_context)
+
+    def _check_priority(self, priority: int) -> None:
+        """Refuse what the driver would silently take for something else."""
+        if not priority:
+            return
+        with self.section:
+            lowest, highest = (int(each) for each in self.call("cuCtxGetStreamPriorityRange"))
+        if not highest <= priority <= lowest:
+            raise InvalidArgumentError(
+                f"a stream cannot have priority {priority} on {self.description.name}",
+                device=self.description.spec,
+                remedy=f"Use {highest} (runs first) to {lowest}.",
+            )
