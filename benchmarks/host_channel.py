@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import marshal
 import socket
 import statistics
 import subprocess
@@ -18,13 +19,14 @@ from collections import deque
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import uvloop
 
 from accel import ops
 from accel.dtype import DType
 from accel.process.channel import Channel
 from accel.ref import AccelRef
-from accel.remote.op_codec import dump_op, load_op
+from accel.remote.op_codec import OpReader, OpWriter
 
 ROUND_TRIPS = 10_000
 WINDOW = 256
@@ -92,9 +94,11 @@ def measure_ops() -> None:
     a, b = (AccelRef(owner, number, (8, 8), DType.FLOAT32, 1) for number in (1, 2))
     refs = {1: a, 2: b}
     op = ops.Gemm(a, b)
-    data = dump_op(op)
-    dump = min(timeit.repeat(lambda: dump_op(op), number=10_000, repeat=5)) * 100
-    load = min(timeit.repeat(lambda: load_op(data, lambda buffer, *_: refs[buffer]), number=10_000, repeat=5)) * 100
+    reader = OpReader(lambda buffer, *_: refs[buffer], lambda place: np.empty(place.shape), {})
+    writer = OpWriter(reader.learn)
+    data = marshal.dumps(writer.write(op))
+    dump = min(timeit.repeat(lambda: marshal.dumps(writer.write(op)), number=10_000, repeat=5)) * 100
+    load = min(timeit.repeat(lambda: reader.read(marshal.loads(data)), number=10_000, repeat=5)) * 100
     print(f"gemm op of {len(data)} bytes: dump {dump:.1f} us, load {load:.1f} us")
 
 

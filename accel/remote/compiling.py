@@ -1,68 +1,22 @@
-"""Kernels that users write, in a child: compiled there, and named by numbers when they are launched."""
+"""Kernels that users write are compiled in the child; the parent receives their layout."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import pickle
-import struct
 from typing import TYPE_CHECKING
 
 from accel.backend import CompilesKernels
 from accel.engine.kernels import NO_COMPILER
 from accel.errors import UnsupportedError
 from accel.ops import KernelLayout
-from accel.ops.compiler import CompiledKernel, Launch
 from accel.process.protocol import ProtocolError
-from accel.remote.messages import Kind, WireLaunch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from accel.backend import AccelDevice
 
-__all__ = ["ChildKernels", "SentKernels", "layout_of", "packed_layout"]
-
-_NUMBER = struct.Struct("<Q")
-
-
-class SentKernels:
-    """The kernels that one child knows by number.
-
-    Parameters
-    ----------
-    tell
-        Sends a message to the child.
-    """
-
-    def __init__(self, tell: Callable[[Kind, bytes], None]) -> None:
-        self._tell = tell
-        self._numbers: dict[tuple[str, KernelLayout | None, tuple[str, ...] | None], int] = {}
-
-    def to_wire(self, op: Launch) -> WireLaunch:
-        """Return a launch as it is sent, after telling the child of its kernel if it is the first."""
-        kernel = op.kernel
-        key = kernel.key, kernel.layout, kernel.parameters
-        number = self._numbers.get(key)
-        if number is None:
-            number = self._numbers[key] = len(self._numbers) + 1
-            self._tell(Kind.KERNEL, _NUMBER.pack(number) + pickle.dumps(kernel))
-        return WireLaunch(number, op.grid, op.block, op.args, op.shared_bytes)
-
-
-class ChildKernels:
-    """The same, in the child."""
-
-    def __init__(self) -> None:
-        self._kernels: dict[int, CompiledKernel] = {}
-
-    def take(self, data: bytes) -> None:
-        """Take note of a kernel."""
-        self._kernels[_NUMBER.unpack_from(data)[0]] = pickle.loads(data[_NUMBER.size :])
-
-    def unwired(self, op: WireLaunch) -> Launch:
-        """Return the launch."""
-        return Launch(self._kernels[op.kernel], op.grid, op.block, op.args, op.shared_bytes)
+__all__ = ["layout_of", "packed_layout"]
 
 
 def packed_layout(device: AccelDevice, name: str, data: bytes) -> bytes:

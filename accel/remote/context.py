@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import pickle
 import struct
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from accel.device.graph import GraphSubmission
 from accel.engine.checksums import verify
@@ -19,17 +19,16 @@ from accel.ops import Free, Get, Put
 from accel.process.protocol import MAX_MESSAGE, ProtocolError
 from accel.ref import AccelRef
 from accel.remote.arrays import COPIED_HERE, CopyBack, Outgoing, SharedArrays, close_all
-from accel.remote.compiling import SentKernels, layout_of
+from accel.remote.compiling import layout_of
 from accel.remote.durable import DurableShare, kept_message
 from accel.remote.error_codec import decode_error
 from accel.remote.hang import HangWatch
 from accel.remote.injected_faults import sent_action
-from accel.remote.messages import Failure, Kind, WireGet, pack, pack_op, pickled_library
+from accel.remote.messages import Failure, Kind, pack, pickled_library
 from accel.remote.no_sharing import NoSharing
-from accel.remote.op_table import OpWriter
-from accel.remote.pending_request import PendingRequest, admit, array_of, fitting, land, too_long, with_array
+from accel.remote.op_codec import OpWriter
+from accel.remote.pending_request import PendingRequest, admit, array_of, fitting, land, too_long
 from accel.remote.transfers import MOST_OPS, Transfers
-from accel.remote.wiring import to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -90,8 +89,7 @@ class RemoteContext(ContextBase):
         self.sharing = NoSharing(core.name)
         self._arrays = SharedArrays(core.pinned, link.known, link.announce)
         self._transfers = Transfers(self, self._arrays)
-        self._kernels = SentKernels(link.tell)
-        self._ops = OpWriter(lambda number, cls: link.tell(Kind.CLASS, _NUMBER.pack(number) + pickle.dumps(cls)))
+        self._ops = OpWriter(lambda number, named: link.tell(Kind.NAMED, _NUMBER.pack(number) + pickle.dumps(named)))
         self._numbers = itertools.count(1)
         self._sent: dict[int, PendingRequest] = {}
         self._landing: dict[int, CopyBack] = {}  # of answered gets: what is still to be copied
@@ -161,9 +159,9 @@ class RemoteContext(ContextBase):
         Parameters
         ----------
         submission, ops
-            The batch, and the ops that come next, with places instead of arrays.
+            The batch, and the ops that come next.
         arrays
-            Those places, by the index of the op.
+            The shared memory for their arrays, by the index of the op.
         """
         start = submission.sent
         end, refused = admit(submission, start, start + len(ops), self._check, self._live)
@@ -172,7 +170,7 @@ class RemoteContext(ContextBase):
             try:
                 end, refused = self._send_ops(number, submission, start, ops[: end - start], arrays) or (end, refused)
             except BaseException:
-                self._unsent(number)
+                self._durable.ended(number)
                 raise
         if refused is not None:
             try:
@@ -184,11 +182,10 @@ class RemoteContext(ContextBase):
         self, number: int, submission: BatchSubmission, start: int, ops: Sequence[KernelOp], arrays: Mapping[int, Outgoing]
     ) -> tuple[int, None] | None:
         """Send ops of a batch as one message. Where not all of them go into one, return before which it ends."""
-        written, cut = [self._written(op) for op in ops], None
+        written, cut = [self._ops.write(op, arrays[index].place if index in arrays else None) for index, op in enumerate(ops, start)], None
         ids = [[ref.buffer for ref in refs] for refs in submission.outputs[start : start + len(ops)]]
         data = pack(number, ids, written)
         if len(data) > MAX_MESSAGE:
-            self._ops.told.clear()  # of what is described in an op that is not sent now
             count = fitting(submission, start, ids, written)
             ids, written, cut = ids[:count], written[:count], (start + count, None)
             data = pack(number, ids, written)
@@ -204,10 +201,6 @@ class RemoteContext(ContextBase):
         submission.sent = end
         return cut
 
-    def _written(self, op: KernelOp) -> Any:
-        """Return an op as it is sent."""
-        return self._ops.write(to_wire(op, self._kernels))
-
     def _send_graph(self, submission: GraphSubmission) -> None:
         program = submission.program
         for plan in program.plans:
@@ -217,13 +210,13 @@ class RemoteContext(ContextBase):
             self._live.update((ref.buffer, ref.nbytes) for ref in refs)
         number, ids = next(self._numbers), [[ref.buffer for ref in refs] for refs in program.outputs]
         try:
-            data = pack(number, ids, [self._written(op) for op in program.ops], handle=program.handle.buffer)
+            data = pack(number, ids, [self._ops.write(op) for op in program.ops], handle=program.handle.buffer)
             if len(data) > MAX_MESSAGE:
                 what = f"a graph of {len(program.ops)} ops"
                 raise too_long(what, len(data), "Record several graphs with fewer ops each, and replay one after the other.")  # noqa: TRY301
             self._post(number, PendingRequest(submission, 0, 1, ()), Kind.GRAPH, data)
         except BaseException:
-            self._unsent(number)
+            self._durable.ended(number)
             raise
 
     def make(self, submission: Submission, index: int, op: KernelOp, plan: Plan) -> tuple[AccelRef, ...]:
@@ -255,20 +248,19 @@ class RemoteContext(ContextBase):
             made = self.make(submission, 0, op, plan)
             if outgoing is not None:
                 self._arrays.announce(outgoing)
-                op = with_array(op, outgoing)
-            data = pack_op(number, [ref.buffer for ref in made] if made else (), self._written(op), self.action(submission.name))
+            data = self._packed(number, [ref.buffer for ref in made], op, outgoing, self.action(submission.name))
             if made or self.core.durable.buffers:
                 self._durable.sent(number, (plan,), made)
             self._post(number, PendingRequest(submission, 0, 1, arrays, landing), Kind.OP, data)
         except BaseException:
-            self._unsent(number)
+            self._durable.ended(number)
             close_all(arrays)
             raise
 
-    def _unsent(self, number: int) -> None:
-        """Forget a submission that could not be sent: of what was described in it the child has not heard."""
-        self._durable.ended(number)
-        self._ops.told.clear()
+    def _packed(self, number: int, made: list[int], op: KernelOp, outgoing: Outgoing | None, action: bytes | str | None) -> bytes:
+        """Return the payload of an OP message."""
+        wire = self._ops.write(op, None if outgoing is None else outgoing.place)
+        return pack(number, [made], [wire], None if action is None else [action])
 
     def begin(self, submission: Submission, plan: Plan, made: tuple[AccelRef, ...]) -> int:
         """Take note that an op moves an array part by part from here on; return its number, for :meth:`end_parts`."""
@@ -282,19 +274,19 @@ class RemoteContext(ContextBase):
         self._durable.ended(number)
 
     def send_part(
-        self, submission: Submission, op: KernelOp, made: Sequence[int], outgoing: Outgoing | None, action: bytes | str | None
+        self, submission: Submission, op: KernelOp, made: list[int], outgoing: Outgoing | None, action: bytes | str | None
     ) -> asyncio.Future[AccelError | None]:
         """Send a step of a transfer; return what ends with what went wrong, or ``None``. Memory that a step fills is then its receiver's."""
         number, arrays = next(self._numbers), () if outgoing is None else (outgoing,)
         answer: asyncio.Future[AccelError | None] = self.core.loop.create_future()
-        landing = arrays if type(op) is WireGet else ()
+        landing = arrays if type(op) is Get else ()
         try:
             self.check_alive()  # a child that is given up does not answer
             if outgoing is not None:
                 self._arrays.announce(outgoing)
-            self._tell(Kind.OP, pack_op(number, made, self._written(op), action), now=True)
+            self._tell(Kind.OP, self._packed(number, made, op, outgoing, action), now=True)
         except BaseException:
-            self._unsent(number)
+            self._durable.ended(number)
             close_all(arrays)
             raise
         self._sent[number] = PendingRequest(submission, 0, 0, arrays, landing, answer)
@@ -389,7 +381,6 @@ class RemoteContext(ContextBase):
 
     def _drop(self, buffers: list[int]) -> None:
         known = [buffer for buffer in buffers if self._live.pop(buffer, None) is not None]
-        self._ops.told.difference_update(known)
         for buffer in known:
             self._durable.dropped(buffer)
         if known and self.fault is None:

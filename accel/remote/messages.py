@@ -7,18 +7,15 @@ import marshal
 import pickle
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from accel.device.options import DeviceOptions
-from accel.dtype import DType
 from accel.errors import UnsupportedError
-from accel.ops import KernelOp, Plan
-from accel.ops.compiler import Dimensions
-from accel.ref import AccelRef
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
+    from accel.dtype import DType
     from accel.engine.kernel_library import KernelLibrary
 
 __all__ = [
@@ -27,16 +24,10 @@ __all__ = [
     "Config",
     "Failure",
     "Kind",
-    "WireGet",
-    "WireLaunch",
-    "WirePut",
-    "WireReplay",
-    "op_of",
+    "WireOp",
     "pack",
-    "pack_op",
     "pickled_library",
     "unpack",
-    "unpack_op",
 ]
 
 
@@ -68,10 +59,8 @@ class Kind(enum.IntEnum):
     """Begin a generation; the second message but for blocks. A pickled :class:`Begin`, and its descriptors."""
     COMPILE = 21
     """A kernel to be compiled: a number, by which the answer names it, and the kernel, pickled."""
-    CLASS = 23
-    """A class that ops name by a number: the number, and the class, pickled."""
-    KERNEL = 22
-    """A kernel that launches name by a number: the number, and the kernel, pickled."""
+    NAMED = 22
+    """An object that ops name by a number: the number, and the object, pickled."""
     BLOCK_GONE = 12
     """A block of host memory that was given back: its number. No op that was not answered uses it."""
     HELD = 11
@@ -112,11 +101,11 @@ class Kind(enum.IntEnum):
 def pack(
     number: int,
     ids: list[list[int]],
-    ops: list[Any],
+    ops: list[WireOp],
     actions: list[bytes | str | None] | None = None,
     handle: int = 0,
 ) -> bytes:
-    """Return the payload of a BATCH or GRAPH message: for the child alone, which trusts its parent.
+    """Return the payload of an OP, BATCH or GRAPH message. The child trusts its parent.
 
     Parameters
     ----------
@@ -125,45 +114,23 @@ def pack(
     ids
         For each op the numbers of the buffers that it makes.
     ops
-        The ops, as they are written.
+        The ops, as :class:`~accel.remote.op_codec.OpWriter` writes them.
     actions
-        For each op what a fault plan does to it.
+        For each op what a fault plan does to it; ``None`` where it does nothing to any.
     handle
         The buffer that stands for a graph.
     """
-    return marshal.dumps((number, handle, ids, actions or [], ops))
+    return marshal.dumps((number, handle, ids, actions or [], ops), _NO_REFERENCES)
 
 
-def pack_op(number: int, ids: Sequence[int], op: Any, action: bytes | str | None) -> bytes:
-    """Return the payload of an OP message; see :func:`pack`. What follows the numbers is the same for the same op."""
-    body = marshal.dumps((op,) if action is None else (op, action), _PLAIN)
-    if not ids:
-        return _COUNTED.pack(number, 0) + body
-    return _COUNTED.pack(number, len(ids)) + struct.pack(f"<{len(ids)}Q", *ids) + body
-
-
-def unpack_op(data: bytes) -> tuple[int, Sequence[int], bytes]:
-    """Return the number, the ids, and what :func:`op_of` takes."""
-    number, count = _COUNTED.unpack_from(data)
-    start = _COUNTED.size + 8 * count
-    return number, struct.unpack_from(f"<{count}Q", data, _COUNTED.size) if count else (), data[start:]
-
-
-def op_of(body: bytes) -> tuple[Any, bytes | str | None]:
-    """Return the op as it was written, and what a fault plan does to it."""
-    found = marshal.loads(body)
-    return found if len(found) == 2 else (found[0], None)
-
-
-_COUNTED = struct.Struct("<QI")
-_PLAIN = 2
-"""The version of marshal's format before objects were told apart by who else holds them: equal values give equal bytes."""
-
-
-def unpack(data: bytes) -> tuple[int, int, list[list[int]], list[bytes | str | None], list[Any]]:
-    """Return what :func:`pack` was given."""
-    found: tuple[int, int, list[list[int]], list[bytes | str | None], list[Any]] = marshal.loads(data)
+def unpack(data: bytes) -> tuple[int, int, list[list[int]], list[bytes | str | None], list[WireOp]]:
+    """Return the number, the handle, the ids, the actions and the ops that :func:`pack` was given."""
+    found: tuple[int, int, list[list[int]], list[bytes | str | None], list[WireOp]] = marshal.loads(data)
     return found
+
+
+_NO_REFERENCES = 2
+"""The version of marshal's format that keeps no table of what it has written: it is twice as fast."""
 
 
 Failure = struct.Struct("<Qi")
@@ -221,18 +188,17 @@ class Begin:
     patience: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class ArenaSlice:
+class ArenaSlice(NamedTuple):
     """An array in a block of shared host memory.
 
-    Parameters
+    Attributes
     ----------
     block
-        Number of the block.
+        Number of the block; 0 for an array without elements, which lies in none.
     offset
-        Where it starts.
+        Bytes from the start of the block.
     shape, dtype
-        What it is.
+        Of the array.
     """
 
     block: int
@@ -240,83 +206,9 @@ class ArenaSlice:
     shape: tuple[int, ...]
     dtype: DType
 
-    @property
-    def to_wire(self) -> WireSlice:
-        """The same of plain numbers and words, which take a fraction of the time to write and to read."""
-        return (self.block, self.offset, self.dtype.value, *self.shape)
 
-    @classmethod
-    def of(cls, to_wire: WireSlice) -> ArenaSlice:
-        """Return what was :attr:`to_wire`."""
-        block, offset, dtype, *shape = to_wire
-        return cls(block, offset, tuple(shape), DType(dtype))
-
-
-WireSlice: TypeAlias = tuple[Any, ...]
-"""An :class:`ArenaSlice` on its way."""
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class WirePut(KernelOp):
-    """A put on its way: the array is in shared memory."""
-
-    library: ClassVar[str] = "memory"
-    kind: ClassVar[str] = "put"
-
-    source: WireSlice
-    out: AccelRef | None = None
-    durable: bool = False
-
-    def plan(self) -> Plan:
-        """Never called: it is made into a put again where it runs."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class WireGet(KernelOp[Any]):
-    """A get on its way: the array will be in shared memory."""
-
-    library: ClassVar[str] = "memory"
-    kind: ClassVar[str] = "get"
-
-    source: AccelRef
-    destination: WireSlice
-
-    def plan(self) -> Plan:
-        """Never called: it is made into a get again where it runs."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class WireReplay(KernelOp[Any]):
-    """A replay on its way: the child has the program."""
-
-    library: ClassVar[str] = "graph"
-    kind: ClassVar[str] = "replay"
-
-    program: int
-
-    def plan(self) -> Plan:
-        """Never called: it is made into a replay again where it runs."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class WireLaunch(KernelOp[Any]):
-    """A launch of a user's kernel on its way: the child has the kernel."""
-
-    library: ClassVar[str] = "compiler"
-    kind: ClassVar[str] = "launch"
-
-    kernel: int
-    grid: Dimensions
-    block: Dimensions
-    args: tuple[Any, ...]
-    shared_bytes: int
-
-    def plan(self) -> Plan:
-        """Never called: it is made into a launch again where it runs."""
-        raise NotImplementedError
+WireOp: TypeAlias = tuple[int, list[Any], list[tuple[int, int]]]
+"""An op as ``marshal`` takes it; see :mod:`accel.remote.op_codec`."""
 
 
 def pickled_library(name: str, make: Callable[[], KernelLibrary]) -> bytes:

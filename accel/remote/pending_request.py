@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from accel.errors import AccelError, InvalidArgumentError
 from accel.ops import Get, Put
 from accel.process.protocol import MAX_MESSAGE
-from accel.remote.messages import WireGet, WirePut
 
 if TYPE_CHECKING:
     import asyncio
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from accel.ops import KernelOp, Plan
     from accel.remote.arrays import Outgoing
 
-__all__ = ["PendingRequest", "admit", "array_of", "fitting", "land", "too_long", "with_array"]
+__all__ = ["PendingRequest", "admit", "array_of", "fitting", "land", "too_long"]
 
 
 _HEAD = 64 << 10
@@ -120,12 +119,6 @@ def too_long(what: str, nbytes: int, remedy: str) -> InvalidArgumentError:
 def array_of(op: KernelOp) -> np.ndarray[Any, Any] | None:
     """Return the host array that an op reads or fills, if it has one."""
     return op.source if type(op) is Put else op.destination if type(op) is Get else None
-
-
-def with_array(op: Any, outgoing: Outgoing) -> KernelOp:
-    """Return the op with a place in shared memory instead of its array."""
-    place = outgoing.place.to_wire
-    return WirePut(place, op.out, op.durable) if type(op) is Put else WireGet(op.source, place)
 
 
 def land(sent: PendingRequest) -> None:

@@ -19,24 +19,23 @@ from typing import TYPE_CHECKING, Any, cast
 
 from accel.actors import Directive, RestartStrategy
 from accel.backend import Injection
-from accel.device.graph import Program, Replay
+from accel.device.graph import Program
 from accel.engine.context_actor import ContextActor
 from accel.engine.core import DeviceCore
 from accel.engine.op_error import op_error
 from accel.errors import AccelError, BackendUnavailableError, ClosedError, FaultScope, HostDiedError, LibraryError
 from accel.fate import PreloadsLibraries
 from accel.fork import DeviceFiles, close_after_fork
-from accel.ops import Get, Put, Spec
-from accel.ref import AccelRef, RefView
+from accel.ref import AccelRef
 from accel.remote.answers import Answers, RemoteBatch, RemoteGraph, RemoteOp, reject
 from accel.remote.blocks import MappedBlocks
 from accel.remote.busy import BesideToldOf, Busy
-from accel.remote.compiling import ChildKernels, packed_layout
+from accel.remote.compiling import packed_layout
 from accel.remote.durable import Announcer, kept_in
 from accel.remote.error_codec import decode_error, encode_error
 from accel.remote.injected_faults import InjectedFaults
-from accel.remote.messages import ArenaSlice, Kind, WireGet, WireLaunch, WirePut, WireReplay, op_of, unpack, unpack_op
-from accel.remote.op_table import OpReader
+from accel.remote.messages import Kind, unpack
+from accel.remote.op_codec import OpReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,12 +45,10 @@ if TYPE_CHECKING:
     from accel.engine.context import Context
     from accel.ops import KernelOp, Plan
     from accel.process.channel import Channel
-    from accel.remote.messages import Begin, Config
+    from accel.remote.messages import Begin, Config, WireOp
 
 __all__ = ["Server"]
 
-_SHORT, _REMEMBERED, _MOVES = 512, 512, 64
-"""Bytes of ops that are kept, and how many: of any, and of those that move arrays, which hold host memory until that is given back."""
 
 _FAULTED = 3
 """Exit status after a fault, which was told before."""
@@ -68,17 +65,13 @@ class Server:
         self._config = config
         self._system = system
         self._refs: dict[int, AccelRef] = {}
-        self._unseen: set[int] = set()
         self._programs: dict[int, Program] = {}
-        self._known: dict[bytes, tuple[KernelOp, Plan]] = {}
-        self._moves: dict[bytes, tuple[KernelOp, Plan]] = {}
-        self._kernels = ChildKernels()
-        self._reader = OpReader(self._ref, self._refs)
         self._compiling: set[asyncio.Task[None]] = set()
         self._script = InjectedFaults()
         self._release = threading.Event()
         self._busy = Busy(channel)
         self._blocks = MappedBlocks(system, self._busy)
+        self._reader = OpReader(self._ref, self._blocks.array, self._programs)
         self.context: Context
         self._core: DeviceCore
         self._answers = Answers(
@@ -88,7 +81,6 @@ class Server:
 
     def close_inherited(self) -> None:
         """Let the parent's blocks go, in a process that a library forked; see :class:`accel.fork.Inherited`."""
-        self._moves.clear()  # their arrays are views of blocks
         self._blocks.close_inherited()
 
     async def prepare(self) -> None:
@@ -168,16 +160,13 @@ class Server:
         elif kind == Kind.BLOCK:
             await self._blocks.add(data, fds[0], self.context.device)
         elif kind == Kind.BLOCK_GONE:
-            self._moves.clear()
             await self._blocks.drop(data)
         elif kind == Kind.HELD:
             await self._held(data, fds[0])
         elif kind == Kind.REGISTER:
             await self._register(data)
-        elif kind == Kind.KERNEL:
-            self._kernels.take(data)
-        elif kind == Kind.CLASS:
-            self._reader.learn(*_class_of(data))
+        elif kind == Kind.NAMED:
+            self._reader.learn(*_named(data))
         elif kind == Kind.COMPILE:
             self._compile(data)
         elif kind == Kind.RELEASE:
@@ -188,8 +177,8 @@ class Server:
         if kind == Kind.FREE:
             self._free(data)
             return True
-        if kind == Kind.CLASS:
-            self._reader.learn(*_class_of(data))
+        if kind == Kind.NAMED:
+            self._reader.learn(*_named(data))
             return True
         if kind != Kind.OP:
             return False
@@ -203,18 +192,19 @@ class Server:
             return True
 
     def _op(self, data: bytes) -> RemoteOp | None:
-        number, ids, body = unpack_op(data)
+        number, _, ids, actions, wires = unpack(data)
         try:
-            known = self._known.get(body) or self._moves.get(body) or self._learn(number, body)
-            if known is None:
+            ops = self._read(number, wires)
+            if not ops:
                 return None
-            op, plan = known
-            made = tuple([self._new(buffer, spec) for buffer, spec in zip(ids, plan.creates, strict=True)]) if ids else ()
-        except BaseException as error:  # what the user's class does, besides
+            plans, made = self._planned(ops, ids)
+        except BaseException as error:  # a user's class raises anything
             self._refuse(number, error)
             return None
-        submission = RemoteOp(self._answers, number, op, plan, self.context.generation)
-        submission.made = made
+        if actions:
+            self._script.begin(self._action(action) for action in actions)
+        submission = RemoteOp(self._answers, number, ops[0], plans[0], self.context.generation)
+        submission.made = made[0]
         return submission
 
     def _refuse(self, number: int, raised: BaseException) -> None:
@@ -222,28 +212,11 @@ class Server:
         error = op_error(raised, "taking an op", self._core.loop)
         self._answers.failed(number, error, -1 if error.op_index is None else error.op_index)
 
-    def _learn(self, number: int, body: bytes) -> tuple[KernelOp, Plan] | None:
-        """Return the op that a message brings, and its plan, and keep them: many come again. A buffer's number never does, once it is freed."""
-        to_wire, action = op_of(body)
-        ops = self._read(number, [to_wire])
-        if not ops:
-            return None
-        op = ops[0]
-        found = op, op.plan()
-        if action is not None:
-            self._script.begin((self._action(action),))
-        elif len(body) <= _SHORT and type(op) is not Replay:  # the program of which may be given back
-            kept, limit = (self._moves, _MOVES) if type(op) in (Put, Get) else (self._known, _REMEMBERED)
-            if len(kept) >= limit:
-                kept.clear()
-            kept[body] = found
-        return found
-
     async def _batch(self, data: bytes) -> None:
-        number, _, ids, actions, to_wire = unpack(data)
+        number, _, ids, actions, wires = unpack(data)
         try:
-            ops = self._read(number, to_wire)
-            if not ops and to_wire:
+            ops = self._read(number, wires)
+            if not ops and wires:
                 return
             plans, made = self._planned(ops, ids)
         except BaseException as error:
@@ -254,10 +227,10 @@ class Server:
         await self.dispatch(RemoteBatch(self._answers, number, ops, plans, made, self.context.generation))
 
     async def _graph(self, data: bytes) -> None:
-        number, handle, ids, _, to_wire = unpack(data)
+        number, handle, ids, _, wires = unpack(data)
         try:
-            ops = self._read(number, to_wire)
-            if not ops and to_wire:
+            ops = self._read(number, wires)
+            if not ops and wires:
                 return
             plans, made = self._planned(ops, ids)
         except BaseException as error:
@@ -275,10 +248,10 @@ class Server:
         ]
         return plans, made
 
-    def _read(self, number: int, to_wire: list[Any]) -> tuple[KernelOp, ...]:
+    def _read(self, number: int, wires: Iterable[WireOp]) -> tuple[KernelOp, ...]:
         """Return the ops of a submission; none, after answering it, if one cannot be loaded here."""
         try:
-            return tuple([self._unwired(self._reader.read(each)) for each in to_wire])
+            return tuple([self._reader.read(each) for each in wires])
         except AccelError as error:
             self._answers.failed(number, error, -1)
         except KeyError as error:  # the parent took for sent what it could not send
@@ -293,7 +266,6 @@ class Server:
     def _free(self, data: bytes) -> None:
         for (buffer,) in struct.iter_unpack("<Q", data):
             self._programs.pop(buffer, None)
-            self._unseen.discard(buffer)
             ref = self._refs.pop(buffer, None)
             if ref is not None:
                 ref.is_freed = True
@@ -310,16 +282,6 @@ class Server:
             raise
         except BaseException as error:
             reject(submission, error, self._core.loop)
-
-    def _unwired(self, op: Any) -> KernelOp:
-        kind = type(op)
-        if kind is WirePut:
-            return Put(self._blocks.array(ArenaSlice.of(op.source)), op.out, op.durable)
-        if kind is WireGet:
-            return Get(op.source, self._blocks.array(ArenaSlice.of(op.destination)))
-        if kind is WireLaunch:
-            return self._kernels.unwired(op)
-        return Replay(self._programs[op.program]) if kind is WireReplay else op
 
     async def _register(self, data: bytes) -> None:
         (number,) = struct.unpack_from("<Q", data)
@@ -373,25 +335,20 @@ class Server:
         error = decode_error(cast("bytes", action))
         return Injection("poison", error) if error.is_fault else error
 
-    def _ref(self, buffer: int, shape: tuple[int, ...], dtype: DType, generation: int = 0, offset: int | None = None) -> AccelRef:
-        """Return the ref for a buffer; one that is not known yet is of the batch that is just read, or it is refused when it is used."""
+    def _ref(self, buffer: int, shape: tuple[int, ...], dtype: DType) -> AccelRef:
+        """Return the ref of a buffer. One that is not known yet is made by the batch that is being read, or refused when it is used."""
         ref = self._refs.get(buffer)
         if ref is None:
             ref = self._refs[buffer] = AccelRef(self._core, buffer, shape, dtype, self.context.generation)
-            if offset is not None:  # a view of one that was bound: what the whole of it is, is said where that is used
-                self._unseen.add(buffer)
-        elif self._unseen and offset is None and buffer in self._unseen:
-            self._unseen.discard(buffer)
-            ref.shape, ref.dtype, ref.nbytes = shape, dtype, Spec(shape, dtype).nbytes
-        return ref if offset is None else RefView(ref, offset, shape, dtype)
+        return ref
 
 
-def _class_of(data: bytes) -> tuple[int, type | None]:
-    """Return what a CLASS message says; an import may fail as it likes."""
+def _named(data: bytes) -> tuple[int, object]:
+    """Return the number and the object of a NAMED message; ``None`` where the object cannot be imported."""
     (number,) = struct.unpack_from("<Q", data)
     try:
         return number, pickle.loads(data[8:])
-    except BaseException:  # the op that is of it is refused
+    except BaseException:  # an import raises anything; the ops that name the object are refused
         return number, None
 
 

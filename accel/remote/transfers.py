@@ -11,11 +11,10 @@ from accel.dtype import DType
 from accel.engine.op_error import op_error
 from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError
-from accel.ops import Empty, Put
+from accel.ops import Empty, Get, Put
 from accel.ref import RefView
 from accel.remote.arrays import CopyBack
-from accel.remote.messages import WireGet, WirePut
-from accel.remote.pending_request import array_of, with_array
+from accel.remote.pending_request import array_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,8 +100,7 @@ class Transfers:
                     submission.void(max(start, submission.sound))
                     break
                 if end > start:
-                    part = [with_array(op, arrays[index]) if index in arrays else op for index, op in enumerate(ops[start:end], start)]
-                    context.send_batch(submission, part, arrays)
+                    context.send_batch(submission, ops[start:end], arrays)
             except AccelError as error:
                 if error.op_index is None:
                     error.op_index = start
@@ -179,7 +177,7 @@ class Transfers:
         failed: AccelError | None = None
         try:
             if made:
-                transfer.send(Empty(made[0].shape, made[0].dtype, made[0].durable), (whole.buffer,))
+                transfer.send(Empty(made[0].shape, made[0].dtype, made[0].durable), [whole.buffer])
             failed = await (self._put(transfer, piece) if type(op) is Put else self._get(transfer, piece))
             is_torn = transfer.sent > 1  # the child looks after a first part that fails there
         except Exception as error:  # also a shortage of threads: what was begun is to be ended here
@@ -206,7 +204,7 @@ class Transfers:
             if (error := await transfer.answered()) is not None:
                 outgoing.close()
                 return error
-            transfer.send(WirePut(outgoing.place.to_wire, transfer.view(outgoing)), (), outgoing)
+            transfer.send(Put(outgoing.array, transfer.view(outgoing)), [], outgoing)
             if not transfer.left:
                 return await transfer.answered()
             piece = await self._next(transfer)
@@ -223,7 +221,7 @@ class Transfers:
                     break
                 piece = await self._next(transfer)
             outgoing, piece = self._arrays.within(piece, transfer.part(piece)), None
-            sent = transfer.send(WireGet(transfer.view(outgoing), outgoing.place.to_wire), (), outgoing), outgoing
+            sent = transfer.send(Get(transfer.view(outgoing), outgoing.array), [], outgoing), outgoing
             error, landing = error or await self._land(landing), sent
         return await self._land(landing) or error
 
@@ -281,7 +279,7 @@ class _Transfer:
         """Return the same part of the buffer."""
         return RefView(self._ref, self._ref.offset + len(self._bytes) - self.left, outgoing.place.shape, DType.UINT8)
 
-    def send(self, op: KernelOp, made: Sequence[int] = (), outgoing: Outgoing | None = None) -> _Answer:
+    def send(self, op: KernelOp, made: list[int], outgoing: Outgoing | None = None) -> _Answer:
         """Send a step; the fault plan's action comes with the first."""
         action, self._action = self._action, None
         self._answer = self._context.send_part(self.submission, op, made, outgoing, action)

@@ -11,6 +11,7 @@ import array
 import contextlib
 import fcntl
 import json
+import marshal
 import os
 import socket
 import struct
@@ -159,8 +160,8 @@ def _ops(wire: _Wire) -> Iterator[tuple[int, tuple[int, ...]]]:
         if kind == _HELD:
             wire.say(_DONE, body[:8])
         elif kind == _OP:
-            number, count = struct.unpack_from("<QI", body)
-            yield number, struct.unpack_from(f"<{count}Q", body, 12)
+            number, _, (made,), *_ = marshal.loads(body)
+            yield number, tuple(made)
 
 
 def _memfd(nbytes: int, *, is_sealed: bool = True) -> int:
