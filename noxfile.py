@@ -62,7 +62,7 @@ def types(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Measure every case that this machine can run beside its raw twin; ``-- --json FILE`` writes the numbers."""
     install(session, extras="cpu,web,cli")
-    session.run("python", "-m", "accel", "bench", *session.posargs, interrupt_timeout=15.0, terminate_timeout=5.0)
+    session.run("python", "benchmarks/run.py", *session.posargs, interrupt_timeout=15.0, terminate_timeout=5.0)
 
 
 @nox.session

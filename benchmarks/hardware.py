@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import json
 import os
 import shutil
@@ -41,11 +40,12 @@ _FILES = ("record.md", "record.json", _PICTURE)
 CALLS: dict[str, tuple[str, ...]] = {
     "checks": ("doctor", "tests", "memcheck"),
     "recovery": ("recovery",),
-    "measures": ("bench", "lengths", "soak", "service", "demo", "kernels", "curves", "examples"),
+    "measures": ("bench", "lengths", "picture", "soak", "service", "demo", "kernels", "curves", "examples"),
+    "mix": ("mixed",),
     "chaos": ("chaos",),
     "gpus": ("two_gpus",),
 }
-"""Names that ``--parts`` takes too -> their parts, which need less than ten minutes together. Without ``--parts``: the first three."""
+"""Names that ``--parts`` takes too -> their parts, which need less than ten minutes together. Without ``--parts``: the first four."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,9 @@ class Part:
     read: Callable[[Path, str], Any]
 
 
-def _bench(name: str, what: str, limit: float, spec: str, only: str, *more: str, plot: bool = False) -> Part:
+def _bench(name: str, what: str, limit: float, spec: str, only: str, *more: str) -> Part:
     def command(out: Path) -> tuple[str, ...]:
-        # Without it the numbers are worth having all the same: `accel bench --from` draws them elsewhere.
-        snapshot = ("--plot", str(out / _PICTURE)) if plot and importlib.util.find_spec("matplotlib") else ()
-        return ("-m", "accel", "bench", "--backend", spec, "--only", only, "--json", str(out / f"{name}.json"), *snapshot, *more)
+        return ("benchmarks/run.py", "--backend", spec, "--only", only, "--json", str(out / f"{name}.json"), *more)
 
     return Part(name, what, limit, command, lambda out, _: read_json(out / f"{name}.json"))
 
@@ -112,6 +110,13 @@ def _parts(backend: str) -> tuple[Part, ...]:
         example = _printed("examples", "the examples", 60, "examples/own_library.py")
         tests = _tests("tests", 60, "not gpu", "tests/core/test_views.py")
         return doctor, tests, bench, service, shown, example, _writing("chaos", 60, *chaos, "--seconds", "2", "--clients", "10")
+    drawn = Part(
+        "picture",
+        "the picture of latency by length",
+        20,
+        lambda out: ("benchmarks/plot.py", str(out / "lengths.json"), str(out / _PICTURE)),
+        lambda _, text: read_lines(text),
+    )
     names = sorted(path.name for path in (ROOT / "examples").glob("cuda_*.py"))
     return (
         doctor,
@@ -119,7 +124,9 @@ def _parts(backend: str) -> tuple[Part, ...]:
         _tests("recovery", 400, "gpu", "tests/gpu", "-k", _RECOVERY),
         _printed("memcheck", "compute-sanitizer over the kernels", 150, "-m", "tests.gpu.memcheck"),
         _bench("bench", "the budgets on asyncio and uvloop", 210, "cuda", _BUDGETS),
-        _bench("lengths", "latency by length", 75, "cuda", "lengths", plot=True),
+        _bench("mixed", "a service's mix", 200, "cuda", "P14"),
+        _bench("lengths", "latency by length", 75, "cuda", "lengths"),
+        drawn,
         _bench("soak", "a million ops", 90, "cuda", "P13"),
         service,
         shown,
@@ -143,7 +150,7 @@ def _chosen(parts: tuple[Part, ...], names: list[str]) -> tuple[Part, ...]:
     known = {part.name: (part.name,) for part in parts} | ({"examples": examples} if examples else {})
     calls = {name: tuple(part for member in members for part in known.get(member, ())) for name, members in CALLS.items()}
     wanted: set[str] = set()
-    for name in names or list(CALLS)[:3]:
+    for name in names or list(CALLS)[:4]:
         found = known.get(name) or calls.get(name)
         if not found:
             raise KeyError(f"no part {name}; there are {', '.join((*calls, *known))}")

@@ -62,7 +62,7 @@ def render(found: dict[str, Any]) -> str:
     for name in ("tests", "recovery", "two_gpus"):
         if name in data:
             lines += _tests(data[name])
-    reports = [data[name] for name in ("bench", "lengths", "soak", "curves") if name in data]
+    reports = [data[name] for name in ("bench", "mixed", "lengths", "soak", "curves") if name in data]
     lines += _budgets(reports)
     lines += _rows(reports)
     lines += _kernels(data.get("kernels", []))

@@ -14,7 +14,7 @@ from accel import AccelError, __version__, _startup
 from accel.cli.extras import extra_of, install_command
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["COMMANDS", "Command", "main"]
 
@@ -45,13 +45,15 @@ COMMANDS = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] = COMMANDS) -> int:
     """Run a command and return the exit code.
 
     Parameters
     ----------
     argv
         The arguments after the program's name; ``None``: those of this process.
+    commands
+        Name -> command.
 
     Returns
     -------
@@ -61,15 +63,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     guarded = _startup.release()
     try:
-        return _main(sys.argv[1:] if argv is None else list(argv))
+        return _main(sys.argv[1:] if argv is None else list(argv), commands)
     finally:
         if guarded:
             _startup.guard_again()
 
 
-def _main(words: list[str]) -> int:
+def _main(words: list[str], commands: Mapping[str, Command]) -> int:
     try:
-        code = _run(words)
+        code = _run(words, commands)
         # Here and not at the interpreter's end, where a reader that has gone could not be handled.
         sys.stdout.flush()
     except KeyboardInterrupt:
@@ -93,12 +95,12 @@ def _say(text: str, code: int) -> int:
     return code
 
 
-def _run(words: list[str]) -> int:
+def _run(words: list[str], commands: Mapping[str, Command]) -> int:
     try:
         # The command's own arguments need its module, so they are parsed in a second step.
-        name = _parser().parse_args(words[:1]).command
-        module = importlib.import_module(COMMANDS[name].module)
-        parser = argparse.ArgumentParser(prog=f"accel {name}", description=COMMANDS[name].summary.capitalize() + ".")
+        name = _parser(commands).parse_args(words[:1]).command
+        module = importlib.import_module(commands[name].module)
+        parser = argparse.ArgumentParser(prog=f"accel {name}", description=commands[name].summary.capitalize() + ".")
         module.add_arguments(parser)
         arguments = parser.parse_args(words[1:])
     except SystemExit as left:
@@ -110,9 +112,9 @@ def _run(words: list[str]) -> int:
     return int(outcome)
 
 
-def _parser() -> argparse.ArgumentParser:
-    width = max(map(len, COMMANDS))
-    lines = "\n".join(f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items())
+def _parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
+    width = max(map(len, commands))
+    lines = "\n".join(f"  {name:<{width}}  {command.summary}" for name, command in commands.items())
     parser = argparse.ArgumentParser(
         prog="accel",
         description="Supervised actors for accelerators.",
@@ -120,5 +122,5 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"accel {__version__}")
-    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of those below")
+    parser.add_argument("command", choices=commands, metavar="COMMAND", help="one of those below")
     return parser

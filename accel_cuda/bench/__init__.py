@@ -1,4 +1,4 @@
-"""What ``accel bench --backend cuda`` measures: the way of an op, of data and of products, beside the driver, cuBLAS, CuPy and PyTorch."""
+"""What ``accel bench --backend cuda`` measures: awaiting the smallest kernel, beside the driver, CuPy and PyTorch."""
 
 from __future__ import annotations
 

@@ -6,21 +6,12 @@ import asyncio
 import importlib
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 __all__ = ["CupyWays", "TorchWays"]
 
 _EMPTY = 'extern "C" __global__ void nothing() {}'
-_SPIN = """
-extern "C" __global__ void spin(unsigned long long nanoseconds) {
-    unsigned long long start, now;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
-    do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); while (now - start < nanoseconds);
-}
-"""
 _ONE = (1,)
 
 
@@ -43,14 +34,17 @@ class CupyWays:
     def __init__(self, index: int) -> None:
         cupy: Any = importlib.import_module("cupy")
         cupy.cuda.Device(index).use()
+        self.cupy = cupy
         self._empty = cupy.RawKernel(_EMPTY, "nothing")
-        self._spin = cupy.RawKernel(_SPIN, "spin")
         self._stream = cupy.cuda.Stream(non_blocking=True)
 
-    def op(self, nanoseconds: int = 0) -> Callable[[], Awaitable[None]]:
-        """Return how a kernel is awaited on the running loop."""
+    def empty(self) -> Callable[[], Awaitable[None]]:
+        """Return how an empty kernel is awaited on the running loop."""
+        return self.launched(self._empty, ())
+
+    def launched(self, kernel: Any, arguments: tuple[Any, ...]) -> Callable[[], Awaitable[None]]:
+        """Return how one thread of a ``RawKernel`` is awaited on the running loop."""
         loop, stream = asyncio.get_running_loop(), self._stream
-        kernel, arguments = (self._spin, (np.uint64(nanoseconds),)) if nanoseconds else (self._empty, ())
 
         def wake(future: asyncio.Future[None]) -> None:
             loop.call_soon_threadsafe(future.set_result, None)
@@ -66,7 +60,7 @@ class CupyWays:
 
 
 class TorchWays:
-    """PyTorch: an op in a stream of its own and an event, waited for in a thread or looked at in each turn of the loop.
+    """PyTorch: an op in a stream of its own and an event, waited for in a thread or queried in each iteration of the loop.
 
     Events are used again, and the stream is made current once: both are faster than what most programs do.
 
@@ -97,40 +91,13 @@ class TorchWays:
         self._x = torch.zeros(1, device=self._device)
         self._events: list[Any] = []
 
-    @property
-    def stream(self) -> int:
-        """The CUstream that PyTorch's ops go into."""
-        return int(self._stream.cuda_stream)
-
     def add(self) -> Callable[[], object]:
         """Return PyTorch's cheapest op: one addition in place."""
         add = self._x.add_
         return lambda: add(1.0)
 
-    def matmul(self, n: int, dtype: str) -> Callable[[], object]:
-        """Return a product of square matrices into a buffer."""
-        torch = self.torch
-        a, b, c = (torch.ones(n, n, dtype=getattr(torch, dtype), device=self._device) for _ in range(3))
-        return lambda: torch.matmul(a, b, out=c)
-
-    def copies(self, host: np.ndarray[Any, Any]) -> tuple[Callable[[], object], Callable[[], object]]:
-        """Return how an array is copied to the device and back, blocking."""
-        torch, stream = self.torch, self._stream
-        near = torch.from_numpy(host)
-        far = torch.empty_like(near, device=self._device)
-
-        def put() -> None:
-            far.copy_(near, non_blocking=True)
-            stream.synchronize()
-
-        def get() -> None:
-            near.copy_(far, non_blocking=True)
-            stream.synchronize()
-
-        return put, get
-
     def queried(self, launch: Callable[[], object]) -> Callable[[], Awaitable[None]]:
-        """Return how an op is awaited with a look at the event in each turn of the loop."""
+        """Return how an op is awaited with a query of the event in each iteration of the loop."""
 
         async def op() -> None:
             event = self._event()
@@ -153,15 +120,6 @@ class TorchWays:
             self._events.append(event)
 
         return op
-
-    def pinned(self, nbytes: int) -> np.ndarray[Any, Any]:
-        """Return pinned host memory of PyTorch's."""
-        array: np.ndarray[Any, Any] = self.torch.empty(nbytes, dtype=self.torch.uint8, pin_memory=True).numpy()
-        return array
-
-    def release(self) -> None:
-        """Give cached memory back to the device."""
-        self.torch.cuda.empty_cache()
 
     def _event(self) -> Any:
         return self._events.pop() if self._events else self.torch.cuda.Event()

@@ -6,23 +6,17 @@ Launches go through the same ``ctypes`` calls as this project's, which are the f
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from accel_cuda.backend import CudaBackend
-from accel_cuda.core.driver import Handle, LaunchConfig
+from accel_cuda.core.driver import LaunchConfig
 from accel_cuda.core.libraries import load_module
-from accel_cuda.core.pinned import PinnedBlock
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
 __all__ = ["Raw"]
-
-_THREAD_LOCAL = 1
 
 
 class Raw:
@@ -39,26 +33,22 @@ class Raw:
         Has the loaded kernels, and makes device memory.
     bindings : module
         ``cuda.bindings.driver``.
+    own_stream : CudaStream
+        Where the twins launch.
     stream : int
-        The CUstream.
+        Its CUstream, as a number.
+    handle
+        The same, as ``cuda.bindings`` takes it.
     """
 
     def __init__(self, index: int) -> None:
         self.bindings: Any = load_module("cuda.bindings.driver", "cuda-bindings")
         self.context = CudaBackend().open(index)
         self.context.enter()  # as in a program without this project, whose context is current on its thread throughout
-        self._own = self.context.create_stream()
-        self.stream = self._own.handle
-        self._handle = self.bindings.CUstream(self.stream)
+        self.own_stream = self.context.create_stream()
+        self.stream = self.own_stream.handle
+        self.handle = self.bindings.CUstream(self.stream)
         self._launch = self.context.driver.hot.launch
-        self._pinned: list[PinnedBlock] = []
-
-    def launcher(self, nanoseconds: int = 0, *, stream: int | None = None) -> Callable[[], object]:
-        """Return a call that launches the empty kernel, or one that spins, into ``stream`` (``None``: the own one) and returns at once."""
-        launch = self._launch
-        arguments = self._arguments(nanoseconds, self.stream if stream is None else stream)
-        self.context.check(launch(*arguments), "cuLaunchKernelEx")
-        return lambda: launch(*arguments)
 
     def _arguments(self, nanoseconds: int, stream: int) -> tuple[Any, ...]:
         """Return what ``cuLaunchKernelEx`` is called with; it keeps alive what its pointers point to."""
@@ -70,12 +60,12 @@ class Raw:
 
     def waiter(self) -> Callable[[], object]:
         """Return a call that blocks until the stream is through."""
-        synchronize, stream = self.bindings.cuStreamSynchronize, self._handle
+        synchronize, stream = self.bindings.cuStreamSynchronize, self.handle
         return lambda: synchronize(stream)
 
     def blocking(self, nanoseconds: int = 0, *, launches: int = 1) -> Callable[[], object]:
         """Return a call that launches so many kernels and blocks until they are through."""
-        launch, synchronize, stream = self._launch, self.bindings.cuStreamSynchronize, self._handle
+        launch, synchronize, stream = self._launch, self.bindings.cuStreamSynchronize, self.handle
         config, function, parameters, extra = self._arguments(nanoseconds, self.stream)
         # Looked at once: a twin that fails is fast.
         self.context.check(launch(config, function, parameters, extra), "cuLaunchKernelEx")
@@ -90,62 +80,6 @@ class Raw:
             synchronize(stream)
 
         return one if launches == 1 else many
-
-    def turning(self, enqueue: Callable[[], object]) -> Callable[[], Awaitable[None]]:
-        """Return what enqueues and looks in each turn of the loop whether that is through: the least that an event loop can do, all of the time."""
-        stream, event = self._own, self.context.create_event()
-
-        async def run() -> None:
-            enqueue()
-            stream.record(event)
-            while not event.query():  # noqa: ASYNC110 - this is what is measured
-                await asyncio.sleep(0)
-
-        return run
-
-    def graph(self, launches: int) -> Callable[[], object]:
-        """Return a call that launches a graph of so many empty kernels in a row, and blocks until it is through."""
-        call, launch = self.context.driver.call, self.launcher()
-        mode = self.bindings.CUstreamCaptureMode(_THREAD_LOCAL)
-        call("cuStreamBeginCapture", self._handle, mode)
-        for _ in range(launches):
-            launch()
-        graph = call("cuStreamEndCapture", self._handle)
-        executable, stream = Handle(int(call("cuGraphInstantiate", graph, 0))), Handle(self.stream)
-        replay, synchronize, handle = self.context.driver.hot.graph_launch, self.bindings.cuStreamSynchronize, self._handle
-        self.context.check(replay(executable, stream), "cuGraphLaunch")
-
-        def run() -> None:
-            replay(executable, stream)
-            synchronize(handle)
-
-        return run
-
-    def pinned(self, nbytes: int) -> np.ndarray[Any, Any]:
-        """Return page-locked host memory of this process, which stays until the end."""
-        block = PinnedBlock(self.context.driver, nbytes)
-        self._pinned.append(block)
-        return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(block.address))
-
-    def pinned_copies(self, device: int, host: np.ndarray[Any, Any]) -> tuple[Callable[[], object], Callable[[], object]]:
-        """Return how pinned memory is copied to the device and back: an asynchronous copy, and waiting for the stream."""
-        to, back, stream, wait = self.bindings.cuMemcpyHtoDAsync, self.bindings.cuMemcpyDtoHAsync, self._handle, self.waiter()
-        address, nbytes = host.ctypes.data, host.nbytes
-
-        def put() -> None:
-            to(device, address, nbytes, stream)
-            wait()
-
-        def get() -> None:
-            back(address, device, nbytes, stream)
-            wait()
-
-        return put, get
-
-    def pageable_copies(self, device: int, host: np.ndarray[Any, Any]) -> tuple[Callable[[], object], Callable[[], object]]:
-        """Return how ordinary memory is copied to the device and back: the driver's blocking copies."""
-        to, back, address, nbytes = self.bindings.cuMemcpyHtoD, self.bindings.cuMemcpyDtoH, host.ctypes.data, host.nbytes
-        return lambda: to(device, address, nbytes), lambda: back(address, device, nbytes)
 
     def enter(self) -> None:
         """Make the context current on this thread."""

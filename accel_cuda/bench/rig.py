@@ -6,7 +6,7 @@ import gc
 import platform
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from accel_cuda.backend import CudaBackend
 from accel_cuda.bench.others import CupyWays, TorchWays
@@ -16,43 +16,54 @@ from accel_cuda.core.driver import load_driver
 if TYPE_CHECKING:
     from accel.cli.bench.suite import Bench
 
-__all__ = ["CUPY", "INSTALL_CUPY", "OURS", "RAW", "TORCH_QUERY", "TORCH_THREAD", "Rig", "index_of", "machine"]
+__all__ = ["CUPY", "INSTALL_TWINS", "OURS", "RAW", "TORCH_QUERY", "TORCH_THREAD", "OwnRig", "Rig", "index_of", "machine"]
 
 OURS = "accel"
 RAW = "raw launch + synchronize"
 CUPY = "CuPy, launch_host_func"
 TORCH_QUERY = "PyTorch, event.query each turn"
 TORCH_THREAD = "PyTorch, to_thread(event.synchronize)"
-INSTALL_CUPY = "Install CuPy: pip install cupy-cuda13x."
+INSTALL_TWINS = "Install CuPy, PyTorch or both: pip install cupy-cuda13x torch."
 
 _PACKAGES = ("cuda-bindings", "cuda-core", "nvmath-python", "nvidia-cublas", "uvloop", "cupy-cuda13x", "torch")
 
 
-class Rig:
-    """Opened at first use, closed by the command at the end: the primary context is kept for the whole run, as in a service."""
+R_co = TypeVar("R_co", bound=Raw, covariant=True)
+C_co = TypeVar("C_co", bound=CupyWays, covariant=True)
+T_co = TypeVar("T_co", bound=TorchWays, covariant=True)
+W = TypeVar("W", bound=CupyWays | TorchWays)
 
-    def __init__(self) -> None:
-        self._raw: Raw | None = None
+
+class Rig(Generic[R_co, C_co, T_co]):
+    """Opened at first use, closed by the command at the end: the primary context is kept for the whole run, as in a service.
+
+    Parameters
+    ----------
+    raw, cupy, torch
+        Classes of the twins.
+    """
+
+    def __init__(self, raw: type[R_co], cupy: type[C_co], torch: type[T_co]) -> None:
+        self._raw_type, self._cupy_type, self._torch_type = raw, cupy, torch
+        self._raw: R_co | None = None
         self._others: dict[type[Any], Any] = {}
 
-    def raw(self, bench: Bench) -> Raw:
+    def raw(self, bench: Bench) -> R_co:
         """Return the raw twin; its context is current on this thread."""
         if self._raw is None:
-            self._raw = Raw(index_of(bench))
+            self._raw = self._raw_type(index_of(bench))
         self._raw.enter()
         return self._raw
 
-    def cupy(self, bench: Bench) -> CupyWays | None:
+    def cupy(self, bench: Bench) -> C_co | None:
         """Return CuPy's ways, or ``None`` where it is not installed."""
-        found: CupyWays | None = self._other(CupyWays, bench)
-        return found
+        return self._other(self._cupy_type, bench)
 
-    def torch(self, bench: Bench) -> TorchWays | None:
+    def torch(self, bench: Bench) -> T_co | None:
         """Return PyTorch's ways, or ``None`` where it is not installed."""
-        found: TorchWays | None = self._other(TorchWays, bench)
-        return found
+        return self._other(self._torch_type, bench)
 
-    def _other(self, ways: type[Any], bench: Bench) -> Any:
+    def _other(self, ways: type[W], bench: Bench) -> W | None:
         self.raw(bench)
         if ways not in self._others:
             try:
@@ -62,10 +73,11 @@ class Rig:
                 bench.report.skipped[ways.name] = f"left out beside the others: {error}"
             # Each makes a context current of its own accord.
             self.raw(bench)
-            # PyTorch alone brings a million objects: a collection that walks through them takes a tenth of a second, whoever's round it hits.
+            # PyTorch alone brings a million objects. A collection that walks through them takes a tenth of a second, in any subject's round.
             gc.collect()
             gc.freeze()
-        return self._others[ways]
+        found: W | None = self._others[ways]
+        return found
 
     def close(self) -> None:
         """Give everything back."""
@@ -74,6 +86,10 @@ class Rig:
         if self._raw is not None:
             self._raw.close()
             self._raw = None
+
+
+OwnRig: TypeAlias = Rig[Raw, CupyWays, TorchWays]
+"""What the cases of ``accel bench`` need of it."""
 
 
 def index_of(bench: Bench) -> int:

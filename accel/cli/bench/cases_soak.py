@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from accel import AccelRef, Device, System
 from accel.cli.bench.measure import Samples, live_objects, resident_bytes
-from accel.cli.bench.suite import Bench, Case
 
-__all__ = ["CASES", "soak"]
+if TYPE_CHECKING:
+    from accel.cli.bench.suite import Bench
+
+__all__ = ["soak"]
 
 _TASKS = 8
 _OPS = 10
@@ -96,6 +98,3 @@ _OWN = ("accel.", "accel_cuda.")
 _SHOWN = 6
 _NOISE = 10
 """Objects that the interpreter, the loop and numpy may keep more than before, over any number of ops: caches, not leaks."""
-
-
-CASES = (Case("soak", "growth of memory and of live objects", soak, ("P13",)),)

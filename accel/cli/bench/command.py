@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accel import InvalidArgumentError, UnsupportedError
-from accel.cli.bench import cases_actors, cases_batcher, cases_data, cases_device, cases_process, cases_recovery, cases_soak, cases_waiting
 from accel.cli.bench.budgets import BUDGETS
-from accel.cli.bench.plot import draw, need_matplotlib, recorded, title_of
+from accel.cli.bench.cases import CASES
 from accel.cli.bench.report import Report, describe_machine
 from accel.cli.bench.suite import Bench, Case, Suite, choose
 from accel.cli.console import print_table, progress, quiet_log
@@ -29,19 +28,7 @@ if TYPE_CHECKING:
 
     Loops = dict[str, Callable[[], asyncio.AbstractEventLoop] | None]
 
-__all__ = ["CASES", "add_arguments", "measure", "run", "suite_of"]
-
-CASES: tuple[Case, ...] = (
-    *cases_device.CASES,
-    *cases_actors.CASES,
-    *cases_data.CASES,
-    *cases_waiting.CASES,
-    *cases_process.CASES,
-    *cases_recovery.CASES,
-    *cases_batcher.CASES,
-    *cases_soak.CASES,
-)
-"""The cases that every backend can run, in the order in which they run."""
+__all__ = ["add_arguments", "measure", "run", "run_cases", "suite_of"]
 
 _LOOPS = ("asyncio", "uvloop")
 
@@ -56,14 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
         "--json", metavar="FILE", help="write the report as JSON; - is standard output (the tables then go to standard error)"
-    )
-    parser.add_argument(
-        "--plot",
-        metavar="FILE.png",
-        help="draw added latency and CPU against the kernel's time (needs matplotlib, and a backend with such a case)",
-    )
-    parser.add_argument(
-        "--from", dest="source", metavar="FILE.json", help="measure nothing: draw with --plot what an earlier run wrote with --json"
     )
     parser.add_argument("--backend", default="cpu", metavar="SPEC", help="device to measure, such as cuda (default: %(default)s)")
     parser.add_argument("--only", default="", metavar="NAMES", help="cases or budgets, separated by commas: P5,P12")
@@ -82,31 +61,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the chosen cases and print the report.
+    """Run the cases that the package brings; see :func:`run_cases`."""
+    return run_cases(arguments, suite_of)
+
+
+def run_cases(arguments: argparse.Namespace, find_suite: Callable[[AccelBackend], Suite]) -> int:
+    """Run the chosen cases of a backend's suite and print the report.
+
+    Parameters
+    ----------
+    arguments
+        What :func:`add_arguments` declares.
+    find_suite
+        Returns the suite of a backend. It is called without a device too.
 
     Returns
     -------
     int
-        0. 1 if a case could not be measured; with ``--check``, also if a budget is broken. 2 if a case is not known, there is no folder for the report, or
-        ``--from`` names no report with points.
+        0. 1 if a case could not be measured; with ``--check``, also if a budget is broken. 2 if a case is not known or the report has no folder.
     """
     if arguments.list:
-        return _list(suite_of(_backend(arguments.backend)))
-    for target in (arguments.json, arguments.plot):
-        if target not in (None, "-") and not Path(target).resolve().parent.is_dir():
-            return _refuse(f"there is no folder for {target}")
-    if arguments.source is not None:
-        return _draw_again(arguments)
+        return _list(find_suite(_backend(arguments.backend)))
+    target = arguments.json
+    if target not in (None, "-") and not Path(target).resolve().parent.is_dir():
+        return _refuse(f"there is no folder for {target}")
     backend, device = find_device(arguments.backend)
-    suite = suite_of(backend)
+    suite = find_suite(backend)
     try:
         cases = choose(suite.cases, arguments.only.split(","))
     except InvalidArgumentError as error:
         return _refuse(str(error))
-    if arguments.plot is not None:
-        if not any(case.has_points for case in cases):
-            return _refuse("none of these cases gives what --plot draws; see `accel bench --list`")
-        need_matplotlib()
     report = Report(describe_machine(backend=device.backend, device=device.name, quick=arguments.quick, passes=arguments.passes))
     bench = Bench(report, device.spec, arguments.quick)
     if arguments.seed is not None:
@@ -114,9 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     loops = _loops(arguments.loop, suite, report)
     report.machine |= {"loop": ", ".join(loops), "seed": bench.seed, **suite.machine()}
     _run(bench, cases, loops, suite, arguments.passes)
-    _write(report, arguments.json)
-    if arguments.plot is not None and report.points:
-        draw(report.points, arguments.plot, title_of(report.machine))
+    _write(report, target)
     if report.failures:
         return 1
     return 1 if arguments.check and not report.is_ok else 0
@@ -126,32 +108,6 @@ def _odd(text: str) -> int:
     if text.isdecimal() and int(text) % 2:
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r} is no odd number, of which one pass is the median")
-
-
-def _draw_again(arguments: argparse.Namespace) -> int:
-    """Draw the picture of an earlier run."""
-    source, target = arguments.source, arguments.plot
-    if target is None:
-        return _refuse("--from takes --plot, which says where to draw")
-    measuring = (
-        arguments.json,
-        arguments.only,
-        arguments.quick,
-        arguments.loop,
-        arguments.check,
-        arguments.passes != 1,
-        arguments.seed is not None,
-        arguments.backend != "cpu",
-    )
-    if any(measuring):
-        return _refuse("--from measures nothing: no other option than --plot goes with it")
-    try:
-        points, title = recorded(json.loads(Path(source).read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        return _refuse(f"{source} cannot be drawn: {error}")
-    need_matplotlib()
-    draw(points, target, title)
-    return 0
 
 
 def _refuse(text: str) -> int:
@@ -226,7 +182,7 @@ def _list(suite: Suite) -> int:
             name,
             budget.title,
             *(_limit(limit, budget.better, budget.unit) for limit in (budget.must, budget.goal)),
-            "" if name in answered else budget.needs or "not among this backend's cases",
+            "" if name in answered else budget.needs or "not among this suite's cases",
         )
         for name, budget in BUDGETS.items()
     ]

@@ -53,10 +53,10 @@ class Bench:
         """Return the number that the run's thoroughness asks for."""
         return quick if self.quick else full
 
-    async def compare(self, case: str, subjects: Mapping[str, Meter], *, rounds: int = 0) -> dict[str, Samples]:
-        """Measure subjects in turn and add a row for each."""
+    async def compare(self, case: str, subjects: Mapping[str, Meter], *, rounds: int = 0, warm_up: int = 1) -> dict[str, Samples]:
+        """Measure subjects in turn and add a row for each; ``warm_up`` rounds of each come before, and do not count."""
         rounds = rounds or self.scale(9, 3)
-        results = await compare(subjects, min(rounds, max(_FEWEST, -(-rounds // self.passes))))
+        results = await compare(subjects, min(rounds, max(_FEWEST, -(-rounds // self.passes))), warm_up=warm_up)
         for subject, samples in results.items():
             self.report.add(case, subject, samples)
         return results
@@ -78,8 +78,6 @@ class Case:
         The budgets that it answers.
     once
         Whether the first loop, and the first pass, is enough, in a run that measures several.
-    has_points
-        Whether it gives what ``--plot`` draws.
     limit
         Seconds after which it has failed.
     """
@@ -89,7 +87,6 @@ class Case:
     run: Callable[[Bench], Awaitable[None]]
     budgets: tuple[str, ...] = ()
     once: bool = False
-    has_points: bool = False
     limit: float = 900.0
 
 

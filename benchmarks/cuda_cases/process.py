@@ -1,26 +1,30 @@
-"""What a process host costs and saves: P9, beside the same twins as P1 and P2, and P10."""
+"""What a process host costs and saves: P9, beside the raw twin of P1 and the inline device, and P10."""
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
-from accel import System, UnsupportedError
-from accel.cli.bench.cases_recovery import recovery
+from accel import System
 from accel.cli.bench.measure import awaited, called, together
-from accel_cuda.bench.rig import CUPY, INSTALL_CUPY, OURS, RAW
+from accel_cuda.bench.rig import OURS, RAW
 from accel_cuda.families.kernels.bench import EmptyKernel
+from benchmarks.cases.recovery import recovery
 
 if TYPE_CHECKING:
+    from accel import Device
+    from accel.cli.bench.measure import Meter
     from accel.cli.bench.suite import Bench
-    from accel_cuda.bench.rig import Rig
+    from benchmarks.cuda_cases.twins import TwinRig
 
 __all__ = ["await_one", "from_tasks", "recoveries"]
 
 _MICRO = 1e6
 _TASKS = 64
+_INLINE = "accel, inline"
 
 
-async def await_one(rig: Rig, bench: Bench) -> None:
+async def await_one(rig: TwinRig, bench: Bench) -> None:
     """P9: one empty kernel at a time, in a child."""
     raw = rig.raw(bench)
     async with System("bench") as system:
@@ -41,25 +45,25 @@ async def await_one(rig: Rig, bench: Bench) -> None:
     )
 
 
-async def from_tasks(rig: Rig, bench: Bench) -> None:
-    """P9-rate: empty kernels from 64 tasks, in a child."""
-    cupy = rig.cupy(bench)
-    if cupy is None:
-        raise UnsupportedError("P9-rate has no twin", remedy=INSTALL_CUPY)
+async def from_tasks(rig: TwinRig, bench: Bench) -> None:
+    """P9-rate: empty kernels from 64 tasks, in a child and inline."""
     async with System("bench") as system:
-        device = await system.open_device(bench.spec, host="process")
-        ops = [EmptyKernel(await device.zeros(4)) for _ in range(_TASKS)]
-        turn = iter(range(1 << 62))
-        subjects = {
-            OURS: together(lambda: device.run(ops[next(turn) % _TASKS]), _TASKS, bench.scale(100, 40)),
-            CUPY: together(cupy.op(), _TASKS, bench.scale(40, 15)),
-        }
-        results = await bench.compare(f"empty kernels from {_TASKS} tasks, process host", subjects)
-    rates = {name: round(samples.rate) for name, samples in results.items()}
-    bench.report.hold("P9-rate", results[OURS].rate / results[CUPY].rate, ops_per_s=rates)
+        rates: dict[str, Meter] = {}
+        for name, host in ((OURS, "process"), (_INLINE, "inline")):
+            device = await system.open_device(bench.spec, host=host)  # type: ignore[arg-type]
+            rates[name] = _together(device, [EmptyKernel(await device.zeros(4)) for _ in range(_TASKS)], bench.scale(100, 40))
+        results = await bench.compare(f"empty kernels from {_TASKS} tasks, process host", rates)
+    bench.report.hold(
+        "P9-rate", results[OURS].rate / results[_INLINE].rate, ops_per_s={name: round(samples.rate) for name, samples in results.items()}
+    )
 
 
-async def recoveries(rig: Rig, bench: Bench) -> None:
+def _together(device: Device, ops: list[EmptyKernel], count: int) -> Meter:
+    turn = itertools.cycle(ops)
+    return together(lambda: device.run(next(turn)), len(ops), count)
+
+
+async def recoveries(rig: TwinRig, bench: Bench) -> None:
     """P10: from the driver's error to the first good gemm, with and without a spare child. The faults are kernels that write to an illegal address."""
     cold = await recovery(bench, "none", bench.scale(5, 3))
     imports = await recovery(bench, "imports", bench.scale(5, 3))

@@ -1,4 +1,4 @@
-"""Actors alone: ask, tell, spawn."""
+"""Actors alone: tell and spawn."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from accel import Actor, ActorContext, System
+from accel.cli.bench.cases import Echo
 from accel.cli.bench.measure import awaited
 from accel.cli.bench.suite import Bench, Case
 
@@ -14,14 +15,6 @@ if TYPE_CHECKING:
     from accel.cli.bench.measure import Samples
 
 __all__ = ["CASES"]
-
-
-class Echo(Actor[int, int]):
-    """Answers with the message."""
-
-    async def receive(self, message: int, context: ActorContext) -> int:
-        """Answer."""
-        return message
 
 
 class Counter(Actor[int, None]):
@@ -34,22 +27,6 @@ class Counter(Actor[int, None]):
         """Note the last one, which is 0."""
         if not message:
             self._finished.set()
-
-
-async def _bare_future() -> None:
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[None] = loop.create_future()
-    loop.call_soon(future.set_result, None)
-    await future
-
-
-async def _ask(bench: Bench) -> None:
-    count = bench.scale(2000, 500)
-    async with System("bench") as system:
-        echo = await system.spawn(Echo)
-        subjects = {"accel": awaited(lambda: echo.ask(1), count), "bare future": awaited(_bare_future, count)}
-        results = await bench.compare("ask round trip", subjects)
-    bench.report.hold("P12", results["accel"].median / results["bare future"].median)
 
 
 async def _tell(bench: Bench) -> None:
@@ -102,7 +79,6 @@ async def _spawn(bench: Bench) -> None:
 
 
 CASES = (
-    Case("ask", "actor ask round trip against a bare future", _ask, ("P12",)),
     Case("tell", "mailbox hop by tell", _tell),
     Case("spawn", "spawn and stop an actor", _spawn),
 )

@@ -1,28 +1,32 @@
-"""The picture of ``--plot``: what each way of waiting adds to a kernel, against how long the kernel takes, and the processor time of the wait."""
+"""Draws what each way of waiting adds to a kernel, and its CPU, by the kernel's length: ``python benchmarks/plot.py numbers.json latency.png``.
+
+The numbers are those of ``python benchmarks/run.py --backend cuda --only lengths --json numbers.json``. It needs matplotlib, and no GPU.
+"""
 
 from __future__ import annotations
 
+import argparse
 import importlib
+import json
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from accel.cli.bench.report import Point
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["curves", "draw", "need_matplotlib", "recorded", "title_of"]
+__all__ = ["curves", "draw", "main", "recorded"]
 
 _OWN = "accel"
 _LENGTHS = (0, 10, 100, 1000, 10000)
 _NAMES = ("empty", "10 us", "100 us", "1 ms", "10 ms")
 
 
-def need_matplotlib() -> None:
-    """Raise :class:`ImportError` if nothing can be drawn: before an hour is spent on what is to be drawn."""
-    importlib.import_module("matplotlib.figure")
-
-
-def title_of(machine: Mapping[str, Any]) -> str:
+def _title_of(machine: Mapping[str, Any]) -> str:
     """Return what stands above a picture: the device, the loop that the points are of, and the day."""
     loop, day = str(machine["loop"]).partition(",")[0], str(machine["date"]).partition("T")[0]
     return f"accel on {machine['device']}, {loop}, {day}"
@@ -38,7 +42,7 @@ def recorded(document: Any) -> tuple[list[Point], str]:
     """
     try:
         points = [Point(**each) for each in document.get("points", ())]
-        title = title_of(document["machine"])
+        title = _title_of(document["machine"])
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"it is no report of accel bench: {error!r}") from error
     if not points:
@@ -83,3 +87,25 @@ def _label(panel: Any, what: str) -> None:
     panel.set_xticks(_LENGTHS, _NAMES)
     panel.set_ylabel(what)
     panel.grid(visible=True, which="major", alpha=0.3)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draw the picture; return 2 if there is nothing to draw from or with."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("numbers", type=Path, metavar="NUMBERS.json", help="what a run with the case `lengths` wrote")
+    parser.add_argument("picture", type=Path, metavar="PICTURE.png")
+    options = parser.parse_args(arguments)
+    try:
+        points, title = recorded(json.loads(options.numbers.read_text(encoding="utf-8")))
+        draw(points, str(options.picture), title)
+    except ModuleNotFoundError as error:
+        print(f"plot.py: {error.name} is not installed. Run: pip install '.[bench]'", file=sys.stderr)
+        return 2
+    except (OSError, ValueError) as error:
+        print(f"plot.py: {options.numbers} cannot be drawn into {options.picture}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

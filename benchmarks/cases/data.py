@@ -11,6 +11,7 @@ from accel.cli.bench.suite import Bench, Case
 __all__ = ["CASES"]
 
 _SIZES = {"4 KiB": 1 << 12, "64 KiB": 1 << 16, "1 MiB": 1 << 20, "16 MiB": 1 << 24, "64 MiB": 1 << 26}
+_SIDES = (32, 64, 128, 256, 512, 1024)
 # What a slow core does, to choose how often to repeat: bytes copied and multiply-adds, each per second.
 _COPY, _MULTIPLY = 3e9, 1e10
 
@@ -39,7 +40,7 @@ async def _copies(bench: Bench) -> None:
 async def _products(bench: Bench) -> None:
     async with System("bench") as system:
         device = await system.open_device(bench.spec)
-        for n in (32, 64, 128, 256, 512, 1024):
+        for n in _SIDES:
             a, b = bench.rng.standard_normal((2, n, n), dtype=np.float32)
             c = np.empty_like(a)
             x, y, z = await device.put(a), await device.put(b), await device.empty((n, n))

@@ -9,9 +9,8 @@ import numpy as np
 
 from accel import DType, System
 from accel.cli.bench.measure import awaited, called, together
-from accel.completion import PolledCompletion
-from accel_cuda.bench.raw_blas import RawBlas
-from accel_cuda.bench.rig import OURS, TORCH_QUERY, Rig
+from accel_cuda.bench.rig import OURS, TORCH_QUERY
+from benchmarks.cuda_cases.raw_blas import RawBlas
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from accel import AccelRef, Device
     from accel.cli.bench.measure import Meter
     from accel.cli.bench.suite import Bench
+    from benchmarks.cuda_cases.twins import TwinRig
 
 __all__ = ["products", "products_of_all_sizes"]
 
@@ -28,9 +28,6 @@ _SIDES = (32, 64, 128, 256, 512, 1024, 2048, 8192)
 _IN_FLIGHT = 8
 _RAW = "raw cuBLAS + synchronize"
 _TURNING = "raw cuBLAS, event.query each turn"
-_AWAKE = "accel, never asleep"
-# With all of a core, as the raw twins have it.
-_NEVER_ASLEEP = PolledCompletion(interval=0)
 # What these machines compute each second, to choose how often to repeat.
 _FLOPS = {"float32": 4e13, "float16": 5e14, "bfloat16": 5e14}
 
@@ -47,7 +44,7 @@ class _Products:
         self._free: list[AccelRef] = []
         self._slab: Any = None
 
-    async def load(self, values: np.ndarray[Any, Any], rig: Rig, bench: Bench) -> None:
+    async def load(self, values: np.ndarray[Any, Any], rig: TwinRig, bench: Bench) -> None:
         """Put operands and results on the device, twice; check one product against a smaller one of numpy's."""
         device, n = self.device, self.n
         a, b = (np.ascontiguousarray(each[: n * n].reshape(n, n).astype(self.dtype.numpy)) for each in (values, values[::-1]))
@@ -90,22 +87,21 @@ class _Products:
             self._slab.close()
 
 
-async def products(rig: Rig, bench: Bench) -> None:
+async def products(rig: TwinRig, bench: Bench) -> None:
     """P8: gemm 4096 with 8 in flight, and one at a time. The budgets are held by the worst dtype."""
     values = bench.rng.standard_normal(_SIDE * _SIDE, dtype=np.float32)
     many: dict[str, dict[str, float]] = {}
     single: dict[str, dict[str, float]] = {}
     blas = RawBlas(rig.raw(bench))
     try:
-        async with System("bench") as system, System("awake") as other:
+        async with System("bench") as system:
             device = await system.open_device(bench.spec)
-            awake = await other.open_device(bench.spec, completion=_NEVER_ASLEEP)
             for name in _DTYPES:
                 each = _Products(device, blas, _SIDE, name)
                 try:
                     await each.load(values, rig, bench)
                     many[name] = await _judge_many(each, bench)
-                    single[name] = await _judge_one(each, _Products(awake, blas, _SIDE, name), values, rig, bench)
+                    single[name] = await _judge_one(each, rig, bench)
                 finally:
                     each.close()
     finally:
@@ -126,25 +122,20 @@ async def _judge_many(each: _Products, bench: Bench) -> dict[str, float]:
     return {"ratio": round(ours / raw, 4), "TFLOP_per_s": round(ours * tera, 1), "raw_TFLOP_per_s": round(raw * tera, 1)}
 
 
-async def _judge_one(each: _Products, awake: _Products, values: np.ndarray[Any, Any], rig: Rig, bench: Bench) -> dict[str, float]:
+async def _judge_one(each: _Products, rig: TwinRig, bench: Bench) -> dict[str, float]:
     """Measure products that are awaited one by one, and return the microseconds by which they take longer than the library alone."""
-    try:
-        await awake.load(values, rig, bench)
-        # In short turns: by how hard it had to work of late, the GPU takes up to a tenth more or less for one.
-        count = bench.scale(20, 4)
-        subjects: dict[str, Meter] = {
-            OURS: awaited(each.one, count),
-            _RAW: called(each.raw(), count),
-            _AWAKE: awaited(awake.one, count),
-            _TURNING: awaited(rig.raw(bench).turning(each.raw_call()), count),
-        }
-        alone = await bench.compare(f"gemm {_SIDE} {each.dtype.value}, one", subjects, rounds=bench.scale(15, 4))
-        return {subject: round((alone[subject].median - alone[_RAW].median) * 1e6, 3) for subject in (OURS, _AWAKE, _TURNING)}
-    finally:
-        awake.close()
+    # In short turns: depending on its recent load, the GPU takes up to a tenth more or less for one.
+    count = bench.scale(20, 4)
+    subjects: dict[str, Meter] = {
+        OURS: awaited(each.one, count),
+        _RAW: called(each.raw(), count),
+        _TURNING: awaited(rig.raw(bench).turning(each.raw_call()), count),
+    }
+    alone = await bench.compare(f"gemm {_SIDE} {each.dtype.value}, one", subjects, rounds=bench.scale(15, 4))
+    return {subject: round((alone[subject].median - alone[_RAW].median) * 1e6, 3) for subject in (OURS, _TURNING)}
 
 
-async def products_of_all_sizes(rig: Rig, bench: Bench) -> None:
+async def products_of_all_sizes(rig: TwinRig, bench: Bench) -> None:
     """Measure the sizes that P8 leaves out, one product at a time."""
     sides = _SIDES[:-1] if bench.quick else _SIDES
     values = bench.rng.standard_normal(sides[-1] ** 2, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""What each way of waiting adds to kernels from 0 to 10 ms, and the processor time of it: the points of ``--plot``."""
+"""What each way of waiting adds to kernels from 0 to 10 ms, and the processor time of it: the points that ``benchmarks/plot.py`` draws."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from accel import System
 from accel.cli.bench.measure import compare
 from accel.cli.bench.report import Point
-from accel_cuda.bench.rig import CUPY, OURS, RAW, TORCH_QUERY, TORCH_THREAD, Rig
-from accel_cuda.bench.waits import Wait, as_awaitable
+from accel_cuda.bench.rig import CUPY, OURS, RAW, TORCH_QUERY, TORCH_THREAD
 from accel_cuda.families.kernels.bench import EmptyKernel, SpinKernel
+from benchmarks.cuda_cases.waits import Wait, as_awaitable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from accel import AccelRef, Device
     from accel.cli.bench.suite import Bench
     from accel.completion import CompletionName
+    from benchmarks.cuda_cases.twins import TwinRig
 
     Line = Callable[[int], Callable[[], Awaitable[Any]]]
 
@@ -37,7 +38,7 @@ def _ours(device: Device, out: AccelRef) -> Line:
     return line
 
 
-async def _lines(rig: Rig, bench: Bench, system: System) -> dict[str, Line]:
+async def _lines(rig: TwinRig, bench: Bench, system: System) -> dict[str, Line]:
     """Return name -> what makes an op of a length."""
     raw, cupy, torch = rig.raw(bench), rig.cupy(bench), rig.torch(bench)
     lines: dict[str, Line] = {}
@@ -55,7 +56,7 @@ async def _lines(rig: Rig, bench: Bench, system: System) -> dict[str, Line]:
     return lines
 
 
-async def kernel_lengths(rig: Rig, bench: Bench) -> None:
+async def kernel_lengths(rig: TwinRig, bench: Bench) -> None:
     """Measure every line at every length, the lines in turn."""
     rounds, budget = bench.scale(4, 2), bench.scale(400, 60) / 1e3
     async with System("bench") as system:

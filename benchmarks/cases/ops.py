@@ -1,4 +1,4 @@
-"""The way of an op: one awaited, many at once, batched; and a device that has nothing to do."""
+"""Tiny ops: many at once, and in a batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel import System
-from accel.cli.bench.measure import CpuMeter, awaited, called, together
+from accel.cli.bench.measure import awaited, called, together
 from accel.cli.bench.suite import Bench, Case
 
 if TYPE_CHECKING:
@@ -22,42 +22,6 @@ _TINY = (8, 8)
 def _tiny(bench: Bench) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     a, b = bench.rng.standard_normal((2, *_TINY), dtype=np.float32)
     return a, b
-
-
-async def _idle(bench: Bench) -> None:
-    seconds = bench.scale(20, 10) / 10
-    with CpuMeter() as alone:
-        await asyncio.sleep(seconds)
-    async with System("bench") as system:
-        device = await system.open_device(bench.spec)
-        ref = await device.put(_tiny(bench)[0])
-        for _ in range(100):
-            await device.blas.gemm(ref, ref)
-        # What was awaited leaves threads that are about to go to sleep, numpy's own among them.
-        await asyncio.sleep(0.3)
-        with CpuMeter() as idle:
-            await asyncio.sleep(seconds)
-    bench.report.hold("P5", idle.percent, seconds=seconds, without_system=round(alone.percent, 4))
-
-
-async def _await_gemm(bench: Bench) -> None:
-    a, b = _tiny(bench)
-    c = np.empty(_TINY, np.float32)
-    count = bench.scale(1000, 300)
-    async with System("bench") as system:
-        device = await system.open_device(bench.spec)
-        x, y = await device.put(a), await device.put(b)
-        z = await device.empty(_TINY)
-        gemm = device.blas.gemm
-        subjects = {
-            "accel": awaited(lambda: gemm(x, y), count),
-            "numpy": called(lambda: np.matmul(a, b, out=c), count),
-            "accel, out=": awaited(lambda: gemm(x, y, out=z), count),
-            "accel, timeout=": awaited(lambda: gemm(x, y, timeout=60.0), count),
-        }
-        results = await bench.compare("await gemm 8x8 float32", subjects)
-    added = {subject: (samples.median - results["numpy"].median) * 1e6 for subject, samples in results.items()}
-    bench.report.hold("P11", added["accel"], with_out=round(added["accel, out="], 3), with_timeout=round(added["accel, timeout="], 3))
 
 
 async def _batch(bench: Bench) -> None:
@@ -113,8 +77,6 @@ async def _tasks(bench: Bench) -> None:
 
 
 CASES = (
-    Case("idle", "CPU of an open system with nothing in flight", _idle, ("P5",)),
-    Case("gemm8", "await an 8x8 gemm", _await_gemm, ("P11",)),
     Case("batch", "a batch of 64 tiny ops against 64 awaits", _batch),
     Case("tasks", "tiny ops from 64 tasks", _tasks),
 )
