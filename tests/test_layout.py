@@ -9,6 +9,7 @@ import sys
 import tomllib
 from dataclasses import dataclass
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,7 @@ UNSORTED = {
 }
 CPU_MAY_IMPORT = {*VOCABULARY, "memory", "cpu"}
 OUTSIDE_VOCABULARY = {"asyncio", "anyio"}
+CUDA_LAYERS = {"errors": 0, "core": 1, "families": 2, "device": 3, "backend": 4, "": 5}
 CUDA = {"accel_cuda", "cuda", "cupy", "nvmath", "torch"}
 # Without rich: structlog loads it by itself where it is installed.
 NOT_WITH_ACCEL = CUDA | {"aiohttp", "fastapi", "pytest", "scipy", "starlette", "uvicorn"}
@@ -324,6 +326,22 @@ def test_accel_cuda_imports_only_public_names_of_accel() -> None:
             if not public:
                 wrong.append(f"{module.at(found.line)}: {found.module} has no public {found.name or 'module'}")
     assert wrong == []
+
+
+def test_imports_of_accel_cuda_go_down_only_and_in_no_circle_not_even_for_typing() -> None:
+    known = {name: module for name, module in modules("accel_cuda").items() if module.room in CUDA_LAYERS}
+    edges = {
+        (name, destination): module.at(found.line)
+        for name, module in known.items()
+        for found in imports_of(module)
+        if (destination := target(found, known)) in known and destination != name
+    }
+    upward = [place for (source, destination), place in edges.items() if CUDA_LAYERS[room(source)] < CUDA_LAYERS[room(destination)]]
+    assert upward == []
+    below: dict[str, set[str]] = {name: set() for name in known}
+    for source, destination in edges:
+        below[source].add(destination)
+    TopologicalSorter(below).prepare()  # raises CycleError, with the circle
 
 
 def test_importing_accel_loads_no_extra_and_nothing_of_cuda() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accel import DType, Transpose
 from accel_cuda.core.libraries import load_library, load_module
@@ -20,21 +20,34 @@ if TYPE_CHECKING:
 
 __all__ = ["BLAS_KERNELS", "Blas"]
 
-_DISALLOW_REDUCED_PRECISION_REDUCTION = 16
-_DEFAULT_ALGORITHM = -1
-_OPERATION = {Transpose.NONE: 0, Transpose.TRANSPOSE: 1, Transpose.CONJUGATE: 2}
-_REAL_OPERATION = {Transpose.NONE: 0, Transpose.TRANSPOSE: 1, Transpose.CONJUGATE: 1}
-_F32, _F64, _TF32 = 68, 70, 77
-# Element type of the arrays, type that is computed in, operations. Plain 32-bit computing: without TF32.
-_TYPES: dict[DType, tuple[int, int, dict[Transpose, int]]] = {
-    DType.FLOAT16: (2, _F32, _REAL_OPERATION),
-    DType.BFLOAT16: (14, _F32, _REAL_OPERATION),
-    DType.FLOAT32: (0, _F32, _REAL_OPERATION),
-    DType.FLOAT64: (1, _F64, _REAL_OPERATION),
-    DType.COMPLEX64: (4, _F32, _OPERATION),
-    DType.COMPLEX128: (5, _F64, _OPERATION),
-}
 _FACTOR = 16
+_DOUBLES = frozenset({DType.FLOAT64, DType.COMPLEX128})
+
+
+class _Types(NamedTuple):
+    """How cuBLAS names elements of one dtype: the element type, the types that are computed in without and with TF32, and the operations."""
+
+    element: int
+    compute: int
+    tf32: int
+    operation: Mapping[Transpose, int]
+
+
+def _types(cublas: Any) -> dict[DType, _Types]:
+    """Return the dtypes that products are offered for. Sums of 16-bit floats are in 32 bits."""
+    data, compute, operation = load_module("nvmath", "nvmath-python").CudaDataType, cublas.ComputeType, cublas.Operation
+    real = {Transpose.NONE: int(operation.N), Transpose.TRANSPOSE: int(operation.T), Transpose.CONJUGATE: int(operation.T)}
+    whole = real | {Transpose.CONJUGATE: int(operation.C)}
+    single = int(compute.COMPUTE_32F), int(compute.COMPUTE_32F_FAST_TF32)
+    double = int(compute.COMPUTE_64F), int(compute.COMPUTE_64F)
+    return {
+        DType.FLOAT16: _Types(int(data.CUDA_R_16F), *single, real),
+        DType.BFLOAT16: _Types(int(data.CUDA_R_16BF), *single, real),
+        DType.FLOAT32: _Types(int(data.CUDA_R_32F), *single, real),
+        DType.FLOAT64: _Types(int(data.CUDA_R_64F), *double, real),
+        DType.COMPLEX64: _Types(int(data.CUDA_C_32F), *single, whole),
+        DType.COMPLEX128: _Types(int(data.CUDA_C_64F), *double, whole),
+    }
 
 
 class Blas:
@@ -51,6 +64,8 @@ class Blas:
     def __init__(self, stream: CudaStream, workspace: int, nbytes: int) -> None:
         load_library("cublas", "nvidia-cublas")
         self._cublas = load_module("nvmath.bindings.cublas", "nvmath-python")
+        self._types = _types(self._cublas)
+        self._algorithm = int(self._cublas.GemmAlgo.DFALT)
         self._stream = stream
         self._error: Any = self._cublas.cuBLASError
         # As ctypes has them, numbers beyond a float's range become infinite.
@@ -68,8 +83,8 @@ class Blas:
             # Setting the stream resets the workspace, so ours comes after it.
             self._cublas.set_stream(self.handle, stream.handle)
             self._cublas.set_workspace(self.handle, workspace, nbytes)
-            self._cublas.set_math_mode(self.handle, _DISALLOW_REDUCED_PRECISION_REDUCTION)
-            self._cublas.set_pointer_mode(self.handle, 0)
+            self._cublas.set_math_mode(self.handle, int(self._cublas.Math.DISALLOW_REDUCED_PRECISION_REDUCTION))
+            self._cublas.set_pointer_mode(self.handle, int(self._cublas.PointerMode.HOST))
         except self._error as error:
             raise self._failure(error, "set_stream") from error
 
@@ -78,14 +93,14 @@ class Blas:
         ldc: int, dtype: DType, allow_tf32: bool = False,
     ) -> None:  # fmt: skip
         """Enqueue one product; the arguments are checked."""
-        element, compute, operation = _TYPES[dtype]
+        element, compute, tf32, operation = self._types[dtype]
         if self._written != (dtype, alpha, beta):
             self._write(dtype, alpha, beta)
         try:
             with self._stream.context.section:
                 self._cublas.gemm_ex_64(
                     self.handle, operation[ta], operation[tb], m, n, k, self._alpha, a, element, lda, b, element, ldb, self._beta, c, element, ldc,
-                    _TF32 if allow_tf32 else compute, _DEFAULT_ALGORITHM,
+                    tf32 if allow_tf32 else compute, self._algorithm,
                 )  # fmt: skip
         except self._error as error:
             raise self._failure(error, "gemm") from error
@@ -95,14 +110,14 @@ class Blas:
         stride_b: int, beta: complex, c: int, ldc: int, stride_c: int, count: int, dtype: DType, allow_tf32: bool = False,
     ) -> None:  # fmt: skip
         """Enqueue ``count`` products in one call; the arguments are checked."""
-        element, compute, operation = _TYPES[dtype]
+        element, compute, tf32, operation = self._types[dtype]
         if self._written != (dtype, alpha, beta):
             self._write(dtype, alpha, beta)
         try:
             with self._stream.context.section:
                 self._cublas.gemm_strided_batched_ex_64(
                     self.handle, operation[ta], operation[tb], m, n, k, self._alpha, a, element, lda, stride_a, b, element, ldb, stride_b,
-                    self._beta, c, element, ldc, stride_c, count, _TF32 if allow_tf32 else compute, _DEFAULT_ALGORITHM,
+                    self._beta, c, element, ldc, stride_c, count, tf32 if allow_tf32 else compute, self._algorithm,
                 )  # fmt: skip
         except self._error as error:
             raise self._failure(error, "batched_gemm") from error
@@ -117,7 +132,7 @@ class Blas:
 
     def _write(self, dtype: DType, alpha: complex, beta: complex) -> None:
         """Write the scaling factors where the library reads them, during the call."""
-        values = self._floats if _TYPES[dtype][1] == _F32 else self._doubles
+        values = self._doubles if dtype in _DOUBLES else self._floats
         half = len(values) // 2
         values[0], values[1], values[half], values[half + 1] = alpha.real, alpha.imag, beta.real, beta.imag
         self._written = dtype, alpha, beta

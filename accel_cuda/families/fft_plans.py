@@ -27,14 +27,14 @@ KEPT = 64
 _LEAVING = 8
 _SPARE, _SIZES = 16, 1 << 16
 _FORWARD, _INVERSE = -1, 1
-# Transform, double precision -> cufftType.
+# Transform, double precision -> name in cufftType.
 _TYPES = {
-    ("real", False): 0x2A,
-    ("back", False): 0x2C,
-    ("whole", False): 0x29,
-    ("real", True): 0x6A,
-    ("back", True): 0x6C,
-    ("whole", True): 0x69,
+    ("real", False): "R2C",
+    ("back", False): "C2R",
+    ("whole", False): "C2C",
+    ("real", True): "D2Z",
+    ("back", True): "Z2D",
+    ("whole", True): "Z2Z",
 }
 
 
@@ -105,7 +105,7 @@ class PlanMaker:
                 call = "make_plan"
                 cufft.set_auto_allocation(handle, 0)
                 sides = [(layout.embed(is_real=each), layout.stride, layout.dist(is_real=each)) for each in self._sides(layout)]
-                lengths, kind = layout.lengths, _TYPES[layout.transform, layout.is_double]
+                lengths, kind = layout.lengths, int(cufft.Type[_TYPES[layout.transform, layout.is_double]])
                 work = int(cufft.make_plan_many64(handle, len(lengths), lengths, *sides[0], *sides[1], kind, layout.batch))
         except self.error as error:
             if handle:
@@ -123,8 +123,7 @@ class PlanMaker:
         return layout.transform == "real", layout.transform == "back"
 
     def _function(self, layout: Layout) -> Callable[..., None]:
-        names = {"real": ("exec_r2c", "exec_d2z"), "back": ("exec_c2r", "exec_z2d"), "whole": ("exec_c2c", "exec_z2z")}
-        function: Callable[..., None] = getattr(self.cufft, names[layout.transform][layout.is_double])
+        function: Callable[..., None] = getattr(self.cufft, f"exec_{_TYPES[layout.transform, layout.is_double].lower()}")
         return function
 
     def _destroy(self, made: list[tuple[int, int]]) -> None:
