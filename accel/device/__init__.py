@@ -9,10 +9,10 @@ from accel.device.graph import Graph
 from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo, PinnedInfo
 from accel.device.libraries import Blas, Dnn, Elementwise, Reduce
 from accel.device.libraries_signal import Fft, Rng
-from accel.device.options import FaultSource
 from accel.device.system import System
 from accel.engine.kernel_library import KernelLibrary, Operand, kernel
 from accel.engine.lifecycle import DeviceState
+from accel.engine.options import FaultSource
 from accel.engine.streams import StreamStrategy
 
 __all__ = [

@@ -7,21 +7,22 @@ import inspect
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
+from accel._log import get_logger
 from accel.device.batch import Batch
 from accel.device.compiler import Compiler
 from accel.device.graph import Graph
 from accel.device.hints import DEVICE_HINTS
 from accel.device.info import DeviceHealth, DeviceInfo, snapshot
 from accel.device.libraries import Blas, Dnn, Elementwise, Libraries, Reduce
+from accel.device.memory_exchange import MemoryExchange
 from accel.device.memory_face import MemoryFace
 from accel.device.quarantine import opened
+from accel.device.residents import Residents
 from accel.engine.kernel_library import KernelLibrary, kernels_of
 from accel.engine.kernels import LIBRARIES
 from accel.engine.lifecycle import DeviceState
 from accel.errors import InvalidArgumentError
 from accel.hints import NoModel, NotEntered, hinted
-from accel.sharing.memory_exchange import MemoryExchange
-from accel.storage.residents import Residents
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from accel.ref import AccelRef
 
 __all__ = ["Device"]
+
+logger = get_logger()
 
 T = TypeVar("T")
 
@@ -52,14 +55,15 @@ class Device(MemoryFace, NoModel, NotEntered):
 
     _not_data: ClassVar[str] = "In a FastAPI handler write `device: DeviceDependency`, from accel.integrations.fastapi."
 
-    def __init__(self, core: DeviceCore, sender: Sender, host: Host, actor: Any) -> None:
+    def __init__(self, core: DeviceCore, sender: Sender, host: Host, actor: Any, open_quarantine: Callable[[], Awaitable[Device]]) -> None:
         self._core = core
         self._sender = sender
         self._host = host
         self._actor = actor
+        self._open_quarantine = open_quarantine
         self._libraries: Libraries[Coroutine[Any, Any, AccelRef]] = Libraries(sender.submit)
         self._compiler = Compiler(core, sender, host)
-        self._residents = Residents(core)
+        self._residents = Residents(core, self)
         self._closed: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
@@ -246,7 +250,7 @@ class Device(MemoryFace, NoModel, NotEntered):
             From ops, once a context has failed to come up three times in a row.
         """
         self._core.check_home()
-        return opened(self._core)
+        return opened(self._open_quarantine)
 
     # -- state
 
@@ -284,7 +288,7 @@ class Device(MemoryFace, NoModel, NotEntered):
             In a process forked from this one.
         """
         core, context = self._core, self._host.context
-        core.check_process()
+        core.refs.check_process()
         if core.is_home:
             (core.durable if context is None else context).apply_frees()
         return snapshot(core, self._host, self._actor.mailbox.statistics())
@@ -300,9 +304,9 @@ class Device(MemoryFace, NoModel, NotEntered):
         ClosedError
             In a process forked from this one.
         """
-        self._core.check_process()
+        self._core.refs.check_process()
         lifecycle, context = self._core.lifecycle, self._host.context
-        ready = lifecycle.state is DeviceState.READY and not self._core.is_closing
+        ready = lifecycle.state is DeviceState.READY and not self._core.refs.is_closing
         stall = context.stall() if ready and context is not None else ""
         reason = stall if ready else f"{lifecycle.state.value}: {lifecycle.cause}" if lifecycle.cause else lifecycle.state.value
         return DeviceHealth(not lifecycle.is_final, ready and not stall, lifecycle.state, lifecycle.generation, reason, bool(stall))
@@ -327,7 +331,7 @@ class Device(MemoryFace, NoModel, NotEntered):
         -----
         All who call it meanwhile wait for the same attempt. Cancelling one ends the wait, not the attempt; ops that are sent meanwhile wait for its end.
         """
-        error = await asyncio.shield(self._core.reopen())
+        error = await asyncio.shield(self._host.reopen())
         if error is not None:
             raise error.clone()
 
@@ -347,7 +351,7 @@ class Device(MemoryFace, NoModel, NotEntered):
         Cancelling ends the patience, not the close. In a forked child this does nothing: the device is the parent's.
         """
         core = self._core
-        if core.is_inherited:
+        if core.home.is_inherited:
             return
         core.check_home()
         self._sender.check_timeout(timeout)
@@ -355,22 +359,37 @@ class Device(MemoryFace, NoModel, NotEntered):
             await asyncio.shield(self._closed)
             return
         self._closed = core.loop.create_future()
-        core.is_closing = True
+        core.refs.is_closing = True
         try:
             async with asyncio.timeout(core.system.close_timeout if timeout is None else timeout):
                 await self._residents.aclose()
-                await core.drained(lambda: self._host.context)
+                await self._drained()
         except TimeoutError:
-            core.log_left_behind(self.info())
+            self._log_left_behind()
         finally:
             core.closed()
             try:
                 await self._actor.stop(drain=False)
             finally:
                 self._closed.set_result(None)
-                if not core.is_inherited:
+                if not core.home.is_inherited:
                     await core.pinned.aclose()
                 await core.disposal.aclose()
+
+    async def _drained(self) -> None:
+        """Wait, while closing, until no caller waits and nothing is on the device. Of a context that has faulted nothing retires any more."""
+        core, host = self._core, self._host
+        while not core.lifecycle.is_final:
+            context = host.context
+            if not core.workload.pending and (context is None or context.fault is not None or not context.in_flight):
+                return
+            await core.workload.change()
+
+    def _log_left_behind(self) -> None:
+        info = self.info()
+        logger.warning(
+            "device_closed_with_work_left", device=info.name, queued=info.queued, in_flight=info.in_flight, generation=info.generation
+        )
 
 
 # Python's own errors and warnings name a method as it is called: `Device.put`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from accel.actors.checks import check_seconds
-from accel.device.options import BUSY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
+from accel.engine.options import BUSY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
 from accel.errors import InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from accel.engine.lifecycle import DeviceState
+from accel.storage.pinned import PinnedInfo
 
 if TYPE_CHECKING:
     from accel.actors.mailbox import MailboxStatistics
@@ -38,30 +39,6 @@ class MemoryInfo:
     reserved: int
     limit: int | None
     workspace: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PinnedInfo:
-    """Host memory under ``pinned_limit``, in bytes.
-
-    It holds the arrays of :meth:`accel.Device.pinned` and, on a process host, the arrays that ``put`` and ``get`` move.
-
-    Parameters
-    ----------
-    used
-        Bytes of live arrays and of transfers in flight.
-    reserved
-        Page-locked bytes.
-    limit
-        The ``pinned_limit``.
-    waiting
-        Number of calls that wait for room.
-    """
-
-    used: int
-    reserved: int
-    limit: int
-    waiting: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +127,9 @@ def snapshot(core: DeviceCore, host: Host, queue: MailboxStatistics) -> DeviceIn
         state=core.lifecycle.state,
         generation=core.lifecycle.generation,
         restarts=core.restarts,
-        queued=queue.depth + queue.waiting_putters + core.in_hand,
+        queued=queue.depth + queue.waiting_putters + core.workload.in_hand,
         in_flight=0 if context is None or context.fault is not None else context.in_flight,
         memory=MemoryInfo(used, core.durable.used, reserved, core.options.memory_limit, workspace),
         pinned=core.pinned.info(),
-        standby=core.children.standby,
+        standby=host.children.standby,
     )

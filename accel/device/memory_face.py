@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel import ops
+from accel.device.memory_exchange import MemoryExchange
 from accel.dtype import DType, DTypeLike, native
 from accel.engine.run import OpSubmission
 from accel.errors import DeadlineExceededError, InvalidArgumentError
 from accel.ops.base import as_shape, operand
 from accel.ref import AccelRef, AccelToken, RefView
-from accel.sharing.memory_exchange import MemoryExchange
 
 if TYPE_CHECKING:
     from accel.ops import KernelOp
@@ -212,14 +212,14 @@ class MemoryFace(MemoryExchange):
             error = ref.stale_error()
             error.remedy = "Free a ref once: this one's memory was given back before."
             raise error
-        core.check_ref(ref, None, _NO_READS)
+        core.refs.check(ref, None, _NO_READS)
         if isinstance(ref, RefView):
             raise InvalidArgumentError(
                 f"{ref!r} owns no memory", remedy="Free ref.base, the ref of the whole buffer; or just drop the view.", device=core.name
             )
-        core.sharing.check_free(ref)
+        core.refs.sharing.check_free(ref)
         ref.is_freed = True
-        submission = OpSubmission(ops.Free(ref), ops.Plan((), (), ()), core.loop.create_future(), core.live_generation)
+        submission = OpSubmission(ops.Free(ref), ops.Plan((), (), ()), core.loop.create_future(), core.refs.live_generation)
         try:
             await self._sender.run(None, None, submission)
         except BaseException:
@@ -241,4 +241,4 @@ class MemoryFace(MemoryExchange):
             If the buffer is gone.
         """
         self._core.guard()
-        return self._core.resolve(token)
+        return self._core.refs.resolve(token)

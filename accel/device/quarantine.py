@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from accel.actors import Directive, RestartStrategy
 from accel.errors import AccelError, FaultScope
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from accel.device.device import Device
-    from accel.device.options import DeviceOptions
     from accel.engine.core import DeviceCore
+    from accel.engine.options import DeviceOptions
 
 __all__ = ["opened", "quarantine_options", "set_restarts"]
 
@@ -47,10 +46,20 @@ def set_restarts(core: DeviceCore) -> None:
     core.options = dataclasses.replace(core.options, restart=restart)
 
 
+class Closes(Protocol):
+    """A device."""
+
+    async def aclose(self, *, timeout: float | None = None) -> None:
+        """Close it."""
+
+
+D = TypeVar("D", bound=Closes)
+
+
 @asynccontextmanager
-async def opened(core: DeviceCore) -> AsyncIterator[Device]:
-    """Open the quarantine of the device that ``core`` belongs to, and close it; at once if the block raises or is cancelled."""
-    device = await core.open_quarantine()
+async def opened(open_quarantine: Callable[[], Awaitable[D]]) -> AsyncIterator[D]:
+    """Open a quarantine, and close it at the end of the block; at once if the block raises or is cancelled."""
+    device = await open_quarantine()
     try:
         yield device
     except BaseException:

@@ -12,7 +12,6 @@ from accel.engine.op_error import result_of
 from accel.errors import ClosedError, InvalidArgumentError, NotInitializedError
 from accel.hints import AsyncOnly, hinted
 from accel.ops.base import as_shape, with_refs
-from accel.ref import AccelRef
 
 if TYPE_CHECKING:
     from accel.device.compiler import Launches
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from accel.engine.core import DeviceCore
     from accel.engine.sender import Sender
     from accel.ops import KernelOp, Plan
+    from accel.ref import AccelRef
 
 __all__ = ["Recorder"]
 
@@ -107,7 +107,7 @@ class Recorder(AsyncOnly):
         StaleRefError
             If an operand is not there any more.
         """
-        result: T = self._record(with_refs(op, self._core.resolve), None)
+        result: T = self._record(with_refs(op, self._core.refs.resolve), None)
         return result
 
     def empty(self, shape: Any, dtype: DTypeLike = "float32") -> AccelRef:
@@ -141,17 +141,10 @@ class Recorder(AsyncOnly):
                 f"{op.kind} makes no buffer to return from a {self.what}", remedy="Await it after the block.", op=op.kind
             )
         core = self._core
-        made: tuple[AccelRef, ...] = ()
-        if plan.creates:
-            made = tuple(
-                [
-                    AccelRef(core, core.next_buffer(), spec.shape, spec.dtype, self._generation, durable=spec.durable)
-                    for spec in plan.creates
-                ]
-            )
+        made = core.refs.make(plan.creates, self._generation)
         result = result_of(op, plan.writes + made, core.loop)  # of an op for which that fails, nothing is recorded
         for ref in made:
-            core.recording[ref.buffer] = self
+            core.refs.recording[ref.buffer] = self
         self._ops.append(op)
         self._plans.append(plan)
         self._outputs.append(made)
@@ -162,7 +155,7 @@ class Recorder(AsyncOnly):
             raise ClosedError(f"a {self.what} is recorded once", remedy=f"Call device.{self.what}() for each block.")
         self._sender.guard()
         await self._sender.until_ready(self._timeout)
-        self._generation = self._core.live_generation
+        self._generation = self._core.refs.live_generation
         self._state = "recording"
         self._recording = Libraries(self._record)
         return self
@@ -173,4 +166,4 @@ class Recorder(AsyncOnly):
         self._recording = None
         for refs in self._outputs:
             for ref in refs:
-                self._core.recording.pop(ref.buffer, None)
+                self._core.refs.recording.pop(ref.buffer, None)

@@ -8,26 +8,26 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from accel.actors import ActorSystem, RestartStrategy
+from accel.actors import ActorContext, ActorSystem, RestartStrategy
 from accel.device.device import Device
 from accel.device.hints import SYSTEM_HINTS
 from accel.device.hosting import check_hosting, check_shareable
-from accel.device.options import BUSY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, FaultSource, check_options
 from accel.device.quarantine import quarantine_options, set_restarts
 from accel.engine.context_actor import ContextActor
 from accel.engine.core import DeviceCore
 from accel.engine.device_actor import DeviceActor
-from accel.engine.host_failover import FailoverHost
-from accel.engine.host_inline import InlineHost
-from accel.engine.host_process import ProcessHost
+from accel.engine.host import Host
 from accel.engine.kernel_actor import NEVER_ENDS
 from accel.engine.lifecycle import DeviceState
+from accel.engine.options import BUSY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, FaultSource, check_options
 from accel.engine.sender import Sender
 from accel.errors import AccelError, InvalidArgumentError
 from accel.hints import hinted
 from accel.registry import find_device
 from accel.remote.actor import RemoteContextActor
 from accel.remote.children import Children
+from accel.remote.standby import StandbyActor
+from accel.sharing.sharing import Sharing
 from accel.shortage import raise_shortage
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from accel.completion import CompletionName, CompletionStrategy
-    from accel.device.options import Library
-    from accel.engine.host import Host
+    from accel.engine.options import Library
     from accel.engine.streams import StreamStrategy
 
 __all__ = ["System"]
@@ -192,7 +191,7 @@ class System(ActorSystem):
             backend, description = await self.run_blocking(find_device, spec)
             await self.run_blocking(check_shareable, backend, description.index, standby)
             core = DeviceCore(self, backend, description, options, self._shared)
-            device = await self._bring_up(core, self._host(host, core))
+            device = await self._bring_up(core, self._place(host, core))
         except Exception as error:
             if not isinstance(error, AccelError):
                 raise_shortage(error, f"device {spec!r} cannot be opened")
@@ -200,13 +199,25 @@ class System(ActorSystem):
         self._devices = [*self.devices, device]
         return device
 
-    async def _bring_up(self, core: DeviceCore, where: Host, suffix: str = "") -> Device:
+    async def _bring_up(self, core: DeviceCore, place: str, suffix: str = "") -> Device:
+        """Open a device whose contexts are made in this process (``"inline"``), in children (``"process"``), or here until a fault (``"auto"``)."""
         self._opened += 1
-        core.children = Children(core.name)
+        children, standby = Children(core.name), core.options.standby
+
+        async def start_spare(owner: ActorContext) -> None:
+            if standby != "none":
+                await owner.spawn(StandbyActor, core, children, standby, name="standby")
+
+        host = Host(
+            core,
+            inline=None if place == "process" else partial(ContextActor, share=Sharing),
+            remote=None if place == "inline" else partial(RemoteContextActor, children=children),
+            children=children,
+            start_spare=start_spare,
+        )
         name = f"{core.name}#{self._opened}{suffix}"
-        actor = await self.spawn(DeviceActor, core, where, name=name, mailbox_size=core.options.pending_limit, restart=NEVER_ENDS)
-        core.device = device = Device(core, Sender(core, actor), where, actor)
-        core.open_quarantine = partial(self._open_quarantine, core)
+        actor = await self.spawn(DeviceActor, core, host, name=name, mailbox_size=core.options.pending_limit, restart=NEVER_ENDS)
+        core.refs.device = device = Device(core, Sender(core, actor), host, actor, partial(self._open_quarantine, core))
         return device
 
     async def _open_quarantine(self, core: DeviceCore) -> Device:
@@ -214,26 +225,20 @@ class System(ActorSystem):
         own = DeviceCore(self, core.backend, core.description, quarantine_options(core.options), self._shared)
         set_restarts(own)
         own.own.update(core.own)
-        device = await self._bring_up(own, ProcessHost(RemoteContextActor, own, own.options.restart), " quarantine")
+        device = await self._bring_up(own, "process", " quarantine")
         self._quarantines = [*(each for each in self._quarantines if each.state is not DeviceState.CLOSED), device]
         return device
 
-    def _host(self, host: str, core: DeviceCore) -> Host:
-        """Return where a device's contexts shall live."""
-        restart = core.options.restart
-        if host == "inline":
-            return InlineHost(ContextActor, core, restart)
+    def _place(self, host: str, core: DeviceCore) -> str:
+        """Return where a device's contexts are made, which ``"auto"`` does not say for each device; see :meth:`_bring_up`."""
+        if host != "auto":
+            return host
         # A fault on one of them would take all of this process's devices of such a backend with it: so only the first is kept here.
         mine = core.description
         here = [device.info() for device in self.devices] if getattr(core.backend, "shares_fate", False) else []
         is_lost = getattr(core.backend, "fault", None) is not None  # to this process; a child has it
-        if (
-            host == "process"
-            or is_lost
-            or any(info.host == "inline" and info.backend == mine.backend and info.index != mine.index for info in here)
-        ):
-            return ProcessHost(RemoteContextActor, core, restart)
-        return FailoverHost(ContextActor, RemoteContextActor, core, restart)
+        is_second = any(info.host == "inline" and info.backend == mine.backend and info.index != mine.index for info in here)
+        return "process" if is_lost or is_second else "auto"
 
     async def _close_resources(self, deadline: float) -> None:
         timeout = max(0.0, deadline - self.loop.time())

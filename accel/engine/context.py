@@ -8,24 +8,24 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from accel._log import get_logger
 from accel.backend import ChecksAlive, CountsCommands, KnowsShortages
-from accel.device.graph import GraphSubmission, Replay
 from accel.engine.failures import Failures
 from accel.engine.in_flight import ContextBase
 from accel.engine.kernels import LIBRARIES
 from accel.engine.lane import EventPool, Lane
 from accel.engine.offloaded import OffloadedCalls
 from accel.engine.op_error import raise_op_error, result_of
-from accel.engine.run import BATCH, Launch, OpSubmission, Run
+from accel.engine.program import GraphSubmission, JoinsUses, Replay
+from accel.engine.run import Launch, OpSubmission, Run
 from accel.engine.scratch import Scratch
+from accel.engine.streams import BATCH
 from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError, ClosedError, UnsupportedError
 from accel.memory import Allocator, DurableUsage
 from accel.ops import Free
-from accel.sharing.sharing import Sharing
 from accel.storage.buffers import Buffers, close_all
 from accel.storage.durable_slabs import DurableSlabs
 
@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
-    from accel.backend import AccelDevice, AccelStream, Kernel
+    from accel.backend import AccelDevice, AccelStream, Kernel, SlabMemory
     from accel.completion import Watcher
     from accel.engine.core import DeviceCore
+    from accel.engine.in_flight import ContextOwner
     from accel.engine.kernel_library import OwnLibrary
     from accel.engine.run import Bound, Port
     from accel.engine.submission import Submission
@@ -43,9 +44,19 @@ if TYPE_CHECKING:
     from accel.ops import KernelOp, Plan
     from accel.ref import AccelRef
 
-__all__ = ["Context"]
+__all__ = ["Context", "ContextSharing"]
 
 logger = get_logger()
+
+
+class ContextSharing(JoinsUses, Protocol):
+    """What a context needs of what shares its memory with other libraries; see :class:`accel.sharing.sharing.Sharing`."""
+
+    async def aclose(self) -> None:
+        """Wait until what is being given back is so."""
+
+    def take_all(self) -> list[SlabMemory]:
+        """Take all memory out of the context, for the caller to close."""
 
 
 class Context(ContextBase):
@@ -55,27 +66,39 @@ class Context(ContextBase):
     ----------
     core
         What the device keeps over all generations.
+    owner
+        Decides what follows a fault.
     device
         The backend's context.
     watcher
         How marks are waited for.
     open_port
         Makes the kernel actor of a library; called once per library.
+    share
+        Makes what shares its memory with other libraries; the context is not complete yet.
     """
 
-    def __init__(self, core: DeviceCore, device: AccelDevice, watcher: Watcher, open_port: Callable[[str], Awaitable[Port]]) -> None:
-        super().__init__(core)
+    def __init__(
+        self,
+        core: DeviceCore,
+        owner: ContextOwner,
+        device: AccelDevice,
+        watcher: Watcher,
+        open_port: Callable[[str], Awaitable[Port]],
+        share: Callable[[Context], ContextSharing],
+    ) -> None:
+        super().__init__(core, owner)
         self.device = device
         self.watcher = watcher
         allocator = Allocator(device.create_slab, device=core.name, limit=core.options.memory_limit, granularity=device.granularity)
-        self.durables = DurableSlabs(core, device, self._wait_for_ends)
-        self.buffers = Buffers(core, allocator, self.generation, self.check_alive, self.durables)
+        self.durables = DurableSlabs(core.name, core.system, core.keeper, device, self._wait_for_ends)
+        self.buffers = Buffers(core.refs, core.system, core.memory_back, allocator, self.generation, self.check_alive, self.durables)
         self.scratch = Scratch(device, allocator, core.system)
         self.events = EventPool(device)
         self.own: dict[str, OwnLibrary] = {}
         self.beside = OffloadedCalls(self.own)
         self.opening: AbstractContextManager[object] = nullcontext()  # entered while something is made that ops wait for
-        self.sharing = Sharing(self)
+        self.sharing = share(self)
         self.failures = Failures(self)
         self.lanes: list[Lane] = []
         self.ports: dict[str, Port] = {}
@@ -93,7 +116,7 @@ class Context(ContextBase):
     def dispatch_now(self, submission: OpSubmission) -> bool:
         """Dispatch one op if nothing has to be waited for; else change nothing and return ``False``. What :meth:`dispatch` does, without a step of the loop."""
         buffers, op = self.buffers, submission.op
-        if self.core.dropped:
+        if self.core.refs.dropped:
             buffers.apply_frees()
         if type(op) is Free:
             buffers.free(op.ref.buffer)
@@ -201,7 +224,7 @@ class Context(ContextBase):
                 # Its refs are void: memory that they were given now would never come back.
                 submission.void(max(start, submission.sound))
                 return
-            if self.core.dropped:
+            if self.core.refs.dropped:
                 self.buffers.apply_frees()
             if not self._send_ops(submission, end, port):
                 index = submission.sent
@@ -224,7 +247,7 @@ class Context(ContextBase):
             return False
         if core.own and any(op.library in core.own and op.library not in ports for op in submission.ops):
             return False
-        if core.dropped:
+        if core.refs.dropped:
             self.buffers.apply_frees()
         return self._send_ops(submission, count, port)
 
@@ -268,10 +291,15 @@ class Context(ContextBase):
         """Take the memory that an op needs, and that is not there."""
         with self.opening:
             if op.library not in lane.provided:
-                await self.buffers.provide_workspaces(lane, op.library)
+                await self.provide_workspaces(lane, op.library)
             scratch = await self.scratch.specs((op,))
             for plan in submission.plans[index : index + 1]:  # none, if it was settled meanwhile
                 await self.buffers.provide((*scratch, *plan.creates), lane)
+
+    async def provide_workspaces(self, lane: Lane, library: str) -> None:
+        """Give a lane the workspaces that ops of a library use there; raises as :meth:`Buffers.provide` does."""
+        await self.buffers.provide_workspaces(lane, lane.compute, library)
+        lane.provided.add(library)
 
     def _send(self, run: Run) -> None:
         count = len(run.launches)
@@ -439,7 +467,7 @@ class Context(ContextBase):
         Cancelling ends the waiting, and so does a shortage of threads: what has not begun to be given back by then is so at once, abandoning what runs. In
         a forked child this does nothing.
         """
-        if self.core.is_inherited:
+        if self.core.home.is_inherited:
             return
         if self.fault is None:
             # From here on nothing that surfaces in a stream is news.
@@ -453,7 +481,7 @@ class Context(ContextBase):
             await self.durables.aclose()
             await self.core.system.run_blocking(self._close_blocking, abandon)
         except BaseException:  # cancelled, or no thread can be had
-            if not self.core.is_inherited:
+            if not self.core.home.is_inherited:
                 self._close_blocking(abandon=True)
             raise
 

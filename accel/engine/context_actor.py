@@ -11,33 +11,34 @@ import itertools
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from accel._log import get_logger
-from accel.actors import Actor, ActorContext, ActorRef, Terminated
+from accel.actors import Actor, ActorContext, ActorRef
+from accel.actors.acquire import acquire
 from accel.backend import PreparesLibraries
-from accel.device.graph import Capture
-from accel.engine.acquire import acquire
 from accel.engine.context import Context
 from accel.engine.durable_binding import bind_durable
-from accel.engine.host import KEEPER
 from accel.engine.in_flight import fault_behind
 from accel.engine.kernel_actor import NEVER_ENDS, KernelActor
 from accel.engine.kernel_library import OwnLibrary
 from accel.engine.lane import Lane
 from accel.engine.op_error import op_error
-from accel.engine.run import BATCH, Port
-from accel.errors import AccelError, ClosedError, DeviceLostError, OutOfMemoryError
+from accel.engine.program import Capture
+from accel.engine.run import Port
+from accel.engine.streams import BATCH
+from accel.errors import AccelError, ClosedError, OutOfMemoryError
 from accel.fate import TellsFaults
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from accel.backend import AccelDevice
+    from accel.engine.context import ContextSharing
     from accel.engine.core import DeviceCore
-    from accel.engine.host import Host
+    from accel.engine.in_flight import ContextOwner
 
-__all__ = ["ContextActor", "ContextMonitor", "OpenLibrary", "Reopen"]
+__all__ = ["ContextActor", "OpenLibrary"]
 
 logger = get_logger()
 
@@ -56,15 +57,18 @@ class ContextActor(Actor[OpenLibrary, "Port | AccelError"]):
     ----------
     core
         What the device keeps over all generations.
-    publish
+    owner
         Told the context once it is ready, and ``None`` when it is not any more.
+    share
+        Makes what shares a context's memory with other libraries.
     """
 
     carries_context: ClassVar[bool] = False
 
-    def __init__(self, core: DeviceCore, publish: Callable[[Context | None], None]) -> None:
+    def __init__(self, core: DeviceCore, owner: ContextOwner, share: Callable[[Context], ContextSharing]) -> None:
         self._core = core
-        self._publish = publish
+        self._owner = owner
+        self._share = share
         self._context: Context | None = None
         self._pool: list[Lane] = []
         self._turn = itertools.count()
@@ -73,15 +77,14 @@ class ContextActor(Actor[OpenLibrary, "Port | AccelError"]):
     async def started(self, context: ActorContext) -> None:
         """Make the context, warm the libraries that were asked for, and declare the generation ready."""
         core = self._core
-        core.restarts_left = context.restarts_left
         began = time.perf_counter()
-        device = await acquire(core.system, partial(core.memory_back.ask, core.backend.open, core.description.index), _abandon)
+        device = await acquire(core.system, partial(core.memory_back.retry_on_oom, core.backend.open, core.description.index), _abandon)
         try:
             watcher = core.options.completion.open(device, core.loop, core.shared)
         except BaseException:
             await core.system.run_blocking(_abandon, device)
             raise
-        made = Context(core, device, watcher, partial(_open_port, context.self_ref))
+        made = Context(core, self._owner, device, watcher, partial(_open_port, context.self_ref), self._share)
         try:
             # Not through the mailbox, which is not served before this returns.
             libraries = core.options.libraries
@@ -100,8 +103,8 @@ class ContextActor(Actor[OpenLibrary, "Port | AccelError"]):
         made.on_fault = context.self_ref.fail
         if isinstance(device, TellsFaults):
             device.on_fault = partial(_told, made)
-        self._publish(made)
-        core.sharing = made.sharing
+        self._owner.published(made)
+        core.refs.sharing = made.sharing
         core.became_ready(began)
 
     async def receive(self, message: OpenLibrary, context: ActorContext) -> Port | AccelError:
@@ -152,7 +155,7 @@ class ContextActor(Actor[OpenLibrary, "Port | AccelError"]):
         lane = self._lanes.get(library)
         if lane is None:
             lane = self._lanes[library] = await self._lane(made, library)
-        await made.buffers.provide_workspaces(lane, library)
+        await made.provide_workspaces(lane, library)
         # Never full: the context sends no more than max_in_flight at once.
         size = self._core.options.max_in_flight * 2 + 2
         ref = await context.spawn(KernelActor, made, name=library, mailbox_size=size, restart=NEVER_ENDS)
@@ -195,7 +198,7 @@ class ContextActor(Actor[OpenLibrary, "Port | AccelError"]):
     async def _close(self, *, abandon: bool) -> None:
         made, self._context = self._context, None
         if made is not None:
-            self._publish(None)
+            self._owner.published(None)
             await made.close(abandon=abandon)
 
 
@@ -214,70 +217,3 @@ def _told(context: Context, error: AccelError) -> None:
     """Take note, on whatever thread, of a fault that surfaced elsewhere in the process: nobody may have asked this context anything."""
     with contextlib.suppress(RuntimeError):  # its loop has ended
         context.core.loop.call_soon_threadsafe(lambda: context.report_fault(error.clone()))
-
-
-class Reopen:
-    """Asks for another context of a device that was lost."""
-
-
-class ContextMonitor(Actor["Terminated | Reopen", None]):
-    """Watches the context's actor, declares the device lost when its supervisor has given up, and reopens it when it is asked to.
-
-    Parameters
-    ----------
-    core
-        What the device keeps over all generations.
-    host
-        Where its contexts live.
-    owner
-        The device's actor, of which the context's actor is a child.
-    """
-
-    carries_context: ClassVar[bool] = False
-
-    def __init__(self, core: DeviceCore, host: Host, owner: ActorContext) -> None:
-        self._core = core
-        self._host = host
-        self._owner = owner
-
-    async def started(self, context: ActorContext) -> None:
-        """Offer to reopen the device."""
-
-        def bring_up_again() -> None:
-            self._host.check_reopen()
-            context.self_ref.tell(Reopen())
-
-        self._core.bring_up_again = bring_up_again
-
-    async def receive(self, message: Terminated | Reopen, context: ActorContext) -> None:
-        """Take note that the context's actor is gone for good, or bring up another one."""
-        if isinstance(message, Reopen):
-            await self._reopen(context)
-        elif self._keeper() is None:  # else it was the one before
-            self._core.lost(message.error)
-
-    def _keeper(self) -> ActorRef[Any, Any] | None:
-        return next((child for child in self._owner.children if child.name == KEEPER), None)
-
-    async def _reopen(self, context: ActorContext) -> None:
-        """Have another keeper, with a restart budget of its own, once the last one has given everything back."""
-        try:
-            last = self._keeper()
-            if last is not None:
-                await last.wait_stopped()
-            keeper = await self._host.start(self._owner)
-        except Exception as error:
-            core = self._core
-            core.reopened(op_error(error, f"reopening {core.name}", core.loop, device=core.name))
-        else:
-            keeper.watch(context.self_ref)
-            self._core.reopened(None)
-
-    async def restarting(self, error: BaseException, context: ActorContext) -> None:
-        """Answer everything that waits."""
-        self._core.reopened(error)
-
-    async def stopped(self, context: ActorContext) -> None:
-        """Reopen it no more: the device's actor ends."""
-        self._core.bring_up_again = self._core.cannot_reopen
-        self._core.reopened(DeviceLostError(f"the actor of {self._core.name} ended while the device was reopened", device=self._core.name))

@@ -6,14 +6,12 @@ import asyncio
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from accel.actors import Actor, ActorContext
-from accel.device.graph import GraphSubmission
-from accel.engine.context_actor import ContextMonitor
 from accel.engine.op_error import op_error
+from accel.engine.program import GraphSubmission
 from accel.engine.run import OpSubmission
 from accel.engine.submission import BatchSubmission, Submission
 from accel.errors import AccelError, StaleRefError
 from accel.ops import Free
-from accel.remote.standby import StandbyActor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Collection
@@ -44,12 +42,7 @@ class DeviceActor(Actor[Submission, None]):
 
     async def started(self, context: ActorContext) -> None:
         """Bring up the first context, and have its actor watched."""
-        keeper = await self._host.start(context)
-        monitor = await context.spawn(ContextMonitor, self._core, self._host, context, name="monitor")
-        keeper.watch(monitor)
-        standby = self._core.options.standby
-        if standby != "none":
-            await context.spawn(StandbyActor, self._core, standby, name="standby")
+        await self._host.open(context)
 
     async def stopped(self, context: ActorContext) -> None:
         """See that nobody waits for a device whose actor is gone."""
@@ -58,9 +51,8 @@ class DeviceActor(Actor[Submission, None]):
             task.cancel()
         if moving:
             await asyncio.wait(moving)
-        if core.children is not None:
-            await core.children.gone()
-        if core.is_closing or context.system.state != "open":
+        await self._host.children.gone()
+        if core.refs.is_closing or context.system.state != "open":
             core.closed()
         else:
             core.lost(None)
@@ -70,7 +62,7 @@ class DeviceActor(Actor[Submission, None]):
         core, day, kind = self._core, self._host.context, type(message)
         if (
             (kind is not OpSubmission and kind is not BatchSubmission)
-            or message.generation != core.live_generation
+            or message.generation != core.refs.live_generation
             or day is None
             or day.fault is not None
             or day.commands >= day.limit
@@ -145,7 +137,7 @@ class DeviceActor(Actor[Submission, None]):
         while not submission.future.done():
             if not core.is_ready:
                 await self._waiting(core.lifecycle.wait_ready())
-            if submission.generation != core.live_generation:
+            if submission.generation != core.refs.live_generation:
                 self._recheck(submission)
             context = host.context
             try:
@@ -165,11 +157,11 @@ class DeviceActor(Actor[Submission, None]):
 
     async def _waiting(self, what: Awaitable[object]) -> None:
         """Wait with a submission in hand, which is counted as queued."""
-        self._core.in_hand += 1
+        self._core.workload.in_hand += 1
         try:
             await what
         finally:
-            self._core.in_hand -= 1
+            self._core.workload.in_hand -= 1
 
     def _recheck(self, submission: Submission) -> None:
         """See whether the operands outlived the rebuild that came between the sending and now.
@@ -182,18 +174,18 @@ class DeviceActor(Actor[Submission, None]):
         core = self._core
         for plan in submission.plans:
             for ref in (*plan.reads, *plan.writes):
-                if ref.generation != core.live_generation:
-                    core.check_ref(ref, None, plan)
+                if ref.generation != core.refs.live_generation:
+                    core.refs.check(ref, None, plan)
         if isinstance(submission, (BatchSubmission, GraphSubmission)):
             raise StaleRefError(
                 f"the context was rebuilt while the {'batch' if isinstance(submission, BatchSubmission) else 'graph'} was recorded",
                 reason="generation",
                 device=core.name,
-                generation=core.live_generation,
+                generation=core.refs.live_generation,
             )
-        if core.is_watchful:
+        if core.durable.is_watchful:
             core.durable.sent(submission)
-        submission.generation = core.live_generation
+        submission.generation = core.refs.live_generation
 
 
 _Uses: TypeAlias = "tuple[frozenset[int], frozenset[int]]"

@@ -29,7 +29,7 @@ def pass_over(context: Context, run: Sendable) -> None:
     except AccelError as error:
         context.report_fault(error)
         return
-    mark = LaneMark(context, lane, launches[-1].seq, event, "dropped")
+    mark = LaneMark(context.report_fault, lane, launches[-1].seq, event, "dropped")
     if is_over:
         mark.complete()
     else:

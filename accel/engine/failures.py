@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from accel.backend import ReportsFailures
 from accel.engine.op_error import op_error
@@ -20,16 +20,28 @@ from accel.ref import RefView
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from accel.engine.context import Context
+    from accel.engine.core import DeviceCore
     from accel.engine.lane import Lane
     from accel.engine.run import Sendable
+    from accel.engine.submission import Submission
     from accel.errors import AccelError
     from accel.memory import Dependency, Timeline, Usage
     from accel.ops import KernelOp, Plan
     from accel.ref import AccelRef
-    from accel.storage.buffers import Held
+    from accel.storage.buffers import Buffers, Held
+    from accel.storage.durable_slabs import DurableSlabs
 
 __all__ = ["Failures"]
+
+
+class _FailingContext(Protocol):
+    """What is needed of the context: see :class:`~accel.engine.context.Context`."""
+
+    core: DeviceCore
+    generation: int
+    submissions: dict[Submission, float]
+    buffers: Buffers
+    durables: DurableSlabs
 
 
 class _Uses:
@@ -79,7 +91,7 @@ class Failures:
         Whether there may be memory that must not be read.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: _FailingContext) -> None:
         self._context = context
         self.is_tracking = False
         self.raised: deque[tuple[Dependency, BaseException]] = deque()

@@ -1,60 +1,317 @@
-"""What a device's actor needs of the place where its context lives."""
+"""The host of a device's contexts: where the next one is made, whether there is a next one after a fault, and how a lost device is reopened."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
-from accel.actors import Directive
-from accel.errors import AccelError
+from accel._log import get_logger
+from accel.actors import Actor, ActorContext, Directive, Terminated
+from accel.engine.lifecycle import DeviceState
+from accel.engine.op_error import op_error
+from accel.errors import AccelError, ClosedError, DeviceLostError, FaultScope, InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
-    from accel.actors import ActorContext, ActorRef
+    import asyncio
+    from collections.abc import Awaitable, Callable
 
-__all__ = ["KEEPER", "Host", "not_resumed"]
+    from accel.actors import ActorRef
+    from accel.engine.core import DeviceCore
+    from accel.engine.in_flight import ContextOwner
+
+    MakeContextActor: TypeAlias = "Callable[[DeviceCore, ContextOwner], Actor[Any, Any]]"
+    """Makes the actor that keeps one context, here or in a child."""
+
+__all__ = ["KEEPER", "ChildProcesses", "Host"]
+
+logger = get_logger()
 
 KEEPER = "context"
 """Name of the actor that keeps a device's context up, a child of the device's own."""
 
 
-def not_resumed(directive: Directive, error: BaseException) -> Directive:
-    """Return what a user's decision comes to: a context that has faulted cannot be resumed, so it is made anew."""
-    is_over = isinstance(error, AccelError) and error.is_fault
-    return Directive.RESTART if is_over and directive is Directive.RESUME else directive
-
-
-class Host(Protocol):
-    """The place of a device's context, over all generations.
+class ChildProcesses(Protocol):
+    """The children of a device besides the one that holds its context.
 
     Attributes
     ----------
-    context : object or None
-        The context of the present generation; ``None`` while there is none.
+    standby : str
+        The state of the spare child; see :class:`~accel.DeviceInfo`.
     """
 
-    context: Any
+    standby: str
 
-    @property
-    def kind(self) -> str:
-        """``"inline"`` for this process, ``"process"`` for a child."""
+    async def gone(self) -> bool:
+        """Wait until the children that were killed have ended, and return whether they have."""
+
+
+class Host:
+    """Keeps the contexts of one device over all generations. The only place that decides whether another context follows a fault.
+
+    A context is kept in this process until a fault of scope PROCESS: no other context can be made here after that. Then the device moves to a child, if
+    it may. A child that faults, dies or hangs is replaced. After a fault of scope DEVICE nothing follows.
+
+    Parameters
+    ----------
+    core
+        What the device keeps over all generations.
+    inline
+        Makes the actor that keeps a context in this process; ``None`` where contexts are kept in children from the beginning.
+    remote
+        Makes the actor that keeps a context in a child; ``None`` where the device never moves to one.
+    children
+        The other child processes of the device.
+    start_spare
+        Starts the actor that keeps a spare child, under the device's actor; ``None`` without one.
+
+    Attributes
+    ----------
+    kind : str
+        ``"inline"`` while contexts are made in this process, ``"process"`` while they are made in children.
+    context : object or None
+        The context of the present generation; ``None`` while there is none.
+    children : ChildProcesses
+    """
+
+    def __init__(
+        self,
+        core: DeviceCore,
+        *,
+        inline: MakeContextActor | None,
+        remote: MakeContextActor | None,
+        children: ChildProcesses,
+        start_spare: Callable[[ActorContext], Awaitable[object]] | None = None,
+    ) -> None:
+        self.kind = "process" if inline is None else "inline"
+        self.context: Any = None
+        self.children = children
+        self._core = core
+        self._makers = {"inline": inline, "process": remote}
+        self._start_spare = start_spare
+        self._user_decides = core.options.restart.decide
+        self._restart = dataclasses.replace(core.options.restart, decide=self._verdict_for)
+        self._verdict: tuple[AccelError, Directive] | None = None
+        self._restarts_left: Callable[[], int] = lambda: 1
+        self._owner: ActorContext | None = None
+        self._monitor: ActorRef[Terminated | _Reopen, None] | None = None
+        self._reopening: asyncio.Future[AccelError | None] | None = None
 
     @property
     def pid(self) -> int | None:
-        """The child that holds the context; ``None`` while there is none, and where the context is in this process."""
+        """The child that holds the context; ``None`` while there is none, while it is being ended, and where the context is in this process."""
+        context = self.context
+        return None if context is None or context.fault is not None else getattr(context, "pid", None)
 
-    def check_reopen(self) -> None:
-        """Choose where a lost device gets its next context, which is never this process once a fault has poisoned it.
+    # -- place
 
-        Raises
-        ------
-        UnsupportedError
-            If this process is the only place.
-        """
-
-    async def start(self, owner: ActorContext) -> ActorRef[Any, Any]:
-        """Bring up a context under ``owner`` and return the actor that keeps it up: the first one, and the next after each that has stopped.
+    async def open(self, owner: ActorContext) -> None:
+        """Bring up the first context under the device's actor, and have the actor that keeps it watched.
 
         Raises
         ------
         AccelError
             If there is no context to be had.
         """
+        self._owner = owner
+        keeper = await self._start(owner)
+        self._monitor = await owner.spawn(_Monitor, self, name="monitor")
+        keeper.watch(self._monitor)
+        if self._start_spare is not None:
+            await self._start_spare(owner)
+
+    async def _start(self, owner: ActorContext) -> ActorRef[Any, Any]:
+        room = self._core.options.max_in_flight + 1024  # of what may have to be copied when much comes back at once
+        return await owner.spawn(_Keeper, self, name=KEEPER, mailbox_size=room, restart=self._restart)
+
+    def make(self, context: ActorContext) -> Actor[Any, Any]:
+        """Make the actor that keeps the next context; ``context`` is that of the actor that runs it."""
+        self._restarts_left = context.restarts_left
+        make = self._makers[self.kind]
+        assert make is not None, "the place was chosen among those that there are"
+        return make(self._core, self)
+
+    def published(self, context: object) -> None:
+        """See :class:`~accel.engine.in_flight.ContextOwner`."""
+        self.context = context
+
+    def _move(self, error: AccelError | None) -> None:
+        """Have all further contexts made in children."""
+        self.kind = "process"
+        logger.warning("device_moves_to_a_child", device=self._core.name, generation=self._core.lifecycle.generation, error=error)
+
+    # -- decision
+
+    def faulted(self, error: AccelError) -> bool:
+        """Decide whether another context follows a fault that has just surfaced. The supervisor receives the same verdict when it asks.
+
+        If nothing follows, the device is lost at once: no waiter is told to try again.
+        """
+        try:
+            directive = self._decide(error)
+        except Exception:  # the user's `decide` raised: the supervisor asks it again, logs that, and decides by default
+            return self._restarts_left() > 0
+        if directive is Directive.RESTART and self._restarts_left() <= 0:
+            directive = Directive.STOP
+        self._verdict = error, directive
+        return directive is Directive.RESTART
+
+    def _verdict_for(self, error: BaseException) -> Directive:
+        """Return the verdict on a failure to the supervisor: for a fault that surfaced before, what was decided then."""
+        decided, self._verdict = self._verdict, None
+        if decided is not None and decided[0] is error:
+            return decided[1]
+        return Directive.STOP if self._core.lifecycle.is_final else self._decide(error)
+
+    def _decide(self, error: BaseException) -> Directive:
+        """Decide by scope, or ask the user's ``decide``; choose the place of the next context."""
+        scope = error.scope if isinstance(error, AccelError) else FaultScope.OP
+        may_move = self.kind == "inline" and self._makers["process"] is not None
+        if self._user_decides is not None:
+            directive = Directive(self._user_decides(error))
+            if directive is Directive.RESUME and isinstance(error, AccelError) and error.is_fault:
+                directive = Directive.RESTART  # a context that has faulted cannot go on
+        else:
+            last = FaultScope.PROCESS if self.kind == "inline" and not may_move else FaultScope.DEVICE
+            directive = Directive.RESTART if scope < last else Directive.STOP
+        if directive is Directive.RESTART and may_move and isinstance(error, AccelError) and scope >= FaultScope.PROCESS:
+            self._move(error)
+        return directive
+
+    def given_up(self, error: BaseException | None) -> None:
+        """Take note that the supervisor restarts the keeper no more."""
+        if self._keeper() is None:  # else it was the one before
+            self._core.lost(error)
+
+    def _keeper(self) -> ActorRef[Any, Any] | None:
+        assert self._owner is not None, "it was opened"
+        return next((child for child in self._owner.children if child.name == KEEPER), None)
+
+    # -- reopening
+
+    def reopen(self) -> asyncio.Future[AccelError | None]:
+        """Begin to bring a lost device up again, or join the attempt that has begun; it ends with what kept it from that, or ``None``.
+
+        Raises
+        ------
+        ClosedError, DeviceLostError, InvalidArgumentError, UnsupportedError
+            It is closed; its actor has ended; it is not lost; or its process cannot have a context any more.
+        """
+        core, lifecycle = self._core, self._core.lifecycle
+        core.check_home()
+        if core.refs.is_closing or lifecycle.state is DeviceState.CLOSED:
+            raise ClosedError(f"device {core.name} is closed", device=core.name, generation=lifecycle.generation)
+        if self._reopening is None:
+            if lifecycle.state is not DeviceState.LOST:
+                raise InvalidArgumentError(
+                    f"device {core.name} is {lifecycle.state.value}: only one that is lost is reopened",
+                    device=core.name,
+                    remedy="Look at device.state first. A device that is rebuilding becomes ready, or lost, by itself.",
+                )
+            if self._monitor is None:
+                raise DeviceLostError(
+                    f"device {core.name} is lost, and its queue has ended", device=core.name, remedy="Close it, and open another one."
+                )
+            self._choose_place()
+            self._monitor.tell(_Reopen())
+            self._reopening = core.loop.create_future()
+            logger.warning("device_reopening", device=core.name, generation=lifecycle.generation)
+            lifecycle.rebuilding(lifecycle.cause)
+        return self._reopening
+
+    def _choose_place(self) -> None:
+        """Choose where a lost device gets its next context: never this process once a fault has poisoned it."""
+        core = self._core
+        if self.kind == "inline" and core.is_poisoned:
+            if self._makers["process"] is None:
+                raise UnsupportedError(
+                    f"device {core.name} with host='inline' cannot be reopened: its fault has poisoned this process",
+                    device=core.name,
+                    remedy="Restart the process, or open the device with host='auto' or 'process', which go on in a child.",
+                )
+            self._move(core.lifecycle.cause)
+
+    async def bring_up_again(self, monitor: ActorRef[Terminated | _Reopen, None]) -> None:
+        """Start another keeper, with a restart budget of its own, once the last one has given everything back."""
+        core, owner = self._core, self._owner
+        assert owner is not None, "it was opened"
+        try:
+            last = self._keeper()
+            if last is not None:
+                await last.wait_stopped()
+            keeper = await self._start(owner)
+        except Exception as error:
+            self.reopened(op_error(error, f"reopening {core.name}", core.loop, device=core.name))
+        else:
+            keeper.watch(monitor)
+            self.reopened(None)
+
+    def reopened(self, error: BaseException | None) -> None:
+        """End what :meth:`reopen` has begun, if it has: the device is ready, or lost again because of ``error``."""
+        attempt, self._reopening = self._reopening, None
+        if attempt is not None:
+            if error is not None:
+                self._core.lost(error)
+            attempt.set_result(None if error is None else self._core.lifecycle.final_error())
+
+    def ended(self) -> None:
+        """Reopen the device no more: its actor ends."""
+        self._monitor = None
+        self.reopened(DeviceLostError(f"the actor of {self._core.name} ended while the device was reopened", device=self._core.name))
+
+
+class _Keeper(Actor[Any, Any]):
+    """Runs, for each generation, the context actor that the host makes for it."""
+
+    carries_context: ClassVar[bool] = False
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._actor: Actor[Any, Any] | None = None
+
+    async def started(self, context: ActorContext) -> None:
+        """Bring up the context."""
+        actor = self._actor = self._host.make(context)
+        await actor.started(context)
+
+    async def receive(self, message: Any, context: ActorContext) -> Any:
+        """Hand the message on."""
+        assert self._actor is not None, "it was started"
+        return await self._actor.receive(message, context)
+
+    async def restarting(self, error: BaseException, context: ActorContext) -> None:
+        """Give the dead context back."""
+        if self._actor is not None:
+            await self._actor.restarting(error, context)
+
+    async def stopped(self, context: ActorContext) -> None:
+        """Give the context back."""
+        if self._actor is not None:
+            await self._actor.stopped(context)
+
+
+class _Reopen:
+    """Asks for another context of a device that was lost."""
+
+
+class _Monitor(Actor["Terminated | _Reopen", None]):
+    """Watches the keeper, and starts another one when the device is reopened. An actor of its own, because the device's may be waiting for a context."""
+
+    carries_context: ClassVar[bool] = False
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    async def receive(self, message: Terminated | _Reopen, context: ActorContext) -> None:
+        """Take note that the keeper has stopped for good, or bring up another one."""
+        if isinstance(message, _Reopen):
+            await self._host.bring_up_again(context.self_ref)
+        else:
+            self._host.given_up(message.error)
+
+    async def restarting(self, error: BaseException, context: ActorContext) -> None:
+        """Answer everything that waits."""
+        self._host.reopened(error)
+
+    async def stopped(self, context: ActorContext) -> None:
+        """Reopen the device no more."""
+        self._host.ended()

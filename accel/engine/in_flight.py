@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from accel.engine.stall import StallWatch
 from accel.errors import AccelError, ContextPoisonedError, DeviceLostError, FaultScope, LibraryError
@@ -16,7 +16,17 @@ if TYPE_CHECKING:
     from accel.engine.core import DeviceCore
     from accel.engine.submission import Submission
 
-__all__ = ["ContextBase", "fault_behind"]
+__all__ = ["ContextBase", "ContextOwner", "fault_behind"]
+
+
+class ContextOwner(Protocol):
+    """What keeps contexts over the generations: the host of a device, or the server of a child."""
+
+    def published(self, context: Any) -> None:
+        """Take note of the context of the present generation, once it is ready; ``None`` when there is none any more."""
+
+    def faulted(self, error: AccelError) -> bool:
+        """Decide whether another context follows a fault that has just surfaced."""
 
 
 class ContextBase(ABC):
@@ -26,6 +36,8 @@ class ContextBase(ABC):
     ----------
     core
         What the device keeps over all generations.
+    owner
+        Decides what follows a fault.
 
     Attributes
     ----------
@@ -48,8 +60,9 @@ class ContextBase(ABC):
         Sees whether it makes progress.
     """
 
-    def __init__(self, core: DeviceCore) -> None:
+    def __init__(self, core: DeviceCore, owner: ContextOwner) -> None:
         self.core = core
+        self._owner = owner
         self.generation = core.lifecycle.generation + 1
         self.submissions: dict[Submission, float] = {}
         self.in_flight = self.commands = 0
@@ -85,7 +98,7 @@ class ContextBase(ABC):
         """Note that ``count`` ops of a submission are over, which put ``commands`` into the device's queues; answer it if it ends here."""
         self.in_flight -= count
         self.commands -= commands
-        self.core.retired += count
+        self.core.workload.retired += count
         submission.outstanding -= count
         if is_last or not submission.outstanding:
             self.submissions.pop(submission, None)
@@ -95,8 +108,8 @@ class ContextBase(ABC):
             submission.succeed()
         elif not submission.outstanding:
             submission.over()
-        if self.core.is_closing:
-            self.core.settled()
+        if self.core.refs.is_closing:
+            self.core.workload.settled()
         self._wake()
         if self.after_retire is not None:
             self.after_retire()
@@ -136,7 +149,7 @@ class ContextBase(ABC):
     def report_fault(self, error: AccelError, *, is_survived: bool = False) -> None:
         """Take the first fault that surfaces: fail all that is in flight at once, and tell the supervisor. Later ones change nothing.
 
-        With ``is_survived`` the supervisor knows already, and has decided for another context.
+        With ``is_survived`` the supervisor has decided for another context already.
         """
         if self.fault is not None:
             return
@@ -147,7 +160,7 @@ class ContextBase(ABC):
         self.fault = error.with_traceback(None)
         error.__context__ = None
         self.core.durable.faulted(self.unfinished())
-        self.core.lost_context(error, is_survived=is_survived)
+        self.core.lost_context(error, follows=(lambda _: True) if is_survived else self._owner.faulted)
         self.fail_all(error)
         self.on_fault(error)
 
@@ -163,7 +176,7 @@ class ContextBase(ABC):
         for submission in submissions:
             submission.reject(lifecycle.final_error() if is_over else self.poisoned(error, submission, suspects))
         self._wake()
-        self.core.settled()
+        self.core.workload.settled()
 
     def poisoned(self, error: AccelError, submission: Submission | None = None, suspects: tuple[str, ...] = ()) -> ContextPoisonedError:
         """Return a new error that tells a waiter what became of its work."""

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from accel._log import get_logger
 from accel.actors import Actor, ActorContext, Directive, RestartStrategy
 from accel.backend import Injection
-from accel.device.graph import Capture
+from accel.engine.captures import captures_of
 from accel.engine.dropped import pass_over
 from accel.engine.op_error import op_error
+from accel.engine.program import Capture
 from accel.engine.run import OpSubmission
 from accel.errors import AccelError, ClosedError, CompileError, InvalidArgumentError, OutOfMemoryError, StaleRefError, UnsupportedError
-from accel.sharing.external_work import captures_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

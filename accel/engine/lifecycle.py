@@ -1,4 +1,4 @@
-"""The state of a device over all its generations, and who is told when it changes."""
+"""The state of a device over all its generations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from accel.errors import AccelError, ClosedError, DeviceLostError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
 __all__ = ["DeviceState", "Lifecycle"]
 
@@ -41,9 +41,11 @@ class Lifecycle:
         The fault that made the device REBUILDING or LOST.
     losses : int
         How often the device was lost.
+    listeners : list of callable
+        Called after each change of state.
     """
 
-    __slots__ = ("_changed", "_loop", "cause", "generation", "losses", "name", "state")
+    __slots__ = ("_changed", "_loop", "cause", "generation", "listeners", "losses", "name", "state")
 
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
         self.name = name
@@ -51,6 +53,7 @@ class Lifecycle:
         self.generation = 0
         self.cause: AccelError | None = None
         self.losses = 0
+        self.listeners: list[Callable[[], object]] = []
         self._loop = loop
         self._changed: asyncio.Future[None] | None = None
 
@@ -87,6 +90,8 @@ class Lifecycle:
         changed, self._changed = self._changed, None
         if changed is not None and not changed.done():
             changed.set_result(None)
+        for tell in tuple(self.listeners):
+            tell()
 
     def final_error(self) -> AccelError:
         """Return a new error that says why no more work is taken."""

@@ -6,8 +6,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from accel.backend import AccelEvent
-    from accel.engine.context import Context
     from accel.engine.lane import Lane
     from accel.errors import AccelError
 
@@ -19,8 +20,10 @@ class LaneMark:
 
     Parameters
     ----------
-    context, lane
-        Whose.
+    report_fault
+        Told of what keeps the mark from being passed.
+    lane
+        Whose end is marked.
     seq
         The number that is over then.
     event
@@ -29,10 +32,10 @@ class LaneMark:
         What the duration is predicted by.
     """
 
-    __slots__ = ("_context", "_seq", "enqueued_at", "event", "kind", "lane", "stream")
+    __slots__ = ("_report_fault", "_seq", "enqueued_at", "event", "kind", "lane", "stream")
 
-    def __init__(self, context: Context, lane: Lane, seq: int, event: AccelEvent, kind: str) -> None:
-        self._context = context
+    def __init__(self, report_fault: Callable[[AccelError], None], lane: Lane, seq: int, event: AccelEvent, kind: str) -> None:
+        self._report_fault = report_fault
         self._seq = seq
         self.lane = lane
         self.stream = lane.stream
@@ -47,4 +50,4 @@ class LaneMark:
 
     def fail(self, error: AccelError) -> None:
         """Report that the mark will never be passed; called by the watcher, once."""
-        self._context.report_fault(error)
+        self._report_fault(error)

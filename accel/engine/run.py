@@ -8,17 +8,17 @@ for each chunk, with a :class:`Launch` for each op.
 from __future__ import annotations
 
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from accel.engine.submission import Submission
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Sequence, Sized
 
     from accel.actors import ActorRef
     from accel.backend import AccelEvent, Injection, Kernel
-    from accel.engine.context import Context
+    from accel.completion import Watcher
     from accel.engine.lane import Lane
     from accel.engine.submission import BatchSubmission
     from accel.errors import AccelError
@@ -26,11 +26,37 @@ if TYPE_CHECKING:
     from accel.ops import KernelOp, Plan
     from accel.ref import AccelRef
 
-__all__ = ["BATCH", "Bound", "Launch", "OpSubmission", "Port", "Run", "Sendable"]
+__all__ = ["Bound", "Launch", "LaunchContext", "OpSubmission", "Port", "Run", "Sendable"]
 
 
-BATCH = "batch"
-"""Name of the kernel actor that enqueues the ops of batches, whatever their libraries."""
+class _Failures(Protocol):
+    """The failed work of a context: see :class:`accel.engine.failures.Failures`."""
+
+    @property
+    def raised(self) -> Sized: ...
+
+    @property
+    def uses(self) -> Sized: ...
+
+    def settle(self, run: Sendable) -> None:
+        """Answer the first op of a run whose work has failed."""
+
+
+class LaunchContext(Protocol):
+    """What launches need of the context in which they run: see :class:`~accel.engine.context.Context`."""
+
+    fault: AccelError | None
+    watcher: Watcher
+
+    @property
+    def failures(self) -> _Failures:
+        """Its failed work."""
+
+    def retire(self, submission: Submission, count: int, commands: int, *, is_last: bool) -> None:
+        """Note that ``count`` ops of a submission are over."""
+
+    def report_fault(self, error: AccelError) -> None:
+        """Take a fault that has surfaced."""
 
 
 class Port:
@@ -112,7 +138,7 @@ class Run:
 
     __slots__ = ("_context", "actor", "commands", "enqueued_at", "event", "is_last", "kind", "lane", "launches", "stream", "submission")
 
-    def __init__(self, context: Context, submission: BatchSubmission, port: Port, launches: list[Launch], *, is_last: bool) -> None:
+    def __init__(self, context: LaunchContext, submission: BatchSubmission, port: Port, launches: list[Launch], *, is_last: bool) -> None:
         self._context = context
         self.submission = submission
         self.lane = port.lane
@@ -167,7 +193,7 @@ class OpSubmission(Submission):
         "outputs", "plan", "seq", "stream",
     )  # fmt: skip
 
-    _context: Context
+    _context: LaunchContext
     inputs: Sequence[int]
     outputs: Sequence[int]
     seq: int
@@ -191,7 +217,7 @@ class OpSubmission(Submission):
         self.made: tuple[AccelRef, ...] | None = None
         self.event: AccelEvent | None = None
 
-    def bind(self, context: Context, lane: Lane, kernel: Kernel, action: Injection | AccelError | None, commands: int) -> None:
+    def bind(self, context: LaunchContext, lane: Lane, kernel: Kernel, action: Injection | AccelError | None, commands: int) -> None:
         """Take note of where it goes, and how."""
         self._context = context
         self.lane = lane

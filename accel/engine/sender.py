@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator
 
     from accel.actors import ActorRef
-    from accel.device.recording import Recorder
     from accel.engine.core import DeviceCore
     from accel.engine.submission import Submission
     from accel.ops import KernelOp, Plan
     from accel.ref import AccelRef
+    from accel.storage.refs import Recording
 
 __all__ = ["Sender"]
 
@@ -62,29 +62,29 @@ class Sender:
         self._waits = core.options.overload == "wait"
         self.guard = core.guard
 
-    def check(self, op: KernelOp, batch: Recorder | None = None) -> Plan:
+    def check(self, op: KernelOp, batch: Recording | None = None) -> Plan:
         """Return the op's plan if this device can run it with these operands; nothing has been sent otherwise.
 
         Raises
         ------
         InvalidArgumentError, StaleRefError, UnsupportedError
         """
-        core = self._core
+        core, refs = self._core, self._core.refs
         plan: Plan | None = None
         try:
             plan = op.plan()
             if op.library in core.own:
                 check_plan(op, plan)
-            live, recording, is_watchful = core.live_generation, core.recording, core.is_watchful
+            live, recording, is_watchful = refs.live_generation, refs.recording, core.durable.is_watchful
             for ref in plan.reads + plan.writes:
                 if (
-                    ref.owner is not core
+                    ref.owner is not refs
                     or ref.generation != live
                     or ref.is_freed
                     or ref.buffer in recording
                     or (is_watchful and ref.durable)
                 ):
-                    core.check_ref(ref, batch, plan)
+                    refs.check(ref, batch, plan)
             if plan.capability and plan.dtype not in core.capabilities.get(plan.capability, ()):
                 raise self._unsupported(op, plan)  # noqa: TRY301
         except AccelError as error:
@@ -126,17 +126,17 @@ class Sender:
         """
         core = self._core
         if submission is None:
-            op = with_refs(op, core.resolve) if takes_tokens else op
+            op = with_refs(op, core.refs.resolve) if takes_tokens else op
             core.guard()
-            submission = OpSubmission(op, self.check(op), asyncio.Future(loop=core.loop), core.live_generation)
+            submission = OpSubmission(op, self.check(op), asyncio.Future(loop=core.loop), core.refs.live_generation)
             del op  # the caller may drop its refs while it waits: this frame must not keep them
-        if core.is_watchful and not is_watched:
+        if core.durable.is_watchful and not is_watched:
             watched, submission = self._run_watched(timeout, submission), None  # this frame must not keep it, as below
             return await watched
         future = submission.future
         if timeout is not None:
             self._arm(submission, timeout)
-        core.pending += 1
+        core.workload.pending += 1
         try:
             if not self._hand_over(submission) and not self._mailbox.offer(submission):
                 await self._queue(submission, timeout)
@@ -150,7 +150,7 @@ class Sender:
         finally:
             if submission.timer is not None:
                 submission.timer.cancel()
-            core.over()
+            core.workload.over()
             # The error's traceback holds this frame, and the future holds the error: a cycle that would keep operands alive.
             del future, submission
 
@@ -177,10 +177,10 @@ class Sender:
         core, entry = self._core, self._core.durable.buffers.get(ref.buffer)
         if entry is None or core.durable.is_torn(entry):
             return
-        sent, generation = entry.checksum.sent, core.live_generation
+        sent, generation = entry.checksum.sent, core.refs.live_generation
         try:
             made = await self.run(None, self._left(deadline), checksum_op(core, ref, generation), is_watched=True)
-            value = await self.run(None, self._left(deadline), value_op(core, made, core.live_generation), is_watched=True)
+            value = await self.run(None, self._left(deadline), value_op(core, made, core.refs.live_generation), is_watched=True)
         except UnsupportedError:
             core.durable.uncheck(ref)
             raise
@@ -275,22 +275,22 @@ class Sender:
         core = self._core
         if core.is_ready:
             return
-        if core.in_hand >= self._mailbox.capacity:
+        if core.workload.in_hand >= self._mailbox.capacity:
             raise MailboxFullError(
-                f"{core.in_hand} callers wait for device {core.name} to be ready",
+                f"{core.workload.in_hand} callers wait for device {core.name} to be ready",
                 device=core.name,
                 op="batch",
                 retry_after=self.retry_after(),
                 remedy=_OVERLOADED,
             )
-        core.in_hand += 1
+        core.workload.in_hand += 1
         try:
             async with asyncio.timeout(timeout):
                 await core.lifecycle.wait_ready()
         except TimeoutError:
             raise DeadlineExceededError(f"device {core.name} was not ready within {timeout:g} s", device=core.name) from None
         finally:
-            core.in_hand -= 1
+            core.workload.in_hand -= 1
 
 
 @functools.lru_cache(maxsize=1024)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from accel.completion.prediction import Predictor
 from accel.engine.oldest import OldestWatch
@@ -10,7 +10,7 @@ from accel.engine.oldest import OldestWatch
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from accel.engine.in_flight import ContextBase
+    from accel.engine.core import DeviceCore
     from accel.engine.submission import Submission
 
 __all__ = ["StallWatch"]
@@ -20,6 +20,13 @@ _LOOKS = 8
 
 _KINDS = 256
 """How many kinds of slow work are remembered with how long they take."""
+
+
+class _WatchedContext(Protocol):
+    """What is needed of the context: its submissions in flight, oldest first, with the time at which each was sent."""
+
+    core: DeviceCore
+    submissions: dict[Submission, float]
 
 
 class StallWatch(OldestWatch):
@@ -38,7 +45,7 @@ class StallWatch(OldestWatch):
         See :class:`~accel.engine.oldest.OldestWatch`.
     """
 
-    def __init__(self, context: ContextBase, stall_after: float, busy_seconds: Callable[[], float], allowance: float) -> None:
+    def __init__(self, context: _WatchedContext, stall_after: float, busy_seconds: Callable[[], float], allowance: float) -> None:
         super().__init__(context.core.loop, stall_after / _LOOKS, self._sent_first, busy_seconds, allowance)
         self._context = context
         self._stall_after = stall_after

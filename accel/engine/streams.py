@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from accel.engine.kernels import LIBRARIES
-from accel.engine.run import BATCH
 from accel.errors import InvalidArgumentError
 
-__all__ = ["StreamStrategy", "resolve_streams"]
+__all__ = ["BATCH", "StreamStrategy", "resolve_streams"]
+
+BATCH = "batch"
+"""Name of the kernel actor that enqueues the ops of batches, whatever their libraries."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from accel.engine.core import DeviceCore
+    from accel.engine.in_flight import ContextOwner
     from accel.process.exit_status import ExitStatus
+    from accel.remote.children import Children
     from accel.remote.context import Copy, Landed
 
     _Land: TypeAlias = Callable[[Copy, Landed], None]
@@ -59,15 +61,18 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
     ----------
     core
         What the device keeps over all generations.
-    publish
+    owner
         Told the context once it is ready, and ``None`` when it is not any more.
+    children
+        The other children of the device.
     """
 
     carries_context: ClassVar[bool] = False
 
-    def __init__(self, core: DeviceCore, publish: Callable[[RemoteContext | None], None]) -> None:
+    def __init__(self, core: DeviceCore, owner: ContextOwner, children: Children) -> None:
         self._core = core
-        self._publish = publish
+        self._owner = owner
+        self._children = children
         self._context: RemoteContext | None = None
         self._link: Link | None = None
         self._ready: _Ready | None = None
@@ -76,7 +81,6 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
     async def started(self, context: ActorContext) -> None:
         """Start a child, or promote the spare one, have it make the context, and declare the generation ready."""
         core = self._core
-        core.restarts_left = context.restarts_left
         began = time.perf_counter()
 
         def land(copy: Copy, then: Landed) -> None:
@@ -85,17 +89,17 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
         try:
             made, link, promoted = await self._bring_up(land)
         except BaseException:
-            await self._core.children.gone()
+            await self._children.gone()
             raise
         made.on_fault = context.self_ref.fail
-        self._publish(made)
-        core.sharing = made.sharing
+        self._owner.published(made)
+        core.refs.sharing = made.sharing
         core.became_ready(began, host="process", pid=link.pid, promoted=promoted)
 
     async def _bring_up(self, land: _Land) -> tuple[RemoteContext, Link, str | None]:
         """Return a context in a child, the child, and what of it was ready before: the spare one if there is one that answers, else a new one."""
         core = self._core
-        spare = core.children.take_spare()
+        spare = self._children.take_spare()
         if spare is not None:
             state = core.options.standby if spare.is_warm else "starting"
             ready = self._ready = core.loop.create_future()
@@ -107,10 +111,10 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
         link = await Link.start(core, "imports", self)
         try:
             # The next one does its imports while the last one ends, and is to find the memory of that.
-            await core.children.gone()
+            await self._children.gone()
         except BaseException:
             ready.cancel()
-            core.children.bury(link)
+            self._children.bury(link)
             raise
         return await self._begin(link, ready, land, _PATIENCE), link, None
 
@@ -119,7 +123,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
         core = self._core
         self._link, link.listener, link.is_opening, link.has_spoken = link, self, True, False
         self._heart = Heartbeat(core.loop, link, self._silent, core.options.heartbeat_interval, core.options.heartbeat_timeout)
-        made = self._context = RemoteContext(core, land, link)
+        made = self._context = RemoteContext(core, self._owner, land, link)
         made.missed = self._heart.missed
         if link.child.exit is not None:
             self.exited(link.child.exit)
@@ -148,7 +152,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
             self._heart.stop()
             self._context = self._link = None
             made.end()
-            core.children.bury(link, made.gone)
+            self._children.bury(link, made.gone)
             raise
         return made
 
@@ -161,7 +165,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
             If one that was killed does not end.
         """
         core = self._core
-        if not await core.children.gone():
+        if not await self._children.gone():
             raise HostDiedError(
                 f"a child of {core.name} was killed and does not end: it may still write to durable memory, which no other one can have before",
                 device=core.name,
@@ -263,13 +267,13 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
             with contextlib.suppress(HostDiedError):  # said below
                 await link.child.aclose(grace=_GRACE)
         self._bury()
-        await self._core.children.gone()
+        await self._children.gone()
 
     def _withdraw(self) -> None:
         if self._heart is not None:
             self._heart.stop()
         if self._context is not None:
-            self._publish(None)
+            self._owner.published(None)
 
     def _bury(self) -> None:
         self._withdraw()
@@ -278,7 +282,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
         if made is not None:
             made.end()
         if link is not None:
-            self._core.children.bury(link, None if made is None else made.gone)
+            self._children.bury(link, None if made is None else made.gone)
 
 
 def _offer(data: bytes) -> tuple[dict[str, frozenset[DType]], bool]:

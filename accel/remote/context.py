@@ -8,16 +8,15 @@ import pickle
 import struct
 from typing import TYPE_CHECKING, TypeAlias
 
-from accel.device.graph import GraphSubmission
 from accel.engine.checksums import verify
 from accel.engine.in_flight import ContextBase
 from accel.engine.op_error import result_of
+from accel.engine.program import GraphSubmission
 from accel.engine.run import OpSubmission
 from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError, ClosedError, FaultScope, HostDiedError, StaleRefError
 from accel.ops import Free, Get, Put
 from accel.process.protocol import MAX_MESSAGE, ProtocolError
-from accel.ref import AccelRef
 from accel.remote.arrays import COPIED_HERE, CopyBack, Outgoing, SharedArrays, close_all
 from accel.remote.compiling import layout_of
 from accel.remote.durable import DurableShare, kept_message
@@ -33,10 +32,12 @@ from accel.remote.transfers import MOST_OPS, Transfers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from accel.device.graph import Program
     from accel.engine.core import DeviceCore
+    from accel.engine.in_flight import ContextOwner
+    from accel.engine.program import Program
     from accel.engine.submission import Submission
     from accel.ops import CompiledKernel, KernelLayout, KernelOp, Plan
+    from accel.ref import AccelRef
     from accel.remote.link import Link
 
 __all__ = ["Copy", "Landed", "RemoteContext"]
@@ -60,6 +61,8 @@ class RemoteContext(ContextBase):
     ----------
     core
         What the device keeps over all generations.
+    owner
+        Decides what follows a fault.
     land
         Has a function called on a worker thread, and then another one on the loop, in order, with what kept the first one from being called.
     link
@@ -71,8 +74,8 @@ class RemoteContext(ContextBase):
         Returns that the child does not answer when it is asked whether it is there, or nothing.
     """
 
-    def __init__(self, core: DeviceCore, land: Callable[[Copy, Landed], None], link: Link) -> None:
-        super().__init__(core)
+    def __init__(self, core: DeviceCore, owner: ContextOwner, land: Callable[[Copy, Landed], None], link: Link) -> None:
+        super().__init__(core, owner)
         self._land = land
         self._link = link
         self._tell = link.tell
@@ -103,7 +106,7 @@ class RemoteContext(ContextBase):
 
     def dispatch_now(self, submission: OpSubmission) -> bool:
         """Send one op if nothing has to be waited for; else change nothing and return ``False``."""
-        if self.core.dropped:
+        if self.core.refs.dropped:
             self.apply_frees()
         op = submission.op
         if type(op) is Free:
@@ -137,7 +140,7 @@ class RemoteContext(ContextBase):
             return False
         if any(array_of(op) is not None for op in ops):
             return False
-        if self.core.dropped:
+        if self.core.refs.dropped:
             self.apply_frees()
         self.send_batch(submission, ops, {})
         return submission.sent == len(submission.outputs)
@@ -227,12 +230,7 @@ class RemoteContext(ContextBase):
         if isinstance(submission, OpSubmission):
             made = submission.made or ()
             if plan.creates and not made:
-                made = tuple(
-                    [
-                        AccelRef(core, core.next_buffer(), spec.shape, spec.dtype, self.generation, durable=spec.durable)
-                        for spec in plan.creates
-                    ]
-                )
+                made = core.refs.make(plan.creates, self.generation)
             submission.result = result_of(op, plan.writes + made, core.loop)
         elif isinstance(submission, BatchSubmission):
             made = submission.outputs[index]
@@ -373,7 +371,7 @@ class RemoteContext(ContextBase):
 
     def apply_frees(self) -> None:
         """Tell the child of refs that were dropped."""
-        dropped = self.core.dropped
+        dropped = self.core.refs.dropped
         buffers = []
         while dropped:
             buffers.append(dropped.popleft())

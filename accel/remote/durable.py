@@ -48,15 +48,21 @@ class Announcer:
     ----------
     channel
         To the parent.
-    generation
-        Of the context; slabs are numbered in it.
-    most_slabs
-        How many the parent keeps.
+
+    Attributes
+    ----------
+    most_slabs : int
+        How many slabs the parent keeps; none before :meth:`begin`.
     """
 
-    def __init__(self, channel: Channel, generation: int, most_slabs: int) -> None:
-        self.most_slabs = most_slabs
+    def __init__(self, channel: Channel) -> None:
+        self.most_slabs = 0
         self._channel = channel
+        self._numbers = itertools.count()
+
+    def begin(self, generation: int, most_slabs: int) -> None:
+        """Begin a generation, in which slabs are numbered, with the number of slabs that the parent keeps."""
+        self.most_slabs = most_slabs
         self._numbers = itertools.count(generation * _PER_GENERATION)
 
     def slab_made(self, slab: HeldSlab) -> int:

@@ -9,7 +9,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from accel.device.options import DeviceOptions
+from accel.engine.options import DeviceOptions
 from accel.errors import UnsupportedError
 
 if TYPE_CHECKING:

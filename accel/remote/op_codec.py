@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from accel.device.graph import Program
 from accel.dtype import DType
+from accel.engine.program import Program
 from accel.errors import AccelError, UnsupportedError
 from accel.ops import CompiledKernel, KernelOp
 from accel.ref import AccelRef, ForeignRef, ManagedRef, RefView

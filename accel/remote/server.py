@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from accel.actors import Directive, RestartStrategy
 from accel.backend import Injection
-from accel.device.graph import Program
 from accel.engine.context_actor import ContextActor
 from accel.engine.core import DeviceCore
 from accel.engine.op_error import op_error
+from accel.engine.program import Program
 from accel.errors import AccelError, BackendUnavailableError, ClosedError, FaultScope, HostDiedError, LibraryError
 from accel.fate import PreloadsLibraries
 from accel.fork import DeviceFiles, close_after_fork
@@ -36,11 +36,12 @@ from accel.remote.error_codec import decode_error, encode_error
 from accel.remote.injected_faults import InjectedFaults
 from accel.remote.messages import Kind, unpack
 from accel.remote.op_codec import OpReader
+from accel.sharing.sharing import Sharing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from accel.device.system import System
+    from accel.actors import ActorSystem
     from accel.dtype import DType
     from accel.engine.context import Context
     from accel.ops import KernelOp, Plan
@@ -60,7 +61,7 @@ _REPORT = "This is an error in accel or in the backend: report it, with what the
 class Server:
     """One context and the messages for it, in order."""
 
-    def __init__(self, channel: Channel, config: Config, system: System) -> None:
+    def __init__(self, channel: Channel, config: Config, system: ActorSystem) -> None:
         self._channel = channel
         self._config = config
         self._system = system
@@ -68,6 +69,7 @@ class Server:
         self._programs: dict[int, Program] = {}
         self._compiling: set[asyncio.Task[None]] = set()
         self._script = InjectedFaults()
+        self._announcer = Announcer(channel)
         self._release = threading.Event()
         self._busy = Busy(channel)
         self._blocks = MappedBlocks(system, self._busy)
@@ -94,10 +96,9 @@ class Server:
         if description is None:
             raise BackendUnavailableError(f"there is no device {config.uuid} any more", device=config.name)
         options = dataclasses.replace(config.options, faults=self._script)
-        self._core = core = DeviceCore(system, backend, description, options, {})
-        core.name = config.name
         # The parent numbers buffers; what is made here besides has numbers of its own.
-        core.next_buffer = itertools.count(-1, -1).__next__
+        numbers = itertools.count(-1, -1)
+        self._core = DeviceCore(system, backend, description, options, {}, name=config.name, numbers=numbers, keeper=self._announcer)
         if isinstance(backend, PreloadsLibraries):
             await system.run_blocking(backend.preload, options.libraries)
         if config.ahead == "context":
@@ -108,7 +109,7 @@ class Server:
         """Begin the generation, and say what its context offers."""
         core = self._core
         core.memory_back.until = time.monotonic() + begin.patience
-        core.keeper = Announcer(self._channel, begin.generation, begin.most_slabs)
+        self._announcer.begin(begin.generation, begin.most_slabs)
         core.own.update((name, partial(_made, data)) for name, data in begin.own.items())
         if not core.lifecycle.generation:
             await self._open()
@@ -120,14 +121,19 @@ class Server:
         """Make the context. Here it is always of generation 1: the parent alone knows how many there were."""
         # Never restarted here: after a fault the parent makes another child.
         once = RestartStrategy(max_restarts=0, decide=lambda _: Directive.STOP)
-        await self._system.spawn(ContextActor, self._core, self._published, name="context", restart=once)
+        await self._system.spawn(ContextActor, self._core, self, Sharing, name="context", restart=once)
         self.context.on_fault = self.give_up
         self.context.opening = self._busy
         self.context.beside = BesideToldOf(self._core.loop, self._busy, self._core.own)
 
-    def _published(self, context: Context | None) -> None:
+    def published(self, context: Context | None) -> None:
+        """See :class:`accel.engine.in_flight.ContextOwner`."""
         if context is not None:
             self.context = context
+
+    def faulted(self, error: AccelError) -> bool:
+        """Return that no context follows: the parent starts another child."""
+        return False
 
     def _memory(self) -> tuple[int, int]:
         _, reserved, workspace = self.context.memory()
@@ -339,7 +345,7 @@ class Server:
         """Return the ref of a buffer. One that is not known yet is made by the batch that is being read, or refused when it is used."""
         ref = self._refs.get(buffer)
         if ref is None:
-            ref = self._refs[buffer] = AccelRef(self._core, buffer, shape, dtype, self.context.generation)
+            ref = self._refs[buffer] = AccelRef(self._core.refs, buffer, shape, dtype, self.context.generation)
         return ref
 
 

@@ -8,7 +8,7 @@ import pickle
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from accel.device.system import System
+from accel.actors import ActorSystem
 from accel.errors import AccelError
 from accel.fork import close_after_fork
 from accel.process.channel import Channel
@@ -69,7 +69,7 @@ class _Service:
             return
         config = pickle.loads(first[1])
         ToldLog(self._channel, self._loop, config.log_level)
-        async with System("host") as system:
+        async with ActorSystem("host") as system:
             server = Server(self._channel, config, system)
             try:
                 await server.prepare()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from accel.engine.core import DeviceCore
     from accel.process.exit_status import ExitStatus
+    from accel.remote.children import Children
 
 __all__ = ["StandbyActor"]
 
@@ -47,14 +48,17 @@ class StandbyActor(Actor[_Wish, None]):
     ----------
     core
         What the device keeps over all generations.
+    children
+        Told of the spare.
     ahead
         What the spare makes ready: its ``"imports"``, or its ``"context"`` too.
     """
 
     carries_context: ClassVar[bool] = False
 
-    def __init__(self, core: DeviceCore, ahead: Literal["imports", "context"]) -> None:
+    def __init__(self, core: DeviceCore, children: Children, ahead: Literal["imports", "context"]) -> None:
         self._core = core
+        self._children = children
         self._ahead = ahead
         self._link: Link | None = None
         self._began = 0.0
@@ -68,9 +72,9 @@ class StandbyActor(Actor[_Wish, None]):
     async def started(self, context: ActorContext) -> None:
         """Offer the spare that there will be, and begin with it."""
         core = self._core
-        core.children.take_spare = self._take
+        self._children.take_spare = self._take
         self._wish = lambda: _tell(context.self_ref)
-        core.on_change = self._wish
+        core.lifecycle.listeners.append(self._wish)
         self._wish()
 
     async def receive(self, message: _Wish, context: ActorContext) -> None:
@@ -79,9 +83,9 @@ class StandbyActor(Actor[_Wish, None]):
         if core.lifecycle.is_final:
             await self._end_spare()
             return
-        if self._link is not None or self._timers or core.is_closing or not core.is_ready:
+        if self._link is not None or self._timers or core.refs.is_closing or not core.is_ready:
             return
-        core.children.standby = "starting"
+        self._children.standby = "starting"
         self._began = time.perf_counter()
         try:
             link = self._link = await Link.start(core, self._ahead, self)
@@ -98,7 +102,7 @@ class StandbyActor(Actor[_Wish, None]):
         return link
 
     def _rest(self, state: str) -> None:
-        self._core.children.standby = state
+        self._children.standby = state
         if self._heart is not None:
             self._heart.stop()
         for timer in self._timers:
@@ -116,7 +120,7 @@ class StandbyActor(Actor[_Wish, None]):
             for timer in self._timers:
                 timer.cancel()
             self._timers.clear()
-            core.children.standby = "ready"
+            self._children.standby = "ready"
             link.is_opening = False
             self._announce(link)
             log, self._is_missed = logger.warning if self._is_missed else logger.info, False
@@ -158,7 +162,7 @@ class StandbyActor(Actor[_Wish, None]):
 
     def _failed(self, error: AccelError) -> None:
         core, self._reason = self._core, None
-        if core.is_closing:
+        if core.refs.is_closing:
             self._rest("none")
             return
         self._is_missed = True
@@ -189,15 +193,16 @@ class StandbyActor(Actor[_Wish, None]):
 
     async def _end(self) -> None:
         core = self._core
-        core.on_change = _nothing
-        core.children.take_spare = _nobody
+        if self._wish in core.lifecycle.listeners:
+            core.lifecycle.listeners.remove(self._wish)
+        self._children.take_spare = _nobody
         await self._end_spare()
 
     async def _end_spare(self) -> None:
         link = self._take()
         if link is not None:
-            self._core.children.bury(link)
-            await self._core.children.gone()
+            self._children.bury(link)
+            await self._children.gone()
 
 
 def _tell(actor: Any) -> None:

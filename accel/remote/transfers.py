@@ -146,7 +146,7 @@ class Transfers:
         context, is_begun = self._context, submission.outstanding > 0  # else an op of a batch before this one may have ended
         core = context.core
         waiting = core.loop.create_task(self._pinned.room(nbytes, context.check_alive))
-        core.in_hand += not is_begun
+        core.workload.in_hand += not is_begun
         try:
             ends: list[asyncio.Future[Any]] = [waiting, self._over]
             await asyncio.wait(ends if is_begun else [*ends, submission.future], return_when=asyncio.FIRST_COMPLETED)
@@ -157,7 +157,7 @@ class Transfers:
             context.check_alive()
             return None
         finally:
-            core.in_hand -= not is_begun
+            core.workload.in_hand -= not is_begun
             if not waiting.done():
                 waiting.cancel()
 

@@ -2,57 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from accel.engine.lane import EventPool, Lane
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from accel.backend import AccelDevice, AccelStream
-    from accel.engine.core import DeviceCore
+    from accel.engine.captures import Captures
 
-__all__ = ["Captures", "OutsideLane", "captures_of"]
-
-
-class Captures:
-    """The captures that are going on in one device, and the lanes that wait for their end: a mark of all streams would break them off.
-
-    Attributes
-    ----------
-    count : int
-        How many there are.
-    """
-
-    __slots__ = ("_lanes", "count")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._lanes: weakref.WeakSet[OutsideLane] = weakref.WeakSet()
-
-    def add(self, lane: OutsideLane) -> None:
-        """Let a lane know when all captures are over."""
-        self._lanes.add(lane)
-
-    @contextlib.contextmanager
-    def one_more(self) -> Iterator[None]:
-        """Have nobody's work marked inside the block. On the loop's thread, which may do other things meanwhile."""
-        self.count += 1
-        try:
-            yield
-        finally:
-            self.count -= 1
-            if not self.count:
-                for lane in tuple(self._lanes):
-                    lane.go_on()
-
-
-def captures_of(core: DeviceCore) -> Captures:
-    """Return those of a device. All its contexts in a system have them in common: they may share what the driver calls a context."""
-    found: Captures = core.shared.setdefault((Captures, core.name), Captures())
-    return found
+__all__ = ["OutsideLane"]
 
 
 class OutsideLane(Lane):

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from accel import dlpack
 from accel._log import get_logger
+from accel.actors.acquire import acquire
 from accel.arguments import BASE
-from accel.engine.acquire import acquire
+from accel.engine.captures import captures_of
 from accel.engine.lane import Lane
 from accel.engine.marks import LaneMark
 from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
@@ -22,7 +23,7 @@ from accel.ops import Spec
 from accel.ref import AccelRef, ForeignRef, ManagedRef, RefView
 from accel.sharing.deferred_release import DeferredRelease
 from accel.sharing.exports import Export, Exports, Sharers, close_when_dropped
-from accel.sharing.external_work import OutsideLane, captures_of
+from accel.sharing.external_work import OutsideLane
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -145,7 +146,7 @@ class Sharing:
 
     def _found(self, ref: AccelRef) -> Block:
         self._context.check_alive()  # a durable ref is good while the device is rebuilt, and its memory is somewhere else
-        self._context.core.check_ref(ref)
+        self._context.core.refs.check(ref)
         found = self._context.buffers.block(ref)
         assert isinstance(found, Block), "what is held and no memory has no ref that users see"
         return found
@@ -217,7 +218,7 @@ class Sharing:
             is_over = lane.stream.record(event)
         except AccelError:
             return  # whoever uses the memory next learns of it
-        mark = LaneMark(context, lane, lane.enqueued, event, "outside")
+        mark = LaneMark(context.report_fault, lane, lane.enqueued, event, "outside")
         if is_over:
             mark.complete()
         else:
@@ -250,8 +251,8 @@ class Sharing:
 
     def _adopt(self, kind: type[Adopted], block: ExternalBlock, shape: tuple[int, ...], dtype: DType) -> Adopted:
         context = self._context
-        core, buffers = context.core, context.buffers
-        ref = kind(core, core.next_buffer(), shape, dtype, context.generation)
+        refs, buffers = context.core.refs, context.buffers
+        ref = kind(refs, refs.next_buffer(), shape, dtype, context.generation)
         buffers.blocks[ref.buffer] = block
         buffers.special[ref.buffer] = partial(self._leave, ref.buffer)
         self._lone[ref.buffer] = block

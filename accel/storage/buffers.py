@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from accel.backend import TakesWorkspace
 from accel.errors import ClosedError, OutOfMemoryError, StaleRefError
 from accel.memory import Block
-from accel.ref import AccelRef
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable, Sequence
 
+    from accel.actors import ActorSystem
     from accel.backend import SlabMemory
-    from accel.engine.core import DeviceCore
-    from accel.engine.lane import Lane
+    from accel.compute import ComputeBackend
     from accel.memory import Allocator, Usage
+    from accel.memory.usage import Timeline
     from accel.ops.base import Spec
-    from accel.storage.durable_slabs import DurableSlabs
+    from accel.ref import AccelRef
+    from accel.storage.memory_back import MemoryBack
+    from accel.storage.refs import Refs
 
 __all__ = ["Buffers", "Held", "close_all"]
+
+
+class DurableMemory(Protocol):
+    """The durable part of a context's memory: see :class:`accel.storage.durable_slabs.DurableSlabs`."""
+
+    idle: set[SlabMemory]
+
+    def placed(self, buffers: Buffers, ref: AccelRef, block: Block) -> None:
+        """Tell of a new buffer."""
+
+    def trim(self, buffers: Buffers) -> None:
+        """Give slabs back that hold nothing any more."""
+
+    def close(self) -> None:
+        """Give back what was not. May block."""
 
 
 class Held:
@@ -53,8 +70,12 @@ class Buffers:
 
     Parameters
     ----------
-    core
-        What the device keeps over all generations.
+    refs
+        The device's refs.
+    system
+        Runs what blocks.
+    memory_back
+        Asks for slabs.
     allocator
         Cuts blocks from slabs.
     generation
@@ -75,14 +96,24 @@ class Buffers:
     """
 
     __slots__ = (
-        "_check_alive", "_closing", "_core", "_generation", "_held", "_idle", "_leaving", "_resting", "allocator", "blocks", "durables", "lent", "special",
+        "_check_alive", "_closing", "_generation", "_held", "_idle", "_leaving", "_memory_back", "_refs", "_resting", "_system",
+        "allocator", "blocks", "durables", "lent", "special",
     )  # fmt: skip
 
     def __init__(
-        self, core: DeviceCore, allocator: Allocator, generation: int, check_alive: Callable[[], None], durables: DurableSlabs
+        self,
+        refs: Refs,
+        system: ActorSystem,
+        memory_back: MemoryBack,
+        allocator: Allocator,
+        generation: int,
+        check_alive: Callable[[], None],
+        durables: DurableMemory,
     ) -> None:
         self.durables = durables
-        self._core = core
+        self._refs = refs
+        self._system = system
+        self._memory_back = memory_back
         self._generation = generation
         self._check_alive = check_alive
         self.allocator = allocator
@@ -105,7 +136,7 @@ class Buffers:
         """
         block = self.blocks.get(ref.buffer)
         if block is None:
-            raise StaleRefError(f"{ref!r} is not in memory any more", reason="freed", device=self._core.name, generation=self._generation)
+            raise StaleRefError(f"{ref!r} is not in memory any more", reason="freed", device=self._refs.name, generation=self._generation)
         return block
 
     def address(self, ref: AccelRef) -> int:
@@ -127,18 +158,15 @@ class Buffers:
         self.blocks[ref.buffer] = Held(usage, release)
         self._held += 1
 
-    def create(self, specs: Sequence[Spec], lane: Lane, named: tuple[AccelRef, ...] | None = None) -> tuple[AccelRef, ...] | None:
+    def create(self, specs: Sequence[Spec], lane: Timeline, named: tuple[AccelRef, ...] | None = None) -> tuple[AccelRef, ...] | None:
         """Make a new buffer for each of ``specs`` from the slabs there are; ``None``, with nothing made, if there is no room.
 
         ``named`` are their refs, where somebody has named them already.
         """
-        core = self._core
-        refs = named or tuple(
-            [AccelRef(core, core.next_buffer(), shape, dtype, self._generation, durable=durable) for shape, dtype, durable in specs]
-        )
+        refs = named or self._refs.make(specs, self._generation)
         return refs if self.place(refs, lane) else None
 
-    def place(self, refs: Iterable[AccelRef], lane: Lane) -> bool:
+    def place(self, refs: Iterable[AccelRef], lane: Timeline) -> bool:
         """Give memory to buffers that have none yet; ``False``, with none given, if there is no room."""
         allocate, blocks = self.allocator.allocate, self.blocks
         placed: list[int] = []
@@ -159,7 +187,7 @@ class Buffers:
                     raise
         return True
 
-    async def provide(self, specs: Iterable[Spec], lane: Lane) -> None:
+    async def provide(self, specs: Iterable[Spec], lane: Timeline) -> None:
         """See that :meth:`create` finds room for ``specs``, by taking another slab from the device where it must be.
 
         Raises
@@ -176,30 +204,28 @@ class Buffers:
             for block in held:
                 self.allocator.free(block)
 
-    async def provide_workspaces(self, lane: Lane, library: str) -> None:
-        """Give a lane the workspaces that ops of a library use there; it keeps them.
+    async def provide_workspaces(self, lane: Timeline, compute: ComputeBackend, library: str) -> None:
+        """Give the compute interface of a lane the workspaces that ops of a library use there; it keeps them.
 
         Raises
         ------
         OutOfMemoryError
             If the limit or the device has no room.
         """
-        compute = lane.compute
         while isinstance(compute, TakesWorkspace) and (nbytes := compute.workspace_wanted(library)):
             block = await self._grow(nbytes, lane)
             self.lent += block.size
             compute.use_workspace(block.address, nbytes)
-        lane.provided.add(library)
 
-    async def _grow(self, nbytes: int, lane: Lane) -> Block:
+    async def _grow(self, nbytes: int, lane: Timeline) -> Block:
         """Allocate, with another slab, made off the loop, after everything that can be had without it."""
-        allocator, run_blocking = self.allocator, self._core.system.run_blocking
+        allocator, run_blocking = self.allocator, self._system.run_blocking
         self.apply_frees()
         last_resort = False
         while (block := allocator.allocate(nbytes, lane)) is None:
             request = allocator.request_slab(nbytes, last_resort=last_resort)
             try:
-                slab = await run_blocking(self._core.memory_back.ask, request.create)
+                slab = await run_blocking(self._memory_back.retry_on_oom, request.create)
                 self._check_alive()
                 allocator.adopt(request, slab)
             except BaseException as error:
@@ -217,7 +243,7 @@ class Buffers:
 
     def apply_frees(self) -> None:
         """Give the memory of dropped refs back; streams that still use it are waited for by whoever uses it next."""
-        dropped = self._core.dropped
+        dropped = self._refs.dropped
         while dropped:
             self.free(dropped.popleft())
         if self._resting:
@@ -251,14 +277,14 @@ class Buffers:
 
     def _close_soon(self) -> None:
         if (self._leaving or self._idle) and (self._closing is None or self._closing.done()):
-            self._closing = self._core.loop.create_task(self._close_leaving())
+            self._closing = self._system.loop.create_task(self._close_leaving())
 
     async def _close_leaving(self) -> None:
         while self._leaving or self._idle:
             leaving, idle = tuple(self._leaving), tuple(self._idle)
             try:
-                await self._core.system.run_blocking(_release_all, leaving)
-                await self._core.system.run_blocking(close_all, idle)
+                await self._system.run_blocking(_release_all, leaving)
+                await self._system.run_blocking(close_all, idle)
             except ClosedError:  # the system ends: `close` does it
                 return
             del self._leaving[: len(leaving)], self._idle[: len(idle)]

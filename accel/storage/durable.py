@@ -27,13 +27,15 @@ from accel.storage.known_checksum import KnownChecksum
 if TYPE_CHECKING:
     import asyncio
     import threading
+    from collections import deque
     from collections.abc import Iterable, Iterator
 
+    from accel.actors import ActorSystem
     from accel.backend import HeldSlab
-    from accel.engine.core import DeviceCore
-    from accel.engine.submission import Submission
     from accel.errors import AccelError
     from accel.ops import Plan
+    from accel.process.disposal import Disposal
+    from accel.storage.known_checksum import Writer
 
 __all__ = ["DurableBook", "DurableBuffer", "DurableKeeper", "Kept"]
 
@@ -165,18 +167,32 @@ class _Slab:
         del self.places[bisect.bisect_left(self.places, (offset,))]
 
 
+class _Refs(Protocol):
+    """What is needed of the device's refs: see :class:`accel.storage.refs.Refs`."""
+
+    name: str
+    live_generation: int
+    dropped: deque[int]
+
+
 class DurableBook:
     """The durable buffers of one device, over all its generations. Used on the loop's thread only.
 
     Parameters
     ----------
-    core
-        The device.
+    refs
+        The device's refs.
+    system
+        Runs what blocks.
+    disposal
+        Closes descriptors.
 
     Attributes
     ----------
     is_offered : bool
         Whether the device's memory can outlive its contexts; known with the first.
+    is_watchful : bool
+        Whether some buffers are torn, or have checksums: then each op that is sent is looked at.
     used, reserved : int
         Bytes reserved for durable buffers, and of the slabs they are in.
     buffers : dict of int to DurableBuffer
@@ -187,8 +203,11 @@ class DurableBook:
         See :class:`DurableKeeper`.
     """
 
-    def __init__(self, core: DeviceCore) -> None:
-        self._core = core
+    def __init__(self, refs: _Refs, system: ActorSystem, disposal: Disposal) -> None:
+        self._refs = refs
+        self._system = system
+        self._disposal = disposal
+        self.is_watchful = False
         self.is_offered = False
         self.used = self.reserved = 0
         self.buffers: dict[int, DurableBuffer] = {}
@@ -209,8 +228,8 @@ class DurableBook:
         """
         if not self.is_offered:
             raise UnsupportedError(
-                f"the memory of {self._core.name} cannot outlive its context, so there are no durable buffers",
-                device=self._core.name,
+                f"the memory of {self._refs.name} cannot outlive its context, so there are no durable buffers",
+                device=self._refs.name,
                 remedy="Leave durable out, and put the data on the device again after a rebuild (device.resident does).",
             )
 
@@ -267,7 +286,7 @@ class DurableBook:
     def slab_not_bound(self, number: int, error: AccelError) -> None:
         """Let a slab go that the next context could not have; what was in it is gone."""
         slab = self._let_go(number)
-        logger.error("durable_slab_lost", device=self._core.name, nbytes=slab.nbytes, buffers=len(slab.places), error=error)
+        logger.error("durable_slab_lost", device=self._refs.name, nbytes=slab.nbytes, buffers=len(slab.places), error=error)
         for _, size, buffer in slab.places:
             entry = self.buffers[buffer]
             entry.slab = None
@@ -277,7 +296,7 @@ class DurableBook:
     def _let_go(self, number: int) -> _Slab:
         slab = self._slabs.pop(number)
         self.reserved -= slab.nbytes
-        self._core.disposal.close((slab.fd,))
+        self._disposal.close((slab.fd,))
         return slab
 
     def slab_mapped(self, number: int, mapped: threading.Event) -> None:
@@ -327,7 +346,7 @@ class DurableBook:
             ref = entry.ref()
             if ref is not None:
                 self._torn.discard(ref.buffer)
-                ref.generation = self._core.live_generation or ref.generation
+                ref.generation = self._refs.live_generation or ref.generation
             self._watch()
         return bool(entry.torn)
 
@@ -339,8 +358,8 @@ class DurableBook:
         return StaleRefError(
             f"{ref!r} is torn: {entry.torn}",
             reason="torn",
-            device=self._core.name,
-            generation=self._core.live_generation or None,
+            device=self._refs.name,
+            generation=self._refs.live_generation or None,
             remedy=_DROP if entry.slab is None else _REWRITE,
         )
 
@@ -356,7 +375,7 @@ class DurableBook:
         for entry in found:
             self._tear(entry, "the context faulted before an op that wrote it was seen to have ended")
         if found:
-            logger.warning("durable_buffers_torn", device=self._core.name, generation=self._core.lifecycle.generation, buffers=len(found))
+            logger.warning("durable_buffers_torn", device=self._refs.name, generation=self._refs.live_generation, buffers=len(found))
 
     def torn(self, buffers: Iterable[int], why: str) -> None:
         """Take note of work that failed halfway: reads of what it wrote fail from now on. Buffers that are not there are none of the book's."""
@@ -382,7 +401,7 @@ class DurableBook:
             self._torn.add(ref.buffer)
             self._watch()
 
-    def sent(self, submission: Submission) -> list[AccelRef]:
+    def sent(self, submission: Writer) -> list[AccelRef]:
         """Look at what is sent: torn buffers that it writes wholly are sound when it has ended well. Return those it writes that have checksums."""
         checked: dict[int, AccelRef] = {}
         for plan in submission.plans:
@@ -400,7 +419,7 @@ class DurableBook:
         return list(checked.values())
 
     def _watch(self) -> None:
-        self._core.is_watchful = bool(self._torn or self.checked)
+        self.is_watchful = bool(self._torn or self.checked)
 
     def check(self, ref: AccelRef) -> None:
         """Have a checksum of the buffer kept from now on."""
@@ -426,10 +445,10 @@ class DurableBook:
         self.apply_frees()
         for slab in list(self._slabs.values()):
             if slab.mapped is not None and not slab.mapped.is_set():
-                if not await self._core.system.run_blocking(slab.mapped.wait, _PATIENCE):
+                if not await self._system.run_blocking(slab.mapped.wait, _PATIENCE):
                     raise DriverError(
-                        f"work that was abandoned still uses durable memory of {self._core.name} after {_PATIENCE:g} s",
-                        device=self._core.name,
+                        f"work that was abandoned still uses durable memory of {self._refs.name} after {_PATIENCE:g} s",
+                        device=self._refs.name,
                         remedy="Open the device with host='process', where abandoned work ends with its process.",
                     )
                 slab.mapped = None
@@ -437,7 +456,7 @@ class DurableBook:
 
     def apply_frees(self) -> None:
         """Give back what belongs to refs that were dropped while there is no context."""
-        for buffer in list(self._core.dropped):
+        for buffer in list(self._refs.dropped):
             self.dropped(buffer)
         for number in [number for number, slab in self._slabs.items() if not slab.places]:
             self.slab_gone(number)
@@ -466,11 +485,11 @@ class DurableBook:
         self._watch()
         self.used = self.reserved = 0
         slabs, self._slabs = self._slabs, {}
-        self._core.disposal.close([slab.fd for slab in slabs.values()])
+        self._disposal.close([slab.fd for slab in slabs.values()])
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise ClosedError(f"device {self._core.name} is closed", device=self._core.name)
+            raise ClosedError(f"device {self._refs.name} is closed", device=self._refs.name)
 
 
 def _file_of(fd: int, nbytes: int) -> tuple[int, int] | None:

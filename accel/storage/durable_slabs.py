@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from accel.actors.acquire import acquire
 from accel.backend import ImportsSlabs
-from accel.engine.acquire import acquire
 from accel.errors import DriverError, InvalidArgumentError, UnsupportedError
 from accel.memory import DurableUsage, Usage
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable
 
+    from accel.actors import ActorSystem
     from accel.backend import HeldSlab, SlabMemory
-    from accel.engine.core import DeviceCore
     from accel.memory import Block
     from accel.ref import AccelRef
     from accel.storage.buffers import Buffers
-    from accel.storage.durable import Kept
+    from accel.storage.durable import DurableKeeper, Kept
 
 __all__ = ["DurableSlabs"]
 
@@ -33,8 +33,12 @@ class DurableSlabs:
 
     Parameters
     ----------
-    core
-        What the device keeps over all generations.
+    name
+        Of the device.
+    system
+        Runs what blocks.
+    keeper
+        Told of durable memory.
     device
         The backend's context.
     wait_for_ends
@@ -48,9 +52,11 @@ class DurableSlabs:
         Slabs that had durable buffers, and may be free once the last uses of them are over.
     """
 
-    def __init__(self, core: DeviceCore, device: object, wait_for_ends: Callable[[], None]) -> None:
+    def __init__(self, name: str, system: ActorSystem, keeper: DurableKeeper, device: object, wait_for_ends: Callable[[], None]) -> None:
         self._wait_for_ends = wait_for_ends
-        self._core = core
+        self._name = name
+        self._system = system
+        self._keeper = keeper
         self._device = device
         self._numbers: dict[SlabMemory, int] = {}
         self._living: dict[SlabMemory, int] = {}  # how many buffers are in each
@@ -79,21 +85,21 @@ class DurableSlabs:
         if number is None:
             if getattr(slab, "fd", -1) < 0:
                 raise UnsupportedError(
-                    "this system has no memory that outlives its process", device=self._core.name, remedy="Leave durable out."
+                    "this system has no memory that outlives its process", device=self._name, remedy="Leave durable out."
                 )
-            if len(self._numbers) >= self._core.keeper.most_slabs:
+            if len(self._numbers) >= self._keeper.most_slabs:
                 raise DriverError(
-                    f"durable buffers of {self._core.name} are in {len(self._numbers)} slabs, and each keeps a descriptor: there may be no more",
+                    f"durable buffers of {self._name} are in {len(self._numbers)} slabs, and each keeps a descriptor: there may be no more",
                     code="EMFILE",
                     library="os",
-                    device=self._core.name,
+                    device=self._name,
                     retryable=True,
                     remedy="Raise `ulimit -n`, half of which they may take, or drop durable buffers, or make fewer and larger ones.",
                 )
-            number = self._numbers[slab] = self._core.keeper.slab_made(slab)
+            number = self._numbers[slab] = self._keeper.slab_made(slab)
             self._living[slab] = 0
             self.idle.discard(slab)
-        self._core.keeper.placed(ref, number, block.offset, block.size)
+        self._keeper.placed(ref, number, block.offset, block.size)
         self._adopt(buffers, ref.buffer, block)
 
     def _adopt(self, buffers: Buffers, buffer: int, block: Block) -> None:
@@ -110,11 +116,11 @@ class DurableSlabs:
             block.usage, before = Usage(), block.usage
             block.usage.merge(before)
         buffers.allocator.free(block)
-        self._core.keeper.dropped(buffer)
+        self._keeper.dropped(buffer)
         self._living[slab] -= 1
         if not self._living[slab]:
             del self._living[slab]
-            self._core.keeper.slab_gone(self._numbers.pop(slab))
+            self._keeper.slab_gone(self._numbers.pop(slab))
             self.idle.add(slab)
             self.trim(buffers)
             if self.idle:
@@ -127,12 +133,12 @@ class DurableSlabs:
         if slabs:
             self._left += slabs
             if self._closing is None or self._closing.done():
-                self._closing = self._core.loop.create_task(self._close_left())
+                self._closing = self._system.loop.create_task(self._close_left())
 
     async def _close_left(self) -> None:
         while self._left:
             left, self._left = self._left, []
-            await self._core.system.run_blocking(_close, left)
+            await self._system.run_blocking(_close, left)
 
     async def aclose(self) -> None:
         """Wait until what is being given back is so."""
@@ -159,12 +165,12 @@ class DurableSlabs:
         made: list[HeldSlab] = []
         for number, nbytes, fd, blocks in kept:
             if not isinstance(device, ImportsSlabs):
-                raise UnsupportedError("this backend maps no slab of another context", device=self._core.name)
-            slab = await acquire(self._core.system, partial(device.import_slab, fd, nbytes), lambda slab: slab.close())
+                raise UnsupportedError("this backend maps no slab of another context", device=self._name)
+            slab = await acquire(self._system, partial(device.import_slab, fd, nbytes), lambda slab: slab.close())
             try:
                 found = buffers.allocator.restore(slab, [(offset, wanted, size) for _, offset, wanted, size in blocks])
             except InvalidArgumentError:
-                await self._core.system.run_blocking(slab.close)
+                await self._system.run_blocking(slab.close)
                 raise
             self._numbers[slab] = number
             self._living[slab] = 0

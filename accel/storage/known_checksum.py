@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from accel.engine.submission import Submission
+    import asyncio
+    from collections.abc import Sequence
 
-__all__ = ["KnownChecksum"]
+    from accel.ops import Plan
+
+__all__ = ["KnownChecksum", "Writer"]
+
+
+class Writer(Protocol):
+    """A submission, as far as it writes durable buffers: see :class:`accel.engine.submission.Submission`."""
+
+    future: asyncio.Future[Any]
+
+    @property
+    def plans(self) -> Sequence[Plan]:
+        """What the ops do to memory."""
+
+    @property
+    def may_have_run(self) -> bool:
+        """Whether some of it is, or was, on the device."""
 
 
 class KnownChecksum:
@@ -24,7 +41,7 @@ class KnownChecksum:
         self._taken = 0  # how many writers had been sent when it was taken
         self._changed = 0  # the last writer that may have reached the device, of those that have ended
         self._sent = 0
-        self._open: dict[Submission, int] = {}  # writers that have not ended
+        self._open: dict[Writer, int] = {}  # writers that have not ended
 
     @property
     def sent(self) -> int:
@@ -38,14 +55,14 @@ class KnownChecksum:
             return None
         return self._value
 
-    def write(self, submission: Submission) -> None:
+    def write(self, submission: Writer) -> None:
         """Take note of a writer that is sent, or sent again in another generation."""
         if submission not in self._open:
             submission.future.add_done_callback(lambda _: self._ended(submission))
         self._sent += 1
         self._open[submission] = self._sent
 
-    def _ended(self, submission: Submission) -> None:
+    def _ended(self, submission: Writer) -> None:
         number = self._open.pop(submission)
         if submission.may_have_run:
             self._changed = max(self._changed, number)

@@ -1,4 +1,4 @@
-"""Memory that comes back a little later than who held it has ended: asked for again, for a while."""
+"""Device memory that the driver gives back a while after the process that held it has ended: the request is repeated."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _PAUSE = 0.02
 
 
 class MemoryBack:
-    """Asks for device memory; until a moment that is set, again and again. The driver tells nobody when it has cleared up behind a process.
+    """Repeats requests for device memory until a deadline. The driver does not tell when it has released the memory of a process that ended.
 
     Attributes
     ----------
     until : float
-        ``time.monotonic()`` after which out of memory is out of memory.
+        ``time.monotonic()`` after which a request is not repeated.
     """
 
     def __init__(self) -> None:
         self.until = 0.0
 
-    def ask(self, make: Callable[..., T], *arguments: object) -> T:
-        """Return what ``make`` does. May block.
+    def retry_on_oom(self, make: Callable[..., T], *arguments: object) -> T:
+        """Return what ``make`` returns; repeat the call while it runs out of memory before the deadline. May block.
 
         Raises
         ------
         OutOfMemoryError
-            If it does so, and the time is up.
+            If it does so after the deadline.
         """
         while True:
             try:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.device.info import PinnedInfo
 from accel.errors import ClosedError, DeadlineExceededError, OutOfMemoryError
 from accel.memory import HostArena, HostRegistrar, memory_size
 from accel.storage.buffers import close_all
@@ -23,12 +23,36 @@ if TYPE_CHECKING:
     from accel.dtype import DType
     from accel.memory import Block, MemfdSlab
 
-__all__ = ["PinnedMemory"]
+__all__ = ["PinnedInfo", "PinnedMemory"]
 
 _LIMIT = 4 << 30
 
 _MOST_PART, _LEAST_PART, _PARTS = 32 << 20, 64 << 10, 4
 """Bytes of the parts in which large arrays move: of the largest, beyond which nothing gets faster, and of the smallest. And how many there is room for."""
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedInfo:
+    """Host memory under ``pinned_limit``, in bytes.
+
+    It holds the arrays of :meth:`accel.Device.pinned` and, on a process host, the arrays that ``put`` and ``get`` move.
+
+    Parameters
+    ----------
+    used
+        Bytes of live arrays and of transfers in flight.
+    reserved
+        Page-locked bytes.
+    limit
+        The ``pinned_limit``.
+    waiting
+        Number of calls that wait for room.
+    """
+
+    used: int
+    reserved: int
+    limit: int
+    waiting: int
 
 
 class _Lease:

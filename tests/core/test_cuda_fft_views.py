@@ -16,7 +16,7 @@ from accel_cuda.families.fft_memory import Rehearsal, WorkMemory
 if TYPE_CHECKING:
     import numpy as np
 
-    from accel.engine.core import DeviceCore
+    from accel.ref import RefOwner
 
 BASE = 1 << 20
 WORK = 1 << 30
@@ -61,8 +61,8 @@ def run(op: ops.KernelOp, source: int, destination: int) -> list[Any]:
 
 
 def ref(shape: tuple[int, ...], dtype: DType) -> AccelRef:
-    core: DeviceCore = SimpleNamespace(dropped=[], check_process=lambda: None)  # type: ignore[assignment]
-    return AccelRef(core, 1, shape, dtype, 1)
+    owner: RefOwner = SimpleNamespace(dropped=[], check_process=lambda: None)
+    return AccelRef(owner, 1, shape, dtype, 1)
 
 
 @pytest.mark.parametrize(("real", "size"), [(DType.FLOAT32, 4), (DType.FLOAT64, 8)])

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import accel
+from accel.actors.acquire import acquire
 from accel.cpu.backend import CpuBackend, CpuDevice
-from accel.engine.acquire import acquire
 
 
 async def test_what_is_made_is_returned() -> None:

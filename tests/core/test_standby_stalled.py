@@ -79,8 +79,8 @@ def test_a_spare_is_promoted_although_the_loop_was_held_up(
 
 
 def _spare(system: accel.System, device: accel.Device) -> int:
-    link = device._core.children.take_spare.__self__._link
-    pid: int = link.pid
+    children: Any = device._host.children
+    pid: int = children.take_spare.__self__._link.pid
     assert os.path.exists(f"/proc/{pid}")
     return pid
 

@@ -18,9 +18,9 @@ import pytest
 import accel
 from accel import compute, errors, ops
 from accel.backend import DeviceDescription
-from accel.device.options import Library
 from accel.dtype import DType, native
 from accel.engine.kernels import LIBRARIES
+from accel.engine.options import Library
 from accel.ref import AccelRef, AccelToken
 from accel.registry import backend_names, find_device, load_backend
 

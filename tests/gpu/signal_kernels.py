@@ -16,7 +16,7 @@ from accel_cuda.families.fft import Work
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from accel.engine.core import DeviceCore
+    from accel.ref import RefOwner
 
 __all__ = ["launch_all", "signal_kernels"]
 
@@ -57,8 +57,8 @@ class _NoPlans:
 
 
 def _ref(shape: tuple[int, ...], dtype: DType) -> AccelRef:
-    core: DeviceCore = SimpleNamespace(dropped=[], check_process=lambda: None)  # type: ignore[assignment]
-    return AccelRef(core, 1, shape, dtype, 1)
+    owner: RefOwner = SimpleNamespace(dropped=[], check_process=lambda: None)
+    return AccelRef(owner, 1, shape, dtype, 1)
 
 
 def _draws() -> Iterator[Any]:

@@ -14,7 +14,7 @@ import accel
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from accel.device.options import Library
+    from accel.engine.options import Library
 
 pytestmark = pytest.mark.gpu
 

@@ -25,11 +25,11 @@ _MOST = 4096
 _ROUNDS = 3
 """How often one load begins anew because a rebuild came between."""
 
-_loading: contextvars.ContextVar[_Load | None] = contextvars.ContextVar("accel_loading", default=None)
+_current: contextvars.ContextVar[_Loading | None] = contextvars.ContextVar("accel_current", default=None)
 """The load whose loader runs here, in whatever task."""
 
 
-class _Load:
+class _Loading:
     """One call of a loader, of any device: those who wait for it, and the loads that it waits for."""
 
     __slots__ = ("device", "name", "waiters", "waits_for")
@@ -38,9 +38,9 @@ class _Load:
         self.device = device
         self.name = name
         self.waiters: list[asyncio.Future[Any]] = []
-        self.waits_for: list[_Load] = []
+        self.waits_for: list[_Loading] = []
 
-    def way_to(self, other: _Load) -> list[_Load]:
+    def way_to(self, other: _Loading) -> list[_Loading]:
         """Return the loads from this one to ``other``, each of which waits for the next; none if there is no such way."""
         ways = {self: [self]}
         left = [self]
@@ -78,7 +78,7 @@ class _Resident:
         All in the value.
     generation : int
         In which it was loaded.
-    load : _Load or None
+    load : _Loading or None
         The load that goes on.
     """
 
@@ -89,7 +89,7 @@ class _Resident:
         self.value: Any = None
         self.refs: tuple[AccelRef, ...] | None = None
         self.generation = 0
-        self.load: _Load | None = None
+        self.load: _Loading | None = None
 
     def tell(self, value: Any, error: Exception | None = None) -> None:
         """End the load."""
@@ -104,11 +104,14 @@ class Residents:
     Parameters
     ----------
     core
-        The device.
+        What the device keeps over all generations.
+    device
+        Its public face, for loaders.
     """
 
-    def __init__(self, core: DeviceCore) -> None:
+    def __init__(self, core: DeviceCore, device: object) -> None:
         self._core = core
+        self._device = device
         self._named: dict[str, _Resident] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -116,14 +119,14 @@ class Residents:
         """See :meth:`accel.Device.resident`."""
         self._core.guard()
         entry = self._entry(name, loader, durable=durable)
-        asking = _loading.get()
+        asking = _current.get()
         waiter = self._core.loop.create_future()
         load = entry.load
         if load is None and self._is_there(entry):
             return entry.value
         is_first = load is None
         if load is None:
-            load = entry.load = _Load(self._core.name, name)
+            load = entry.load = _Loading(self._core.name, name)
         elif asking is not None:
             self._check_circle(load.way_to(asking))
         # Before it begins: a loader may run, and end, when its task is made.
@@ -140,7 +143,7 @@ class Residents:
                 asking.waits_for.remove(load)
             del waiter  # a traceback holds this frame, and the waiter holds the error
 
-    def _check_circle(self, way: list[_Load]) -> None:
+    def _check_circle(self, way: list[_Loading]) -> None:
         """Refuse to let the last load of ``way`` wait for the first."""
         if way:
             device = self._core.name
@@ -181,14 +184,14 @@ class Residents:
         return entry
 
     def _is_there(self, entry: _Resident) -> bool:
-        if entry.refs is None or not (entry.durable or entry.generation == self._core.live_generation):
+        if entry.refs is None or not (entry.durable or entry.generation == self._core.refs.live_generation):
             return False
         return not any(ref.is_stale for ref in entry.refs)
 
-    def _begin(self, name: str, entry: _Resident, load: _Load, loader: Callable[[Any], Awaitable[Any]]) -> None:
+    def _begin(self, name: str, entry: _Resident, load: _Loading, loader: Callable[[Any], Awaitable[Any]]) -> None:
         entry.value, entry.refs = None, None  # its memory is free for what comes
         context = contextvars.copy_context()
-        context.run(_loading.set, load)
+        context.run(_current.set, load)
         task = self._core.loop.create_task(self._load(name, entry, loader), name=f"accel-resident-{name}", context=context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -215,9 +218,9 @@ class Residents:
         core = self._core
         for left in reversed(range(_ROUNDS)):
             await core.lifecycle.wait_ready()
-            generation = core.live_generation
+            generation = core.refs.live_generation
             try:
-                loading = loader(core.device)
+                loading = loader(self._device)
                 if not inspect.isawaitable(loading):
                     raise InvalidArgumentError(
                         f"the loader of resident {name!r} returned a {type(loading).__name__}, and nothing to await",
@@ -228,14 +231,14 @@ class Residents:
             except (ContextPoisonedError, StaleRefError) as error:
                 # What was on the device when it faulted may be why: that is not tried again unasked.
                 is_innocent = isinstance(error, StaleRefError) or error.executed == "no"
-                if left and is_innocent and generation != core.live_generation and not core.lifecycle.is_final:
+                if left and is_innocent and generation != core.refs.live_generation and not core.lifecycle.is_final:
                     continue
                 raise
             found = list(refs_in(value, f"the value of resident {name!r}"))
             if entry.durable:
                 self._check_durable(found)
             refs = tuple([ref for _, ref in found])
-            if not left or generation == core.live_generation or (entry.durable and not any(ref.is_stale for ref in refs)):
+            if not left or generation == core.refs.live_generation or (entry.durable and not any(ref.is_stale for ref in refs)):
                 return value, refs, generation
         raise AssertionError("the last round returns, or raises")
 

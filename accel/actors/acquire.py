@@ -1,4 +1,4 @@
-"""Making something off the loop that must be given back even if nobody waits for it any more."""
+"""Making something on a worker thread that is given back if the task that waits for it is cancelled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from accel.errors import ClosedError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accel.actors import ActorSystem
+    from accel.actors.system import ActorSystem
 
 __all__ = ["acquire"]
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class _Handover(Generic[T]):
-    """Between the thread that makes a thing and the task that waits for it: exactly one of them has it."""
+    """Stands between the thread that makes a thing and the task that waits for it: exactly one of them has it."""
 
     def __init__(self, make: Callable[[], T], dispose: Callable[[T], object]) -> None:
         self._make = make
@@ -34,7 +34,7 @@ class _Handover(Generic[T]):
                 self._made.append(made)
                 return made
         self._dispose(made)
-        raise ClosedError("nobody waits for this any more")
+        raise ClosedError("what was made is not waited for any more")
 
     def give_up(self) -> list[T]:
         with self._lock:

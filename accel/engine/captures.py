@@ -1,0 +1,59 @@
+"""The captures into graphs that are going on in one device: while there is one, the work of other libraries cannot be marked."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from accel.engine.core import DeviceCore
+
+__all__ = ["Captures", "captures_of"]
+
+
+class WaitsForCaptures(Protocol):
+    """A lane whose work cannot be marked during a capture."""
+
+    def go_on(self) -> None:
+        """Take note that no capture is going on any more."""
+
+
+class Captures:
+    """The captures that are going on in one device, and the lanes that wait for their end: a mark of all streams would break them off.
+
+    Attributes
+    ----------
+    count : int
+        How many there are.
+    """
+
+    __slots__ = ("_lanes", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lanes: weakref.WeakSet[WaitsForCaptures] = weakref.WeakSet()
+
+    def add(self, lane: WaitsForCaptures) -> None:
+        """Let a lane know when all captures are over."""
+        self._lanes.add(lane)
+
+    @contextlib.contextmanager
+    def one_more(self) -> Iterator[None]:
+        """Have nobody's work marked inside the block. On the loop's thread, which may do other things meanwhile."""
+        self.count += 1
+        try:
+            yield
+        finally:
+            self.count -= 1
+            if not self.count:
+                for lane in tuple(self._lanes):
+                    lane.go_on()
+
+
+def captures_of(core: DeviceCore) -> Captures:
+    """Return those of a device. All its contexts in a system have them in common: they may share what the driver calls a context."""
+    found: Captures = core.shared.setdefault((Captures, core.name), Captures())
+    return found

@@ -1,0 +1,225 @@
+"""What a graph runs: its program, the capture that makes one command of it, and the replay of that command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from accel.dtype import DType
+from accel.engine.run import LaunchContext, OpSubmission
+from accel.errors import UnsupportedError
+from accel.ops import KernelOp, Plan, Spec
+from accel.ref import AccelRef, RefView
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from accel.backend import AccelDevice, Kernel
+    from accel.engine.core import DeviceCore
+    from accel.engine.kernel_library import OwnLibrary
+    from accel.engine.lane import Lane
+    from accel.engine.scratch import Scratch
+    from accel.memory import Usage
+    from accel.storage.buffers import Buffers
+
+__all__ = ["Capture", "GraphSubmission", "JoinsUses", "Program", "Replay"]
+
+_NOTHING = Plan((), (), ())
+
+
+class JoinsUses(Protocol):
+    """Has the uses of several buffers tracked as one, also those by other libraries."""
+
+    def as_one(self, usages: Sequence[Usage]) -> Usage:
+        """Return what stands for the uses of several buffers from now on."""
+
+
+class _GraphContext(LaunchContext, Protocol):
+    """What a program needs of the context in which it runs: see :class:`~accel.engine.context.Context`."""
+
+    core: DeviceCore
+    device: AccelDevice
+    buffers: Buffers
+    scratch: Scratch
+    own: dict[str, OwnLibrary]
+
+    @property
+    def sharing(self) -> JoinsUses: ...
+
+    def kernel_of(self, op: KernelOp) -> Kernel:
+        """Return how the op is enqueued."""
+
+    def hold(self, ref: AccelRef, usage: Usage, release: Callable[[], object] | None) -> None:
+        """Take note of something that is no memory of the allocator's."""
+
+
+class Program:
+    """What a graph runs: ops bound to the memory that they keep, from its capture to its end.
+
+    Attributes
+    ----------
+    ops, plans, outputs : sequence
+        As they were recorded.
+    made : sequence of AccelRef
+        All of ``outputs``, and what the kernels work in.
+    native : object
+        What the backend made of it, with a ``close`` method; ``None`` where the ops are enqueued one by one.
+    handle : AccelRef
+        Stands for the program as for a buffer: replays write it, so that they follow each other, and its end is the program's.
+    """
+
+    __slots__ = ("_launches", "_scratch", "handle", "made", "native", "ops", "outputs", "plan", "plans")
+
+    def __init__(
+        self, core: DeviceCore, ops: Sequence[KernelOp], plans: Sequence[Plan], outputs: Sequence[tuple[AccelRef, ...]], generation: int
+    ) -> None:
+        self.ops = tuple(ops)
+        self.plans = tuple(plans)
+        self.outputs = tuple(outputs)
+        self.made = tuple([ref for refs in outputs for ref in refs])
+        self.native: Any = None
+        self._scratch: AccelRef | None = None
+        self.handle = core.refs.make((Spec((0,), DType.UINT8),), generation)[0]
+        self._launches: list[tuple[Kernel, KernelOp, list[int], list[int]]] = []
+        own = {ref.buffer for ref in self.made}
+        read: dict[int, AccelRef] = {}
+        written: dict[int, AccelRef] = {}
+        renewed: set[int] = set(own)  # nothing that was there before is left
+        for plan in plans:
+            for ref in plan.reads + plan.writes if plan.updates else plan.reads:
+                if ref.buffer not in renewed:
+                    read.setdefault(ref.buffer, ref)
+            for ref in plan.writes:
+                if ref.buffer not in own:
+                    written.setdefault(ref.buffer, ref)
+                if not isinstance(ref, RefView) or ref.nbytes == ref.base.nbytes:
+                    renewed.add(ref.buffer)
+        self.plan = Plan(tuple(read.values()), (self.handle, *written.values()), (), updates=not renewed.issuperset(written))
+        """What a replay does to memory: its own buffers count as the handle."""
+
+    def bind(self, context: _GraphContext) -> None:
+        """Find the kernels and the memory of all ops; the program's own buffers have theirs.
+
+        Raises
+        ------
+        UnsupportedError
+            If the backend has no kernel for one of them, or it is of a library of the user's own that does not say that it can be captured.
+        StaleRefError
+            If a buffer is gone.
+        """
+        if context.device.kernels(Capture.library):
+            self._check_own(context)
+        address = context.buffers.address
+        work = () if self._scratch is None else (self._scratch,)
+        self._launches = [
+            (
+                context.kernel_of(op),
+                op,
+                [address(ref) for ref in plan.reads],
+                [address(ref) for ref in (*plan.writes, *made, *(work if op.library in context.scratch.libraries else ()))],
+            )
+            for op, plan, made in zip(self.ops, self.plans, self.outputs, strict=True)
+        ]
+
+    def work_in(self, ref: AccelRef) -> None:
+        """Take what the kernels work in, one after the other; the program keeps it, as it keeps its results."""
+        self._scratch = ref
+        self.made = (*self.made, ref)
+
+    def _check_own(self, context: _GraphContext) -> None:
+        """Refuse libraries whose kernels may use memory that is somebody else's by the next replay: the results would be wrong, and nobody told."""
+        for op in self.ops:
+            own = context.own.get(op.library)
+            if own is not None and not own.library.capturable:
+                raise UnsupportedError(
+                    f"library {op.library!r} does not say that its kernels can be captured into a graph",
+                    library=op.library,
+                    op=op.kind,
+                    remedy="Set `capturable = True` in the class if they use no memory of an allocator; or run the op outside the graph.",
+                )
+
+    def enqueue(self, lane: Lane) -> None:
+        """Enqueue all ops. What one of them raises ends it."""
+        for kernel, op, inputs, outputs in self._launches:
+            kernel(lane, op, inputs, outputs)
+
+    def settle(self, context: _GraphContext) -> None:
+        """Let the program's own buffers be tracked as one from now on, and end what the backend made of it with the handle.
+
+        Buffers that are gone by now were freed while the capture ran, or it was cancelled: no replay will use them. What other libraries have of them
+        by now, or will have, replays come after what these enqueue, as any op does on shared memory.
+        """
+        found = [context.buffers.blocks.get(ref.buffer) for ref in self.made]
+        blocks = [block for block in found if block is not None]
+        shared = context.sharing.as_one([block.usage for block in blocks])
+        for block in blocks:
+            block.usage = shared
+        context.hold(self.handle, shared, None if self.native is None else self.native.close)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Capture(KernelOp[Any]):
+    """Make one command of a program; nothing of it runs."""
+
+    library: ClassVar[str] = "capture"
+    kind: ClassVar[str] = "capture"
+
+    program: Program
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        return _NOTHING
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Replay(KernelOp[Any]):
+    """Run a program."""
+
+    library: ClassVar[str] = "graph"
+    kind: ClassVar[str] = "replay"
+
+    program: Program
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`; a buffer of the program's own that was freed has given its memory to others."""
+        program = self.program
+        for ref in program.made:
+            if ref.is_freed:
+                raise ref.stale_error()
+        return program.plan
+
+    def calls(self, library: str) -> bool:
+        """Whether a replay calls kernels of a library, one by one."""
+        return self.program.native is None and any(op.library == library for op in self.program.ops)
+
+    def result(self, refs: tuple[AccelRef, ...]) -> None:
+        """Return nothing: the caller has the refs since the recording."""
+
+
+class GraphSubmission(OpSubmission):
+    """The capture of a program, which needs memory for the program's own buffers."""
+
+    __slots__ = ("program",)
+
+    _context: _GraphContext
+
+    def __init__(self, program: Program, future: Any, generation: int) -> None:
+        super().__init__(Capture(program), _NOTHING, future, generation)
+        self.program = program
+
+    async def place(self, context: _GraphContext, lane: Lane) -> None:
+        """Give the program its memory and its kernels. What it raises is the caller's business."""
+        buffers, program = context.buffers, self.program
+        scratch = await context.scratch.specs(program.ops)
+        for ref in context.core.refs.make(scratch, self.generation):
+            program.work_in(ref)
+        specs = [spec for plan in program.plans for spec in plan.creates]
+        while not self.is_settled and not buffers.place(program.made, lane):
+            await buffers.provide((*specs, *scratch), lane)
+        if not self.is_settled:
+            program.bind(context)
+
+    def complete(self) -> None:
+        """Take note that the program is there; called once."""
+        self.program.settle(self._context)
+        super().complete()

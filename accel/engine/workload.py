@@ -1,0 +1,42 @@
+"""What is on its way to one device: callers that wait, submissions in hand, ops that have ended; and the drain before it closes."""
+
+from __future__ import annotations
+
+import asyncio
+
+__all__ = ["Workload"]
+
+
+class Workload:
+    """Counters of one device over all its generations. Used on the loop's thread only.
+
+    Attributes
+    ----------
+    pending : int
+        Callers that wait for a submission of theirs.
+    in_hand : int
+        Submissions that have left the queue and wait for a context, or for room on the device.
+    retired : int
+        Ops that have ended.
+    """
+
+    __slots__ = ("_idle", "in_hand", "pending", "retired")
+
+    def __init__(self) -> None:
+        self.pending = self.in_hand = self.retired = 0
+        self._idle: asyncio.Future[None] | None = None
+
+    def over(self) -> None:
+        """Note that a caller waits no more."""
+        self.pending -= 1
+        self.settled()
+
+    def settled(self) -> None:
+        """Wake :meth:`change`: something has ended."""
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    async def change(self) -> None:
+        """Wait, while the device closes, until something has ended."""
+        self._idle = asyncio.get_running_loop().create_future()
+        await self._idle
