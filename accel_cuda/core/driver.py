@@ -7,7 +7,7 @@ bound on ops in flight prevents).
 
 What these calls need of the thread, and what they leave of it, is measured (``docs/hardware.md``). Launches and calls on events take their context from the
 stream or event that they are given, so any or no context may be current. Copies fail where another GPU's is. What needs its own runs in a :class:`Section`,
-which leaves the thread as it was: the thread may be the user's, who uses torch or cupy on another device. A query would break a capture that the user has
+which leaves the thread as it was: the thread may be the user's, with torch or cupy on another device. A query would break a capture that the user has
 begun (``torch.cuda.graph``), on any thread; in the relaxed mode of this thread it does not, so every call that could is made in it.
 
 The package loads without a GPU, a driver or the bindings; :func:`load_driver` then says what is missing.
@@ -69,7 +69,7 @@ class Faultable(Protocol):
     handle: int
 
     def faulted(self, error: AccelError) -> None:
-        """Take note of the fault; the first one stands."""
+        """Record the fault; the first one stands."""
 
 
 class HotCalls:
@@ -166,7 +166,7 @@ class Driver:
     version : int
         CUDA version that the driver supports, as 1000 * major + 10 * minor.
     fault : AccelError or None
-        What ended CUDA for this process. Whoever raises it raises a clone.
+        What ended CUDA for this process. Raise a clone of it.
     planned : AccelError or None
         What a fault plan wants the next such fault to be reported as.
     """
@@ -250,7 +250,7 @@ class Driver:
     def section(self, context: int, failure: Callable[[int, str], AccelError] | None = None) -> Section:
         """Return what makes ``context`` current on whichever thread enters it, and leaves that thread as it was.
 
-        ``failure`` makes the error where that cannot be done: the context's own takes note that it was destroyed.
+        ``failure`` makes the error where that cannot be done: the context's own records that it was destroyed.
         """
         return Section(self, context, self._relaxed, failure or self.failure)
 
@@ -267,7 +267,7 @@ class Driver:
             self._contexts.discard(context)
 
     def failure(self, status: int, call: str, **fields: Any) -> AccelError:
-        """Return the error for a status; if it ends CUDA for this process, take note and tell every context."""
+        """Return the error for a status; if it ends CUDA for this process, record it and tell every context."""
         error = error_of(status, call, **fields)
         if error.scope < FaultScope.PROCESS:
             return error

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from accel_cuda.core.context import CudaContext
     from accel_cuda.core.event import CudaEvent
 
-__all__ = ["CudaExchange", "CudaForeign", "Everybody"]
+__all__ = ["CudaExchange", "CudaForeign", "PrimaryContext"]
 
 _NOT_WHILE_CAPTURING = "Use memory that is shared with another library only while none of them captures a graph."
 
@@ -55,21 +55,21 @@ class CudaForeign:
         self._keep = None
 
 
-class Everybody(CudaStream):
-    """A stream whose marks stand for the work of all streams of the context, whoever made them.
+class PrimaryContext(CudaStream):
+    """A stream whose marks stand for the work of all streams of the primary context, also those of other libraries.
 
-    Work of its own it has none, but that producers of arrays make it wait for theirs: so a mark comes after that too.
+    Nothing is enqueued in it but waits for the producers of arrays, so a mark comes after their work too.
     """
 
     __slots__ = ()
 
     def record(self, event: CudaEvent) -> bool:
-        """Mark everything that anybody has enqueued in the context so far; return ``False``.
+        """Mark everything enqueued in the context so far; return ``False``.
 
         Raises
         ------
         DriverError
-            While somebody captures a graph in the context; the driver ends the capture, too.
+            While another library captures a graph in the context; the driver ends the capture, too.
         """
         context = self.ready()
         status = context.driver.hot.context_record(Handle(context.handle), event.handle)
@@ -95,7 +95,7 @@ class CudaExchange:
 
     def __init__(self, context: CudaContext, functions: Mapping[str, Handle]) -> None:
         self._context = context
-        self.stream = Everybody(context, functions, 0)
+        self.stream = PrimaryContext(context, functions, 0)
         self.device = (dlpack.CUDA, context.description.index)
 
     def follow(self, stream: int, event: CudaEvent) -> None:
@@ -179,12 +179,12 @@ class CudaExchange:
         return CudaManaged(self._context, nbytes)
 
     def settle(self) -> None:
-        """Block until the device's primary context is idle, or nobody in the process has it any more.
+        """Block until the device's primary context is idle, or has no user left in the process.
 
         Raises
         ------
         AccelError
-            If the driver does not say: a fault, or somebody captures a graph at this moment.
+            If the driver does not say: a fault, or a library captures a graph at this moment.
         """
         context = self._context
         _, is_active = context.call("cuDevicePrimaryCtxGetState", context.device)

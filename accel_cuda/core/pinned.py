@@ -59,7 +59,7 @@ class PinnedRanges:
             self._ends = {start: end for start, end in self._ends.items() if start != address}
             self._starts = tuple(sorted(self._ends))
         if self._driver.fault is None:
-            with contextlib.suppress(AccelError), self._section:  # a fault that shows here has been taken note of
+            with contextlib.suppress(AccelError), self._section:  # a fault that shows here is recorded
                 self._driver.ignore("cuMemHostUnregister", address)
 
     def covers(self, address: int, nbytes: int) -> bool:

@@ -64,7 +64,7 @@ class CudaSlab:
     nbytes : int
         Its size after rounding.
     fd : int
-        Descriptor of the memory (close-on-exec). Whoever holds a duplicate of it keeps the memory, whatever becomes of this process; -1 once closed.
+        Descriptor of the memory (close-on-exec). A duplicate of it keeps the memory, also beyond this process; -1 once closed.
     closed : threading.Event
         See :class:`accel.backend.HeldSlab`.
 

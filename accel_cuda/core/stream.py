@@ -236,7 +236,7 @@ class CudaStream:
         self.context.check(self._launch(ctypes.byref(config), function, parameters, None), "cuLaunchKernelEx")
 
     def launch_graph(self, graph: Handle) -> None:
-        """Enqueue an executable graph. In the section, which tells whether somebody has destroyed the context, as for copies."""
+        """Enqueue an executable graph. In the section, which fails if the context was destroyed, as for copies."""
         context = self.context
         with context.section:
             status = self._launch_graph(graph, self.pointer)
@@ -283,7 +283,7 @@ class CudaStream:
         """Wait for the stream's end and give everything back; of a dead context, what is not the driver's."""
         context, handle = self.context, self.handle
         if context.fault is None:
-            with contextlib.suppress(AccelError), context.section:  # a fault that shows here has been taken note of
+            with contextlib.suppress(AccelError), context.section:  # a fault that shows here is recorded
                 self._give_back(handle)
         self.handle = 0
         self._on_close.clear()
@@ -294,7 +294,7 @@ class CudaStream:
         context = self.context
         status = context.driver.status("cuStreamSynchronize", handle) if handle else 0
         if status:
-            context.failure(status, "cuStreamSynchronize")  # takes note of a fault
+            context.failure(status, "cuStreamSynchronize")  # records a fault
         if context.fault is None:
             self.transfers.finish(self.transfers.issued)
             for release in self._on_close:

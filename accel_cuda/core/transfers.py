@@ -1,8 +1,8 @@
-"""Copies between host and device that are on their way in one stream.
+"""Copies between host and device in flight in one stream, and the pinned memory that small ones are staged in.
 
-Ordinary host memory cannot be given to the device: the driver would wait for the stream before it reads, or until it has written. So small copies go
-through pieces of pinned memory, which come from the context's arena and are kept for the next copy; what comes from the device is moved to
-where it belongs ("landed") when an event behind it is seen to have passed.
+Given pageable memory, the driver waits for the stream before it reads, or until it has written. So small copies are staged in pieces of pinned memory,
+which come from the context's arena and are kept for the next copy. A piece that came from the device is moved to its destination ("landed") when an event
+behind it has passed.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _MEMMOVE = ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
 _TYPES = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 move: Callable[[int, int, int], object] = ctypes.CFUNCTYPE(ctypes.c_void_p, *_TYPES)(_MEMMOVE)
-"""``move(destination, source, nbytes)`` on the host, giving the GIL up."""
+"""``move(destination, source, nbytes)`` on the host, without the GIL."""
 
 move_small: Callable[[int, int, int], object] = ctypes.PYFUNCTYPE(ctypes.c_void_p, *_TYPES)(_MEMMOVE)
-"""The same, keeping the GIL."""
+"""The same, with the GIL: for copies that take less than getting the GIL back."""
 
 
 class _Transfer:
@@ -47,7 +47,7 @@ class _Transfer:
 
 
 class Transfers:
-    """What one stream has staged and what it keeps alive, oldest first.
+    """The transfers in flight in one stream, oldest first: their pinned memory, and the host memory that they keep alive.
 
     Parameters
     ----------
@@ -57,9 +57,9 @@ class Transfers:
     Attributes
     ----------
     issued, finished : int
-        How many transfers were begun, and how many are known to have ended.
+        Numbers of transfers that were begun, and that are known to have ended.
     reserved : deque of Block
-        Pieces for copies that are enqueued next; see :meth:`reserve`.
+        Pieces for the copies that are enqueued next; see :meth:`reserve`.
     """
 
     __slots__ = ("_arena", "_kept", "_lock", "_queue", "finished", "issued", "reserved")
@@ -74,13 +74,13 @@ class Transfers:
         self._kept: dict[int, list[Block]] | None = {size: [] for size in _SIZES}
 
     def prepare(self) -> None:
-        """Have the arena make its first block, so that small copies find one; a context is current. May block."""
+        """Have the arena make its first block for small copies; a context is current. May block."""
         piece = self.grow(STAGED)
         if piece is not None:
             self._give(piece)
 
     def reserve(self, nbytes: int) -> bool:
-        """Take a piece for a copy that this turn of the loop will enqueue. ``False`` if there is none: then the copy has to be made where it may block."""
+        """Take a piece for a copy that is enqueued in this event loop iteration. ``False`` if there is none: then the copy may block."""
         if self._kept is None:
             return True  # the stream is closed, and will say so
         piece = self._take(nbytes)
@@ -90,7 +90,7 @@ class Transfers:
         return True
 
     def release_reserved(self) -> None:
-        """Give back what was reserved for copies that were dropped: whatever was reserved before this has been enqueued, or never will be."""
+        """Give back the pieces of copies that were dropped: every copy that was to use one has been enqueued, or never will be."""
         while (piece := self._pop_reserved()) is not None:
             self._give(piece)
 
@@ -103,7 +103,7 @@ class Transfers:
         return self._take(nbytes)
 
     def grow(self, nbytes: int) -> Block | None:
-        """Do what :meth:`stage` does, with a new block of the arena if it takes one. May block."""
+        """Return a piece as :meth:`stage` does, from a new block of the arena if necessary. May block."""
         return self._arena.grow(_size(nbytes))
 
     def begin(self, keep: object, piece: Block | None = None, destination: int = 0, nbytes: int = 0) -> None:
@@ -112,9 +112,9 @@ class Transfers:
         Parameters
         ----------
         keep
-            What must live until it has ended.
+            Object to keep alive until it has ended.
         piece
-            Pinned memory that it uses, to be taken back then.
+            Pinned memory that it uses, free after it.
         destination, nbytes
             Host memory to move the piece's contents to once it has ended, if any.
         """
@@ -123,7 +123,7 @@ class Transfers:
             self._queue.append(_Transfer(self.issued, keep, piece, destination, nbytes))
 
     def finish(self, ticket: int) -> None:
-        """Note that the transfers up to ``ticket`` have ended: land what came from the device, and take their memory back."""
+        """Retire the transfers up to ``ticket``, which have ended: land what came from the device, and take their memory back."""
         done: list[_Transfer] = []
         with self._lock:
             queue = self._queue
@@ -136,10 +136,10 @@ class Transfers:
         for each in done:
             if each.piece is not None:
                 self._give(each.piece)
-        done.clear()  # what they kept may do anything when it goes, so not under the lock
+        done.clear()  # without the lock: finalizers of what they kept may run any code
 
     def close(self) -> None:
-        """Forget everything; nothing of it is on the device any more, or the context is dead. May block."""
+        """Drop everything; no transfer is in flight, or the context is dead. May block."""
         with self._lock:
             queue, self._queue = self._queue, deque()
             kept, self._kept = self._kept, None

@@ -1,7 +1,7 @@
 """What each status of the driver and of the libraries means: one table per library, status -> class, scope, whether to retry, and what to do.
 
 A status that is missing from a table (one of a newer release) is a :class:`~accel.DriverError` or :class:`~accel.LibraryError` of scope OP that names the
-code. A library never tells a fault of the device by name: its "execution failed" may be one, so whoever gets it asks the driver.
+code. A library never tells a fault of the device by name: its "execution failed" may be one, so the caller asks the driver.
 """
 
 from __future__ import annotations

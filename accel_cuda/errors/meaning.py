@@ -1,4 +1,4 @@
-"""What a status means to whoever asked: one row of a library's table."""
+"""What a status means: one row of a library's table."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Which ops may block while they are enqueued.
 
-These are captures, advice about managed memory, copies of large pageable arrays, small copies while no pinned memory is at hand to stage them in, the first
-ops in a lane that was made for another library, and those whose kernel may not be loaded yet.
+These are captures, advice about managed memory, copies of large pageable arrays, small copies without pinned memory to stage them in, the first ops in a
+lane that was made for another library, and ops whose kernel may not be loaded yet.
 
-cuBLAS loads a kernel when it is first used, and loading may wait for everything that runs on the device. Which kernel a product uses is known to the
-library alone, so products of a signature are enqueued beside the loop until one of them has been: functions are loaded into the context, for all of its
-streams. That one is asked about says nothing: it may be dropped before it gets there, or another lane's turn may come while it is loading.
+cuBLAS loads a kernel when it is first used, and loading may wait for everything that runs on the device. Only the library knows which kernel a product
+uses. So products of a signature are enqueued beside the loop until one of them has run through: functions are loaded into the context, for all of its
+streams. A question alone proves nothing: the op may be dropped before it is enqueued, or another lane may ask while the kernel is being loaded.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class PlanMaker:
         return _Plan(handle, work, self._function(layout))
 
     def close(self) -> None:
-        """Destroy the plans that nobody took. May block; the context is current and healthy."""
+        """Destroy the plans that no stream took. May block; the context is current and healthy."""
         with self._lock:
             spare, self._spare = list(self._spare.values()), OrderedDict()
         self._destroy(spare)
