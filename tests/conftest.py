@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import secrets
 import sys
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 
 _PATIENCE = 10.0
 _OURS = ("/memfd:", "anon_inode:", "socket:", "pipe:")
+
+
+def pytest_collection_finish() -> None:
+    """Exempt the modules and the collected tests from later garbage collections, each of which took 0.16 s with them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from benchmarks.cuda_cases.twins import CupyTwins, RawTwins, TorchTwins
 from benchmarks.cuda_cases.waits import Wait, as_awaitable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
     from accel_cuda.families.kernels.bench import EmptyKernel, SpinKernel
 
@@ -145,6 +145,13 @@ class FakeBlas:
 
     def close(self) -> None:
         self.is_closed = True
+
+
+@pytest.fixture(autouse=True)
+def frozen_again() -> Iterator[None]:
+    """Freeze the tests' objects again, which closing a rig unfreezes; see ``conftest.py``."""
+    yield
+    gc.freeze()
 
 
 @pytest.fixture
