@@ -10,7 +10,7 @@ import numpy as np
 from accel import ops
 from accel.device.memory_exchange import MemoryExchange
 from accel.dtype import DType, DTypeLike, native
-from accel.engine.run import OpSubmission
+from accel.engine.launches import OpSubmission
 from accel.errors import DeadlineExceededError, InvalidArgumentError
 from accel.ops.base import as_shape, operand
 from accel.ref import AccelRef, AccelToken, RefView

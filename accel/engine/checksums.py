@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from accel._log import get_logger
-from accel.engine.run import OpSubmission
+from accel.engine.launches import OpSubmission
 from accel.ops import Checksum, Get
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from accel.engine.failures import Failures
 from accel.engine.in_flight import ContextBase
 from accel.engine.kernels import LIBRARIES
 from accel.engine.lane import EventPool, Lane
+from accel.engine.launches import BatchedOp, LaunchGroup, OpSubmission
 from accel.engine.offloaded import OffloadedCalls
 from accel.engine.op_error import raise_op_error, result_of
 from accel.engine.program import GraphSubmission, JoinsUses, Replay
-from accel.engine.run import Launch, OpSubmission, Run
 from accel.engine.scratch import Scratch
 from accel.engine.streams import BATCH
 from accel.engine.submission import BatchSubmission
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from accel.engine.core import DeviceCore
     from accel.engine.in_flight import ContextOwner
     from accel.engine.kernel_library import OwnLibrary
-    from accel.engine.run import Bound, Port
+    from accel.engine.launches import Bound, Port
     from accel.engine.submission import Submission
     from accel.memory import Dependency, Usage
     from accel.ops import KernelOp, Plan
@@ -96,7 +96,7 @@ class Context(ContextBase):
         self.scratch = Scratch(device, allocator, core.system)
         self.events = EventPool(device)
         self.own: dict[str, OwnLibrary] = {}
-        self.beside = OffloadedCalls(self.own)
+        self.offloaded = OffloadedCalls(self.own)
         self.opening: AbstractContextManager[object] = nullcontext()  # entered while something is made that ops wait for
         self.sharing = share(self)
         self.failures = Failures(self)
@@ -257,7 +257,7 @@ class Context(ContextBase):
         Returns whether there was room for all of them.
         """
         start, count = submission.sent, len(submission.ops)
-        launches: list[Launch] = []
+        launches: list[BatchedOp] = []
         try:
             is_all = self._bind(submission, start, end, port.lane, launches)
         except Exception as raised:
@@ -268,7 +268,7 @@ class Context(ContextBase):
             if launches:
                 submission.sent = start + len(launches)
                 submission.places.append((port.lane, launches[0].seq, start, len(launches)))
-                self._send(Run(self, submission, port, launches, is_last=submission.sent == count))
+                self._send(LaunchGroup(self, submission, port, launches, is_last=submission.sent == count))
         return is_all
 
     def _next_chunk(self, ops: Sequence[KernelOp], start: int) -> tuple[int, int]:
@@ -301,14 +301,14 @@ class Context(ContextBase):
         await self.buffers.provide_workspaces(lane, lane.compute, library)
         lane.provided.add(library)
 
-    def _send(self, run: Run) -> None:
-        count = len(run.launches)
-        run.submission.outstanding += count
-        self.sent(run.submission, count, run.commands)
-        if not run.actor.hand_over(run):
-            run.actor.tell(run)
+    def _send(self, group: LaunchGroup) -> None:
+        count = len(group.launches)
+        group.submission.outstanding += count
+        self.sent(group.submission, count, group.commands)
+        if not group.actor.hand_over(group):
+            group.actor.tell(group)
 
-    def _bind(self, submission: BatchSubmission, start: int, end: int, lane: Lane, launches: list[Launch]) -> bool:
+    def _bind(self, submission: BatchSubmission, start: int, end: int, lane: Lane, launches: list[BatchedOp]) -> bool:
         """Find kernels and memory of ops of a batch, and take their places in line; return whether there was room for all of them.
 
         Parameters
@@ -336,7 +336,7 @@ class Context(ContextBase):
                     return False
                 refs += made
             action = None if faults is None else faults.take(op.kind)
-            launch = Launch(op, kernel, action, index, 1 if self._weigh is None else self._commands(op))
+            launch = BatchedOp(op, kernel, action, index, 1 if self._weigh is None else self._commands(op))
             self._take_place(launch, op, lane, plan, refs)
             launches.append(launch)
         return True
@@ -452,7 +452,7 @@ class Context(ContextBase):
 
     def busy_seconds(self) -> float:
         """See :meth:`ContextBase.busy_seconds`."""
-        return self.beside.busy_seconds()
+        return self.offloaded.busy_seconds()
 
     def memory(self) -> tuple[int, int, int]:
         """Return the bytes of buffers, of slabs, and of what libraries work in. Any thread may ask."""
@@ -488,7 +488,7 @@ class Context(ContextBase):
     def _close_blocking(self, abandon: bool) -> None:
         if not self._to_close.acquire(blocking=False):
             return  # another thread is at it, or was
-        self.beside.when_over(lambda: self._give_back(abandon), wait=not abandon)
+        self.offloaded.when_over(lambda: self._give_back(abandon), wait=not abandon)
 
     def _give_back(self, abandon: bool) -> None:
         for lane in self.lanes:

@@ -23,9 +23,9 @@ from accel.engine.in_flight import fault_behind
 from accel.engine.kernel_actor import NEVER_ENDS, KernelActor
 from accel.engine.kernel_library import OwnLibrary
 from accel.engine.lane import Lane
+from accel.engine.launches import Port
 from accel.engine.op_error import op_error
 from accel.engine.program import Capture
-from accel.engine.run import Port
 from accel.engine.streams import BATCH
 from accel.errors import AccelError, ClosedError, OutOfMemoryError
 from accel.fate import TellsFaults
@@ -45,7 +45,7 @@ logger = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class OpenLibrary:
-    """Asks for the kernel actor of a library; answered with its :class:`~accel.engine.run.Port`, or with why there is none."""
+    """Asks for the kernel actor of a library; answered with its :class:`~accel.engine.launches.Port`, or with why there is none."""
 
     library: str
 

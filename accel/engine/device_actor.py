@@ -6,9 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from accel.actors import Actor, ActorContext
+from accel.engine.launches import OpSubmission
 from accel.engine.op_error import op_error
 from accel.engine.program import GraphSubmission
-from accel.engine.run import OpSubmission
 from accel.engine.submission import BatchSubmission, Submission
 from accel.errors import AccelError, StaleRefError
 from accel.ops import Free

@@ -9,17 +9,17 @@ from accel.errors import AccelError
 
 if TYPE_CHECKING:
     from accel.engine.context import Context
-    from accel.engine.run import Sendable
+    from accel.engine.launches import Sendable
 
 __all__ = ["pass_over"]
 
 
-def pass_over(context: Context, run: Sendable) -> None:
-    """See that the lane's clock passes the numbers of a run that was dropped, also if nothing comes after it.
+def pass_over(context: Context, group: Sendable) -> None:
+    """See that the lane's clock passes the numbers of a group that was dropped, also if nothing comes after it.
 
-    Its lane waits, in its stream, for what the run depends on: the recorded uses stand for that.
+    Its lane waits, in its stream, for what the group depends on: the recorded uses stand for that.
     """
-    lane, launches = run.lane, run.launches
+    lane, launches = group.lane, group.launches
     if lane.completed >= launches[0].seq - 1 and all(other.completed >= seq for op in launches for other, seq in op.dependencies):
         lane.complete(launches[-1].seq)
         return

@@ -11,8 +11,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from accel.backend import ReportsFailures
+from accel.engine.launches import OpSubmission
 from accel.engine.op_error import op_error
-from accel.engine.run import OpSubmission
 from accel.engine.submission import BatchSubmission
 from accel.memory import Block
 from accel.ref import RefView
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from accel.engine.core import DeviceCore
     from accel.engine.lane import Lane
-    from accel.engine.run import Sendable
+    from accel.engine.launches import Sendable
     from accel.engine.submission import Submission
     from accel.errors import AccelError
     from accel.memory import Dependency, Timeline, Usage
@@ -152,14 +152,14 @@ class Failures:
 
     # -- at the end of an op
 
-    def settle(self, run: Sendable) -> None:
-        """Answer the first op of a run whose work has failed, or that has read what such an op was to write. The run's mark is passed."""
+    def settle(self, group: Sendable) -> None:
+        """Answer the first op of a group whose work has failed, or that has read what such an op was to write. The group's mark is passed."""
         self._collect()
-        for launch in run.launches:
-            uses = self.uses.pop((run.lane, launch.seq), None)
-            if uses is not None and uses.error is not None and not run.submission.is_dropped(launch.index):
-                index = None if isinstance(run, OpSubmission) else launch.index
-                run.submission.reject_from(launch.index, uses.error.clone(op_index=index))
+        for launch in group.launches:
+            uses = self.uses.pop((group.lane, launch.seq), None)
+            if uses is not None and uses.error is not None and not group.submission.is_dropped(launch.index):
+                index = None if isinstance(group, OpSubmission) else launch.index
+                group.submission.reject_from(launch.index, uses.error.clone(op_index=index))
 
     def failed(self, lane: Lane, seq: int, error: AccelError) -> None:
         """Take note that an op failed after its work began to be enqueued."""
@@ -187,22 +187,22 @@ class Failures:
             uses = self.uses.setdefault(key, _Uses())
             if uses.error is None:
                 uses.error = self._error(key, raised)
-                self._spread(self._with_run(key), uses.error)
+                self._spread(self._with_group(key), uses.error)
 
     def _spread(self, failed: set[Dependency], error: AccelError) -> None:
         """Give the error of failed ops to those that read their results, and so on. No op was dispatched before one whose results it reads."""
         for key, uses in self.uses.items():
             if uses.error is None and not failed.isdisjoint(uses.reads):
                 uses.error = error
-                failed |= self._with_run(key)
+                failed |= self._with_group(key)
             if not failed.isdisjoint(uses.keeps):
                 failed.add(key)
             if not failed.isdisjoint(uses.replaces):
                 uses.replaced = error
         self._make_unsound(failed, error)
 
-    def _with_run(self, key: Dependency) -> set[Dependency]:
-        """Return an op's number, and those of the ops behind it in its run of a batch that were launched: they count as failed, whatever they read."""
+    def _with_group(self, key: Dependency) -> set[Dependency]:
+        """Return an op's number, and those of the ops behind it in its group of a batch that were launched: they count as failed, whatever they read."""
         lane, seq = key
         for submission in self._context.submissions:
             for other, first, _, count in submission.places if isinstance(submission, BatchSubmission) else ():

@@ -11,9 +11,9 @@ from accel.actors import Actor, ActorContext, Directive, RestartStrategy
 from accel.backend import Injection
 from accel.engine.captures import captures_of
 from accel.engine.dropped import pass_over
+from accel.engine.launches import OpSubmission
 from accel.engine.op_error import op_error
 from accel.engine.program import Capture
-from accel.engine.run import OpSubmission
 from accel.errors import AccelError, ClosedError, CompileError, InvalidArgumentError, OutOfMemoryError, StaleRefError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from accel.engine.context import Context
     from accel.engine.lane import Lane
-    from accel.engine.run import Bound, Run, Sendable
+    from accel.engine.launches import Bound, LaunchGroup, Sendable
     from accel.engine.submission import Submission
     from accel.memory import Dependency, Timeline
 
@@ -40,9 +40,9 @@ NEVER_ENDS = RestartStrategy(decide=lambda _: Directive.RESUME)
 
 
 class KernelActor(Actor["Sendable", None]):
-    """Enqueues runs into a lane, and marks their ends.
+    """Enqueues groups of launches into a lane, and marks their ends.
 
-    What goes wrong with an op is its caller's business and is answered there; the actor goes on with the next run. A fault is the context's
+    What goes wrong with an op is its caller's business and is answered there; the actor goes on with the next group. A fault is the context's
     business and is reported there.
 
     Parameters
@@ -58,14 +58,14 @@ class KernelActor(Actor["Sendable", None]):
         self._debug = context.core.options.debug
 
     def receive_now(self, message: Sendable, context: ActorContext) -> bool:
-        """Enqueue a run in the turn of who sends it, if all that comes before it is in the streams already.
+        """Enqueue a group in the sender's call, if all that comes before it is in the streams already.
 
         One op is what comes most, so its way is written out here: no call that can be spared.
         """
         if not isinstance(message, OpSubmission):
-            return self._take_run(message)
+            return self._take_group(message)
         op, lane, dependencies, today = message, message.lane, message.dependencies, self._context
-        if self._debug or lane.enqueued < op.seq - 1 or (dependencies and not _is_due(op)) or self._is_beside(op, lane):
+        if self._debug or lane.enqueued < op.seq - 1 or (dependencies and not _is_due(op)) or self._is_offloaded(op, lane):
             return False
         try:
             try:
@@ -85,13 +85,13 @@ class KernelActor(Actor["Sendable", None]):
             self._unmarked(error, op)
         return True
 
-    def _take_run(self, message: Run) -> bool:
+    def _take_group(self, message: LaunchGroup) -> bool:
         """Do for a part of a batch what :meth:`receive_now` does for one op."""
         if self._debug or not _is_due(message):
             return False
         lane, launches, submission, today = message.lane, message.launches, message.submission, self._context
         for launch in launches:
-            if self._is_beside(launch, lane):
+            if self._is_offloaded(launch, lane):
                 return False
         try:
             try:
@@ -113,7 +113,7 @@ class KernelActor(Actor["Sendable", None]):
         return True
 
     async def receive(self, message: Sendable, context: ActorContext) -> None:
-        """Enqueue one run."""
+        """Enqueue one group."""
         try:
             await self._receive(message)
         except asyncio.CancelledError:  # the actor stops, and its context answers what is in flight: no kernel is awaited
@@ -126,8 +126,8 @@ class KernelActor(Actor["Sendable", None]):
         for launch in message.launches:
             try:
                 await _until_met(launch)
-                if self._is_beside(launch, message.lane):
-                    await self._enqueue_beside(launch, message)
+                if self._is_offloaded(launch, message.lane):
+                    await self._enqueue_offloaded(launch, message)
                 else:
                     self._enqueue(launch, message)
                 if self._debug:
@@ -137,33 +137,33 @@ class KernelActor(Actor["Sendable", None]):
                 message.lane.advance(launch.seq)
         self._finish(message)
 
-    def _is_beside(self, launch: Bound, lane: Lane) -> bool:
+    def _is_offloaded(self, launch: Bound, lane: Lane) -> bool:
         """Return whether an op is enqueued on another thread; the backend is asked once. What a fault has answered has let go of its op."""
-        if launch.beside is None:
+        if launch.is_offloaded is None:
             try:
-                launch.beside = self._context.fault is None and self._context.may_block(lane, launch.op)
+                launch.is_offloaded = self._context.fault is None and self._context.may_block(lane, launch.op)
             except Exception:  # the backend's bug must not keep the op from being answered
                 logger.exception("may_block_failed", device=self._context.core.name, op=None if launch.op is None else launch.op.kind)
-                launch.beside = True
-        return launch.beside
+                launch.is_offloaded = True
+        return launch.is_offloaded
 
-    def _enqueue(self, launch: Bound, run: Sendable) -> None:
+    def _enqueue(self, launch: Bound, group: Sendable) -> None:
         """Bring one op to the lane, or drop it."""
         # Also for an op that is dropped: whoever comes after it on this lane relies on what its place in line has waited for.
         try:
-            self._depend_on_all(run.lane, launch.dependencies)
+            self._depend_on_all(group.lane, launch.dependencies)
         except BaseException as error:
-            self._raised(error, launch, run, is_begun=False)
+            self._raised(error, launch, group, is_begun=False)
         else:
-            self._launch(launch, run)
+            self._launch(launch, group)
 
-    async def _enqueue_beside(self, launch: Bound, run: Sendable) -> None:
+    async def _enqueue_offloaded(self, launch: Bound, group: Sendable) -> None:
         """Do what :meth:`_enqueue` does, with the kernel called on another thread."""
-        submission, lane = run.submission, run.lane
-        call = self._context.beside.run
+        submission, lane = group.submission, group.lane
+        call = self._context.offloaded.run
         try:
             self._depend_on_all(lane, launch.dependencies)
-            if self._is_wanted(launch, run):
+            if self._is_wanted(launch, group):
                 if launch.action is not None:
                     self._act(launch.action, lane)
                 run_blocking = self._context.core.system.run_blocking
@@ -178,100 +178,100 @@ class KernelActor(Actor["Sendable", None]):
                     raise
                 if raised is not None:
                     submission.launched -= 1
-                    self._raised(raised, launch, run)
+                    self._raised(raised, launch, group)
         except Exception as error:
-            self._raised(error, launch, run, is_begun=False)
+            self._raised(error, launch, group, is_begun=False)
         finally:
             raised = None
-            del submission, run
+            del submission, group
 
-    def _is_wanted(self, launch: Bound, run: Sendable) -> bool:
+    def _is_wanted(self, launch: Bound, group: Sendable) -> bool:
         """Return whether somebody waits for an op, in a context that works; else its results are void."""
-        if run.submission.is_dropped(launch.index) or self._context.fault is not None:
-            run.lane.drop(launch.seq)
-            self._context.failures.dropped(run.lane, launch.seq)
-            run.submission.void(launch.index)
+        if group.submission.is_dropped(launch.index) or self._context.fault is not None:
+            group.lane.drop(launch.seq)
+            self._context.failures.dropped(group.lane, launch.seq)
+            group.submission.void(launch.index)
             return False
         return True
 
-    def _finish(self, run: Sendable) -> None:
-        """Mark the end of a run."""
+    def _finish(self, group: Sendable) -> None:
+        """Mark the end of a group."""
         if self._context.fault is None:
-            self._mark(run, run.submission)
+            self._mark(group, group.submission)
 
-    def _launch(self, launch: Bound, run: Sendable) -> None:
+    def _launch(self, launch: Bound, group: Sendable) -> None:
         """Bring one op to the stream, unless nobody waits for it any more."""
-        submission = run.submission
-        if (submission.future.done() or self._context.fault is not None) and not self._is_wanted(launch, run):
+        submission = group.submission
+        if (submission.future.done() or self._context.fault is not None) and not self._is_wanted(launch, group):
             return
         is_begun = False
         try:
             if launch.action is not None:
-                self._act(launch.action, run.lane)
+                self._act(launch.action, group.lane)
             is_begun = True
-            launch.kernel(run.lane, launch.op, launch.inputs, launch.outputs)
+            launch.kernel(group.lane, launch.op, launch.inputs, launch.outputs)
             submission.launched += 1
         except BaseException as error:
-            self._raised(error, launch, run, is_begun=is_begun)
+            self._raised(error, launch, group, is_begun=is_begun)
         finally:
             # The traceback of a kernel's bug holds this frame, and the submission's future would hold the bug.
-            del submission, run
+            del submission, group
 
-    def _raised(self, raised: BaseException, launch: Bound, run: Sendable, *, is_begun: bool = True) -> None:
+    def _raised(self, raised: BaseException, launch: Bound, group: Sendable, *, is_begun: bool = True) -> None:
         """Answer an op whose kernel raised, or, unless it ``is_begun``, that could not be begun. What the device's fault made it raise is the fault."""
         library = None if launch.op is None else launch.op.library
-        what = f"the {_kind(launch, run)} kernel" if library is None else f"the {_kind(launch, run)} kernel of library {library!r}"
+        what = f"the {_kind(launch, group)} kernel" if library is None else f"the {_kind(launch, group)} kernel of library {library!r}"
         context = self._context
         error = op_error(raised, what, context.core.loop, is_out_of_memory=context.is_out_of_memory(raised), library=library)
         if isinstance(error, OutOfMemoryError):
             context.buffers.release_idle()
         if not error.is_fault:
-            error = context.fault_of(run.lane.stream, error) or error
+            error = context.fault_of(group.lane.stream, error) or error
         if not error.is_fault:
-            run.submission.launched += 1  # how far it came is not known: what it may have enqueued has to end, and may have faulted
+            group.submission.launched += 1  # how far it came is not known: what it may have enqueued has to end, and may have faulted
             if is_begun and not isinstance(error, _REFUSALS):
-                self._context.tear(run.lane, launch.seq, launch.seq, f"the {_kind(launch, run)} op that wrote it failed")
-                self._context.failures.failed(run.lane, launch.seq, error)
+                self._context.tear(group.lane, launch.seq, launch.seq, f"the {_kind(launch, group)} op that wrote it failed")
+                self._context.failures.failed(group.lane, launch.seq, error)
             else:
-                self._context.failures.dropped(run.lane, launch.seq)
-        self._failed(error, launch, run)
+                self._context.failures.dropped(group.lane, launch.seq)
+        self._failed(error, launch, group)
 
-    def _unmarked(self, raised: BaseException, run: Sendable) -> None:
-        """Answer a run that is in its stream as far as it came, and whose end cannot be seen: a later mark of the lane stands for it."""
-        context, submission = self._context, run.submission
-        lane, last = run.lane, run.launches[-1]
+    def _unmarked(self, raised: BaseException, group: Sendable) -> None:
+        """Answer a group that is in its stream as far as it came, and whose end cannot be seen: a later mark of the lane stands for it."""
+        context, submission = self._context, group.submission
+        lane, last = group.lane, group.launches[-1]
         lane.advance(last.seq)
         error = op_error(raised, f"marking the end of {submission.name}", context.core.loop)
         if error.is_fault or context.fault is not None:
             context.report_fault(error)
             return
         if submission in context.submissions:
-            context.tear(lane, run.launches[0].seq, last.seq, f"the end of the {submission.name} op that wrote it could not be seen")
-            self._failed(error, run.launches[0], run)
-            for launch in run.launches:
+            context.tear(lane, group.launches[0].seq, last.seq, f"the end of the {submission.name} op that wrote it could not be seen")
+            self._failed(error, group.launches[0], group)
+            for launch in group.launches:
                 context.failures.failed(lane, launch.seq, error)
-            context.failures.settle(run)
-            context.retire(submission, len(run.launches), run.commands, is_last=run.is_last)
+            context.failures.settle(group)
+            context.retire(submission, len(group.launches), group.commands, is_last=group.is_last)
 
-    async def _synchronize(self, launch: Bound, run: Sendable) -> None:
+    async def _synchronize(self, launch: Bound, group: Sendable) -> None:
         """Wait until an op has ended, so that its error bears its name."""
         try:
-            await self._context.core.system.run_blocking(run.lane.stream.synchronize)
+            await self._context.core.system.run_blocking(group.lane.stream.synchronize)
         except Exception as error:
-            what = f"waiting for the end of {_kind(launch, run)}"
-            self._failed(op_error(error, what, self._context.core.loop), launch, run)
+            what = f"waiting for the end of {_kind(launch, group)}"
+            self._failed(op_error(error, what, self._context.core.loop), launch, group)
 
-    def _failed(self, error: AccelError, launch: Bound, run: Sendable) -> None:
-        submission, core = run.submission, self._context.core
+    def _failed(self, error: AccelError, launch: Bound, group: Sendable) -> None:
+        submission, core = group.submission, self._context.core
         if error.is_fault:
             submission.launched += 1  # it may have reached the device
-            self._context.report_fault(error.clone(op=error.op or _kind(launch, run)))
+            self._context.report_fault(error.clone(op=error.op or _kind(launch, group)))
             return
         own = error.clone(
-            op=error.op or _kind(launch, run),
+            op=error.op or _kind(launch, group),
             device=core.name,
             generation=self._context.generation,
-            op_index=None if isinstance(run, OpSubmission) else launch.index,
+            op_index=None if isinstance(group, OpSubmission) else launch.index,
         )
         submission.reject_from(launch.index, own)
 
@@ -319,12 +319,12 @@ class KernelActor(Actor["Sendable", None]):
                 lane.owed.append((other, seq))
             raise
 
-    def _mark(self, run: Sendable, submission: Submission) -> None:
-        """Record the end of a run and have it watched; an end that is already there is taken at once."""
-        lane, context = run.lane, self._context
+    def _mark(self, group: Sendable, submission: Submission) -> None:
+        """Record the end of a group and have it watched; an end that is already there is taken at once."""
+        lane, context = group.lane, self._context
         if not submission.launched:
-            pass_over(context, run)
-            context.retire(submission, len(run.launches), run.commands, is_last=run.is_last)
+            pass_over(context, group)
+            context.retire(submission, len(group.launches), group.commands, is_last=group.is_last)
             return
         event = lane.events.take()
         try:
@@ -332,11 +332,11 @@ class KernelActor(Actor["Sendable", None]):
         except AccelError as error:
             context.report_fault(error)
             return
-        run.marked(event)
+        group.marked(event)
         if passed:
-            run.complete()
+            group.complete()
         else:
-            context.watcher.watch(run)
+            context.watcher.watch(group)
 
 
 def _raised_by(call: Callable[..., None], *arguments: Any) -> BaseException | None:
@@ -348,26 +348,26 @@ def _raised_by(call: Callable[..., None], *arguments: Any) -> BaseException | No
     return None
 
 
-def _kind(launch: Bound, run: Sendable) -> str:
+def _kind(launch: Bound, group: Sendable) -> str:
     """Return what an op is called, also when a fault has made its submission let go of it meanwhile."""
-    return run.submission.kinds[launch.index]
+    return group.submission.kinds[launch.index]
 
 
-def _before(run: Sendable) -> Iterator[Dependency]:
-    """Yield what must be in the streams before a run is: its lane's earlier work, and what its ops depend on."""
-    yield run.lane, run.launches[0].seq - 1
-    for launch in run.launches:
+def _before(group: Sendable) -> Iterator[Dependency]:
+    """Yield what must be in the streams before a group is: its lane's earlier work, and what its ops depend on."""
+    yield group.lane, group.launches[0].seq - 1
+    for launch in group.launches:
         yield from launch.dependencies
 
 
-def _is_due(run: Sendable) -> bool:
+def _is_due(group: Sendable) -> bool:
     """Return whether all of :func:`_before` is in the streams; most runs are one op that depends on nothing, and this is on its way."""
-    if isinstance(run, OpSubmission):
-        if run.lane.enqueued < run.seq - 1:
+    if isinstance(group, OpSubmission):
+        if group.lane.enqueued < group.seq - 1:
             return False
-        if not run.dependencies:
+        if not group.dependencies:
             return True
-    return all(timeline.enqueued >= seq for timeline, seq in _before(run))
+    return all(timeline.enqueued >= seq for timeline, seq in _before(group))
 
 
 async def _until_met(launch: Bound) -> None:
@@ -376,7 +376,7 @@ async def _until_met(launch: Bound) -> None:
         await late[0].reached(late[1])  # type: ignore[attr-defined]  # the timelines of a context are its lanes
 
 
-async def _until_due(run: Sendable) -> None:
-    for timeline, seq in _before(run):
+async def _until_due(group: Sendable) -> None:
+    for timeline, seq in _before(group):
         if timeline.enqueued < seq:
             await timeline.reached(seq)  # type: ignore[attr-defined]  # the timelines of a context are its lanes

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from accel.dtype import DType
-from accel.engine.run import LaunchContext, OpSubmission
+from accel.engine.launches import LaunchContext, OpSubmission
 from accel.errors import UnsupportedError
 from accel.ops import KernelOp, Plan, Spec
 from accel.ref import AccelRef, RefView

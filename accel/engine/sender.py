@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from accel._log import get_logger
 from accel.engine.checksums import checksum_op, value_op
+from accel.engine.launches import OpSubmission
 from accel.engine.lifecycle import DeviceState
 from accel.engine.op_error import op_error
-from accel.engine.run import OpSubmission
 from accel.errors import AccelError, ActorStoppedError, DeadlineExceededError, InvalidArgumentError, MailboxFullError, UnsupportedError
 from accel.ops.base import check_plan, with_refs
 

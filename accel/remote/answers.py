@@ -6,9 +6,9 @@ import asyncio
 import struct
 from typing import TYPE_CHECKING, Any
 
+from accel.engine.launches import OpSubmission
 from accel.engine.op_error import op_error
 from accel.engine.program import GraphSubmission, Program
-from accel.engine.run import OpSubmission
 from accel.engine.submission import BatchSubmission
 from accel.remote.error_codec import encode_error
 from accel.remote.messages import Failure, Kind

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from accel.ops import KernelOp
     from accel.process.channel import Channel
 
-__all__ = ["BesideToldOf", "Busy"]
+__all__ = ["AnnouncedCalls", "Busy"]
 
 
 class Busy:
@@ -43,7 +43,7 @@ class Busy:
             self._channel.flush()
 
 
-class BesideToldOf(OffloadedCalls):
+class AnnouncedCalls(OffloadedCalls):
     """Kernels that are called on worker threads, because they may have to load or compile something first.
 
     Parameters

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from accel.engine.checksums import verify
 from accel.engine.in_flight import ContextBase
+from accel.engine.launches import OpSubmission
 from accel.engine.op_error import result_of
 from accel.engine.program import GraphSubmission
-from accel.engine.run import OpSubmission
 from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError, ClosedError, FaultScope, HostDiedError, StaleRefError
 from accel.ops import Free, Get, Put

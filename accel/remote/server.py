@@ -29,7 +29,7 @@ from accel.fork import DeviceFiles, close_after_fork
 from accel.ref import AccelRef
 from accel.remote.answers import Answers, RemoteBatch, RemoteGraph, RemoteOp, reject
 from accel.remote.blocks import MappedBlocks
-from accel.remote.busy import BesideToldOf, Busy
+from accel.remote.busy import AnnouncedCalls, Busy
 from accel.remote.compiling import packed_layout
 from accel.remote.durable import Announcer, kept_in
 from accel.remote.error_codec import decode_error, encode_error
@@ -124,7 +124,7 @@ class Server:
         await self._system.spawn(ContextActor, self._core, self, Sharing, name="context", restart=once)
         self.context.on_fault = self.give_up
         self.context.opening = self._busy
-        self.context.beside = BesideToldOf(self._core.loop, self._busy, self._core.own)
+        self.context.offloaded = AnnouncedCalls(self._core.loop, self._busy, self._core.own)
 
     def published(self, context: Context | None) -> None:
         """See :class:`accel.engine.in_flight.ContextOwner`."""

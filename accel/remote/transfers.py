@@ -19,7 +19,7 @@ from accel.remote.pending_request import array_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from accel.engine.run import OpSubmission
+    from accel.engine.launches import OpSubmission
     from accel.engine.submission import Submission
     from accel.memory import Block
     from accel.ops import KernelOp, Plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from accel.engine.run import OpSubmission
+from accel.engine.launches import OpSubmission
 from accel.ops import KernelOp, Plan
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class DeferredRelease:
             block.usage.write(port.lane, seq, dependencies)
         last.bind(context, port.lane, _nothing, None, 1)
         last.inputs, last.outputs, last.seq, last.dependencies = (), (), seq, dependencies
-        last.beside = False
+        last.is_offloaded = False
         last.outstanding = 1
         context.sent(last, 1, 1)
         if not port.hand_over(last):

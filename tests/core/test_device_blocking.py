@@ -15,7 +15,7 @@ import accel
 from accel.cpu.backend import CpuDevice, CpuSlab
 from accel.cpu.stream import CpuStream
 from accel.engine.kernel_actor import KernelActor
-from accel.engine.run import OpSubmission
+from accel.engine.launches import OpSubmission
 from accel.ops import Empty, Plan
 from accel.testing import FaultPlan
 

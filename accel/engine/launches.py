@@ -1,8 +1,8 @@
-"""What a kernel actor is sent: ops of one submission that go into one lane, bound to addresses; and the mark that tells their end.
+"""What a kernel actor is sent: ops of one submission for one lane, bound to addresses, and the mark of their end.
 
-An op that is awaited by itself is one object on its whole way, an :class:`OpSubmission`: what its caller waits for, what the device's actor takes,
-what the kernel actor enqueues and what the watcher watches. A batch is a :class:`~accel.engine.submission.BatchSubmission`, cut into a :class:`Run`
-for each chunk, with a :class:`Launch` for each op.
+An awaited op is one object on its whole way, an :class:`OpSubmission`: its caller waits for it, the device's actor takes it, the kernel actor enqueues it
+and the watcher watches it. A batch is a :class:`~accel.engine.submission.BatchSubmission`. It is cut into a :class:`LaunchGroup` for each chunk, with a
+:class:`BatchedOp` for each op.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from accel.ops import KernelOp, Plan
     from accel.ref import AccelRef
 
-__all__ = ["Bound", "Launch", "LaunchContext", "OpSubmission", "Port", "Run", "Sendable"]
+__all__ = ["BatchedOp", "Bound", "LaunchContext", "LaunchGroup", "OpSubmission", "Port", "Sendable"]
 
 
 class _Failures(Protocol):
@@ -38,8 +38,8 @@ class _Failures(Protocol):
     @property
     def uses(self) -> Sized: ...
 
-    def settle(self, run: Sendable) -> None:
-        """Answer the first op of a run whose work has failed."""
+    def settle(self, group: Sendable) -> None:
+        """Answer the first op of a group whose work has failed."""
 
 
 class LaunchContext(Protocol):
@@ -60,12 +60,12 @@ class LaunchContext(Protocol):
 
 
 class Port:
-    """Where ops go: a lane, and the kernel actor that enqueues into it.
+    """The destination of ops: a lane, and the kernel actor that enqueues into it.
 
     Attributes
     ----------
     lane : Lane
-        The stream they are enqueued in.
+        The stream of the ops, with its clock.
     actor : ActorRef
         The kernel actor.
     hand_over : callable
@@ -80,30 +80,30 @@ class Port:
         self.hand_over = actor.hand_over_here
 
 
-class Launch:
-    """One op of a batch, ready to be enqueued once it has a place in line.
+class BatchedOp:
+    """One op of a batch, ready to be enqueued once it has a sequence number.
 
     Attributes
     ----------
     op, kernel
-        What to do, and how.
+        The op, and the function that enqueues it.
     inputs, outputs : sequence of int
-        Addresses.
+        Addresses of the operands and results.
     seq : int
-        Its number on the lane's clock.
+        Sequence number on the lane's clock.
     dependencies : list
-        What must be over on other lanes before it starts.
+        Sequence numbers of other lanes that must have ended before the op starts.
     action : Injection or AccelError or None
-        What a fault plan does to it.
+        The fault that a fault plan injects.
     index : int
-        Its place in the submission.
-    beside : bool or None
-        Whether it is enqueued on another thread, because that may block; ``None`` until the backend was asked.
+        Index in the submission.
+    is_offloaded : bool or None
+        Whether the op is enqueued on a worker thread, because the call may block; ``None`` until the backend was asked.
     commands : int
-        What it puts into the device's queues.
+        Number of commands that it puts into the device's queues.
     """
 
-    __slots__ = ("action", "beside", "commands", "dependencies", "index", "inputs", "kernel", "op", "outputs", "seq")
+    __slots__ = ("action", "commands", "dependencies", "index", "inputs", "is_offloaded", "kernel", "op", "outputs", "seq")
 
     inputs: Sequence[int]
     outputs: Sequence[int]
@@ -116,29 +116,31 @@ class Launch:
         self.kernel = kernel
         self.action = action
         self.index = index
-        self.beside: bool | None = None
+        self.is_offloaded: bool | None = None
 
 
-class Run:
+class LaunchGroup:
     """Consecutive launches of a batch, and the mark that ends them; see :class:`accel.completion.Mark`.
 
     Attributes
     ----------
     submission, launches
-        What goes into the lane.
+        The batch, and its ops that go into the lane.
     lane, stream, actor
-        Where, and by whom.
+        The lane, its stream, and the kernel actor.
     is_last : bool
-        Whether the submission ends with it.
+        Whether the submission ends with this group.
     commands : int
-        What the launches put into the device's queues.
+        Number of commands of the launches in the device's queues.
     event, enqueued_at, kind
         The mark, once it is recorded.
     """
 
     __slots__ = ("_context", "actor", "commands", "enqueued_at", "event", "is_last", "kind", "lane", "launches", "stream", "submission")
 
-    def __init__(self, context: LaunchContext, submission: BatchSubmission, port: Port, launches: list[Launch], *, is_last: bool) -> None:
+    def __init__(
+        self, context: LaunchContext, submission: BatchSubmission, port: Port, launches: list[BatchedOp], *, is_last: bool
+    ) -> None:
         self._context = context
         self.submission = submission
         self.lane = port.lane
@@ -152,7 +154,7 @@ class Run:
     def marked(self, event: AccelEvent) -> None:
         """Take note of the mark, which is not passed yet."""
         self.event = event
-        self.kind = _run_kind(self.submission, self.launches)
+        self.kind = _group_kind(self.submission, self.launches)
         self.enqueued_at = perf_counter()
         if self.is_last:
             self.submission.release_operands()
@@ -172,7 +174,7 @@ class Run:
 
 
 class OpSubmission(Submission):
-    """One op that is awaited by itself: message, run of one launch, and mark in one. Much is set only when it is bound.
+    """One op that is awaited by itself: message, group of one launch, and mark in one. Much is set only when it is bound.
 
     Attributes
     ----------
@@ -182,14 +184,14 @@ class OpSubmission(Submission):
         The op's.
     op, plan
         The work, and what it does to memory; ``None`` when it has reached the device, so that operands are not kept from being freed.
-    kernel, inputs, outputs, seq, dependencies, action, beside, commands
-        As of a :class:`Launch`.
+    kernel, inputs, outputs, seq, dependencies, action, is_offloaded, commands
+        As of a :class:`BatchedOp`.
     lane, stream, event, enqueued_at, kind
-        As of a :class:`Run`.
+        As of a :class:`LaunchGroup`.
     """
 
     __slots__ = (
-        "_context", "action", "beside", "commands", "dependencies", "enqueued_at", "event", "inputs", "kernel", "kind", "lane", "made", "op", "op_class",
+        "_context", "action", "commands", "dependencies", "enqueued_at", "event", "inputs", "is_offloaded", "kernel", "kind", "lane", "made", "op", "op_class",
         "outputs", "plan", "seq", "stream",
     )  # fmt: skip
 
@@ -224,7 +226,7 @@ class OpSubmission(Submission):
         self.stream = lane.stream
         self.kernel = kernel
         self.action = action
-        self.beside: bool | None = None
+        self.is_offloaded: bool | None = None
         self.commands = commands
 
     @property
@@ -279,7 +281,7 @@ class OpSubmission(Submission):
                 nbytes += ref.nbytes
             for spec in plan.creates:
                 nbytes += spec.nbytes
-        self.kind: Hashable = (self.name, nbytes.bit_length(), self.beside)
+        self.kind: Hashable = (self.name, nbytes.bit_length(), self.is_offloaded)
         self.op = self.plan = None
 
     def complete(self) -> None:
@@ -300,17 +302,17 @@ class OpSubmission(Submission):
         self._context.report_fault(error)
 
 
-Bound: TypeAlias = Launch | OpSubmission
+Bound: TypeAlias = BatchedOp | OpSubmission
 """One op, ready to be enqueued."""
 
-Sendable: TypeAlias = Run | OpSubmission
+Sendable: TypeAlias = LaunchGroup | OpSubmission
 """What a kernel actor is sent."""
 
 
-def _run_kind(submission: BatchSubmission, launches: Sequence[Launch]) -> Hashable:
-    """Return what the duration of a run is predicted by: its last op's kind, how many they are, and how much they move, to the nearest power of two.
+def _group_kind(submission: BatchSubmission, launches: Sequence[BatchedOp]) -> Hashable:
+    """Return what the duration of a group is predicted by: its last op's kind, how many they are, and how much they move, to the nearest power of two.
 
-    Of this run alone: a sum over the whole batch for each of its runs would take a time that grows with the square of the batch's length.
+    Of this group alone: a sum over the whole batch for each of its groups would take a time that grows with the square of the batch's length.
     """
     plans = submission.plans[launches[0].index : launches[-1].index + 1]
     nbytes = sum([ref.nbytes for plan in plans for ref in plan.reads]) + sum([spec.nbytes for plan in plans for spec in plan.creates])
