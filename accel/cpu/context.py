@@ -1,4 +1,4 @@
-"""What the streams of one CPU device share: the fault, and the memory, whose size is bounded and which abandoned work may still touch."""
+"""The state that the streams of one CPU device share: the fault, and the memory, which is bounded and which abandoned work may still use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ContextStream(Protocol):
 
 
 class CpuContext:
-    """One generation of a CPU device, as its streams see it.
+    """One generation of a CPU device.
 
     Parameters
     ----------
@@ -43,9 +43,9 @@ class CpuContext:
     Attributes
     ----------
     fault : AccelError or None
-        What poisoned the context. Whoever raises it raises a clone.
+        What poisoned the context. Callers raise a clone of it.
     leftovers : list of callables
-        Memory to give back once no abandoned work runs any more.
+        Release memory once no abandoned work runs any more.
     held : int
         Bytes of the slabs that exist.
     """
@@ -62,14 +62,14 @@ class CpuContext:
         self._lock = threading.Lock()
 
     def add(self, stream: ContextStream) -> None:
-        """Let ``stream`` be stopped by the context's fault; raises the fault if there is one already."""
+        """Add a stream, which a fault of the context stops; raises the fault if there is one."""
         with self._lock:
             if self.fault is not None:
                 raise self.fault.clone()
             self._streams.append(stream)
 
     def remove(self, stream: ContextStream) -> None:
-        """Forget a stream that was closed and runs nothing any more."""
+        """Remove a stream that was closed and runs no work."""
         with self._lock:
             if stream in self._streams:
                 self._streams.remove(stream)
@@ -80,7 +80,7 @@ class CpuContext:
             return list(self._streams)
 
     def poison(self, error: AccelError) -> None:
-        """Stop every stream for good; the first fault stands. May be called from any thread."""
+        """Stop every stream; the first fault counts. May be called from any thread."""
         with self._lock:
             if self.fault is not None:
                 return
@@ -113,7 +113,7 @@ class CpuContext:
     def reserve(self, nbytes: int) -> None:
         """Count ``nbytes`` more as held.
 
-        The system maps more than there is, and ends processes when they touch it: so somebody has to say no before.
+        The operating system maps more memory than there is, and kills a process that touches it. So the limit is checked here.
 
         Raises
         ------
@@ -132,14 +132,14 @@ class CpuContext:
             self.held += nbytes
 
     def unreserve(self, nbytes: int) -> None:
-        """Count ``nbytes`` as given back. May be called from any thread."""
+        """Count ``nbytes`` as released. May be called from any thread."""
         with self._lock:
             self.held -= nbytes
 
     def release(self, close: Callable[[], None]) -> None:
-        """Give memory back now, or, if work that was abandoned still runs, once it has ended.
+        """Release memory now, or once abandoned work has ended.
 
-        An abandoned thread cannot be stopped in the middle of a numpy call: unmapping what it reads would end the process.
+        An abandoned thread cannot be stopped in the middle of a numpy call, and unmapping the memory that it reads would end the process.
         """
         with self._lock:
             if self._is_touched():
@@ -148,7 +148,7 @@ class CpuContext:
         close()
 
     def settle(self) -> None:
-        """Give back what had to wait; called by a stream that ended an item."""
+        """Release the memory that had to wait; called by a stream that ended an item."""
         with self._lock:
             if self._is_touched():
                 return

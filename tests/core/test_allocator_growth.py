@@ -91,6 +91,20 @@ def test_idle_slabs_make_room_under_the_limit(source: Source) -> None:
     assert allocator.reserved == 4 * MIB
 
 
+def test_the_largest_idle_slabs_make_room_first(source: Source) -> None:
+    allocator = make(source, limit=7 * MIB)
+    blocks = [allocator.allocate_blocking(size * MIB) for size in (1, 4, 2)]
+    for block in blocks:
+        allocator.free(block)
+
+    request = allocator.request_slab(4 * MIB + 1)
+
+    assert [slab.nbytes for slab in request.release] == [4 * MIB, 2 * MIB]
+    request.create()
+    for slab in allocator.cancel(request):
+        slab.close()
+
+
 def test_a_cancelled_request_hands_over_what_it_did_not_close(source: Source) -> None:
     allocator = make(source, limit=MIB)
     allocator.free(allocator.allocate_blocking(KIB))

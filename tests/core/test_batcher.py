@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import inspect
 from dataclasses import FrozenInstanceError
 from typing import TYPE_CHECKING, Any
@@ -214,6 +215,11 @@ async def test_room_left_by_a_cancelled_item_goes_to_the_first_who_waits() -> No
 async def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(accel.InvalidArgumentError):
         DynamicBatcher(Handler(), **options)
+
+
+async def test_the_counters_of_a_new_batcher_are_zero() -> None:
+    async with DynamicBatcher(Handler()) as batcher:
+        assert set(dataclasses.asdict(batcher.statistics()).values()) == {0}
 
 
 def test_the_options_have_their_documented_defaults() -> None:
