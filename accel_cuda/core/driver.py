@@ -94,8 +94,6 @@ class HotCalls:
         self.copy: Callable[..., int] = library.cuMemcpyDtoDAsync_v2
         self.copy_to_host: Callable[..., int] = library.cuMemcpyDtoHAsync_v2
         self.copy_from_host: Callable[..., int] = library.cuMemcpyHtoDAsync_v2
-        self.begin_capture: Callable[..., int] = library.cuStreamBeginCapture_v2
-        self.end_capture: Callable[..., int] = library.cuStreamEndCapture
         self.graph_launch: Callable[..., int] = library.cuGraphLaunch
         self.fill: dict[int, Callable[..., int]] = {
             1: library.cuMemsetD8Async,
