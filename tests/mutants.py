@@ -81,7 +81,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "accel/engine/device_actor.py": _DISPATCHER,
         "accel/engine/kernel_actor.py": _DISPATCHER,
         "accel/engine/lane.py": _DISPATCHER,
-        "accel/engine/run.py": _DISPATCHER,
+        "accel/engine/launches.py": _DISPATCHER,
     },
     "memory": {
         "accel/memory/*.py": (
