@@ -11,8 +11,8 @@ from accel.arguments import BASE
 from accel.compute import BinaryOp, Causal, ReduceOp, Transpose, UnaryOp
 from accel.cpu import costs
 from accel.cpu.compute_vectors import CpuVectors
-from accel.cpu.kernels import blas, dnn, elementwise
-from accel.cpu.kernels import reduce as reductions
+from accel.cpu.families import blas, dnn, elementwise
+from accel.cpu.families import reduce as reductions
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 

@@ -9,7 +9,7 @@ from accel import arguments
 from accel.compute import ComputeBackend
 from accel.cpu import costs
 from accel.cpu.compute_memory import CpuMemory
-from accel.cpu.kernels import vectors
+from accel.cpu.families import vectors
 from accel.dtype import DType
 
 if TYPE_CHECKING:

@@ -7,8 +7,6 @@ from accel.device.compiler import Compiler, DeviceKernel, Launches
 from accel.device.device import Device
 from accel.device.graph import Graph
 from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo, PinnedInfo
-from accel.device.libraries import Blas, Dnn, Elementwise, Reduce
-from accel.device.libraries_signal import Fft, Rng
 from accel.device.system import System
 from accel.engine.kernel_library import KernelLibrary, Operand, kernel
 from accel.engine.lifecycle import DeviceState
@@ -17,25 +15,19 @@ from accel.engine.streams import StreamStrategy
 
 __all__ = [
     "Batch",
-    "Blas",
     "Compiler",
     "Device",
     "DeviceHealth",
     "DeviceInfo",
     "DeviceKernel",
     "DeviceState",
-    "Dnn",
-    "Elementwise",
     "FaultSource",
-    "Fft",
     "Graph",
     "KernelLibrary",
     "Launches",
     "MemoryInfo",
     "Operand",
     "PinnedInfo",
-    "Reduce",
-    "Rng",
     "StreamStrategy",
     "System",
     "kernel",

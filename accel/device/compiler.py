@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from accel.backend import CompilesKernels
 from accel.engine.kernels import NO_COMPILER
@@ -16,19 +16,16 @@ if TYPE_CHECKING:
     from accel.engine.core import DeviceCore
     from accel.engine.host import Host
     from accel.engine.sender import Sender
-    from accel.ops import KernelOp
 
 __all__ = ["Compiler", "CompilesApart", "DeviceKernel", "Launches"]
 
-T_co = TypeVar("T_co", covariant=True)
 
-
-class Launches(Generic[T_co]):
+class Launches:
     """Launches kernels that were compiled before; what a batch has of ``device.compiler``."""
 
     __slots__ = ("_submit",)
 
-    def __init__(self, submit: Callable[[KernelOp, float | None], T_co]) -> None:
+    def __init__(self, submit: Callable[[Launch], Any]) -> None:
         self._submit = submit
 
     def launch(
@@ -40,10 +37,10 @@ class Launches(Generic[T_co]):
         shared_bytes: int = 0,
         *,
         timeout: float | None = None,
-    ) -> T_co:
+    ) -> Any:
         """Launch a kernel; see :class:`accel.ops.Launch`. Gives what it writes: one ref, a tuple of several, or ``None``."""
         program = kernel.program if isinstance(kernel, DeviceKernel) else kernel
-        return self._submit(Launch(program, grid, block, _arguments(args), shared_bytes), timeout)
+        return self._submit(Launch(program, grid, block, _arguments(args), shared_bytes, timeout=timeout))
 
 
 class DeviceKernel:
@@ -57,7 +54,7 @@ class DeviceKernel:
 
     __slots__ = ("_submit", "program")
 
-    def __init__(self, submit: Callable[[KernelOp, float | None], Coroutine[Any, Any, Any]], program: CompiledKernel) -> None:
+    def __init__(self, submit: Callable[[Launch], Coroutine[Any, Any, Any]], program: CompiledKernel) -> None:
         self._submit = submit
         self.program = program
 
@@ -95,7 +92,7 @@ class DeviceKernel:
         InvalidArgumentError
             Before anything is sent: arguments do not fit the parameters, or the device cannot launch so much at once.
         """
-        return self._submit(Launch(self.program, grid, block, _arguments(args), shared_bytes), timeout)
+        return self._submit(Launch(self.program, grid, block, _arguments(args), shared_bytes, timeout=timeout))
 
 
 @runtime_checkable
@@ -106,7 +103,7 @@ class CompilesApart(Protocol):
         """Have a kernel compiled and loaded there; see :class:`accel.backend.CompilesKernels`."""
 
 
-class Compiler(Launches["Coroutine[Any, Any, Any]"]):
+class Compiler(Launches):
     """Compiles kernels for one device and launches them."""
 
     __slots__ = ("_core", "_host", "_sender")

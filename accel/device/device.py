@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 from accel._log import get_logger
 from accel.device.batch import Batch
 from accel.device.compiler import Compiler
+from accel.device.families import BuiltInFamilies
 from accel.device.graph import Graph
 from accel.device.hints import DEVICE_HINTS
 from accel.device.info import DeviceHealth, DeviceInfo, snapshot
-from accel.device.libraries import Blas, Dnn, Elementwise, Libraries, Reduce
 from accel.device.memory_exchange import MemoryExchange
 from accel.device.memory_face import MemoryFace
 from accel.device.quarantine import opened
@@ -23,27 +23,27 @@ from accel.engine.kernels import LIBRARIES
 from accel.engine.lifecycle import DeviceState
 from accel.errors import InvalidArgumentError
 from accel.hints import NoModel, NotEntered, hinted
+from accel.ops.namespace import Awaited, OpNamespace, Submitter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
     from contextlib import AbstractAsyncContextManager
 
-    from accel.device.libraries_signal import Fft, Rng
     from accel.engine.core import DeviceCore
     from accel.engine.host import Host
     from accel.engine.sender import Sender
     from accel.ops import KernelOp
-    from accel.ref import AccelRef
 
 __all__ = ["Device"]
 
 logger = get_logger()
 
 T = TypeVar("T")
+N = TypeVar("N", bound=OpNamespace[Any])
 
 
 @hinted(DEVICE_HINTS)
-class Device(MemoryFace, NoModel, NotEntered):
+class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
     """One opened device. Made by :meth:`accel.System.open_device`; several may share one piece of hardware, each with its own context and memory.
 
     Every op is sent at the first step of its ``await``, and runs in the order of sending; buffers are kept consistent across streams. An ``await`` ends with
@@ -61,7 +61,8 @@ class Device(MemoryFace, NoModel, NotEntered):
         self._host = host
         self._actor = actor
         self._open_quarantine = open_quarantine
-        self._libraries: Libraries[Coroutine[Any, Any, AccelRef]] = Libraries(sender.submit)
+        self._submitter: Submitter[Awaited] = Submitter(sender.submit, sender.refuse)
+        self._families: dict[Callable[..., object], OpNamespace[Awaited]] = {}
         self._compiler = Compiler(core, sender, host)
         self._residents = Residents(core, self)
         self._closed: asyncio.Future[None] | None = None
@@ -72,42 +73,20 @@ class Device(MemoryFace, NoModel, NotEntered):
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"{self!r} cannot be pickled: it lives in one process; send refs, whose tokens device.resolve turns back, or data")
 
-    # -- libraries
+    # -- ops
 
-    @property
-    def blas(self) -> Blas[Coroutine[Any, Any, AccelRef]]:
-        """Linear algebra; see :class:`~accel.device.Blas`."""
-        return self._libraries.blas
-
-    @property
-    def elementwise(self) -> Elementwise[Coroutine[Any, Any, AccelRef]]:
-        """Functions of elements; see :class:`~accel.device.Elementwise`."""
-        return self._libraries.elementwise
-
-    @property
-    def reduce(self) -> Reduce[Coroutine[Any, Any, AccelRef]]:
-        """Reductions; see :class:`~accel.device.Reduce`."""
-        return self._libraries.reduce
-
-    @property
-    def dnn(self) -> Dnn[Coroutine[Any, Any, AccelRef]]:
-        """Neural network ops; see :class:`~accel.device.Dnn`."""
-        return self._libraries.dnn
+    def family(self, namespace: Callable[[Submitter[Awaited]], N]) -> N:
+        """See :meth:`BuiltInFamilies.family`."""
+        found: Any = self._families.get(namespace)
+        if found is None:
+            found = self._families[namespace] = namespace(self._submitter)
+        result: N = found
+        return result
 
     @property
     def compiler(self) -> Compiler:
         """Kernels of your own; see :class:`~accel.device.Compiler`."""
         return self._compiler
-
-    @property
-    def fft(self) -> Fft[Coroutine[Any, Any, AccelRef]]:
-        """Fourier transforms; see :class:`~accel.device.Fft`."""
-        return self._libraries.fft
-
-    @property
-    def rng(self) -> Rng[Coroutine[Any, Any, AccelRef]]:
-        """Random numbers; see :class:`~accel.device.Rng`."""
-        return self._libraries.rng
 
     def run(self, op: KernelOp[T], *, timeout: float | None = None) -> Coroutine[Any, Any, T]:
         """Run any op and return what it gives, when awaited: its one result, or the tuple of its results.

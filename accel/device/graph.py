@@ -31,7 +31,7 @@ class Graph(Recorder):
 
     what: ClassVar[str] = "graph"
 
-    def _record(self, op: KernelOp[Any], timeout: float | None) -> Any:
+    def _record(self, op: KernelOp[Any]) -> Any:
         if isinstance(op, ops.Put):
             raise InvalidArgumentError(
                 "a graph reads no host memory", op="put", remedy="Put the array before, and change it in place: device.put(array, out=ref)."
@@ -42,7 +42,7 @@ class Graph(Recorder):
                 op=op.kind,
                 remedy="Make the buffer before, and give it as out=.",
             )
-        return super()._record(op, timeout)
+        return super()._record(op)
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._end()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from accel.device.libraries import Blas, Dnn, Elementwise, Reduce
-from accel.device.libraries_signal import Fft, Rng
-from accel.device.op_namespace import calls_of
+from accel.ops.families import FAMILIES
+from accel.ops.namespace import calls_of
 
 __all__ = ["DEVICE_HINTS", "RECORDER_HINTS", "SYSTEM_HINTS"]
 
-_OPS = {name: call for library in (Rng, Fft, Dnn, Elementwise, Reduce, Blas) for name, call in calls_of(library).items()}
+_OPS = {name: call for family in reversed(FAMILIES) for name, call in calls_of(family.namespace).items()}
 
 DEVICE_HINTS = {
     **{name: f"Use await device.{call}." for name, call in _OPS.items()},

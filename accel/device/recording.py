@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, TypeVar
 
 from accel import ops
+from accel.device.compiler import Launches
+from accel.device.families import BuiltInFamilies
 from accel.device.hints import RECORDER_HINTS
-from accel.device.libraries import Blas, Dnn, Elementwise, Libraries, Reduce
 from accel.dtype import DType, DTypeLike
 from accel.engine.op_error import result_of
-from accel.errors import ClosedError, InvalidArgumentError, NotInitializedError
+from accel.errors import AccelError, ClosedError, InvalidArgumentError, NotInitializedError
 from accel.hints import AsyncOnly, hinted
-from accel.ops.base import as_shape, with_refs
+from accel.ops.base import FamilyOp, as_shape, with_refs
+from accel.ops.namespace import OpNamespace, Recorded, Submitter
 
 if TYPE_CHECKING:
-    from accel.device.compiler import Launches
-    from accel.device.libraries_signal import Fft, Rng
+    from collections.abc import Callable
+
     from accel.engine.core import DeviceCore
     from accel.engine.sender import Sender
     from accel.ops import KernelOp, Plan
@@ -24,10 +26,11 @@ if TYPE_CHECKING:
 __all__ = ["Recorder"]
 
 T = TypeVar("T")
+N = TypeVar("N", bound=OpNamespace[Any])
 
 
 @hinted(RECORDER_HINTS)
-class Recorder(AsyncOnly):
+class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
     """Records ops inside its ``async with`` block. Methods return refs at once; inside the block they can be used by later ops of the same block only.
 
     Parameters
@@ -50,47 +53,17 @@ class Recorder(AsyncOnly):
         self._outputs: list[tuple[AccelRef, ...]] = []
         self._generation = 0
         self._state = "new"
-        # They know the recorder: it has them while it records only, so that one that is dropped later is gone at once.
-        self._recording: Libraries[AccelRef] | None = None
+        # It refers to the recorder, which keeps it while it records only, so that one that is dropped later is gone at once.
+        self._submitter: Submitter[Recorded] | None = None
+
+    def family(self, namespace: Callable[[Submitter[Recorded]], N]) -> N:
+        """See :meth:`BuiltInFamilies.family`."""
+        return namespace(self._submitter or Submitter(self._record, self._refuse))
 
     @property
-    def _libraries(self) -> Libraries[AccelRef]:
-        return self._recording or Libraries(self._record)
-
-    @property
-    def blas(self) -> Blas[AccelRef]:
-        """Linear algebra; see :class:`~accel.device.Blas`."""
-        return self._libraries.blas
-
-    @property
-    def elementwise(self) -> Elementwise[AccelRef]:
-        """Functions of elements; see :class:`~accel.device.Elementwise`."""
-        return self._libraries.elementwise
-
-    @property
-    def reduce(self) -> Reduce[AccelRef]:
-        """Reductions; see :class:`~accel.device.Reduce`."""
-        return self._libraries.reduce
-
-    @property
-    def dnn(self) -> Dnn[AccelRef]:
-        """Neural network ops; see :class:`~accel.device.Dnn`."""
-        return self._libraries.dnn
-
-    @property
-    def compiler(self) -> Launches[Any]:
+    def compiler(self) -> Launches:
         """Launches of kernels that ``device.compiler`` compiled; see :class:`~accel.device.Launches`."""
-        return self._libraries.compiler
-
-    @property
-    def fft(self) -> Fft[AccelRef]:
-        """Fourier transforms; see :class:`~accel.device.Fft`."""
-        return self._libraries.fft
-
-    @property
-    def rng(self) -> Rng[AccelRef]:
-        """Random numbers; see :class:`~accel.device.Rng`."""
-        return self._libraries.rng
+        return Launches(self._record)
 
     def __len__(self) -> int:
         return len(self._ops)
@@ -107,7 +80,7 @@ class Recorder(AsyncOnly):
         StaleRefError
             If an operand is not there any more.
         """
-        result: T = self._record(with_refs(op, self._core.refs.resolve), None)
+        result: T = self._record(with_refs(op, self._core.refs.resolve))
         return result
 
     def empty(self, shape: Any, dtype: DTypeLike = "float32") -> AccelRef:
@@ -126,14 +99,14 @@ class Recorder(AsyncOnly):
         """Record a copy from buffer to buffer, and return the destination."""
         return self.run(ops.Copy(source, destination))
 
-    def _record(self, op: KernelOp[Any], timeout: float | None) -> Any:
+    def _record(self, op: KernelOp[Any]) -> Any:
         if self._state != "recording":
             if self._state == "new":
                 raise NotInitializedError(
                     f"the {self.what} records inside its block only", remedy=f"Use `async with device.{self.what}() as {self.what}:`."
                 )
             raise ClosedError(f"the {self.what} has ended", remedy="Open another one.")
-        if timeout is not None:
+        if isinstance(op, FamilyOp) and op.timeout is not None:
             raise InvalidArgumentError(f"an op of a {self.what} has no timeout of its own", remedy=f"Use device.{self.what}(timeout=...).")
         plan = self._sender.check(op, self)
         if not plan.writes and not plan.creates:
@@ -150,6 +123,10 @@ class Recorder(AsyncOnly):
         self._outputs.append(made)
         return result
 
+    def _refuse(self, error: AccelError) -> NoReturn:
+        error.device = error.device or self._core.name
+        raise error
+
     async def __aenter__(self) -> Self:
         if self._state != "new":
             raise ClosedError(f"a {self.what} is recorded once", remedy=f"Call device.{self.what}() for each block.")
@@ -157,13 +134,13 @@ class Recorder(AsyncOnly):
         await self._sender.until_ready(self._timeout)
         self._generation = self._core.refs.live_generation
         self._state = "recording"
-        self._recording = Libraries(self._record)
+        self._submitter = Submitter(self._record, self._refuse)
         return self
 
     def _end(self) -> None:
         """Record no more; the refs are not of a block any more."""
         self._state = "ended"
-        self._recording = None
+        self._submitter = None
         for refs in self._outputs:
             for ref in refs:
                 self._core.refs.recording.pop(ref.buffer, None)

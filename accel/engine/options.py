@@ -11,6 +11,7 @@ from accel.completion import CompletionStrategy, resolve_strategy
 from accel.engine.kernels import LIBRARIES
 from accel.engine.streams import resolve_streams
 from accel.errors import InvalidArgumentError
+from accel.ops.families import FamilyName
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,7 +30,8 @@ HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT = 1.0, 10.0
 """Seconds between two questions to a child whether it is there, and seconds of silence after which it is given up: one call of a library that keeps the GIL
 may take some."""
 
-Library: TypeAlias = Literal["memory", "blas", "elementwise", "reduce", "dnn", "graph", "capture", "compiler", "fft", "rng"]
+
+Library: TypeAlias = Literal["memory", "graph", "capture", "compiler"] | FamilyName
 """A name in :data:`accel.engine.kernels.LIBRARIES`."""
 
 

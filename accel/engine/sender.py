@@ -6,7 +6,7 @@ import asyncio
 import functools
 import math
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from accel._log import get_logger
 from accel.engine.checksums import checksum_op, value_op
@@ -14,7 +14,7 @@ from accel.engine.launches import OpSubmission
 from accel.engine.lifecycle import DeviceState
 from accel.engine.op_error import op_error
 from accel.errors import AccelError, ActorStoppedError, DeadlineExceededError, InvalidArgumentError, MailboxFullError, UnsupportedError
-from accel.ops.base import check_plan, with_refs
+from accel.ops.base import FamilyOp, check_plan, with_refs
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator
@@ -110,11 +110,16 @@ class Sender:
         known = ", ".join(sorted(dtype.value for dtype in self._core.capabilities.get(plan.capability, ()))) or "no dtype"
         return UnsupportedError(f"{what} is not offered for {plan.dtype.value} on {self._core.name}", remedy=f"It takes {known}.")
 
-    def submit(self, op: KernelOp, timeout: float | None) -> Coroutine[Any, Any, Any]:
-        """Return :meth:`run` of a library's op, by the name of the library's method: Python names it where the ``await`` was forgotten."""
-        running = self.run(op, timeout)
+    def submit(self, op: FamilyOp[Any]) -> Coroutine[Any, Any, Any]:
+        """Return :meth:`run` of a family's op, by the name of the family's method: Python names it where the ``await`` was forgotten."""
+        running = self.run(op, op.timeout)
         running.__qualname__ = _method_of(type(op))  # type: ignore[attr-defined]
         return running
+
+    async def refuse(self, error: AccelError) -> NoReturn:
+        """Raise what was wrong with the arguments of a family's method, where its result is awaited."""
+        error.device = error.device or self._core.name
+        raise error
 
     async def run(
         self, op: Any, timeout: float | None, submission: Submission | None = None, *, is_watched: bool = False, takes_tokens: bool = False
@@ -126,7 +131,9 @@ class Sender:
         """
         core = self._core
         if submission is None:
-            op = with_refs(op, core.refs.resolve) if takes_tokens else op
+            if takes_tokens:
+                op = with_refs(op, core.refs.resolve)
+                timeout = _timeout_of(op, timeout)
             core.guard()
             submission = OpSubmission(op, self.check(op), asyncio.Future(loop=core.loop), core.refs.live_generation)
             del op  # the caller may drop its refs while it waits: this frame must not keep them
@@ -297,6 +304,14 @@ class Sender:
 def _method_of(kind: type[KernelOp]) -> str:
     # `device.reduce` is a library of one op, and is called itself.
     return f"Device.{kind.library}" if kind.library == kind.kind else f"Device.{kind.library}.{kind.kind}"
+
+
+def _timeout_of(op: KernelOp, timeout: float | None) -> float | None:
+    """Return the timeout of an op that is given to ``device.run``: its own, or that of the call."""
+    own = op.timeout if isinstance(op, FamilyOp) else None
+    if own is None or timeout is None:
+        return timeout if own is None else own
+    raise InvalidArgumentError(f"{op.kind} has a timeout of its own, and the call has another", op=op.kind, remedy="Leave one of them out.")
 
 
 def _is_time(seconds: float) -> bool:

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from accel.ops.base import KernelOp, Plan, Spec
-from accel.ops.blas import Axpy, Dot, Gemm, GemmBatched, Gemv, Nrm2, Scal
+from accel.ops.base import FamilyOp, KernelOp, Plan, Spec
+from accel.ops.blas import Axpy, BlasOps, Dot, Gemm, GemmBatched, Gemv, Nrm2, Scal
 from accel.ops.compiler import CompiledKernel, KernelLayout, Launch
-from accel.ops.dnn import Attention, Conv2d
-from accel.ops.elementwise import Binary, Unary
-from accel.ops.fft import Fft, Ifft, Irfft, Rfft
+from accel.ops.dnn import Attention, Conv2d, DnnOps
+from accel.ops.elementwise import Binary, ElementwiseOps, Unary
+from accel.ops.family import Family
+from accel.ops.fft import Fft, FftOps, Ifft, Irfft, Rfft
 from accel.ops.managed import Advise, Prefetch
 from accel.ops.memory import Checksum, Copy, Empty, Fill, Free, Get, Put
-from accel.ops.reduce import Reduce
-from accel.ops.rng import Integers, Lognormal, Normal, Uniform
+from accel.ops.namespace import Awaited, OpNamespace, Recorded, method
+from accel.ops.reduce import Reduce, ReduceOps
+from accel.ops.rng import Integers, Lognormal, Normal, RngOps, Uniform
 
 __all__ = [
     "Advise",
     "Attention",
+    "Awaited",
     "Axpy",
     "Binary",
+    "BlasOps",
     "Checksum",
     "CompiledKernel",
     "Conv2d",
     "Copy",
+    "DnnOps",
     "Dot",
+    "ElementwiseOps",
     "Empty",
+    "Family",
+    "FamilyOp",
     "Fft",
+    "FftOps",
     "Fill",
     "Free",
     "Gemm",
@@ -40,13 +49,18 @@ __all__ = [
     "Lognormal",
     "Normal",
     "Nrm2",
+    "OpNamespace",
     "Plan",
     "Prefetch",
     "Put",
+    "Recorded",
     "Reduce",
+    "ReduceOps",
     "Rfft",
+    "RngOps",
     "Scal",
     "Spec",
     "Unary",
     "Uniform",
+    "method",
 ]

@@ -8,15 +8,18 @@ import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, cast
 
 import numpy as np
 
 from accel.dtype import DType, check_awaited
 from accel.errors import InvalidArgumentError
+from accel.family import OpFamily
 from accel.ref import AccelRef, AccelToken, ViewToken, overlap
 
 __all__ = [
+    "FamilyOp",
     "KernelOp",
     "Plan",
     "Shape",
@@ -32,6 +35,7 @@ __all__ = [
     "operand",
     "plan_of",
     "result_in",
+    "scalar",
     "with_refs",
 ]
 
@@ -125,6 +129,24 @@ class KernelOp(ABC, Generic[R_co]):
     def result(self, refs: tuple[AccelRef, ...]) -> R_co:
         """Return what the awaiting caller gets, given the refs written and made: the only one, the tuple of several, or ``None``."""
         return cast("R_co", refs[0] if len(refs) == 1 else refs or None)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class FamilyOp(KernelOp[R_co]):
+    """An op of a family: its fields are the parameters of a method such as ``device.blas.gemm``, in order, and with their defaults.
+
+    ``__post_init__`` brings fields into the form that kernels read; see :mod:`accel.ops.fields`.
+
+    Parameters
+    ----------
+    timeout
+        Seconds until waiting ends with :class:`~accel.DeadlineExceededError`. A batch or graph has one timeout for all its ops, and rejects this one.
+    """
+
+    family: ClassVar[OpFamily | None] = None
+    """Set by the :class:`~accel.ops.Family` that has the op."""
+
+    timeout: float | None = field(default=None, kw_only=True, repr=False)
 
 
 def check_plan(op: KernelOp, plan: object) -> None:
@@ -321,6 +343,20 @@ def factor(name: str, value: object, dtype: DType) -> complex:
         return float(result)
     except OverflowError as error:
         raise InvalidArgumentError(f"{name} is beyond the range of a float64", remedy="Give a number of at most 1.7e308.") from error
+
+
+def scalar(name: str, value: object) -> complex:
+    """Return a scaling factor as a float or a complex.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is no number, or beyond the range of a float64.
+    """
+    if type(value) is float:
+        return value
+    result = number(name, value)
+    return result if isinstance(result, complex) else factor(name, result, DType.FLOAT64)
 
 
 def as_shape(shape: int | Iterable[int]) -> Shape:

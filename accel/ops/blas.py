@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, ClassVar, TypeAlias, TypeVar
 
-from accel.compute import Transpose
+import numpy as np
+
+from accel.compute import Transpose, TransposeName, UnaryOp
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import KernelOp, Plan, Shape, Spec, factor, not_aliased, operand, plan_of, result_in, same_dtype
+from accel.ops.base import FamilyOp, Plan, Shape, Spec, factor, not_aliased, operand, plan_of, result_in, same_dtype, scalar
+from accel.ops.family import Family, KernelLane
+from accel.ops.fields import set_fields
+from accel.ops.namespace import OpNamespace, method
 from accel.ref import AccelRef, overlap
 
-__all__ = ["Axpy", "Dot", "Gemm", "GemmBatched", "Gemv", "Nrm2", "Scal"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+__all__ = ["FAMILY", "Axpy", "BlasOps", "Dot", "Gemm", "GemmBatched", "Gemv", "Nrm2", "Scal"]
+
+M = TypeVar("M")
+
+TransposeField: TypeAlias = bool | TransposeName | Transpose
 
 _NONE = Transpose.NONE
+_TRANSPOSE = {False: Transpose.NONE, True: Transpose.TRANSPOSE} | {member: member for member in Transpose} | {m.value: m for m in Transpose}
+
+
+def _transpose(value: bool | TransposeName | Transpose) -> Transpose:
+    try:
+        return _TRANSPOSE[value]
+    except (KeyError, TypeError):
+        raise InvalidArgumentError(f"{value!r} is not a transpose", remedy="Use False, True, or accel.Transpose.CONJUGATE.") from None
+
+
+def _normalize(op: FamilyOp, transposes: Iterable[str], factors: Iterable[str]) -> None:
+    """Convert the named fields: transposes to members, factors to floats or complexes, which every kernel takes."""
+    set_fields(op, **{name: _transpose(getattr(op, name)) for name in transposes})
+    set_fields(op, **{name: scalar(name, getattr(op, name)) for name in factors})
 
 
 def _applied(shape: Shape, transpose: Transpose) -> Shape:
@@ -37,11 +63,11 @@ def _no_product(a: Shape, b: Shape, k: int, k_b: int) -> InvalidArgumentError:
     )
 
 
-def _set_factors(op: Any, dtype: DType, *names: str) -> None:
-    """Turn scaling factors into plain floats or complexes, which every kernel can take."""
-    for name in names:
-        # The op is frozen for its users; this changes how a number is written, and not which it is.
-        object.__setattr__(op, name, factor(name, getattr(op, name), dtype))
+def _check_factors(dtype: DType, **factors: complex) -> None:
+    """Raise if a complex factor is to scale real elements."""
+    for name, value in factors.items():
+        if isinstance(value, complex):
+            factor(name, value, dtype)
 
 
 def _tf32(allowed: bool, dtype: DType) -> None:
@@ -57,7 +83,7 @@ def _no_out() -> InvalidArgumentError:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Gemm(KernelOp):
+class Gemm(FamilyOp):
     """``alpha * op(a) @ op(b) + beta * out``.
 
     Parameters
@@ -80,12 +106,18 @@ class Gemm(KernelOp):
 
     a: AccelRef
     b: AccelRef
+    _: KW_ONLY
     out: AccelRef | None = None
     alpha: complex = 1.0
     beta: complex = 0.0
-    transpose_a: Transpose = _NONE
-    transpose_b: Transpose = _NONE
+    transpose_a: TransposeField = _NONE
+    transpose_b: TransposeField = _NONE
     allow_tf32: bool = False
+
+    def __post_init__(self) -> None:
+        """Convert fields; see :mod:`accel.ops.fields`."""
+        if not (self.transpose_a is _NONE is self.transpose_b and type(self.alpha) is float is type(self.beta)):  # mostly all are
+            _normalize(self, ("transpose_a", "transpose_b"), ("alpha", "beta"))
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
@@ -101,7 +133,7 @@ class Gemm(KernelOp):
         if k != k_b:
             raise _no_product(a.shape, b.shape, k, k_b)
         if type(self.alpha) is not float or type(self.beta) is not float:
-            _set_factors(self, dtype, "alpha", "beta")
+            _check_factors(dtype, alpha=self.alpha, beta=self.beta)
         if self.allow_tf32:
             _tf32(self.allow_tf32, dtype)
         if out is None:
@@ -116,7 +148,7 @@ class Gemm(KernelOp):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class GemmBatched(KernelOp):
+class GemmBatched(FamilyOp):
     """``alpha * op(a[i]) @ op(b[i]) + beta * out[i]`` for every i, as one call.
 
     Parameters
@@ -132,12 +164,17 @@ class GemmBatched(KernelOp):
 
     a: AccelRef
     b: AccelRef
+    _: KW_ONLY
     out: AccelRef | None = None
     alpha: complex = 1.0
     beta: complex = 0.0
-    transpose_a: Transpose = _NONE
-    transpose_b: Transpose = _NONE
+    transpose_a: TransposeField = _NONE
+    transpose_b: TransposeField = _NONE
     allow_tf32: bool = False
+
+    def __post_init__(self) -> None:
+        """Convert fields; see :mod:`accel.ops.fields`."""
+        _normalize(self, ("transpose_a", "transpose_b"), ("alpha", "beta"))
 
     @property
     def batch_count(self) -> int:
@@ -155,18 +192,18 @@ class GemmBatched(KernelOp):
             )
         if dimensions == (3, 3) and a.shape[0] != b.shape[0]:
             raise InvalidArgumentError(f"a has {a.shape[0]} matrices and b has {b.shape[0]}", remedy="Give both as many.")
-        _set_factors(self, dtype, "alpha", "beta")
+        _check_factors(dtype, alpha=self.alpha, beta=self.beta)
         _tf32(self.allow_tf32, dtype)
         if self.beta and self.out is None:
             raise _no_out()
         not_aliased(self.out, a=a, b=b)
-        shape = (self.batch_count, *_product(a.shape, b.shape, self.transpose_a, self.transpose_b))
+        shape = (self.batch_count, *_product(a.shape, b.shape, _transpose(self.transpose_a), _transpose(self.transpose_b)))
         writes, creates = result_in(self.out, shape, dtype)
         return Plan((a, b), writes, creates, "batched_gemm", dtype, bool(self.beta))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Gemv(KernelOp):
+class Gemv(FamilyOp):
     """``alpha * op(a) @ x + beta * out``, with ``op(a)`` of shape (m, n), x of shape (n,) and out of shape (m,)."""
 
     library: ClassVar[str] = "blas"
@@ -174,19 +211,24 @@ class Gemv(KernelOp):
 
     a: AccelRef
     x: AccelRef
+    _: KW_ONLY
     out: AccelRef | None = None
     alpha: complex = 1.0
     beta: complex = 0.0
-    transpose_a: Transpose = _NONE
+    transpose_a: TransposeField = _NONE
+
+    def __post_init__(self) -> None:
+        """Convert fields; see :mod:`accel.ops.fields`."""
+        _normalize(self, ("transpose_a",), ("alpha", "beta"))
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
         a, x = operand("a", self.a, ndim=2), operand("x", self.x, ndim=1)
         dtype = same_dtype(a=a, x=x)
-        m, n = _applied(a.shape, self.transpose_a)
+        m, n = _applied(a.shape, _transpose(self.transpose_a))
         if n != x.shape[0]:
             raise InvalidArgumentError(f"op(a) has {n} columns and x has {x.shape[0]} elements", remedy="Give as many elements as columns.")
-        _set_factors(self, dtype, "alpha", "beta")
+        _check_factors(dtype, alpha=self.alpha, beta=self.beta)
         if self.beta and self.out is None:
             raise _no_out()
         not_aliased(self.out, a=a, x=x)
@@ -200,7 +242,7 @@ def _vectors(x: AccelRef, y: AccelRef) -> None:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Axpy(KernelOp):
+class Axpy(FamilyOp):
     """``y += alpha * x``, in place; any one shape. The result is ``y``."""
 
     library: ClassVar[str] = "blas"
@@ -208,14 +250,19 @@ class Axpy(KernelOp):
 
     x: AccelRef
     y: AccelRef
+    _: KW_ONLY
     alpha: complex = 1.0
+
+    def __post_init__(self) -> None:
+        """Convert fields; see :mod:`accel.ops.fields`."""
+        set_fields(self, alpha=scalar("alpha", self.alpha))
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
         x, y = operand("x", self.x), operand("y", self.y)
         dtype = same_dtype(x=x, y=y)
         _vectors(x, y)
-        _set_factors(self, dtype, "alpha")
+        _check_factors(dtype, alpha=self.alpha)
         if overlap(x, y):
             what = "are the same buffer" if x is y else "overlap: they are views of one buffer"
             raise InvalidArgumentError(f"x and y {what}", remedy="Use blas.scal(x, 1 + alpha), or parts that do not overlap.")
@@ -223,7 +270,7 @@ class Axpy(KernelOp):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Dot(KernelOp):
+class Dot(FamilyOp):
     """The sum of ``x * y`` (nothing is conjugated) as a 0-d buffer; any one shape."""
 
     library: ClassVar[str] = "blas"
@@ -231,6 +278,7 @@ class Dot(KernelOp):
 
     x: AccelRef
     y: AccelRef
+    _: KW_ONLY
     out: AccelRef | None = None
 
     def plan(self) -> Plan:
@@ -244,13 +292,14 @@ class Dot(KernelOp):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Nrm2(KernelOp):
+class Nrm2(FamilyOp):
     """The Euclidean norm of real ``x`` as a 0-d buffer; any shape."""
 
     library: ClassVar[str] = "blas"
     kind: ClassVar[str] = "nrm2"
 
     x: AccelRef
+    _: KW_ONLY
     out: AccelRef | None = None
 
     def plan(self) -> Plan:
@@ -267,7 +316,7 @@ class Nrm2(KernelOp):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Scal(KernelOp):
+class Scal(FamilyOp):
     """``x *= alpha``, in place; any shape. The result is ``x``."""
 
     library: ClassVar[str] = "blas"
@@ -276,8 +325,136 @@ class Scal(KernelOp):
     x: AccelRef
     alpha: complex
 
+    def __post_init__(self) -> None:
+        """Convert fields; see :mod:`accel.ops.fields`."""
+        set_fields(self, alpha=scalar("alpha", self.alpha))
+
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
         x = operand("x", self.x)
-        _set_factors(self, x.dtype, "alpha")
+        _check_factors(x.dtype, alpha=self.alpha)
         return Plan((), (x,), (), "gemm", x.dtype, updates=True)
+
+
+class BlasOps(OpNamespace[M]):
+    """Linear algebra. Matrices are C-order: ``gemm(a, b)`` is numpy's ``a @ b``.
+
+    All operands of a call have one dtype: float16, bfloat16, float32, float64, complex64 or complex128. ``out=`` names a buffer to write instead of making
+    one; ``timeout=`` (seconds) is when waiting ends with :class:`~accel.DeadlineExceededError`.
+    """
+
+    __slots__ = ()
+
+    library: ClassVar[str] = "blas"
+    aliases: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("matmul", "mm"), ".gemm(x, y)"),
+        "bmm": ".gemm_batched(x, y)",
+        "norm": ".nrm2(x)",
+    }
+
+    gemm = method(Gemm)
+    gemm_batched = method(GemmBatched)
+    gemv = method(Gemv)
+    axpy = method(Axpy)
+    dot = method(Dot)
+    nrm2 = method(Nrm2)
+    scal = method(Scal)
+
+
+def _gemm(lane: KernelLane, op: Gemm, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Multiply C-order matrices by a column-major call: a C-order matrix is the transpose of a column-major one, and ``C^T = B^T A^T``."""
+    a, b = op.a.shape, op.b.shape
+    m, k = a if op.transpose_a is _NONE else (a[1], a[0])
+    n = b[1] if op.transpose_b is _NONE else b[0]
+    trans_a, trans_b = _transpose(op.transpose_a), _transpose(op.transpose_b)
+    lane.compute.gemm(
+        trans_b, trans_a, n, m, k, op.alpha, inputs[1], b[1] or 1, inputs[0], a[1] or 1, op.beta, outputs[0], n or 1, dtype=op.a.dtype
+    )
+
+
+def _gemm_batched(lane: KernelLane, op: GemmBatched, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Multiply a strided batch as :func:`gemm` does one; a single matrix has stride 0."""
+    (*batch_a, rows_a, columns_a), (*batch_b, rows_b, columns_b) = op.a.shape, op.b.shape
+    m, k = (rows_a, columns_a) if op.transpose_a is _NONE else (columns_a, rows_a)
+    n = columns_b if op.transpose_b is _NONE else rows_b
+    lane.compute.batched_gemm(
+        _transpose(op.transpose_b),
+        _transpose(op.transpose_a),
+        n,
+        m,
+        k,
+        op.alpha,
+        inputs[1],
+        columns_b or 1,
+        rows_b * columns_b if batch_b else 0,
+        inputs[0],
+        columns_a or 1,
+        rows_a * columns_a if batch_a else 0,
+        op.beta,
+        outputs[0],
+        n or 1,
+        m * n,
+        op.batch_count,
+        dtype=op.a.dtype,
+    )
+
+
+def _gemv(lane: KernelLane, op: Gemv, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Multiply a matrix by a matrix of one column."""
+    rows, columns = op.a.shape
+    m, k = (rows, columns) if op.transpose_a is _NONE else (columns, rows)
+    lane.compute.gemm(
+        _NONE,
+        _transpose(op.transpose_a),
+        1,
+        m,
+        k,
+        op.alpha,
+        inputs[1],
+        1,
+        inputs[0],
+        columns or 1,
+        op.beta,
+        outputs[0],
+        1,
+        dtype=op.a.dtype,
+    )
+
+
+def _axpy(lane: KernelLane, op: Axpy, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Add the product of a column with the 1x1 matrix 1."""
+    n, dtype = op.x.size, op.x.dtype
+    lane.compute.gemm(_NONE, _NONE, n, 1, 1, op.alpha, inputs[0], n or 1, _one(lane, dtype), 1, 1.0, outputs[0], n or 1, dtype=dtype)
+
+
+def _one(lane: KernelLane, dtype: DType) -> int:
+    """Return the address of a 1 of ``dtype`` in device memory, written at first use."""
+    address = lane.constants.get(dtype)
+    if address is None:
+        address = lane.constants[dtype] = lane.compute.alloc(dtype.itemsize)
+        lane.compute.copy_htod(address, np.ones(1, dtype.numpy).view(np.uint8).data)
+    return address
+
+
+def _dot(lane: KernelLane, op: Dot, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Multiply a row by a column."""
+    n = op.x.size
+    lane.compute.gemm(_NONE, _NONE, 1, 1, n, 1.0, inputs[0], 1, inputs[1], n or 1, 0.0, outputs[0], 1, dtype=op.x.dtype)
+
+
+def _nrm2(lane: KernelLane, op: Nrm2, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Take the root of the product of x with itself; squares beyond the dtype's range overflow (a backend's own kernel may do better)."""
+    n, dtype = op.x.size, op.x.dtype
+    lane.compute.gemm(_NONE, _NONE, 1, 1, n, 1.0, inputs[0], 1, inputs[0], n or 1, 0.0, outputs[0], 1, dtype=dtype)
+    lane.compute.unary(UnaryOp.SQRT, outputs[0], outputs[0], 1, dtype=dtype)
+
+
+def _scal(lane: KernelLane, op: Scal, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Multiply nothing and keep ``alpha`` times the output."""
+    n = op.x.size
+    lane.compute.gemm(_NONE, _NONE, n, 1, 0, 0.0, outputs[0], n or 1, outputs[0], 1, op.alpha, outputs[0], n or 1, dtype=op.x.dtype)
+
+
+FAMILY = Family(
+    BlasOps, {"gemm": _gemm, "gemm_batched": _gemm_batched, "gemv": _gemv, "axpy": _axpy, "dot": _dot, "nrm2": _nrm2, "scal": _scal}
+)

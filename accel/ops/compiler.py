@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, ClassVar, TypeAlias
 
 from accel.errors import InvalidArgumentError
-from accel.ops.base import KernelOp, Plan, operand
+from accel.ops.base import FamilyOp, Plan, operand
 from accel.ops.parameters import Parameter, packed, parse_parameter
 from accel.ref import AccelRef, AccelToken
 
@@ -170,7 +170,7 @@ def _texts(name: str, values: Iterable[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Launch(KernelOp[Any]):
+class Launch(FamilyOp[Any]):
     """Launch a kernel that a user wrote. The result is what it writes: one ref, a tuple of several, or ``None``.
 
     Parameters

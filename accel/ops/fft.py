@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar, Literal, TypeVar
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import KernelOp, Plan, Shape, Spec, in_place_or_apart, operand, result_in
+from accel.ops.base import FamilyOp, Plan, Shape, Spec, in_place_or_apart, operand, result_in
+from accel.ops.family import Family
+from accel.ops.fields import integer, set_fields
+from accel.ops.namespace import OpNamespace, method
 from accel.ref import AccelRef
 
-__all__ = ["Fft", "Ifft", "Irfft", "Norm", "Rfft"]
+__all__ = ["FAMILY", "Fft", "FftOps", "Ifft", "Irfft", "Norm", "Rfft"]
+
+M = TypeVar("M")
 
 Norm = Literal["backward", "ortho", "forward"]
 """Which direction is scaled: the inverse by 1/N, both by 1/sqrt(N), or the forward one by 1/N."""
@@ -25,17 +29,13 @@ _REAL = {wide: narrow for narrow, wide in _COMPLEX.items()}
 _AXES = "Give one to three different axes of x, counted from 0 or, from the end, from -1."
 
 
-def _index(name: str, value: object, remedy: str) -> int:
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise InvalidArgumentError(f"{name} is {value!r}", remedy=remedy) from None
-
-
 def _axes(value: object, ndim: int) -> tuple[int, ...]:
     """Return the axes counted from 0, in the order in which they were given."""
-    given = tuple(value) if isinstance(value, Iterable) and not isinstance(value, (str, AccelRef)) else (value,)
-    axes = tuple(_index("axes", axis, _AXES) for axis in given)
+    try:
+        given = tuple(value) if isinstance(value, Iterable) and not isinstance(value, (str, AccelRef)) else (value,)
+    except Exception as error:  # iterating may raise anything
+        raise InvalidArgumentError(f"axes is {value!r}", remedy=_AXES) from error
+    axes = tuple(integer("axes", axis, _AXES) for axis in given)
     if not 1 <= len(axes) <= _MOST_AXES:
         raise InvalidArgumentError(f"axes names {len(axes)} axes", remedy=_AXES)
     if any(not -ndim <= axis < ndim for axis in axes):
@@ -47,7 +47,7 @@ def _axes(value: object, ndim: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Transform(KernelOp):
+class Transform(FamilyOp):
     """What the four transforms share.
 
     Parameters
@@ -66,34 +66,40 @@ class Transform(KernelOp):
     is_forward: ClassVar[bool] = True
 
     x: AccelRef
-    axes: tuple[int, ...] = (-1,)
+    _: KW_ONLY
+    axes: int | Iterable[int] = (-1,)
     norm: Norm = "backward"
     out: AccelRef | None = None
 
+    def __post_init__(self) -> None:
+        """Count ``axes`` from 0, once ``x`` is a ref."""
+        if isinstance(self.x, AccelRef):
+            set_fields(self, axes=self.counted())
+
+    def counted(self) -> tuple[int, ...]:
+        """Return the axes counted from 0, in the order in which they were given."""
+        return _axes(self.axes, len(self.x.shape))
+
     def lengths(self) -> Shape:
-        """Return how long the transforms are along :attr:`axes`, in real space. The op has been planned."""
-        return tuple(self.x.shape[axis] for axis in self.axes)
+        """Return how long the transforms are along :attr:`axes`, in real space."""
+        return tuple(self.x.shape[axis] for axis in self.counted())
 
     def scale(self) -> float:
-        """Return what the sums are multiplied by. The op has been planned."""
+        """Return what the sums are multiplied by."""
         count = math.prod(self.lengths())
         if self.norm == "ortho":
             return 1 / math.sqrt(count)
         return 1 / count if (self.norm == "forward") is self.is_forward else 1.0
 
     def spec(self) -> Spec:
-        """Return shape and dtype of the result. The op has been planned."""
+        """Return shape and dtype of the result."""
         return Spec(self.x.shape, self.x.dtype)
 
-    def _prepare(self) -> tuple[AccelRef, tuple[int, ...]]:
+    def _checked(self) -> AccelRef:
         x = operand("x", self.x)
-        axes = _axes(self.axes, len(x.shape))
-        if axes != self.axes:
-            # The op is frozen for its users; this changes how the axes are written, and not which they are.
-            object.__setattr__(self, "axes", axes)
         if self.norm not in _NORMS:
             raise InvalidArgumentError(f"norm is {self.norm!r}", remedy="Use 'backward', 'ortho' or 'forward'.")
-        return x, axes
+        return x
 
     def _planned(self) -> Plan:
         if 0 in self.lengths():
@@ -121,7 +127,7 @@ class _Whole(Transform):
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        x, _ = self._prepare()
+        x = self._checked()
         _require(x, _REAL, _COMPLEX, "Use rfft, which takes real elements; or convert them before they are put on the device.")
         return self._planned()
 
@@ -152,12 +158,12 @@ class Rfft(Transform):
 
     def spec(self) -> Spec:
         """See :meth:`Transform.spec`."""
-        shape, last = self.x.shape, self.axes[-1]
+        shape, last = self.x.shape, self.counted()[-1]
         return Spec((*shape[:last], shape[last] // 2 + 1, *shape[last + 1 :]), _COMPLEX[self.x.dtype])
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        x, _ = self._prepare()
+        x = self._checked()
         _require(x, _COMPLEX, _REAL, "Use fft, which takes complex elements.")
         return self._planned()
 
@@ -175,29 +181,57 @@ class Irfft(Transform):
     kind: ClassVar[str] = "irfft"
     is_forward: ClassVar[bool] = False
 
+    _: KW_ONLY
     n: int | None = None
 
+    def __post_init__(self) -> None:
+        """Convert ``n`` too."""
+        Transform.__post_init__(self)
+        if self.n is not None:
+            set_fields(self, n=integer("n", self.n, "Give an int, or leave n out."))
+
     def length(self) -> int:
-        """Return the length of the result along the last axis. The op has been planned."""
-        return 2 * (self.x.shape[self.axes[-1]] - 1) if self.n is None else self.n
+        """Return the length of the result along the last axis."""
+        return 2 * (self.x.shape[self.counted()[-1]] - 1) if self.n is None else self.n
 
     def lengths(self) -> Shape:
         """See :meth:`Transform.lengths`."""
-        return (*(self.x.shape[axis] for axis in self.axes[:-1]), self.length())
+        return (*(self.x.shape[axis] for axis in self.counted()[:-1]), self.length())
 
     def spec(self) -> Spec:
         """See :meth:`Transform.spec`."""
-        shape, last = self.x.shape, self.axes[-1]
+        shape, last = self.x.shape, self.counted()[-1]
         return Spec((*shape[:last], self.length(), *shape[last + 1 :]), _REAL[self.x.dtype])
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        x, axes = self._prepare()
+        x = self._checked()
         _require(x, _REAL, _COMPLEX, "irfft takes what rfft gives.")
-        last = axes[-1]
-        if self.n is not None:
-            remedy = f"x has m = {x.shape[last]} frequencies along axis {last}: give 2 * (m - 1), 2 * m - 1, or leave n out."
-            object.__setattr__(self, "n", _index("n", self.n, remedy))
-            if self.length() < 1 or self.length() // 2 + 1 != x.shape[last]:
-                raise InvalidArgumentError(f"n is {self.n}", remedy=remedy)
+        last = self.counted()[-1]
+        if self.n is not None and (self.n < 1 or self.n // 2 + 1 != x.shape[last]):
+            raise InvalidArgumentError(
+                f"n is {self.n}",
+                remedy=f"x has m = {x.shape[last]} frequencies along axis {last}: give 2 * (m - 1), 2 * m - 1, or leave n out.",
+            )
         return self._planned()
+
+
+class FftOps(OpNamespace[M]):
+    """Discrete Fourier transforms over one to three axes, in float32 or float64, with the meaning of numpy's ``fftn`` and its siblings.
+
+    ``axes`` is one axis or up to three, the others are a batch; ``norm`` is ``"backward"`` (the inverse is divided by the number of elements),
+    ``"ortho"`` or ``"forward"``. ``out=`` names a buffer to write instead of making one; ``timeout=`` (seconds) is when waiting ends with
+    :class:`~accel.DeadlineExceededError`.
+    """
+
+    __slots__ = ()
+
+    library: ClassVar[str] = "fft"
+
+    fft = method(Fft)
+    ifft = method(Ifft)
+    rfft = method(Rfft)
+    irfft = method(Irfft)
+
+
+FAMILY = Family(FftOps)

@@ -17,19 +17,24 @@ Backends that follow this give the same integers and uniform numbers, bit by bit
 from __future__ import annotations
 
 import math
-import operator
 import secrets
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 
-from accel.dtype import DType
+from accel.dtype import DType, DTypeLike
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import KernelOp, Plan, Shape, checked_spec, number, result_in
+from accel.ops.base import FamilyOp, Plan, Shape, as_shape, number, result_in
+from accel.ops.family import Family
+from accel.ops.fields import integer, set_fields
+from accel.ops.namespace import OpNamespace, method
 from accel.ref import AccelRef
 
-__all__ = ["Generator", "Integers", "Lognormal", "Normal", "Uniform"]
+__all__ = ["FAMILY", "Generator", "Integers", "Lognormal", "Normal", "RngOps", "Uniform"]
+
+M = TypeVar("M")
 
 Generator = Literal["philox"]
 """Name of the generator of a stream's blocks; see this module."""
@@ -42,10 +47,7 @@ _LARGEST = {dtype: float(np.finfo(dtype.numpy).max) for dtype in _FLOATS}
 
 def _int(name: str, value: object, low: int, high: int) -> int:
     remedy = f"Give an int of {low} or more, below {high}."
-    try:
-        result = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise InvalidArgumentError(f"{name} is {value!r}", remedy=remedy) from None
+    result = integer(name, value, remedy)
     if not low <= result < high:
         raise InvalidArgumentError(f"{name} is {result}", remedy=remedy)
     return result
@@ -60,15 +62,11 @@ def _real(name: str, value: object, dtype: DType) -> float:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Draw(KernelOp):
-    """What the distributions share.
+class Draw(FamilyOp):
+    """What the distributions share. Each has ``shape`` and ``dtype``, of the result, besides.
 
     Parameters
     ----------
-    shape
-        Shape of the result.
-    dtype
-        Its element type.
     seed
         From 0 to 2**64 - 1. ``None``: one is drawn from the system's entropy when the op is made, and kept in it.
     offset
@@ -81,100 +79,111 @@ class Draw(KernelOp):
 
     library: ClassVar[str] = "rng"
 
-    shape: Shape
-    dtype: DType = DType.FLOAT32
+    _: KW_ONLY
     seed: int | None = None
     offset: int = 0
     generator: Generator = "philox"
     out: AccelRef | None = None
 
-    def __post_init__(self) -> None:
-        """Draw the seed, if there is none."""
-        if self.seed is None:
-            self._set(seed=secrets.randbits(64))
+    def _drawn(self, shape: object, dtype: DTypeLike) -> DType:
+        """Convert what all distributions have, draw the seed if there is none, and return the dtype."""
+        set_fields(
+            self,
+            shape=as_shape(shape),  # type: ignore[arg-type]  # which raises where it is none
+            dtype=(found := DType.of(dtype)),
+            seed=secrets.randbits(64) if self.seed is None else _int("seed", self.seed, 0, _END),
+            offset=_int("offset", self.offset, 0, _LONGEST),
+        )
+        return found
 
-    @property
-    def size(self) -> int:
-        """How many numbers are drawn."""
-        return math.prod(self.shape)
+    def _drawn_floats(self, shape: object, dtype: DTypeLike) -> DType:
+        found = self._drawn(shape, dtype)
+        if found not in _FLOATS:
+            raise UnsupportedError(f"{self.kind} numbers are not offered in {found.value}", remedy="Use float32 or float64.")
+        return found
 
-    def per_block(self) -> int:
-        """Return how many numbers come from one block of the stream. The op has been planned."""
-        return 4 if self.dtype is DType.FLOAT32 else 2
-
-    def _set(self, **values: Any) -> None:
-        # The op is frozen for its users; this changes how a parameter is written, and not which it is.
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
-
-    def _planned(self) -> Plan:
+    def _planned(self, shape: Shape, dtype: DType) -> Plan:
         if self.generator != "philox":
             raise InvalidArgumentError(
                 f"there is no generator {self.generator!r}", op=self.kind, remedy="Use generator='philox', the default."
             )
-        self._set(seed=_int("seed", self.seed, 0, _END), offset=_int("offset", self.offset, 0, _LONGEST))
-        shape, dtype, _ = checked_spec(self.shape, self.dtype)
         writes, creates = result_in(self.out, shape, dtype)
-        return Plan((), writes, creates, "", self.dtype)
-
-    def _require_float(self) -> DType:
-        if self.dtype not in _FLOATS:
-            raise UnsupportedError(f"{self.kind} numbers are not offered in {self.dtype.value}", remedy="Use float32 or float64.")
-        return self.dtype
+        return Plan((), writes, creates, "", dtype)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Uniform(Draw):
+class _Floats(Draw):
+    """What the distributions of floats share."""
+
+    shape: int | Iterable[int]
+    dtype: DTypeLike = DType.FLOAT32
+
+    @property
+    def size(self) -> int:
+        """How many numbers are drawn."""
+        return math.prod(as_shape(self.shape))
+
+    def per_block(self) -> int:
+        """Return how many numbers come from one block of the stream."""
+        return 4 if self.dtype is DType.FLOAT32 else 2
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        return self._planned(as_shape(self.shape), DType.of(self.dtype))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Uniform(_Floats):
     """Numbers of one density from ``low`` up to, and without, ``high``: float32 or float64. See :class:`Draw` for the other parameters."""
 
     kind: ClassVar[str] = "uniform"
 
+    _: KW_ONLY
     low: float = 0.0
     high: float = 1.0
 
-    def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
-        dtype = self._require_float()
+    def __post_init__(self) -> None:
+        """Convert fields; ``low`` and ``high`` are rounded to the elements' type."""
+        dtype = self._drawn_floats(self.shape, self.dtype)
         low, high = _real("low", self.low, dtype), _real("high", self.high, dtype)
         if not low < high:
             raise InvalidArgumentError(
                 f"low is {low} and high is {high} in {dtype.value}", remedy="Give a high that is larger than low in this dtype."
             )
         _real("high - low", high - low, dtype)
-        self._set(low=low, high=high)
-        return self._planned()
+        set_fields(self, low=low, high=high)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Normal(Draw):
+class Normal(_Floats):
     """Normal numbers of mean ``mean`` and standard deviation ``std``: float32 or float64. See :class:`Draw` for the other parameters."""
 
     kind: ClassVar[str] = "normal"
 
+    _: KW_ONLY
     mean: float = 0.0
     std: float = 1.0
 
-    def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
-        dtype = self._require_float()
-        self._set(mean=_real("mean", self.mean, dtype), std=_deviation("std", self.std, dtype))
-        return self._planned()
+    def __post_init__(self) -> None:
+        """Convert fields; ``mean`` and ``std`` are rounded to the elements' type."""
+        dtype = self._drawn_floats(self.shape, self.dtype)
+        set_fields(self, mean=_real("mean", self.mean, dtype), std=_deviation("std", self.std, dtype))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Lognormal(Draw):
+class Lognormal(_Floats):
     """Numbers whose logarithm is normal, of mean ``mean`` and deviation ``sigma``: float32 or float64. See :class:`Draw` for the other parameters."""
 
     kind: ClassVar[str] = "lognormal"
 
+    _: KW_ONLY
     mean: float = 0.0
     sigma: float = 1.0
 
-    def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
-        dtype = self._require_float()
-        self._set(mean=_real("mean", self.mean, dtype), sigma=_deviation("sigma", self.sigma, dtype))
-        return self._planned()
+    def __post_init__(self) -> None:
+        """Convert fields; ``mean`` and ``sigma`` are rounded to the elements' type."""
+        dtype = self._drawn_floats(self.shape, self.dtype)
+        set_fields(self, mean=_real("mean", self.mean, dtype), sigma=_deviation("sigma", self.sigma, dtype))
 
 
 def _deviation(name: str, value: object, dtype: DType) -> float:
@@ -190,22 +199,55 @@ class Integers(Draw):
 
     kind: ClassVar[str] = "integers"
 
-    low: int = 0
-    high: int = 2
+    shape: int | Iterable[int]
+    low: int
+    high: int
+    dtype: DTypeLike = DType.INT64
+
+    def __post_init__(self) -> None:
+        """Convert fields."""
+        dtype = self._drawn(self.shape, self.dtype)
+        if not dtype.is_integer:
+            raise UnsupportedError(f"integers are not offered in {dtype.value}", remedy="Use an integer dtype, such as int64.")
+        bounds = np.iinfo(dtype.numpy)
+        low = _int("low", self.low, int(bounds.min), int(bounds.max) + 1)
+        set_fields(self, low=low, high=_int("high", self.high, low + 1, int(bounds.max) + 2))
+
+    @property
+    def size(self) -> int:
+        """How many numbers are drawn."""
+        return math.prod(as_shape(self.shape))
 
     def span(self) -> int:
-        """Return how many values there are. The op has been planned."""
+        """Return how many values there are."""
         return self.high - self.low
 
     def per_block(self) -> int:
-        """See :meth:`Draw.per_block`."""
+        """Return how many numbers come from one block of the stream."""
         return 4 if self.span() <= 1 << 32 else 2
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        if not self.dtype.is_integer:
-            raise UnsupportedError(f"integers are not offered in {self.dtype.value}", remedy="Use an integer dtype, such as int64.")
-        bounds = np.iinfo(self.dtype.numpy)
-        low = _int("low", self.low, int(bounds.min), int(bounds.max) + 1)
-        self._set(low=low, high=_int("high", self.high, low + 1, int(bounds.max) + 2))
-        return self._planned()
+        return self._planned(as_shape(self.shape), DType.of(self.dtype))
+
+
+class RngOps(OpNamespace[M]):
+    """Random numbers, each a pure function of ``seed`` and its place in the seed's stream; see :mod:`accel.ops.rng`.
+
+    ``seed`` is an int below 2**64, or ``None`` for one from the system's entropy. ``offset`` is how many numbers of the stream to skip: what is read in
+    pieces is what is read at once. ``generator`` is ``"philox"``, the only one. ``out=`` names a buffer to write instead of making one; ``timeout=``
+    (seconds) is when waiting ends with :class:`~accel.DeadlineExceededError`.
+    """
+
+    __slots__ = ()
+
+    library: ClassVar[str] = "rng"
+    aliases: ClassVar[Mapping[str, str]] = {"rand": ".uniform(shape)", "randn": ".normal(shape)", "randint": ".integers(shape, low, high)"}
+
+    uniform = method(Uniform)
+    normal = method(Normal)
+    lognormal = method(Lognormal)
+    integers = method(Integers)
+
+
+FAMILY = Family(RngOps)

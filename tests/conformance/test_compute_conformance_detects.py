@@ -12,7 +12,7 @@ import pytest
 from accel.compute import BinaryOp, ReduceOp, Transpose, UnaryOp
 from accel.cpu.backend import CpuBackend
 from accel.cpu.compute import CpuCompute
-from accel.cpu.kernels import blas, dnn, elementwise, reduce
+from accel.cpu.families import blas, dnn, elementwise, reduce
 from accel.cpu.views import array
 from accel.testing.conformance import LEVELS, Harness, checks, compute_gemm
 

@@ -12,7 +12,7 @@ import pytest
 from accel.compute import BinaryOp, Causal, ReduceOp, Transpose, UnaryOp
 from accel.cpu import costs
 from accel.cpu.compute import CpuCompute
-from accel.cpu.kernels.precision import WORKSPACE, blocks
+from accel.cpu.families.precision import WORKSPACE, blocks
 from accel.cpu.views import array
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, NotInitializedError, OutOfMemoryError, UnsupportedError

@@ -133,10 +133,10 @@ def test_what_is_rehearsed_is_enough_wherever_memory_begins(kind: str, rng: np.r
         if kind == "irfft" and shape[axes[-1]] == 1:
             continue
         made = {"fft": ops.Fft, "ifft": ops.Ifft, "rfft": ops.Rfft, "irfft": ops.Irfft}[kind]
-        op: Any = made(ref(shape, dtype), axes)
+        op: Any = made(ref(shape, dtype), axes=axes)
         out = ref(op.plan().creates[0].shape, op.plan().creates[0].dtype)
         for between in ({"x"}, {"out"}, {"x", "out"}, set()):
-            op = made(ref(shape, dtype), axes, "backward", out)
+            op = made(ref(shape, dtype), axes=axes, out=out)
             op.plan()
             for name in between & ({"x"} if kind == "rfft" else {"out"} if kind == "irfft" else set()):
                 getattr(op, name).offset = 4

@@ -98,7 +98,7 @@ async def test_token_is_stale_after_a_rebuild() -> None:
 async def test_pickled_op_runs_on_the_device_of_its_refs(device: accel.Device) -> None:
     x = np.arange(4.0).reshape(2, 2)
     a, out = await device.put(x), await device.zeros((2, 2), "float64")
-    op = pickle.loads(pickle.dumps(ops.Gemm(a, a, out, alpha=2.0)))
+    op = pickle.loads(pickle.dumps(ops.Gemm(a, a, out=out, alpha=2.0)))
     assert type(op.a) is accel.AccelToken
     assert await device.run(op) is out
     np.testing.assert_array_equal(await device.get(out), 2 * x @ x)

@@ -11,7 +11,7 @@ import pytest
 
 import accel
 from accel import ops
-from accel.cpu.kernels.fft import _library
+from accel.cpu.families.fft import _library
 from accel.testing import FaultPlan
 from tests.device_support import Array, failure, opened
 
@@ -161,23 +161,23 @@ async def test_a_pickled_op_runs_and_a_plan_of_faults_knows_the_kinds(rng: np.ra
     z = signal(rng, (3, 5), np.complex128)
     async with opened(faults=FaultPlan().fail_at(2, accel.LibraryError("planned"), op="fft")) as device:
         ref = await device.put(z)
-        op = pickle.loads(pickle.dumps(ops.Fft(ref, (0,), "ortho")))
+        op = pickle.loads(pickle.dumps(ops.Fft(ref, axes=(0,), norm="ortho")))
         close(await device.get(await device.run(op)), np.fft.fft(z, axis=0, norm="ortho"), np.complex128)
         await failure(device.fft.fft(ref), accel.LibraryError)
         await device.fft.fft(ref)
 
 
 async def test_a_backend_without_kernels_of_its_own_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accel.cpu.backend.NATIVE", {})
+    monkeypatch.setattr("accel.cpu.backend.PARTS", {})
     async with opened(libraries=("fft", "rng")) as device:
         refused = await failure(device.fft.fft(await device.empty(4, "complex64")), accel.UnsupportedError)
-        assert "fft.fft is not offered by this backend" in refused.message
+        assert "fft has no fft on cpu" in refused.message
         await failure(device.rng.uniform(3), accel.UnsupportedError)
         await device.zeros(3)
 
 
 async def test_without_scipy_the_transforms_are_numpys(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    monkeypatch.setattr("accel.cpu.kernels.fft.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("accel.cpu.families.fft.importlib.util.find_spec", lambda name: None)
     _library.cache_clear()
     try:
         z = signal(rng, (6, 7, 8), np.complex64)

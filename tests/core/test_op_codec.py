@@ -127,7 +127,7 @@ def there_and_back(op: KernelOp) -> Any:
         ops.Conv2d(IMAGE, KERNEL),
         ops.Attention(Q, Q, Q),
         ops.Rfft(A),
-        ops.Axpy(A, B, 0.5),
+        ops.Axpy(A, B, alpha=0.5),
     ],
     ids=lambda op: op.kind,
 )

@@ -11,7 +11,7 @@ import pytest
 
 import accel
 from accel import ops
-from accel.cpu.kernels.words import philox
+from accel.cpu.families.words import philox
 from accel.testing import FaultPlan
 from tests.device_support import failure, opened
 from tests.rng_support import IDS, KINDS, SURE, check_distribution, check_pieces, drawn

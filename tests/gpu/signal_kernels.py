@@ -69,19 +69,19 @@ def _draws() -> Iterator[Any]:
         for kind, dtype in floats:
             yield kind((count,), dtype, **more)
         for dtype in _INTEGERS:
-            yield ops.Integers((count,), dtype, low=0, high=100, **more)
-        yield ops.Integers((count,), DType.INT64, low=-(1 << 40), high=1 << 40, **more)
-        yield ops.Integers((count,), DType.UINT64, low=0, high=1 << 64, **more)
+            yield ops.Integers((count,), 0, 100, dtype, **more)
+        yield ops.Integers((count,), -(1 << 40), 1 << 40, DType.INT64, **more)
+        yield ops.Integers((count,), 0, 1 << 64, DType.UINT64, **more)
 
 
 def _transforms() -> Iterator[Any]:
     """Yield transforms with every kernel around them: scaled, turned in tiles that are not full, and with ends of spectra that count as real."""
     for real, spectrum in ((DType.FLOAT32, DType.COMPLEX64), (DType.FLOAT64, DType.COMPLEX128)):
         for shape in ((20, 33, 5), (3, 64, 70), (17, 2, 1001)):
-            yield ops.Fft(_ref(shape, spectrum), (1,), "ortho")
-            yield ops.Rfft(_ref(shape, real), (1,), "ortho")
-            yield ops.Irfft(_ref(shape, spectrum), (1,))
-            yield ops.Irfft(_ref(shape, spectrum), (0, 1), n=2 * shape[1] - 1)
+            yield ops.Fft(_ref(shape, spectrum), axes=(1,), norm="ortho")
+            yield ops.Rfft(_ref(shape, real), axes=(1,), norm="ortho")
+            yield ops.Irfft(_ref(shape, spectrum), axes=(1,))
+            yield ops.Irfft(_ref(shape, spectrum), axes=(0, 1), n=2 * shape[1] - 1)
         yield ops.Rfft(_ref((1001,), real), norm="forward")
 
 

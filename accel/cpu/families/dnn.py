@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.cpu.kernels.precision import WORKSPACE, blocks, wider
+from accel.cpu.families import sampling
+from accel.cpu.families.precision import WORKSPACE, blocks, wider
 from accel.cpu.views import Array, array
+from accel.family import BackendPart, Sample
 
-__all__ = ["attention", "convolution"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from accel.compute import Causal
+
+__all__ = ["PART", "attention", "convolution"]
 
 
 @np.errstate(all="ignore")
@@ -126,3 +134,54 @@ def _attend(query: Array, key: Array, value: Array, first: int) -> Array:
     result: Array = np.matmul(scores, value)
     result /= total
     return result
+
+
+def _convolved(x: Array, w: Array, stride: tuple[int, int], padding: tuple[int, int]) -> Array:
+    padded = np.pad(x, ((0, 0), (0, 0), (padding[0],) * 2, (padding[1],) * 2))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, w.shape[2:], (2, 3))[:, :, :: stride[0], :: stride[1]]
+    result: Array = np.einsum("nchwrs,kcrs->nkhw", windows, w)
+    return result
+
+
+def _attended(q: Array, k: Array, v: Array, causal: Causal) -> Array:
+    scores = q @ k.swapaxes(2, 3) / np.sqrt(q.shape[3])
+    queries, keys = np.arange(q.shape[2])[:, None], np.arange(k.shape[2])
+    shift = k.shape[2] - q.shape[2] if causal == "bottom_right" else 0
+    if causal is not False:
+        scores = np.where(keys <= queries + shift, scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=3, keepdims=True))
+    result: Array = weights / weights.sum(axis=3, keepdims=True) @ v
+    return result
+
+
+def _call_conv2d(stride: Any, padding: Any, dnn: Any, x: Any, w: Any) -> Any:
+    return dnn.conv2d(x, w, stride=stride, padding=padding)
+
+
+def _call_attention(causal: Causal, dnn: Any, q: Any, k: Any, v: Any) -> Any:
+    return dnn.attention(q, k, v, causal=causal)
+
+
+def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for dtype in sampling.ALL_FLOATS:
+        for stride, padding in (((1, 1), (0, 0)), ((2, 1), (1, 2))):
+            x, w = sampling.random(rng, (2, 3, 9, 8), dtype), sampling.random(rng, (4, 3, 3, 2), dtype)
+            expected = _convolved(sampling.wide(x), sampling.wide(w), stride, padding)
+            yield Sample(
+                f"conv2d {dtype.value} stride={stride} padding={padding}",
+                partial(_call_conv2d, stride, padding),
+                (x, w),
+                expected,
+                sampling.sums(dtype, 18),
+            )
+        causals: tuple[Causal, ...] = (False, True, "bottom_right")
+        for causal in causals:
+            q = sampling.random(rng, (2, 3, 5, 8), dtype)
+            k, v = sampling.random(rng, (2, 3, 7, 8), dtype), sampling.random(rng, (2, 3, 7, 8), dtype)
+            expected = _attended(sampling.wide(q), sampling.wide(k), sampling.wide(v), causal)
+            # The weights may be rounded to the operands' type before the second product.
+            error = sampling.sums(dtype, 16) + 2 * sampling.rounding(dtype)
+            yield Sample(f"attention {dtype.value} causal={causal}", partial(_call_attention, causal), (q, k, v), expected, error)
+
+
+PART = BackendPart({}, samples=_samples)

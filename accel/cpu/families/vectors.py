@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.cpu.kernels.precision import blocks, wider
+from accel.cpu.families.precision import blocks, wider
 from accel.cpu.views import Array, array
 
 if TYPE_CHECKING:

@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.cpu.kernels.words import philox, philox_blocks
+from accel.cpu.families import sampling
+from accel.cpu.families.words import philox, philox_blocks
 from accel.cpu.views import Array, array
+from accel.dtype import DType
+from accel.family import BackendPart, Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from accel.backend import Kernel
 
-__all__ = ["RNG", "draw"]
+__all__ = ["PART", "draw"]
 
 _U32, _U64 = np.dtype(np.uint32), np.dtype(np.uint64)
 _TO_FRACTION = {np.dtype(np.float32): (8, 2.0**-24), np.dtype(np.float64): (11, 2.0**-53)}
@@ -137,10 +140,54 @@ def _kernel(numbers: Callable[[Any, Array, Array], Array]) -> Kernel:
     return kernel
 
 
-RNG: Mapping[str, Kernel] = {
-    "uniform": _kernel(_uniform),
-    "normal": _kernel(_normal),
-    "lognormal": _kernel(_lognormal),
-    "integers": _kernel(_integers),
-}
-"""Op kind -> kernel."""
+def _drawn(kind: str, options: dict[str, Any], rng: Any) -> Any:
+    return getattr(rng, kind)(**options)
+
+
+def _blocks(seed: int, offset: int, count: int, per_block: int) -> tuple[Array, slice]:
+    """Return the blocks of words that numbers come from, and where these are among the numbers of the blocks."""
+    first = offset // per_block
+    blocks = np.arange(first, -(-(offset + count) // per_block), dtype=_U64)
+    return philox(seed, blocks, 0), slice(offset - first * per_block, offset - first * per_block + count)
+
+
+def _normals(words: Array, dtype: DType) -> Array:
+    """Return standard normal numbers by the transform of Box and Muller in higher precision."""
+    radius: Array
+    angle: Array
+    if dtype is DType.FLOAT32:
+        radius, angle = (words[:, 0::2] + 0.5) * 2.0**-32, words[:, 1::2] * 2.0**-32
+    else:
+        pairs = (words[:, 0::2].astype(_U64) | words[:, 1::2].astype(_U64) << np.uint64(32)) >> np.uint64(11)
+        wide = pairs.astype(np.longdouble)
+        radius, angle = (wide[:, :1] + 0.5) * np.longdouble(2.0) ** -53, wide[:, 1:] * np.longdouble(2.0) ** -53
+    length, turn = np.sqrt(-2 * np.log(radius)), 8 * np.arctan(angle.dtype.type(1)) * angle
+    return np.stack((length * np.cos(turn), length * np.sin(turn)), axis=2).reshape(-1)
+
+
+def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for dtype, per_block in ((DType.FLOAT32, 4), (DType.FLOAT64, 2)):
+        for count, offset in ((1, 0), (1001, 3), (64, (1 << 40) + 1)):
+            seed = int(rng.integers(1 << 63))
+            words, part = _blocks(seed, offset, count, per_block)
+            options: dict[str, Any] = {"shape": count, "dtype": dtype, "seed": seed, "offset": offset}
+            what = f"{dtype.value} count={count} offset={offset} seed={seed}"
+            whole = words >> np.uint32(8) if per_block == 4 else _wide(words) >> np.uint64(11)
+            fractions = whole.reshape(-1)[part].astype(np.longdouble) * np.longdouble(2.0) ** (-24 if per_block == 4 else -53)
+            uniform = partial(_drawn, "uniform", {**options, "low": -1.0, "high": 3.0})
+            yield Sample(f"uniform {what}", uniform, (), fractions * 4 - 1, sampling.sums(dtype))
+            normal, error = _normals(words, dtype)[part], sampling.sums(dtype, 8)
+            yield Sample(f"normal {what}", partial(_drawn, "normal", {**options, "mean": 1.0, "std": 2.0}), (), normal * 2 + 1, error)
+            yield Sample(f"lognormal {what}", partial(_drawn, "lognormal", {**options, "sigma": 0.5}), (), np.exp(normal / 2), error)
+    for whole_type in (DType.INT64, DType.UINT8):
+        seed = int(rng.integers(1 << 63))
+        words, part = _blocks(seed, 5, 999, 4)
+        options = {"shape": 999, "low": 3, "high": 3 + 64, "dtype": whole_type, "seed": seed, "offset": 5}
+        values = (words.reshape(-1)[part].astype(_U64) * np.uint64(64) >> np.uint64(32)).astype(np.int64) + 3
+        yield Sample(f"integers {whole_type.value} seed={seed}", partial(_drawn, "integers", options), (), values)
+
+
+PART = BackendPart(
+    {"uniform": _kernel(_uniform), "normal": _kernel(_normal), "lognormal": _kernel(_lognormal), "integers": _kernel(_integers)},
+    samples=_samples,
+)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from accel.compute import BinaryOp, UnaryOp
-from accel.cpu.kernels.precision import blocks, wider
+from accel.cpu.families import sampling
+from accel.cpu.families.precision import blocks, wider
 from accel.cpu.views import Array, array
+from accel.dtype import DType
+from accel.family import BackendPart, Sample
 
-__all__ = ["binary", "unary"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["PART", "binary", "unary"]
 
 _BINARY: dict[BinaryOp, np.ufunc] = {
     BinaryOp.ADD: np.add,
@@ -79,3 +86,58 @@ def _sigmoid(x: Array, y: Array) -> None:
         np.add(denominator, one, out=denominator)
         np.divide(numerator, denominator, out=numerator)
         y[part] = numerator
+
+
+_INTEGERS = (DType.INT32, DType.INT64, DType.UINT8)
+_POSITIVE = frozenset({UnaryOp.LOG, UnaryOp.SQRT})
+_REAL = frozenset({UnaryOp.RELU, UnaryOp.SIGMOID})
+
+
+def _unary_of(op: UnaryOp, elementwise: Any, x: Any) -> Any:
+    return elementwise.unary(op, x)
+
+
+def _binary_of(op: BinaryOp, elementwise: Any, x: Any, y: Any) -> Any:
+    return elementwise.binary(op, x, y)
+
+
+@np.errstate(all="ignore")
+def _expected(op: UnaryOp, x: Array) -> Array:
+    if op is UnaryOp.SIGMOID:
+        result: Array = 1 / (1 + np.exp(-x))
+    else:
+        result = np.where(x < 0, np.zeros_like(x), x) if op is UnaryOp.RELU else _UNARY[op](x)
+    return np.asarray(result)
+
+
+def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for dtype in (*sampling.ALL_FLOATS, *sampling.COMPLEX):
+        for op in UnaryOp:
+            if dtype.is_complex and (op in _REAL or op is UnaryOp.ABS):
+                continue
+            for shape in ((), (0,), (1001,)):
+                x = np.asarray(
+                    sampling.random(rng, shape, dtype)
+                    if op not in _POSITIVE or dtype.is_complex
+                    else np.abs(sampling.random(rng, shape, dtype))
+                )
+                name = f"unary {op.value} {dtype.value}{list(shape)}"
+                yield Sample(
+                    name, partial(_unary_of, op), (x,), _expected(op, sampling.wide(x)), 0.0 if op in _SIGNS else sampling.sums(dtype, 2)
+                )
+    for dtype in (*sampling.ALL_FLOATS, *sampling.COMPLEX, *_INTEGERS):
+        for function in BinaryOp:
+            if (function is BinaryOp.DIV and dtype.is_integer) or (function in _PICKS and dtype.is_complex):
+                continue
+            for size in ((3, 5), (1001,)):
+                x, y = sampling.random(rng, size, dtype), sampling.random(rng, size, dtype)
+                with np.errstate(all="ignore"):
+                    result = np.asarray(_BINARY[function](sampling.wide(x), sampling.wide(y)))
+                name = f"binary {function.value} {dtype.value}{list(size)}"
+                yield Sample(name, partial(_binary_of, function), (x, y), result, 0.0 if function in _PICKS else sampling.sums(dtype, 2))
+
+
+_SIGNS = frozenset({UnaryOp.RELU, UnaryOp.ABS, UnaryOp.NEG})
+_PICKS = frozenset({BinaryOp.MAX, BinaryOp.MIN})
+
+PART = BackendPart({}, samples=_samples)

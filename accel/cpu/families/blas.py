@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel.compute import Transpose
-from accel.cpu.kernels.precision import WORKSPACE, blocks, wider
+from accel.cpu.families import sampling
+from accel.cpu.families.precision import WORKSPACE, blocks, wider
 from accel.cpu.views import Array, array
+from accel.family import BackendPart, Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["batched_gemm", "finish", "gemm", "scale"]
+    from accel.dtype import DType
+
+__all__ = ["PART", "batched_gemm", "finish", "gemm", "scale"]
 
 # Enum members are slow to look up on their class, and gemm is called for matrices that take less time than that.
 _NONE = Transpose.NONE
@@ -141,3 +145,59 @@ def _multiply_each(left: Array, right: Array, out: Array, alpha: complex, beta: 
             _multiply(x[0], y[0], out[part][0], alpha, beta)
         else:
             finish(out[part], np.matmul(x.astype(wide, copy=False), y.astype(wide, copy=False)), alpha, beta)
+
+
+def _axpy(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Add ``alpha * x`` to y."""
+    lane.compute.axpy(op.x.size, op.alpha, inputs[0], 1, outputs[0], 1, dtype=op.x.dtype)
+
+
+def _dot(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Sum ``x * y``."""
+    lane.compute.dot(op.x.size, inputs[0], 1, inputs[1], 1, outputs[0], dtype=op.x.dtype)
+
+
+def _nrm2(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Compute the norm without overflow of the squares."""
+    lane.compute.nrm2(op.x.size, inputs[0], 1, outputs[0], dtype=op.x.dtype)
+
+
+def _scal(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Multiply x by ``alpha``; NaN stays NaN whatever alpha is."""
+    lane.compute.scal(op.x.size, op.alpha, outputs[0], 1, dtype=op.x.dtype)
+
+
+def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for dtype in (*sampling.ALL_FLOATS, *sampling.COMPLEX):
+        for m, n, k in ((1, 1, 1), (7, 5, 3), (33, 17, 64)):
+            a, b = sampling.random(rng, (m, k), dtype), sampling.random(rng, (k, n), dtype)
+            product, error = sampling.wide(a) @ sampling.wide(b), sampling.sums(dtype, k)
+            what = f"{dtype.value} {m}x{k} @ {k}x{n}"
+            yield Sample(f"gemm {what}", lambda blas, a, b: blas.gemm(a, b), (a, b), product, error)
+            yield Sample(
+                f"gemm of transposes {what}",
+                lambda blas, a, b: blas.gemm(a, b, transpose_a=True, transpose_b="t", alpha=0.5),
+                (np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)),
+                product / 2,
+                error,
+            )
+            yield Sample(f"gemv {what}", lambda blas, a, x: blas.gemv(a, x), (a, b[:, 0].copy()), product[:, 0], error)
+            three = sampling.random(rng, (3, m, k), dtype)
+            batched = sampling.wide(three) @ sampling.wide(b)
+            yield Sample(f"gemm_batched {what}", lambda blas, a, b: blas.gemm_batched(a, b), (three, b), batched, error)
+        yield from _vector_samples(rng, dtype)
+
+
+def _vector_samples(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
+    for n in (0, 1, 1001):
+        x, y = sampling.random(rng, n, dtype), sampling.random(rng, n, dtype)
+        wide_x, wide_y, error = sampling.wide(x), sampling.wide(y), sampling.sums(dtype, n)
+        what = f"{dtype.value} n={n}"
+        yield Sample(f"axpy {what}", lambda blas, x, y: blas.axpy(x, y, alpha=-0.5), (x, y), wide_y - wide_x / 2, error)
+        yield Sample(f"scal {what}", lambda blas, x: blas.scal(x, 3.0), (x,), 3 * wide_x, error)
+        yield Sample(f"dot {what}", lambda blas, x, y: blas.dot(x, y), (x, y), np.asarray((wide_x * wide_y).sum()), error)
+        if not dtype.is_complex:
+            yield Sample(f"nrm2 {what}", lambda blas, x: blas.nrm2(x), (x,), np.asarray(np.sqrt((wide_x**2).sum())), error)
+
+
+PART = BackendPart({"axpy": _axpy, "dot": _dot, "nrm2": _nrm2, "scal": _scal}, samples=_samples)

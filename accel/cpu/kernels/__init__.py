@@ -1,5 +1,0 @@
-"""Kernels of the CPU backend, on raw pointers: one module a library.
-
-They compute at once, on the calling thread, and validate nothing: :class:`accel.cpu.compute.CpuCompute` has done so. Sizes are at least 1, except where a
-kernel says otherwise. Floating-point conditions (overflow, invalid, division by zero) show in the results alone, never as warnings.
-"""

@@ -1,0 +1,24 @@
+"""The CPU's part of each family of ops."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from accel.cpu.families import blas, dnn, elementwise, fft, reduce, rng
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from accel.family import BackendPart
+
+__all__ = ["PARTS"]
+
+PARTS: Mapping[str, BackendPart] = {
+    "blas": blas.PART,
+    "elementwise": elementwise.PART,
+    "reduce": reduce.PART,
+    "dnn": dnn.PART,
+    "fft": fft.PART,
+    "rng": rng.PART,
+}
+"""Name of a family -> the CPU's part."""

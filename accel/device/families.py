@@ -1,0 +1,69 @@
+"""The built-in families of ops as a device, a batch and a graph have them: ``device.blas``, ``batch.blas``."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from accel.ops.blas import BlasOps
+from accel.ops.dnn import DnnOps
+from accel.ops.elementwise import ElementwiseOps
+from accel.ops.fft import FftOps
+from accel.ops.reduce import ReduceOps
+from accel.ops.rng import RngOps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accel.ops.namespace import OpNamespace, Submitter
+
+__all__ = ["BuiltInFamilies"]
+
+M = TypeVar("M")
+N = TypeVar("N", bound="OpNamespace[Any]")
+
+
+class BuiltInFamilies(Generic[M]):
+    """One property for each family that comes with ``accel``; the type parameter is the mode, :class:`~accel.ops.Awaited` or :class:`~accel.ops.Recorded`."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def family(self, namespace: Callable[[Submitter[M]], N]) -> N:
+        """Return the ops of any family, typed: ``device.family(Stats).mean(x)``.
+
+        Parameters
+        ----------
+        namespace
+            The family's subclass of :class:`~accel.ops.OpNamespace`.
+        """
+
+    @property
+    def blas(self) -> BlasOps[M]:
+        """Linear algebra; see :class:`~accel.ops.BlasOps`."""
+        return self.family(BlasOps)
+
+    @property
+    def elementwise(self) -> ElementwiseOps[M]:
+        """Functions of elements; see :class:`~accel.ops.ElementwiseOps`."""
+        return self.family(ElementwiseOps)
+
+    @property
+    def reduce(self) -> ReduceOps[M]:
+        """Reductions; see :class:`~accel.ops.ReduceOps`."""
+        return self.family(ReduceOps)
+
+    @property
+    def dnn(self) -> DnnOps[M]:
+        """Neural network ops; see :class:`~accel.ops.DnnOps`."""
+        return self.family(DnnOps)
+
+    @property
+    def fft(self) -> FftOps[M]:
+        """Fourier transforms; see :class:`~accel.ops.FftOps`."""
+        return self.family(FftOps)
+
+    @property
+    def rng(self) -> RngOps[M]:
+        """Random numbers; see :class:`~accel.ops.RngOps`."""
+        return self.family(RngOps)

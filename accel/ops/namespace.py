@@ -1,0 +1,144 @@
+"""Namespaces of ops, such as ``device.blas``: one method for each op, with the op's parameters."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
+
+from accel.errors import AccelError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping
+
+    from accel.ops.base import FamilyOp
+
+__all__ = ["Awaited", "Method", "OpNamespace", "Recorded", "Submitter", "calls_of", "method", "ops_of"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+M = TypeVar("M")
+
+
+class Awaited:
+    """The mode of a device: its methods return coroutines, whose result is the op's."""
+
+
+class Recorded:
+    """The mode of a batch and of a graph: their methods return the op's result at once."""
+
+
+class Submitter(Generic[M]):
+    """Takes the ops of namespaces.
+
+    Its type parameter is the mode, :class:`Awaited` or :class:`Recorded`; a namespace made with it has the same.
+
+    Parameters
+    ----------
+    submit
+        Takes an op and returns what the method returns.
+    refuse
+        Takes what was wrong with the arguments: raises it, or returns what raises it when awaited.
+    """
+
+    __slots__ = ("refuse", "submit")
+
+    def __init__(self, submit: Callable[[FamilyOp[Any]], Any], refuse: Callable[[AccelError], Any]) -> None:
+        self.submit = submit
+        self.refuse = refuse
+
+
+class OpNamespace(Generic[M]):
+    """The ops of one family; its type parameter is the mode.
+
+    A subclass has one :func:`method` for each op::
+
+        class Stats(OpNamespace[M]):
+            library = "stats"
+            mean = method(Mean)
+
+    Parameters
+    ----------
+    submitter
+        Takes the ops.
+    """
+
+    __slots__ = ("_refuse", "_submit")
+
+    library: ClassVar[str]
+    """Name of the family."""
+
+    aliases: ClassVar[Mapping[str, str]] = {}
+    """What users of other libraries call an op -> how it is called here, for errors."""
+
+    def __init__(self, submitter: Submitter[M]) -> None:
+        self._submit = submitter.submit
+        self._refuse = submitter.refuse
+
+    if not TYPE_CHECKING:  # for a type checker, an op that is not there is an error
+
+        def __getattr__(self, name: str) -> NoReturn:
+            own, calls = [each for each in ops_of(type(self)) if each != "__call__"], {}
+            for kind in (*OpNamespace.__subclasses__(), type(self)):
+                calls |= calls_of(kind)
+            has = f"it has {', '.join(own)}" if own else "it is called itself"
+            if name in calls:
+                remedy = f"Use {calls[name]}."
+            elif close := difflib.get_close_matches(name, own):
+                remedy = f"Did you mean {' or '.join(close)}?"
+            else:
+                remedy = "An op of your own comes by device.register or device.compiler."
+            raise AttributeError(f"library {self.library!r} has no {name!r}; {has}. {remedy}", name=name)
+
+
+class Method(Protocol[P, R_co]):
+    """How a type checker sees what :func:`method` returns."""
+
+    op: type[FamilyOp[Any]]
+
+    @overload
+    def __get__(self, instance: OpNamespace[Awaited], owner: object) -> Callable[P, Coroutine[Any, Any, R_co]]: ...
+    @overload
+    def __get__(self, instance: OpNamespace[Recorded], owner: object) -> Callable[P, R_co]: ...
+    @overload
+    def __get__(self, instance: None, owner: object) -> Method[P, R_co]: ...
+
+
+def method(op: Callable[P, FamilyOp[R]]) -> Method[P, R]:
+    """Return the method of an op for the body of an :class:`OpNamespace`: its parameters and its documentation are the op's.
+
+    It returns a coroutine on a device and the result in a batch or graph.
+    """
+    kind = cast("type[FamilyOp[Any]]", op)
+
+    def call(self: OpNamespace[Any], /, *args: Any, **kwargs: Any) -> Any:
+        try:
+            made = kind(*args, **kwargs)
+        except AccelError as error:
+            error.op = error.op or kind.kind
+            return self._refuse(error)
+        return self._submit(made)
+
+    parameters = dict(inspect.signature(kind).parameters)
+    timeout = parameters.pop("timeout")
+    itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    described: Any = call
+    described.__signature__ = inspect.Signature([itself, *parameters.values(), timeout])
+    call.__name__, call.__qualname__ = kind.kind, f"{kind.library}.{kind.kind}"
+    call.__module__, call.__doc__ = kind.__module__, kind.__doc__
+    described.op = kind
+    return cast("Method[P, R]", call)
+
+
+def ops_of(namespace: type[OpNamespace[Any]]) -> dict[str, type[FamilyOp[Any]]]:
+    """Return the ops of a namespace by the names of its methods; ``__call__`` is the one by which the namespace itself is called."""
+    found = {name: getattr(getattr(namespace, name, None), "op", None) for name in dir(namespace)}
+    return {name: op for name, op in found.items() if op is not None}
+
+
+def calls_of(namespace: type[OpNamespace[Any]]) -> dict[str, str]:
+    """Return the names of a namespace's ops, and what else they are called -> how they are called."""
+    name = namespace.library
+    calls = {op: f"{name}.{op}(...)" for op in ops_of(namespace) if op != "__call__"}
+    return calls | {alias: name + call for alias, call in namespace.aliases.items()}

@@ -1,0 +1,91 @@
+"""Every op of every family, by the samples of the CPU: awaited, batched and replayed by a graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from accel.cpu.parts import PARTS
+from accel.dtype import DType
+from accel.errors import UnsupportedError
+from accel.testing.conformance.device_harness import opened
+from accel.testing.conformance.harness import rounding, wide
+
+if TYPE_CHECKING:
+    from accel.device import Device
+    from accel.family import Sample
+    from accel.ops import Family
+    from accel.testing.conformance.harness import Array, Harness
+
+__all__ = ["check_samples", "samples_of"]
+
+
+def samples_of(family: Family, rng: np.random.Generator) -> list[Sample]:
+    """Return the samples of a family: those that it brings for the CPU itself, else those of the CPU backend."""
+    part = family.part("cpu") or PARTS[family.name]
+    return list(part.samples(rng))
+
+
+async def check_samples(harness: Harness, family: Family) -> None:
+    """Check every sample of a family that the backend offers: awaited, in a batch, and in a graph that is replayed."""
+    samples = samples_of(family, harness.rng)
+    sampled = {sample.name.split()[0] for sample in samples}
+    assert sampled == {op.kind for op in family.ops}, f"the samples of {family.name} are of {sorted(sampled)}"
+    async with opened(harness) as device:
+        offered = 0
+        for sample in samples:
+            try:
+                await _check_awaited(harness, device, family, sample)
+            except UnsupportedError:  # a backend need not have every op in every dtype
+                continue
+            offered += 1
+            if offered % 8 == 1:  # the same kernels: a few show that batches and graphs call them rightly
+                await _check_recorded(harness, device, family, sample)
+
+
+async def _check_awaited(harness: Harness, device: Device, family: Family, sample: Sample) -> None:
+    refs = [await device.put(array) for array in sample.operands]
+    made = await sample.call(device.family(family.namespace), *refs)
+    await _compare(harness, device, made, sample, "awaited")
+
+
+async def _check_recorded(harness: Harness, device: Device, family: Family, sample: Sample) -> None:
+    refs = [await device.put(array) for array in sample.operands]
+    async with device.batch() as batch:
+        made = sample.call(batch.family(family.namespace), *refs)
+    await _compare(harness, device, made, sample, "in a batch")
+    refs = [await device.put(array) for array in sample.operands]
+    async with device.graph() as graph:
+        made = sample.call(graph.family(family.namespace), *refs)
+    for ref, array in zip(refs, sample.operands, strict=True):
+        await device.put(array, out=ref)
+    await graph.replay()
+    await _compare(harness, device, made, sample, "replayed")
+    await graph.aclose()
+
+
+async def _compare(harness: Harness, device: Device, made: Any, sample: Sample, how: str) -> None:
+    expected = sample.expected if isinstance(sample.expected, tuple) else (sample.expected,)
+    for ref, wanted in zip(made if isinstance(made, tuple) else (made,), expected, strict=True):
+        wrong = _difference(await device.get(ref), wanted, sample.error)
+        assert not wrong, f"{sample.name}, {how} (seed {harness.seed}): {wrong}"
+
+
+def _difference(got: Array, expected: Array, error: float) -> str:
+    """Return what is wrong with a result, or nothing."""
+    if got.shape != expected.shape:
+        return f"the shape is {got.shape}, not {expected.shape}"
+    dtype = DType.of(got.dtype)
+    if dtype.is_integer or dtype.kind == "bool":
+        return "" if np.array_equal(got, expected.astype(got.dtype)) else f"{got!r} is not {expected!r}"
+    with np.errstate(all="ignore"):
+        rounded, value = wide(expected.astype(got.dtype)), wide(got)
+        sizes = np.where(np.isfinite(expected), np.abs(expected), 0)
+        allowed = 1.01 * rounding(dtype) * np.abs(expected) + error * (np.max(sizes) if sizes.size else 0.0)
+        same = (value == rounded) | (np.isnan(value) & np.isnan(rounded))
+        good = np.where(np.isfinite(rounded), np.abs(value - expected) <= allowed, same)
+    if good.all():
+        return ""
+    where = tuple(int(i) for i in np.argwhere(~good)[0])
+    return f"{int((~good).sum())} of {good.size} are wrong; at {where}: {value[where]}, expected {expected[where]}"
