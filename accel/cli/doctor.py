@@ -17,6 +17,7 @@ from accel.cli.devices import list_devices, memory_text
 from accel.cli.extras import CORE, EXTRAS, UNUSED, install_command, version_of
 from accel.cli.selftest import SelfTest, self_test
 from accel.completion.timer import TimerfdTimer
+from accel.ops.families import FAMILIES, installed_families
 from accel.registry import load_backend
 
 if TYPE_CHECKING:
@@ -72,7 +73,25 @@ def checks() -> Iterator[Check]:
         if version
         else Check("uvloop", "missing", "optional: a faster event loop", install_command("uvloop"))
     )
+    yield from _families()
     yield from _backends()
+
+
+def _families() -> Iterator[Check]:
+    """Name the ops of each family, and what the parts that it brings itself need and lack."""
+    try:
+        families = installed_families()
+    except Exception as error:  # a package's module may raise anything
+        yield Check("families", "failed", f"{type(error).__name__}: {error}", "Repair or remove the package that brings the family.")
+        families = FAMILIES
+    for family in families:
+        detail = ", ".join(op.kind for op in family.ops)
+        yield Check(f"family {family.name}", "ok", detail)
+        for backend, part in family.parts.items():
+            missing = [wheel for wheel in part.wheels if not version_of(wheel)]
+            if missing:
+                what = f"family {family.name} on {backend}"
+                yield Check(what, "missing", f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)}")
 
 
 def _python() -> Check:

@@ -63,6 +63,7 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         self._open_quarantine = open_quarantine
         self._submitter: Submitter[Awaited] = Submitter(sender.submit, sender.refuse)
         self._families: dict[Callable[..., object], OpNamespace[Awaited]] = {}
+        self._outside: dict[str, type[OpNamespace[Any]]] = {}  # families that are not built in
         self._compiler = Compiler(core, sender, host)
         self._residents = Residents(core, self)
         self._closed: asyncio.Future[None] | None = None
@@ -76,10 +77,13 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
     # -- ops
 
     def family(self, namespace: Callable[[Submitter[Awaited]], N]) -> N:
-        """See :meth:`BuiltInFamilies.family`."""
+        """See :meth:`BuiltInFamilies.family`. From then on a family that is not built in is an attribute, by its name, of the device and its batches too."""
         found: Any = self._families.get(namespace)
         if found is None:
             found = self._families[namespace] = namespace(self._submitter)
+            if not hasattr(type(self), found.library):
+                self._outside[found.library] = type(found)
+                setattr(self, found.library, found)
         result: N = found
         return result
 
@@ -201,7 +205,7 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
             Seconds from the end of the block until waiting ends with :class:`~accel.DeadlineExceededError`.
         """
         self._sender.check_timeout(timeout)
-        return Batch(self._core, self._sender, timeout)
+        return Batch(self._core, self._sender, timeout, self._outside)
 
     def graph(self, *, timeout: float | None = None) -> Graph:
         """Return a graph: ``async with device.graph() as graph`` records ops without running them, and ``await graph.replay()`` runs them all at once.
@@ -212,7 +216,7 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
             Seconds that making the graph, at the end of the block, may take before :class:`~accel.DeadlineExceededError`.
         """
         self._sender.check_timeout(timeout)
-        return Graph(self._core, self._sender, timeout)
+        return Graph(self._core, self._sender, timeout, self._outside)
 
     def quarantine(self) -> AbstractAsyncContextManager[Device]:
         """Open a second device like this one for work that may kill its context: ``async with device.quarantine() as other``.

@@ -16,7 +16,7 @@ from accel.ops.base import FamilyOp, as_shape, with_refs
 from accel.ops.namespace import OpNamespace, Recorded, Submitter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from accel.engine.core import DeviceCore
     from accel.engine.sender import Sender
@@ -39,15 +39,18 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
         The device's.
     timeout
         Seconds for what the end of the block does.
+    families
+        Families that are not built in, by their names: they are attributes while the block records.
     """
 
     what: ClassVar[str]
     """What it is called in errors."""
 
-    def __init__(self, core: DeviceCore, sender: Sender, timeout: float | None) -> None:
+    def __init__(self, core: DeviceCore, sender: Sender, timeout: float | None, families: Mapping[str, type[OpNamespace[Any]]]) -> None:
         self._core = core
         self._sender = sender
         self._timeout = timeout
+        self._families = families
         self._ops: list[KernelOp] = []
         self._plans: list[Plan] = []
         self._outputs: list[tuple[AccelRef, ...]] = []
@@ -135,12 +138,16 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
         self._generation = self._core.refs.live_generation
         self._state = "recording"
         self._submitter = Submitter(self._record, self._refuse)
+        for name, namespace in self._families.items():
+            setattr(self, name, namespace(self._submitter))
         return self
 
     def _end(self) -> None:
         """Record no more; the refs are not of a block any more."""
         self._state = "ended"
         self._submitter = None
+        for name in self._families:
+            vars(self).pop(name, None)
         for refs in self._outputs:
             for ref in refs:
                 self._core.refs.recording.pop(ref.buffer, None)

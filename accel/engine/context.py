@@ -23,9 +23,11 @@ from accel.engine.program import GraphSubmission, JoinsUses, Replay
 from accel.engine.scratch import Scratch
 from accel.engine.streams import BATCH
 from accel.engine.submission import BatchSubmission
-from accel.errors import AccelError, ClosedError, UnsupportedError
+from accel.errors import AccelError, ClosedError, InvalidArgumentError, UnsupportedError
+from accel.family import BackendPart
 from accel.memory import Allocator, DurableUsage
-from accel.ops import Free
+from accel.ops import FamilyOp, Free
+from accel.ops.families import FAMILIES
 from accel.storage.buffers import Buffers, close_all
 from accel.storage.durable_slabs import DurableSlabs
 
@@ -106,7 +108,7 @@ class Context(ContextBase):
         self._weigh: Callable[[KernelOp], int] | None = None
         if isinstance(device, CountsCommands):
             self._weigh, self.limit = device.commands, min(self.limit, device.queue_limit)
-        self.may_block: Callable[[Any, Any], bool] = device.may_block
+        self._parts: dict[str, BackendPart] = {}  # of libraries and families that are not the backend's
         self._open_port = open_port
         self._chunk = max(1, self.limit // 2)
         self._to_close = threading.Lock()  # whoever gets it closes, and keeps it
@@ -283,9 +285,9 @@ class Context(ContextBase):
 
     def _commands(self, op: KernelOp) -> int:
         """Return what an op puts into the device's queues, on a device that counts."""
-        own = self.own.get(op.library)
+        part = self._parts.get(op.library)
         assert self._weigh is not None, "the device counts"
-        return self._weigh(op) if own is None else own.library.launches
+        return self._weigh(op) if part is None else part.launches
 
     async def _provide(self, submission: Submission, index: int, op: KernelOp, lane: Lane) -> None:
         """Take the memory that an op needs, and that is not there."""
@@ -350,28 +352,41 @@ class Context(ContextBase):
 
     def add_own(self, library: OwnLibrary) -> None:
         """Take a registered library that was just made for this context."""
-        name, is_blocking, before = library.library.name, library.library.blocking, self.may_block
-        self.own[name] = library
-        # The backend is not asked about these ops: it may have some of the same kind, with other fields.
-        self.may_block = lambda lane, op: (
-            is_blocking if op.library == name else (is_blocking and type(op) is Replay and op.calls(name)) or before(lane, op)
-        )
+        self.own[library.library.name] = library
+        self._parts[library.library.name] = library.part
+
+    def may_block(self, lane: Any, op: Any) -> bool:
+        """Return whether the op is enqueued on another thread."""
+        if self._parts:
+            # The backend is not asked about the ops of these: it may have some of the same kind, with other fields.
+            part = self._parts.get(op.library)
+            if part is not None:
+                return part.may_block
+            if type(op) is Replay and any(part.may_block and op.calls(name) for name, part in self._parts.items()):
+                return True
+        return self.device.may_block(lane, op)
 
     def kernel_of(self, op: KernelOp) -> Kernel:
         """Return how the op is enqueued."""
         return self._kernels.get(type(op)) or self._kernel(op)
 
     def _kernel(self, op: KernelOp) -> Kernel:
-        """Return how the op is enqueued: by a kernel of the backend's own, else by the one derived from its compute interface."""
-        own = self.own.get(op.library)
-        native = self.device.kernels(op.library) if own is None else own.kernels
-        kernel = native.get(op.kind) or LIBRARIES.get(op.library, {}).get(op.kind)
+        """Return how the op is enqueued: by a kernel of the backend's own, else by the generic one of its family."""
+        name, backend = op.library, self.core.description.backend
+        family = op.family if isinstance(op, FamilyOp) else None
+        if family is not None and name not in self._parts and family not in FAMILIES:
+            if name in LIBRARIES:
+                raise InvalidArgumentError(f"there is another library {name!r}", op=op.kind, remedy="Give the family another name.")
+            self._parts[name] = family.part(backend) or BackendPart({})
+        part = self._parts.get(name)
+        native = self.device.kernels(name) if part is None else part.kernels
+        kernel = native.get(op.kind) or (LIBRARIES.get(name, {}).get(op.kind) if family is None else family.kernel(op.kind, backend))
         if kernel is None:
-            known = op.library in LIBRARIES or native
-            what = f"{op.library} has no {op.kind}" if known else f"there is no library {op.library!r}"
+            known = name in LIBRARIES or native or family is not None
+            what = f"{name} has no {op.kind}" if known else f"there is no library {name!r}"
             remedy = "Use another device." if known else "Register it first: await device.register(YourLibrary)."
-            remedy = remedy if own is None else f"Mark a method of the library with @accel.kernel({type(op).__name__})."
-            raise UnsupportedError(f"{what} on {self.core.description.backend}", op=op.kind, device=self.core.name, remedy=remedy)
+            remedy = f"Mark a method of the library with @accel.kernel({type(op).__name__})." if name in self.own else remedy
+            raise UnsupportedError(f"{what} on {backend}", op=op.kind, device=self.core.name, remedy=remedy)
         self._kernels[type(op)] = kernel
         return kernel
 

@@ -13,11 +13,12 @@ from accel import dlpack
 from accel._log import get_logger
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
+from accel.family import BackendPart
 from accel.ops import KernelOp
 from accel.ops.base import check_frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from accel.backend import DeviceDescription, Kernel
     from accel.engine.lane import Lane
@@ -231,15 +232,19 @@ class OwnLibrary:
         The instance.
     description
         Of the device.
+
+    Attributes
+    ----------
+    part : BackendPart
+        The kernels, as those of a family.
     """
 
     def __init__(self, library: KernelLibrary, description: DeviceDescription) -> None:
         self.library = library
         library.description = self._description = description
         self._lock = threading.Lock()  # its own lane and that of batches may call it from two threads
-        self.kernels: Mapping[str, Kernel] = {
-            op.kind: self._adapt(getattr(library, name)) for op, name in kernels_of(type(library)).items()
-        }
+        kernels = {op.kind: self._adapt(getattr(library, name)) for op, name in kernels_of(type(library)).items()}
+        self.part = BackendPart(kernels, may_block=library.blocking, launches=library.launches)
 
     def _adapt(self, method: Callable[..., object]) -> Kernel:
         backend, index, lock = self._description.backend, self._description.index, self._lock

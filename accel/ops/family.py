@@ -63,11 +63,13 @@ class Family:
         """Check it, and let the classes of its ops know it."""
         kinds = set()
         for op in self.ops:
-            if op.library != self.name or op.family is not None:
+            if op.library != self.name:
                 raise InvalidArgumentError(
-                    f"{op.__name__} is of family {op.library!r}, and not of {self.name!r} alone",
+                    f"{op.__name__} is of library {op.library!r}, and the family is {self.name!r}",
                     remedy=f'Set `library = "{self.name}"` in it.',
                 )
+            if op.family is not None:
+                raise InvalidArgumentError(f"{op.__name__} is an op of {op.family!r} already", remedy="Make one family of a namespace.")
             kinds.add(op.kind)
         for kernels in (self.kernels, *(part.kernels for part in self.parts.values())):
             if unknown := set(kernels) - kinds:
