@@ -48,6 +48,7 @@ else:
         StreamStrategy,
         System,
         kernel,
+        kernel_op,
     )
     from accel.dtype import DType
     from accel.errors import (
@@ -138,6 +139,7 @@ __all__ = [
     "ViewToken",
     "__version__",
     "kernel",
+    "kernel_op",
     "patterns",
     "testing",
 ]

@@ -56,6 +56,8 @@ class BackendPart:
         Whether a kernel may block: it is then called on a worker thread, in its place in line.
     launches
         How many commands a kernel enqueues at most, on a device that counts them.
+    capturable
+        Whether what the kernels enqueue may be captured into a graph and repeated; see :attr:`accel.KernelLibrary.capturable`.
     wheels
         Distributions that the kernels need; the doctor lists them, with the command that installs what is missing.
     samples
@@ -65,6 +67,7 @@ class BackendPart:
     kernels: Mapping[str, Kernel]
     may_block: bool = False
     launches: int = 1
+    capturable: bool = True
     wheels: tuple[str, ...] = ()
     samples: Callable[[np.random.Generator], Iterator[Sample]] = field(default=_no_samples)
 

@@ -9,6 +9,7 @@ from accel.device.graph import Graph
 from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo, PinnedInfo
 from accel.device.system import System
 from accel.engine.kernel_library import KernelLibrary, Operand, kernel
+from accel.engine.kernel_op import kernel_op
 from accel.engine.lifecycle import DeviceState
 from accel.engine.options import FaultSource
 from accel.engine.streams import StreamStrategy
@@ -31,4 +32,5 @@ __all__ = [
     "StreamStrategy",
     "System",
     "kernel",
+    "kernel_op",
 ]

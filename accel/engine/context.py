@@ -366,6 +366,12 @@ class Context(ContextBase):
                 return True
         return self.device.may_block(lane, op)
 
+    def is_capturable(self, op: KernelOp) -> bool:
+        """Return whether what the op enqueues may be repeated by a graph."""
+        family = op.family if isinstance(op, FamilyOp) else None
+        part = (None if family is None else family.part(self.core.description.backend)) or self._parts.get(op.library)
+        return part is None or part.capturable
+
     def kernel_of(self, op: KernelOp) -> Kernel:
         """Return how the op is enqueued."""
         return self._kernels.get(type(op)) or self._kernel(op)

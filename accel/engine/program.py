@@ -41,13 +41,15 @@ class _GraphContext(LaunchContext, Protocol):
     device: AccelDevice
     buffers: Buffers
     scratch: Scratch
-    own: dict[str, OwnLibrary]
 
     @property
     def sharing(self) -> JoinsUses: ...
 
     def kernel_of(self, op: KernelOp) -> Kernel:
         """Return how the op is enqueued."""
+
+    def is_capturable(self, op: KernelOp) -> bool:
+        """Return whether what the op enqueues may be repeated by a graph."""
 
     def hold(self, ref: AccelRef, usage: Usage, release: Callable[[], object] | None) -> None:
         """Take note of something that is no memory of the allocator's."""
@@ -129,8 +131,7 @@ class Program:
     def _check_own(self, context: _GraphContext) -> None:
         """Refuse libraries whose kernels may use memory that is somebody else's by the next replay: the results would be wrong, and nobody told."""
         for op in self.ops:
-            own = context.own.get(op.library)
-            if own is not None and not own.library.capturable:
+            if not context.is_capturable(op):
                 raise UnsupportedError(
                     f"library {op.library!r} does not say that its kernels can be captured into a graph",
                     library=op.library,
