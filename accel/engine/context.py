@@ -368,8 +368,10 @@ class Context(ContextBase):
 
     def is_capturable(self, op: KernelOp) -> bool:
         """Return whether what the op enqueues may be repeated by a graph."""
-        family = op.family if isinstance(op, FamilyOp) else None
-        part = (None if family is None else family.part(self.core.description.backend)) or self._parts.get(op.library)
+        own, family = self.own.get(op.library), op.family if isinstance(op, FamilyOp) else None
+        if own is not None:
+            return own.library.capturable
+        part = None if family is None else family.part(self.core.description.backend)
         return part is None or part.capturable
 
     def kernel_of(self, op: KernelOp) -> Kernel:

@@ -244,7 +244,7 @@ class OwnLibrary:
         library.description = self._description = description
         self._lock = threading.Lock()  # its own lane and that of batches may call it from two threads
         kernels = {op.kind: self._adapt(getattr(library, name)) for op, name in kernels_of(type(library)).items()}
-        self.part = BackendPart(kernels, may_block=library.blocking, launches=library.launches, capturable=library.capturable)
+        self.part = BackendPart(kernels, may_block=library.blocking, launches=library.launches)
 
     def _adapt(self, method: Callable[..., object]) -> Kernel:
         backend, index, lock = self._description.backend, self._description.index, self._lock

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from accel.backend import AccelDevice, Kernel
     from accel.engine.core import DeviceCore
-    from accel.engine.kernel_library import OwnLibrary
     from accel.engine.lane import Lane
     from accel.engine.scratch import Scratch
     from accel.memory import Usage
