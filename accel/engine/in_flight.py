@@ -72,7 +72,11 @@ class ContextBase(ABC):
         self.after_retire: Callable[[], object] | None = None
         self._rooms: list[asyncio.Future[None]] = []
         after, allowance = core.options.stall_after, core.options.busy_timeout
-        self.stalls = None if after is None else StallWatch(self, after, lambda: self.busy_seconds(), allowance)
+        self.stalls = (
+            None
+            if after is None
+            else StallWatch(core.loop, after, lambda: next(iter(self.submissions.items()), None), lambda: self.busy_seconds(), allowance)
+        )
 
     def sent(self, submission: Submission, count: int, commands: int) -> None:
         """Note that ``count`` more ops of a submission are in flight, as ``commands`` commands."""

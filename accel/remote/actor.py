@@ -18,10 +18,8 @@ from accel.errors import AccelError, FaultScope, HostDiedError, UnsupportedError
 from accel.process.protocol import ProtocolError
 from accel.remote.context import RemoteContext
 from accel.remote.error_codec import decode_error
-from accel.remote.heartbeat import Heartbeat
-from accel.remote.link import Link
+from accel.remote.link import STARTUP_TIMEOUT, Link
 from accel.remote.messages import Begin, Kind, pickled_library
-from accel.remote.startup_timeout import StartupTimeout
 
 if TYPE_CHECKING:
     import asyncio
@@ -41,11 +39,8 @@ __all__ = ["RemoteContextActor"]
 
 logger = get_logger()
 
-_PATIENCE = 120.0
-"""Seconds that a child may take to come up: it imports, and makes a context."""
-
 _ANSWER = 2.0
-"""Seconds after which a spare child that is promoted is given up for another: by then it must have said that it is there."""
+"""Seconds in which a spare child that is promoted must send something; else another child replaces it."""
 
 _GRACE = 5.0
 """Seconds in which a child ends that was asked to."""
@@ -76,7 +71,6 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
         self._context: RemoteContext | None = None
         self._link: Link | None = None
         self._ready: _Ready | None = None
-        self._heart: Heartbeat | None = None
 
     async def started(self, context: ActorContext) -> None:
         """Start a child, or promote the spare one, have it make the context, and declare the generation ready."""
@@ -104,7 +98,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
             state = core.options.standby if spare.is_warm else "starting"
             ready = self._ready = core.loop.create_future()
             try:
-                return await self._begin(spare, ready, land, _ANSWER if spare.is_warm else _PATIENCE), spare, state
+                return await self._begin(spare, ready, land, _ANSWER if spare.is_warm else STARTUP_TIMEOUT), spare, state
             except AccelError as error:
                 logger.warning("standby_not_promoted", device=core.name, standby=core.options.standby, pid=spare.pid, error=error)
         ready = self._ready = core.loop.create_future()  # it may refuse at once
@@ -114,17 +108,16 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
             await self._children.gone()
         except BaseException:
             ready.cancel()
-            self._children.bury(link)
+            self._children.kill(link)
             raise
-        return await self._begin(link, ready, land, _PATIENCE), link, None
+        return await self._begin(link, ready, land, STARTUP_TIMEOUT), link, None
 
-    async def _begin(self, link: Link, ready: _Ready, land: _Land, patience: float) -> RemoteContext:
-        """Have a child begin the generation, in which it must have said something within ``patience`` seconds."""
-        core = self._core
-        self._link, link.listener, link.is_opening, link.has_spoken = link, self, True, False
-        self._heart = Heartbeat(core.loop, link, self._silent, core.options.heartbeat_interval, core.options.heartbeat_timeout)
+    async def _begin(self, link: Link, ready: _Ready, land: _Land, answer: float) -> RemoteContext:
+        """Have a child begin the generation. It must send something within ``answer`` seconds, and then be ready in time."""
+        core, watchdog = self._core, link.watchdog
+        self._link, link.listener = link, self
+        watchdog.begin(answer, then=STARTUP_TIMEOUT)
         made = self._context = RemoteContext(core, self._owner, land, link)
-        made.missed = self._heart.missed
         if link.child.exit is not None:
             self.exited(link.child.exit)
         link.ping()
@@ -132,27 +125,19 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
         begin = Begin(made.generation, self._own(), core.durable.most_slabs, 0.0 if is_first else _MEMORY_BACK)
         link.tell(Kind.BEGIN, pickle.dumps(begin))
         try:
-            # Who answers may take its time.
-            waiting = StartupTimeout(core.loop, patience, _PATIENCE, link, self._late)
-            try:
-                core.capabilities = await ready
-            finally:
-                waiting.cancel()
-            link.is_opening = False
+            core.capabilities = await ready
+            watchdog.end()
             if core.durable.buffers:
                 # What the last one had begun to write there has to be over, whatever it was.
                 await self._last_is_gone()
-            waiting = StartupTimeout(core.loop, core.options.busy_timeout, core.options.busy_timeout, link, self._late)
-            try:
-                await made.bind()
-            finally:
-                waiting.cancel()
+            watchdog.begin(core.options.busy_timeout)
+            await made.bind()
+            watchdog.end()
             made.check_alive()  # it may have ended right after it was ready
         except BaseException:
-            self._heart.stop()
             self._context = self._link = None
             made.end()
-            self._children.bury(link, made.gone)
+            self._children.kill(link, made.gone)
             raise
         return made
 
@@ -172,16 +157,6 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
                 scope=FaultScope.CONTEXT,
                 remedy="Put the data on the device anew, in another process or after a reboot; the kernel's log may tell what the child waits for.",
             )
-
-    def _late(self, seconds: float) -> None:
-        """Give a child up that does not become ready."""
-        name = self._core.name
-        self._fail(HostDiedError(f"the child of {name} was not ready within {seconds:g} s", device=name, scope=FaultScope.CONTEXT))
-
-    def _silent(self, seconds: float) -> None:
-        """Give a child up that does not answer."""
-        name = self._core.name
-        self._fail(HostDiedError(f"the child of {name} has not answered for {seconds:g} s", device=name, scope=FaultScope.CONTEXT))
 
     async def receive(self, message: tuple[Copy, Landed], context: ActorContext) -> None:
         """Copy what has come back on a worker thread, and say so on the loop."""
@@ -234,6 +209,11 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
         if isinstance(error, ProtocolError):
             self._fail(error)
 
+    def expired(self, why: str) -> None:
+        """See :class:`~accel.remote.link.Listener`."""
+        name = self._core.name
+        self._fail(HostDiedError(f"the child of {name} {why}", device=name, scope=FaultScope.CONTEXT))
+
     def exited(self, status: ExitStatus) -> None:
         """See :class:`~accel.remote.link.Listener`."""
         self._fail(status.error(device=self._core.name, scope=FaultScope.CONTEXT))
@@ -253,7 +233,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
         if made is not None and made.fault is None:
             made.report_fault(fault_behind(error), is_survived=True)
         logger.info("context_rebuilding", device=self._core.name, generation=self._core.lifecycle.generation)
-        self._bury()
+        self._kill()
 
     async def stopped(self, context: ActorContext) -> None:
         """Have the child give everything back, and see it end."""
@@ -266,23 +246,23 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
             # What it answers is nobody's business any more, but that it ends.
             with contextlib.suppress(HostDiedError):  # said below
                 await link.child.aclose(grace=_GRACE)
-        self._bury()
+        self._kill()
         await self._children.gone()
 
     def _withdraw(self) -> None:
-        if self._heart is not None:
-            self._heart.stop()
+        if self._link is not None:
+            self._link.watchdog.stop()
         if self._context is not None:
             self._owner.published(None)
 
-    def _bury(self) -> None:
+    def _kill(self) -> None:
         self._withdraw()
         made, self._context = self._context, None
         link, self._link = self._link, None
         if made is not None:
             made.end()
         if link is not None:
-            self._children.bury(link, None if made is None else made.gone)
+            self._children.kill(link, None if made is None else made.gone)
 
 
 def _offer(data: bytes) -> tuple[dict[str, frozenset[DType]], bool]:

@@ -41,36 +41,36 @@ class Children:
         self.take_spare: Callable[[], Link | None] = lambda: None
         self._ending: dict[DyingChild, None] = {}
 
-    def bury(self, link: Link, then: Callable[[], object] | None = None) -> None:
+    def kill(self, link: Link, then: Callable[[], object] | None = None) -> None:
         """Kill a child, and call ``then`` once nothing of it is left. Returns at once."""
         link.kill()
         link.channel.close()
-        link.listener = grave = DyingChild(self._ending, link, then)
+        link.listener = dying = DyingChild(self._ending, link, then)
         if link.child.exit is None:
-            self._ending[grave] = None
+            self._ending[dying] = None
         else:
-            grave.exited(link.child.exit)
+            dying.exited(link.child.exit)
 
     async def gone(self) -> bool:
-        """Wait until nothing is left of those that were buried, and return whether it is so.
+        """Wait until nothing is left of the children that were killed, and return whether it is so.
 
         Ten seconds after a child was killed it is not waited for any more: the log says so, once (``child_not_ended``). What it uses is never given out
         again before it has ended.
         """
-        for grave in tuple(self._ending):
+        for dying in tuple(self._ending):
             left: HostDiedError | None = None
             try:
-                await grave.link.child.aclose(grace=0.0)
+                await dying.link.child.aclose(grace=0.0)
             except HostDiedError as error:
                 left = error
-            if left is not None and not grave.is_given_up:
-                grave.is_given_up = True
-                logger.error("child_not_ended", device=self._device, pid=grave.link.pid, error=left)
+            if left is not None and not dying.is_given_up:
+                dying.is_given_up = True
+                logger.error("child_not_ended", device=self._device, pid=dying.link.pid, error=left)
         return not self._ending
 
 
 class DyingChild:
-    """Waits for the end of a child that was killed."""
+    """Listens to a child that was killed, until it has ended."""
 
     def __init__(self, ending: dict[DyingChild, None], link: Link, then: Callable[[], object] | None) -> None:
         self.link = link
@@ -79,10 +79,13 @@ class DyingChild:
         self._then = then
 
     def received(self, kind: int, data: bytes, fds: list[int]) -> None:
-        """Do nothing: nobody is interested any more."""
+        """Ignore what the child has sent before it was killed."""
 
     def lost(self, error: AccelError | None) -> None:
-        """Do nothing."""
+        """Ignore that the connection is lost."""
+
+    def expired(self, why: str) -> None:
+        """Never called: the watchdog has stopped."""
 
     def exited(self, status: ExitStatus) -> None:
         """See that nothing is left."""

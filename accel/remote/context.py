@@ -14,14 +14,13 @@ from accel.engine.launches import OpSubmission
 from accel.engine.op_error import result_of
 from accel.engine.program import GraphSubmission
 from accel.engine.submission import BatchSubmission
-from accel.errors import AccelError, ClosedError, FaultScope, HostDiedError, StaleRefError
+from accel.errors import AccelError, ClosedError, StaleRefError
 from accel.ops import Free, Get, Put
 from accel.process.protocol import MAX_MESSAGE, ProtocolError
 from accel.remote.arrays import COPIED_HERE, CopyBack, Outgoing, SharedArrays, close_all
 from accel.remote.compiling import layout_of
 from accel.remote.durable import DurableShare, kept_message
 from accel.remote.error_codec import decode_error
-from accel.remote.hang import HangWatch
 from accel.remote.injected_faults import sent_action
 from accel.remote.messages import Failure, Kind, pack, pickled_library
 from accel.remote.no_sharing import NoSharing
@@ -68,10 +67,6 @@ class RemoteContext(ContextBase):
     link
         The child.
 
-    Attributes
-    ----------
-    missed : callable
-        Returns that the child does not answer when it is asked whether it is there, or nothing.
     """
 
     def __init__(self, core: DeviceCore, owner: ContextOwner, land: Callable[[Copy, Landed], None], link: Link) -> None:
@@ -80,14 +75,6 @@ class RemoteContext(ContextBase):
         self._link = link
         self._tell = link.tell
         self.pid = link.pid
-        timeout, allowance = core.options.hang_timeout, core.options.busy_timeout
-        self._hang = (
-            None
-            if timeout is None
-            else HangWatch(core.loop, timeout, lambda: next(iter(self._sent), 0), self._hung, link.busy_seconds, allowance)
-        )
-        self._asked_hang = HangWatch(core.loop, allowance, lambda: next(iter(self._asked), 0), self._asked_hung)
-        self.missed: Callable[[], str] = str
         self.device = None  # it is in the child
         self.sharing = NoSharing(core.name)
         self._arrays = SharedArrays(core.pinned, link.known, link.announce)
@@ -99,6 +86,7 @@ class RemoteContext(ContextBase):
         self._asked: dict[int, asyncio.Future[KernelLayout | None]] = {}
         self.own: dict[str, bool] = {}
         self._live: dict[int, int] = {}
+        link.watchdog.watch(self._sent, self._asked)
         self._durable = DurableShare(core.durable)
         self._reserved = self._workspace = 0
 
@@ -289,8 +277,6 @@ class RemoteContext(ContextBase):
             raise
         self._sent[number] = PendingRequest(submission, 0, 0, arrays, landing, answer)
         self.sent(submission, 0, 0)  # it goes on: what is of many parts is no stall
-        if self._hang is not None:
-            self._hang.sent()
         return answer
 
     def _post(self, number: int, sent: PendingRequest, kind: Kind, data: bytes) -> None:
@@ -299,8 +285,6 @@ class RemoteContext(ContextBase):
         self._tell(kind, data, now=is_first or not number % _BURST)  # no answer is taken before this returns
         self._sent[number] = sent
         self._begun(submission, sent.count)
-        if self._hang is not None:
-            self._hang.sent()
 
     def _begun(self, submission: Submission, count: int) -> None:
         """Take note that ops may be on the device from here on."""
@@ -335,7 +319,6 @@ class RemoteContext(ContextBase):
         number = next(self._numbers)
         answer = self._asked[number] = self.core.loop.create_future()
         self._tell(kind, _NUMBER.pack(number) + data)
-        self._asked_hang.sent()
         told: KernelLayout | None = await answer  # who is cancelled leaves it there: the answer comes all the same
         return told
 
@@ -461,25 +444,13 @@ class RemoteContext(ContextBase):
 
     def stall(self) -> str:
         """Return what shows that the child makes no progress, or nothing."""
-        return super().stall() or self.missed()
+        return super().stall() or self._link.watchdog.silence()
 
     def busy_seconds(self) -> float:
         """See :meth:`ContextBase.busy_seconds`."""
         return self._link.busy_seconds()
 
     # -- the end
-
-    def _hung(self) -> None:
-        """Give up what does not end."""
-        self._give_up(f"its oldest op has not ended for {self.core.options.hang_timeout:g} s")
-
-    def _asked_hung(self) -> None:
-        """Give up what does not answer."""
-        self._give_up(f"it has not compiled or opened for {self.core.options.busy_timeout:g} s what it was asked to")
-
-    def _give_up(self, why: str) -> None:
-        name = self.core.name
-        self.report_fault(HostDiedError(f"the child of {name} hung: {why}", device=name, scope=FaultScope.CONTEXT))
 
     def gone(self) -> None:
         """Give the shared memory back that the child used: it is gone. Not before."""
@@ -490,10 +461,10 @@ class RemoteContext(ContextBase):
 
     def fail_all(self, error: AccelError) -> None:
         """End everything that waits for the child."""
-        asked, self._asked = self._asked, {}
-        for each in asked.values():
+        for each in self._asked.values():
             if not each.done():
                 each.set_exception(self.poisoned(error))
+        self._asked.clear()
         for sent in self._sent.values():
             if sent.answer is not None and not sent.answer.done():
                 sent.answer.set_result(self.poisoned(error))
@@ -508,7 +479,4 @@ class RemoteContext(ContextBase):
         """Take no more, and tell everybody who waits that it was closed."""
         if self.fault is None:
             self.fault = ClosedError(f"the context of {self.core.name} was closed", device=self.core.name)
-        self._asked_hang.stop()
-        if self._hang is not None:
-            self._hang.stop()
         self.fail_all(self.fault)

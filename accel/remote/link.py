@@ -1,4 +1,4 @@
-"""A child with the connection to it, and who listens to it: handed over as a whole when a spare child is promoted."""
+"""A child with its connection, its watchdog and its listener: one object, which is handed over when a spare child is promoted."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from accel.process.channel import Channel
 from accel.process.child import ChildProcess
 from accel.process.protocol import ProtocolError
 from accel.remote.messages import Config, Kind
+from accel.remote.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from accel.memory import HostBlock
     from accel.process.exit_status import ExitStatus
 
-__all__ = ["MAX_ANSWER", "TARGET", "Link", "Listener"]
+__all__ = ["MAX_ANSWER", "STARTUP_TIMEOUT", "TARGET", "Link", "Listener"]
 
 logger = get_logger()
 
@@ -35,6 +36,9 @@ TARGET = "accel.remote.service:serve"
 MAX_ANSWER = 2 << 20
 """Bytes of the longest message of a child: an error with all its texts at their longest is a little shorter."""
 
+STARTUP_TIMEOUT = 120.0
+"""Seconds for a child's start: it imports the backend, and makes a context."""
+
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 _TAKEN = frozenset(("self", "level", "event", "exc_info", "generation"))
@@ -42,13 +46,16 @@ _TAKEN = frozenset(("self", "level", "event", "exc_info", "generation"))
 
 
 class Listener(Protocol):
-    """Who has a child."""
+    """The owner of a child: it receives what the child sends, and its end."""
 
     def received(self, kind: int, data: bytes, fds: list[int]) -> None:
         """Take a message; see :class:`accel.process.channel.Channel`."""
 
     def lost(self, error: AccelError | None) -> None:
         """Take note that the connection is lost; the child is killed already."""
+
+    def expired(self, why: str) -> None:
+        """Take note that the child is given up by its watchdog, and why."""
 
     def exited(self, status: ExitStatus) -> None:
         """Take note of the child's end."""
@@ -61,29 +68,23 @@ class Link:
     ----------
     child : ChildProcess
     channel : Channel
+    watchdog : Watchdog
     listener : Listener
-        Who is told what the child says.
+        Receives what the child sends.
     is_warm : bool
-        Whether the child has made all ready that it can before a generation begins.
-    is_opening : bool
-        Whether it makes something ready: a spare until it is warm, another until its context is there.
-    is_heard : bool
-        Whether it has said something since it was last asked by :meth:`ping`.
-    has_spoken : bool
-        The same, since whoever wants to know has set this to ``False``.
+        Whether the child has prepared all that it can before a generation begins.
     known : set of int
-        Numbers of the blocks of host memory that it knows of.
+        Numbers of the blocks of host memory that the child has been sent.
     """
 
     child: ChildProcess
     channel: Channel
+    watchdog: Watchdog
 
     def __init__(self, core: DeviceCore, listener: Listener) -> None:
         self._core = core
         self.listener = listener
         self.is_warm = False
-        self.is_opening = True
-        self.is_heard = self.has_spoken = True
         self._busy_since: float | None = None
         self._busy_before = 0.0
         self.known: set[int] = set()
@@ -111,6 +112,8 @@ class Link:
         link.channel = Channel(
             link.child.sock, core.loop, on_message=link._received, on_lost=link._lost, max_received=MAX_ANSWER, dispose=core.disposal.close
         )
+        link.watchdog = Watchdog(core.loop, link, core.options, lambda why: link.listener.expired(why))
+        link.watchdog.begin(STARTUP_TIMEOUT)
         core.pinned.on_gone.add(link.withdraw)
         link.tell(Kind.CONFIG, config)
         return link
@@ -141,8 +144,7 @@ class Link:
             return
 
     def ping(self) -> None:
-        """Ask the child whether it is there; it answers from its loop."""
-        self.is_heard = False
+        """Ask the child whether its loop runs."""
         self.tell(Kind.PING)
 
     def announce(self, number: int, block: HostBlock) -> None:
@@ -162,13 +164,14 @@ class Link:
             self.tell(Kind.BLOCK_GONE, number.to_bytes(8, "little"))
 
     def kill(self) -> None:
-        """End the child at once. Its listener is told when it has ended."""
+        """Kill the child. Its listener is told when it has ended."""
+        self.watchdog.stop()
         self.child.kill()
 
     # -- called by the channel and the child
 
     def _received(self, kind: int, data: bytes, fds: list[int]) -> None:
-        self.is_heard = self.has_spoken = True
+        self.watchdog.heard()
         if fds and kind != Kind.SLAB:
             raise ProtocolError(f"the child of {self._core.name} sent {len(fds)} descriptors with a message of kind {kind}")
         if kind == Kind.PONG:
@@ -201,6 +204,7 @@ class Link:
         self.listener.lost(error)
 
     def _exited(self, status: ExitStatus) -> None:
+        self.watchdog.stop()
         self._core.pinned.on_gone.discard(self.withdraw)
         self.listener.exited(status)
 

@@ -172,7 +172,7 @@ class Server:
         elif kind == Kind.REGISTER:
             await self._register(data)
         elif kind == Kind.NAMED:
-            self._reader.learn(*_named(data))
+            self._learn(data)
         elif kind == Kind.COMPILE:
             self._compile(data)
         elif kind == Kind.RELEASE:
@@ -184,7 +184,7 @@ class Server:
             self._free(data)
             return True
         if kind == Kind.NAMED:
-            self._reader.learn(*_named(data))
+            self._learn(data)
             return True
         if kind != Kind.OP:
             return False
@@ -253,6 +253,14 @@ class Server:
             for mine, plan in zip(ids, plans, strict=True)
         ]
         return plans, made
+
+    def _learn(self, data: bytes) -> None:
+        """Take a NAMED message. Its object may be of a module that is imported here, which takes as long as any loading."""
+        (number,) = struct.unpack_from("<Q", data)
+        named: object = None
+        with self._busy, contextlib.suppress(BaseException):  # an import raises anything; the ops that name the object are refused then
+            named = pickle.loads(data[8:])
+        self._reader.learn(number, named)
 
     def _read(self, number: int, wires: Iterable[WireOp]) -> tuple[KernelOp, ...]:
         """Return the ops of a submission; none, after answering it, if one cannot be loaded here."""
@@ -347,15 +355,6 @@ class Server:
         if ref is None:
             ref = self._refs[buffer] = AccelRef(self._core.refs, buffer, shape, dtype, self.context.generation)
         return ref
-
-
-def _named(data: bytes) -> tuple[int, object]:
-    """Return the number and the object of a NAMED message; ``None`` where the object cannot be imported."""
-    (number,) = struct.unpack_from("<Q", data)
-    try:
-        return number, pickle.loads(data[8:])
-    except BaseException:  # an import raises anything; the ops that name the object are refused
-        return number, None
 
 
 def _made(data: bytes) -> Any:

@@ -13,10 +13,8 @@ from accel.actors.supervision import RestartBudget
 from accel.errors import AccelError, FaultScope, HostDiedError
 from accel.process.protocol import ProtocolError
 from accel.remote.error_codec import decode_error
-from accel.remote.heartbeat import Heartbeat
 from accel.remote.link import Link
 from accel.remote.messages import Kind
-from accel.remote.startup_timeout import StartupTimeout
 
 if TYPE_CHECKING:
     import asyncio
@@ -32,9 +30,6 @@ logger = get_logger()
 
 _BUDGET = RestartStrategy(max_restarts=5, within=60.0, backoff=(0.2, 10.0))
 """How often a spare that has died by itself is replaced."""
-
-_PATIENCE = 120.0
-"""Seconds that one may take to become ready."""
 
 
 class _Wish(enum.Enum):
@@ -62,8 +57,7 @@ class StandbyActor(Actor[_Wish, None]):
         self._ahead = ahead
         self._link: Link | None = None
         self._began = 0.0
-        self._heart: Heartbeat | None = None
-        self._timers: list[asyncio.TimerHandle | StartupTimeout] = []
+        self._retry: asyncio.TimerHandle | None = None
         self._budget = RestartBudget(_BUDGET, core.system.clock, core.system.random)
         self._reason: AccelError | None = None
         self._is_missed = False  # the log has said that there is none
@@ -83,17 +77,14 @@ class StandbyActor(Actor[_Wish, None]):
         if core.lifecycle.is_final:
             await self._end_spare()
             return
-        if self._link is not None or self._timers or core.refs.is_closing or not core.is_ready:
+        if self._link is not None or self._retry is not None or core.refs.is_closing or not core.is_ready:
             return
         self._children.standby = "starting"
         self._began = time.perf_counter()
         try:
-            link = self._link = await Link.start(core, self._ahead, self)
+            self._link = await Link.start(core, self._ahead, self)
         except AccelError as error:
             self._failed(error)
-            return
-        self._heart = Heartbeat(core.loop, link, self._silent, core.options.heartbeat_interval, core.options.heartbeat_timeout)
-        self._timers.append(StartupTimeout(core.loop, _PATIENCE, _PATIENCE, link, self._late))
 
     def _take(self) -> Link | None:
         """Hand the spare over."""
@@ -103,11 +94,9 @@ class StandbyActor(Actor[_Wish, None]):
 
     def _rest(self, state: str) -> None:
         self._children.standby = state
-        if self._heart is not None:
-            self._heart.stop()
-        for timer in self._timers:
-            timer.cancel()
-        self._timers.clear()
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
 
     # -- what the spare says
 
@@ -117,11 +106,8 @@ class StandbyActor(Actor[_Wish, None]):
         if link is None:
             return
         if kind == Kind.WARM:
-            for timer in self._timers:
-                timer.cancel()
-            self._timers.clear()
             self._children.standby = "ready"
-            link.is_opening = False
+            link.watchdog.end()
             self._announce(link)
             log, self._is_missed = logger.warning if self._is_missed else logger.info, False
             log("standby_ready", device=core.name, standby=self._ahead, pid=link.pid, seconds=round(time.perf_counter() - self._began, 4))
@@ -148,13 +134,8 @@ class StandbyActor(Actor[_Wish, None]):
             link.channel.close()
             self._failed(self._reason or status.error(device=self._core.name, scope=FaultScope.CONTEXT))
 
-    def _silent(self, seconds: float) -> None:
-        self._give_up(f"has not answered for {seconds:g} s")
-
-    def _late(self, seconds: float) -> None:
-        self._give_up(f"was not ready within {seconds:g} s")
-
-    def _give_up(self, why: str) -> None:
+    def expired(self, why: str) -> None:
+        """Kill the spare; :meth:`exited` replaces it."""
         if self._link is not None:
             self._rest("none")
             self._reason = HostDiedError(f"the spare child of {self._core.name} {why}", device=self._core.name)
@@ -176,10 +157,10 @@ class StandbyActor(Actor[_Wish, None]):
         logger.warning("standby_lost", device=core.name, standby=self._ahead, error=error)
 
         def again() -> None:
-            self._timers.clear()
+            self._retry = None
             self._wish()
 
-        self._timers.append(core.loop.call_later(max(delay, _BUDGET.backoff[0]), again))
+        self._retry = core.loop.call_later(max(delay, _BUDGET.backoff[0]), again)
 
     # -- the end
 
@@ -201,7 +182,7 @@ class StandbyActor(Actor[_Wish, None]):
     async def _end_spare(self) -> None:
         link = self._take()
         if link is not None:
-            self._children.bury(link)
+            self._children.kill(link)
             await self._children.gone()
 
 

@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,7 +14,6 @@ import pytest
 
 import accel
 from accel.ops import Plan, Spec
-from accel.remote import hang
 from accel.testing import FaultPlan
 from tests.device_support import child_pid
 
@@ -159,62 +157,3 @@ async def test_a_hang_in_one_stream_is_found_out_while_others_go_on() -> None:
         assert isinstance(error, accel.ContextPoisonedError)
         assert others > 10, "nothing else went on meanwhile"
         plan.release()
-
-
-class Clock:
-    """A loop whose time goes by when the test says so."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.due: list[tuple[float, Any]] = []
-
-    def time(self) -> float:
-        return self.now
-
-    def call_at(self, when: float, call: Any) -> Any:
-        entry = (when, call)
-        self.due.append(entry)
-        return SimpleNamespace(cancel=lambda: self.due.remove(entry))
-
-    def go_on(self, seconds: float) -> None:
-        end = self.now + seconds
-        while self.due and min(when for when, _ in self.due) <= end:
-            entry = min(self.due, key=lambda each: each[0])
-            self.due.remove(entry)
-            self.now = max(self.now, entry[0])
-            entry[1]()
-        self.now = end
-
-
-def watched(oldest: list[int]) -> tuple[Clock, hang.HangWatch, list[float]]:
-    clock, verdicts = Clock(), list[float]()
-    loop: Any = clock
-    watch = hang.HangWatch(loop, 1.0, lambda: oldest[0], lambda: verdicts.append(clock.now))
-    return clock, watch, verdicts
-
-
-def test_an_idle_device_is_never_hung() -> None:
-    oldest = [1]
-    clock, watch, verdicts = watched(oldest)
-    watch.sent()
-    clock.go_on(0.1)
-    oldest[0] = 0
-    clock.go_on(100.0)
-    assert (verdicts, clock.due) == ([], []), "nothing is looked for while nothing is in flight"
-
-
-def test_a_watch_judges_the_oldest_alone() -> None:
-    oldest = [1]
-    clock, watch, verdicts = watched(oldest)
-    watch.sent()
-    for _ in range(6):
-        clock.go_on(0.8)
-        oldest[0] += 1
-    assert not verdicts
-    clock.go_on(2.0)
-    assert len(verdicts) == 1
-    assert not clock.due, "told once"
-    watch.sent()
-    watch.stop()
-    clock.go_on(100.0)
-    assert len(verdicts) == 1

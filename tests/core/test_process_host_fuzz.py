@@ -216,7 +216,7 @@ async def test_whatever_a_child_says_every_await_ends_and_the_next_child_serves(
     monkeypatch.setattr(ChildProcess, "start", Peer.start)
     monkeypatch.setattr(Peer, "rng", random.Random(seed))
     # A header that announces more than comes is silence, which ends like that of a child that hangs.
-    monkeypatch.setattr(actor, "_PATIENCE", 0.5)
+    monkeypatch.setattr(actor, "STARTUP_TIMEOUT", 0.5)
     quick: dict[str, Any] = {"busy_timeout": 0.5, "heartbeat_interval": 0.05, "heartbeat_timeout": 0.2}
     unexpected: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unexpected.append(context))

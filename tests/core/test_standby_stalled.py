@@ -15,7 +15,6 @@ import accel
 from accel.remote import actor
 from accel.remote.link import Link
 from accel.remote.messages import Kind
-from accel.remote.startup_timeout import StartupTimeout
 from accel.testing import FaultPlan
 from tests.device_support import failure
 
@@ -35,7 +34,7 @@ class Stalls:
 
         def told(link: Link, kind: Kind, *rest: Any, **more: Any) -> None:
             # The first word to it in its new office; what is said there leaves at the end of the turn.
-            is_it = self.armed and kind == Kind.PING and isinstance(link.listener, actor.RemoteContextActor) and link.is_opening
+            is_it = self.armed and kind == Kind.PING and isinstance(link.listener, actor.RemoteContextActor) and link.watchdog.is_starting
             if is_it:
                 self.armed = False
                 self.count += 1
@@ -83,95 +82,3 @@ def _spare(system: accel.System, device: accel.Device) -> int:
     pid: int = children.take_spare.__self__._link.pid
     assert os.path.exists(f"/proc/{pid}")
     return pid
-
-
-class Clock:
-    """A loop that has a clock and nothing else: the test says how time passes."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.due: list[tuple[float, Callable[[], object]]] = []
-
-    def time(self) -> float:
-        return self.now
-
-    def call_later(self, delay: float, call: Callable[[], object]) -> Any:
-        entry = (self.now + delay, call)
-        self.due.append(entry)
-        clock = self
-
-        class Handle:
-            def cancel(self) -> None:
-                if entry in clock.due:
-                    clock.due.remove(entry)
-
-        return Handle()
-
-    def go_on(self, seconds: float) -> None:
-        """Let time pass."""
-        end = self.now + seconds
-        while self.due and self.due[0][0] <= end:
-            at, call = self.due.pop(0)
-            self.now = max(self.now, at)
-            call()
-        self.now = end
-
-    def stop(self, seconds: float) -> None:
-        """Let time pass in which nothing runs."""
-        self.now += seconds
-
-
-class Heard:
-    has_spoken = False
-
-
-def waiting(seconds: float = 2.0) -> tuple[Clock, Heard, list[float], StartupTimeout]:
-    clock, heard, verdicts = Clock(), Heard(), list[float]()
-    loop: Any = clock
-    return clock, heard, verdicts, StartupTimeout(loop, seconds, 120.0, heard, verdicts.append)
-
-
-def test_who_says_nothing_is_given_up_once() -> None:
-    clock, _, verdicts, _ = waiting()
-    clock.go_on(1.9)
-    assert not verdicts
-    clock.go_on(0.2)
-    assert verdicts == [2.0]
-    clock.go_on(500.0)
-    assert (verdicts, clock.due) == ([2.0], [])
-
-
-def test_who_has_spoken_may_take_its_time_but_not_for_ever() -> None:
-    clock, heard, verdicts, _ = waiting()
-    clock.go_on(1.5)
-    heard.has_spoken = True
-    clock.go_on(110.0)
-    assert not verdicts
-    clock.go_on(15.0)
-    assert verdicts == [120.0]
-
-
-def test_time_in_which_nothing_could_be_heard_does_not_count() -> None:
-    clock, heard, verdicts, patience = waiting()
-    for _ in range(4):
-        clock.go_on(0.2)
-        clock.stop(50.0)
-    clock.go_on(0.0)
-    assert not verdicts
-    clock.go_on(0.1)
-    heard.has_spoken = True
-    clock.go_on(60.0)
-    assert not verdicts
-    patience.cancel()
-    assert not clock.due
-
-
-def test_what_has_come_in_a_stop_at_the_very_end_is_read_before_the_verdict() -> None:
-    clock, heard, verdicts, _ = waiting()
-    clock.go_on(1.9)
-    clock.stop(3.0)
-    clock.go_on(0.0)
-    assert not verdicts
-    heard.has_spoken = True
-    clock.go_on(3.0)
-    assert not verdicts

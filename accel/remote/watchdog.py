@@ -1,0 +1,239 @@
+"""The watchdog of a child: a child that does not start, does not answer or hangs is given up within a bound."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Mapping
+
+__all__ = ["Watchdog"]
+
+_PERIOD = 0.5
+"""Seconds between two ticks at most; a bound below 2 s has a shorter one, which is a quarter of it."""
+
+_TO_READ = 0.05
+"""Seconds in which the loop reads what has arrived, between an expired bound and the verdict."""
+
+_LATE = 0.1
+"""Seconds by which a tick may be late without the loop counting as stopped."""
+
+_BUSY = 6
+"""A child that loads or compiles may be silent for so many times ``heartbeat_timeout``: one call may hold its GIL all that time."""
+
+
+class _Child(Protocol):
+    """What the watchdog needs of a child."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def is_busy(self) -> bool: ...
+
+    def busy_seconds(self) -> float: ...
+
+    def ping(self) -> None: ...
+
+
+class _Bounds(Protocol):
+    """What the watchdog needs of a device's options."""
+
+    @property
+    def hang_timeout(self) -> float | None: ...
+
+    @property
+    def busy_timeout(self) -> float: ...
+
+    @property
+    def heartbeat_interval(self) -> float: ...
+
+    @property
+    def heartbeat_timeout(self) -> float: ...
+
+
+class Watchdog:
+    """Bounds every step of one child: its start, its answer to the oldest request, and its silence.
+
+    The watchdog counts only the time in which this process could read answers. A tick that is late, because the process was stopped or its loop was
+    blocked, counts as one period. A bound that has expired is checked again after what has arrived meanwhile was read.
+
+    Parameters
+    ----------
+    loop
+        On which the watchdog ticks.
+    child
+        Says whether it is busy, and is pinged each ``heartbeat_interval``.
+    bounds
+        Seconds. ``hang_timeout``: for the answer of the oldest op, without up to ``busy_timeout`` of loading and compiling. ``busy_timeout``: for the
+        answer of the oldest question. ``heartbeat_timeout``: for the answer to a ping.
+    expired
+        Called once, with what the child has not done in time. The watchdog has stopped then.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, child: _Child, bounds: _Bounds, expired: Callable[[str], object]) -> None:
+        self._loop = loop
+        self._child = child
+        self._bounds = bounds
+        self._expired = expired
+        shortest = min(4 * bounds.heartbeat_interval, bounds.busy_timeout, bounds.hang_timeout or bounds.busy_timeout)
+        self._period = min(shortest / 4, _PERIOD)
+        self._clock = 0.0  # seconds in which answers could be read
+        self._step: _Step | None = None
+        self._oldest: tuple[_Oldest, ...] = ()
+        self._is_heard = False
+        self._asked: float | None = None  # when the first ping was sent that is not answered
+        self._next_ping = 0.0
+        self._suspicion = ""
+        self._arm(self._period)
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether a step is in progress in which the child may be silent."""
+        return self._step is not None
+
+    def begin(self, seconds: float, then: float | None = None) -> None:
+        """Begin a step, such as the start of a context, in which the child need not answer pings.
+
+        Parameters
+        ----------
+        seconds
+            Within which the step must end.
+        then
+            Seconds for the step from when the child has sent something; ``seconds`` is only for that.
+        """
+        self._is_heard = False
+        self._step = _Step(seconds, then, self._clock)
+        self._period = min(self._period, seconds / 4)
+
+    def end(self) -> None:
+        """End the step: the child must answer pings from here on."""
+        self._step = None
+
+    def watch(self, ops: Mapping[int, object], questions: Mapping[int, object]) -> None:
+        """Bound the answers to what is in flight, by number in the order of sending: ops, and questions that take no place in the order of ops."""
+        allowance, busy = self._bounds.busy_timeout, self._child.busy_seconds
+        asked = _Oldest(
+            questions, allowance, f"hung: it has not compiled or opened for {allowance:g} s what it was asked to", lambda: 0.0, 0.0
+        )
+        self._oldest = (asked,)
+        if (timeout := self._bounds.hang_timeout) is not None:
+            self._oldest += (_Oldest(ops, timeout, f"hung: its oldest op has not ended for {timeout:g} s", busy, allowance),)
+
+    def heard(self) -> None:
+        """Take note that the child has sent something."""
+        self._is_heard = True
+
+    def stop(self) -> None:
+        """Stop ticking. Idempotent."""
+        self._handle.cancel()
+
+    def silence(self) -> str:
+        """Return that the child does not answer pings, or nothing. Any thread may ask."""
+        asked = self._asked
+        seconds = 0.0 if asked is None else self._clock - asked
+        is_silent = seconds >= self._bounds.heartbeat_interval and not self._is_heard and not (self.is_starting or self._child.is_busy)
+        return f"the child has not answered for {seconds:.1f} s" if is_silent else ""
+
+    # -- the tick
+
+    def _arm(self, pause: float) -> None:
+        self._pause = pause
+        self._last = self._loop.time()
+        self._handle = self._loop.call_at(self._last + pause, self._tick)
+
+    def _tick(self) -> None:
+        passed = self._loop.time() - self._last
+        self._clock += passed if passed < self._pause + max(self._pause, _LATE) else self._pause
+        reasons = [self._late_step(), self._silent(), *(each.hung(self._clock) for each in self._oldest)]
+        reason = next(filter(None, reasons), "")
+        if reason and reason == self._suspicion:
+            self._expired(reason)
+            return
+        self._suspicion = reason
+        self._ping()
+        self._arm(_TO_READ if reason else self._period)
+
+    def _late_step(self) -> str:
+        step = self._step
+        if step is None:
+            return ""
+        if step.then is not None and self._is_heard:
+            self._step = step = _Step(step.then, None, self._clock)
+        return f"was not ready within {step.seconds:g} s" if self._clock - step.since >= step.seconds else ""
+
+    def _silent(self) -> str:
+        """Return that the child is silent for too long. One that starts may be, unless a signal has stopped it; one that is busy, for longer."""
+        may_be_busy = self.is_starting or self._child.is_busy
+        is_stopped = may_be_busy and _is_stopped(self._child.pid)
+        if self._is_heard or (self.is_starting and not is_stopped):
+            self._asked = None
+        limit = self._bounds.heartbeat_timeout * (_BUSY if self._child.is_busy and not is_stopped else 1)
+        is_silent = self._asked is not None and self._clock - self._asked >= limit
+        return f"has not answered for {limit:g} s" if is_silent else ""
+
+    def _ping(self) -> None:
+        if self._clock >= self._next_ping:
+            self._next_ping = self._clock + self._bounds.heartbeat_interval
+            self._is_heard = False
+            if self._asked is None:
+                self._asked = self._clock
+            self._child.ping()
+
+
+class _Step:
+    """A step of a child: when it began, and what it may take."""
+
+    __slots__ = ("seconds", "since", "then")
+
+    def __init__(self, seconds: float, then: float | None, since: float) -> None:
+        self.seconds = seconds
+        self.then = then
+        self.since = since
+
+
+class _Oldest:
+    """The oldest request in flight. It waits for no other, so that a child that does not answer it hangs, whatever goes on in other streams.
+
+    Parameters
+    ----------
+    requests
+        What is in flight, the oldest first.
+    timeout
+        Seconds for which a request may be the oldest, without ...
+    busy_seconds, allowance
+        ... the seconds in which the child was busy with loading and compiling, of which so many count for each request.
+    reason
+        What the child has not done.
+    """
+
+    def __init__(
+        self, requests: Mapping[int, object], timeout: float, reason: str, busy_seconds: Callable[[], float], allowance: float
+    ) -> None:
+        self._requests = requests
+        self._timeout = timeout
+        self._reason = reason
+        self._busy_seconds = busy_seconds
+        self._allowance = allowance
+        self._number = 0
+        self._since = self._busy_before = 0.0
+
+    def hung(self, now: float) -> str:
+        """Return that the oldest request was not answered in time, or nothing."""
+        number = next(iter(self._requests), 0)
+        if number != self._number:
+            self._number, self._since, self._busy_before = number, now, self._busy_seconds()
+        busy = min(self._busy_seconds() - self._busy_before, self._allowance)
+        return self._reason if number and now - self._since - busy >= self._timeout else ""
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return whether a signal has stopped a process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name, in parentheses, may have any characters in it.
+            state = file.read().rpartition(b")")[2].split()[:1]
+    except OSError:
+        return False
+    return state in ([b"T"], [b"t"])
