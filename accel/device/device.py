@@ -167,7 +167,7 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
             Of the value, on this device.
         loader
             ``async def loader(device)`` that puts the data on the device and returns a ref, or any structure of refs and other things. It is called for
-            the first who asks, and for the first who asks after a rebuild has taken the value away, or one of its refs was freed.
+            the first caller, and for the first one after a rebuild has invalidated the value, or one of its refs was freed.
         durable
             The value outlives faults: its refs must be durable, and it is loaded again only if one of them is torn.
 
@@ -181,19 +181,19 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         ClosedError, DeviceLostError
             The device ended before the value was there.
         Exception
-            What the loader raised: told to all who wait; the next who asks has it tried again.
+            What the loader raised: all waiters get it; the next call loads again.
 
         Notes
         -----
-        All who ask while a load goes on wait for that one; cancelling one of them, or all, does not end it. It begins once the device is READY. A load
-        that a rebuild came between begins anew, but if an op of its own was on the device at the fault. Nothing is loaded before somebody asks. Refs are
+        All callers during a load wait for that load; cancelling one of them, or all, does not end it. It begins once the device is READY. A load
+        that a rebuild came between begins anew, but if an op of its own was on the device at the fault. Nothing is loaded before the first call. Refs are
         looked for in mappings, lists, tuples, sets and dataclasses.
         """
         result: T = await self._residents.get(name, loader, durable=durable)
         return result
 
     def evict(self, name: str) -> bool:
-        """Let a resident go, and return whether there was one. Its memory is freed when nobody has its refs any more; who waits for its load gets it."""
+        """Let a resident go, and return whether there was one. Its memory is freed when the last of its refs is dropped; waiters of its load get it."""
         return self._residents.evict(name)
 
     def batch(self, *, timeout: float | None = None) -> Batch:
@@ -312,7 +312,7 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
 
         Notes
         -----
-        All who call it meanwhile wait for the same attempt. Cancelling one ends the wait, not the attempt; ops that are sent meanwhile wait for its end.
+        All callers meanwhile wait for the same attempt. Cancelling one ends the wait, not the attempt; ops that are sent meanwhile wait for its end.
         """
         error = await asyncio.shield(self._host.reopen())
         if error is not None:

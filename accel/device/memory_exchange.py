@@ -49,7 +49,7 @@ class MemoryExchange:
 
         Notes
         -----
-        Every op on the ref comes after what anybody in the process had enqueued on the device before the op was; so what the library does to the array is
+        Every op on the ref waits for all work that was enqueued on the device before it in this process; so what the library does to the array is
         seen by ops that are sent later. What the library enqueues on the array after an op was awaited comes after that op.
         """
         return (await self._sharing()).wrap(array)

@@ -1,4 +1,4 @@
-"""Values that a device keeps by name: loaded once, for all who ask, and again when a rebuild has taken them away."""
+"""Values that a device keeps by name: loaded once for all callers, and again when a rebuild has invalidated them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _current: contextvars.ContextVar[_Loading | None] = contextvars.ContextVar("acce
 
 
 class _Loading:
-    """One call of a loader, of any device: those who wait for it, and the loads that it waits for."""
+    """One call of a loader, of any device: its waiters, and the loads that it waits for."""
 
     __slots__ = ("device", "name", "waiters", "waits_for")
 
@@ -55,7 +55,7 @@ class _Loading:
         return []
 
     def tell(self, value: Any, error: Exception | None = None) -> None:
-        """Answer those who wait."""
+        """Answer the waiters."""
         waiters, self.waiters = self.waiters, []
         for waiter in waiters:
             if not waiter.done():
@@ -195,11 +195,11 @@ class Residents:
         task = self._core.loop.create_task(self._load(name, entry, loader), name=f"accel-resident-{name}", context=context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        # Cancelled before its first step, it has told nobody.
+        # A task that is cancelled before its first step has answered no waiter.
         task.add_done_callback(lambda _: load.tell(None, ClosedError(f"device {self._core.name} was closed", device=self._core.name)))
 
     async def _load(self, name: str, entry: _Resident, loader: Callable[[Any], Awaitable[Any]]) -> None:
-        """Load, and tell all who wait; what fails is told too, and the next who asks tries again."""
+        """Load, and answer all waiters, also with an error; the next call tries again."""
         try:
             value, refs, generation = await self._loaded(name, entry, loader)
         except asyncio.CancelledError:

@@ -42,7 +42,7 @@ class Captures:
 
     @contextlib.contextmanager
     def one_more(self) -> Iterator[None]:
-        """Have nobody's work marked inside the block. On the loop's thread, which may do other things meanwhile."""
+        """Let no work of other libraries be marked inside the block. On the loop's thread; other tasks run meanwhile."""
         self.count += 1
         try:
             yield

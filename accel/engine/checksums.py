@@ -74,6 +74,6 @@ async def verify(context: _Dispatcher, core: DeviceCore) -> None:
 
 async def _run(context: _Dispatcher, submission: OpSubmission) -> Any:
     future = submission.future
-    context.check_alive()  # else nobody would end what is sent now
+    context.check_alive()  # a context that has faulted ends no submission
     await context.dispatch(submission)
     return await future

@@ -111,7 +111,7 @@ class Context(ContextBase):
         self._parts: dict[str, BackendPart] = {}  # of libraries and families that are not the backend's
         self._open_port = open_port
         self._chunk = max(1, self.limit // 2)
-        self._to_close = threading.Lock()  # whoever gets it closes, and keeps it
+        self._to_close = threading.Lock()  # the thread that gets it closes the context, and keeps it
 
     # -- dispatch: called by the device's actor, one submission at a time, in order
 
@@ -404,7 +404,7 @@ class Context(ContextBase):
         Raises
         ------
         ContextPoisonedError
-            Also where the fault surfaces here: whoever asks is told as everybody is, and everybody is told.
+            Also where the fault surfaces here: the caller gets the same error as all waiters.
         """
         port = self.ports.get(library)
         if port is None:

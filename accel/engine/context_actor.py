@@ -146,7 +146,7 @@ class ContextActor(Actor[OpenLibrary, "Port | AccelError"]):
             if isinstance(own, OutOfMemoryError):
                 made.buffers.release_idle()
             raise own if own.is_fault else made.fault_of(lane.stream, own) or own
-        if self._core.own.get(library) is not make:  # who registered it has been cancelled meanwhile
+        if self._core.own.get(library) is not make:  # the call that registered it was cancelled meanwhile
             await self._core.system.run_blocking(own.close)
             raise ClosedError(f"library {library!r} is not registered any more", library=library, device=self._core.name)
         made.add_own(own)
@@ -165,7 +165,7 @@ class ContextActor(Actor[OpenLibrary, "Port | AccelError"]):
     async def _lane(self, made: Context, library: str) -> Lane:
         """Return the lane that the ``streams`` option gives to a library."""
         limit = self._core.options.lanes
-        # While a stream is captured, whatever is enqueued there becomes a part of the graph: captures share it with nobody.
+        # While a stream is captured, whatever is enqueued there becomes a part of the graph: so captures have a stream of their own.
         is_shared = library != Capture.library
         if is_shared and limit is not None and len(self._pool) >= limit:
             return self._pool[next(self._turn) % limit]
@@ -214,6 +214,6 @@ def _abandon(device: AccelDevice) -> None:
 
 
 def _told(context: Context, error: AccelError) -> None:
-    """Take note, on whatever thread, of a fault that surfaced elsewhere in the process: nobody may have asked this context anything."""
+    """Take note, on whatever thread, of a fault that surfaced elsewhere in the process; this context may not have queried the driver since."""
     with contextlib.suppress(RuntimeError):  # its loop has ended
         context.core.loop.call_soon_threadsafe(lambda: context.report_fault(error.clone()))

@@ -45,7 +45,7 @@ class DeviceActor(Actor[Submission, None]):
         await self._host.open(context)
 
     async def stopped(self, context: ActorContext) -> None:
-        """See that nobody waits for a device whose actor is gone."""
+        """End the device if its actor ends: no waiter is left."""
         core, moving = self._core, tuple(self._moving)
         for task in moving:
             task.cancel()

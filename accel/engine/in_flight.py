@@ -131,7 +131,7 @@ class ContextBase(ABC):
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         """Wait until something is so that only the end of ops brings about. Raises as :meth:`wait_for_room` does."""
-        self.check_alive()  # after a fault nothing retires, and nobody would be told
+        self.check_alive()  # after a fault nothing retires, so that the wait would not end
         while not is_so():
             room = self.core.loop.create_future()
             self._rooms.append(room)

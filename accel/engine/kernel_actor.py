@@ -149,7 +149,7 @@ class KernelActor(Actor["Sendable", None]):
 
     def _enqueue(self, launch: Bound, group: Sendable) -> None:
         """Bring one op to the lane, or drop it."""
-        # Also for an op that is dropped: whoever comes after it on this lane relies on what its place in line has waited for.
+        # Also for an op that is dropped: later ops of this lane rely on the waits of its sequence number.
         try:
             self._depend_on_all(group.lane, launch.dependencies)
         except BaseException as error:
@@ -167,7 +167,7 @@ class KernelActor(Actor["Sendable", None]):
                 if launch.action is not None:
                     self._act(launch.action, lane)
                 run_blocking = self._context.core.system.run_blocking
-                # Counted before: from here on it may be on the device, whoever stops waiting.
+                # Counted before: from here on it may be on the device, also if the wait is cancelled.
                 submission.launched += 1
                 try:
                     is_capture = type(launch.op) is Capture
@@ -186,7 +186,7 @@ class KernelActor(Actor["Sendable", None]):
             del submission, group
 
     def _is_wanted(self, launch: Bound, group: Sendable) -> bool:
-        """Return whether somebody waits for an op, in a context that works; else its results are void."""
+        """Return whether an op is still wanted, in a context that works; else its results are void."""
         if group.submission.is_dropped(launch.index) or self._context.fault is not None:
             group.lane.drop(launch.seq)
             self._context.failures.dropped(group.lane, launch.seq)
@@ -200,7 +200,7 @@ class KernelActor(Actor["Sendable", None]):
             self._mark(group, group.submission)
 
     def _launch(self, launch: Bound, group: Sendable) -> None:
-        """Bring one op to the stream, unless nobody waits for it any more."""
+        """Bring one op to the stream, unless it is not wanted any more."""
         submission = group.submission
         if (submission.future.done() or self._context.fault is not None) and not self._is_wanted(launch, group):
             return

@@ -28,7 +28,7 @@ class EventPool:
         self._all: list[AccelEvent] = []
 
     def take(self) -> AccelEvent:
-        """Return an event that nobody uses."""
+        """Return an event that is not in use."""
         if self._free:
             return self._free.pop()
         event = self._device.create_event()
@@ -51,7 +51,7 @@ class Lane(Timeline):
     """One stream and its clock.
 
     Sequence numbers are issued when an op is dispatched, in the device's order; the op's kernel actor brings the number to the stream with
-    :meth:`advance`. Actors that share a lane take turns by :meth:`reached`, so that the numbers reach the stream in order whoever enqueues.
+    :meth:`advance`. Actors that share a lane take turns by :meth:`reached`, so that the numbers reach the stream in order.
 
     Attributes
     ----------

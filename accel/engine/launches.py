@@ -179,7 +179,7 @@ class OpSubmission(Submission):
     Attributes
     ----------
     made : tuple of AccelRef or None
-        The refs of what it makes, where somebody has named them already.
+        The refs of its results, where they were made before.
     op_class : type
         The op's.
     op, plan
@@ -263,10 +263,10 @@ class OpSubmission(Submission):
         self.plan = None
 
     def void(self, index: int) -> None:
-        """Do nothing: nobody has the refs yet."""
+        """Do nothing: the caller has no refs yet."""
 
     def void_unsound(self) -> None:
-        """Do nothing: nobody has the refs yet."""
+        """Do nothing: the caller has no refs yet."""
 
     def marked(self, event: AccelEvent) -> None:
         """Take note of the mark, which is not passed yet."""

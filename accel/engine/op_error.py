@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["op_error", "raise_op_error", "result_of"]
 
 _TURNS = 8
-"""Turns of the loop in which those who wait for the op act on its answer, before the program ends."""
+"""Event loop iterations in which the waiters of the op act on its answer, before the program ends."""
 
 _WHERE = "In the kernel (most recent call last):\n"
 

@@ -128,7 +128,7 @@ class Program:
         self.made = (*self.made, ref)
 
     def _check_own(self, context: _GraphContext) -> None:
-        """Refuse libraries whose kernels may use memory that is somebody else's by the next replay: the results would be wrong, and nobody told."""
+        """Refuse libraries whose kernels may use memory that has another owner by the next replay: the results would be wrong without an error."""
         for op in self.ops:
             if not context.is_capturable(op):
                 raise UnsupportedError(

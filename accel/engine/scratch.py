@@ -63,7 +63,7 @@ class Scratch:
             self._allocator.free(block)
 
     def lend(self, lane: Lane, seq: int, dependencies: list[Dependency]) -> int:
-        """Let an op that has its place in line work in what was reserved, and return the address; whoever has the memory next comes after it."""
+        """Give an op that has its sequence number the reserved memory, and return the address. The next user of the memory waits for the op."""
         block = self.reserved
         assert block is not None, "something was reserved"
         address = block.address

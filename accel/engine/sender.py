@@ -105,7 +105,7 @@ class Sender:
         return plan
 
     def _unsupported(self, op: KernelOp, plan: Plan) -> UnsupportedError:
-        # "unary.relu" says more than "unary"; that a vector op is made of matrix products is nobody's business.
+        # "unary.relu" says more than "unary"; that a vector op is made of matrix products is an internal detail.
         what = plan.capability if plan.capability.startswith(f"{op.kind}.") else op.kind
         known = ", ".join(sorted(dtype.value for dtype in self._core.capabilities.get(plan.capability, ()))) or "no dtype"
         return UnsupportedError(f"{what} is not offered for {plan.dtype.value} on {self._core.name}", remedy=f"It takes {known}.")

@@ -95,11 +95,11 @@ class Submission(ABC):
 
     @property
     def is_settled(self) -> bool:
-        """Whether nobody waits any more: answered, failed, expired or cancelled."""
+        """Whether no caller waits any more: the future was answered, failed, expired or cancelled."""
         return self.future.done()
 
     def succeed(self) -> None:
-        """Answer with the result, unless nobody waits any more."""
+        """Answer with the result, unless the future has ended."""
         future = self.future
         if not future.done():
             future.set_result(self.result)
@@ -107,7 +107,7 @@ class Submission(ABC):
         self.result = None
 
     def reject(self, error: AccelError) -> None:
-        """Answer with an error, which must be this submission's own instance, unless nobody waits any more."""
+        """Answer with an error, which must be this submission's own instance, unless the future has ended."""
         if not self.future.done():
             self.future.set_exception(error)
         self.release_operands()

@@ -1,4 +1,4 @@
-"""Who has the memory that was given to other libraries, and the end of what outlives its device."""
+"""Memory that was given to other libraries: which tensors have it, and its release where they outlive the device."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Export:
 
 
 class Exports:
-    """Who has the memory of one buffer.
+    """The tensors of other libraries that have the memory of one buffer.
 
     Attributes
     ----------
     capsules : WeakSet of Export
-        Those that say when they are done.
+        Those that tell when they are dropped.
     is_open : bool
-        Whether it was given to somebody who does not say.
+        Whether it was given to a library that does not say when it is done.
     """
 
     __slots__ = ("capsules", "is_open")
@@ -48,12 +48,12 @@ class Exports:
         self.is_open = False
 
     def are_live(self) -> bool:
-        """Return whether somebody may still have it."""
+        """Return whether another library may still have it."""
         return self.is_open or len(self.capsules) > 0
 
 
 class Sharers:
-    """Who has memory whose uses are tracked as one: that of one buffer, or of several results of a graph."""
+    """The exports of memory whose uses are tracked as one: of one buffer, or of several results of a graph."""
 
     __slots__ = ("_all",)
 
@@ -70,19 +70,19 @@ class Sharers:
             self.add(exports)
 
     def __call__(self) -> bool:
-        """Return whether anybody may still have any of it."""
+        """Return whether another library may still have any of it."""
         return any(each.are_live() for each in self._all)
 
 
 def close_when_dropped(kept: Iterable[tuple[SlabMemory, Iterable[Export]]], settle: Callable[[], None], name: str) -> None:
-    """Give memory back that tensors still show, each piece when the last of its tensors is gone and nobody's work on it runs any more.
+    """Give memory back that tensors still show, each piece when the last of its tensors is gone and no work on it runs any more.
 
     Parameters
     ----------
     kept
         Pieces of memory, and what the tensors over each of them keep.
     settle
-        Blocks until all work on the device is over that anybody has enqueued by then; if it raises, the memory is left.
+        Blocks until all work on the device is over that any library has enqueued by then; if it raises, the memory is left.
     name
         Of the device.
 

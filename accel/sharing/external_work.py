@@ -1,4 +1,4 @@
-"""The lane that stands for the work of everybody else in the process, which cannot be marked while a stream is captured into a graph."""
+"""The lane that stands for the work of other libraries in the process. It cannot be marked while a stream is captured into a graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["OutsideLane"]
 
 
 class OutsideLane(Lane):
-    """A lane whose numbers are in its stream as soon as they are given out, but not while something is captured: whoever depends on one waits until then.
+    """A lane whose numbers are in its stream at once, but not during a capture: ops that depend on one wait until the capture ends.
 
     Parameters
     ----------

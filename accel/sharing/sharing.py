@@ -1,7 +1,7 @@
-"""Memory that is not the device's alone: exported to other libraries, taken from them, or managed; and how it is given back.
+"""Memory that a device shares with other libraries: exported to them, taken from them, or managed; and its release.
 
-Others enqueue work on such memory at any moment, and nobody tells. So every op on it comes after everything that anybody in the process had enqueued
-on the device by then, which a stream can be made to wait for without knowing whose streams there are.
+Other libraries enqueue work on such memory at any moment, without notice. So every op on it waits for all work that was enqueued on the device by then in
+this process. A stream can wait for that without knowing the other streams.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class Sharing:
         return bool(pending)
 
     def _unshare(self, buffer: int, free: Callable[[Block], None], block: Block) -> None:
-        """Give a block back that others may still have work on: whoever has it next waits for that."""
+        """Give a block back on which other libraries may still have work: its next user waits for that."""
         self._exports.pop(buffer, None)
         if isinstance(block.usage, SharedUsage):
             block.usage = block.usage.alone()
@@ -217,7 +217,7 @@ class Sharing:
         try:
             is_over = lane.stream.record(event)
         except AccelError:
-            return  # whoever uses the memory next learns of it
+            return  # the next user of the memory learns of it
         mark = LaneMark(context.report_fault, lane, lane.enqueued, event, "outside")
         if is_over:
             mark.complete()
@@ -281,7 +281,7 @@ class Sharing:
         context = self._context
         blocks, fault = context.buffers.blocks, context.fault
         live: dict[int, tuple[SlabMemory, list[Export]]] = {}
-        if fault is None or not fault.is_fault:  # after a fault nobody can reach it any more
+        if fault is None or not fault.is_fault:  # after a fault it cannot be reached any more
             for buffer, exports in self._exports.items():
                 block, capsules = blocks.get(buffer), list(exports.capsules)
                 if capsules and isinstance(block, Block):

@@ -161,7 +161,7 @@ class Buffers:
     def create(self, specs: Sequence[Spec], lane: Timeline, named: tuple[AccelRef, ...] | None = None) -> tuple[AccelRef, ...] | None:
         """Make a new buffer for each of ``specs`` from the slabs there are; ``None``, with nothing made, if there is no room.
 
-        ``named`` are their refs, where somebody has named them already.
+        ``named`` are their refs, where they were made before.
         """
         refs = named or self._refs.make(specs, self._generation)
         return refs if self.place(refs, lane) else None
@@ -242,7 +242,7 @@ class Buffers:
         return block
 
     def apply_frees(self) -> None:
-        """Give the memory of dropped refs back; streams that still use it are waited for by whoever uses it next."""
+        """Give the memory of dropped refs back; its next user waits for streams that still use it."""
         dropped = self._refs.dropped
         while dropped:
             self.free(dropped.popleft())

@@ -339,7 +339,7 @@ class DurableBook:
         return entry is not None and not self.is_torn(entry)
 
     def is_torn(self, entry: DurableBuffer) -> bool:
-        """Return whether a buffer's contents are not sound, as of now: not as of the turn of the loop in which somebody was last told."""
+        """Return whether a buffer's contents are not sound, as of now; rewrites that have ended since the last call count."""
         if entry.torn and entry.rewrites and entry.is_rewritten():
             entry.torn = ""
             entry.rewrites.clear()  # a future whose result is the ref would keep the buffer
@@ -414,7 +414,7 @@ class DurableBook:
                     checked[ref.buffer] = ref.base if isinstance(ref, RefView) else ref
                 if entry.torn and ref.nbytes == entry.nbytes and not plan.updates:
                     entry.rewrites.append((submission.future, entry.tears))
-                    # The future holds the ref: it is looked at when it is done, if nobody does before.
+                    # The future holds the ref: so it is looked at when it is done, at the latest.
                     submission.future.add_done_callback(lambda _, entry=entry: self.is_torn(entry))  # type: ignore[misc]
         return list(checked.values())
 
@@ -493,12 +493,12 @@ class DurableBook:
 
 
 def _file_of(fd: int, nbytes: int) -> tuple[int, int] | None:
-    """Return what tells memory of the system's own (memfd) from other such memory; ``None`` where only who maps the descriptor can tell what it is of.
+    """Return what tells memory of the system's own (memfd) from other such memory; ``None`` where only mapping the descriptor can tell.
 
     Raises
     ------
     ValueError
-        If it can be cut shorter, which would kill who has it mapped, or has another size.
+        If it can be truncated, which would kill a process that has it mapped, or has another size.
     """
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)

@@ -112,7 +112,7 @@ class DurableSlabs:
         """Give a block back. A slab without others is let go of, and given back, if it holds nothing else."""
         self.buffers.discard(buffer)
         slab = block.slab
-        if isinstance(block.usage, DurableUsage):  # whoever has the memory next only waits for what there was
+        if isinstance(block.usage, DurableUsage):  # the next user of the memory waits for the uses so far only
             block.usage, before = Usage(), block.usage
             block.usage.merge(before)
         buffers.allocator.free(block)

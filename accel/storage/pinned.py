@@ -215,12 +215,12 @@ class PinnedMemory:
             close_all(left)
 
     def ended(self) -> None:
-        """Let who waits look whether there still is a device."""
+        """Wake the call that waits for room: it checks whether there still is a device."""
         if self._room is not None:
             _settle(self._room)
 
     def _tell(self, room: asyncio.Future[None]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and who waited with it
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and its waiters with it
             self._loop.call_soon_threadsafe(_settle, room)
 
     def _gone(self, number: int) -> None:
@@ -238,7 +238,7 @@ class PinnedMemory:
 
     async def aclose(self) -> None:
         """Give the memory back that no array shows; the rest goes with its arrays."""
-        self.arena.on_gone = None  # whoever was to be told has ended
+        self.arena.on_gone = None  # its listeners have ended
         try:
             while self._closing:
                 await asyncio.wait(self._closing)

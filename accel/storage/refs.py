@@ -1,4 +1,4 @@
-"""The refs of one device: who owns them, which of them are valid, and how a token is turned back into one."""
+"""The refs of one device: their owner, which of them are valid, and how a token is turned back into one."""
 
 from __future__ import annotations
 
