@@ -94,6 +94,31 @@ async def test_decision_of_the_user_stands() -> None:
     assert len(seen) == 1, "it is asked once for each failure"
 
 
+async def test_decision_of_the_user_to_stop_is_final_at_once() -> None:
+    plan = FaultPlan().poison_at(1)
+    seen: list[BaseException] = []
+
+    def decide(error: BaseException) -> accel.Directive:
+        seen.append(error)
+        return accel.Directive.STOP
+
+    async with opened(plan, restart=accel.RestartStrategy(decide=decide)) as device:
+        assert_final(await failure(device.zeros(1), accel.ContextPoisonedError), device)
+        await turns()
+        assert (device.state, device.generation) == (LOST, 1)
+    assert len(seen) == 1, "the supervisor receives the verdict and does not ask again"
+
+
+async def test_decision_that_raises_is_made_by_scope() -> None:
+    def decide(error: BaseException) -> accel.Directive:
+        raise RuntimeError("a bug of the user's")
+
+    async with opened(FaultPlan().poison_at(1), restart=accel.RestartStrategy(decide=decide)) as device:
+        assert (await failure(device.zeros(1), accel.ContextPoisonedError)).retryable
+        await generation(device, 2)
+        await bounded(device.zeros(1))
+
+
 async def test_last_rebuild_after_a_bug_of_the_contexts_actor_is_made() -> None:
     async with opened(restart=accel.RestartStrategy(1)) as device:
         keeper = device._actor._cell.children["context"].ref
