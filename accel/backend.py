@@ -34,10 +34,12 @@ __all__ = [
     "Injection",
     "Kernel",
     "KnowsShortages",
+    "PreloadsLibraries",
     "PreparesLibraries",
     "SlabMemory",
     "TakesScratch",
     "TakesWorkspace",
+    "TellsFaults",
 ]
 
 
@@ -382,6 +384,33 @@ class PreparesLibraries(Protocol):
 
 
 @runtime_checkable
+class PreloadsLibraries(Protocol):
+    """What an :class:`~accel.AccelBackend` has besides if a child process can make something ready without a context: imports, shared libraries."""
+
+    def preload(self, libraries: Sequence[str]) -> None:
+        """Load what contexts need, and what ``libraries`` do, so far as that takes nothing from a device. May block.
+
+        Raises
+        ------
+        BackendUnavailableError
+            If something is missing.
+        """
+
+
+@runtime_checkable
+class TellsFaults(Protocol):
+    """What an :class:`~accel.AccelDevice` has besides if a fault that surfaces elsewhere in the process ends it too.
+
+    Attributes
+    ----------
+    on_fault : callable
+        Called with the fault, on any thread, as soon as the device is known to be dead; perhaps more than once.
+    """
+
+    on_fault: Callable[[AccelError], object]
+
+
+@runtime_checkable
 class TakesScratch(Protocol):
     """What an :class:`AccelDevice` has besides if kernels of its own work in device memory that is neither an operand nor a result.
 
@@ -446,7 +475,7 @@ class AccelBackend(Protocol):
     which is ``None`` before.
 
     One on which a second process may be forbidden to have a context has a method ``check_shareable(index)``, which raises
-    :class:`~accel.UnsupportedError` where that is so. See :mod:`accel.fate` too.
+    :class:`~accel.UnsupportedError` where that is so.
 
     One whose driver holds devices by open files names them in ``device_files``, a tuple of what their names begin with: in a device's child process these are
     closed in what a library forks there, because the device's memory would stay taken when the child has died.

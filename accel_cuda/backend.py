@@ -55,7 +55,7 @@ class CudaBackend:
             return None
 
     def preload(self, libraries: Sequence[str]) -> None:
-        """Load the driver, the compiler, and the libraries that are named; see :class:`accel.fate.PreloadsLibraries`. Makes no context."""
+        """Load the driver, the compiler, and the libraries that are named; see :class:`accel.backend.PreloadsLibraries`. Makes no context."""
         load_driver()
         for distribution in (
             "cuda-core",

@@ -10,10 +10,10 @@ from accel.errors import AccelError, DriverError, FaultScope, LibraryError, OutO
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ContextStream", "CpuContext"]
+__all__ = ["CpuContext", "CpuContextStream"]
 
 
-class ContextStream(Protocol):
+class CpuContextStream(Protocol):
     """What a context needs of its streams: :class:`accel.cpu.stream.CpuStream`."""
 
     fault: AccelError | None
@@ -58,23 +58,23 @@ class CpuContext:
         self.held = 0
         self.fault: AccelError | None = None
         self.leftovers: list[Callable[[], None]] = []
-        self._streams: list[ContextStream] = []
+        self._streams: list[CpuContextStream] = []
         self._lock = threading.Lock()
 
-    def add(self, stream: ContextStream) -> None:
+    def add(self, stream: CpuContextStream) -> None:
         """Add a stream, which a fault of the context stops; raises the fault if there is one."""
         with self._lock:
             if self.fault is not None:
                 raise self.fault.clone()
             self._streams.append(stream)
 
-    def remove(self, stream: ContextStream) -> None:
+    def remove(self, stream: CpuContextStream) -> None:
         """Remove a stream that was closed and runs no work."""
         with self._lock:
             if stream in self._streams:
                 self._streams.remove(stream)
 
-    def streams(self) -> list[ContextStream]:
+    def streams(self) -> list[CpuContextStream]:
         """Return all streams that were created."""
         with self._lock:
             return list(self._streams)

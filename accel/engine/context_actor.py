@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 from accel._log import get_logger
 from accel.actors import Actor, ActorContext, ActorRef
 from accel.actors.acquire import acquire
-from accel.backend import PreparesLibraries
+from accel.backend import PreparesLibraries, TellsFaults
 from accel.engine.context import Context
 from accel.engine.durable_binding import bind_durable
 from accel.engine.in_flight import fault_behind
@@ -28,7 +28,6 @@ from accel.engine.op_error import op_error
 from accel.engine.program import Capture
 from accel.engine.streams import BATCH
 from accel.errors import AccelError, ClosedError, OutOfMemoryError
-from accel.fate import TellsFaults
 
 if TYPE_CHECKING:
     from collections.abc import Callable

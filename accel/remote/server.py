@@ -18,13 +18,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from accel.actors import Directive, RestartStrategy
-from accel.backend import Injection
+from accel.backend import Injection, PreloadsLibraries
 from accel.engine.context_actor import ContextActor
 from accel.engine.core import DeviceCore
 from accel.engine.op_error import op_error
 from accel.engine.program import Program
 from accel.errors import AccelError, BackendUnavailableError, ClosedError, FaultScope, HostDiedError, LibraryError
-from accel.fate import PreloadsLibraries
 from accel.fork import DeviceFiles, close_after_fork
 from accel.ref import AccelRef
 from accel.remote.answers import Answers, RemoteBatch, RemoteGraph, RemoteOp, reject

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from accel.cli.bench.cases import ASK, IDLE
 from accel.cli.bench.cases_soak import soak
-from accel.cli.bench.suite import Case, Suite
+from accel.cli.bench.suite import BenchCase, Suite
 from accel_cuda.bench import cases
 from accel_cuda.bench.others import CupyWays, TorchWays
 from accel_cuda.bench.raw import Raw
@@ -21,15 +21,15 @@ __all__ = ["CASE_LIMIT", "SOAK", "bench_suite", "kernel_cases"]
 CASE_LIMIT = 60.0
 """Seconds of one case."""
 
-SOAK = Case("soak", "growth of memory and of live objects", partial(soak, tasks=64), ("P13",), once=True, limit=2 * CASE_LIMIT)
+SOAK = BenchCase("soak", "growth of memory and of live objects", partial(soak, tasks=64), ("P13",), once=True, limit=2 * CASE_LIMIT)
 
 
-def kernel_cases(rig: OwnRig) -> tuple[Case, ...]:
+def kernel_cases(rig: OwnRig) -> tuple[BenchCase, ...]:
     """Return the cases that await an empty kernel."""
     return (
-        Case("await", "await an empty kernel", partial(cases.await_one, rig), ("P1",), limit=CASE_LIMIT),
-        Case("tasks", "empty kernels from 64 tasks", partial(cases.from_tasks, rig), ("P2",), limit=CASE_LIMIT),
-        Case("busy", "an empty kernel beside a busy thread", partial(cases.busy, rig), ("P6", "P6-rate"), limit=CASE_LIMIT),
+        BenchCase("await", "await an empty kernel", partial(cases.await_one, rig), ("P1",), limit=CASE_LIMIT),
+        BenchCase("tasks", "empty kernels from 64 tasks", partial(cases.from_tasks, rig), ("P2",), limit=CASE_LIMIT),
+        BenchCase("busy", "an empty kernel beside a busy thread", partial(cases.busy, rig), ("P6", "P6-rate"), limit=CASE_LIMIT),
     )
 
 

@@ -72,7 +72,7 @@ class StreamSlot:
 
 
 class StreamChannel:
-    """See :class:`accel_cuda.core.copies.Channel`.
+    """See :class:`accel_cuda.core.copies.CopyChannel`.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ class StreamChannel:
             self.context.check(hot.copy_to_host(Handle(pinned), Handle(device), size, stream), "cuMemcpyDtoHAsync")
 
     def create_slot(self, address: int) -> StreamSlot:
-        """See :meth:`accel_cuda.core.copies.Channel.create_slot`."""
+        """See :meth:`accel_cuda.core.copies.CopyChannel.create_slot`."""
         try:
             slot = self._slots.pop()
         except IndexError:
@@ -120,7 +120,7 @@ class StreamChannel:
         return slot
 
     def reached(self) -> None:
-        """See :meth:`accel_cuda.core.copies.Channel.reached`."""
+        """See :meth:`accel_cuda.core.copies.CopyChannel.reached`."""
         slot = self.create_slot(0)
         try:
             with self.section:
@@ -130,7 +130,7 @@ class StreamChannel:
             slot.close()
 
     def begin(self, keep: object, piece: Block) -> None:
-        """See :meth:`accel_cuda.core.copies.Channel.begin`."""
+        """See :meth:`accel_cuda.core.copies.CopyChannel.begin`."""
         self._stream.transfers.begin(keep, piece)
 
     def give(self, slot: StreamSlot) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from accel.memory import Block, HostArena
 
-__all__ = ["Channel", "Copiers", "Slot", "pieces_of"]
+__all__ = ["Copiers", "CopyChannel", "Slot", "pieces_of"]
 
 _THREADS = 8
 _EACH = 12 << 20  # bytes for which another thread is worth waking
@@ -51,7 +51,7 @@ class Slot(Protocol):
         """Give the event back."""
 
 
-class Channel(Protocol):
+class CopyChannel(Protocol):
     """The stream that pieces are transferred in. Several threads call it, and its slots, at once; only what says so blocks."""
 
     @property
@@ -89,7 +89,7 @@ class Copiers:
         self._count = itertools.count(1)
         self._is_closed = False
 
-    def copy(self, channel: Channel, device: int, host: int, nbytes: int, *, is_put: bool) -> bool:
+    def copy(self, channel: CopyChannel, device: int, host: int, nbytes: int, *, is_put: bool) -> bool:
         """Copy ``nbytes`` to the device, or from it; returns when host memory is not used any more. Blocks until the stream has come so far.
 
         Returns ``False``, with nothing done, if the arena has no room.
@@ -153,7 +153,7 @@ class _Copy:
     All threads share the slots, oldest transfer first. So no piece waits for a thread that has another one in hand.
     """
 
-    def __init__(self, channel: Channel, device: int, host: int, pieces: Sequence[tuple[int, int]], *, is_put: bool) -> None:
+    def __init__(self, channel: CopyChannel, device: int, host: int, pieces: Sequence[tuple[int, int]], *, is_put: bool) -> None:
         self._channel = channel
         self._device, self._host = device, host
         self._pieces = iter(pieces)  # its steps are atomic

@@ -10,7 +10,7 @@ from accel_cuda.errors import NOT_READY
 
 if TYPE_CHECKING:
     from accel_cuda.core.context import CudaContext
-    from accel_cuda.core.transfers import Transfers
+    from accel_cuda.core.transfers import StreamTransfers
 
 __all__ = ["CudaEvent"]
 
@@ -32,7 +32,7 @@ class CudaEvent:
         self.context = context
         # What was seen to have passed stays so: after a fault the driver answers with the fault for every event.
         self.has_passed = True
-        self._transfers: Transfers | None = None
+        self._transfers: StreamTransfers | None = None
         self._ticket = 0
         self._query = context.driver.query
         self.handle = Handle()
@@ -76,7 +76,7 @@ class CudaEvent:
             with self.context.section:
                 self.context.driver.ignore("cuEventDestroy", handle.value)
 
-    def mark(self, transfers: Transfers, ticket: int) -> None:
+    def mark(self, transfers: StreamTransfers, ticket: int) -> None:
         """Note that the event was just recorded in a stream; ``ticket`` counts the stream's ``transfers`` before it."""
         self.has_passed = False
         self._transfers, self._ticket = transfers, ticket

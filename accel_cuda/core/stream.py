@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from accel import AccelError, ClosedError, InvalidArgumentError, UnsupportedError
 from accel_cuda.core.driver import Handle, LaunchConfig
 from accel_cuda.core.pinned import PinnedBlock
-from accel_cuda.core.transfers import Transfers
+from accel_cuda.core.transfers import StreamTransfers
 from accel_cuda.errors import NOT_READY, error_of
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class CudaStream:
         self.context = context
         self.functions = functions
         self.priority = priority
-        self.transfers = Transfers(context.staging)
+        self.transfers = StreamTransfers(context.staging)
         self._refusal: AccelError | None = None
         self._functions: dict[int, HostFunction] = {}
         self._hangs: list[PinnedBlock] = []

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from accel.memory import Block, HostArena
 
-__all__ = ["STAGED", "Transfers", "move", "move_small"]
+__all__ = ["STAGED", "StreamTransfers", "move", "move_small"]
 
 STAGED = 256 << 10
 """The largest copy that is staged whole."""
@@ -35,7 +35,7 @@ move_small: Callable[[int, int, int], object] = ctypes.PYFUNCTYPE(ctypes.c_void_
 """The same, with the GIL: for copies that take less than getting the GIL back."""
 
 
-class _Transfer:
+class _StreamTransfer:
     __slots__ = ("destination", "keep", "nbytes", "piece", "ticket")
 
     def __init__(self, ticket: int, keep: object, piece: Block | None, destination: int, nbytes: int) -> None:
@@ -46,7 +46,7 @@ class _Transfer:
         self.nbytes = nbytes
 
 
-class Transfers:
+class StreamTransfers:
     """The transfers in flight in one stream, oldest first: their pinned memory, and the host memory that they keep alive.
 
     Parameters
@@ -70,7 +70,7 @@ class Transfers:
         self.reserved: deque[Block] = deque()
         self._arena = arena
         self._lock = threading.Lock()
-        self._queue: deque[_Transfer] = deque()
+        self._queue: deque[_StreamTransfer] = deque()
         self._kept: dict[int, list[Block]] | None = {size: [] for size in _SIZES}
 
     def prepare(self) -> None:
@@ -120,11 +120,11 @@ class Transfers:
         """
         with self._lock:
             self.issued += 1
-            self._queue.append(_Transfer(self.issued, keep, piece, destination, nbytes))
+            self._queue.append(_StreamTransfer(self.issued, keep, piece, destination, nbytes))
 
     def finish(self, ticket: int) -> None:
         """Retire the transfers up to ``ticket``, which have ended: land what came from the device, and take their memory back."""
-        done: list[_Transfer] = []
+        done: list[_StreamTransfer] = []
         with self._lock:
             queue = self._queue
             while queue and queue[0].ticket <= ticket:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-__all__ = ["Launch", "launches"]
+__all__ = ["ReductionLaunch", "launches"]
 
 _BLOCK = 256
 _WARP = 32
@@ -25,7 +25,7 @@ _WIDEST = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class ReductionLaunch:
     """One launch.
 
     Parameters
@@ -48,7 +48,7 @@ class Launch:
 
 
 @lru_cache(maxsize=1024)
-def launches(outer: int, length: int, inner: int, itemsize: int, multiprocessors: int) -> tuple[Launch, ...]:
+def launches(outer: int, length: int, inner: int, itemsize: int, multiprocessors: int) -> tuple[ReductionLaunch, ...]:
     """Return the launches for an ``[outer, length, inner]`` array of elements of ``itemsize`` bytes, none of the sizes 0."""
     wanted = _BLOCKS_PER_MULTIPROCESSOR * multiprocessors
     if inner == 1:
@@ -60,27 +60,27 @@ def launches(outer: int, length: int, inner: int, itemsize: int, multiprocessors
     return (first, _finish(first.grid[1], outer * inner)) if first.is_partial else (first,)
 
 
-def _of_rows(rows: int, length: int, itemsize: int, wanted: int) -> Launch:
+def _of_rows(rows: int, length: int, itemsize: int, wanted: int) -> ReductionLaunch:
     nbytes = length * itemsize
     if nbytes > _SHORT:
         # A chunk keeps every thread busy for a few granules.
         chunk, chunks = _cut(length, rows, 4 * wanted, 8 * _BLOCK * max(1, _GRANULE // itemsize))
-        return Launch("rows", (rows, chunks), (_BLOCK, 1), (length, chunk), chunks > 1)
+        return ReductionLaunch("rows", (rows, chunks), (_BLOCK, 1), (length, chunk), chunks > 1)
     per_block = min(rows, _TILE // nbytes)
     # Single elements are cheaper than granules that belong to two rows; of rows that begin in the same banks they are not.
     if nbytes >= (48 if itemsize == 1 else 64) or nbytes % 32 == 0:
         width = min(_WARP, _power(-(-nbytes // ((4 if nbytes < 256 else 8) * _GRANULE))))
-        return Launch("group", (-(-rows // per_block), 1), (_BLOCK, 1), (rows, length, per_block, _shift(width)))
-    return Launch("brief", (-(-rows // per_block), 1), (_BLOCK, 1), (rows, length, per_block))
+        return ReductionLaunch("group", (-(-rows // per_block), 1), (_BLOCK, 1), (rows, length, per_block, _shift(width)))
+    return ReductionLaunch("brief", (-(-rows // per_block), 1), (_BLOCK, 1), (rows, length, per_block))
 
 
-def _slices(outer: int, length: int, inner: int, itemsize: int) -> Launch:
+def _slices(outer: int, length: int, inner: int, itemsize: int) -> ReductionLaunch:
     per_block = min(outer, _TILE // (length * inner * itemsize))
     width = _lanes(per_block, length, inner, itemsize)
-    return Launch("slices", (-(-outer // per_block), 1), (_BLOCK, 1), (outer, length, inner, per_block, _shift(width)))
+    return ReductionLaunch("slices", (-(-outer // per_block), 1), (_BLOCK, 1), (outer, length, inner, per_block, _shift(width)))
 
 
-def _spans(outer: int, length: int, inner: int, itemsize: int, wanted: int) -> Launch:
+def _spans(outer: int, length: int, inner: int, itemsize: int, wanted: int) -> ReductionLaunch:
     room = _SPAN // itemsize
     fold = max(1, min(length, room // inner))
     spans = -(-length // fold)
@@ -97,7 +97,7 @@ def _spans(outer: int, length: int, inner: int, itemsize: int, wanted: int) -> L
     chunks = -(-spans // chunk)
     each = max(1, min(_ENOUGH // spans, pieces // (4 * wanted))) if fold == 1 else 1
     sizes = outer, length, inner, fold, tiles, columns, each, chunk
-    return Launch("spans", (-(-pieces // each), chunks), (_BLOCK, 1), sizes, chunks > 1)
+    return ReductionLaunch("spans", (-(-pieces // each), chunks), (_BLOCK, 1), sizes, chunks > 1)
 
 
 def _shares(pieces: int, wanted: int) -> int:
@@ -110,11 +110,11 @@ def _shares(pieces: int, wanted: int) -> int:
     return min(range(1, max(2, 4 * wanted // pieces + 1)), key=cost)
 
 
-def _finish(chunks: int, results: int) -> Launch:
+def _finish(chunks: int, results: int) -> ReductionLaunch:
     # High blocks: what matters is how many partial results one thread takes, one after the other.
     height = min(_BLOCK if results <= 512 else 64, _power(-(-chunks // 8)))
     width = _BLOCK // height
-    return Launch("finish", (-(-results // width), 1), (width, height), (chunks, results))
+    return ReductionLaunch("finish", (-(-results // width), 1), (width, height), (chunks, results))
 
 
 def _lanes(slices: int, length: int, inner: int, itemsize: int) -> int:

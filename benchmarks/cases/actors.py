@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from accel import Actor, ActorContext, System
 from accel.cli.bench.cases import Echo
 from accel.cli.bench.measure import awaited
-from accel.cli.bench.suite import Bench, Case
+from accel.cli.bench.suite import Bench, BenchCase
 
 if TYPE_CHECKING:
     from accel.cli.bench.measure import Samples
@@ -79,6 +79,6 @@ async def _spawn(bench: Bench) -> None:
 
 
 CASES = (
-    Case("tell", "mailbox hop by tell", _tell),
-    Case("spawn", "spawn and stop an actor", _spawn),
+    BenchCase("tell", "mailbox hop by tell", _tell),
+    BenchCase("spawn", "spawn and stop an actor", _spawn),
 )

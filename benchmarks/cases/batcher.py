@@ -11,7 +11,7 @@ import numpy as np
 
 from accel import System
 from accel.cli.bench.measure import awaited, called
-from accel.cli.bench.suite import Bench, Case
+from accel.cli.bench.suite import Bench, BenchCase
 from accel.patterns import DynamicBatcher
 
 if TYPE_CHECKING:
@@ -103,4 +103,4 @@ async def _batcher(bench: Bench) -> None:
     )
 
 
-CASES = (Case("batcher", "DynamicBatcher at 256 clients against a bare loop", _batcher, ("batcher",)),)
+CASES = (BenchCase("batcher", "DynamicBatcher at 256 clients against a bare loop", _batcher, ("batcher",)),)

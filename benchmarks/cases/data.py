@@ -6,7 +6,7 @@ import numpy as np
 
 from accel import System
 from accel.cli.bench.measure import awaited, called
-from accel.cli.bench.suite import Bench, Case
+from accel.cli.bench.suite import Bench, BenchCase
 
 __all__ = ["CASES"]
 
@@ -53,6 +53,6 @@ async def _products(bench: Bench) -> None:
 
 
 CASES = (
-    Case("copy", "put and get against numpy's copy", _copies),
-    Case("gemm", "await products of 32 to 1024 against numpy", _products),
+    BenchCase("copy", "put and get against numpy's copy", _copies),
+    BenchCase("gemm", "await products of 32 to 1024 against numpy", _products),
 )

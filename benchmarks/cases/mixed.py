@@ -13,7 +13,7 @@ import numpy as np
 from accel import System
 from accel.cli.bench.budgets import BUDGETS
 from accel.cli.bench.measure import CpuMeter, Samples
-from accel.cli.bench.suite import Bench, Case
+from accel.cli.bench.suite import Bench, BenchCase
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -185,4 +185,4 @@ async def _on_any(bench: Bench) -> None:
         await measure(bench, subjects, sizes)
 
 
-CASES = (Case("mixed", "products of jittered sizes from tasks that pause", _on_any),)
+CASES = (BenchCase("mixed", "products of jittered sizes from tasks that pause", _on_any),)

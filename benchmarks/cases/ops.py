@@ -9,7 +9,7 @@ import numpy as np
 
 from accel import System
 from accel.cli.bench.measure import awaited, called, together
-from accel.cli.bench.suite import Bench, Case
+from accel.cli.bench.suite import Bench, BenchCase
 
 if TYPE_CHECKING:
     from accel import AccelRef
@@ -77,6 +77,6 @@ async def _tasks(bench: Bench) -> None:
 
 
 CASES = (
-    Case("batch", "a batch of 64 tiny ops against 64 awaits", _batch),
-    Case("tasks", "tiny ops from 64 tasks", _tasks),
+    BenchCase("batch", "a batch of 64 tiny ops against 64 awaits", _batch),
+    BenchCase("tasks", "tiny ops from 64 tasks", _tasks),
 )

@@ -11,7 +11,7 @@ import numpy as np
 
 from accel import System
 from accel.cli.bench.measure import awaited, together
-from accel.cli.bench.suite import Bench, Case
+from accel.cli.bench.suite import Bench, BenchCase
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -84,4 +84,4 @@ async def _await_small(bench: Bench) -> None:
         await bench.compare(f"8x8 gemms from {_TASKS} tasks", many, rounds=bench.scale(5, 2))
 
 
-CASES = (Case("process", "an 8x8 gemm on a process host, beside inline and a bare message", _await_small),)
+CASES = (BenchCase("process", "an 8x8 gemm on a process host, beside inline and a bare message", _await_small),)

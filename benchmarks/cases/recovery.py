@@ -10,7 +10,7 @@ import numpy as np
 
 from accel import ContextPoisonedError, RestartStrategy, System
 from accel.cli.bench.measure import Samples
-from accel.cli.bench.suite import Bench, Case
+from accel.cli.bench.suite import Bench, BenchCase
 from accel.testing import FaultPlan
 
 if TYPE_CHECKING:
@@ -84,6 +84,6 @@ async def _standby(bench: Bench) -> None:
 
 
 CASES = (
-    Case("recovery", "time from a fault to the first good gemm", _first_gemm),
-    Case("standby", "the same on a process host, with and without a spare child", _standby),
+    BenchCase("recovery", "time from a fault to the first good gemm", _first_gemm),
+    BenchCase("standby", "the same on a process host, with and without a spare child", _standby),
 )

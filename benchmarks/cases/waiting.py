@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from accel import CompletionStrategy, PolledCompletion, System
 from accel.backend import Injection
 from accel.cli.bench.measure import CpuMeter, Samples, compare
-from accel.cli.bench.suite import Bench, Case
+from accel.cli.bench.suite import Bench, BenchCase
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -92,4 +92,4 @@ async def _waiting(bench: Bench) -> None:
     bench.report.hold("completion", cpu["adaptive"], cpu_percent=cpu)
 
 
-CASES = (Case("waiting", "completion strategies on a 5 ms op", _waiting, ("completion",)),)
+CASES = (BenchCase("waiting", "completion strategies on a 5 ms op", _waiting, ("completion",)),)

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from accel.cli.bench.cases import ASK, IDLE
-from accel.cli.bench.suite import Case, Suite
+from accel.cli.bench.suite import BenchCase, Suite
 from accel_cuda.bench.rig import Rig, machine
 from accel_cuda.bench.suite import CASE_LIMIT, SOAK, kernel_cases
 from benchmarks.cuda_cases import copies, latency, lengths, mixed, process, products
@@ -27,8 +27,8 @@ def cuda_suite() -> Suite:
     """Return the cases, which share one rig. Nothing of CUDA is loaded before the first of them runs."""
     rig = Rig(RawTwins, CupyTwins, TorchTwins)
 
-    def case(name: str, title: str, run: Run, budgets: tuple[str, ...] = (), *, once: bool = False, limit: float = CASE_LIMIT) -> Case:
-        return Case(name, title, partial(run, rig), budgets, once=once, limit=limit)
+    def case(name: str, title: str, run: Run, budgets: tuple[str, ...] = (), *, once: bool = False, limit: float = CASE_LIMIT) -> BenchCase:
+        return BenchCase(name, title, partial(run, rig), budgets, once=once, limit=limit)
 
     own = (
         case("batch", "batches of 64 empty kernels", latency.batch, ("P3",)),

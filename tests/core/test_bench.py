@@ -18,7 +18,7 @@ from accel.cli.bench.budgets import BUDGETS, Budget, holds
 from accel.cli.bench.cases import CASES
 from accel.cli.bench.measure import CpuMeter, Samples, awaited, called, compare, live_objects, resident_bytes, together
 from accel.cli.bench.report import Report, describe_machine
-from accel.cli.bench.suite import Bench, Case, choose
+from accel.cli.bench.suite import Bench, BenchCase, choose
 from accel.cli.main import main
 from benchmarks import run
 from benchmarks.cases import data, mixed, suite
@@ -329,7 +329,7 @@ def test_list_shows_what_is_not_run_here(capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("case", suite.CASES, ids=lambda case: case.name)
-async def test_every_case_runs_and_answers_its_budgets(case: Case) -> None:
+async def test_every_case_runs_and_answers_its_budgets(case: BenchCase) -> None:
     bench = Bench(Report({}), seed=7)  # with which each block of `mixed` has a smallest product
     await case.run(bench)
     report = bench.report
@@ -381,7 +381,7 @@ def test_passes_go_over_all_loops_and_share_the_rounds(monkeypatch: pytest.Monke
         ran.append(("seldom", bench.report.loop))
         rounds.append(len((await bench.compare("seldom", {"accel": awaited(lambda: asyncio.sleep(0), 1)}, rounds=7))["accel"].rates))
 
-    monkeypatch.setattr(command, "CASES", (Case("often", "often", often), Case("seldom", "seldom", seldom, once=True)))
+    monkeypatch.setattr(command, "CASES", (BenchCase("often", "often", often), BenchCase("seldom", "seldom", seldom, once=True)))
     assert main(["bench", "--loop", "both", "--passes", "3", "--json", "-"]) == 0
     assert ran == [("often", ""), ("seldom", ""), ("often", "uvloop"), *[("often", ""), ("often", "uvloop")] * 2]
     assert rounds == [3, 7, 3, 3, 3, 3, 3]
@@ -431,8 +431,8 @@ def test_a_case_that_fails_is_told_and_does_not_stop_the_rest(monkeypatch: pytes
     async def lacks(bench: Bench) -> None:
         raise UnsupportedError("this device cannot")
 
-    good = Case("good", "one that works", works)
-    monkeypatch.setattr(command, "CASES", (Case("bad", "one that fails", breaks), Case("no", "not here", lacks), good))
+    good = BenchCase("good", "one that works", works)
+    monkeypatch.setattr(command, "CASES", (BenchCase("bad", "one that fails", breaks), BenchCase("no", "not here", lacks), good))
     assert main(["bench"]) == 1
     out = capsys.readouterr().out
     assert "FAILED: bad: RuntimeError: no luck" in out

@@ -13,7 +13,7 @@ from accel.cli.bench import command
 from accel.cli.bench.budgets import BUDGETS, budget_of
 from accel.cli.bench.measure import Samples
 from accel.cli.bench.report import Point, Report
-from accel.cli.bench.suite import Bench, Case, Suite
+from accel.cli.bench.suite import Bench, BenchCase, Suite
 from accel.cli.main import main
 from benchmarks import plot
 from benchmarks.plot import curves, draw
@@ -70,7 +70,7 @@ def suite(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         log.append(f"once {bench.report.loop}".strip())
         bench.report.points.extend(POINTS)
 
-    cases = (Case("each", "on each loop", each, ("P1",)), Case("once", "on the first", once, once=True))
+    cases = (BenchCase("each", "on each loop", each, ("P1",)), BenchCase("once", "on the first", once, once=True))
     made = Suite(cases, ("asyncio", "uvloop"), lambda: {"driver": "580"}, lambda: log.append("closed"))
     monkeypatch.setattr(command, "suite_of", lambda backend: made)
     return log
@@ -119,7 +119,7 @@ def test_a_case_ends_by_its_limit(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         await asyncio.get_running_loop().create_future()
 
     closed: list[int] = []
-    made = Suite((Case("hangs", "for ever", hangs, limit=0.01),), close=lambda: closed.append(1))
+    made = Suite((BenchCase("hangs", "for ever", hangs, limit=0.01),), close=lambda: closed.append(1))
     monkeypatch.setattr(command, "suite_of", lambda backend: made)
     assert main(["bench"]) == 1
     assert "FAILED: hangs: TimeoutError" in capsys.readouterr().out

@@ -13,7 +13,7 @@ import pytest
 
 from accel.errors import ContextPoisonedError
 from accel.memory import HostArena
-from accel_cuda.core.transfers import STAGED, Transfers
+from accel_cuda.core.transfers import STAGED, StreamTransfers
 from accel_cuda.families.blocking import Blocking
 from accel_cuda.families.compute import CudaCompute
 
@@ -86,7 +86,7 @@ def context() -> Iterator[Any]:
 
 @pytest.fixture
 def compute(context: Any) -> Iterator[CudaCompute]:
-    transfers = Transfers(context.staging)
+    transfers = StreamTransfers(context.staging)
     stream: Any = SimpleNamespace(
         context=context, transfers=transfers, pointer=None, handle=77, ready=lambda: context, at_close=lambda release: None
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from accel.memory import HostArena
-from accel_cuda.core.transfers import STAGED, Transfers
+from accel_cuda.core.transfers import STAGED, StreamTransfers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,23 +31,23 @@ def arena() -> Iterator[HostArena]:
 
 
 @pytest.fixture
-def transfers(arena: HostArena) -> Iterator[Transfers]:
-    made = Transfers(arena)
+def transfers(arena: HostArena) -> Iterator[StreamTransfers]:
+    made = StreamTransfers(arena)
     made.prepare()
     yield made
     made.close()
     assert arena.statistics().used == 0
 
 
-def staged(transfers: Transfers, nbytes: int) -> Block:
+def staged(transfers: StreamTransfers, nbytes: int) -> Block:
     piece = transfers.stage(nbytes)
     assert piece is not None
     assert piece.nbytes >= nbytes
     return piece
 
 
-def test_streams_share_the_arena(arena: HostArena, transfers: Transfers) -> None:
-    other = Transfers(arena)
+def test_streams_share_the_arena(arena: HostArena, transfers: StreamTransfers) -> None:
+    other = StreamTransfers(arena)
     other.prepare()
     assert arena.statistics().reserved == LIMIT
     first, second = staged(transfers, 10), staged(other, 10)
@@ -59,7 +59,7 @@ def test_streams_share_the_arena(arena: HostArena, transfers: Transfers) -> None
 
 
 @pytest.mark.parametrize("nbytes", [1, 4096, 4097, 65537, STAGED])
-def test_what_comes_from_the_device_lands_when_its_ticket_has_passed(transfers: Transfers, nbytes: int) -> None:
+def test_what_comes_from_the_device_lands_when_its_ticket_has_passed(transfers: StreamTransfers, nbytes: int) -> None:
     seed = int(np.random.default_rng().integers(1 << 31))
     data = np.random.default_rng(seed).integers(1, 256, nbytes, np.uint8)
     piece, target, kept = staged(transfers, nbytes), np.zeros(nbytes, np.uint8), Kept()
@@ -76,7 +76,7 @@ def test_what_comes_from_the_device_lands_when_its_ticket_has_passed(transfers: 
     assert transfers.finished == transfers.issued == 1
 
 
-def test_a_piece_is_used_again_only_when_its_transfer_has_ended(transfers: Transfers) -> None:
+def test_a_piece_is_used_again_only_when_its_transfer_has_ended(transfers: StreamTransfers) -> None:
     pieces = [staged(transfers, STAGED) for _ in range(LIMIT // STAGED)]
     assert len({piece.address for piece in pieces}) == len(pieces)
     for piece in pieces:
@@ -90,7 +90,7 @@ def test_a_piece_is_used_again_only_when_its_transfer_has_ended(transfers: Trans
     transfers.begin(None, again)
 
 
-def test_what_was_reserved_is_there_though_others_have_taken_the_rest(arena: HostArena, transfers: Transfers) -> None:
+def test_what_was_reserved_is_there_though_others_have_taken_the_rest(arena: HostArena, transfers: StreamTransfers) -> None:
     assert transfers.reserve(STAGED)
     assert transfers.reserve(STAGED)
     rest = []
@@ -104,7 +104,7 @@ def test_what_was_reserved_is_there_though_others_have_taken_the_rest(arena: Hos
         arena.free(piece)
 
 
-def test_what_was_reserved_for_a_copy_that_was_dropped_is_given_back(arena: HostArena, transfers: Transfers) -> None:
+def test_what_was_reserved_for_a_copy_that_was_dropped_is_given_back(arena: HostArena, transfers: StreamTransfers) -> None:
     for _ in range(LIMIT // STAGED):
         assert transfers.reserve(STAGED)
     assert not transfers.reserve(1)
@@ -117,7 +117,7 @@ def test_what_was_reserved_for_a_copy_that_was_dropped_is_given_back(arena: Host
     transfers.begin(None, larger)
 
 
-def test_a_closed_stream_says_that_it_may_not_block_and_keeps_nothing(arena: HostArena, transfers: Transfers) -> None:
+def test_a_closed_stream_says_that_it_may_not_block_and_keeps_nothing(arena: HostArena, transfers: StreamTransfers) -> None:
     transfers.begin(None, staged(transfers, 5))
     transfers.close()
     assert arena.statistics().used == 0

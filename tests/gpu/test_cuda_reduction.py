@@ -16,7 +16,7 @@ from tests.gpu.compute_support import bench, close, random, wide
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from accel_cuda.families.reduction import Launch
+    from accel_cuda.families.reduction import ReductionLaunch
     from tests.gpu.compute_support import Bench
 
 _TILE, _SPAN = 24576, 2048
@@ -48,7 +48,7 @@ def test_plans_cover_every_element_and_result() -> None:
     assert seen == {"brief", "group", "rows", "slices", "spans"}, seed
 
 
-def _check_first(first: Launch, outer: int, length: int, inner: int, itemsize: int, case: str) -> None:
+def _check_first(first: ReductionLaunch, outer: int, length: int, inner: int, itemsize: int, case: str) -> None:
     blocks, chunks = first.grid
     if first.kind == "rows":
         chunk = first.sizes[-1]

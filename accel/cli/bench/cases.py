@@ -10,7 +10,7 @@ import numpy as np
 from accel import Actor, ActorContext, System
 from accel.cli.bench.cases_soak import soak
 from accel.cli.bench.measure import CpuMeter, awaited, called
-from accel.cli.bench.suite import Bench, Case
+from accel.cli.bench.suite import Bench, BenchCase
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
@@ -79,12 +79,12 @@ async def _ask(bench: Bench) -> None:
     bench.report.hold("P12", results["accel"].median / results["bare future"].median)
 
 
-IDLE = Case("idle", "CPU of an open system with nothing in flight", _idle, ("P5",))
-ASK = Case("ask", "actor ask round trip against a bare future", _ask, ("P12",))
+IDLE = BenchCase("idle", "CPU of an open system with nothing in flight", _idle, ("P5",))
+ASK = BenchCase("ask", "actor ask round trip against a bare future", _ask, ("P12",))
 CASES = (
     IDLE,
-    Case("gemm8", "await an 8x8 gemm", _await_gemm, ("P11",)),
+    BenchCase("gemm8", "await an 8x8 gemm", _await_gemm, ("P11",)),
     ASK,
-    Case("soak", "growth of memory and of live objects", soak, ("P13",)),
+    BenchCase("soak", "growth of memory and of live objects", soak, ("P13",)),
 )
 """In the order in which they run."""

@@ -16,7 +16,7 @@ from accel import InvalidArgumentError, UnsupportedError
 from accel.cli.bench.budgets import BUDGETS
 from accel.cli.bench.cases import CASES
 from accel.cli.bench.report import Report, describe_machine
-from accel.cli.bench.suite import Bench, Case, Suite, choose
+from accel.cli.bench.suite import Bench, BenchCase, Suite, choose
 from accel.cli.console import print_table, progress, quiet_log
 from accel.registry import backend_names, find_device, load_backend
 
@@ -135,7 +135,7 @@ def _loops(wanted: str | None, suite: Suite, report: Report) -> Loops:
     return found
 
 
-def _run(bench: Bench, cases: Sequence[Case], loops: Loops, suite: Suite, passes: int) -> None:
+def _run(bench: Bench, cases: Sequence[BenchCase], loops: Loops, suite: Suite, passes: int) -> None:
     """Run the cases on each loop, the first of which is the one that names do not mention; then all of it again, as often as is asked for."""
     first = next(iter(loops))
     turns = [(name, [case for case in cases if not case.once or (name, turn) == (first, 0)]) for turn in range(passes) for name in loops]
@@ -148,7 +148,7 @@ def _run(bench: Bench, cases: Sequence[Case], loops: Loops, suite: Suite, passes
     bench.report.machine["seconds"] = round(time.perf_counter() - began, 1)
 
 
-async def measure(bench: Bench, cases: Sequence[Case], shown: Progress, passes: int = 1) -> None:
+async def measure(bench: Bench, cases: Sequence[BenchCase], shown: Progress, passes: int = 1) -> None:
     """Run cases one after the other, with progress on standard error. A case that fails is noted in the report, and the rest goes on."""
     report = bench.report
     for case in cases:

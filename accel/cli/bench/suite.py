@@ -14,7 +14,7 @@ from accel.cli.bench.budgets import BUDGETS
 from accel.cli.bench.measure import Meter, Samples, compare
 from accel.cli.bench.report import Report
 
-__all__ = ["Bench", "Case", "Suite", "choose"]
+__all__ = ["Bench", "BenchCase", "Suite", "choose"]
 
 _FEWEST = 3
 """Rounds of one pass: a disturbed one does not move their median."""
@@ -63,7 +63,7 @@ class Bench:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class BenchCase:
     """Something that is measured.
 
     Parameters
@@ -113,13 +113,13 @@ class Suite:
         Gives back what the cases share; called once, after the last.
     """
 
-    cases: tuple[Case, ...]
+    cases: tuple[BenchCase, ...]
     loops: tuple[str, ...] = ("asyncio",)
     machine: Callable[[], Mapping[str, Any]] = _nothing
     close: Callable[[], object] = _nothing
 
 
-def choose(cases: Sequence[Case], only: Iterable[str]) -> tuple[Case, ...]:
+def choose(cases: Sequence[BenchCase], only: Iterable[str]) -> tuple[BenchCase, ...]:
     """Return the cases that are named, by name or budget, in their order; all if none is.
 
     Raises
