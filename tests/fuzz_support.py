@@ -15,6 +15,8 @@ import numpy as np
 import accel
 from accel import ops
 from accel.compute import BinaryOp, ReduceOp, UnaryOp
+from accel.ops.families import FAMILIES
+from accel.ops.namespace import ops_of
 
 if TYPE_CHECKING:
     import random
@@ -214,12 +216,10 @@ _PLAUSIBLE: dict[str, list[Any]] = {
 
 
 def _methods(device: accel.Device) -> Any:
-    for library in ("blas", "elementwise", "dnn", "fft", "rng"):
-        face = getattr(device, library)
-        for name, method in inspect.getmembers(face, callable):
-            if not name.startswith("_"):
-                yield f"{library}.{name}", method
-    yield "reduce", device.reduce.__call__
+    for family in FAMILIES:
+        namespace = device.family(family.namespace)
+        for name in ops_of(family.namespace):
+            yield family.name if name == "__call__" else f"{family.name}.{name}", getattr(namespace, name)
     yield "compiler.compile", device.compiler.compile
     yield "compiler.launch", device.compiler.launch
     for name in ("put", "get", "empty", "zeros", "full", "copy", "free", "resolve", "run", "wrap", "managed", "prefetch", "advise"):
@@ -227,7 +227,8 @@ def _methods(device: accel.Device) -> Any:
     yield "ref[]", _of_refs(lambda ref, index: ref[index], "index")
     yield "ref.reshape", _of_refs(lambda ref, shape: ref.reshape(shape), "shape")
     yield "ref.view", _of_refs(lambda ref, dtype: ref.view(dtype), "dtype")
-    for cls in (ops.Gemm, ops.Unary, ops.Reduce, ops.Fill, ops.Copy, ops.Conv2d, ops.Attention, ops.Fft, ops.Uniform):
+    classes: list[Any] = [ops.Fill, ops.Copy, *(op for family in FAMILIES for op in family.ops)]
+    for cls in classes:
         yield f"run {cls.__name__}", _running(device, cls)
     yield "batch", _in_a_batch(device)
 
