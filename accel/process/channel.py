@@ -1,7 +1,7 @@
 """A conversation with another process over a connected pair of sockets, on an event loop, without ever waiting in it.
 
-Sending only appends; what was sent in one turn of the loop leaves in one call at its end. Reading is cut into turns, so that a peer that says a lot
-starves nobody. File descriptors travel with exactly the message that names them.
+Sending only appends; what was sent in one turn of the loop leaves in one call at its end. Reading is cut into turns, so that a peer that sends much
+does not block the loop. File descriptors travel with exactly the message that names them.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Channel:
     loop
         The loop on which everything is called; asyncio's or uvloop's.
     on_message
-        ``on_message(kind, payload, descriptors)`` for each message. Who takes a descriptor removes it from the list; those that are left when it
-        returns are closed. If it raises, that goes to the loop's exception handler, and the channel is lost; a :class:`ProtocolError`, by which it
-        says that the payload is malformed, goes to ``on_lost`` only.
+        ``on_message(kind, payload, descriptors)`` for each message. The callback removes the descriptors that it takes from the list; those that are
+        left when it returns are closed. If it raises, that goes to the loop's exception handler, and the channel is lost. A :class:`ProtocolError`,
+        by which it says that the payload is malformed, goes to ``on_lost`` only.
     on_lost
         ``on_lost(error)``, once, when the other end is gone or talks nonsense, after the messages before that were delivered. ``None`` if it closed the
         connection between two messages and had read all that was sent to it. Not called after :meth:`close`.
@@ -166,7 +166,7 @@ class Channel:
     def close(self) -> None:
         """Close the connection. What the socket takes at once is still sent; wait for :meth:`drained` before where more is pending. Idempotent."""
         if not self._is_closed and self._broken is None:
-            with contextlib.suppress(OSError):  # then there is nobody who would read it
+            with contextlib.suppress(OSError):  # the other end is gone
                 self._outgoing.write(_TURN_BYTES)
         self._shut()
 

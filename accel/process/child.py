@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from accel.actors.checks import check_seconds
 from accel.errors import ClosedError, HostDiedError, InvalidArgumentError, OutOfMemoryError
 from accel.process.exit_status import ExitStatus
-from accel.process.spawn_timeout import LOOK, SpawnTimeout
+from accel.process.spawn_timeout import CHECK_INTERVAL, SpawnTimeout
 from accel.process.spawning import Spawned, cannot_start, spawn
 
 if TYPE_CHECKING:
@@ -44,15 +44,15 @@ class ChildProcess:
     pid : int
         The process's number; of no use any more when :attr:`exit` is set.
     sock : socket.socket
-        This process's end of the socket pair, non-blocking, not inherited by others. Closed by :meth:`aclose`; who reads it through a
-        transport closes that first.
+        This process's end of the socket pair, non-blocking, not inherited by others. Closed by :meth:`aclose`; a transport that reads it is
+        closed first.
     exit : ExitStatus or None
         How the process ended; ``None`` while it runs.
 
     Notes
     -----
     When the process dies, its status is collected and :attr:`exit` set in the same turn of the loop; what it had sent is still in
-    :attr:`sock`. ``on_exit`` is called in the first turn that finds nothing unread there, or after 0.25 s if nobody reads it; then those in
+    :attr:`sock`. ``on_exit`` is called in the first turn that finds nothing unread there, or after 0.25 s if it is not read; then those in
     :meth:`wait` go on.
 
     The process dies with this one, whatever ends it, and with the system's spawner thread, so with the system.
@@ -120,12 +120,12 @@ class ChildProcess:
         Cancelling kills the process, and returns when nothing of it is left, which takes milliseconds.
         """
         more = _checked(target, env)
-        birth = SpawnTimeout()
+        timeout = SpawnTimeout()
         try:
-            future = system.spawner.submit(spawn, target, more, birth, uvloop=uvloop)
+            future = system.spawner.submit(spawn, target, more, timeout, uvloop=uvloop)
         except OutOfMemoryError as error:  # no more threads
             raise cannot_start(error) from error
-        cancelled = await _unbroken(future, birth)
+        cancelled = await _unbroken(future, timeout)
         if cancelled is not None:
             if future.exception() is None:
                 await _undo(system, future.result())
@@ -263,7 +263,7 @@ class ChildProcess:
     def _reap(self) -> tuple[int | None, int | None]:
         try:
             info = os.waitid(os.P_PIDFD, self._spawned.pidfd, os.WEXITED)
-        except ChildProcessError:  # somebody waits for all children, or ignores SIGCHLD
+        except ChildProcessError:  # other code waits for all children, or ignores SIGCHLD
             info = None
         if info is None:
             self._spawned.popen.returncode = 0  # it is over, and is not to be waited for
@@ -305,7 +305,7 @@ def _checked(target: str, env: Mapping[str, str] | None) -> dict[str, str]:
     return more
 
 
-async def _unbroken(future: concurrent.futures.Future[Any], birth: SpawnTimeout | None = None) -> asyncio.CancelledError | None:
+async def _unbroken(future: concurrent.futures.Future[Any], timeout: SpawnTimeout | None = None) -> asyncio.CancelledError | None:
     """Wait until ``future`` is done, and return the cancellation that came meanwhile.
 
     Raises
@@ -318,8 +318,8 @@ async def _unbroken(future: concurrent.futures.Future[Any], birth: SpawnTimeout 
     home = os.getpid()
     while not waiter.done():
         try:
-            await asyncio.wait({waiter}, timeout=None if birth is None else LOOK)
-            if birth is not None and not waiter.done() and not birth.look():
+            await asyncio.wait({waiter}, timeout=None if timeout is None else CHECK_INTERVAL)
+            if timeout is not None and not waiter.done() and not timeout.check():
                 waiter.cancel()
                 future.add_done_callback(_too_late)
                 raise cannot_start(TimeoutError(errno.ETIMEDOUT, "it does not begin, and killing it is of no use"))
@@ -327,7 +327,7 @@ async def _unbroken(future: concurrent.futures.Future[Any], birth: SpawnTimeout 
             if os.getpid() != home:  # a fork has no thread that could end it
                 raise
             cancelled = error
-    waiter.exception()  # seen: whoever asks the future is told too
+    waiter.exception()  # mark it as retrieved
     return cancelled
 
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Disposal"]
 
-_PATIENCE = 1.0
-"""Seconds for which the end of what is being closed is waited for. A large memory takes a fraction of that; a socket that lingers may take minutes."""
+_CLOSE_TIMEOUT = 1.0
+"""Seconds that :meth:`Disposal.aclose` waits. A large memory takes a fraction of that; a socket that lingers may take minutes."""
 
 
 class Disposal:
@@ -65,7 +65,7 @@ class Disposal:
         while self._closing:
             self._idle = self._loop.create_future()
             try:
-                async with asyncio.timeout(_PATIENCE):
+                async with asyncio.timeout(_CLOSE_TIMEOUT):
                     await self._idle
             except TimeoutError:
                 return

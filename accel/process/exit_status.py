@@ -47,7 +47,7 @@ class ExitStatus:
         return f"{self._ending()}; it last wrote:\n{said}" if said else self._ending()
 
     def error(self, **fields: Any) -> HostDiedError:
-        """Return the error for those who waited for the process.
+        """Return the error for the callers that waited for the process.
 
         Parameters
         ----------

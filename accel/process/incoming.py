@@ -21,7 +21,7 @@ _CONTROL = socket.CMSG_SPACE(253 * array.array("i").itemsize)
 
 
 class Message(NamedTuple):
-    """One message with its file descriptors, which are closed on ``exec``. Who takes one of them removes it from the list."""
+    """One message with its file descriptors, which are closed on ``exec``. A receiver removes the descriptors that it takes from the list."""
 
     kind: int
     payload: bytes
@@ -104,7 +104,7 @@ class Incoming:
         return [self._descriptors.popleft() for _ in range(frame.descriptors)]
 
     def _check_surplus(self) -> None:
-        """Raise where more came than the message that is not complete yet can want: nobody would ever close them."""
+        """Raise where more came than the message that is not complete yet can want: they would stay open."""
         awaited = self._decoder.awaited
         allowed = awaited if awaited is not None else MAX_DESCRIPTORS if self._decoder.buffered else 0
         if len(self._descriptors) > allowed:

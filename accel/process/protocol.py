@@ -2,7 +2,7 @@
 
 A message is a header of 12 bytes (magic, kind, number of descriptors that come with it, length of the payload; little-endian) and the payload. The
 first one of each side is the greeting, which carries :data:`VERSION`. What is malformed is a :class:`ProtocolError` and ends the conversation:
-after it nobody can tell where the next message begins.
+after it the start of the next message is unknown.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def greeting() -> bytes:
 
 
 def check_greeting(kind: int, payload: bytes) -> None:
-    """Raise unless this is the greeting of somebody who speaks this version.
+    """Raise unless this is the greeting of a process with this version of the protocol.
 
     Raises
     ------

@@ -1,7 +1,7 @@
-"""The beginning of a program in a new process, and an end to it if it does not begin.
+"""A bound for the start of a program in a new process.
 
-Until then the thread that starts it waits, in the system's call. What stops the process in between (SIGSTOP, a freezer, an executable on a file system that
-hangs) would keep the thread, and all who wait for their turn there, for ever: so another thread looks, and ends it.
+Until the program starts, the spawner thread waits in a system call. A process that is stopped before that (SIGSTOP, a freezer, an executable on a file system
+that hangs) would block the thread and all calls in its queue. So another thread checks the start, and kills the process.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ import signal
 import threading
 from typing import Final
 
-__all__ = ["LOOK", "SpawnTimeout"]
+__all__ = ["CHECK_INTERVAL", "SpawnTimeout"]
 
-LOOK: Final = 0.25
-"""Seconds between two looks at a birth."""
+CHECK_INTERVAL: Final = 0.25
+"""Seconds between two checks."""
 
-_LOOKS, _LOOKS_IN_LINE = 20, 120
-"""So many looks a program may take to begin (5 s), and to have its turn (30 s); after twice as many it is not waited for any more."""
+_CHECKS, _CHECKS_QUEUED = 20, 120
+"""Checks within which a program must start (5 s), and within which the spawner thread must begin with it (30 s). After twice as many the caller gives up."""
 
 
 class SpawnTimeout:
-    """A program that is about to begin: told by the thread that starts it, looked at by another one.
+    """The start of one program: entered by the spawner thread, checked by another thread.
 
-    What counts is how often it was looked at, not the time: if this process was stopped itself, that says nothing of the other one.
+    The bound counts checks, not time: time in which this process itself was stopped does not count.
 
     Attributes
     ----------
     is_given_up : bool
-        Whether the process was killed because the program did not begin.
+        Whether the process was killed because its program did not start.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class SpawnTimeout:
         self._thread = 0
         self._before: frozenset[int] = frozenset()
         self._seen = 0
-        self._looks = 0
+        self._checks = 0
 
     def __enter__(self) -> None:
         self._before = _children(threading.get_native_id())
@@ -46,17 +46,17 @@ class SpawnTimeout:
     def __exit__(self, *_: object) -> None:
         self._thread = 0
 
-    def look(self) -> bool:
-        """Look whether it begins, every :data:`LOOK` seconds; kill what does not. Return ``False`` once nothing more can be done."""
+    def check(self) -> bool:
+        """Kill the process if its program does not start; called each :data:`CHECK_INTERVAL` seconds. Return ``False`` when the caller is to give up."""
         thread = self._thread
         if thread != self._seen:
-            self._seen, self._looks = thread, 0
-        self._looks += 1
-        most = _LOOKS if thread else _LOOKS_IN_LINE
-        if thread and self._looks == most:
+            self._seen, self._checks = thread, 0
+        self._checks += 1
+        most = _CHECKS if thread else _CHECKS_QUEUED
+        if thread and self._checks == most:
             self.is_given_up = True
             _kill(thread, self._before)
-        return self._looks < 2 * most
+        return self._checks < 2 * most
 
 
 def _children(thread: int) -> frozenset[int]:

@@ -42,7 +42,7 @@ class Spawned:
     Attributes
     ----------
     popen
-        The process. Nobody may wait for it but the one who sets its ``returncode``.
+        The process. Only the code that sets its ``returncode`` may wait for it.
     pidfd
         Names the process, even after its number was given to another; -1 once it is closed.
     sock
@@ -125,7 +125,7 @@ def _reap(popen: subprocess.Popen[bytes]) -> None:
     popen.wait()
 
 
-def spawn(target: str, env: Mapping[str, str], birth: SpawnTimeout, *, uvloop: bool) -> Spawned:
+def spawn(target: str, env: Mapping[str, str], timeout: SpawnTimeout, *, uvloop: bool) -> Spawned:
     """Start the worker as a fresh interpreter, in a session of its own. Blocks for some milliseconds.
 
     Parameters
@@ -134,7 +134,7 @@ def spawn(target: str, env: Mapping[str, str], birth: SpawnTimeout, *, uvloop: b
         ``MODULE:FUNCTION``.
     env
         Environment variables to set, besides this process's.
-    birth
+    timeout
         Lets another thread end this call.
     uvloop
         Whether the child's loop is uvloop's.
@@ -156,7 +156,7 @@ def spawn(target: str, env: Mapping[str, str], birth: SpawnTimeout, *, uvloop: b
             undo.callback(ours.close)
             ours.setblocking(False)
             with theirs:
-                popen, stderr = _start(theirs.fileno(), _command(theirs.fileno(), target, env, uvloop=uvloop), env, birth)
+                popen, stderr = _start(theirs.fileno(), _command(theirs.fileno(), target, env, uvloop=uvloop), env, timeout)
             undo.callback(os.close, stderr)
             undo.callback(_reap, popen)
             pidfd = os.pidfd_open(popen.pid)
@@ -166,11 +166,11 @@ def spawn(target: str, env: Mapping[str, str], birth: SpawnTimeout, *, uvloop: b
         raise cannot_start(error) from error
 
 
-def _start(fd: int, command: list[str], env: Mapping[str, str], birth: SpawnTimeout) -> tuple[subprocess.Popen[bytes], int]:
+def _start(fd: int, command: list[str], env: Mapping[str, str], timeout: SpawnTimeout) -> tuple[subprocess.Popen[bytes], int]:
     reading, writing = os.pipe()
     try:
         os.set_blocking(reading, False)
-        with birth:
+        with timeout:
             popen = subprocess.Popen(
                 command,
                 env=_environment(env),
@@ -181,7 +181,7 @@ def _start(fd: int, command: list[str], env: Mapping[str, str], birth: SpawnTime
                 pass_fds=(fd,),
                 start_new_session=True,
             )
-        if birth.is_given_up:
+        if timeout.is_given_up:
             _reap(popen)
             raise TimeoutError(errno.ETIMEDOUT, "the program did not begin, and was killed")  # noqa: TRY301
     except BaseException:

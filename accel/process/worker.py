@@ -42,10 +42,10 @@ from accel import _child
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-__all__ = ["PATIENCE", "main"]
+__all__ = ["EXIT_TIMEOUT", "main"]
 
-PATIENCE = 3.0
-"""Seconds that the process gets to end by itself."""
+EXIT_TIMEOUT = 3.0
+"""Seconds for the process to end by itself."""
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -88,7 +88,7 @@ def _watch(sock: socket.socket, parent: int) -> None:
     def wait() -> None:
         if os.getppid() == parent:  # else it went before its descriptor was opened
             poll.poll()
-        _give_up(PATIENCE)
+        _give_up(EXIT_TIMEOUT)
 
     threading.Thread(target=wait, name="accel-watchdog", daemon=True).start()
 
@@ -114,7 +114,7 @@ async def _serve(function: Callable[[socket.socket], Coroutine[Any, Any, None]],
         return 0
     finally:
         # Threads that never return would keep the loop and the interpreter from ending.
-        threading.Thread(target=_give_up, args=(PATIENCE,), name="accel-leaving", daemon=True).start()
+        threading.Thread(target=_give_up, args=(EXIT_TIMEOUT,), name="accel-leaving", daemon=True).start()
 
 
 def _run(options: argparse.Namespace, sock: socket.socket) -> int:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from accel.engine.in_flight import ContextOwner
     from accel.process.exit_status import ExitStatus
     from accel.remote.children import Children
-    from accel.remote.context import Copy, Landed
+    from accel.remote.requests import Copy, Landed
 
     _Land: TypeAlias = Callable[[Copy, Landed], None]
     _Ready: TypeAlias = "asyncio.Future[dict[str, frozenset[DType]]]"
@@ -242,8 +242,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
             self._withdraw()
             made.end()
             made.ask_to_close()
-            link.channel.close()  # before its socket: the loop must not be asked to forget whoever has its number next
-            # What it answers is nobody's business any more, but that it ends.
+            link.channel.close()  # before its socket: the loop must not remove a reader of the next descriptor with that number
             with contextlib.suppress(HostDiedError):  # said below
                 await link.child.aclose(grace=_GRACE)
         self._kill()

@@ -28,7 +28,7 @@ _SEVERAL = 16
 
 
 class _Answered:
-    """What the submissions below have in common: who waits for them is the parent, and is answered by a message.
+    """What the submissions below have in common: the parent waits for them, and is answered by a message.
 
     Of a failure it is told once nothing of the submission is in a stream any more: the answer gives the arrays of its ops back, and the child's memory of them.
     """
@@ -68,7 +68,7 @@ class _Answered:
 
 
 class RemoteOp(_Answered, OpSubmission):
-    """An op of the parent's: who waits for it is there."""
+    """An op of the parent's."""
 
     __slots__ = ("_answer", "_failed", "number")
 

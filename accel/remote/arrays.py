@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from accel.memory import Block, HostArena, HostBlock, MemfdSlab
     from accel.storage.pinned import PinnedMemory
 
-__all__ = ["COPIED_HERE", "CopyBack", "Outgoing", "SharedArrays", "close_all"]
+__all__ = ["COPIED_HERE", "CopyBack", "SharedArray", "SharedArrays", "close_all"]
 
 COPIED_HERE = 128 << 10
 """Bytes up to which the loop's thread copies by itself: more takes longer than the hand-off to a worker thread."""
 
 
-class Outgoing:
+class SharedArray:
     """An array in shared memory, for one op.
 
     Attributes
@@ -72,7 +72,7 @@ class Outgoing:
 
 
 class CopyBack:
-    """The copy of arrays that came back, off the loop. Whoever claims it first makes it, or gives its memory back, and nobody else touches that.
+    """The copy of arrays that came back, off the loop. The first of :meth:`copy` and :meth:`give_up` decides; the other does nothing.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ class CopyBack:
 
     __slots__ = ("_arrays", "_claim")
 
-    def __init__(self, arrays: Sequence[Outgoing]) -> None:
+    def __init__(self, arrays: Sequence[SharedArray]) -> None:
         self._arrays = arrays
         self._claim = threading.Lock()
 
@@ -118,10 +118,10 @@ class SharedArrays:
         self._announce = announce
         self._known = known
 
-    def take(self, array: np.ndarray[Any, Any]) -> Outgoing | None:
+    def take(self, array: np.ndarray[Any, Any]) -> SharedArray | None:
         """Return a place for an array that is there at once, or ``None``: it has to wait for one, or goes in parts."""
         if not array.nbytes:
-            return Outgoing(self._arena, None, 0, array, ArenaSlice(0, 0, array.shape, DType.of(array.dtype)))
+            return SharedArray(self._arena, None, 0, array, ArenaSlice(0, 0, array.shape, DType.of(array.dtype)))
         found = self._find(array)
         if found is not None:
             return found
@@ -135,30 +135,30 @@ class SharedArrays:
             place.close()
         return place is not None
 
-    def within(self, piece: Block, array: np.ndarray[Any, Any]) -> Outgoing:
+    def within(self, piece: Block, array: np.ndarray[Any, Any]) -> SharedArray:
         """Return a place for an array that is no larger than ``piece``."""
         block: HostBlock = piece.slab  # type: ignore[assignment]  # an arena's slabs are its own
         place = ArenaSlice(block.number, piece.offset, array.shape, DType.of(array.dtype))
-        return Outgoing(self._arena, piece, piece.address, array, place)
+        return SharedArray(self._arena, piece, piece.address, array, place)
 
-    def announce(self, outgoing: Outgoing) -> None:
+    def announce(self, outgoing: SharedArray) -> None:
         """See that the child knows of the block. On the loop's thread, before the op is sent."""
         number = outgoing.place.block
         if number and number not in self._known:
             self._announce(number, next(block for block in self._arena.blocks() if block.number == number))
 
-    def _find(self, array: np.ndarray[Any, Any]) -> Outgoing | None:
+    def _find(self, array: np.ndarray[Any, Any]) -> SharedArray | None:
         """Return the place of an array that lies in shared memory already."""
         address = array.ctypes.data
         for block in self._arena.blocks():
             offset = address - block.address
             if offset >= 0 and offset + array.nbytes <= block.nbytes:
                 place = ArenaSlice(block.number, offset, array.shape, DType.of(array.dtype))
-                return Outgoing(self._arena, None, address, array, place)
+                return SharedArray(self._arena, None, address, array, place)
         return None
 
 
-def close_all(arrays: Sequence[Outgoing]) -> None:
+def close_all(arrays: Sequence[SharedArray]) -> None:
     """Give shared memory back that no child uses any more, or has ever heard of."""
     for each in arrays:
         each.close()

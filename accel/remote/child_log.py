@@ -1,4 +1,4 @@
-"""The child's log, told to the parent: whoever watches a service reads the parent's."""
+"""The child sends its log to the parent, whose log is the one that a service's operators read."""
 
 from __future__ import annotations
 
@@ -62,5 +62,5 @@ class ToldLog(logging.Handler):
     def _send(self, data: bytes) -> None:
         try:
             self._channel.send(Kind.LOG, data)
-        except AccelError:  # nobody listens any more
+        except AccelError:  # the parent is gone
             return

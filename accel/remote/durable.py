@@ -42,7 +42,7 @@ def kept_in(data: bytes, fd: int) -> tuple[int, Kept]:
 
 
 class Announcer:
-    """Whom the child's context tells of durable memory: the parent, before an op that needed it is answered.
+    """Reports durable memory of the child's context to the parent, before an op that needed it is answered.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ class DurableShare:
             self._writes[number] = tuple(writes)
 
     def dropped(self, buffer: int) -> None:
-        """Take note that nobody has a buffer any more."""
+        """Take note that the last ref of a buffer was dropped."""
         self._awaited.pop(buffer, None)
         if self._book.buffers:
             self._book.dropped(buffer)

@@ -1,4 +1,4 @@
-"""What the parent keeps of a submission that its child has."""
+"""Requests in flight, and what is checked before one is sent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from accel.engine.submission import BatchSubmission, Submission
     from accel.ops import KernelOp, Plan
-    from accel.remote.arrays import Outgoing
+    from accel.remote.arrays import SharedArray
 
 __all__ = ["PendingRequest", "admit", "array_of", "fitting", "land", "too_long"]
 
@@ -27,7 +27,7 @@ _HEAD = 64 << 10
 
 
 class PendingRequest:
-    """What the child has of a submission.
+    """A message that the child has not answered: some ops of a submission, or one part of a transfer.
 
     Attributes
     ----------
@@ -36,11 +36,11 @@ class PendingRequest:
     first, count
         Which of its ops the child has.
     arrays
-        What of shared memory they use; given back when they have ended.
+        Their shared memory, which is given back when they have ended.
     landing
-        What of that is then to be copied into the user's arrays.
+        Those of them that are then copied into the user's arrays.
     answer
-        Of a part of a transfer: who waits for its end. It is told what went wrong, or ``None``.
+        Of a part of a transfer: its result is the error, or ``None``.
     """
 
     __slots__ = ("answer", "arrays", "count", "first", "landing", "submission")
@@ -50,8 +50,8 @@ class PendingRequest:
         submission: Submission,
         first: int,
         count: int,
-        arrays: Sequence[Outgoing],
-        landing: Sequence[Outgoing] = (),
+        arrays: Sequence[SharedArray],
+        landing: Sequence[SharedArray] = (),
         answer: asyncio.Future[AccelError | None] | None = None,
     ) -> None:
         self.submission = submission

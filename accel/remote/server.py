@@ -142,12 +142,12 @@ class Server:
 
     def give_up(self, error: AccelError) -> None:
         """Tell the parent, and end: a process that has lost its context has nothing more to give."""
-        with contextlib.suppress(ClosedError):  # then nobody listens
+        with contextlib.suppress(ClosedError):  # the parent is gone
             self._channel.send(Kind.FAULT, encode_error(error), now=True)
         os._exit(_FAULTED)
 
     def broken(self, error: BaseException) -> None:
-        """End the generation for an error of accel's own that nobody handles: it may have lost the answer to an op."""
+        """End the generation for an unhandled error of accel's own, which may have lost the answer to an op."""
         name = self._config.name
         traceback.print_exception(error)  # the parent shows a dead child's last lines
         self.give_up(HostDiedError(f"the child of {name} failed: {error!r}", device=name, scope=FaultScope.CONTEXT, remedy=_REPORT))

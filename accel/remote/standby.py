@@ -176,7 +176,7 @@ class StandbyActor(Actor[_Wish, None]):
         core = self._core
         if self._wish in core.lifecycle.listeners:
             core.lifecycle.listeners.remove(self._wish)
-        self._children.take_spare = _nobody
+        self._children.take_spare = _no_spare
         await self._end_spare()
 
     async def _end_spare(self) -> None:
@@ -195,5 +195,5 @@ def _nothing() -> None:
     """Do nothing."""
 
 
-def _nobody() -> None:
-    """Return nobody."""
+def _no_spare() -> None:
+    """Return no spare."""

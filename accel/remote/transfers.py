@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from accel.memory import Block
     from accel.ops import KernelOp, Plan
     from accel.ref import AccelRef
-    from accel.remote.arrays import Outgoing, SharedArrays
-    from accel.remote.context import RemoteContext
+    from accel.remote.arrays import SharedArray, SharedArrays
+    from accel.remote.requests import RequestContext
 
-__all__ = ["MOST_OPS", "Transfers"]
+__all__ = ["MOST_OPS", "ArrayTransfers"]
 
 MOST_OPS = 512
 """Ops of a batch that go in one message: more would keep the loop, here and there, for longer than a few milliseconds."""
@@ -36,7 +36,7 @@ _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _Answer = asyncio.Future["AccelError | None"]
 
 
-class Transfers:
+class ArrayTransfers:
     """Sends what brings arrays, and long batches, to one child.
 
     A transfer holds shared memory only while it copies, or while the child does: it never waits for room with a part that only it can give back. So any
@@ -50,7 +50,7 @@ class Transfers:
         What shared memory it knows.
     """
 
-    def __init__(self, context: RemoteContext, arrays: SharedArrays) -> None:
+    def __init__(self, context: RequestContext, arrays: SharedArrays) -> None:
         self._context = context
         self._arrays = arrays
         self._pinned = context.core.pinned
@@ -93,7 +93,7 @@ class Transfers:
             if start:
                 await context.until(lambda: not submission.outstanding)
             await context.wait_for_room(min(end - start, limit))
-            arrays: dict[int, Outgoing] = {}
+            arrays: dict[int, SharedArray] = {}
             try:
                 end = await self._place(submission, ops, start, end, arrays)
                 if submission.is_settled:
@@ -110,7 +110,9 @@ class Transfers:
                     if index >= submission.sent:
                         outgoing.close()
 
-    async def _place(self, submission: BatchSubmission, ops: Sequence[KernelOp], start: int, end: int, arrays: dict[int, Outgoing]) -> int:
+    async def _place(
+        self, submission: BatchSubmission, ops: Sequence[KernelOp], start: int, end: int, arrays: dict[int, SharedArray]
+    ) -> int:
         """Find places for the arrays of a batch, and fill them; return before which op there is no room until what is before it has ended."""
         for index in range(start, end):
             array = array_of(ops[index])
@@ -132,7 +134,7 @@ class Transfers:
             arrays[index] = outgoing
         return end
 
-    async def _fill(self, outgoing: Outgoing) -> None:
+    async def _fill(self, outgoing: SharedArray) -> None:
         """Copy an array into shared memory, off the loop. If the context is over then, give the memory back and raise that."""
         try:
             await self._run_blocking(outgoing.fill)
@@ -173,7 +175,7 @@ class Transfers:
         made = context.make(submission, index, op, plan)
         whole = (*plan.reads, *plan.writes, *made)[0]
         number = context.begin(submission, plan, made)
-        transfer = _Transfer(context, submission, array, whole, context.action(op.kind))
+        transfer = _ArrayTransfer(context, submission, array, whole, context.action(op.kind))
         failed: AccelError | None = None
         try:
             if made:
@@ -196,7 +198,7 @@ class Transfers:
         context.over(submission, 1, is_last=index + 1 == len(submission.kinds))
         self._pinned.trim()
 
-    async def _put(self, transfer: _Transfer, piece: Block) -> AccelError | None:
+    async def _put(self, transfer: _ArrayTransfer, piece: Block) -> AccelError | None:
         """Send all parts of an array: the next is copied here while the child copies the last. Return what went wrong there."""
         while True:
             outgoing = self._arrays.within(piece, transfer.part(piece))
@@ -209,7 +211,7 @@ class Transfers:
                 return await transfer.answered()
             piece = await self._next(transfer)
 
-    async def _get(self, transfer: _Transfer, first: Block) -> AccelError | None:
+    async def _get(self, transfer: _ArrayTransfer, first: Block) -> AccelError | None:
         """Fetch all parts of an array: the next is on its way while the last is copied here, if there is room for both. Return what went wrong there."""
         piece: Block | None = first
         landing, error = None, None
@@ -225,7 +227,7 @@ class Transfers:
             error, landing = error or await self._land(landing), sent
         return await self._land(landing) or error
 
-    async def _land(self, sent: tuple[_Answer, Outgoing] | None) -> AccelError | None:
+    async def _land(self, sent: tuple[_Answer, SharedArray] | None) -> AccelError | None:
         """Copy a part out of shared memory when it has come, off the loop, and give that back; return what went wrong."""
         if sent is None:
             return None
@@ -239,13 +241,13 @@ class Transfers:
                 raise
         return error
 
-    async def _next(self, transfer: _Transfer) -> Block:
+    async def _next(self, transfer: _ArrayTransfer) -> Block:
         piece = await self._room(transfer.left, transfer.submission)
         assert piece is not None, "what was begun is not given up"
         return piece
 
 
-class _Transfer:
+class _ArrayTransfer:
     """An array that moves part by part.
 
     Attributes
@@ -259,7 +261,7 @@ class _Transfer:
     """
 
     def __init__(
-        self, context: RemoteContext, submission: Submission, array: np.ndarray[Any, Any], ref: AccelRef, action: bytes | str | None
+        self, context: RequestContext, submission: Submission, array: np.ndarray[Any, Any], ref: AccelRef, action: bytes | str | None
     ) -> None:
         self.submission = submission
         self.left = array.nbytes
@@ -275,11 +277,11 @@ class _Transfer:
         start = len(self._bytes) - self.left
         return self._bytes[start : start + piece.nbytes]
 
-    def view(self, outgoing: Outgoing) -> RefView:
+    def view(self, outgoing: SharedArray) -> RefView:
         """Return the same part of the buffer."""
         return RefView(self._ref, self._ref.offset + len(self._bytes) - self.left, outgoing.place.shape, DType.UINT8)
 
-    def send(self, op: KernelOp, made: list[int], outgoing: Outgoing | None = None) -> _Answer:
+    def send(self, op: KernelOp, made: list[int], outgoing: SharedArray | None = None) -> _Answer:
         """Send a step; the fault plan's action comes with the first."""
         action, self._action = self._action, None
         self._answer = self._context.send_part(self.submission, op, made, outgoing, action)

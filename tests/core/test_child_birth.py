@@ -43,7 +43,7 @@ def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "gate"
     os.mkfifo(path)
     monkeypatch.setattr(subprocess, "Popen", partial(subprocess.Popen, preexec_fn=partial(_wait_at, str(path))))
-    monkeypatch.setattr(births, "_LOOKS", 8)
+    monkeypatch.setattr(births, "_CHECKS", 8)
     return path
 
 
@@ -117,8 +117,8 @@ async def test_a_start_that_is_cancelled_ends_too(gate: Path) -> None:
 
 
 async def test_one_that_cannot_be_killed_is_left_and_ends_if_it_ever_begins(gate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(births, "_LOOKS", 2)
-    monkeypatch.setattr(births, "_LOOKS_IN_LINE", 3)
+    monkeypatch.setattr(births, "_CHECKS", 2)
+    monkeypatch.setattr(births, "_CHECKS_QUEUED", 3)
     monkeypatch.setattr(births, "_kill", lambda *_: None)
     async with ActorSystem() as system:
         start = starting(system)
@@ -136,14 +136,14 @@ def test_time_in_which_nobody_looks_does_not_count(monkeypatch: pytest.MonkeyPat
     killed: list[int] = []
     monkeypatch.setattr(births, "_kill", lambda thread, before: killed.append(thread))
     birth = births.SpawnTimeout()
-    assert all(birth.look() for _ in range(239))
-    assert not birth.look(), "it has never had its turn"
+    assert all(birth.check() for _ in range(239))
+    assert not birth.check(), "it has never had its turn"
     birth = births.SpawnTimeout()
     with birth:
-        assert all(birth.look() for _ in range(19))
+        assert all(birth.check() for _ in range(19))
         assert not killed
-        assert birth.look()
+        assert birth.check()
         assert len(killed) == 1
-        assert all(birth.look() for _ in range(19))
-        assert not birth.look()
+        assert all(birth.check() for _ in range(19))
+        assert not birth.check()
     assert len(killed) == 1

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import accel
-from accel.remote.transfers import Transfers
+from accel.remote.transfers import ArrayTransfers
 from accel.testing import FaultPlan
 from tests.device_support import child_pid, failure
 from tests.durable_support import Way, opened, seeded
@@ -231,9 +231,9 @@ async def test_one_that_two_ops_wrote_anew_at_once_is_freed_with_its_last_ref(ho
 async def test_a_put_in_parts_that_fails_halfway_tears_and_a_whole_one_mends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first part is in the buffer when no thread is to be had for the second."""
     filled = 0
-    fill = Transfers._fill
+    fill = ArrayTransfers._fill
 
-    async def failing(self: Transfers, outgoing: Any) -> None:
+    async def failing(self: ArrayTransfers, outgoing: Any) -> None:
         nonlocal filled
         filled += 1
         if filled == 2:
@@ -246,7 +246,7 @@ async def test_a_put_in_parts_that_fails_halfway_tears_and_a_whole_one_mends(mon
         durable = await device.zeros(nbytes, "uint8", durable=True)
         ordinary = await device.put(np.ones(3))
         with monkeypatch.context() as patch:
-            patch.setattr(Transfers, "_fill", failing)
+            patch.setattr(ArrayTransfers, "_fill", failing)
             with pytest.raises(accel.OutOfMemoryError, match="no thread"):
                 await device.put(np.ones(nbytes, np.uint8), out=durable)
         assert filled == 2

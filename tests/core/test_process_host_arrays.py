@@ -30,14 +30,14 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
         self.reached = threading.Event()
         self.opened = threading.Event()
-        before = getattr(arrays.Outgoing, method)
+        before = getattr(arrays.SharedArray, method)
 
-        def held(outgoing: arrays.Outgoing) -> None:
+        def held(outgoing: arrays.SharedArray) -> None:
             self.reached.set()
             assert self.opened.wait(20)
             before(outgoing)
 
-        monkeypatch.setattr(arrays.Outgoing, method, held)
+        monkeypatch.setattr(arrays.SharedArray, method, held)
 
 
 @pytest.fixture
