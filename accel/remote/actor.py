@@ -50,7 +50,7 @@ _MEMORY_BACK = 10.0
 
 
 class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
-    """Owns one child, and through it one context. Its messages are what has to be copied off the loop when it comes back.
+    """Owns one child, and through it one context. Its messages are copies of arrays that came back, which are made off the loop.
 
     Parameters
     ----------

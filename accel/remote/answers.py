@@ -1,4 +1,4 @@
-"""The child's answers: submissions whose waiter is the parent, and how it is told of their ends."""
+"""The child's answers: submissions of the parent, and the messages that report their ends."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _SEVERAL = 16
 
 
 class _Answered:
-    """What the submissions below have in common: the parent waits for them, and is answered by a message.
+    """The common part of the submissions below: their end is reported to the parent by a message.
 
-    Of a failure it is told once nothing of the submission is in a stream any more: the answer gives the arrays of its ops back, and the child's memory of them.
+    A failure is reported when no op of the submission is in a stream any more, because the parent then reuses the shared memory of its arrays.
     """
 
     __slots__ = ()
@@ -43,7 +43,7 @@ class _Answered:
     release_operands: Callable[[], None]
 
     def succeed(self) -> None:
-        """Tell the parent."""
+        """Report the success to the parent."""
         if not self.future.done():
             self.future.cancel()
             self._answer.done(self.number)
@@ -52,7 +52,7 @@ class _Answered:
         self.release_operands()
 
     def reject(self, error: AccelError) -> None:
-        """Tell the parent, or :meth:`over` does."""
+        """Report the failure to the parent, or leave that to :meth:`over`."""
         if not self.future.done():
             self.future.cancel()
             self._failed = error  # type: ignore[misc]  # it is among the slots of the classes below
@@ -61,7 +61,7 @@ class _Answered:
         self.release_operands()
 
     def over(self) -> None:
-        """Tell the parent of the failure that was kept until now."""
+        """Report a failure that was kept until now."""
         error, self._failed = self._failed, None  # type: ignore[misc]  # as above
         if error is not None:
             self._answer.failed(self.number, error, -1 if error.op_index is None else error.op_index)
@@ -106,7 +106,7 @@ class RemoteGraph(_Answered, GraphSubmission):
 
 
 class Answers:
-    """What goes back: ends are gathered over a turn of the loop.
+    """Reports to the parent. Ends of one loop iteration leave in one message.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ class Answers:
     is_over, is_idle
         Whether the context has faulted; whether nothing is in flight.
     broken
-        Told of an error of accel's own.
+        Called with an error of accel's own.
 
     Attributes
     ----------
@@ -152,14 +152,14 @@ class Answers:
             self.loop.call_soon(self.flush)
 
     def failed(self, number: int, error: AccelError, index: int) -> None:
-        """Tell of a failure, after the successes before it. After a fault the parent tells everybody itself: it knows what comes next."""
+        """Send a failure, after the successes before it. After a fault the parent itself fails what is in flight."""
         self.flush()
         if self._is_over():
             return
         self._channel.send(Kind.FAILED, Failure.pack(number, index), encode_error(error))
 
     def flush(self) -> None:
-        """Tell what there is to tell. An error on this way is told too: an answer is lost, and the parent would wait for it for ever."""
+        """Send what has ended. An error here ends the generation, because the lost answer would keep the parent waiting."""
         try:
             self._tell()
         except Exception as error:
@@ -176,6 +176,6 @@ class Answers:
 
 
 def reject(submission: Any, raised: BaseException, loop: asyncio.AbstractEventLoop) -> None:
-    """Answer a submission that could not be sent on its way."""
+    """Answer a submission that could not be dispatched."""
     error = op_error(raised, f"sending {submission.name}", loop)
     submission.reject_from(error.op_index or 0, error.clone(op=error.op or submission.name))

@@ -1,4 +1,4 @@
-"""What keeps ops of a child waiting without being on the device: the parent is told, which else would take it for a hang."""
+"""The child reports when it opens, loads or compiles: ops wait for that, and the parent would take it for a hang."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["AnnouncedCalls", "Busy"]
 
 
 class Busy:
-    """``with busy:`` around what opens, loads or compiles. Tells the parent when it begins and ends.
+    """``with busy:`` around what opens, loads or compiles. Reports its begin and its end to the parent.
 
     Parameters
     ----------
@@ -32,9 +32,9 @@ class Busy:
 
     def __enter__(self) -> None:
         self._count += 1
-        # Each time: to the parent this is over when nothing is in flight any more, and it may be wrong.
+        # Each time: the parent counts it as over when nothing is in flight any more, and may be wrong.
         self._channel.send(Kind.BUSY, b"\1")
-        self._channel.flush()  # an import may keep this loop from its next turn
+        self._channel.flush()  # an import may block the next loop iteration
 
     def __exit__(self, *_: object) -> None:
         self._count -= 1
@@ -44,16 +44,16 @@ class Busy:
 
 
 class AnnouncedCalls(OffloadedCalls):
-    """Kernels that are called on worker threads, because they may have to load or compile something first.
+    """Calls kernels on worker threads, because a kernel may first load or compile.
 
     Parameters
     ----------
     loop
         Of the child.
     busy
-        Told of each call that may have to.
+        Reports each call that may load or compile.
     own
-        Names of the registered libraries. All their calls are made here, and only the first of each kernel is taken for one that loads something.
+        Names of the registered libraries. All their calls are made here; only the first of each kernel counts as loading.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, busy: Busy, own: Container[str]) -> None:

@@ -1,4 +1,4 @@
-"""The children of one device besides the one that holds its context: the spare one, and those that are ending."""
+"""The children of one device that hold no context: the spare child, and children that are ending."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fault plan brings about in a child: decided in the parent, which counts the ops."""
+"""Faults of a fault plan in a child. The parent counts ops and decides; the child injects the fault."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["InjectedFaults", "sent_action"]
 
 
 def sent_action(action: Injection | AccelError | None, link: Link, loop: asyncio.AbstractEventLoop) -> bytes | str | None:
-    """Return an action as the child takes it; do here what is not the child's."""
+    """Return an action as the child takes it. The parent itself kills the child, and ends hangs."""
     if action is None or isinstance(action, AccelError):
         return None if action is None else encode_error(action)
     if action.kind == "poison":
@@ -48,7 +48,7 @@ def sent_action(action: Injection | AccelError | None, link: Link, loop: asyncio
 
 
 class InjectedFaults:
-    """In the child: what brings about what the parent's fault plan has decided: one entry for each op of the message in hand."""
+    """The child's end: injects what the parent's fault plan has decided, with one entry for each op of the message in hand."""
 
     def __init__(self) -> None:
         self.queue: deque[Injection | AccelError | None] = deque()

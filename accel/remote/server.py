@@ -1,4 +1,4 @@
-"""The child's half: the same context and kernel actors as inline, fed by messages instead of by a device actor."""
+"""The child's half: the same context and kernel actors as inline, which get ops from messages instead of a device actor."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ __all__ = ["Server"]
 
 
 _FAULTED = 3
-"""Exit status after a fault, which was told before."""
+"""Exit status after a fault, which was reported before."""
 
 
 _REPORT = "This is an error in accel or in the backend: report it, with what the child has written to its standard error."
@@ -81,11 +81,11 @@ class Server:
         close_after_fork(self)
 
     def close_inherited(self) -> None:
-        """Let the parent's blocks go, in a process that a library forked; see :class:`accel.fork.Inherited`."""
+        """Unmap the parent's blocks in a process that a library forked; see :class:`accel.fork.Inherited`."""
         self._blocks.close_inherited()
 
     async def prepare(self) -> None:
-        """Make ready what can be before a generation begins, and say so."""
+        """Prepare what is possible before a generation begins, and report that."""
         config, system = self._config, self._system
         # Modules of users import the public names. That takes long and keeps the GIL, so it is done before the first op.
         await system.run_blocking(importlib.import_module, "accel.device")
@@ -97,7 +97,7 @@ class Server:
         if description is None:
             raise BackendUnavailableError(f"there is no device {config.uuid} any more", device=config.name)
         options = dataclasses.replace(config.options, faults=self._script)
-        # The parent numbers buffers; what is made here besides has numbers of its own.
+        # The parent numbers buffers; buffers that only this process makes have negative numbers.
         numbers = itertools.count(-1, -1)
         self._core = DeviceCore(system, backend, description, options, {}, name=config.name, numbers=numbers, keeper=self._announcer)
         if isinstance(backend, PreloadsLibraries):
@@ -107,7 +107,7 @@ class Server:
         self._channel.send(Kind.WARM)
 
     async def begin(self, begin: Begin) -> None:
-        """Begin the generation, and say what its context offers."""
+        """Begin the generation, and report what its context offers."""
         core = self._core
         core.memory_back.until = time.monotonic() + begin.patience
         self._announcer.begin(begin.generation, begin.most_slabs)
@@ -153,7 +153,7 @@ class Server:
         self.give_up(HostDiedError(f"the child of {name} failed: {error!r}", device=name, scope=FaultScope.CONTEXT, remedy=_REPORT))
 
     async def handle(self, kind: int, data: bytes, fds: list[int]) -> None:
-        """Do what one message asks for."""
+        """Handle one message."""
         if kind == Kind.OP:
             submission = self._op(data)
             if submission is not None:
@@ -322,7 +322,7 @@ class Server:
             os.close(fd)
 
     def _compile(self, data: bytes) -> None:
-        """Compile beside everything else: it takes no place in the order of ops."""
+        """Compile in a task: a compilation takes no place in the order of ops."""
         task = asyncio.ensure_future(self._compiled(data))
         self._compiling.add(task)
         task.add_done_callback(self._compiling.discard)

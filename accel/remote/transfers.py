@@ -1,4 +1,4 @@
-"""Host arrays on their way to and from a child for which there is no shared memory at once: they wait for room in order, and large ones go in parts."""
+"""Host arrays for which no shared memory is free at once: they wait for room in order, and large ones go in parts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _Answer = asyncio.Future["AccelError | None"]
 
 
 class ArrayTransfers:
-    """Sends what brings arrays, and long batches, to one child.
+    """Sends ops with arrays, and long batches, to one child.
 
     A transfer holds shared memory only while it copies, or while the child does: it never waits for room with a part that only it can give back. So any
     number of them share any limit, and each gets on when its turn comes.
