@@ -10,6 +10,7 @@ from accel_cuda.core.checks import all_checks, check_shareable, refused, usable_
 from accel_cuda.core.driver import load_driver
 from accel_cuda.core.libraries import load_distribution
 from accel_cuda.device import CudaDevice
+from accel_cuda.families.parts import PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,12 +21,6 @@ if TYPE_CHECKING:
     from accel_cuda.core.driver import Driver
 
 __all__ = ["CudaBackend"]
-
-_DISTRIBUTIONS = {
-    "blas": ("nvidia-cublas", "nvmath-python"),
-    "fft": ("nvidia-cufft", "nvmath-python"),
-}
-"""Library -> what its handles are made with."""
 
 
 class CudaBackend:
@@ -60,7 +55,7 @@ class CudaBackend:
         for distribution in (
             "cuda-core",
             "nvidia-cuda-nvrtc",
-            *(name for library in libraries for name in _DISTRIBUTIONS.get(library, ())),
+            *(wheel for library in libraries if library in PARTS for wheel in PARTS[library].wheels),
         ):
             load_distribution(distribution)
 

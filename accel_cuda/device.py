@@ -16,16 +16,13 @@ from accel_cuda.core.modules import Modules
 from accel_cuda.core.slab import CudaSlab, SlabAllocation
 from accel_cuda.core.stream import CudaStream
 from accel_cuda.errors.packages import is_out_of_memory
-from accel_cuda.families.blas import BLAS_KERNELS
 from accel_cuda.families.blocking import NOTED, Blocking
 from accel_cuda.families.checksum import checksum
 from accel_cuda.families.commands import COMMANDS, QUEUE_LIMIT
 from accel_cuda.families.compute import CudaCompute
-from accel_cuda.families.conv2d import DNN_KERNELS
-from accel_cuda.families.fft import FftLibrary
 from accel_cuda.families.kernels.bench import BENCH, bench_kernels
+from accel_cuda.families.parts import PARTS
 from accel_cuda.families.programs import OPS_WITH_PROGRAMS, Programs
-from accel_cuda.families.rng import RNG_KERNELS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -54,7 +51,7 @@ class CudaDevice(CudaContext):
     """
 
     shares_processor: bool = False
-    scratch_libraries: frozenset[str] = frozenset({"fft"})
+    scratch_libraries: frozenset[str] = frozenset(name for name, part in PARTS.items() if part.open is not None)
     queue_limit: int = QUEUE_LIMIT
 
     def __init__(self, driver: Driver, description: DeviceDescription) -> None:
@@ -64,7 +61,7 @@ class CudaDevice(CudaContext):
         self._modules = Modules(self, Nvrtc(architecture(*self.capability), driver.version))
         self.functions = Programs(self, self._modules)
         self._user_kernels = UserKernels(self, self._modules)
-        self._fft = FftLibrary(self)
+        self._states = {name: part.open(self) for name, part in PARTS.items() if part.open is not None}
         self._offer()
         try:
             self.functions.load("memory")  # what any stream may need
@@ -76,18 +73,18 @@ class CudaDevice(CudaContext):
     def _offer(self) -> None:
         """Gather the native kernels, and what tells which ops may block."""
         lacks = {**dict.fromkeys(OPS_WITH_PROGRAMS, self.functions.lacks), "launch": self._user_kernels.lacks}
-        self._blocking = Blocking(lacks, dict.fromkeys(self._fft.kernels, self._fft.may_block), self.pinned)
+        plans = {kind: state.may_block for state in self._states.values() for kind in state.kernels}
+        self._blocking = Blocking(lacks, plans, self.pinned)
         self.may_block: Callable[[Any, Any], bool] = self._blocking.may_block
         """Whether enqueuing an op may block this time; asked once for each, without a further call."""
-        self._commands = {**COMMANDS, **dict.fromkeys(self._fft.kernels, self._fft.commands)}
+        self._commands = {**COMMANDS, **{kind: state.commands for state in self._states.values() for kind in state.kernels}}
         self._kernels: dict[str, Mapping[str, Kernel]] = {
-            **{name: self._noting(kernels) for name, kernels in (("blas", BLAS_KERNELS), ("dnn", DNN_KERNELS))},
+            **{name: self._noting(part.kernels) for name, part in PARTS.items()},
+            **{name: state.kernels for name, state in self._states.items()},
             "capture": GRAPH_KERNELS,
             "compiler": {"launch": self._user_kernels.launch},
-            "fft": self._fft.kernels,
             "graph": GRAPH_KERNELS,
             "memory": {**MANAGED_KERNELS, "checksum": checksum},
-            "rng": RNG_KERNELS,
         }
 
     def _noting(self, kernels: Mapping[str, Kernel]) -> Mapping[str, Kernel]:
@@ -137,17 +134,18 @@ class CudaDevice(CudaContext):
         """Load the kernels of a library, and make what it needs in a stream; see :class:`accel.backend.PreparesLibraries`."""
         self.functions.prepare(library)
         compute.prepare(library)
-        if library == "fft":
-            self._fft.prepare(compute.stream)
+        if library in self._states:
+            self._states[library].prepare(compute.stream)
 
     def scratch_nbytes(self, op: Any) -> int | None:
         """Return how many bytes a kernel works in; see :class:`accel.backend.TakesScratch`."""
-        return self._fft.scratch_nbytes(op)
+        found: int | None = self._states[op.library].scratch_nbytes(op)
+        return found
 
     def measure_scratch(self, op: Any) -> None:
         """See that :meth:`scratch_nbytes` knows. May block."""
         self.check_open()
-        self._fft.measure(op)
+        self._states[op.library].measure(op)
 
     def commands(self, op: Any) -> int:
         """Return how many commands an op enqueues at most; see :class:`accel.backend.CountsCommands`."""
@@ -197,7 +195,8 @@ class CudaDevice(CudaContext):
         stream.inject(injection)
 
     def _unload(self) -> None:
-        self._fft.close()
+        for state in self._states.values():
+            state.close()
         self._modules.close(self._release_context)
 
     def _check_priority(self, priority: int) -> None:

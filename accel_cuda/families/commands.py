@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from accel_cuda.core.compute_memory import WORKSPACE
 from accel_cuda.core.transfers import STAGED
-from accel_cuda.families.conv2d import convolution
+from accel_cuda.families.parts import PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,17 +31,8 @@ def _of_get(op: Any) -> int:
     return 1 if op.destination.nbytes <= STAGED else _PIECES
 
 
-def _of_convolution(op: Any) -> int:
-    work = convolution("conv2d_forward", op.input.shape, op.filter.shape, op.output_shape(), op.stride, op.padding, "")
-    piece = 0 if 0 in work.output else work.piece(op.input.dtype, op.filter.offset, WORKSPACE)
-    n, _, p, q = work.output
-    return 4 * -(-n * p * q // piece) if piece else 2
-
-
 COMMANDS: Mapping[str, int | Callable[[Any], int]] = {
-    # A product whose sums are split over blocks takes two launches.
-    **dict.fromkeys(("gemm", "gemm_batched", "gemv", "reduce", "attention", "dot", "nrm2"), 2),
-    "conv2d": _of_convolution,
+    **{kind: count for part in PARTS.values() for kind, count in part.commands.items()},
     "put": _of_put,
     "get": _of_get,
 }

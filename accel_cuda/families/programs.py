@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from accel import ReduceOp, UnsupportedError
 from accel_cuda.core.driver import Handle
 from accel_cuda.families.kernels import CODES, PROGRAMS, program_of, source_of
+from accel_cuda.families.parts import PARTS, CudaPart
 
 if TYPE_CHECKING:
     from accel_cuda.core.context import CudaContext
@@ -17,20 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OPS_WITH_PROGRAMS", "Programs"]
 
-_LIBRARIES = {
-    "blas": ("vectors",),
-    "elementwise": ("unary", "binary"),
-    "reduce": ("sum", "max", "min"),
-    "dnn": ("conv2d", "attention"),
-    "fft": ("fft",),
-    "rng": ("rng",),
-}
-"""Library -> families of the programs that its ops need, besides the first program, which all do."""
-
-OPS_WITH_PROGRAMS = (
-    *("unary", "binary", "reduce", "conv2d", "attention", "axpy", "scal", "dot", "nrm2"),
-    *("fft", "ifft", "rfft", "irfft", "uniform", "normal", "lognormal", "integers"),
-)
+OPS_WITH_PROGRAMS = tuple(kind for part in PARTS.values() for kind in part.compiled)
 """Kinds of ops that may need a program besides the first."""
 
 _COMPILERS = 16
@@ -110,7 +98,7 @@ class Programs(Mapping[str, Handle]):
 
     def prepare(self, library: str) -> None:
         """Load what a library's ops need, side by side."""
-        families = _LIBRARIES.get(library, ())
+        families = PARTS.get(library, CudaPart()).programs
         missing = [program for program in PROGRAMS if program.partition("_")[0] in families and program not in self._loaded]
         if missing:
             with ThreadPoolExecutor(min(len(missing), _COMPILERS), thread_name_prefix="accel-nvrtc") as workers:
