@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from accel import BackendUnavailableError, DeviceDescription, DeviceLostError
 from accel_cuda.core.checks import all_checks, check_shareable, refused, usable_mode
 from accel_cuda.core.driver import load_driver
-from accel_cuda.core.libraries import load_distribution
+from accel_cuda.core.libraries import requirements
 from accel_cuda.device import CudaDevice
 from accel_cuda.families.parts import PARTS
 
@@ -50,14 +50,10 @@ class CudaBackend:
             return None
 
     def preload(self, libraries: Sequence[str]) -> None:
-        """Load the driver, the compiler, and the libraries that are named; see :class:`accel.backend.PreloadsLibraries`. Makes no context."""
+        """Load the driver, the compiler, and what the named families call; see :class:`accel.backend.PreloadsLibraries`. Makes no context."""
         load_driver()
-        for distribution in (
-            "cuda-core",
-            "nvidia-cuda-nvrtc",
-            *(wheel for library in libraries if library in PARTS for wheel in PARTS[library].wheels),
-        ):
-            load_distribution(distribution)
+        for needed in requirements(library for name in libraries if name in PARTS for library in PARTS[name].libraries):
+            needed.load()
 
     def check_shareable(self, index: int) -> None:
         """See that more than one process can have a context on GPU ``index``; see :class:`accel.backend.AccelBackend`.
@@ -116,7 +112,7 @@ class CudaBackend:
 
     def checks(self) -> Sequence[Check]:
         """Say what CUDA needs and what of it is here; see :class:`accel.backend.AccelBackend`. May block."""
-        return all_checks()
+        return all_checks(library for part in PARTS.values() for library in part.libraries)
 
     def bench_suite(self) -> Suite:
         """Return what ``accel bench`` measures here; see :class:`accel.cli.bench.suite.Suite`. Needs no GPU."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from accel import InvalidArgumentError
+from accel_cuda.core.blocking import Blocking
+from accel_cuda.core.commands import COMMANDS, QUEUE_LIMIT
 from accel_cuda.core.compiler import Nvrtc, architecture
 from accel_cuda.core.context import CudaContext
 from accel_cuda.core.event import CudaEvent
@@ -16,13 +18,11 @@ from accel_cuda.core.modules import Modules
 from accel_cuda.core.slab import CudaSlab, SlabAllocation
 from accel_cuda.core.stream import CudaStream
 from accel_cuda.errors.packages import is_out_of_memory
-from accel_cuda.families.blocking import NOTED, Blocking
 from accel_cuda.families.checksum import checksum
-from accel_cuda.families.commands import COMMANDS, QUEUE_LIMIT
 from accel_cuda.families.compute import CudaCompute
+from accel_cuda.families.context import ContextFamilies
 from accel_cuda.families.kernels.bench import BENCH, bench_kernels
-from accel_cuda.families.parts import PARTS
-from accel_cuda.families.programs import OPS_WITH_PROGRAMS, Programs
+from accel_cuda.families.programs import Programs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,10 +48,11 @@ class CudaDevice(CudaContext):
         Libraries whose kernels work in memory that the layers above lend them.
     functions : Programs
         The backend's own kernels by name, loaded as they are needed.
+    families : ContextFamilies
+        The families of ops.
     """
 
     shares_processor: bool = False
-    scratch_libraries: frozenset[str] = frozenset(name for name, part in PARTS.items() if part.open is not None)
     queue_limit: int = QUEUE_LIMIT
 
     def __init__(self, driver: Driver, description: DeviceDescription) -> None:
@@ -61,7 +62,8 @@ class CudaDevice(CudaContext):
         self._modules = Modules(self, Nvrtc(architecture(*self.capability), driver.version))
         self.functions = Programs(self, self._modules)
         self._user_kernels = UserKernels(self, self._modules)
-        self._states = {name: part.open(self) for name, part in PARTS.items() if part.open is not None}
+        self.families = ContextFamilies(self, self.functions)
+        self.scratch_libraries = frozenset(self.families.states)
         self._offer()
         try:
             self.functions.load("memory")  # what any stream may need
@@ -72,23 +74,18 @@ class CudaDevice(CudaContext):
 
     def _offer(self) -> None:
         """Gather the native kernels, and what tells which ops may block."""
-        lacks = {**dict.fromkeys(OPS_WITH_PROGRAMS, self.functions.lacks), "launch": self._user_kernels.lacks}
-        plans = {kind: state.may_block for state in self._states.values() for kind in state.kernels}
-        self._blocking = Blocking(lacks, plans, self.pinned)
-        self.may_block: Callable[[Any, Any], bool] = self._blocking.may_block
+        families, user = self.families, self._user_kernels
+        blocking = Blocking({**families.checks(), "launch": lambda lane, op: user.lacks(op)}, families.signatures(), self.pinned)
+        self.may_block: Callable[[Any, Any], bool] = blocking.may_block
         """Whether enqueuing an op may block this time; asked once for each, without a further call."""
-        self._commands = {**COMMANDS, **{kind: state.commands for state in self._states.values() for kind in state.kernels}}
+        self._commands = {**COMMANDS, **families.commands()}
         self._kernels: dict[str, Mapping[str, Kernel]] = {
-            **{name: self._noting(part.kernels) for name, part in PARTS.items()},
-            **{name: state.kernels for name, state in self._states.items()},
+            **{name: blocking.noting(kernels) for name, kernels in families.kernels().items()},
             "capture": GRAPH_KERNELS,
-            "compiler": {"launch": self._user_kernels.launch},
+            "compiler": {"launch": user.launch},
             "graph": GRAPH_KERNELS,
             "memory": {**MANAGED_KERNELS, "checksum": checksum},
         }
-
-    def _noting(self, kernels: Mapping[str, Kernel]) -> Mapping[str, Kernel]:
-        return {kind: self._blocking.noting(kernel) if kind in NOTED else kernel for kind, kernel in kernels.items()}
 
     def create_stream(self, *, priority: int = 0) -> CudaStream:
         """Create a stream. Lower ``priority`` numbers run first.
@@ -132,20 +129,16 @@ class CudaDevice(CudaContext):
 
     def prepare(self, library: str, compute: CudaCompute) -> None:
         """Load the kernels of a library, and make what it needs in a stream; see :class:`accel.backend.PreparesLibraries`."""
-        self.functions.prepare(library)
-        compute.prepare(library)
-        if library in self._states:
-            self._states[library].prepare(compute.stream)
+        self.families.prepare(library, compute)
 
     def scratch_nbytes(self, op: Any) -> int | None:
         """Return how many bytes a kernel works in; see :class:`accel.backend.TakesScratch`."""
-        found: int | None = self._states[op.library].scratch_nbytes(op)
-        return found
+        return self.families.scratch_nbytes(op)
 
     def measure_scratch(self, op: Any) -> None:
         """See that :meth:`scratch_nbytes` knows. May block."""
         self.check_open()
-        self._states[op.library].measure(op)
+        self.families.measure_scratch(op)
 
     def commands(self, op: Any) -> int:
         """Return how many commands an op enqueues at most; see :class:`accel.backend.CountsCommands`."""
@@ -195,8 +188,7 @@ class CudaDevice(CudaContext):
         stream.inject(injection)
 
     def _unload(self) -> None:
-        for state in self._states.values():
-            state.close()
+        self.families.close()
         self._modules.close(self._release_context)
 
     def _check_priority(self, priority: int) -> None:

@@ -55,8 +55,8 @@ def nothing(name: str, distribution: str) -> None:
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Check]]:
     """Return what is told of a machine with such GPUs, by name."""
-    monkeypatch.setattr(checks, "load_module", nothing)
-    monkeypatch.setattr(checks, "load_library", nothing)
+    monkeypatch.setattr(libraries, "load_module", nothing)
+    monkeypatch.setattr(libraries, "load_library", nothing)
 
     def look(*devices: dict[str, int], fault: DriverError | None = None) -> dict[str, Check]:
         driver = FakeDriver(*devices)
@@ -71,7 +71,8 @@ def test_a_machine_where_all_is_well(found: Callable[..., dict[str, Check]]) -> 
     told = found({}, {})
     assert {check.state for check in told.values()} == {"ok"}
     assert told["cuda driver"].detail == "supports CUDA 13.0"
-    assert {"cuda:0 compute mode", "cuda:1 compute mode", *libraries.REQUIRED} <= set(told)
+    assert {"cuda:0 compute mode", "cuda:1 compute mode", *(needed.distribution for needed in libraries.REQUIRED)} <= set(told)
+    assert {"nvmath-python", "nvidia-cublas", "nvidia-cufft"} <= set(told), "what the families call"
 
 
 def test_compute_modes_are_told_of_the_gpu_that_has_them(found: Callable[..., dict[str, Check]]) -> None:
@@ -104,7 +105,7 @@ def test_without_a_driver_the_libraries_are_looked_at_all_the_same(
         raise BackendUnavailableError("there is no NVIDIA driver", remedy="Install it.")
 
     monkeypatch.setattr(checks, "load_driver", none)
-    told = {check.name: check for check in checks.all_checks()}
+    told = {check.name: check for check in CudaBackend().checks()}
     assert (told["cuda driver"].state, told["cuda driver"].remedy) == ("missing", "Install it.")
     assert told["nvidia-cublas"].state == "ok"
 
@@ -115,8 +116,8 @@ def test_the_wheel_that_is_missing_is_named(found: Callable[..., dict[str, Check
             raise BackendUnavailableError(f"{distribution} is not installed", remedy=libraries.INSTALL)
 
     found({})
-    monkeypatch.setattr(checks, "load_library", without_cublas)
-    told = {check.name: check for check in checks.all_checks()}
+    monkeypatch.setattr(libraries, "load_library", without_cublas)
+    told = {check.name: check for check in CudaBackend().checks()}
     assert told["nvidia-cublas"].state == "missing"
     assert "pip install '.[cuda]'" in told["nvidia-cublas"].remedy
     assert told["nvidia-cuda-nvrtc"].state == "ok"

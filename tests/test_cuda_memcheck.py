@@ -7,7 +7,7 @@ from typing import Any
 
 from accel_cuda.families.checksum import checksum
 from accel_cuda.families.kernels import source_of
-from accel_cuda.families.rng import RNG_KERNELS
+from accel_cuda.families.rng import PART as RNG
 from tests.gpu.signal_kernels import launch_all
 
 
@@ -35,7 +35,7 @@ class FakeContext:
     def __exit__(self, *_: object) -> None: ...
 
     def kernels(self, library: str) -> Any:
-        return RNG_KERNELS if library == "rng" else {"checksum": checksum}
+        return RNG.kernels if library == "rng" else {"checksum": checksum}
 
     def call(self, name: str, *arguments: int) -> int:
         if name == "cuMemAlloc":

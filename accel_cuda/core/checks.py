@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING
 from accel import BackendUnavailableError, UnsupportedError
 from accel.backend import Check
 from accel_cuda.core.driver import load_driver
-from accel_cuda.core.libraries import REQUIRED, load_library, load_module, version_of
+from accel_cuda.core.libraries import requirements, version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from accel_cuda.core.driver import Driver
+    from accel_cuda.core.libraries import VendorLibrary
 
 __all__ = ["all_checks", "check_shareable", "refused", "usable_mode"]
 
 
-def all_checks() -> list[Check]:
-    """Look at the driver, the GPUs and the libraries. May block: it loads them."""
-    return [*_driver_and_devices(), *_libraries()]
+def all_checks(libraries: Iterable[VendorLibrary]) -> list[Check]:
+    """Look at the driver, the GPUs, and the distributions that the backend and these libraries need. May block: it loads them."""
+    return [*_driver_and_devices(), *_distributions(libraries)]
 
 
 def usable_mode(driver: Driver, index: int) -> None:
@@ -115,14 +116,16 @@ def _modes(driver: Driver, index: int) -> Iterator[Check]:
         )
 
 
-def _libraries() -> Iterator[Check]:
-    for distribution, modules in REQUIRED.items():
-        try:
-            for module in modules.modules:
-                load_module(module, distribution)
-            for library in modules.libraries:
-                load_library(library, distribution)
-        except BackendUnavailableError as error:
-            yield Check(distribution, "missing", error.message, error.remedy)
-        else:
+def _distributions(libraries: Iterable[VendorLibrary]) -> Iterator[Check]:
+    missing: dict[str, BackendUnavailableError | None] = {}
+    for needed in requirements(libraries):
+        if missing.setdefault(needed.distribution, None) is None:
+            try:
+                needed.load()
+            except BackendUnavailableError as error:
+                missing[needed.distribution] = error
+    for distribution, absent in missing.items():
+        if absent is None:
             yield Check(distribution, "ok", version_of(distribution) or "found in the CUDA toolkit")
+        else:
+            yield Check(distribution, "missing", absent.message, absent.remedy)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from accel import ComputeBackend, InvalidArgumentError, NotInitializedError, OutOfMemoryError, UnsupportedError, arguments
 from accel_cuda.core.channel import StreamChannel
@@ -15,15 +15,17 @@ if TYPE_CHECKING:
     from accel.memory import Block
     from accel_cuda.core.stream import CudaStream
 
-__all__ = ["WORKSPACE", "CudaMemory"]
+__all__ = ["WORKSPACE", "CudaMemory", "lacks_workspace"]
 
 WORKSPACE = 32 << 20
 """Bytes of one workspace. A stream has one for its kernels and products, which run one after the other, and one for the matrices of convolutions."""
 
-_WORKSPACES = {"blas": 1, "reduce": 1, "dnn": 2, "capture": 2}
-"""Library -> how many workspaces its ops use."""
-
 _SMALLEST = 512
+
+
+def lacks_workspace(lane: Any, op: Any) -> bool:
+    """Return whether the lane has no workspace for kernels and products: a kernel that takes it may block."""
+    return not lane.compute.has_workspace
 
 
 class CudaMemory(ComputeBackend):
@@ -155,10 +157,6 @@ class CudaMemory(ComputeBackend):
     def prepare_transfers(self) -> None:
         """Make the pinned memory that small copies are staged in, if it is not there. May block."""
         self._stream.transfers.prepare()
-
-    def workspace_wanted(self, library: str) -> int:
-        """Return the bytes of the next workspace that a library needs here; see :class:`accel.backend.TakesWorkspace`."""
-        return WORKSPACE if len(self._workspaces) < _WORKSPACES.get(library, 0) else 0
 
     def use_workspace(self, address: int, nbytes: int) -> None:
         """Take a workspace; see :class:`accel.backend.TakesWorkspace`."""

@@ -1,26 +1,29 @@
-"""The ``blas`` library: cuBLAS, one handle per stream with a workspace of its own, and the native kernels of its ops.
+"""The ``blas`` family: cuBLAS, one handle per stream with a workspace of its own, and the native kernels of its ops.
 
 The kernels do not check again what an op's plan has checked, and vectors do not go through a product.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accel import DType, Transpose
-from accel_cuda.core.libraries import load_library, load_module
+from accel_cuda.core.compute_memory import lacks_workspace
+from accel_cuda.core.family import CudaPart
+from accel_cuda.core.libraries import VendorLibrary, load_module
+from accel_cuda.core.library_handle import LibraryHandle
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
-    from accel.backend import Kernel
     from accel_cuda.core.stream import CudaStream
 
-__all__ = ["BLAS_KERNELS", "Blas"]
+__all__ = ["PART", "Blas"]
 
+_CUBLAS = VendorLibrary("cublas", "nvidia-cublas", "nvmath.bindings.cublas", "cuBLASError")
 _FACTOR = 16
+_ALIGNMENT = 16
 _DOUBLES = frozenset({DType.FLOAT64, DType.COMPLEX128})
 
 
@@ -62,31 +65,19 @@ class Blas:
     """
 
     def __init__(self, stream: CudaStream, workspace: int, nbytes: int) -> None:
-        load_library("cublas", "nvidia-cublas")
-        self._cublas = load_module("nvmath.bindings.cublas", "nvmath-python")
+        self._handle = LibraryHandle(_CUBLAS, stream, workspace, nbytes)
+        self._cublas, self._error, self.handle = self._handle.module, self._handle.error, self._handle.value
+        self._handle.call("set_math_mode", int(self._cublas.Math.DISALLOW_REDUCED_PRECISION_REDUCTION))
+        self._handle.call("set_pointer_mode", int(self._cublas.PointerMode.HOST))
         self._types = _types(self._cublas)
         self._algorithm = int(self._cublas.GemmAlgo.DFALT)
         self._stream = stream
-        self._error: Any = self._cublas.cuBLASError
         # As ctypes has them, numbers beyond a float's range become infinite.
         self._doubles = (ctypes.c_double * 4)()
         self._floats = (ctypes.c_float * 8).from_buffer(self._doubles)
         self._alpha = ctypes.addressof(self._doubles)
         self._beta = self._alpha + _FACTOR
         self._written: tuple[DType, complex, complex] | None = None
-        try:
-            self.handle = int(self._cublas.create())
-        except self._error as error:
-            raise self._failure(error, "create") from error
-        stream.at_close(self.close)
-        try:
-            # Setting the stream resets the workspace, so ours comes after it.
-            self._cublas.set_stream(self.handle, stream.handle)
-            self._cublas.set_workspace(self.handle, workspace, nbytes)
-            self._cublas.set_math_mode(self.handle, int(self._cublas.Math.DISALLOW_REDUCED_PRECISION_REDUCTION))
-            self._cublas.set_pointer_mode(self.handle, int(self._cublas.PointerMode.HOST))
-        except self._error as error:
-            raise self._failure(error, "set_stream") from error
 
     def gemm(
         self, ta: Transpose, tb: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, b: int, ldb: int, beta: complex, c: int,
@@ -103,7 +94,7 @@ class Blas:
                     tf32 if allow_tf32 else compute, self._algorithm,
                 )  # fmt: skip
         except self._error as error:
-            raise self._failure(error, "gemm") from error
+            raise self._handle.failure(error, "gemm") from error
 
     def batched_gemm(
         self, ta: Transpose, tb: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, stride_a: int, b: int, ldb: int,
@@ -120,15 +111,7 @@ class Blas:
                     self._beta, c, element, ldc, stride_c, count, tf32 if allow_tf32 else compute, self._algorithm,
                 )  # fmt: skip
         except self._error as error:
-            raise self._failure(error, "batched_gemm") from error
-
-    def close(self) -> None:
-        """Give the handle back. May block; the context is current and healthy."""
-        with contextlib.suppress(self._error):  # what else the stream has is given back all the same
-            self._cublas.destroy(self.handle)
-
-    def _failure(self, error: Any, call: str) -> Exception:
-        return self._stream.failure(int(error.status), call, "cublas")
+            raise self._handle.failure(error, "batched_gemm") from error
 
     def _write(self, dtype: DType, alpha: complex, beta: complex) -> None:
         """Write the scaling factors where the library reads them, during the call."""
@@ -191,13 +174,40 @@ def scal(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> N
     lane.compute.scal(op.x.size, op.alpha, outputs[0], op.x.dtype)
 
 
-BLAS_KERNELS: Mapping[str, Kernel] = {
-    "gemm": gemm,
-    "gemm_batched": gemm_batched,
-    "gemv": gemv,
-    "axpy": axpy,
-    "dot": dot,
-    "nrm2": nrm2,
-    "scal": scal,
-}
-"""Op kind -> kernel."""
+def _product(lane: Any, op: Any) -> Hashable:
+    a, b, out = op.a, op.b, op.out
+    # There are other kernels for views that begin between two vectors.
+    alignment = a.offset % _ALIGNMENT, b.offset % _ALIGNMENT, out is not None and out.offset % _ALIGNMENT
+    return op.kind, a.shape, b.shape, a.dtype, op.transpose_a, op.transpose_b, op.allow_tf32, not op.beta, alignment
+
+
+def _matrix_by_vector(lane: Any, op: Any) -> Hashable:
+    a, x, out = op.a, op.x, op.out
+    alignment = a.offset % _ALIGNMENT, x.offset % _ALIGNMENT, out is not None and out.offset % _ALIGNMENT
+    return op.kind, a.shape, a.dtype, op.transpose_a, not op.beta, alignment
+
+
+def _lacks_handle(lane: Any, op: Any) -> bool:
+    return not lane.compute.has_blas
+
+
+def _vectors(op: Any) -> str:
+    return "vectors"
+
+
+def _prepare(compute: Any) -> None:
+    compute.prepare_blas()
+
+
+PART = CudaPart(
+    libraries=(_CUBLAS,),
+    kernels={"gemm": gemm, "gemm_batched": gemm_batched, "gemv": gemv, "axpy": axpy, "dot": dot, "nrm2": nrm2, "scal": scal},
+    programs=("vectors",),
+    program=dict.fromkeys(("axpy", "scal", "dot", "nrm2"), _vectors),
+    lacks={**dict.fromkeys(("gemm", "gemm_batched", "gemv"), _lacks_handle), **dict.fromkeys(("dot", "nrm2"), lacks_workspace)},
+    signatures={"gemm": _product, "gemm_batched": _product, "gemv": _matrix_by_vector},
+    # A product whose sums are split over blocks takes two launches.
+    commands=dict.fromkeys(("gemm", "gemm_batched", "gemv", "dot", "nrm2"), 2),
+    workspaces=1,
+    prepare=_prepare,
+)

@@ -12,7 +12,8 @@ from accel_cuda.families.attention import attend
 from accel_cuda.families.blas import Blas
 from accel_cuda.families.conv2d import Convolution, convolution
 from accel_cuda.families.kernels import CODES
-from accel_cuda.families.reduction import launches
+from accel_cuda.families.parts import parts_of
+from accel_cuda.families.reduce import launches
 from accel_cuda.families.vectors import CudaVectors, bits
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ __all__ = ["CudaCompute"]
 
 _NONE, _TURNED = Transpose.NONE, Transpose.TRANSPOSE
 _EXTREMES = frozenset({ReduceOp.MAX, ReduceOp.MIN})
-# What the lanes of these libraries are about to need; in other lanes, that of batches among them, it is made at its first use.
-_STAGES, _MULTIPLIES = frozenset({"memory", "batch", "capture"}), frozenset({"blas", "capture"})
+# The lanes of these libraries stage copies; in other lanes, the pinned memory for it is made at its first use.
+_STAGES = frozenset({"memory", "batch", "capture"})
 _BLOCK = 256
 _PIXELS = 128
 _LIMIT = 2**31 - 1
@@ -64,8 +65,14 @@ class CudaCompute(CudaVectors):
         """Make what a library needs in this stream, as far as it is not there. May block."""
         if library in _STAGES:
             self.prepare_transfers()
-        if library in _MULTIPLIES:
-            self.prepare_blas()
+        for part in parts_of(library):
+            if part.prepare is not None:
+                part.prepare(self)
+
+    def workspace_wanted(self, library: str) -> int:
+        """Return the bytes of the next workspace that a library needs here; see :class:`accel.backend.TakesWorkspace`."""
+        wanted = max((part.workspaces for part in parts_of(library)), default=0)
+        return WORKSPACE if len(self._workspaces) < wanted else 0
 
     def prepare_blas(self) -> Blas:
         """Make the cuBLAS handle and its workspace, if they are not there. May block."""

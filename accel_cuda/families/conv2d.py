@@ -6,17 +6,10 @@ import ctypes
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
 
 from accel import DType, UnsupportedError, arguments
-from accel_cuda.core.compute_memory import WORKSPACE
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from accel.backend import Kernel
-
-__all__ = ["DNN_KERNELS", "Convolution", "commands_of_convolution", "convolution"]
+__all__ = ["Convolution", "convolution"]
 
 _PIXELS = 128
 _LIMIT = 1 << 29
@@ -144,21 +137,3 @@ def convolution(
     if 0 not in output:
         work.check(device)
     return work
-
-
-def conv2d(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Convolve."""
-    shapes = inputs[0], op.input.shape, inputs[1], op.filter.shape, outputs[0], op.output_shape()
-    lane.compute.conv2d_forward(*shapes, op.stride, op.padding, dtype=op.input.dtype)
-
-
-def commands_of_convolution(op: Any) -> int:
-    """Return how many commands a convolution enqueues at most."""
-    work = convolution("conv2d_forward", op.input.shape, op.filter.shape, op.output_shape(), op.stride, op.padding, "")
-    piece = 0 if 0 in work.output else work.piece(op.input.dtype, op.filter.offset, WORKSPACE)
-    n, _, p, q = work.output
-    return 4 * -(-n * p * q // piece) if piece else 2
-
-
-DNN_KERNELS: Mapping[str, Kernel] = {"conv2d": conv2d}
-"""Op kind -> kernel, of those that are not as the compute interface has them."""

@@ -1,4 +1,4 @@
-"""The ``fft`` library on a GPU: passes of cuFFT, and the kernels that scale and turn around them."""
+"""The ``fft`` family on a GPU: passes of cuFFT, and the kernels that scale and turn around them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from accel import DType
+from accel_cuda.core.family import CudaPart
 from accel_cuda.families.fft_layout import Pass, passes
 from accel_cuda.families.fft_memory import Rehearsal, WorkMemory
-from accel_cuda.families.fft_plans import FftPlans, PlanMaker
+from accel_cuda.families.fft_plans import CUFFT, FftPlans, PlanMaker
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from accel_cuda.core.stream import CudaStream
     from accel_cuda.families.fft_layout import Layout
 
-__all__ = ["FftLibrary", "Work"]
+__all__ = ["PART", "FftLibrary", "Work"]
 
 _BLOCK = 256
 _TILE, _ROWS = 32, 8
@@ -29,6 +30,7 @@ _DOUBLE = struct.Struct("d")
 _ALIGNED, _REMEMBERED = 1 << 20, 4096
 _UNKNOWN = 64
 """Commands of an op whose plans were not measured yet."""
+_KINDS = ("fft", "ifft", "rfft", "irfft")
 _DOUBLES = frozenset({DType.FLOAT64, DType.COMPLEX128})
 
 
@@ -50,7 +52,7 @@ class FftLibrary:
 
     def __init__(self, context: CudaContext) -> None:
         self.plans: dict[Any, FftPlans] = {}
-        self.kernels: Mapping[str, Kernel] = dict.fromkeys(("fft", "ifft", "rfft", "irfft"), self._run)
+        self.kernels: Mapping[str, Kernel] = dict.fromkeys(_KINDS, self._run)
         self._context = context
         self._lock = threading.Lock()
         self._maker: PlanMaker | None = None
@@ -261,3 +263,10 @@ class Work:
     def _turn(self, source: int, destination: int, batch: int, rows: int, columns: int, width: int) -> None:
         tiles = batch * -(-rows // _TILE) * -(-columns // _TILE)
         self._stream.launch_wide(self._functions[f"fft_turn_{width}"], (tiles, 1), (_TILE, _ROWS), 0, source, destination, rows, columns)
+
+
+def _program(op: Any) -> str:
+    return "fft"
+
+
+PART = CudaPart(open=FftLibrary, libraries=(CUFFT,), programs=("fft",), program=dict.fromkeys(_KINDS, _program))

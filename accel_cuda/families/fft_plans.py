@@ -8,7 +8,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accel_cuda.core.event import CudaEvent
-from accel_cuda.core.libraries import load_library, load_module
+from accel_cuda.core.libraries import VendorLibrary
 from accel_cuda.errors import error_of
 
 if TYPE_CHECKING:
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from accel_cuda.families.fft_layout import Layout
     from accel_cuda.families.fft_memory import WorkMemory
 
-__all__ = ["KEPT", "FftPlans", "PlanMaker"]
+__all__ = ["CUFFT", "KEPT", "FftPlans", "PlanMaker"]
+
+CUFFT = VendorLibrary("cufft", "nvidia-cufft", "nvmath.bindings.cufft", "cuFFTError")
 
 KEPT = 64
 """How many plans one stream keeps; the one that was not used for longest goes first. Those of graphs stay beside them, as long as the stream."""
@@ -59,8 +61,7 @@ class PlanMaker:
     """
 
     def __init__(self, context: CudaContext) -> None:
-        load_library("cufft", "nvidia-cufft")
-        self.cufft = load_module("nvmath.bindings.cufft", "nvmath-python")
+        self.cufft = CUFFT.load()
         self.error: Any = self.cufft.cuFFTError
         self.sizes: dict[Layout, int] = {}
         self._context = context

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from accel import ReduceOp, UnsupportedError
+from accel import UnsupportedError
 from accel_cuda.core.driver import Handle
-from accel_cuda.families.kernels import CODES, PROGRAMS, program_of, source_of
-from accel_cuda.families.parts import PARTS, CudaPart
+from accel_cuda.families.kernels import PROGRAMS, program_of, source_of
 
 if TYPE_CHECKING:
     from accel_cuda.core.context import CudaContext
     from accel_cuda.core.modules import Modules
 
-__all__ = ["OPS_WITH_PROGRAMS", "Programs"]
-
-OPS_WITH_PROGRAMS = tuple(kind for part in PARTS.values() for kind in part.compiled)
-"""Kinds of ops that may need a program besides the first."""
+__all__ = ["Programs"]
 
 _COMPILERS = 16
 _REPORT = "This is an error in accel_cuda: report it."
-_OPERAND = {"conv2d": "input", "attention": "q"}
-"""Op kind -> the operand whose dtype names the program, where that is not x."""
 
 
 class Programs(Mapping[str, Handle]):
@@ -42,8 +36,7 @@ class Programs(Mapping[str, Handle]):
         self._context = context
         self._modules = modules
         self._functions: dict[str, Handle] = {}
-        self._loaded: set[str] = set()
-        self._needs: dict[Hashable, str] = {}
+        self._missing = set(PROGRAMS)
         self._locks = {program: threading.Lock() for program in PROGRAMS}
 
     def __getitem__(self, name: str) -> Handle:
@@ -78,10 +71,10 @@ class Programs(Mapping[str, Handle]):
         if lock is None:
             raise UnsupportedError(f"there is no program {program!r}", library="driver", remedy=_REPORT)
         with lock:
-            if program in self._loaded:
+            if program not in self._missing:
                 return
             self._functions |= self._modules.load(self._functions_of, source_of(program))
-            self._loaded.add(program)
+            self._missing.discard(program)
 
     def _functions_of(self, module: Any, symbols: tuple[str, ...]) -> dict[str, Handle]:
         context, functions = self._context, {}
@@ -96,23 +89,13 @@ class Programs(Mapping[str, Handle]):
             functions[name] = Handle(int(function))
         return functions
 
-    def prepare(self, library: str) -> None:
-        """Load what a library's ops need, side by side."""
-        families = PARTS.get(library, CudaPart()).programs
-        missing = [program for program in PROGRAMS if program.partition("_")[0] in families and program not in self._loaded]
+    def prepare(self, prefixes: tuple[str, ...]) -> None:
+        """Load the programs whose names begin with one of ``prefixes``, side by side."""
+        missing = [program for program in PROGRAMS if program.partition("_")[0] in prefixes and program in self._missing]
         if missing:
             with ThreadPoolExecutor(min(len(missing), _COMPILERS), thread_name_prefix="accel-nvrtc") as workers:
                 list(workers.map(self.load, missing))
 
-    def lacks(self, op: Any) -> bool:
-        """Return whether the program of an op's kernel is not loaded; quick."""
-        kind = op.kind
-        if op.library in PROGRAMS:  # it has one program, whatever the dtype
-            return op.library not in self._loaded
-        dtype = getattr(op, _OPERAND.get(kind, "x")).dtype
-        key = (kind, dtype, op.op if kind == "reduce" else None)
-        program = self._needs.get(key)
-        if program is None:
-            which = f"{'sum' if op.op is ReduceOp.MEAN else op.op.value}_" if kind == "reduce" else ""
-            program = self._needs[key] = program_of(f"{kind}_{which}{CODES.get(dtype, '')}")
-        return program not in self._loaded
+    def lacks(self, program: str) -> bool:
+        """Return whether there is such a program and it is not loaded; quick."""
+        return program in self._missing

@@ -1,4 +1,4 @@
-"""The ``rng`` library on a GPU: one launch of a kernel of the backend's own for each op; :mod:`accel.ops.rng` says what the numbers are.
+"""The ``rng`` family on a GPU: one launch of a kernel of the backend's own for each op; :mod:`accel.ops.rng` says what the numbers are.
 
 A counter-based generator needs no state, so an op is a pure function with nothing to set up; cuRAND's generators have one on the device, which each new
 seed or offset would make anew.
@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel import DType
+from accel_cuda.core.family import CudaPart
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from accel.backend import Kernel
 
-__all__ = ["RNG_KERNELS"]
+__all__ = ["PART"]
 
 _BLOCK, _EACH = 256, 4
 _DOUBLE = struct.Struct("d")
@@ -81,10 +82,15 @@ def _kernel(parameters: Callable[[Any], Parameters]) -> Kernel:
     return kernel
 
 
-RNG_KERNELS: Mapping[str, Kernel] = {
+def _program(op: Any) -> str:
+    return "rng"
+
+
+_KERNELS: dict[str, Kernel] = {
     "uniform": _kernel(_uniform),
     "normal": _kernel(_normal),
     "lognormal": _kernel(_lognormal),
     "integers": _kernel(_integers),
 }
-"""Op kind -> kernel."""
+
+PART = CudaPart(kernels=_KERNELS, programs=("rng",), program=dict.fromkeys(_KERNELS, _program))

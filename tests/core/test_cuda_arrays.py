@@ -13,8 +13,8 @@ import pytest
 
 from accel.errors import ContextPoisonedError
 from accel.memory import HostArena
+from accel_cuda.core.blocking import Blocking
 from accel_cuda.core.transfers import STAGED, StreamTransfers
-from accel_cuda.families.blocking import Blocking
 from accel_cuda.families.compute import CudaCompute
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from accel import DType, Transpose
-from accel_cuda.families.blocking import Blocking
+from accel import DType, ReduceOp, Transpose
+from accel_cuda.core.blocking import Blocking
+from accel_cuda.families.context import ContextFamilies
 
 
 class Lane:
@@ -29,7 +30,7 @@ def run(blocking: Blocking, lane: Lane, op: Any, error: Exception | None = None)
 
     def enqueue() -> None:
         with contextlib.suppress(ValueError):
-            blocking.noting(kernel)(lane, op, (), ())
+            blocking.noting({op.kind: kernel})[op.kind](lane, op, (), ())
 
     thread = threading.Thread(target=enqueue)
     thread.start()
@@ -56,12 +57,15 @@ def conv2d(stride: int = 1, padding: int = 0) -> Any:
 
 @pytest.fixture
 def blocking() -> Blocking:
-    return Blocking({}, {}, pinned=None)  # type: ignore[arg-type]  # no copy is asked about
+    programs: Any = SimpleNamespace(lacks=lambda program: False)
+    families = ContextFamilies(None, programs)  # type: ignore[arg-type]  # nothing is made in the context
+    return Blocking(families.checks(), families.signatures(), pinned=None)  # type: ignore[arg-type]  # no copy is asked about
 
 
 @pytest.mark.parametrize(("library", "kind"), [("reduce", "reduce"), ("dnn", "attention"), ("blas", "dot"), ("blas", "nrm2")])
 def test_what_takes_the_workspace_is_beside_until_it_is_there(blocking: Blocking, library: str, kind: str) -> None:
-    lane, op = Lane(), SimpleNamespace(kind=kind, library=library)
+    lane, x = Lane(), ref(8)
+    op = SimpleNamespace(kind=kind, library=library, x=x, q=x, op=ReduceOp.SUM)
     assert blocking.may_block(lane, op)
     assert blocking.may_block(lane, op)
     lane.compute.has_workspace = True
@@ -122,7 +126,7 @@ def test_what_one_lane_has_loaded_the_others_have(blocking: Blocking) -> None:
 
 
 def test_only_so_many_signatures_are_remembered(blocking: Blocking, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accel_cuda.families.blocking._REMEMBERED", 2)
+    monkeypatch.setattr("accel_cuda.core.blocking._REMEMBERED", 2)
     lane = Lane()
     for stride in (1, 2, 3, 3):
         run(blocking, lane, conv2d(stride))

@@ -108,7 +108,7 @@ async def test_odd_prime_long_and_middle_axes(shape: tuple[int, ...], axes: tupl
 
 def plans_of(device: accel.Device) -> list[FftPlans]:
     context: Any = device._host.context
-    return list(context.device._states["fft"].plans.values())
+    return list(context.device.families.states["fft"].plans.values())
 
 
 async def test_plans_are_kept_and_the_oldest_go(rng: np.random.Generator) -> None:

@@ -10,13 +10,13 @@ import pytest
 
 from accel import BinaryOp, DType, ReduceOp, UnaryOp
 from accel_cuda.families.kernels import CODES
-from accel_cuda.families.reduction import launches
+from accel_cuda.families.reduce import launches
 from tests.gpu.compute_support import bench, close, random, wide
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from accel_cuda.families.reduction import ReductionLaunch
+    from accel_cuda.families.reduce import ReductionLaunch
     from tests.gpu.compute_support import Bench
 
 _TILE, _SPAN = 24576, 2048

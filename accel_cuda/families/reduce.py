@@ -1,12 +1,17 @@
-"""How a reduction is cut into launches: which kernel, what grid, how many chunks of the axis."""
+"""The ``reduce`` family on a GPU: how a reduction is cut into launches, which are kernels of the backend's own."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
-__all__ = ["ReductionLaunch", "launches"]
+from accel import ReduceOp
+from accel_cuda.core.compute_memory import lacks_workspace
+from accel_cuda.core.family import CudaPart
+from accel_cuda.families.kernels import CODES
+
+__all__ = ["PART", "ReductionLaunch", "launches"]
 
 _BLOCK = 256
 _WARP = 32
@@ -149,3 +154,20 @@ def _power(value: int) -> int:
 def _shift(width: int) -> int:
     """Return the logarithm of a power of two."""
     return width.bit_length() - 1
+
+
+# A mean is a sum with a divisor.
+_PROGRAMS = {(op, dtype): f"{'sum' if op is ReduceOp.MEAN else op.value}_{code}" for op in ReduceOp for dtype, code in CODES.items()}
+
+
+def _program(op: Any) -> str:
+    return _PROGRAMS.get((op.op, op.x.dtype), "")
+
+
+PART = CudaPart(
+    programs=("sum", "max", "min"),
+    program={"reduce": _program},
+    lacks={"reduce": lacks_workspace},
+    commands={"reduce": 2},
+    workspaces=1,
+)

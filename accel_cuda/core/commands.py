@@ -1,4 +1,4 @@
-"""How many commands an op puts into a stream.
+"""How many commands an op puts into a stream, of those ops that are of no family.
 
 A stream takes 1,021 commands that have not run; enqueuing more blocks until one has (``docs/records/driver.md``), and hot calls keep the GIL while they wait.
 So the layers above bound the sum over the ops in flight. Kernels, copies and graphs count one each, whatever is in the graph; marks count nothing.
@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from accel_cuda.core.transfers import STAGED
-from accel_cuda.families.parts import PARTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
+
+    from accel_cuda.core.family import Commands
 
 __all__ = ["COMMANDS", "QUEUE_LIMIT"]
 
@@ -31,9 +32,5 @@ def _of_get(op: Any) -> int:
     return 1 if op.destination.nbytes <= STAGED else _PIECES
 
 
-COMMANDS: Mapping[str, int | Callable[[Any], int]] = {
-    **{kind: count for part in PARTS.values() for kind, count in part.commands.items()},
-    "put": _of_put,
-    "get": _of_get,
-}
+COMMANDS: Mapping[str, Commands] = {"put": _of_put, "get": _of_get}
 """Op kind -> its commands at most, or how they are counted; all others are one."""

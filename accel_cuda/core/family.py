@@ -1,0 +1,97 @@
+"""What the CUDA backend has of one family of ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from accel.backend import Kernel
+from accel_cuda.core.context import CudaContext
+from accel_cuda.core.libraries import VendorLibrary
+
+if TYPE_CHECKING:
+    from accel_cuda.core.stream import CudaStream
+
+__all__ = ["Commands", "CudaPart", "FamilyState", "LaneCheck", "Signature"]
+
+LaneCheck: TypeAlias = Callable[[Any, Any], bool]
+"""``check(lane, op)``: whether enqueuing the op may block."""
+
+Signature: TypeAlias = Callable[[Any, Any], Hashable]
+"""``signature(lane, op)``: all that decides which functions a library loads for the op."""
+
+Commands: TypeAlias = int | Callable[[Any], int]
+"""How many commands an op enqueues at most, or what counts them for one op."""
+
+
+class FamilyState(Protocol):
+    """What a family has in one context: plans, and what it knows of the memory that its ops work in.
+
+    Attributes
+    ----------
+    kernels : mapping
+        Op kind -> kernel.
+    """
+
+    @property
+    def kernels(self) -> Mapping[str, Kernel]:
+        """Op kind -> kernel."""
+
+    def may_block(self, lane: Any, op: Any) -> bool:
+        """Return whether enqueuing an op may block this time. Quick."""
+
+    def commands(self, op: Any) -> int:
+        """Return how many commands an op enqueues at most. Quick."""
+
+    def prepare(self, stream: CudaStream) -> None:
+        """Make what the ops need in one stream. May block."""
+
+    def scratch_nbytes(self, op: Any) -> int | None:
+        """Return how many bytes an op works in, or ``None`` before :meth:`measure`. Quick."""
+
+    def measure(self, op: Any) -> None:
+        """See that :meth:`scratch_nbytes` knows. May block."""
+
+    def close(self) -> None:
+        """Give back what no stream has. May block; the context is healthy."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CudaPart:
+    """What the CUDA backend has of one family; ``accel_cuda.families.parts`` lists them.
+
+    Parameters
+    ----------
+    kernels
+        Kind of an op -> kernel, where an op does not take the generic one.
+    open
+        Makes what the family has in one context. Its kernels stand beside ``kernels``, and its ops work in memory that the layers above lend them.
+    libraries
+        Libraries of NVIDIA's that the kernels call. They are preloaded; the doctor lists their wheels.
+    programs
+        Prefixes of the backend's own programs that the ops use; ``open_device(libraries=)`` loads them.
+    program
+        Kind of an op -> the program that an op's kernel is in. An op whose program is not loaded is enqueued off the loop.
+    lacks
+        Kind of an op -> whether its lane lacks something that the kernel would have to make. Such an op is enqueued off the loop.
+    signatures
+        Kind of an op -> the signature by which a library loads functions. The first op of a signature is enqueued off the loop.
+    commands
+        Kind of an op -> commands that it enqueues at most; 1 for all others.
+    workspaces
+        How many workspaces the ops use in a stream.
+    prepare
+        Given a compute interface, makes what the ops need in its stream besides workspaces. May block.
+    """
+
+    kernels: Mapping[str, Kernel] = field(default_factory=dict)
+    open: Callable[[CudaContext], FamilyState] | None = None
+    libraries: tuple[VendorLibrary, ...] = ()
+    programs: tuple[str, ...] = ()
+    program: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
+    lacks: Mapping[str, LaneCheck] = field(default_factory=dict)
+    signatures: Mapping[str, Signature] = field(default_factory=dict)
+    commands: Mapping[str, Commands] = field(default_factory=dict)
+    workspaces: int = 0
+    prepare: Callable[[Any], object] | None = None

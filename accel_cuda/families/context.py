@@ -1,0 +1,97 @@
+"""The families of ops in one context: their kernels, what tells which of their ops may block, and what they make in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from accel_cuda.families.parts import PARTS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from accel.backend import Kernel
+    from accel_cuda.core.context import CudaContext
+    from accel_cuda.core.family import Commands, CudaPart, FamilyState, LaneCheck, Signature
+    from accel_cuda.families.compute import CudaCompute
+    from accel_cuda.families.programs import Programs
+
+__all__ = ["ContextFamilies"]
+
+
+class ContextFamilies:
+    """The families in one context.
+
+    Parameters
+    ----------
+    context, programs
+        The context, and the backend's own kernels in it.
+    parts
+        Name of a family -> the CUDA backend's part.
+
+    Attributes
+    ----------
+    states : dict
+        Name of a family -> what it has in this context, of those that have something.
+    """
+
+    def __init__(self, context: CudaContext, programs: Programs, parts: Mapping[str, CudaPart] = PARTS) -> None:
+        self._programs = programs
+        self._parts = parts
+        self.states: dict[str, FamilyState] = {name: part.open(context) for name, part in parts.items() if part.open is not None}
+
+    def kernels(self) -> dict[str, Mapping[str, Kernel]]:
+        """Return the kernels of each family: name -> op kind -> kernel."""
+        found = {name: part.kernels for name, part in self._parts.items()}
+        for name, state in self.states.items():
+            found[name] = {**found[name], **state.kernels}
+        return found
+
+    def signatures(self) -> dict[str, Signature]:
+        """Return the signatures of all ops that have one: op kind -> signature."""
+        return {kind: signature for part in self._parts.values() for kind, signature in part.signatures.items()}
+
+    def commands(self) -> dict[str, Commands]:
+        """Return how many commands ops enqueue: op kind -> commands; 1 for all others."""
+        found = {kind: commands for part in self._parts.values() for kind, commands in part.commands.items()}
+        for state in self.states.values():
+            found |= dict.fromkeys(state.kernels, state.commands)
+        return found
+
+    def checks(self) -> dict[str, LaneCheck]:
+        """Return whether ops may block because their program or something in their lane is not there: op kind -> check."""
+        found: dict[str, LaneCheck] = {}
+        for name, part in self._parts.items():
+            state = self.states.get(name)
+            lacks = {**part.lacks, **({} if state is None else dict.fromkeys(state.kernels, state.may_block))}
+            found |= {kind: self._check(part, kind, lacks.get(kind)) for kind in {**part.program, **lacks}}
+        return found
+
+    def _check(self, part: CudaPart, kind: str, lacks: LaneCheck | None) -> LaneCheck:
+        program, is_missing = part.program.get(kind), self._programs.lacks
+        if program is None:
+            assert lacks is not None
+            return lacks
+        if lacks is None:
+            return lambda lane, op: is_missing(program(op))
+        return lambda lane, op: is_missing(program(op)) or lacks(lane, op)
+
+    def prepare(self, library: str, compute: CudaCompute) -> None:
+        """Load the programs of a family, and make what its ops need in a stream. May block. Other libraries need what ``compute`` makes alone."""
+        if (part := self._parts.get(library)) is not None:
+            self._programs.prepare(part.programs)
+        compute.prepare(library)
+        if (state := self.states.get(library)) is not None:
+            state.prepare(compute.stream)
+
+    def scratch_nbytes(self, op: Any) -> int | None:
+        """Return how many bytes a kernel works in; see :class:`accel.backend.TakesScratch`."""
+        return self.states[op.library].scratch_nbytes(op)
+
+    def measure_scratch(self, op: Any) -> None:
+        """See that :meth:`scratch_nbytes` knows. May block."""
+        self.states[op.library].measure(op)
+
+    def close(self) -> None:
+        """Give back what no stream has. May block; the context is healthy."""
+        for state in self.states.values():
+            state.close()
