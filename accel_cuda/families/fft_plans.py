@@ -7,8 +7,8 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from accel_cuda.core.event import CudaEvent
 from accel_cuda.core.libraries import VendorLibrary
+from accel_cuda.core.plan_cache import PlanCache
 from accel_cuda.errors import error_of
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ CUFFT = VendorLibrary("cufft", "nvidia-cufft", "nvmath.bindings.cufft", "cuFFTEr
 KEPT = 64
 """How many plans one stream keeps; the one that was not used for longest goes first. Those of graphs stay beside them, as long as the stream."""
 
-_LEAVING = 8
 _SPARE, _SIZES = 16, 1 << 16
 _FORWARD, _INVERSE = -1, 1
 # Transform, double precision -> name in cufftType.
@@ -97,6 +96,11 @@ class PlanMaker:
             spare, self._spare = list(self._spare.values()), OrderedDict()
         self._destroy(spare)
 
+    def destroy(self, plan: _Plan) -> None:
+        """Give a plan back. The context is current and healthy."""
+        with contextlib.suppress(self.error):  # what else the stream has is given back all the same
+            self.cufft.destroy(plan.handle)
+
     def _make(self, layout: Layout) -> tuple[int, int]:
         cufft, call = self.cufft, "create"
         handle = 0
@@ -143,39 +147,27 @@ class FftPlans:
         Where the work goes.
     maker
         Makes them.
-    kept
-        How many plans are kept.
 
     Attributes
     ----------
-    made, evicted : int
-        How many plans were made, and how many of them had to go.
+    cache : PlanCache
+        Layout -> plan.
     """
 
-    def __init__(self, stream: CudaStream, maker: PlanMaker, kept: int = KEPT) -> None:
-        self._maker = maker
+    def __init__(self, stream: CudaStream, maker: PlanMaker) -> None:
         self._cufft = maker.cufft
         self._error: Any = maker.error
         self._stream = stream
-        self._kept = kept
-        self._plans: OrderedDict[Layout, _Plan] = OrderedDict()
-        self._leaving: list[tuple[int, CudaEvent]] = []
-        self._held: dict[Layout, _Plan] = {}
-        self.made = 0
-        self.evicted = 0
-        stream.at_close(self.close)
+        self.cache: PlanCache[Layout, _Plan] = PlanCache(stream, lambda layout: maker.take(layout, stream), maker.destroy, KEPT)
 
     def __contains__(self, layout: Layout) -> bool:
-        return layout in self._plans or layout in self._held
-
-    def __len__(self) -> int:
-        return len(self._plans)
+        return layout in self.cache
 
     def execute(
         self, layout: Layout, source: int, destination: int, memory: WorkMemory, *, is_forward: bool, calls: int = 1, step: int = 0
     ) -> None:
         """Enqueue a plan, ``calls`` times on memory that lies ``step`` bytes further each time. May block where the plan is new."""
-        plan = self._hold(layout) if self._stream.is_capturing else self._take(layout)
+        plan = self.cache.get(layout)
         direction = (_FORWARD if is_forward else _INVERSE,) if layout.transform == "whole" else ()
         area = memory.alloc(plan.work)
         try:
@@ -187,59 +179,3 @@ class FftPlans:
             raise self._stream.failure(int(error.status), "execute", "cufft") from error
         finally:
             memory.free(area)
-
-    def close(self) -> None:
-        """Destroy all plans. May block; the stream has ended, and the context is current and healthy."""
-        for plan in (*self._plans.values(), *self._held.values()):
-            self._destroy(plan.handle)
-        self._plans.clear()
-        self._held.clear()
-        self._destroy_left(is_over=True)
-
-    def _take(self, layout: Layout) -> _Plan:
-        plan = self._plans.get(layout) or self._held.get(layout)
-        if plan is None:
-            plan = self._plans[layout] = self._make(layout)
-            self._evict()
-        elif layout in self._plans:
-            self._plans.move_to_end(layout)
-        return plan
-
-    def _hold(self, layout: Layout) -> _Plan:
-        """Return a plan that stays: a graph uses its tables at each replay."""
-        plan = self._held.get(layout)
-        if plan is None:
-            plan = self._held[layout] = self._plans.pop(layout) if layout in self._plans else self._make(layout)
-        return plan
-
-    def _make(self, layout: Layout) -> _Plan:
-        plan = self._maker.take(layout, self._stream)
-        self.made += 1
-        return plan
-
-    def _evict(self) -> None:
-        """Let plans go that are too many; they are destroyed once the stream has passed their last use."""
-        self._destroy_left(is_over=False)
-        while len(self._plans) > self._kept:
-            _, plan = self._plans.popitem(last=False)
-            event = CudaEvent(self._stream.context)
-            self._stream.record(event)
-            self._leaving.append((plan.handle, event))
-            self.evicted += 1
-        if len(self._leaving) > _LEAVING:
-            self._stream.synchronize()
-            self._destroy_left(is_over=True)
-
-    def _destroy_left(self, *, is_over: bool) -> None:
-        left = []
-        for handle, event in self._leaving:
-            if is_over or event.query():
-                self._destroy(handle)
-                event.close()
-            else:
-                left.append((handle, event))
-        self._leaving = left
-
-    def _destroy(self, handle: int) -> None:
-        with contextlib.suppress(self._error):  # what else the stream has is given back all the same
-            self._cufft.destroy(handle)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from accel.ops.fft import Norm
-    from accel_cuda.families.fft_plans import FftPlans
+    from accel_cuda.core.plan_cache import PlanCache
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("nothing_left")]
 
@@ -106,9 +106,9 @@ async def test_odd_prime_long_and_middle_axes(shape: tuple[int, ...], axes: tupl
         await check_all(device, rng, shape, axes, NORMS[rng.integers(3)], False)
 
 
-def plans_of(device: accel.Device) -> list[FftPlans]:
+def plans_of(device: accel.Device) -> list[PlanCache[Any, Any]]:
     context: Any = device._host.context
-    return list(context.device.families.states["fft"].plans.values())
+    return [plans.cache for plans in context.device.families.states["fft"].plans.values()]
 
 
 async def test_plans_are_kept_and_the_oldest_go(rng: np.random.Generator) -> None:
