@@ -23,11 +23,11 @@ __all__ = [
     "AccelDevice",
     "AccelEvent",
     "AccelStream",
-    "Check",
     "ChecksAlive",
     "CompilesKernels",
     "CountsCommands",
     "DeviceDescription",
+    "Diagnosis",
     "HeldSlab",
     "HostFunction",
     "ImportsSlabs",
@@ -74,7 +74,7 @@ class DeviceDescription:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class Diagnosis:
     """One thing that ``accel doctor`` looked at.
 
     Parameters
@@ -468,7 +468,7 @@ class TakesWorkspace(Protocol):
 class AccelBackend(Protocol):
     """A vendor's family of devices; the entry point names a class that is called without arguments.
 
-    A backend may have a method ``checks()`` besides, which returns :class:`Check` objects: what it needs of this machine, one by one, found or missing. The
+    A backend may have a method ``checks()`` besides, which returns :class:`Diagnosis` objects: what it needs of this machine, one by one, found or missing. The
     doctor prints them. It never raises, and may block.
 
     One whose devices are all lost to the process when one of them faults says so with ``shares_fate = True``, and has that fault as ``fault`` from then on,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 from accel.dtype import DType, DTypeLike
 from accel.errors import InvalidArgumentError, StaleRefError
 from accel.hints import REF_HINTS, NoArray, hinted
-from accel.interchange import Interchange
 from accel.views import indexed, recast, reshaped
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ def _is_size(value: object) -> bool:
 
 
 @hinted(REF_HINTS)
-class AccelRef(Interchange, NoArray):
+class AccelRef(NoArray):
     """A handle to an array on a device. Made by a device, never by hand.
 
     The memory is freed, in stream order, when the last reference to the handle is dropped, or by ``await device.free(ref)``.
@@ -321,6 +320,57 @@ class AccelRef(Interchange, NoArray):
         state = " freed" if self.is_freed else " stale" if self.is_stale else ""
         durable = " durable" if self.durable else ""
         return f"<AccelRef {self.buffer} {self.dtype.value}{list(self.shape)} on {self.owner.name} generation {self.generation}{durable}{state}>"
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return DLPack's name of the device.
+
+        Raises
+        ------
+        BufferError
+            If the device's memory cannot be shared by DLPack.
+        StaleRefError
+            If the memory is no longer there.
+        """
+        self.check()
+        found: tuple[int, int] = self.owner.sharing.dlpack_device(self)
+        return found
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Return a DLPack capsule over this memory, which it keeps; see ``docs/interop.md`` for what is ordered after what.
+
+        Parameters
+        ----------
+        stream
+            The consumer's stream, which is made to wait for what accel has enqueued on the memory: ``None`` and 1 the legacy default stream, 2 the
+            calling thread's, -1 no waiting, else a handle.
+        max_version
+            The newest DLPack that the consumer knows.
+        dl_device, copy
+            Another device than this one's, and ``copy=True``, are refused.
+
+        Raises
+        ------
+        BufferError
+            If the device's memory, or the dtype, cannot be shared so, or work on it is not enqueued yet.
+        StaleRefError
+            If the memory is no longer there.
+        """
+        self.check()
+        return self.owner.sharing.capsule(self, stream, max_version, dl_device, copy)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The CUDA array interface, version 3. Missing on devices that are not CUDA's."""
+        self.check()
+        found: dict[str, Any] = self.owner.sharing.interface(self)
+        return found
 
 
 class RefView(AccelRef):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from accel import AccelError
-    from accel.backend import Check
+    from accel.backend import Diagnosis
     from accel.cli.bench.suite import Suite
     from accel_cuda.core.driver import Driver
 
@@ -110,7 +110,7 @@ class CudaBackend:
                 raise
             raise better from error
 
-    def checks(self) -> Sequence[Check]:
+    def checks(self) -> Sequence[Diagnosis]:
         """Say what CUDA needs and what of it is here; see :class:`accel.backend.AccelBackend`. May block."""
         return all_checks(library for part in PARTS.values() for library in part.libraries)
 

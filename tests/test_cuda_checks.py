@@ -17,7 +17,7 @@ from accel_cuda.errors import error_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from accel.backend import Check
+    from accel.backend import Diagnosis
 
 MODE, MPS = "COMPUTE_MODE", "MPS_ENABLED"
 UNAVAILABLE = 46
@@ -53,12 +53,12 @@ def nothing(name: str, distribution: str) -> None:
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Check]]:
+def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Diagnosis]]:
     """Return what is told of a machine with such GPUs, by name."""
     monkeypatch.setattr(libraries, "load_module", nothing)
     monkeypatch.setattr(libraries, "load_library", nothing)
 
-    def look(*devices: dict[str, int], fault: DriverError | None = None) -> dict[str, Check]:
+    def look(*devices: dict[str, int], fault: DriverError | None = None) -> dict[str, Diagnosis]:
         driver = FakeDriver(*devices)
         driver.fault = fault
         monkeypatch.setattr(checks, "load_driver", lambda: driver)
@@ -67,7 +67,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Check]]:
     return look
 
 
-def test_a_machine_where_all_is_well(found: Callable[..., dict[str, Check]]) -> None:
+def test_a_machine_where_all_is_well(found: Callable[..., dict[str, Diagnosis]]) -> None:
     told = found({}, {})
     assert {check.state for check in told.values()} == {"ok"}
     assert told["cuda driver"].detail == "supports CUDA 13.0"
@@ -75,14 +75,14 @@ def test_a_machine_where_all_is_well(found: Callable[..., dict[str, Check]]) -> 
     assert {"nvmath-python", "nvidia-cublas", "nvidia-cufft"} <= set(told), "what the families call"
 
 
-def test_compute_modes_are_told_of_the_gpu_that_has_them(found: Callable[..., dict[str, Check]]) -> None:
+def test_compute_modes_are_told_of_the_gpu_that_has_them(found: Callable[..., dict[str, Diagnosis]]) -> None:
     told = found({MODE: DEFAULT}, {MODE: EXCLUSIVE}, {MODE: PROHIBITED})
     assert [told[f"cuda:{i} compute mode"].state for i in range(3)] == ["ok", "limited", "failed"]
     assert "no standby" in told["cuda:1 compute mode"].detail
     assert told["cuda:2 compute mode"].remedy == "sudo nvidia-smi -i 2 -c DEFAULT"
 
 
-def test_mps_spreads_faults_and_forbids_a_standby(found: Callable[..., dict[str, Check]]) -> None:
+def test_mps_spreads_faults_and_forbids_a_standby(found: Callable[..., dict[str, Diagnosis]]) -> None:
     told = found({MPS: 1}, {})
     assert told["cuda:0 MPS"].state == "limited"
     assert "a fault of one client ends the others" in told["cuda:0 MPS"].detail
@@ -91,13 +91,13 @@ def test_mps_spreads_faults_and_forbids_a_standby(found: Callable[..., dict[str,
     assert "cuda:1 MPS" not in told
 
 
-def test_a_fault_of_this_process_is_told(found: Callable[..., dict[str, Check]]) -> None:
+def test_a_fault_of_this_process_is_told(found: Callable[..., dict[str, Diagnosis]]) -> None:
     told = found({}, fault=DriverError("it broke", code=700, scope=FaultScope.PROCESS, remedy="Start again."))
     assert (told["cuda context"].state, told["cuda context"].detail) == ("failed", "it broke")
 
 
 def test_without_a_driver_the_libraries_are_looked_at_all_the_same(
-    found: Callable[..., dict[str, Check]], monkeypatch: pytest.MonkeyPatch
+    found: Callable[..., dict[str, Diagnosis]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found({})
 
@@ -110,7 +110,7 @@ def test_without_a_driver_the_libraries_are_looked_at_all_the_same(
     assert told["nvidia-cublas"].state == "ok"
 
 
-def test_the_wheel_that_is_missing_is_named(found: Callable[..., dict[str, Check]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wheel_that_is_missing_is_named(found: Callable[..., dict[str, Diagnosis]], monkeypatch: pytest.MonkeyPatch) -> None:
     def without_cublas(name: str, distribution: str) -> None:
         if name == "cublas":
             raise BackendUnavailableError(f"{distribution} is not installed", remedy=libraries.INSTALL)
@@ -160,7 +160,7 @@ def test_a_gpu_that_another_process_has_for_itself_is_named(mode: int, told: str
 
 
 def test_the_doctor_prints_what_backends_tell(
-    found: Callable[..., dict[str, Check]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    found: Callable[..., dict[str, Diagnosis]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found({MPS: 1, MODE: EXCLUSIVE})
     assert main(["doctor", "--json"]) == 0
@@ -170,7 +170,7 @@ def test_the_doctor_prints_what_backends_tell(
 
 
 def test_checks_that_raise_are_told_as_a_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def broken(self: CudaBackend) -> list[Check]:
+    def broken(self: CudaBackend) -> list[Diagnosis]:
         raise RuntimeError("oh")
 
     monkeypatch.setattr(CudaBackend, "checks", broken)

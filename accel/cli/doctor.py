@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from accel import BackendUnavailableError, __version__
-from accel.backend import Check
+from accel.backend import Diagnosis
 from accel.cli.console import print_table, quiet_log
 from accel.cli.devices import list_devices, memory_text
 from accel.cli.extras import CORE, EXTRAS, UNUSED, install_command, version_of
@@ -54,48 +54,50 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if usable else 1
 
 
-def checks() -> Iterator[Check]:
+def checks() -> Iterator[Diagnosis]:
     """Look at everything but the running of a device. May block: it imports backends."""
-    yield Check("accel", "ok", __version__)
+    yield Diagnosis("accel", "ok", __version__)
     yield _python()
-    yield Check("system", "ok", f"{platform.system()} {platform.release()} {platform.machine()}, {_cores()}")
+    yield Diagnosis("system", "ok", f"{platform.system()} {platform.release()} {platform.machine()}, {_cores()}")
     for distribution in CORE:
         version = version_of(distribution)
         yield (
-            Check(distribution, "ok", version) if version else Check(distribution, "failed", "not installed", f"pip install {distribution}")
+            Diagnosis(distribution, "ok", version)
+            if version
+            else Diagnosis(distribution, "failed", "not installed", f"pip install {distribution}")
         )
     yield from _kernel_features()
     for extra, modules in EXTRAS.items():
         yield _extra(extra, tuple(modules.values()))
     version = version_of("uvloop")
     yield (
-        Check("uvloop", "ok", version)
+        Diagnosis("uvloop", "ok", version)
         if version
-        else Check("uvloop", "missing", "optional: a faster event loop", install_command("uvloop"))
+        else Diagnosis("uvloop", "missing", "optional: a faster event loop", install_command("uvloop"))
     )
     yield from _families()
     yield from _backends()
 
 
-def _families() -> Iterator[Check]:
+def _families() -> Iterator[Diagnosis]:
     """Name the ops of each family, and what the parts that it brings itself need and lack."""
     try:
         families = installed_families()
     except Exception as error:  # a package's module may raise anything
-        yield Check("families", "failed", f"{type(error).__name__}: {error}", "Repair or remove the package that brings the family.")
+        yield Diagnosis("families", "failed", f"{type(error).__name__}: {error}", "Repair or remove the package that brings the family.")
         families = FAMILIES
     for family in families:
         detail = ", ".join(op.kind for op in family.ops)
-        yield Check(f"family {family.name}", "ok", detail)
+        yield Diagnosis(f"family {family.name}", "ok", detail)
         for backend, part in family.parts.items():
             missing = [wheel for wheel in part.wheels if not version_of(wheel)]
             if missing:
                 what = f"family {family.name} on {backend}"
-                yield Check(what, "missing", f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)}")
+                yield Diagnosis(what, "missing", f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)}")
 
 
-def _python() -> Check:
-    return Check("python", "ok", f"{platform.python_version()} ({platform.python_implementation()}) at {sys.executable}")
+def _python() -> Diagnosis:
+    return Diagnosis("python", "ok", f"{platform.python_version()} ({platform.python_implementation()}) at {sys.executable}")
 
 
 def _cores() -> str:
@@ -103,17 +105,17 @@ def _cores() -> str:
     return f"{allowed} of {os.cpu_count()} cores"
 
 
-def _extra(extra: str, distributions: tuple[str, ...]) -> Check:
+def _extra(extra: str, distributions: tuple[str, ...]) -> Diagnosis:
     if extra in UNUSED:
-        return Check(f"extra {extra}", "unused", "not used in this release")
+        return Diagnosis(f"extra {extra}", "unused", "not used in this release")
     versions = {name: version_of(name) for name in distributions}
     detail = ", ".join(f"{name} {version or '(missing)'}" for name, version in versions.items())
     if all(versions.values()):
-        return Check(f"extra {extra}", "ok", detail)
-    return Check(f"extra {extra}", "missing", detail, install_command(extra))
+        return Diagnosis(f"extra {extra}", "ok", detail)
+    return Diagnosis(f"extra {extra}", "missing", detail, install_command(extra))
 
 
-def _kernel_features() -> Iterator[Check]:
+def _kernel_features() -> Iterator[Diagnosis]:
     def memfd() -> None:
         os.close(os.memfd_create("accel-doctor"))
 
@@ -136,29 +138,29 @@ def _kernel_features() -> Iterator[Check]:
         try:
             probe()
         except Exception as error:
-            yield Check(
+            yield Diagnosis(
                 name,
                 "missing",
                 f"{type(error).__name__}: {error}; {use}",
                 "Use Linux 5.4 or later, and allow the call in the sandbox's seccomp filter.",
             )
         else:
-            yield Check(name, "ok", "works")
+            yield Diagnosis(name, "ok", "works")
 
 
-def _backends() -> Iterator[Check]:
+def _backends() -> Iterator[Diagnosis]:
     for name, found in list_devices().items():
         if isinstance(found, BackendUnavailableError):
-            yield Check(f"backend {name}", "missing", found.message, found.remedy)
+            yield Diagnosis(f"backend {name}", "missing", found.message, found.remedy)
         elif not found:
-            yield Check(f"backend {name}", "missing", "no device")
+            yield Diagnosis(f"backend {name}", "missing", "no device")
         else:
             text = "; ".join(f"{device.spec} {device.name} {memory_text(device.memory)}".strip() for device in found)
-            yield Check(f"backend {name}", "ok", text)
+            yield Diagnosis(f"backend {name}", "ok", text)
         yield from _own_checks(name)
 
 
-def _own_checks(name: str) -> Iterator[Check]:
+def _own_checks(name: str) -> Iterator[Diagnosis]:
     """Let a backend say itself what it found and what it misses."""
     try:
         own = getattr(load_backend(name), "checks", None)
@@ -167,18 +169,18 @@ def _own_checks(name: str) -> Iterator[Check]:
     except BackendUnavailableError:
         return  # it cannot even be imported, which was said
     except Exception as error:
-        yield Check(f"checks of {name}", "failed", f"{type(error).__name__}: {error}", "This is a bug of the backend: report it.")
+        yield Diagnosis(f"checks of {name}", "failed", f"{type(error).__name__}: {error}", "This is a bug of the backend: report it.")
 
 
 def _usable_beside_the_cpu() -> list[str]:
     return [found[0].spec for name, found in list_devices().items() if name != "cpu" and isinstance(found, list) and found]
 
 
-def _of_self_test(spec: str, test: SelfTest) -> Check:
+def _of_self_test(spec: str, test: SelfTest) -> Diagnosis:
     times = ", ".join(f"{step} {milliseconds:.1f} ms" for step, milliseconds in test.steps.items())
     if test.is_ok:
-        return Check(f"self-test {spec}", "ok", times)
-    return Check(
+        return Diagnosis(f"self-test {spec}", "ok", times)
+    return Diagnosis(
         f"self-test {spec}",
         "failed",
         test.failure,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from accel import BackendUnavailableError, UnsupportedError
-from accel.backend import Check
+from accel.backend import Diagnosis
 from accel_cuda.core.driver import load_driver
 from accel_cuda.core.libraries import requirements, version_of
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["all_checks", "check_shareable", "refused", "usable_mode"]
 
 
-def all_checks(libraries: Iterable[VendorLibrary]) -> list[Check]:
+def all_checks(libraries: Iterable[VendorLibrary]) -> list[Diagnosis]:
     """Look at the driver, the GPUs, and the distributions that the backend and these libraries need. May block: it loads them."""
     return [*_driver_and_devices(), *_distributions(libraries)]
 
@@ -78,37 +78,37 @@ def _is_exclusive(driver: Driver, index: int) -> bool:
     return _attribute(driver, index, "COMPUTE_MODE") == exclusive
 
 
-def _driver_and_devices() -> Iterator[Check]:
+def _driver_and_devices() -> Iterator[Diagnosis]:
     try:
         driver = load_driver()
         count = int(driver.call("cuDeviceGetCount"))
     except BackendUnavailableError as error:
-        yield Check("cuda driver", "missing", error.message, error.remedy)
+        yield Diagnosis("cuda driver", "missing", error.message, error.remedy)
         return
-    yield Check("cuda driver", "ok", f"supports CUDA {driver.version // 1000}.{driver.version % 1000 // 10}")
+    yield Diagnosis("cuda driver", "ok", f"supports CUDA {driver.version // 1000}.{driver.version % 1000 // 10}")
     if driver.fault is not None:
-        yield Check("cuda context", "failed", driver.fault.message, driver.fault.remedy)
+        yield Diagnosis("cuda context", "failed", driver.fault.message, driver.fault.remedy)
         return
     for index in range(count):
         yield from _modes(driver, index)
 
 
-def _modes(driver: Driver, index: int) -> Iterator[Check]:
+def _modes(driver: Driver, index: int) -> Iterator[Diagnosis]:
     name, mode, modes = f"cuda:{index} compute mode", _attribute(driver, index, "COMPUTE_MODE"), driver.CUcomputemode
     restore = f"sudo nvidia-smi -i {index} -c DEFAULT"
     if mode == modes.CU_COMPUTEMODE_PROHIBITED:
-        yield Check(name, "failed", "PROHIBITED: no process may use this GPU", restore)
+        yield Diagnosis(name, "failed", "PROHIBITED: no process may use this GPU", restore)
     elif mode == modes.CU_COMPUTEMODE_EXCLUSIVE_PROCESS:
-        yield Check(
+        yield Diagnosis(
             name,
             "limited",
             "EXCLUSIVE_PROCESS: one process at a time, so there can be no standby='context', no quarantine, and no child beside a process that uses it",
             restore,
         )
     else:
-        yield Check(name, "ok", "DEFAULT")
+        yield Diagnosis(name, "ok", "DEFAULT")
     if _attribute(driver, index, "MPS_ENABLED"):
-        yield Check(
+        yield Diagnosis(
             f"cuda:{index} MPS",
             "limited",
             "contexts go through MPS: a fault of one client ends the others, and a standby process would die with it",
@@ -116,7 +116,7 @@ def _modes(driver: Driver, index: int) -> Iterator[Check]:
         )
 
 
-def _distributions(libraries: Iterable[VendorLibrary]) -> Iterator[Check]:
+def _distributions(libraries: Iterable[VendorLibrary]) -> Iterator[Diagnosis]:
     missing: dict[str, BackendUnavailableError | None] = {}
     for needed in requirements(libraries):
         if missing.setdefault(needed.distribution, None) is None:
@@ -126,6 +126,6 @@ def _distributions(libraries: Iterable[VendorLibrary]) -> Iterator[Check]:
                 missing[needed.distribution] = error
     for distribution, absent in missing.items():
         if absent is None:
-            yield Check(distribution, "ok", version_of(distribution) or "found in the CUDA toolkit")
+            yield Diagnosis(distribution, "ok", version_of(distribution) or "found in the CUDA toolkit")
         else:
-            yield Check(distribution, "missing", absent.message, absent.remedy)
+            yield Diagnosis(distribution, "missing", absent.message, absent.remedy)
