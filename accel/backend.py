@@ -463,6 +463,12 @@ class TakesWorkspace(Protocol):
     def use_workspace(self, address: int, nbytes: int) -> None:
         """Use this memory from now on. Called on the loop's thread, before the first op of the library that asked for it. Never blocks."""
 
+    def release_workspaces(self) -> None:
+        """Use none of the workspaces any more: the context is short of memory, and nothing runs in the stream.
+
+        :meth:`workspace_wanted` asks for them again, and no op comes that needs them before they are there. Called on the loop's thread. Never blocks.
+        """
+
 
 @runtime_checkable
 class AccelBackend(Protocol):

@@ -93,7 +93,7 @@ class System(ActorSystem):
         *,
         host: Literal["auto", "inline", "process"] = "auto",
         completion: CompletionName | CompletionStrategy = "adaptive",
-        streams: str | StreamStrategy = "per_actor",
+        streams: str | StreamStrategy = "balanced",
         libraries: Library | Iterable[Library] = (),
         memory_limit: int | None = None,
         pinned_limit: int | None = None,
@@ -123,8 +123,9 @@ class System(ActorSystem):
         completion
             How ends are waited for: ``"adaptive"``, ``"polled"``, ``"sync"``, ``"host_fn"``, or a strategy with options of its own.
         streams
-            ``"per_actor"``: each library has a stream of its own. ``"single"``: all share one. ``"pooled(n)"``: they share n. Or an
-            :class:`accel.StreamStrategy`, which can say which libraries go first.
+            ``"balanced"``: independent ops of the built-in libraries, and batches, run on up to 4 streams, or on n with ``"balanced(n)"``. ``"per_actor"``:
+            each library has a stream of its own. ``"single"``: all share one. ``"pooled(n)"``: they share n. Or an :class:`accel.StreamStrategy`, which can
+            say which libraries go first.
         libraries
             Libraries to make ready before this returns, and in every generation: ``"blas"``, ``"elementwise"``, ``"reduce"``, ``"dnn"``, ``"fft"``,
             ``"rng"``, ``"compiler"``.

@@ -11,17 +11,18 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 from accel._log import get_logger
-from accel.backend import ChecksAlive, CountsCommands, KnowsShortages
+from accel.backend import ChecksAlive, CountsCommands, KnowsShortages, TakesWorkspace
 from accel.engine.failures import Failures
 from accel.engine.in_flight import ContextBase
 from accel.engine.kernels import LIBRARIES
 from accel.engine.lane import EventPool, Lane
+from accel.engine.lane_pool import LanePool
 from accel.engine.launches import BatchedOp, LaunchGroup, OpSubmission
 from accel.engine.offloaded import OffloadedCalls
 from accel.engine.op_error import raise_op_error, result_of
 from accel.engine.program import GraphSubmission, JoinsUses, Replay
 from accel.engine.scratch import Scratch
-from accel.engine.streams import BATCH
+from accel.engine.streams import BATCH, POOLED
 from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError, ClosedError, InvalidArgumentError, UnsupportedError
 from accel.family import BackendPart
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from accel.engine.kernel_library import OwnLibrary
     from accel.engine.launches import Bound, Port
     from accel.engine.submission import Submission
-    from accel.memory import Dependency, Usage
+    from accel.memory import Dependency, Timeline, Usage
     from accel.ops import KernelOp, Plan
     from accel.ref import AccelRef
 
@@ -76,6 +77,8 @@ class Context(ContextBase):
         How marks are waited for.
     open_port
         Makes the kernel actor of a library; called once per library.
+    ask_for_lane
+        Asks for another lane of the pool; see :class:`~accel.engine.lane_pool.LanePool`.
     share
         Makes what shares its memory with other libraries; the context is not complete yet.
     """
@@ -87,6 +90,7 @@ class Context(ContextBase):
         device: AccelDevice,
         watcher: Watcher,
         open_port: Callable[[str], Awaitable[Port]],
+        ask_for_lane: Callable[[str | None], object],
         share: Callable[[Context], ContextSharing],
     ) -> None:
         super().__init__(core, owner)
@@ -94,7 +98,9 @@ class Context(ContextBase):
         self.watcher = watcher
         allocator = Allocator(device.create_slab, device=core.name, limit=core.options.memory_limit, granularity=device.granularity)
         self.durables = DurableSlabs(core.name, core.system, core.keeper, device, self._wait_for_ends)
-        self.buffers = Buffers(core.refs, core.system, core.memory_back, allocator, self.generation, self.check_alive, self.durables)
+        self.buffers = Buffers(
+            core.refs, core.system, core.memory_back, allocator, self.generation, self.check_alive, self.durables, self._reclaim
+        )
         self.scratch = Scratch(device, allocator, core.system)
         self.events = EventPool(device)
         self.own: dict[str, OwnLibrary] = {}
@@ -103,7 +109,8 @@ class Context(ContextBase):
         self.sharing = share(self)
         self.failures = Failures(self)
         self.lanes: list[Lane] = []
-        self.ports: dict[str, Port] = {}
+        self.ports: dict[str, Port] = {}  # of the pool's libraries it is the first lane's
+        self.pool = None if core.options.pool is None else LanePool(core.options.pool, POOLED, ask_for_lane)
         self._kernels: dict[type[KernelOp], Kernel] = {}
         self._weigh: Callable[[KernelOp], int] | None = None
         if isinstance(device, CountsCommands):
@@ -115,8 +122,11 @@ class Context(ContextBase):
 
     # -- dispatch: called by the device's actor, one submission at a time, in order
 
-    def dispatch_now(self, submission: OpSubmission) -> bool:
-        """Dispatch one op if nothing has to be waited for; else change nothing and return ``False``. What :meth:`dispatch` does, without a step of the loop."""
+    def dispatch_now(self, submission: OpSubmission, port: Port | None = None) -> bool:
+        """Dispatch one op if nothing has to be waited for; else change nothing and return ``False``. What :meth:`dispatch` does, without a step of the loop.
+
+        It goes to ``port``, where one is given.
+        """
         buffers, op = self.buffers, submission.op
         if self.core.refs.dropped:
             buffers.apply_frees()
@@ -124,7 +134,8 @@ class Context(ContextBase):
             buffers.free(op.ref.buffer)
             submission.succeed()
             return True
-        port = self.ports.get(op.library)
+        pool, is_placed = self.pool, port is not None
+        port = port or self.ports.get(op.library)
         if port is None and op.library in self.core.own:
             return False
         kernel = self._kernels.get(type(op)) or self._kernel(op)
@@ -132,8 +143,10 @@ class Context(ContextBase):
             return False
         plan = submission.plan
         assert plan is not None, "an op that is not dispatched has its plan"
-        lane, refs = port.lane, plan.writes
         self._check_operands(plan)
+        if pool is not None and not is_placed and op.library in pool.libraries:
+            port = pool.choose(op.library, plan, buffers.blocks)
+        lane, refs = port.lane, plan.writes
         if op.library in self.scratch.libraries and not self.scratch.reserve(op, lane):
             return False
         if plan.creates:
@@ -210,15 +223,19 @@ class Context(ContextBase):
                 port = await self.port(submission.op.library)
                 with self.opening:
                     await submission.place(self, port.lane)
-            while not submission.is_settled and not self.dispatch_now(submission):
-                port = await self.port(submission.op.library)
-                if not submission.is_settled:
-                    await self._provide(submission, 0, submission.op, port.lane)
+            given: Port | None = None
+            while not submission.is_settled and not self.dispatch_now(submission, given):
+                given = self.ports.get(submission.op.library)
+                if given is None:
+                    await self.port(submission.op.library)
+                else:  # there is no memory: the pool's first lane is given some
+                    await self._provide(submission, 0, submission.op, given.lane)
             return
         assert isinstance(submission, BatchSubmission), "there are two kinds"
         ops, count = submission.ops, len(submission.ops)
         await self.open_own(ops)
-        port = await self.port(BATCH)
+        await self.port(BATCH)
+        port = self._batch_port(submission)
         while (start := submission.sent) < count:
             end, commands = self._next_chunk(ops, start)
             await self.wait_for_room(commands)
@@ -241,8 +258,7 @@ class Context(ContextBase):
     def batch_now(self, submission: BatchSubmission) -> bool:
         """Send a batch if nothing has to be waited for; else return ``False``: :meth:`dispatch` sends what was not sent yet."""
         core, ports, count = self.core, self.ports, len(submission.ops)
-        port = ports.get(BATCH)
-        if port is None or not count:
+        if BATCH not in ports or not count:
             return False
         end, commands = self._next_chunk(submission.ops, 0)
         if end < count or self.commands + commands > self.limit:
@@ -251,7 +267,21 @@ class Context(ContextBase):
             return False
         if core.refs.dropped:
             self.buffers.apply_frees()
-        return self._send_ops(submission, count, port)
+        return self._send_ops(submission, count, self._batch_port(submission))
+
+    def _batch_port(self, submission: BatchSubmission) -> Port:
+        """Return where a batch goes, all of it.
+
+        Libraries that the pool does not serve keep to one stream for batches, the pool's first.
+        """
+        pool = self.pool
+        if pool is None or not submission.plans:
+            return self.ports[BATCH]
+        if submission.places:  # some of it is there already
+            return pool.port_of(submission.places[0][0])
+        if not pool.libraries.issuperset([each.library for each in set(submission.classes) if each.library != "memory"]):
+            return self.ports[BATCH]
+        return pool.choose(BATCH, submission.plans[0], self.buffers.blocks)
 
     def _send_ops(self, submission: BatchSubmission, end: int, port: Port) -> bool:
         """Send ops of a batch, from the first that was not sent to ``end``, all into one lane: a chain of ops needs no stream to wait for another's.
@@ -302,6 +332,20 @@ class Context(ContextBase):
         """Give a lane the workspaces that ops of a library use there; raises as :meth:`Buffers.provide` does."""
         await self.buffers.provide_workspaces(lane, lane.compute, library)
         lane.provided.add(library)
+
+    def _reclaim(self, wanting: Timeline) -> bool:
+        """Give the workspaces of the pool's idle lanes back to the allocator: there is no memory for ``wanting``. Return whether there were any."""
+        pool = self.pool
+        if pool is None or wanting is pool.growing:
+            return False
+        pool.stop_growing()
+        given = [lane for lane in pool.spare_lanes() if lane is not wanting and self.buffers.take_workspaces(lane)]
+        for lane in given:
+            compute = lane.compute
+            assert isinstance(compute, TakesWorkspace), "it was given workspaces"
+            compute.release_workspaces()
+            lane.provided = {library for library in lane.provided if not lane.needs_workspace(library)}
+        return bool(given)
 
     def _send(self, group: LaunchGroup) -> None:
         count = len(group.launches)

@@ -11,7 +11,7 @@ import itertools
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from accel._log import get_logger
 from accel.actors import Actor, ActorContext, ActorRef
@@ -27,7 +27,7 @@ from accel.engine.launches import Port
 from accel.engine.op_error import op_error
 from accel.engine.program import Capture
 from accel.engine.streams import BATCH
-from accel.errors import AccelError, ClosedError, OutOfMemoryError
+from accel.errors import AccelError, ActorStoppedError, ClosedError, OutOfMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from accel.engine.context import ContextSharing
     from accel.engine.core import DeviceCore
     from accel.engine.in_flight import ContextOwner
+    from accel.engine.lane_pool import LanePool
 
 __all__ = ["ContextActor", "OpenLibrary"]
 
@@ -49,7 +50,14 @@ class OpenLibrary:
     library: str
 
 
-class ContextActor(Actor[OpenLibrary, "Port | AccelError"]):
+@dataclass(frozen=True, slots=True)
+class AddLane:
+    """Asks for another lane of the context's pool that takes ops of a library; see :class:`~accel.engine.lane_pool.LanePool`. There is no answer."""
+
+    library: str | None
+
+
+class ContextActor(Actor["OpenLibrary | AddLane", "Port | AccelError | None"]):
     """Owns one context, its lanes, and its kernel actors (which are its children, and end with it).
 
     Parameters
@@ -69,7 +77,7 @@ class ContextActor(Actor[OpenLibrary, "Port | AccelError"]):
         self._owner = owner
         self._share = share
         self._context: Context | None = None
-        self._pool: list[Lane] = []
+        self._shared: list[Lane] = []  # by libraries, where the ``streams`` option bounds their number
         self._turn = itertools.count()
         self._lanes: dict[str, Lane] = {}  # of registered libraries that are being opened, or could not be
 
@@ -83,7 +91,9 @@ class ContextActor(Actor[OpenLibrary, "Port | AccelError"]):
         except BaseException:
             await core.system.run_blocking(_abandon, device)
             raise
-        made = Context(core, self._owner, device, watcher, partial(_open_port, context.self_ref), self._share)
+        made = Context(
+            core, self._owner, device, watcher, partial(_open_port, context.self_ref), partial(_ask_for_lane, context.self_ref), self._share
+        )
         try:
             # Not through the mailbox, which is not served before this returns.
             libraries = core.options.libraries
@@ -106,10 +116,14 @@ class ContextActor(Actor[OpenLibrary, "Port | AccelError"]):
         core.refs.sharing = made.sharing
         core.became_ready(began)
 
-    async def receive(self, message: OpenLibrary, context: ActorContext) -> Port | AccelError:
-        """Make the kernel actor of a library."""
+    async def receive(self, message: OpenLibrary | AddLane, context: ActorContext) -> Port | AccelError | None:
+        """Make the kernel actor of a library, or another lane."""
         made = self._context
         assert made is not None, "a context actor that runs has a context"
+        if isinstance(message, AddLane):
+            if made.pool is not None:
+                await self._grow(made, made.pool, message.library, context)
+            return None
         # Whoever asked may not take the answer: the context before this one faulted meanwhile. So what was made is kept here.
         port = made.ports.get(message.library)
         if port is None:
@@ -151,26 +165,75 @@ class ContextActor(Actor[OpenLibrary, "Port | AccelError"]):
         made.add_own(own)
 
     async def _open(self, made: Context, library: str, context: ActorContext) -> Port:
-        lane = self._lanes.get(library)
-        if lane is None:
-            lane = self._lanes[library] = await self._lane(made, library)
-        await made.provide_workspaces(lane, library)
+        pool = made.pool
+        if pool is not None and library in pool.libraries:
+            while len(pool.ports) < min(2, pool.limit):  # one in reserve
+                await self._add_to_pool(made, pool, context)
+            await made.provide_workspaces(pool.ports[0].lane, library)
+            for port in pool.ports:
+                if not port.lane.needs_workspace(library):
+                    port.lane.provided.add(library)
+            return pool.ports[0]
+        shared = self._lanes.get(library)
+        if shared is None:
+            shared = self._lanes[library] = await self._lane(made, library)
+        await made.provide_workspaces(shared, library)
+        port = await self._port(made, shared, library, context)
+        del self._lanes[library]
+        return port
+
+    async def _port(self, made: Context, lane: Lane, name: str, context: ActorContext) -> Port:
         # Never full: the context sends no more than max_in_flight at once.
         size = self._core.options.max_in_flight * 2 + 2
-        ref = await context.spawn(KernelActor, made, name=library, mailbox_size=size, restart=NEVER_ENDS)
-        del self._lanes[library]
-        return Port(lane, ref)
+        return Port(lane, await context.spawn(KernelActor, made, name=name, mailbox_size=size, restart=NEVER_ENDS))
+
+    async def _grow(self, made: Context, pool: LanePool, library: str | None, context: ActorContext) -> None:
+        """Have one more lane that takes ops of a library, or, for ``None``, of those that need no workspace. No op waits for it."""
+        try:
+            port = next((each for each in pool.ports if library is not None and library not in each.lane.provided), None)
+            if port is None and pool.has_room:
+                lane = await self._add_to_pool(made, pool, context)
+                for each in pool.ports[0].lane.provided:
+                    if not lane.needs_workspace(each):
+                        await self._equip(made, lane, each)
+            elif port is not None and library is not None:
+                pool.growing = port.lane
+                await self._equip(made, port.lane, library)
+        except Exception as raised:
+            pool.stop_growing()
+            error = op_error(raised, "adding a stream", self._core.loop)
+            if error.is_fault:
+                made.report_fault(error)
+            else:
+                logger.info("stream_not_added", device=self._core.name, streams=len(pool.ports), error=error)
+        finally:
+            pool.answered()
+
+    async def _add_to_pool(self, made: Context, pool: LanePool, context: ActorContext) -> Lane:
+        lane = await self._new_lane(made, BATCH)
+        pool.add(await self._port(made, lane, f"pool-{len(pool.ports) + 1}", context))
+        return lane
+
+    async def _equip(self, made: Context, lane: Lane, library: str) -> None:
+        """Give a lane what ops of a library need there."""
+        await made.provide_workspaces(lane, library)
+        if isinstance(made.device, PreparesLibraries) and library in (*self._core.options.libraries, BATCH):
+            await self._core.system.run_blocking(made.device.prepare, library, lane.compute)
 
     async def _lane(self, made: Context, library: str) -> Lane:
         """Return the lane that the ``streams`` option gives to a library."""
         limit = self._core.options.lanes
         # While a stream is captured, whatever is enqueued there becomes a part of the graph: so captures have a stream of their own.
         is_shared = library != Capture.library
-        if is_shared and limit is not None and len(self._pool) >= limit:
-            return self._pool[next(self._turn) % limit]
-        lane = await self._core.system.run_blocking(self._make_lane, made, library)
+        if is_shared and limit is not None and len(self._shared) >= limit:
+            return self._shared[next(self._turn) % limit]
+        lane = await self._new_lane(made, library)
         if is_shared:
-            self._pool.append(lane)
+            self._shared.append(lane)
+        return lane
+
+    async def _new_lane(self, made: Context, library: str) -> Lane:
+        lane = await self._core.system.run_blocking(self._make_lane, made, library)
         made.lanes.append(lane)
         return lane
 
@@ -201,11 +264,20 @@ class ContextActor(Actor[OpenLibrary, "Port | AccelError"]):
             await made.close(abandon=abandon)
 
 
-async def _open_port(actor: ActorRef[OpenLibrary, Port | AccelError], library: str) -> Port:
+_ContextActorRef: TypeAlias = "ActorRef[OpenLibrary | AddLane, Port | AccelError | None]"
+
+
+async def _open_port(actor: _ContextActorRef, library: str) -> Port:
     answer = await actor.ask(OpenLibrary(library))
     if isinstance(answer, AccelError):
         raise answer.clone()
+    assert answer is not None, "a port was asked for"
     return answer
+
+
+def _ask_for_lane(actor: _ContextActorRef, library: str | None) -> None:
+    with contextlib.suppress(ActorStoppedError):  # the device closes
+        actor.tell(AddLane(library))
 
 
 def _abandon(device: AccelDevice) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
+from accel.backend import TakesWorkspace
 from accel.memory.usage import Timeline
 
 if TYPE_CHECKING:
@@ -73,6 +74,10 @@ class Lane(Timeline):
         self.events = events
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self.provided: set[str] = set()
+
+    def needs_workspace(self, library: str) -> bool:
+        """Return whether ops of a library need memory here that the lane does not have yet."""
+        return isinstance(self.compute, TakesWorkspace) and self.compute.workspace_wanted(library) > 0
 
     def advance(self, seq: int) -> None:
         """Say that everything up to ``seq`` is in the stream, or never will be."""

@@ -49,6 +49,8 @@ class DeviceOptions:
     completion: CompletionStrategy
     lanes: int | None
     """How many lanes the kernel actors share; ``None`` gives each its own."""
+    pool: int | None
+    """Over how many lanes independent ops of the built-in libraries are spread; ``None`` spreads none."""
     priorities: Mapping[str, int]
     """Of the streams of those libraries that are not to have priority 0."""
     libraries: tuple[Library, ...]
@@ -96,6 +98,7 @@ def check_options(
         completion=resolve_strategy(completion),
         # One after the other over all libraries: with several streams, a fault would surface in whichever is waited for.
         lanes=1 if debug else strategy.lanes,
+        pool=None if debug else strategy.pool,
         priorities=strategy.priorities,
         libraries=_libraries(libraries),
         memory_limit=None if memory_limit is None else _positive("memory_limit", memory_limit),

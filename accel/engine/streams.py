@@ -10,10 +10,19 @@ from typing import Literal
 from accel.engine.kernels import LIBRARIES
 from accel.errors import InvalidArgumentError
 
-__all__ = ["BATCH", "StreamStrategy", "resolve_streams"]
+__all__ = ["BATCH", "POOLED", "StreamStrategy", "resolve_streams"]
 
 BATCH = "batch"
 """Name of the kernel actor that enqueues the ops of batches, whatever their libraries."""
+
+POOLED = frozenset(LIBRARIES) - {"memory", "graph", "capture", "compiler"} | {BATCH}
+"""Libraries that a pool of lanes serves.
+
+Transfers and replays each keep one stream. So do kernels of users, whose modules may have state in device memory. Captures share their stream with nothing.
+"""
+
+_LANES = 4
+"""How many lanes a pool has at most."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +32,10 @@ class StreamStrategy:
     Parameters
     ----------
     kind
-        ``"per_actor"``: each library has a stream of its own. ``"single"``: all share one. ``"pooled"``: they share ``n``.
+        ``"balanced"``: independent ops of the built-in libraries run on up to ``n`` streams. ``"per_actor"``: each library has a stream of its own.
+        ``"single"``: all share one. ``"pooled"``: they share ``n``, each library one of them.
     n
-        How many streams the libraries share; for ``"pooled"`` alone.
+        How many streams; for ``"pooled"`` and ``"balanced"``, which has 4 if this is left out.
     priorities
         Library -> priority of its stream, for ``"per_actor"`` alone: a stream that libraries share has one. Lower numbers run first, 0 is what the others
         have, and the device says which it offers. ``"batch"`` is the stream of batches. Libraries with a priority are made ready when the device is opened.
@@ -36,18 +46,22 @@ class StreamStrategy:
         If these do not go together, or there is no such library.
     """
 
-    kind: Literal["per_actor", "single", "pooled"] = "per_actor"
+    kind: Literal["balanced", "per_actor", "single", "pooled"] = "per_actor"
     n: int | None = None
     priorities: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        if self.kind not in ("per_actor", "single", "pooled"):
-            raise InvalidArgumentError(f"kind is {self.kind!r}", remedy="Use 'per_actor', 'single' or 'pooled'.")
-        if self.kind == "pooled":
+        if self.kind not in ("balanced", "per_actor", "single", "pooled"):
+            raise InvalidArgumentError(f"kind is {self.kind!r}", remedy="Use 'balanced', 'per_actor', 'single' or 'pooled'.")
+        if self.kind == "balanced" and self.n is None:
+            object.__setattr__(self, "n", _LANES)
+        if self.kind in ("balanced", "pooled"):
             if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
                 raise InvalidArgumentError(f"n is {self.n!r}", remedy="Say how many streams the libraries share: a positive int.")
         elif self.n is not None:
-            raise InvalidArgumentError(f"n is {self.n!r} with kind={self.kind!r}", remedy="Leave n out, or use kind='pooled'.")
+            raise InvalidArgumentError(
+                f"n is {self.n!r} with kind={self.kind!r}", remedy="Leave n out, or use kind='balanced' or 'pooled'."
+            )
         object.__setattr__(self, "priorities", _priorities(self.priorities))
         if self.priorities and self.kind != "per_actor":
             raise InvalidArgumentError(
@@ -58,11 +72,16 @@ class StreamStrategy:
     @property
     def lanes(self) -> int | None:
         """How many streams the libraries share; ``None`` gives each its own."""
-        return 1 if self.kind == "single" else self.n
+        return {"single": 1, "pooled": self.n}.get(self.kind)
+
+    @property
+    def pool(self) -> int | None:
+        """Over how many streams independent ops are spread; ``None`` spreads none."""
+        return self.n if self.kind == "balanced" else None
 
 
 def resolve_streams(streams: str | StreamStrategy) -> StreamStrategy:
-    """Return the strategy that ``streams`` is or names: ``"per_actor"``, ``"single"`` or ``"pooled(n)"``.
+    """Return the strategy that ``streams`` is or names: ``"balanced"``, ``"balanced(n)"``, ``"per_actor"``, ``"single"`` or ``"pooled(n)"``.
 
     Raises
     ------
@@ -71,16 +90,19 @@ def resolve_streams(streams: str | StreamStrategy) -> StreamStrategy:
     """
     if isinstance(streams, StreamStrategy):
         return streams
+    if streams == "balanced":
+        return StreamStrategy("balanced")
     if streams == "per_actor":
         return StreamStrategy("per_actor")
     if streams == "single":
         return StreamStrategy("single")
-    match = re.fullmatch(r"pooled\(([1-9]\d*)\)", streams) if isinstance(streams, str) else None
+    match = re.fullmatch(r"(balanced|pooled)\(([1-9]\d*)\)", streams) if isinstance(streams, str) else None
     if match is None:
         raise InvalidArgumentError(
-            f"streams is {streams!r}", remedy="Use 'per_actor', 'single', 'pooled(n)' with an n of 1 or more, or an accel.StreamStrategy."
+            f"streams is {streams!r}",
+            remedy="Use 'balanced', 'per_actor', 'single', 'balanced(n)' or 'pooled(n)' with an n of 1 or more, or an accel.StreamStrategy.",
         )
-    return StreamStrategy("pooled", int(match[1]))
+    return StreamStrategy("balanced" if match[1] == "balanced" else "pooled", int(match[2]))
 
 
 def _priorities(given: Mapping[str, int]) -> dict[str, int]:

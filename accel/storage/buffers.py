@@ -84,6 +84,8 @@ class Buffers:
         Raises once the context has faulted.
     durables
         Is told of what outlives the context.
+    reclaim
+        Has memory given back that lanes hold and do not need now, and returns whether there was any; told for which lane there is none.
 
     Attributes
     ----------
@@ -96,8 +98,8 @@ class Buffers:
     """
 
     __slots__ = (
-        "_check_alive", "_closing", "_generation", "_held", "_idle", "_leaving", "_memory_back", "_refs", "_resting", "_system",
-        "allocator", "blocks", "durables", "lent", "special",
+        "_check_alive", "_closing", "_generation", "_held", "_idle", "_leaving", "_memory_back", "_reclaim", "_refs", "_resting", "_system",
+        "_workspaces", "allocator", "blocks", "durables", "lent", "special",
     )  # fmt: skip
 
     def __init__(
@@ -109,6 +111,7 @@ class Buffers:
         generation: int,
         check_alive: Callable[[], None],
         durables: DurableMemory,
+        reclaim: Callable[[Timeline], bool],
     ) -> None:
         self.durables = durables
         self._refs = refs
@@ -120,6 +123,8 @@ class Buffers:
         self.blocks: dict[int, Block | Held] = {}
         self.special: dict[int, Callable[[Block], None]] = {}
         self.lent = 0
+        self._reclaim = reclaim
+        self._workspaces: dict[Timeline, list[Block]] = {}
         self._held = 0  # how many are in `blocks`
         self._resting: list[Held] = []  # freed, and still in use
         self._leaving: list[Held] = []  # freed, and used no more
@@ -214,10 +219,31 @@ class Buffers:
         """
         while isinstance(compute, TakesWorkspace) and (nbytes := compute.workspace_wanted(library)):
             block = await self._grow(nbytes, lane)
+            if not compute.workspace_wanted(library):  # it was given meanwhile
+                self.allocator.free(block)
+                break
             self.lent += block.size
+            self._workspaces.setdefault(lane, []).append(block)
             compute.use_workspace(block.address, nbytes)
 
+    def take_workspaces(self, lane: Timeline) -> bool:
+        """Take the workspaces of a lane back, in which nothing runs; return whether it had any. Its compute interface must use them no more."""
+        blocks = self._workspaces.pop(lane, [])
+        for block in blocks:
+            self.lent -= block.size
+            self.allocator.free(block)
+        return bool(blocks)
+
     async def _grow(self, nbytes: int, lane: Timeline) -> Block:
+        """Allocate after everything that can be had without a loss, and then with the workspaces of idle lanes."""
+        while True:
+            try:
+                return await self._grow_slabs(nbytes, lane)
+            except OutOfMemoryError:
+                if not self._reclaim(lane):
+                    raise
+
+    async def _grow_slabs(self, nbytes: int, lane: Timeline) -> Block:
         """Allocate, with another slab, made off the loop, after everything that can be had without it."""
         allocator, run_blocking = self.allocator, self._system.run_blocking
         self.apply_frees()

@@ -162,6 +162,10 @@ class CudaMemory(ComputeBackend):
         """Take a workspace; see :class:`accel.backend.TakesWorkspace`."""
         self._workspaces.append(address)
 
+    def release_workspaces(self) -> None:
+        """Use no workspace any more; see :class:`accel.backend.TakesWorkspace`."""
+        self._workspaces.clear()
+
     @property
     def has_workspace(self) -> bool:
         """Whether there is a workspace for kernels and products."""

@@ -79,6 +79,11 @@ class Blas:
         self._beta = self._alpha + _FACTOR
         self._written: tuple[DType, complex, complex] | None = None
 
+    def use_workspace(self, address: int, nbytes: int) -> None:
+        """Let products use this memory from now on."""
+        with self._stream.context.section:
+            self._cublas.set_workspace(self.handle, address, nbytes)
+
     def gemm(
         self, ta: Transpose, tb: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, b: int, ldb: int, beta: complex, c: int,
         ldc: int, dtype: DType, allow_tf32: bool = False,

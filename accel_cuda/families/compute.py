@@ -83,6 +83,12 @@ class CudaCompute(CudaVectors):
             self.has_blas = True
         return self._blas
 
+    def use_workspace(self, address: int, nbytes: int) -> None:
+        """Take a workspace; a cuBLAS handle that is there, and has given its workspace back, gets the first one."""
+        super().use_workspace(address, nbytes)
+        if self._blas is not None and len(self._workspaces) == 1:
+            self._blas.use_workspace(address, nbytes)
+
     def unary(self, op: UnaryOp, input: int, output: int, n: int, *, dtype: DType = DType.FLOAT32) -> None:
         """Enqueue a function of each of n elements."""
         if self._supported is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,7 +15,7 @@ from accel.cpu.backend import CpuBackend, CpuDevice
 from accel.cpu.compute import CpuCompute
 from accel.ops import Plan, Spec
 from accel.testing import FaultPlan
-from tests.device_support import bounded, failure, opened, task, turns, until
+from tests.device_support import bounded, failure, in_flight, opened, task, turns, until
 
 if TYPE_CHECKING:
     from accel.cpu.stream import CpuStream
@@ -37,6 +38,9 @@ class Compute(CpuCompute):
     def use_workspace(self, address: int, nbytes: int) -> None:
         assert nbytes == MIB
         self.lent.append(address)
+
+    def release_workspaces(self) -> None:
+        self.lent.clear()
 
 
 class Lending(CpuDevice):
@@ -72,7 +76,7 @@ def computes(monkeypatch: pytest.MonkeyPatch) -> list[Compute]:
 
 
 async def test_workspaces_are_memory_of_the_device_and_shown(computes: list[Compute]) -> None:
-    async with opened(libraries=("blas",)) as device:
+    async with opened(libraries=("blas",), streams="per_actor") as device:
         x = await device.put(np.eye(4))
         memory = device.info().memory
         assert (memory.used, memory.workspace) == (256, 2 * MIB)
@@ -108,6 +112,56 @@ async def test_every_generation_lends_its_own(computes: list[Compute]) -> None:
         np.testing.assert_array_equal(await device.get(await device.blas.gemm(x, x)), np.eye(4))
         assert device.info().memory.workspace == 2 * MIB
         assert sum(len(each.lent) for each in computes) == 4
+
+
+async def two_at_once(device: accel.Device, plan: FaultPlan, x: accel.AccelRef) -> None:
+    """Let two products run at once, so that a second lane gets workspaces."""
+    calls = [task(device.blas.gemm(x, x)) for _ in range(2)]
+    await until(lambda: device.info().memory.workspace == 4 * MIB, "its workspaces")
+    plan.release()
+    await asyncio.gather(*calls)
+
+
+async def test_a_second_lane_is_lent_workspaces_when_it_is_used_and_gives_them_back_in_a_shortage(computes: list[Compute]) -> None:
+    plan = FaultPlan().hang_at(1, op="gemm")
+    async with opened(plan, memory_limit=8 * MIB, streams="balanced(2)") as device:
+        x = await device.put(np.eye(4))
+        await device.elementwise.unary("neg", x)
+        assert len(device._host.context.pool.ports) == 2, "one is in reserve"
+        assert device.info().memory.workspace == 0, "the lane in reserve has none"
+        await two_at_once(device, plan, x)
+        large = await device.zeros(5 * MIB, "uint8")
+        assert device.info().memory.workspace == 2 * MIB, "the first lane keeps its own"
+        lent = [each.lent for each in computes if each.lent]
+        assert len(lent) == 1
+        await failure(device.zeros(2 * MIB, "uint8"), accel.OutOfMemoryError)
+        np.testing.assert_array_equal(await device.get(await device.blas.gemm(x, x)), np.eye(4))
+        await device.free(large)
+        # The pool does not grow any more, and products still run, also at once.
+        gate = threading.Event()
+        device._host.context.ports["blas"].lane.stream.submit(lambda: gate.wait(10), 1.0)
+        calls = [task(device.blas.gemm(x, x)) for _ in range(4)]
+        await in_flight(device, 4)
+        async with device.graph() as graph:  # its stream is made after all that was asked for before
+            graph.elementwise.unary("neg", x)
+        assert device.info().memory.workspace == 2 * MIB
+        gate.set()
+        for each in await asyncio.gather(*calls):
+            np.testing.assert_array_equal(await device.get(each), np.eye(4))
+
+
+async def test_without_memory_for_a_lanes_workspaces_ops_run_in_the_others(computes: list[Compute]) -> None:
+    plan = FaultPlan().hang_at(1, op="gemm")
+    async with opened(plan, memory_limit=4 * MIB, streams="balanced(2)") as device:
+        x = await device.put(np.eye(4))
+        full = await device.zeros(MIB, "uint8")
+        calls = [task(device.blas.gemm(x, x)) for _ in range(4)]
+        await in_flight(device, 4)
+        plan.release()
+        for each in await asyncio.gather(*calls):
+            np.testing.assert_array_equal(await device.get(each), np.eye(4))
+        assert device.info().memory.workspace == 2 * MIB
+        del full
 
 
 @dataclass(frozen=True, eq=False, slots=True)

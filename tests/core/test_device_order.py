@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-STREAMS = ("per_actor", "single", "pooled(2)")
+STREAMS = ("balanced", "balanced(2)", "per_actor", "single", "pooled(2)")
 MIB = 1 << 20
 
 

@@ -1,0 +1,262 @@
+"""``streams="balanced"``: independent ops run side by side, chains stay in one stream, and the pool of streams is as large as its use."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pytest
+
+import accel
+from accel.ops.base import Plan, Spec
+from accel.testing import FaultPlan
+from tests.device_support import bounded, failure, generation, in_flight, opened, task, until
+
+if TYPE_CHECKING:
+    from accel.engine.lane_pool import LanePool
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+X = np.arange(16.0).reshape(4, 4)
+
+
+def pool_of(device: accel.Device) -> LanePool:
+    pool: LanePool = device._host.context.pool
+    return pool
+
+
+def issued(device: accel.Device) -> list[int]:
+    """Return how many ops each lane of the pool was given."""
+    return [port.lane.issued for port in pool_of(device).ports]
+
+
+async def hanging(device: accel.Device, x: accel.AccelRef, count: int, lanes: int) -> list[asyncio.Future[Any]]:
+    """Let ``count`` products hang; before each, an idle lane is there as long as there may be one."""
+    found: list[asyncio.Future[Any]] = []
+    for index in range(count):
+        found.append(task(device.blas.gemm(x, x)))
+        await in_flight(device, index + 1)
+        await until(lambda at=index: len(pool_of(device).ports) == min(at + 2, lanes), "another lane")  # type: ignore[misc]
+    return found
+
+
+async def test_it_is_the_default_and_small_products_do_not_wait_behind_a_large_one() -> None:
+    plan = FaultPlan().hang_at(1, op="gemm")
+    async with opened(plan) as device:
+        x = await device.put(X)
+        [large] = await hanging(device, x, 1, 4)
+        for _ in range(3):
+            np.testing.assert_array_equal(await device.get(await bounded(device.blas.gemm(x, x))), X @ X)
+        assert not large.done()
+        assert issued(device)[:2] == [1, 3]
+        plan.release()
+        await large
+
+
+async def test_ops_one_after_the_other_use_one_stream() -> None:
+    async with opened(libraries=("blas", "elementwise")) as device:
+        x = await device.put(X)
+        for _ in range(5):
+            await device.get(await device.elementwise.unary("neg", await device.blas.gemm(x, x)))
+            async with device.batch() as batch:
+                batch.blas.scal(x, 1.0)
+        assert issued(device) == [15, 0], "one is in reserve"
+
+
+async def test_a_chain_stays_in_its_stream() -> None:
+    plan = FaultPlan().hang_at(1, op="gemm")
+    async with opened(plan, libraries=("blas", "elementwise")) as device:
+        x, out = await device.put(X), await device.zeros((4, 4), "float64")
+        first = task(device.blas.gemm(x, x, out=out))
+        rest = [task(device.blas.scal(out, 2.0)), task(device.elementwise.unary("neg", out, out=out)), task(device.reduce("sum", out))]
+        await in_flight(device, 4)
+        assert issued(device) == [4, 0]
+        plan.release()
+        await first
+        assert float(await device.get(await rest[-1])) == pytest.approx(-2 * (X @ X).sum())
+        await asyncio.gather(*rest)
+
+
+async def test_the_later_of_two_unfinished_operands_is_followed() -> None:
+    plan = FaultPlan().hang_at(1, op="gemm").hang_at(2, op="gemm")
+    async with opened(plan, streams="balanced(3)") as device:
+        x = await device.put(X)
+        a, b = await device.zeros((4, 4), "float64"), await device.zeros((4, 4), "float64")
+        calls: list[asyncio.Future[Any]] = [task(device.blas.gemm(x, x, out=a)), task(device.blas.gemm(x, x, out=b))]
+        await until(lambda: len(pool_of(device).ports) == 3)
+        calls.append(task(device.blas.scal(b, 2.0)))
+        await in_flight(device, 3)
+        assert issued(device) == [1, 2, 0]
+        calls.append(task(device.elementwise.binary("add", a, b, out=a)))
+        await in_flight(device, 4)
+        assert issued(device) == [1, 3, 0], "the scaled one has more before it"
+        plan.release()
+        await asyncio.gather(*calls)
+        np.testing.assert_allclose(await device.get(a), 3 * (X @ X))
+
+
+async def test_the_least_loaded_stream_is_taken_and_the_pool_has_a_bound() -> None:
+    plan = FaultPlan()
+    for number in range(1, 4):
+        plan.hang_at(number, op="gemm")
+    async with opened(plan, streams="balanced(3)") as device:
+        x = await device.put(X)
+        calls = await hanging(device, x, 3, 3)
+        assert issued(device) == [1, 1, 1]
+        calls += [task(device.blas.gemm(x, x)) for _ in range(4)]
+        await in_flight(device, 7)
+        assert issued(device) == [3, 2, 2]
+        async with device.graph() as graph:  # its stream is made after all that was asked for before
+            graph.elementwise.unary("neg", x)
+        assert len(device._host.context.lanes) == 5, "three, that of transfers and that of captures"
+        plan.release()
+        for each in await asyncio.gather(*calls):
+            np.testing.assert_array_equal(await device.get(each), X @ X)
+
+
+async def test_a_batch_goes_to_one_stream() -> None:
+    plan = FaultPlan().hang_at(1, op="gemm")
+    async with opened(plan, max_in_flight=8) as device:
+        x = await device.put(X)
+        [large] = await hanging(device, x, 1, 4)
+        y = await device.zeros((4, 4), "float64")
+        async with device.batch() as batch:  # in several parts, for it is larger than the room
+            for _ in range(20):
+                batch.elementwise.binary("add", x, y, out=y)
+        np.testing.assert_array_equal(await device.get(y), 20 * X)
+        assert issued(device)[:2] == [1, 20]
+        assert not sum(issued(device)[2:])
+        plan.release()
+        await large
+
+
+async def test_a_batch_that_waits_for_memory_goes_on_in_its_stream() -> None:
+    plan = FaultPlan().hang_at(1, op="uniform")
+    async with opened(plan, libraries=("rng", "elementwise")) as device:
+
+        async def send() -> accel.AccelRef:
+            async with device.batch() as batch:
+                batch.rng.uniform(8, seed=1)
+                large = batch.zeros(100 << 20, "uint8")  # another slab
+                batch.elementwise.unary("abs", batch.full(4, -1.0))
+            return large
+
+        sending = task(send())
+        await in_flight(device, 4)
+        assert issued(device) == [4, 0]
+        plan.release()
+        await sending
+
+
+async def test_later_ops_of_a_batch_are_not_launched_when_one_fails_although_streams_are_idle() -> None:
+    plan = FaultPlan().fail_at(1, accel.LibraryError("broken"), op="reduce")
+    async with opened(plan, max_in_flight=4) as device:
+        x, y = await device.put(X), await device.put(X)
+        with pytest.raises(accel.LibraryError) as caught:
+            async with device.batch() as batch:
+                for index in range(12):
+                    if index == 5:
+                        batch.reduce("sum", x)
+                    batch.elementwise.unary("neg", y, out=y)
+        assert caught.value.op_index == 5
+        np.testing.assert_array_equal(await device.get(y), -X)
+
+
+async def test_transfers_captures_and_replays_keep_streams_of_their_own() -> None:
+    plan = FaultPlan().hang_at(1, op="replay")
+    async with opened(plan, libraries=("blas", "graph", "capture")) as device:
+        x = await device.put(X)
+        graphs, results = [], []
+        for factor in (2.0, 3.0):
+            async with device.graph() as graph:
+                y = graph.blas.gemm(x, x)
+                graph.blas.scal(y, factor)
+            graphs.append(graph)
+            results.append(y)
+        both = [task(graph.replay()) for graph in graphs]
+        await in_flight(device, 2)
+        ports = device._host.context.ports
+        own = {ports[name].lane for name in ("memory", "graph", "capture")}
+        assert len(own) == 3
+        assert own.isdisjoint(port.lane for port in pool_of(device).ports)
+        assert ports["graph"].lane.issued == 2, "two graphs at once follow each other"
+        assert not any(each.done() for each in both)
+        plan.release()
+        await asyncio.gather(*both)
+        for result, factor in zip(results, (2.0, 3.0), strict=True):
+            np.testing.assert_array_equal(await device.get(result), factor * (X @ X))
+
+
+async def test_every_generation_has_a_pool_of_its_own() -> None:
+    plan = FaultPlan().hang_at(1, op="gemm").poison_at(1, op="unary")
+    async with opened(plan) as device:
+        x = await device.put(X)
+        [lost] = await hanging(device, x, 1, 4)
+        before = pool_of(device)
+        await failure(device.elementwise.unary("neg", x), accel.ContextPoisonedError)
+        await failure(lost, accel.ContextPoisonedError)
+        plan.release()
+        await generation(device, 2)
+        x = await device.put(X)
+        np.testing.assert_array_equal(await device.get(await device.blas.gemm(x, x)), X @ X)
+        assert pool_of(device) is not before
+
+
+async def test_debug_runs_everything_in_one_stream() -> None:
+    async with opened(debug=True, libraries=("blas", "reduce")) as device:
+        assert device._host.context.pool is None
+        assert len(device._host.context.lanes) == 1
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Add(accel.KernelOp):
+    """``x + 1``."""
+
+    library: ClassVar[str] = "mine"
+    kind: ClassVar[str] = "add"
+
+    x: accel.AccelRef
+
+    def plan(self) -> Plan:
+        return Plan((self.x,), (), (Spec(self.x.shape, self.x.dtype),))
+
+
+class Mine(accel.KernelLibrary):
+    """Notes the streams that it is given."""
+
+    name = "mine"
+    seen: ClassVar[set[Any]] = set()
+
+    @accel.kernel(Add)
+    def add(self, op: Add, stream: Any, inputs: Any, outputs: Any) -> None:
+        self.seen.add(stream)
+        source, target = np.asarray(inputs[0]), np.asarray(outputs[0])
+        stream.submit(lambda: np.add(source, 1, out=target), 1e-6)
+
+
+async def test_a_users_library_keeps_one_stream_and_one_for_batches() -> None:
+    Mine.seen.clear()
+    plan = FaultPlan().hang_at(1, op="gemm")
+    async with opened(plan) as device:
+        await device.register(Mine)
+        x = await device.put(X)
+        ops = await asyncio.gather(*[device.run(Add(x)) for _ in range(8)])
+        np.testing.assert_array_equal(await device.get(ops[-1]), X + 1)
+        ports = device._host.context.ports
+        assert Mine.seen == {ports["mine"].lane.stream}
+
+        async def together() -> accel.AccelRef:
+            async with device.batch() as batch:
+                found: accel.AccelRef = batch.run(Add(batch.elementwise.unary("neg", x)))
+            return found
+
+        [large] = await hanging(device, x, 1, 4)
+        batches = [task(together()) for _ in range(3)]
+        await in_flight(device, 7)
+        plan.release()
+        await large
+        for each in await asyncio.gather(*batches):
+            np.testing.assert_array_equal(await device.get(each), 1 - X)
+        assert Mine.seen == {ports["mine"].lane.stream, pool_of(device).ports[0].lane.stream}
