@@ -183,7 +183,7 @@ async def test_closing_ends_the_search_in_time() -> None:
 
 
 async def test_closing_waits_for_a_search() -> None:
-    async with serving() as (_, batcher):
+    async with serving(close_timeout=PATIENCE) as (_, batcher):
         found = asyncio.ensure_future(answers(batcher, [1.0, POISON, 3.0]))
         await until(lambda: bool(batcher.statistics().isolating))
         await batcher.aclose()
