@@ -142,7 +142,7 @@ async def test_a_stopped_child_is_ended_by_it_too() -> None:
 async def test_a_hang_in_one_stream_is_found_out_while_others_go_on() -> None:
     plan = FaultPlan().hang_at(1, op="gemm")
     async with accel.System() as system:
-        device = await system.open_device("cpu", host="process", hang_timeout=0.3, faults=plan, streams="single")
+        device = await system.open_device("cpu", host="process", hang_timeout=0.3, faults=plan)
         x, y = await device.put(np.eye(4)), await device.put(np.ones(4))
         hanging = asyncio.ensure_future(device.blas.gemm(x, x))
         others = 0
