@@ -338,13 +338,14 @@ class Context(ContextBase):
         pool = self.pool
         if pool is None or wanting is pool.growing:
             return False
-        pool.stop_growing()
         given = [lane for lane in pool.spare_lanes() if lane is not wanting and self.buffers.take_workspaces(lane)]
         for lane in given:
             compute = lane.compute
             assert isinstance(compute, TakesWorkspace), "it was given workspaces"
             compute.release_workspaces()
             lane.provided = {library for library in lane.provided if not lane.needs_workspace(library)}
+        if given:
+            pool.stop_growing()  # or it would ask for them again
         return bool(given)
 
     def _send(self, group: LaunchGroup) -> None:

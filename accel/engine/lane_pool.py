@@ -11,7 +11,8 @@ first op. The choice does not order anything: dependencies across lanes are wait
 
 The pool begins with two lanes, one of them in reserve, and grows when it is used. The op that takes the last idle lane asks for another lane, which is made
 off the event loop; no op waits for that. Lanes but the first are made without workspaces. A lane gets those of a library when an op of that library finds
-all lanes busy that have them. When memory is short, idle lanes but the first give their workspaces back, and the pool does not grow any more.
+all lanes busy that have them. When memory is short, idle lanes but the first give their workspaces back. The pool
+then does not grow any more in this generation.
 """
 
 from __future__ import annotations
