@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from accel_cuda.families.checksum import checksum
-from accel_cuda.families.kernels import source_of
+from accel_cuda.families.programs import source_of
 from accel_cuda.families.rng import PART as RNG
 from tests.gpu.signal_kernels import launch_all
 

@@ -13,7 +13,7 @@ from accel_cuda.core.libraries import VendorLibrary
 if TYPE_CHECKING:
     from accel_cuda.core.stream import CudaStream
 
-__all__ = ["Commands", "CudaPart", "FamilyState", "LaneCheck", "Signature"]
+__all__ = ["Commands", "CudaPart", "FamilyState", "LaneCheck", "Signature", "Source"]
 
 LaneCheck: TypeAlias = Callable[[Any, Any], bool]
 """``check(lane, op)``: whether enqueuing the op may block."""
@@ -58,6 +58,28 @@ class FamilyState(Protocol):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class Source:
+    """CUDA C++ of the backend's own kernels: one program, or one for each dtype. A program is compiled when it is first needed.
+
+    Parameters
+    ----------
+    name
+        The program's name; with programs for dtypes, what their names begin with: ``"unary"`` for ``"unary_f32"``.
+    text
+        ``text(code)`` returns files of ``families/kernels``, and then the lines that instantiate the kernels for the dtype of that code.
+    capabilities
+        Beginning of names in :attr:`accel.ComputeBackend.CAPABILITIES`: each of their dtypes has a program. Empty if there is one program.
+    functions
+        First words of kernels' names, if the kernels are not called as the program is.
+    """
+
+    name: str
+    text: Callable[[str], tuple[str, ...]]
+    capabilities: str = ""
+    functions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class CudaPart:
     """What the CUDA backend has of one family; ``accel_cuda.families.parts`` lists them.
 
@@ -70,7 +92,7 @@ class CudaPart:
     libraries
         Libraries of NVIDIA's that the kernels call. They are preloaded; the doctor lists their wheels.
     programs
-        Prefixes of the backend's own programs that the ops use; ``open_device(libraries=)`` loads them.
+        Sources of the family's own kernels; ``open_device(libraries=)`` loads their programs.
     program
         Kind of an op -> the program that an op's kernel is in. An op whose program is not loaded is enqueued off the loop.
     lacks
@@ -88,7 +110,7 @@ class CudaPart:
     kernels: Mapping[str, Kernel] = field(default_factory=dict)
     open: Callable[[CudaContext], FamilyState] | None = None
     libraries: tuple[VendorLibrary, ...] = ()
-    programs: tuple[str, ...] = ()
+    programs: tuple[Source, ...] = ()
     program: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
     lacks: Mapping[str, LaneCheck] = field(default_factory=dict)
     signatures: Mapping[str, Signature] = field(default_factory=dict)

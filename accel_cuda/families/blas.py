@@ -8,11 +8,12 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from accel import DType, Transpose
+from accel import ComputeBackend, DType, Transpose
 from accel_cuda.core.compute_memory import lacks_workspace
-from accel_cuda.core.family import CudaPart
+from accel_cuda.core.family import CudaPart, Source
 from accel_cuda.core.libraries import VendorLibrary, load_module
 from accel_cuda.core.library_handle import LibraryHandle
+from accel_cuda.families.kernels import CODES
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -82,7 +83,7 @@ class Blas:
     def use_workspace(self, address: int, nbytes: int) -> None:
         """Let products use this memory from now on."""
         with self._stream.context.section:
-            self._cublas.set_workspace(self.handle, address, nbytes)
+            self._handle.call("set_workspace", address, nbytes)
 
     def gemm(
         self, ta: Transpose, tb: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, b: int, ldb: int, beta: complex, c: int,
@@ -200,6 +201,12 @@ def _vectors(op: Any) -> str:
     return "vectors"
 
 
+def _vectors_source(code: str) -> tuple[str, str]:
+    dtypes = sorted(ComputeBackend.CAPABILITIES["gemm"], key=lambda dtype: dtype.value)
+    lines = (f"VECTORS({CODES[dtype]})" + ("" if dtype.is_complex else f" NORM({CODES[dtype]})") for dtype in dtypes)
+    return "vectors.cu", "\n".join(lines)
+
+
 def _prepare(compute: Any) -> None:
     compute.prepare_blas()
 
@@ -207,7 +214,7 @@ def _prepare(compute: Any) -> None:
 PART = CudaPart(
     libraries=(_CUBLAS,),
     kernels={"gemm": gemm, "gemm_batched": gemm_batched, "gemv": gemv, "axpy": axpy, "dot": dot, "nrm2": nrm2, "scal": scal},
-    programs=("vectors",),
+    programs=(Source("vectors", _vectors_source, functions=("axpy", "scal", "dot", "nrm2")),),
     program=dict.fromkeys(("axpy", "scal", "dot", "nrm2"), _vectors),
     lacks={**dict.fromkeys(("gemm", "gemm_batched", "gemv"), _lacks_handle), **dict.fromkeys(("dot", "nrm2"), lacks_workspace)},
     signatures={"gemm": _product, "gemm_batched": _product, "gemv": _matrix_by_vector},

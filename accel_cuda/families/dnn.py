@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from accel_cuda.core.compute_memory import WORKSPACE, lacks_workspace
-from accel_cuda.core.family import CudaPart
+from accel_cuda.core.family import CudaPart, Source
 from accel_cuda.families.conv2d import convolution
 from accel_cuda.families.kernels import CODES
+from accel_cuda.families.kernels.attention import ATTENTION_DIMS, ATTENTION_GROUPS, ATTENTION_TILES
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -46,9 +47,21 @@ def _attention_program(op: Attention) -> str:
     return _ATTENTION.get(op.q.dtype, "")
 
 
+def _attention_source(code: str) -> tuple[str, ...]:
+    tiled = ("attention_mma.cu", "attention_warpgroup.cu") if code in ("f16", "bf16") else ("attention_fma.cu",)
+    lines = [f"ANYWISE({code})", *(f"ROWWISE({code}, {dim})" for dim in ATTENTION_DIMS)]
+    for (dtype, dim), tile in ATTENTION_TILES.items():
+        if CODES[dtype] == code:
+            lines.append(f"TILED({code}, {dim}, {tile.tall}, {tile.keys}, {tile.lines}, {tile.blocks})")
+    for (dtype, dim), tile in ATTENTION_GROUPS.items():
+        if CODES[dtype] == code:
+            lines.append(f"GROUPED({code}, {dim}, {tile.keys}, {tile.lines}, {tile.blocks})")
+    return "attention.cuh", "attention_rows.cu", *tiled, "\n".join(lines)
+
+
 PART = CudaPart(
     kernels={"conv2d": conv2d},
-    programs=("conv2d", "attention"),
+    programs=(Source("conv2d", lambda code: ("conv2d.cu", "")), Source("attention", _attention_source, "attention")),
     program={"conv2d": _conv2d_program, "attention": _attention_program},
     lacks={"attention": lacks_workspace},
     signatures={"conv2d": _conv2d_signature},

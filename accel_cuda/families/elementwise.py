@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel_cuda.core.family import CudaPart
-from accel_cuda.families.kernels import CODES
+from accel import BinaryOp, UnaryOp
+from accel_cuda.core.family import CudaPart, Source
+from accel_cuda.families.kernels import CODES, instances
 
 if TYPE_CHECKING:
     from accel.ops import Binary, Unary
@@ -24,4 +25,9 @@ def _binary(op: Binary) -> str:
     return _BINARY.get(op.x.dtype, "")
 
 
-PART = CudaPart(programs=("unary", "binary"), program={"unary": _unary, "binary": _binary})
+_SOURCES = (
+    Source("unary", lambda code: ("elementwise.cu", instances("UNARY", UnaryOp, "unary", code)), "unary."),
+    Source("binary", lambda code: ("elementwise.cu", instances("BINARY", BinaryOp, "binary", code)), "binary."),
+)
+
+PART = CudaPart(programs=_SOURCES, program={"unary": _unary, "binary": _binary})

@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from accel import DType
-from accel_cuda.core.family import CudaPart
+from accel_cuda.core.family import CudaPart, Source
 from accel_cuda.families.fft_layout import Pass, passes
 from accel_cuda.families.fft_memory import Rehearsal, WorkMemory
 from accel_cuda.families.fft_plans import CUFFT, FftPlans, PlanMaker
@@ -269,4 +269,6 @@ def _program(op: Any) -> str:
     return "fft"
 
 
-PART = CudaPart(open=FftLibrary, libraries=(CUFFT,), programs=("fft",), program=dict.fromkeys(_KINDS, _program))
+PART = CudaPart(
+    open=FftLibrary, libraries=(CUFFT,), programs=(Source("fft", lambda code: ("fft.cu", "")),), program=dict.fromkeys(_KINDS, _program)
+)

@@ -1,24 +1,59 @@
-"""The backend's own kernels in one context: compiled and loaded when they are first needed, off the loop."""
+"""The backend's own kernels: their programs, and those that are loaded in one context. They are compiled when they are first needed, off the loop."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from accel import UnsupportedError
+from accel import ComputeBackend, UnsupportedError
 from accel_cuda.core.driver import Handle
-from accel_cuda.families.kernels import PROGRAMS, program_of, source_of
+from accel_cuda.core.family import Source
+from accel_cuda.families import kernels
+from accel_cuda.families.kernels import CODES
+from accel_cuda.families.parts import PARTS
 
 if TYPE_CHECKING:
     from accel_cuda.core.context import CudaContext
     from accel_cuda.core.modules import Modules
 
-__all__ = ["Programs"]
+__all__ = ["PROGRAMS", "Programs", "program_of", "source_of"]
 
 _COMPILERS = 16
 _REPORT = "This is an error in accel_cuda: report it."
+_SOURCES = (Source("memory", lambda code: ("memory.cu", "")), *(source for part in PARTS.values() for source in part.programs))
+_PROGRAM_OF_WORD = {word: source.name for source in _SOURCES for word in source.functions}
+
+
+def _codes(source: Source) -> tuple[str, ...]:
+    if not source.capabilities:
+        return ("",)
+    offered = [dtypes for name, dtypes in ComputeBackend.CAPABILITIES.items() if name.startswith(source.capabilities)]
+    return tuple(code for dtype, code in CODES.items() if any(dtype in dtypes for dtypes in offered))
+
+
+PROGRAMS: Mapping[str, tuple[Source, str]] = {
+    "_".join(filter(None, (source.name, code))): (source, code) for source in _SOURCES for code in _codes(source)
+}
+"""Name of a program -> its source, and the code of its dtype. The first is of no family: what any stream may need."""
+
+
+def program_of(function: str) -> str:
+    """Return which of :data:`PROGRAMS` has a function: ``unary_f32`` has ``unary_relu_f32``. The first, where no name tells."""
+    words = function.split("_")
+    pairs = (f"{first}_{second}" for i, first in enumerate(words) for second in words[i + 1 :])
+    names = (*pairs, *words, *(_PROGRAM_OF_WORD.get(word, "") for word in words))
+    return next((name for name in names if name in PROGRAMS), next(iter(PROGRAMS)))
+
+
+def source_of(program: str) -> str:
+    """Return the whole source of one of :data:`PROGRAMS`."""
+    source, code = PROGRAMS[program]
+    *files, instances = source.text(code)
+    folder = resources.files(kernels)
+    return "\n".join((*((folder / file).read_text() for file in ("common.cuh", *files)), instances, ""))
 
 
 class Programs(Mapping[str, Handle]):
@@ -56,7 +91,7 @@ class Programs(Mapping[str, Handle]):
         return len(self._functions)
 
     def load(self, program: str) -> None:
-        """Compile and load one of :data:`~accel_cuda.families.kernels.PROGRAMS`, unless that was done before.
+        """Compile and load one of :data:`PROGRAMS`, unless that was done before.
 
         Every function is loaded with it: the first launch of one that is not may wait for the whole device.
 
@@ -89,9 +124,9 @@ class Programs(Mapping[str, Handle]):
             functions[name] = Handle(int(function))
         return functions
 
-    def prepare(self, prefixes: tuple[str, ...]) -> None:
-        """Load the programs whose names begin with one of ``prefixes``, side by side."""
-        missing = [program for program in PROGRAMS if program.partition("_")[0] in prefixes and program in self._missing]
+    def prepare(self, sources: tuple[Source, ...]) -> None:
+        """Load the programs of ``sources``, side by side."""
+        missing = [program for program, (source, _) in PROGRAMS.items() if source in sources and program in self._missing]
         if missing:
             with ThreadPoolExecutor(min(len(missing), _COMPILERS), thread_name_prefix="accel-nvrtc") as workers:
                 list(workers.map(self.load, missing))

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from accel import ReduceOp
 from accel_cuda.core.compute_memory import lacks_workspace
-from accel_cuda.core.family import CudaPart
-from accel_cuda.families.kernels import CODES
+from accel_cuda.core.family import CudaPart, Source
+from accel_cuda.families.kernels import CODES, instances
 
 __all__ = ["PART", "ReductionLaunch", "launches"]
 
@@ -164,8 +164,13 @@ def _program(op: Any) -> str:
     return _PROGRAMS.get((op.op, op.x.dtype), "")
 
 
+def _source(op: ReduceOp) -> Source:
+    files = "tiles.cuh", "reduce.cu", "reduce_spans.cu"
+    return Source(op.value, lambda code: (*files, instances("REDUCE", (op,), "reduce", code)), f"reduce.{op.value}")
+
+
 PART = CudaPart(
-    programs=("sum", "max", "min"),
+    programs=(_source(ReduceOp.SUM), _source(ReduceOp.MAX), _source(ReduceOp.MIN)),
     program={"reduce": _program},
     lacks={"reduce": lacks_workspace},
     commands={"reduce": 2},

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel import DType
-from accel_cuda.core.family import CudaPart
+from accel_cuda.core.family import CudaPart, Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -93,4 +93,8 @@ _KERNELS: dict[str, Kernel] = {
     "integers": _kernel(_integers),
 }
 
-PART = CudaPart(kernels=_KERNELS, programs=("rng",), program=dict.fromkeys(_KERNELS, _program))
+PART = CudaPart(
+    kernels=_KERNELS,
+    programs=(Source("rng", lambda code: ("rng.cu", ""), functions=("philox",)),),
+    program=dict.fromkeys(_KERNELS, _program),
+)

@@ -12,7 +12,7 @@ from accel import BackendUnavailableError
 from accel_cuda import CudaBackend, backend
 from accel_cuda.core import checks, libraries
 from accel_cuda.core.blocking import Blocking
-from accel_cuda.core.family import CudaPart
+from accel_cuda.core.family import CudaPart, Source
 from accel_cuda.core.libraries import VendorLibrary
 from accel_cuda.families.context import ContextFamilies
 
@@ -60,7 +60,7 @@ PARTS = {
         kernels={"compiled": kernel, "signed": kernel},
         open=State,
         libraries=(LIBRARY,),
-        programs=("fake",),
+        programs=(Source("fake", lambda code: ("fake.cu", "")),),
         program={"compiled": lambda op: f"fake_{op.dtype}", "planned": lambda op: "fake_plans"},
         lacks={"signed": lambda lane, op: not lane.has_handle},
         signatures={"signed": lambda lane, op: op.dtype},
@@ -78,8 +78,9 @@ class Programs:
     def lacks(self, program: str) -> bool:
         return program in self.missing
 
-    def prepare(self, prefixes: tuple[str, ...]) -> None:
-        self.missing = {program for program in self.missing if program.partition("_")[0] not in prefixes}
+    def prepare(self, sources: tuple[Source, ...]) -> None:
+        names = [source.name for source in sources]
+        self.missing = {program for program in self.missing if program.partition("_")[0] not in names}
 
 
 class Setup:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from accel import BackendUnavailableError, DriverError, LibraryError, OutOfMemoryError, Transpose
+from accel import BackendUnavailableError, DriverError, InvalidArgumentError, LibraryError, OutOfMemoryError, Transpose
 from accel.memory import HostArena
 from accel_cuda.core.libraries import VendorLibrary
 from accel_cuda.core.library_handle import LibraryHandle
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SOLVER = VendorLibrary("cusolver", "nvidia-cusolver", "nvmath.bindings.cusolverDn", "cuSOLVERError")
-ALLOC_FAILED, EXECUTION_FAILED, ILLEGAL_ADDRESS = 2, 6, 700
+ALLOC_FAILED, EXECUTION_FAILED, INVALID_VALUE, ILLEGAL_ADDRESS = 2, 6, 7, 700
 ADDRESS, NBYTES = 1 << 30, 4096
 
 
@@ -127,5 +127,12 @@ def test_products_have_a_handle_with_the_workspace_that_the_lane_was_lent(
     compute.gemm(Transpose.NONE, Transpose.NONE, 2, 2, 2, 1.0, 4096, 2, 8192, 2, 0.0, 12288, 2)
     assert cublas.called[-1][:2] == ("gemm_ex_64", 1)
     assert cublas.names().count("create") == 1
+    compute.release_workspaces()
+    compute.use_workspace(2 * ADDRESS, nbytes)
+    assert cublas.called[-1] == ("set_workspace", 1, 2 * ADDRESS, nbytes)
+    cublas.fails["set_workspace"] = INVALID_VALUE
+    compute.release_workspaces()
+    with pytest.raises(InvalidArgumentError, match="set_workspace"):
+        compute.use_workspace(ADDRESS, nbytes)
     stream.close()
-    assert cublas.called[-1] == ("destroy", 1)
+    assert cublas.names()[-1] == "destroy"

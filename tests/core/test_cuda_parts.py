@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from accel.ops.families import FAMILIES
 from accel_cuda.errors import TABLES
-from accel_cuda.families.kernels import PROGRAMS
+from accel_cuda.families.kernels import CODES
 from accel_cuda.families.parts import PARTS
+from accel_cuda.families.programs import PROGRAMS, program_of
 
 
 def test_every_family_has_one_part() -> None:
@@ -16,7 +17,21 @@ def test_a_part_names_ops_of_its_family_and_programs_that_there_are() -> None:
     for family in FAMILIES:
         part, kinds = PARTS[family.name], {op.kind for op in family.ops}
         assert kinds >= {*part.kernels, *part.program, *part.lacks, *part.signatures, *part.commands}, family
-        assert all(any(program.partition("_")[0] == each for program in PROGRAMS) for each in part.programs), family
+        assert all(any(source is each for source, _ in PROGRAMS.values()) for each in part.programs), family
+
+
+def test_the_program_of_an_op_is_the_one_that_its_kernels_are_in() -> None:
+    for code in CODES.values():
+        for function, program in (
+            (f"unary_relu_{code}", f"unary_{code}"),
+            (f"binary_add_{code}", f"binary_{code}"),
+            (f"reduce_rows_sum_{code}", f"sum_{code}"),
+            (f"rowwise_attention_{code}_64", f"attention_{code}"),
+            (f"dot_end_{code}", "vectors"),
+            (f"conv2d_end_{code}", "conv2d"),
+        ):
+            assert program_of(function) == (program if program in PROGRAMS else "memory"), function
+    assert {program_of(name) for name in ("philox_uniform_f32", "fft_turn_4", "fill8", "nosuch")} == {"rng", "fft", "memory"}
 
 
 def test_the_statuses_of_every_library_of_a_part_have_a_table() -> None:

@@ -1,7 +1,7 @@
 """compute-sanitizer over the backend's own kernels: ``python -m tests.gpu.memcheck`` says which were run, and fails for an error or a kernel left out.
 
 It runs the conformance checks of the level ``compute`` and the programs of :data:`EXTRA` under memcheck, several processes side by side. Each process writes
-down which kernels it launched, and at the end every function of every program of ``accel_cuda.families.kernels`` must be among them.
+down which kernels it launched, and at the end every function of every program of ``accel_cuda.families.programs`` must be among them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from accel.testing import conformance
 from accel_cuda import CudaBackend
 from accel_cuda.core.compiler import architecture, compile_source
 from accel_cuda.core.driver import load_driver
-from accel_cuda.families.kernels import PROGRAMS, source_of
+from accel_cuda.families.programs import PROGRAMS, source_of
 from tests.gpu.every_kernel import every_kernel
 from tests.gpu.signal_kernels import signal_kernels
 
