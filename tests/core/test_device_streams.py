@@ -21,6 +21,8 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(
     ("text", "strategy"),
     [
+        ("balanced", accel.StreamStrategy("balanced", 4)),
+        ("balanced(1)", accel.StreamStrategy("balanced", 1)),
         ("per_actor", accel.StreamStrategy()),
         ("single", accel.StreamStrategy("single")),
         ("pooled(3)", accel.StreamStrategy("pooled", 3)),
@@ -31,7 +33,8 @@ async def test_names_stand_for_strategies(text: str, strategy: accel.StreamStrat
     assert hash(resolve_streams(text)) == hash(strategy)
     assert pickle.loads(pickle.dumps(strategy)) == strategy
     async with opened(streams=strategy, libraries=("blas", "elementwise", "reduce")) as device:
-        assert len(device._host.context.lanes) == {"per_actor": 5, "single": 1, "pooled": 3}[strategy.kind]
+        count = {"balanced": 1 + min(2, strategy.n or 0), "per_actor": 5, "single": 1, "pooled": 3}
+        assert len(device._host.context.lanes) == count[strategy.kind]
 
 
 @pytest.mark.parametrize(
@@ -42,6 +45,8 @@ async def test_names_stand_for_strategies(text: str, strategy: accel.StreamStrat
         {"kind": "pooled"},
         {"kind": "pooled", "n": 0},
         {"kind": "pooled", "n": True},
+        {"kind": "balanced", "n": 0},
+        {"kind": "balanced", "priorities": {"blas": -1}},
         {"kind": "single", "n": 2},
         {"n": 2},
         {"kind": "single", "priorities": {"blas": -1}},
@@ -92,7 +97,7 @@ async def test_a_device_without_priorities_refuses_them() -> None:
         assert "debug" in wrong.message
 
 
-@pytest.mark.parametrize("streams", ["per_actor", "single", "pooled(2)"])
+@pytest.mark.parametrize("streams", ["balanced", "per_actor", "single", "pooled(2)"])
 async def test_each_named_library_is_prepared_in_the_stream_that_it_runs_in(monkeypatch: pytest.MonkeyPatch, streams: str) -> None:
     """Also where it shares the stream with others, which was made for the first of them."""
     prepared: list[tuple[str, Any]] = []
