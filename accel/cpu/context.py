@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Protocol
 
-from accel.errors import AccelError, DriverError, FaultScope, LibraryError, OutOfMemoryError
+from accel.errors import AccelError, DriverError, FaultScope, LibraryError, OutOfMemoryError, said
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CpuContext", "CpuContextStream"]
+__all__ = ["CpuContext", "CpuContextStream", "is_fault"]
 
 
 class CpuContextStream(Protocol):
@@ -91,10 +91,13 @@ class CpuContext:
 
     def failure(self, error: BaseException) -> AccelError:
         """Return the fault that an exception raised by enqueued work stands for."""
-        if isinstance(error, AccelError) and error.is_fault:
+        if isinstance(error, AccelError) and is_fault(error):
             return error
         fault = LibraryError(
-            f"work on a stream raised {type(error).__name__}: {error}", library="cpu", device=self.device_name, scope=FaultScope.CONTEXT
+            f"work on a stream raised {type(error).__name__}: {said(error)}",
+            library="cpu",
+            device=self.device_name,
+            scope=FaultScope.CONTEXT,
         )
         fault.__cause__ = error
         return fault
@@ -158,3 +161,11 @@ class CpuContext:
 
     def _is_touched(self) -> bool:
         return any(stream.fault is not None and stream.is_touching for stream in self._streams)
+
+
+def is_fault(error: BaseException) -> bool:
+    """Return whether an error poisons the context. An error class of a user's that cannot say so, for want of a constructor, does not."""
+    try:
+        return isinstance(error, AccelError) and error.is_fault
+    except Exception:
+        return False

@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
+from accel.cpu.context import is_fault
 from accel.cpu.raw import fill_memory, move, move_small
 from accel.errors import AccelError, ClosedError, InvalidArgumentError
 from accel.shortage import no_thread
@@ -160,7 +161,7 @@ class CpuStream:
 
     def _failed(self, error: BaseException, number: int) -> None:
         """Tell of what work raised, or poison the context."""
-        if number == _NO_OP or (isinstance(error, AccelError) and error.is_fault):
+        if number == _NO_OP or is_fault(error):
             self.context.poison(self.context.failure(error))
         else:
             self._tell(number, error)

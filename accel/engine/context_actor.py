@@ -100,7 +100,7 @@ class ContextActor(Actor["OpenLibrary | AddLane", "Port | AccelError | None"]):
             for library in dict.fromkeys(("memory", *libraries, *core.options.priorities, *((BATCH,) if libraries else ()))):
                 made.ports[library] = await self._open(made, library, context)
                 if isinstance(device, PreparesLibraries):
-                    await core.system.run_blocking(device.prepare, library, made.ports[library].lane.compute)
+                    await core.system.run_blocking(made.offloaded.make, device.prepare, library, made.ports[library].lane.compute)
             await core.pinned.attach(device)
             await bind_durable(made)
             core.capabilities = made.lanes[0].compute.capabilities()
@@ -218,7 +218,7 @@ class ContextActor(Actor["OpenLibrary | AddLane", "Port | AccelError | None"]):
         """Give a lane what ops of a library need there."""
         await made.provide_workspaces(lane, library)
         if isinstance(made.device, PreparesLibraries) and library in (*self._core.options.libraries, BATCH):
-            await self._core.system.run_blocking(made.device.prepare, library, lane.compute)
+            await self._core.system.run_blocking(made.offloaded.make, made.device.prepare, library, lane.compute)
 
     async def _lane(self, made: Context, library: str) -> Lane:
         """Return the lane that the ``streams`` option gives to a library."""
@@ -233,7 +233,7 @@ class ContextActor(Actor["OpenLibrary | AddLane", "Port | AccelError | None"]):
         return lane
 
     async def _new_lane(self, made: Context, library: str) -> Lane:
-        lane = await self._core.system.run_blocking(self._make_lane, made, library)
+        lane = await self._core.system.run_blocking(made.offloaded.make, self._make_lane, made, library)
         made.lanes.append(lane)
         return lane
 

@@ -1,25 +1,28 @@
-"""Kernels that are called on worker threads, and what must not be given back under them."""
+"""Calls of a context on worker threads, and what must not be given back under them."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from accel.errors import ClosedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Container, Iterator
 
     from accel.ops import KernelOp
 
 __all__ = ["OffloadedCalls"]
 
+T = TypeVar("T")
+
 
 class OffloadedCalls:
     """The calls of one context that run beside the loop.
 
-    Who waits for a call may be cancelled; the call itself cannot be, and goes on using streams, handles and memory. So these are given back by way of
+    The wait for a call can be cancelled; the call itself cannot be, and goes on using streams, handles and memory. So these are given back by way of
     :meth:`when_over`.
 
     Parameters
@@ -38,26 +41,36 @@ class OffloadedCalls:
 
     def run(self, kernel: Callable[..., None], lane: Any, op: KernelOp, *operands: Any) -> None:
         """Call a kernel on this thread, unless everything is being given back already; then raise :class:`~accel.ClosedError`."""
+        with self._one_more(1 if op.library not in self._own else 0):
+            kernel(lane, op, *operands)
+
+    def make(self, call: Callable[..., T], *arguments: Any) -> T:
+        """Make something in the context on this thread, for which no op waits; raises as :meth:`run` does."""
+        with self._one_more(0):
+            return call(*arguments)
+
+    @contextlib.contextmanager
+    def _one_more(self, loading: int) -> Iterator[None]:
         with self._changed:
             if self._is_over:
-                raise ClosedError("the context was closed before this was enqueued")
+                raise ClosedError("the context was closed before this began")
             self._running += 1
-            self._load(op, 1)
+            self._load(loading)
         try:
-            kernel(lane, op, *operands)
+            yield
         finally:
             then: Callable[[], None] | None = None
             with self._changed:
                 self._running -= 1
-                self._load(op, -1)
+                self._load(-loading)
                 if not self._running:
                     then, self._then = self._then, None
                     self._changed.notify_all()
             if then is not None:
                 then()
 
-    def _load(self, op: KernelOp, change: int) -> None:
-        if op.library not in self._own:
+    def _load(self, change: int) -> None:
+        if change:
             self._loaded_before, self._loading_since = self.busy_seconds(), monotonic()
             self._loading += change
 

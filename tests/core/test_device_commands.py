@@ -164,6 +164,40 @@ async def test_without_memory_for_a_lanes_workspaces_ops_run_in_the_others(compu
         del full
 
 
+class Preparing(Lending):
+    """Makes what a library needs in a stream slowly, once that is asked for."""
+
+    gate: ClassVar[threading.Event]
+    steps: ClassVar[list[str]]
+
+    def prepare(self, library: str, compute: Any) -> None:
+        if library == "blas" and len([each for each in self.lent if each.lent]) > 1:
+            self.steps.append("prepare begins")
+            self.gate.wait(10)
+            self.steps.append("prepare ends")
+
+    def close(self, *, abandon: bool = False) -> None:
+        self.steps.append("close")
+        super().close(abandon=abandon)
+
+
+async def test_a_stream_that_is_being_prepared_is_not_closed_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    Lending.lent, Preparing.gate, Preparing.steps = [], threading.Event(), []
+    opens(monkeypatch, Preparing)
+    plan = FaultPlan().hang_at(1, op="gemm")
+    async with opened(plan, libraries=("blas",), streams="balanced(2)") as device:
+        x = await device.put(np.eye(4))
+        calls = [task(device.blas.gemm(x, x)) for _ in range(2)]
+        await until(lambda: Preparing.steps)
+        plan.release()
+        await asyncio.gather(*calls)
+        closing = task(device.aclose())
+        await asyncio.sleep(0.1)  # the close has all the time that it could use
+        Preparing.gate.set()
+        await bounded(closing)
+    assert Preparing.steps == ["prepare begins", "prepare ends", "close"]
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Step(accel.KernelOp):
     """``x + 1``."""

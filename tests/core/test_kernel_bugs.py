@@ -14,7 +14,7 @@ import pytest
 import accel
 from accel import registry
 from accel.ops import Plan
-from tests.device_support import bounded, task, until
+from tests.device_support import bounded, failure, task, until
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -82,3 +82,36 @@ async def test_a_bug_keeps_no_operand_alive(library: type[Broken], depends: bool
             await until(lambda: device.info().memory.used == 0, "its memory is free")
         finally:
             gc.enable()
+
+
+class Bare(accel.AccelError):
+    """Leaves the constructor of its base out: it has no fields."""
+
+    def __init__(self) -> None:
+        pass
+
+
+class Later(Broken):
+    """Raises in the stream, on a thread or, for small work, on the loop's."""
+
+    cost: ClassVar[float]
+
+    @accel.kernel(Break)
+    def break_it(self, op: Break, stream: Any, inputs: list[accel.Operand], outputs: list[accel.Operand]) -> None:
+        def work() -> None:
+            raise Bare
+
+        stream.submit(work, self.cost)
+
+
+@pytest.mark.parametrize("cost", [1e-6, 1.0])
+async def test_work_that_raises_an_error_without_fields_is_answered(cost: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Later, "cost", cost, raising=False)
+    async with accel.System(close_timeout=1.0) as system:
+        device = await system.open_device("cpu")
+        await device.register(Later)
+        x = await device.put(np.ones(8))
+        for _ in range(2):  # the stream goes on
+            error = await failure(device.run(Break(x)), accel.LibraryError)
+            assert error.message.startswith("the work of break of library 'broken' raised Bare")
+            assert type(error.__cause__) is Bare
