@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from accel.ops import KernelLayout, KernelOp, Plan
     from accel.ref import AccelRef
     from accel.remote.link import Link
+    from accel.remote.messages import WireOp
 
 __all__ = ["Copy", "Landed", "RequestContext"]
 
@@ -112,10 +113,20 @@ class RequestContext(ContextBase):
 
     def _send_ops(
         self, number: int, submission: BatchSubmission, start: int, ops: Sequence[KernelOp], arrays: Mapping[int, SharedArray]
-    ) -> tuple[int, None] | None:
-        """Send ops of a batch as one message. Where not all of them go into one, return before which it ends."""
-        written, cut = [self._ops.write(op, arrays[index].place if index in arrays else None) for index, op in enumerate(ops, start)], None
-        ids = [[ref.buffer for ref in refs] for refs in submission.outputs[start : start + len(ops)]]
+    ) -> tuple[int, AccelError | None] | None:
+        """Send ops of a batch as one message. Where not all of them can be sent, return before which it ends, and what is wrong with the next."""
+        written: list[WireOp] = []
+        cut: tuple[int, AccelError | None] | None = None
+        for index, op in enumerate(ops, start):
+            try:
+                written.append(self._ops.write(op, arrays[index].place if index in arrays else None))
+            except AccelError as error:
+                error.op_index = index
+                if index == start:
+                    raise
+                cut = index, error.with_traceback(None)  # its frames hold this one
+                break
+        ids = [[ref.buffer for ref in refs] for refs in submission.outputs[start : start + len(written)]]
         data = pack(number, ids, written)
         if len(data) > MAX_MESSAGE:
             count = fitting(submission, start, ids, written)

@@ -66,7 +66,7 @@ class StandbyActor(Actor[_Wish, None]):
     async def started(self, context: ActorContext) -> None:
         """Offer the spare that there will be, and begin with it."""
         core = self._core
-        self._children.take_spare = self._take
+        self._children.take_spare = self._take_sound
         self._wish = lambda: _tell(context.self_ref)
         core.lifecycle.listeners.append(self._wish)
         self._wish()
@@ -86,9 +86,13 @@ class StandbyActor(Actor[_Wish, None]):
         except AccelError as error:
             self._failed(error)
 
+    def _take_sound(self) -> Link | None:
+        """Hand the spare over, unless it was given up: its watchdog has stopped, and would not bound a promotion."""
+        return None if self._reason is not None else self._take()
+
     def _take(self) -> Link | None:
         """Hand the spare over."""
-        link, self._link = self._link, None
+        link, self._link, self._reason = self._link, None, None
         self._rest("none")
         return link
 
@@ -103,7 +107,7 @@ class StandbyActor(Actor[_Wish, None]):
     def received(self, kind: int, data: bytes, fds: list[int]) -> None:
         """Take a message; see :class:`~accel.remote.link.Listener`."""
         core, link = self._core, self._link
-        if link is None:
+        if link is None or self._reason is not None:  # handed over, or given up
             return
         if kind == Kind.WARM:
             self._children.standby = "ready"

@@ -60,6 +60,24 @@ async def test_ops_of_a_batch_before_one_whose_operand_was_freed_are_done(device
     assert device.info().in_flight == 0
 
 
+@pytest.mark.parametrize("brings_arrays", [False, True])
+async def test_ops_of_a_batch_before_one_that_cannot_be_sent_are_done(device: accel.Device, brings_arrays: bool) -> None:
+    class Local(accel.ops.Unary):
+        """Cannot be imported by name."""
+
+    x = await device.put(np.ones(8))
+    with pytest.raises(accel.UnsupportedError) as caught:
+        async with device.batch() as batch:
+            first = batch.put(np.ones(8)) if brings_arrays else batch.full(8, 1.0, "float64")
+            second = batch.elementwise.binary("add", first, x)
+            third = batch.run(Local(accel.UnaryOp.NEG, second))
+            fourth = batch.put(np.ones(8)) if brings_arrays else batch.full(8, 1.0)
+    assert caught.value.op_index == 2
+    assert [ref.is_stale for ref in (first, second, third, fourth)] == [False, False, True, True]
+    np.testing.assert_array_equal(await device.get(second), np.full(8, 2.0))
+    assert device.info().in_flight == 0
+
+
 async def test_it_computes_what_inline_computes(device: accel.Device) -> None:
     rng = np.random.default_rng(np.random.SeedSequence().entropy)
     assert device.info().host == "process"
