@@ -44,7 +44,9 @@ def hinted(remedies: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
         missing = remedies.keys() - set(dir(kind))
         for name in missing:
             setattr(kind, name, _Missing(name, remedies[name]))
-        kind.__dir__ = lambda self: [name for name in object.__dir__(self) if name not in missing]  # type: ignore[method-assign]
+        kind.__dir__ = lambda self: [  # type: ignore[method-assign]
+            name for name in object.__dir__(self) if name not in missing or name in getattr(self, "__dict__", ())
+        ]
         return kind
 
     return add

@@ -81,7 +81,7 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         found: Any = self._families.get(namespace)
         if found is None:
             found = self._families[namespace] = namespace(self._submitter)
-            if not hasattr(type(self), found.library):
+            if not hasattr(self, found.library):
                 self._outside[found.library] = type(found)
                 setattr(self, found.library, found)
         result: N = found
@@ -144,7 +144,7 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         core.guard()
         kernels_of(library)
         name = library.name
-        if name in core.own or name in LIBRARIES:
+        if name in core.own or name in core.families or name in LIBRARIES:
             raise InvalidArgumentError(f"{core.name} has a library {name!r}", remedy="Give yours another name.", device=core.name)
         core.own[name] = partial(library, *args, **kwargs)
         try:

@@ -438,7 +438,10 @@ class Context(ContextBase):
             known = name in LIBRARIES or native or family is not None
             what = f"{name} has no {op.kind}" if known else f"there is no library {name!r}"
             remedy = "Use another device." if known else "Register it first: await device.register(YourLibrary)."
-            remedy = f"Mark a method of the library with @accel.kernel({type(op).__name__})." if name in self.own else remedy
+            if name in self.own:
+                remedy = f"Mark a method of the library with @accel.kernel({type(op).__name__})."
+            elif family is None and isinstance(op, FamilyOp):
+                remedy = f"Make the accel.ops.Family of {type(op).__name__}, in a module that is imported."
             raise UnsupportedError(f"{what} on {backend}", op=op.kind, device=self.core.name, remedy=remedy)
         self._kernels[type(op)] = kernel
         return kernel

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from accel.dtype import DType
     from accel.engine.kernel_library import KernelLibrary
     from accel.engine.options import DeviceOptions
+    from accel.family import OpFamily
     from accel.storage.durable import DurableKeeper
 
 __all__ = ["DeviceCore"]
@@ -69,6 +70,8 @@ class DeviceCore:
         Counts what is on its way.
     own : dict
         Name -> what makes an instance, of the libraries that were registered.
+    families : dict
+        Name -> family, of the families from outside ``accel`` whose ops were sent.
     capabilities : Mapping
         Capability -> dtypes, of the newest context.
     restarts : int
@@ -106,6 +109,7 @@ class DeviceCore:
         self.memory_back = MemoryBack()
         self.workload = Workload()
         self.own: dict[str, Callable[[], KernelLibrary]] = {}
+        self.families: dict[str, OpFamily] = {}
         self.capabilities: Mapping[str, frozenset[DType]] = {}
         self.restarts = 0
         self.rebuild_seconds = 0.5

@@ -64,6 +64,9 @@ class FunctionOp(FamilyOp[Any]):
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
         values = {name: getattr(self, name) for name in self.names}
+        for name, value in values.items():
+            if name not in self.operands and isinstance(value, AccelRef):
+                raise InvalidArgumentError(f"{name} is a ref", remedy=f"Annotate the parameter: {name}: accel.AccelRef.")
         reads = tuple([operand(name, value) for name, value in values.items() if name in self.operands and value is not None])
         made = type(self).makes(**values)
         creates = made if isinstance(made, tuple) and not isinstance(made, Spec) else (made,)
@@ -89,6 +92,9 @@ class _Functions:
 
     name = FunctionOp.library
 
+    def __eq__(self, other: object) -> bool:  # all functions share one library
+        return isinstance(other, _Functions)
+
     def __init__(self, function: Callable[..., None], cost: float, *, capturable: bool) -> None:
         self.by_backend: dict[str, Callable[..., None]] = {"cpu": function}
         self._cost = cost
@@ -102,7 +108,7 @@ class _Functions:
         return None if function is None else partial(self._run, function, backend)
 
     def _run(
-        self, function: Callable[..., None], backend: str, lane: Lane, op: FunctionOp, inputs: Sequence[int], outputs: Sequence[int]
+        self, function: Callable[..., object], backend: str, lane: Lane, op: FunctionOp, inputs: Sequence[int], outputs: Sequence[int]
     ) -> None:
         plan, addresses, index = op.plan(), iter(inputs), lane.device.description.index
         made = [
@@ -113,7 +119,13 @@ class _Functions:
         for name, value in values.items():
             if isinstance(value, AccelRef):
                 values[name] = Operand(next(addresses), value.shape, value.dtype, False, backend, index, lane.stream)
-        work = partial(function, *made, **values)
+
+        def work() -> None:
+            if function(*made, **values) is not None:
+                raise InvalidArgumentError(
+                    f"{op.kind} returned a value", remedy="Write into the first parameter: np.asarray(out)[...] = ..."
+                )
+
         if backend == "cpu":
             stream: Any = lane.stream
             stream.submit(work, self._cost)
@@ -180,14 +192,14 @@ def _op_class(
         results += 1
     fields = parameters[results:]
     names = tuple(each.name for each in fields)
-    remedy = "Write def op(out: accel.Operand, x: accel.AccelRef, option: float = 1.0) -> None, and like='x' or makes=."
-    if results not in (1, 2) or any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in fields):
-        raise InvalidArgumentError(f"{function.__name__} has {results} result(s) in front, or takes *args", remedy=remedy)
-    if inspect.iscoroutinefunction(function) or "timeout" in names or (like is None) == (makes is None) or (like and like not in names):
-        raise InvalidArgumentError(
-            f"{function.__name__} is a coroutine function, has a parameter timeout, or names no parameter to be like", remedy=remedy
-        )
     operands = frozenset(name for name in names if _is_ref(hints.get(name)))
+    remedy = "Write def op(out: accel.Operand, x: accel.AccelRef, option: float = 1.0) -> None, and like='x' or makes=."
+    if results not in (1, 2) or any(each.kind not in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY) for each in fields):
+        raise InvalidArgumentError(
+            f"{function.__name__} has {results} result(s) in front, or takes *args or positional-only parameters", remedy=remedy
+        )
+    if inspect.iscoroutinefunction(function) or (like is None) == (makes is None) or (like and like not in operands):
+        raise InvalidArgumentError(f"{function.__name__} is a coroutine function, or names no parameter to be like", remedy=remedy)
     functions = _Functions(function, cost, capturable=capturable)
     namespace = {
         "kind": function.__name__,
@@ -200,6 +212,11 @@ def _op_class(
         "__doc__": function.__doc__,
         "__module__": function.__module__,
     }
+    for each in fields:
+        if each.name in namespace or hasattr(FunctionOp, each.name):
+            raise InvalidArgumentError(f"{function.__name__} has a parameter {each.name}: ops have it", remedy="Give it another name.")
+        if type(each.default).__hash__ is None:
+            raise InvalidArgumentError(f"the default of {each.name} can change: {each.default!r:.200}", remedy="Use a tuple, or None.")
     made: type[FunctionOp] = dataclasses.make_dataclass(
         function.__name__, [_field(each) for each in fields], bases=(FunctionOp,), namespace=namespace, frozen=True, eq=False, slots=True
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from accel._log import get_logger
 from accel.engine.checksums import checksum_op, value_op
+from accel.engine.kernels import LIBRARIES
 from accel.engine.launches import OpSubmission
 from accel.engine.lifecycle import DeviceState
 from accel.engine.op_error import op_error
@@ -73,8 +74,8 @@ class Sender:
         plan: Plan | None = None
         try:
             plan = op.plan()
-            if op.library in core.own:
-                check_plan(op, plan)
+            if op.library not in LIBRARIES:
+                self._check_own(op, plan)
             live, recording, is_watchful = refs.live_generation, refs.recording, core.durable.is_watchful
             for ref in plan.reads + plan.writes:
                 if (
@@ -103,6 +104,13 @@ class Sender:
                 f"{op.kind} was made with what it does not take: {type(error).__name__}: {error}", op=op.kind, device=core.name
             ) from error
         return plan
+
+    def _check_own(self, op: KernelOp, plan: Plan) -> None:
+        """Check the plan of a user's op, and that no other library or family of this device has its family's name."""
+        check_plan(op, plan)
+        own, family = self._core.own, op.family if isinstance(op, FamilyOp) else None
+        if family is not None and (op.library in own or self._core.families.setdefault(op.library, family) != family):
+            raise InvalidArgumentError(f"there is another library {op.library!r}", op=op.kind, remedy="Give one of the two another name.")
 
     def _unsupported(self, op: KernelOp, plan: Plan) -> UnsupportedError:
         # "unary.relu" says more than "unary"; that a vector op is made of matrix products is an internal detail.

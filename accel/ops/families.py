@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from importlib import metadata
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
+from accel.errors import InvalidArgumentError
 from accel.ops import blas, dnn, elementwise, fft, reduce, rng
-
-if TYPE_CHECKING:
-    from accel.ops.family import Family
+from accel.ops.family import Family
 
 __all__ = ["ENTRY_POINT_GROUP", "FAMILIES", "FamilyName", "installed_families"]
 
@@ -27,8 +26,17 @@ def installed_families() -> tuple[Family, ...]:
 
     Raises
     ------
+    InvalidArgumentError
+        If an entry point names something else.
     Exception
         What importing a package's family raises.
     """
     points = sorted(metadata.entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name)
-    return (*FAMILIES, *(point.load() for point in points))
+    return (*FAMILIES, *map(_loaded, points))
+
+
+def _loaded(point: metadata.EntryPoint) -> Family:
+    found = point.load()
+    if not isinstance(found, Family):
+        raise InvalidArgumentError(f"the entry point {point.value} of {point.name} is not a Family", remedy="Name the module's Family.")
+    return found

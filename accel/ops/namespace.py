@@ -6,7 +6,7 @@ import difflib
 import inspect
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
 
-from accel.errors import AccelError
+from accel.errors import AccelError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -121,6 +121,8 @@ def method(op: Callable[P, FamilyOp[R]]) -> Method[P, R]:
         return self._submit(made)
 
     parameters = dict(inspect.signature(kind).parameters)
+    if "timeout" not in parameters:
+        raise InvalidArgumentError(f"{kind.__name__} is not a FamilyOp", remedy="Derive it from accel.ops.FamilyOp.", op=kind.kind)
     timeout = parameters.pop("timeout")
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     described: Any = call

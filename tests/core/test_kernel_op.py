@@ -157,6 +157,11 @@ async def test_a_backend_without_a_function_says_so_and_another_has_its_own(monk
         (lambda: accel.kernel_op(like="y")(_plain), "names no parameter to be like"),
         (lambda: accel.kernel_op(like="x")(_waiting), "a coroutine function"),
         (lambda: accel.kernel_op(like="x")(_hurried), "has a parameter timeout"),
+        (lambda: accel.kernel_op(like="x")(_kind), "has a parameter kind"),
+        (lambda: accel.kernel_op(like="x")(_result), "has a parameter result"),
+        (lambda: accel.kernel_op(like="x")(_listed), "the default of weights can change"),
+        (lambda: accel.kernel_op(like="x")(_positional), "positional-only"),
+        (lambda: accel.kernel_op(like="x")(_unannotated), "names no parameter to be like"),
     ],
 )
 def test_a_function_that_does_not_fit_is_refused(define: Any, message: str) -> None:
@@ -174,6 +179,50 @@ _waiting: Any = _coroutine
 
 
 def _hurried(out: accel.Operand, x: accel.AccelRef, timeout: float) -> None: ...
+
+
+def _kind(out: accel.Operand, x: accel.AccelRef, kind: str) -> None: ...
+
+
+def _result(out: accel.Operand, x: accel.AccelRef, result: int) -> None: ...
+
+
+def _listed(out: accel.Operand, x: accel.AccelRef, weights: list[float] = []) -> None: ...  # noqa: B006 - it is refused
+
+
+def _positional(out: accel.Operand, x: accel.AccelRef, /) -> None: ...
+
+
+def _unannotated(out: accel.Operand, x: Any) -> None: ...
+
+
+@accel.kernel_op(like="x")
+def returned(out: accel.Operand, x: accel.AccelRef, y: Any = None) -> None:
+    """Return what should be written."""
+    value: Any = np.asarray(x) + 1
+    return value  # type: ignore[no-any-return]
+
+
+@accel.kernel_op(makes=lambda x, spec: spec)
+def made(out: accel.Operand, x: accel.AccelRef, spec: Any) -> None:
+    """Do nothing."""
+
+
+@HOSTS
+async def test_a_result_that_is_returned_or_no_spec_is_an_error(host: Host) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host=host)
+        x = await device.put(np.zeros(4))
+        with pytest.raises(accel.InvalidArgumentError, match="returned a value"):
+            await device.get(await device.run(returned(x)))
+        with pytest.raises(accel.InvalidArgumentError, match="y is a ref"):
+            await device.run(returned(x, x))
+        for spec in (None, [Spec((), x.dtype)], Spec((-1,), x.dtype), (1,)):
+            with pytest.raises(accel.InvalidArgumentError, match=r"plan\(\) of made"):
+                await device.run(made(x, spec))
+            with pytest.raises(accel.InvalidArgumentError, match=r"plan\(\) of made"):
+                async with device.batch() as batch:
+                    batch.run(made(x, spec))
 
 
 def what_a_type_checker_sees(device: accel.Device, batch: accel.Batch, x: accel.AccelRef) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, assert_type
 
 import numpy as np
@@ -16,6 +17,7 @@ from accel.cpu.views import array
 from accel.family import BackendPart, Sample
 from accel.ops import BlasOps, Family, FamilyOp, OpNamespace, Plan, Spec, method
 from accel.ops.base import operand
+from accel.ops.families import installed_families
 from accel.testing import FaultPlan, conformance
 from accel.testing.conformance.device_harness import DeviceHarness
 
@@ -223,6 +225,87 @@ async def test_a_family_with_a_name_that_is_taken_is_refused() -> None:
         device = await system.open_device("cpu")
         with pytest.raises(accel.InvalidArgumentError, match="another library 'blas'"):
             await device.family(Mine).gemm(await device.zeros(1))
+
+
+async def test_two_families_or_libraries_of_one_name_are_refused(rng: np.random.Generator) -> None:
+    @dataclass(frozen=True, eq=False, slots=True)
+    class Other(FamilyOp):
+        library: ClassVar[str] = "stats"
+        kind: ClassVar[str] = "median"
+        x: accel.AccelRef
+        shift: float = 42.0
+
+        def plan(self) -> Plan:
+            return Plan((self.x,), (), (Spec((), self.x.dtype),))
+
+    class Others(OpNamespace[M]):
+        library: ClassVar[str] = "stats"
+        median = method(Other)
+
+    class Library(accel.KernelLibrary):
+        name = "stats"
+
+        @accel.kernel(Other)
+        def median(self, op: Other, stream: Any, inputs: list[accel.Operand], outputs: list[accel.Operand]) -> None: ...
+
+    Family(Others, {"median": _median})
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        x = await device.put(rng.standard_normal(5))
+        await device.family(StatsOps).median(x)
+        with pytest.raises(accel.InvalidArgumentError, match="another library 'stats'"):
+            await device.family(Others).median(x)
+        with pytest.raises(accel.InvalidArgumentError, match="has a library 'stats'"):
+            await device.register(Library)
+        stats: Any = device
+        assert type(stats.stats) is StatsOps
+        assert "stats" in dir(device)
+        other = await system.open_device("cpu")
+        await other.register(Library)
+        with pytest.raises(accel.InvalidArgumentError, match="another library 'stats'"):
+            await other.family(StatsOps).median(await other.zeros(3))
+
+
+async def test_an_op_without_a_family_says_what_is_missing() -> None:
+    @dataclass(frozen=True, eq=False, slots=True)
+    class Alone(FamilyOp):
+        library: ClassVar[str] = "alone"
+        kind: ClassVar[str] = "alone"
+        x: accel.AccelRef
+        creates: Any = ()
+
+        def plan(self) -> Plan:
+            return Plan((self.x,), (), self.creates)
+
+    class AloneOps(OpNamespace[M]):
+        library: ClassVar[str] = "alone"
+        alone = method(Alone)
+
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        x = await device.zeros(3)
+        with pytest.raises(accel.UnsupportedError, match=r"Make the accel\.ops\.Family of Alone"):
+            await device.family(AloneOps).alone(x)
+        with pytest.raises(accel.InvalidArgumentError, match=r"plan\(\) of alone names results that are not Specs"):
+            await device.family(AloneOps).alone(x, ("float32",))
+
+    class Plain(accel.KernelOp):
+        library: ClassVar[str] = "alone"
+        kind: ClassVar[str] = "plain"
+
+        def plan(self) -> Plan:
+            return Plan((), (), ())
+
+    made: Any = method
+    with pytest.raises(accel.InvalidArgumentError, match="Plain is not a FamilyOp"):
+        made(Plain)
+
+
+def test_an_entry_point_that_names_no_family_is_a_failure_of_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = metadata.EntryPoint("stats", "tests.core.test_one_family:StatsOps", "accel.families")
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [point])
+    with pytest.raises(accel.InvalidArgumentError, match=r"test_one_family:StatsOps of stats is not a Family"):
+        installed_families()
 
 
 def what_a_type_checker_sees(device: accel.Device, batch: accel.Batch, graph: accel.Graph, x: accel.AccelRef) -> None:
