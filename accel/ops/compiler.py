@@ -163,7 +163,10 @@ def kernel_of(
 
 def _texts(name: str, values: Iterable[str]) -> tuple[str, ...]:
     # A string is a sequence of strings too, and never what was meant.
-    texts = None if isinstance(values, str) or not isinstance(values, Iterable) else tuple(values)
+    try:
+        texts = None if isinstance(values, str) else tuple(values)
+    except TypeError:  # not iterable
+        texts = None
     if texts is None or not all(isinstance(each, str) and each for each in texts):
         raise InvalidArgumentError(f"{name} is {values!r}", remedy=f"Give a list of strings as {name}.")
     return texts

@@ -129,3 +129,10 @@ async def test_arguments_of_a_kernel_that_are_no_sequence(device: accel.Device) 
     kernel: Any = None
     with pytest.raises(accel.InvalidArgumentError, match="args"):
         await device.compiler.launch(kernel, 1, 1, 7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["options", "parameters"])
+async def test_a_ref_is_no_list_of_texts(device: accel.Device, name: str) -> None:
+    arguments: Any = {name: await device.zeros(3)}
+    error = await failure(device.compiler.compile("source", "copy", **arguments), accel.InvalidArgumentError)
+    assert name in error.message
