@@ -114,6 +114,9 @@ class OpWriter:
     def _number(self, key: Hashable, value: object) -> int:
         number = self._numbers.get(key)
         if number is None:
+            cls = value if isinstance(value, type) else type(value)
+            if cls.__module__ == "__main__":  # the child, which has another one, would refuse the whole message
+                raise UnsupportedError(f"{cls.__qualname__} is in __main__, which the device's process does not have", remedy=_IMPORTABLE)
             number = len(self._numbers) + 1
             self._announce(number, value)
             self._numbers[key] = number

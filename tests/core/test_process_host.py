@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import signal
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -61,10 +62,16 @@ async def test_ops_of_a_batch_before_one_whose_operand_was_freed_are_done(device
 
 
 @pytest.mark.parametrize("brings_arrays", [False, True])
-async def test_ops_of_a_batch_before_one_that_cannot_be_sent_are_done(device: accel.Device, brings_arrays: bool) -> None:
+@pytest.mark.parametrize("is_in_main", [False, True])
+async def test_ops_of_a_batch_before_one_that_cannot_be_sent_are_done(
+    device: accel.Device, brings_arrays: bool, is_in_main: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Local(accel.ops.Unary):
-        """Cannot be imported by name."""
+        """Cannot be imported by name, or only here."""
 
+    if is_in_main:
+        Local.__module__, Local.__qualname__ = "__main__", "Local"
+        monkeypatch.setattr(sys.modules["__main__"], "Local", Local, raising=False)
     x = await device.put(np.ones(8))
     with pytest.raises(accel.UnsupportedError) as caught:
         async with device.batch() as batch:
