@@ -145,7 +145,7 @@ class Context(ContextBase):
         assert plan is not None, "an op that is not dispatched has its plan"
         self._check_operands(plan)
         if pool is not None and not is_placed and op.library in pool.libraries:
-            port = pool.choose(op.library, plan, buffers.blocks)
+            port = pool.choose((op.library,), plan, buffers.blocks)
         lane, refs = port.lane, plan.writes
         if op.library in self.scratch.libraries and not self.scratch.reserve(op, lane):
             return False
@@ -279,9 +279,10 @@ class Context(ContextBase):
             return self.ports[BATCH]
         if submission.places:  # some of it is there already
             return pool.port_of(submission.places[0][0])
-        if not pool.libraries.issuperset([each.library for each in set(submission.classes) if each.library != "memory"]):
+        libraries = {each.library for each in set(submission.classes)}
+        if not pool.libraries.issuperset(libraries - {"memory"}):
             return self.ports[BATCH]
-        return pool.choose(BATCH, submission.plans[0], self.buffers.blocks)
+        return pool.choose({BATCH, *(libraries & pool.lending)}, submission.plans[0], self.buffers.blocks)
 
     def _send_ops(self, submission: BatchSubmission, end: int, port: Port) -> bool:
         """Send ops of a batch, from the first that was not sent to ``end``, all into one lane: a chain of ops needs no stream to wait for another's.
@@ -330,6 +331,8 @@ class Context(ContextBase):
 
     async def provide_workspaces(self, lane: Lane, library: str) -> None:
         """Give a lane the workspaces that ops of a library use there; raises as :meth:`Buffers.provide` does."""
+        if self.pool is not None and lane.needs_workspace(library):
+            self.pool.lending.add(library)
         await self.buffers.provide_workspaces(lane, lane.compute, library)
         lane.provided.add(library)
 

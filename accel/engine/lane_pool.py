@@ -10,9 +10,9 @@ If operands have unfinished writes in several lanes, the write with the most unf
 first op. The choice does not order anything: dependencies across lanes are waited for by events, as they are between libraries.
 
 The pool begins with two lanes, one of them in reserve, and grows when it is used. The op that takes the last idle lane asks for another lane, which is made
-off the event loop; no op waits for that. Lanes but the first are made without workspaces. A lane gets those of a library when an op of that library finds
-all lanes busy that have them. When memory is short, idle lanes but the first give their workspaces back. The pool
-then does not grow any more in this generation.
+off the event loop; no op waits for that. Lanes but the first are made without workspaces. A lane gets those of a library when an op of that library, or a
+batch that has one, finds all lanes busy that have them. When memory is short, idle lanes but the first give their workspaces back. The pool then does not
+grow any more in this generation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from accel.engine.lane import Lane
     from accel.engine.launches import Port
@@ -47,16 +47,19 @@ class LanePool:
     ----------
     limit : int
     libraries : set of str
+    lending : set of str
+        Those that were found to need workspaces.
     ports : list of Port
         The lanes, each with its kernel actor. The first one has the workspaces of all libraries that were used, and keeps them.
     growing : Lane or None
         The lane that is being made ready.
     """
 
-    __slots__ = ("_ask_for_lane", "_is_asking", "_is_short", "_ports_by_lane", "growing", "libraries", "limit", "ports")
+    __slots__ = ("_ask_for_lane", "_is_asking", "_is_short", "_ports_by_lane", "growing", "lending", "libraries", "limit", "ports")
 
     def __init__(self, limit: int, libraries: Iterable[str], ask_for_lane: Callable[[str | None], object]) -> None:
         self.libraries = set(libraries)
+        self.lending: set[str] = set()
         self.ports: list[Port] = []
         self.growing: Lane | None = None
         self.limit = limit
@@ -65,8 +68,8 @@ class LanePool:
         self._is_asking = False
         self._is_short = False
 
-    def choose(self, library: str, plan: Plan, blocks: Mapping[int, Block | Held]) -> Port:
-        """Return where an op goes; see the module. The first lane has the workspaces of its library."""
+    def choose(self, libraries: Collection[str], plan: Plan, blocks: Mapping[int, Block | Held]) -> Port:
+        """Return where an op of some library, or a batch of several, goes; see the module. If no lane has the workspaces of them all, it is the first."""
         newest: Port | None = None
         most = 0
         for ref in plan.reads + plan.writes:
@@ -76,16 +79,17 @@ class LanePool:
                 writer, seq = pending
                 if seq - writer.completed > most and (port := self._ports_by_lane.get(writer)) is not None:
                     newest, most = port, seq - writer.completed
-        if newest is not None and library in newest.lane.provided:
+        if newest is not None and newest.lane.provided.issuperset(libraries):
             return newest
         idle: Port | None = None
         least, fewest = self.ports[0], -1
-        lacks = is_other_idle = False
+        lacking: Lane | None = None
+        is_other_idle = False
         for port in self.ports:
             lane = port.lane
             unfinished = lane.issued - lane.completed
-            if library not in lane.provided:
-                lacks, is_other_idle = True, is_other_idle or not unfinished
+            if not lane.provided.issuperset(libraries):
+                lacking, is_other_idle = lacking or lane, is_other_idle or not unfinished
             elif unfinished:
                 if unfinished < fewest or fewest < 0:
                     least, fewest = port, unfinished
@@ -94,9 +98,9 @@ class LanePool:
             else:
                 return idle
         if not self._is_asking:
-            if idle is None and (lacks or self.has_room):
-                self._ask(library)
-            elif idle is not None and not is_other_idle and self.has_room:
+            if idle is None and lacking is not None:
+                self._ask(next(each for each in libraries if each not in lacking.provided))
+            elif self.has_room and (idle is None or not is_other_idle):
                 self._ask(None)
         return idle or least
 

@@ -164,6 +164,30 @@ async def test_without_memory_for_a_lanes_workspaces_ops_run_in_the_others(compu
         del full
 
 
+@pytest.mark.usefixtures("computes")
+async def test_without_memory_for_another_lanes_workspaces_a_batch_waits_for_the_lane_that_has_them() -> None:
+    plan = FaultPlan().hang_at(2, op="gemm")
+    async with opened(plan, memory_limit=4 * MIB, streams="balanced(2)") as device:
+        x = await device.put(np.eye(4))
+        full = await device.zeros(MIB, "uint8")
+        await device.blas.gemm(x, x)
+        busy = task(device.blas.gemm(x, x))
+        await in_flight(device, 1)
+
+        async def together() -> accel.AccelRef:
+            async with device.batch() as batch:
+                found: accel.AccelRef = batch.elementwise.unary("neg", batch.blas.gemm(x, x))
+            return found
+
+        calls = [task(together()) for _ in range(2)]
+        await in_flight(device, 5)
+        plan.release()
+        for each in await asyncio.gather(*calls):
+            np.testing.assert_array_equal(await device.get(each), -np.eye(4))
+        await busy
+        del full
+
+
 class Preparing(Lending):
     """Makes what a library needs in a stream slowly, once that is asked for."""
 
