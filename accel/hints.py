@@ -6,6 +6,7 @@ for them stays one.
 
 from __future__ import annotations
 
+import inspect
 from numbers import Number
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
@@ -45,7 +46,7 @@ def hinted(remedies: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
         for name in missing:
             setattr(kind, name, _Missing(name, remedies[name]))
         kind.__dir__ = lambda self: [  # type: ignore[method-assign]
-            name for name in object.__dir__(self) if name not in missing or name in getattr(self, "__dict__", ())
+            name for name in object.__dir__(self) if name not in missing or type(inspect.getattr_static(self, name)) is not _Missing
         ]
         return kind
 

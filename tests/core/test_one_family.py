@@ -260,6 +260,9 @@ async def test_two_families_or_libraries_of_one_name_are_refused(rng: np.random.
         stats: Any = device
         assert type(stats.stats) is StatsOps
         assert "stats" in dir(device)
+        assert "status" not in dir(device)
+        assert "put" in dir(device.batch())
+        assert "put" not in dir(device.graph())
         other = await system.open_device("cpu")
         await other.register(Library)
         with pytest.raises(accel.InvalidArgumentError, match="another library 'stats'"):
