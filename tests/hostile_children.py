@@ -88,3 +88,18 @@ async def slab_that_is_not(sock: socket.socket) -> None:
 async def half_a_place(sock: socket.socket) -> None:
     """Say where half a durable buffer is."""
     await _speak(sock, _ready(), (110, struct.pack("<QQ", 1, 5)))
+
+
+async def log_that_is_too_deep(sock: socket.socket) -> None:
+    """Send an event of the log that no parser takes."""
+    await _speak(sock, (122, b"[" * 200_000))
+
+
+async def log_with_odd_keys(sock: socket.socket) -> None:
+    """Send an event of the log with the names of parameters as its keys, and then an offer."""
+    keys = ("self", "level", "event", "method_name", "args", "kw", "exc_info", "stack_info", "extra", "name", "msg", "error")
+    channel = Channel(sock, asyncio.get_running_loop(), on_message=lambda *_: None, on_lost=lambda _: None)
+    for key in keys:
+        channel.send(122, json.dumps(["error", "odd", {key: 1}]).encode())
+    channel.send(*_ready())
+    await asyncio.Event().wait()

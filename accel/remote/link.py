@@ -41,7 +41,7 @@ STARTUP_TIMEOUT = 120.0
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
-_TAKEN = frozenset(("self", "level", "event", "exc_info", "generation"))
+_TAKEN = frozenset(("self", "level", "event", "method_name", "exc_info", "generation"))
 """Keys that a child's event cannot have: parameters of the call that logs it, and a generation, of which a child has only one."""
 
 
@@ -193,7 +193,7 @@ class Link:
             level, event, pairs = json.loads(data)
             number, event = _LEVELS[level], str(event)
             pairs = {key: value for key, value in pairs.items() if key not in _TAKEN}
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ProtocolError(f"the child of {self._core.name} sent a log event that means nothing: {error!r}") from error
         pairs |= {"device": self._core.name, "pid": self.pid, "host": "process"}
         logger.log(number, event, **pairs)

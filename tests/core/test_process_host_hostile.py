@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -38,3 +39,19 @@ async def test_nonsense_later_on_loses_the_child(child: str, monkeypatch: pytest
                 await asyncio.sleep(0)
         with pytest.raises(accel.DeviceLostError):
             await device.zeros(4)
+
+
+async def test_an_event_of_the_log_is_refused_or_taken_and_is_no_error_of_the_parent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    raised: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: raised.append(context))
+    async with accel.System() as system:
+        monkeypatch.setattr(link, "TARGET", "tests.hostile_children:log_that_is_too_deep")
+        with pytest.raises(accel.HostDiedError):
+            await asyncio.wait_for(system.open_device("cpu", host="process", restart=ONCE), 20)
+        monkeypatch.setattr(link, "TARGET", "tests.hostile_children:log_with_odd_keys")
+        device = await asyncio.wait_for(system.open_device("cpu", host="process", restart=ONCE), 20)
+        assert device.state is accel.DeviceState.READY
+        assert caplog.text.count(" odd ") == 12
+    assert not raised
