@@ -167,8 +167,9 @@ class ContextActor(Actor["OpenLibrary | AddLane", "Port | AccelError | None"]):
     async def _open(self, made: Context, library: str, context: ActorContext) -> Port:
         pool = made.pool
         if pool is not None and library in pool.libraries:
-            while len(pool.ports) < min(2, pool.limit):  # one in reserve
+            if not pool.ports:
                 await self._add_to_pool(made, pool, context)
+                await self._grow(made, pool, None, context)  # one in reserve
             await made.provide_workspaces(pool.ports[0].lane, library)
             for port in pool.ports:
                 if not port.lane.needs_workspace(library):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,11 +11,13 @@ import numpy as np
 import pytest
 
 import accel
+from accel.cpu.backend import CpuDevice
 from accel.ops.base import Plan, Spec
 from accel.testing import FaultPlan
 from tests.device_support import bounded, failure, generation, in_flight, opened, task, until
 
 if TYPE_CHECKING:
+    from accel.cpu.stream import CpuStream
     from accel.engine.lane_pool import LanePool
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -202,6 +205,22 @@ async def test_every_generation_has_a_pool_of_its_own() -> None:
         x = await device.put(X)
         np.testing.assert_array_equal(await device.get(await device.blas.gemm(x, x)), X @ X)
         assert pool_of(device) is not before
+
+
+async def test_without_a_stream_in_reserve_ops_run_in_the_one_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    create, made = CpuDevice.create_stream, itertools.count(1)
+
+    def scarce(self: CpuDevice, *, priority: int = 0) -> CpuStream:
+        if next(made) > 2:
+            raise accel.OutOfMemoryError("no stream")
+        return create(self, priority=priority)
+
+    monkeypatch.setattr(CpuDevice, "create_stream", scarce)
+    async with opened() as device:
+        x = await device.put(X)
+        for each in await asyncio.gather(*[bounded(device.blas.gemm(x, x)) for _ in range(4)]):
+            np.testing.assert_array_equal(await device.get(each), X @ X)
+        assert issued(device) == [4]
 
 
 async def test_debug_runs_everything_in_one_stream() -> None:
