@@ -25,7 +25,7 @@ FAST = accel.RestartStrategy(max_restarts=10, backoff=(0.0, 0.0))
 async def test_fault_ends_everything_in_flight_on_every_lane() -> None:
     error = accel.DriverError("illegal address", code=700, library="driver")
     plan = FaultPlan().hang_at(1, op="gemm").hang_at(1, op="reduce").poison_at(1, error, op="unary")
-    async with opened(plan, libraries=ALL) as device:
+    async with opened(plan, libraries=ALL, streams="per_actor") as device:
         a = await device.zeros((3, 3))
         calls = [task(device.blas.gemm(a, a)), task(device.reduce("sum", a)), task(device.put(np.zeros(1)))]
         await calls[2]
@@ -59,7 +59,7 @@ async def test_work_that_had_not_reached_the_device_says_so() -> None:
 
 async def test_queued_ops_with_live_operands_run_in_the_next_generation() -> None:
     plan = FaultPlan().hang_at(1, op="gemm")
-    async with opened(plan, max_in_flight=2, libraries=["blas"]) as device:
+    async with opened(plan, max_in_flight=2, libraries=["blas"], streams="per_actor") as device:
         a = await device.zeros((3, 3))
         flying = [task(device.blas.gemm(a, a)) for _ in range(2)]
         await in_flight(device, 2)

@@ -33,7 +33,7 @@ async def test_of_many_tasks_marks_few_are_queried(queries: list[LateEvent]) -> 
     rng = np.random.default_rng()
     values = rng.standard_normal((64, 8)).astype(np.float32)
     async with accel.System() as system:
-        device = await system.open_device("late")
+        device = await system.open_device("late", streams="per_actor")
         refs = [await device.put(row) for row in values]
         queries.clear()
 
