@@ -38,7 +38,7 @@ from accel.remote.op_codec import OpReader
 from accel.sharing.sharing import Sharing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from accel.actors import ActorSystem
     from accel.dtype import DType
@@ -200,19 +200,28 @@ class Server:
 
     def _op(self, data: bytes) -> RemoteOp | None:
         number, _, ids, actions, wires = unpack(data)
-        try:
-            ops = self._read(number, wires)
-            if not ops:
-                return None
-            plans, made = self._planned(ops, ids)
-        except BaseException as error:  # a user's class raises anything
-            self._refuse(number, error)
+        taken = self._take(number, ids, wires)
+        if taken is None:
             return None
+        ops, plans, made = taken
         if actions:
             self._script.begin(self._action(action) for action in actions)
         submission = RemoteOp(self._answers, number, ops[0], plans[0], self.context.generation)
         submission.made = made[0]
         return submission
+
+    def _take(
+        self, number: int, ids: list[list[int]], wires: Sequence[WireOp]
+    ) -> tuple[tuple[KernelOp, ...], list[Plan], list[tuple[AccelRef, ...]]] | None:
+        """Return the ops of a submission, what they do to memory, and refs of what they make; ``None`` if it was refused, and answered."""
+        try:
+            ops = self._read(number, wires)
+            if not ops and wires:
+                return None
+            return ops, *self._planned(ops, ids)
+        except BaseException as raised:  # a user's class raises anything
+            self._refuse(number, raised)
+            return None
 
     def _refuse(self, number: int, raised: BaseException) -> None:
         """Answer a submission of which no op could be made here."""
@@ -221,28 +230,20 @@ class Server:
 
     async def _batch(self, data: bytes) -> None:
         number, _, ids, actions, wires = unpack(data)
-        try:
-            ops = self._read(number, wires)
-            if not ops and wires:
-                return
-            plans, made = self._planned(ops, ids)
-        except BaseException as error:
-            self._refuse(number, error)
+        taken = self._take(number, ids, wires)
+        if taken is None:
             return
+        ops, plans, made = taken
         if actions:
             self._script.begin(self._action(action) for action in actions)
         await self.dispatch(RemoteBatch(self._answers, number, ops, plans, made, self.context.generation))
 
     async def _graph(self, data: bytes) -> None:
         number, handle, ids, _, wires = unpack(data)
-        try:
-            ops = self._read(number, wires)
-            if not ops and wires:
-                return
-            plans, made = self._planned(ops, ids)
-        except BaseException as error:
-            self._refuse(number, error)
+        taken = self._take(number, ids, wires)
+        if taken is None:
             return
+        ops, plans, made = taken
         program = self._programs[handle] = Program(self._core, ops, plans, made, self.context.generation)
         await self.dispatch(RemoteGraph(self._answers, number, program, self.context.generation))
 
