@@ -228,7 +228,7 @@ class AccelDevice(Protocol):
     ----------
     description : DeviceDescription
     granularity : int
-        Slabs are multiples of so many bytes; itself a multiple of 256.
+        The size of a slab in bytes is a multiple of it; it is a multiple of 256.
     shares_processor : bool
         Whether its work runs on threads of this process. Its streams then call host functions as Python objects, and waiting for it must not spin.
 

@@ -41,7 +41,7 @@ class CudaDevice(CudaContext):
     Attributes
     ----------
     granularity : int
-        Slabs are multiples of so many bytes.
+        The size of a slab in bytes is a multiple of it.
     shares_processor : bool
         ``False``: the work runs on the GPU.
     scratch_libraries : frozenset of str

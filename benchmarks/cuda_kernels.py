@@ -102,7 +102,7 @@ class Kernels:
         return nbytes / best(call, self.stream) / 1e9
 
     def add(self, where: str, nbytes: int, call: Callable[[], object]) -> None:
-        """Measure a call that reads and writes so many bytes."""
+        """Measure a call that reads and writes ``nbytes`` bytes."""
         rate = self._rate(nbytes, call)
         self.report.add("GB/s", where, rate, of_copy=rate / self._copy)
 

@@ -71,7 +71,7 @@ class CpuDevice:
     ----------
     description : DeviceDescription
     granularity : int
-        Slabs are multiples of so many bytes.
+        The size of a slab in bytes is a multiple of it.
     shares_processor : bool
         ``True``.
     """

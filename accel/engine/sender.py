@@ -206,7 +206,7 @@ class Sender:
                 entry.checksum.take(int(value[0]), sent)
 
     def deadline(self, timeout: float | None) -> float | None:
-        """Return when so many seconds will have passed, on the loop's clock; raises as :meth:`check_timeout` does."""
+        """Return the loop's time at which ``timeout`` seconds have passed; raises as :meth:`check_timeout` does."""
         self.check_timeout(timeout)
         return None if timeout is None else self._core.loop.time() + timeout
 

@@ -42,7 +42,7 @@ class Allocator:
     Parameters
     ----------
     create_slab
-        Takes a slab of at least so many bytes from the device, such as ``AccelDevice.create_slab``. Called by :meth:`SlabRequest.create` only.
+        Takes a slab of at least the given number of bytes from the device, such as ``AccelDevice.create_slab``. Called by :meth:`SlabRequest.create` only.
     device
         Name of the device, for errors.
     limit

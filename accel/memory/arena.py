@@ -194,7 +194,7 @@ class HostArena:
         close_after_fork(self)
 
     granularity = 1 << 16
-    """Blocks are multiples of so many bytes."""
+    """The size of a block in bytes is a multiple of it."""
 
     # -- pieces
 

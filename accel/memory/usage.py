@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["Dependency", "DurableUsage", "Timeline", "Usage"]
 
 _MANY = 64
-"""Beyond so many, what is over is forgotten."""
+"""Limit of recorded uses beyond which those that have ended are removed."""
 
 Dependency: TypeAlias = "tuple[Timeline, int]"
 """A point on a timeline that must be over first."""

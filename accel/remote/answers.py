@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Answers", "RemoteBatch", "RemoteGraph", "RemoteOp", "reject"]
 
 _SEVERAL = 16
-"""So many answers are sent at once: the parent takes them while the child goes on."""
+"""The child flushes after this many answers: the parent reads them while the child runs the next ops."""
 
 
 class _Answered:

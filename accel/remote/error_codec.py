@@ -49,7 +49,7 @@ def encode_error(error: AccelError) -> bytes:
         if key in _FIELDS:
             try:
                 fields[key] = None if value is None else _FIELDS[key][0](value)
-            except Exception:
+            except Exception:  # left out, as the docstring says: telling of an error must not raise another
                 continue
     causes = [_text("\n".join((f"{type(each).__name__}: {said(each)}", *_notes(each)))) for each in _causes(error)]
     return json.dumps({"class": name, "fields": fields, "causes": causes}, separators=(",", ":")).encode()

@@ -47,7 +47,7 @@ Landed: TypeAlias = "Callable[[AccelError | None], None]"
 _NUMBER = struct.Struct("<Q")
 
 _BURST = 16
-"""Of the ops that are sent in one loop iteration, each so many leave at once: the child runs them while the parent goes on."""
+"""The parent flushes after this many ops of one loop iteration: the child runs them while the parent sends the next ones."""
 
 
 class RequestContext(ContextBase):

@@ -20,7 +20,7 @@ _LATE = 0.1
 """Seconds by which a tick may be late without the loop counting as stopped."""
 
 _BUSY = 6
-"""A child that loads or compiles may be silent for so many times ``heartbeat_timeout``: one call may hold its GIL all that time."""
+"""Multiple of ``heartbeat_timeout`` for which a child that loads or compiles may be silent: one call may hold the child's GIL for all of it."""
 
 
 class _Child(Protocol):
@@ -203,7 +203,7 @@ class _Oldest:
     timeout
         Seconds for which a request may be the oldest, without ...
     busy_seconds, allowance
-        ... the seconds in which the child was busy with loading and compiling, of which so many count for each request.
+        ... the seconds in which the child was busy with loading and compiling; at most ``allowance`` of them count for each request.
     reason
         What the child has not done.
     """

@@ -68,7 +68,7 @@ class KnownChecksum:
             self._changed = max(self._changed, number)
 
     def take(self, value: int, sent: int) -> None:
-        """Keep a checksum that was asked for when so many writers had been sent, unless a newer one is known."""
+        """Keep a checksum requested after ``sent`` writers, unless a newer one is known."""
         if self._value is None or sent >= self._taken:
             self._value, self._taken = value, sent
 

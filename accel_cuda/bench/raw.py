@@ -64,7 +64,7 @@ class Raw:
         return lambda: synchronize(stream)
 
     def blocking(self, nanoseconds: int = 0, *, launches: int = 1) -> Callable[[], object]:
-        """Return a call that launches so many kernels and blocks until they are through."""
+        """Return a call that launches the given number of kernels and blocks until they have ended."""
         launch, synchronize, stream = self._launch, self.bindings.cuStreamSynchronize, self.handle
         config, function, parameters, extra = self._arguments(nanoseconds, self.stream)
         # Looked at once: a twin that fails is fast.

@@ -28,7 +28,7 @@ class SlabAllocation:
     ----------
     properties : CUmemAllocationProp
     granularity : int
-        Sizes are multiples of so many bytes.
+        The size of a slab in bytes is a multiple of it.
     """
 
     def __init__(self, driver: Driver, index: int) -> None:

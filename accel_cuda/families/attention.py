@@ -29,7 +29,7 @@ _CAUSAL: tuple[Causal, ...] = (False, True, "bottom_right")
 _LIMIT = 2**31 - 1
 _DOUBLE = struct.Struct("d")
 _FINISH_THREADS, _FINISH_ELEMENTS = 256, 32
-# Up to so many queries are done one by one: for more, reading keys and values again for each takes longer than a tile that is mostly empty.
+# Up to this number, each query is computed by itself: for more, reading keys and values again for each takes longer than a tile that is mostly empty.
 _FEW = {DType.FLOAT16: 1, DType.BFLOAT16: 1, DType.FLOAT32: 4, DType.FLOAT64: 4}
 _ROW_THREADS, _ROW_BLOCKS, _ROW_KEYS = 128, 32, 512
 _FEWEST_TILES, _MOST_SPLITS = 4, 256

@@ -75,7 +75,7 @@ class _Jittered:
     Parameters
     ----------
     spins
-        For each task, how a kernel of so many nanoseconds is awaited. The kernels of different tasks run at the same time.
+        For each task, how a kernel of a given length in nanoseconds is awaited. The kernels of different tasks run at the same time.
     nanoseconds
         For each task, the lengths of its kernels in a round.
     """

@@ -46,7 +46,7 @@ class RawTwins(Raw):
         self._pinned: list[PinnedBlock] = []
 
     def launch(self, nanoseconds: int, stream: int) -> None:
-        """Launch the kernel that spins for so long into a CUstream."""
+        """Launch the kernel that spins for ``nanoseconds`` into a CUstream."""
         self._launch(*self._arguments(nanoseconds, stream))
 
     def launcher(self, nanoseconds: int = 0, *, stream: int | None = None) -> Callable[[], object]:
@@ -69,7 +69,7 @@ class RawTwins(Raw):
         return run
 
     def graph(self, launches: int) -> Callable[[], object]:
-        """Return a call that launches a graph of so many empty kernels in a row, and blocks until it has ended."""
+        """Return a call that launches a graph of the given number of empty kernels in a row, and blocks until it has ended."""
         call, launch = self.context.driver.call, self.launcher()
         mode = self.bindings.CUstreamCaptureMode(_THREAD_LOCAL)
         call("cuStreamBeginCapture", self.handle, mode)
@@ -165,7 +165,7 @@ class TorchTwins(TorchWays):
         return product
 
     def spinning(self, raw: RawTwins, streams: int) -> list[Callable[[int], Awaitable[None]]]:
-        """Return for each of so many streams how this project's spinning kernel is awaited by ``event.query``; it is launched raw."""
+        """Return, for each stream, how this project's spinning kernel is awaited by ``event.query``; it is launched raw."""
         torch = self.torch
 
         def spin_in(stream: Any) -> Callable[[int], Awaitable[None]]:

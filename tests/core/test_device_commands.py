@@ -216,7 +216,8 @@ async def test_a_stream_that_is_being_prepared_is_not_closed_before(monkeypatch:
         plan.release()
         await asyncio.gather(*calls)
         closing = task(device.aclose())
-        await asyncio.sleep(0.1)  # the close has all the time that it could use
+        await asyncio.wait({closing}, timeout=0.1)
+        assert not closing.done()
         Preparing.gate.set()
         await bounded(closing)
     assert Preparing.steps == ["prepare begins", "prepare ends", "close"]

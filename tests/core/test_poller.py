@@ -100,7 +100,7 @@ class World:
         self.spent += WAKE
 
     def ops(self, durations: list[float], *, lanes: int = 1, in_flight: int = 1) -> Spent:
-        """Run ops one after the other in each lane, so many at a time, and return what it took to learn of their ends."""
+        """Run ops one after the other in each lane, with a fixed number in flight, and return what it took to learn of their ends."""
         added: list[float] = []
         began, self.spent = self.now, 0.0
         left, free = deque(durations), [self.now] * lanes

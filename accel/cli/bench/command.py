@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_odd,
         default=1,
         metavar="N",
-        help="run the cases so many times, and hold the median pass against each budget: for machines that others disturb for seconds (odd)",
+        help="run the cases this many times, and compare the median pass with each budget: for machines that others disturb for seconds (odd)",
     )
     parser.add_argument("--seed", type=int, help="seed of the data")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a budget's `must` is broken")

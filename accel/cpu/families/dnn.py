@@ -97,7 +97,7 @@ def _gathered(x: Array, window: list[int], stride: tuple[int, ...], padding: tup
 def attention(
     q: int, k: int, v: int, o: int, groups: int, seq_q: int, seq_kv: int, head_dim: int, scale: float, first: int, dtype: np.dtype[Any]
 ) -> None:
-    """Compute ``softmax(scale * Q K^T) V`` for ``groups`` heads; query i sees the first ``first + i`` keys, as far as there are so many.
+    """Compute ``softmax(scale * Q K^T) V`` for ``groups`` heads; query i sees the first ``first + i`` keys, or all keys where there are fewer.
 
     Heads are done together while their scores fit the workspace, and the queries of one head in blocks otherwise.
     """

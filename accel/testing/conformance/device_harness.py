@@ -87,7 +87,7 @@ def task(awaitable: Awaitable[T]) -> asyncio.Future[T]:
 
 
 async def in_flight(device: Device, count: int) -> None:
-    """Wait until so many ops are on the device."""
+    """Wait until ``count`` ops are in flight."""
     await until(f"{count} in flight", lambda: device.info().in_flight == count)
 
 
