@@ -98,6 +98,7 @@ class Context:
     """What streams and slabs ask of their context."""
 
     description = SimpleNamespace(spec="cuda:0", index=0)
+    is_alive = True
 
     def __init__(self, arena: HostArena) -> None:
         self.driver = Driver()
@@ -146,6 +147,9 @@ class Numbers:
     """An enum of bindings: each member is a number."""
 
     def __getattr__(self, name: str) -> int:
+        return sum(name.encode())
+
+    def __getitem__(self, name: str) -> int:
         return sum(name.encode())
 
 

@@ -84,6 +84,7 @@ class CudaContext:
         self._abandoned: dict[ContextStream, None] = {}
         self._leftovers: list[Callable[[], None]] = []
         self._is_closed = False
+        self._is_released = False
         self.staging = HostArena(_STAGING, registrar=self, block_bytes=_STAGING_BLOCK, device=description.spec)
         self.copiers = Copiers(self.staging, f"accel-cuda-{description.index}-copy")
         self.device = driver.call("cuDeviceGet", description.index)
@@ -97,7 +98,7 @@ class CudaContext:
     @property
     def is_alive(self) -> bool:
         """Whether the driver's objects of this context can be used and given back."""
-        return self.fault is None and not self._is_closed
+        return self.fault is None and not self._is_released
 
     def attribute(self, name: str) -> int:
         """Return an attribute of the device by the driver's name, without ``CU_DEVICE_ATTRIBUTE_``."""
@@ -220,4 +221,5 @@ class CudaContext:
         self._release_context()
 
     def _release_context(self) -> None:
+        self._is_released = True
         self.driver.ignore("cuDevicePrimaryCtxRelease", self.device)

@@ -45,7 +45,7 @@ class FamilyState(Protocol):
         """Return how many commands an op enqueues at most. Quick."""
 
     def prepare(self, stream: CudaStream) -> None:
-        """Make what the ops need in one stream. May block."""
+        """Make what the ops need in the context, and in one stream of it. May block."""
 
     def scratch_nbytes(self, op: Any) -> int | None:
         """Return how many bytes an op works in, or ``None`` before :meth:`measure`. Quick."""
@@ -54,7 +54,7 @@ class FamilyState(Protocol):
         """See that :meth:`scratch_nbytes` knows. May block."""
 
     def close(self) -> None:
-        """Give back what no stream has. May block; the context is healthy."""
+        """Give back what the family has. May block; the streams have ended, and the context is healthy."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

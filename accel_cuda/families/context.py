@@ -92,6 +92,6 @@ class ContextFamilies:
         self.states[op.library].measure(op)
 
     def close(self) -> None:
-        """Give back what no stream has. May block; the context is healthy."""
+        """Give back what the families have. May block; the streams have ended, and the context is healthy."""
         for state in self.states.values():
             state.close()

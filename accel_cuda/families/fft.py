@@ -11,7 +11,7 @@ from accel import DType
 from accel_cuda.core.family import CudaPart, Source
 from accel_cuda.families.fft_layout import Pass, passes
 from accel_cuda.families.fft_memory import Rehearsal, WorkMemory
-from accel_cuda.families.fft_plans import CUFFT, FftPlans, PlanMaker
+from accel_cuda.families.fft_plans import CUFFT, FftPlans
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -35,7 +35,7 @@ _DOUBLES = frozenset({DType.FLOAT64, DType.COMPLEX128})
 
 
 class FftLibrary:
-    """The library of one context; its plans belong to its streams.
+    """The library of one context.
 
     Parameters
     ----------
@@ -46,28 +46,25 @@ class FftLibrary:
     ----------
     kernels : mapping
         Op kind -> kernel.
-    plans : dict
-        Stream -> its plans.
+    plans : FftPlans or None
+        The plans, once cuFFT is loaded.
     """
 
     def __init__(self, context: CudaContext) -> None:
-        self.plans: dict[Any, FftPlans] = {}
+        self.plans: FftPlans | None = None
         self.kernels: Mapping[str, Kernel] = dict.fromkeys(_KINDS, self._run)
         self._context = context
         self._lock = threading.Lock()
-        self._maker: PlanMaker | None = None
         self._needs: dict[Hashable, tuple[int, int]] = {}  # bytes to work in, and commands
 
     def may_block(self, lane: Any, op: Any) -> bool:
-        """Return whether enqueuing ``op`` makes a plan, or loads cuFFT, which takes milliseconds and waits for the device."""
-        plans = self.plans.get(lane.stream)
-        return plans is None or any(each.layout not in plans for each in _passes(op))
+        """Return whether enqueuing ``op`` loads cuFFT, makes a plan or uses one for the first time: that takes milliseconds and waits for the device."""
+        plans = self.plans
+        return plans is None or not all(plans.cache.is_ready(each.layout) for each in _passes(op))
 
     def prepare(self, stream: CudaStream) -> None:
-        """Load cuFFT, for a stream that will need it. May block."""
-        maker = self._made()
-        if stream not in self.plans:
-            self.plans[stream] = FftPlans(stream, maker)
+        """Load cuFFT, if it is not loaded. May block."""
+        self._loaded()
 
     def scratch_nbytes(self, op: Any) -> int | None:
         """Return how many bytes an op works in, or ``None`` if a plan of its has not been measured; see :class:`accel.backend.TakesScratch`."""
@@ -84,8 +81,8 @@ class FftLibrary:
             return 0, 0
         key = _signature(op)
         needs = self._needs.get(key)
-        if needs is None and self._maker is not None:
-            sizes = self._maker.sizes
+        if needs is None and self.plans is not None:
+            sizes = self.plans.sizes
             if all(each.layout in sizes for each in _passes(op)):
                 needs = _rehearsed(op, sizes)
                 if len(self._needs) >= _REMEMBERED:
@@ -95,30 +92,27 @@ class FftLibrary:
 
     def measure(self, op: Any) -> None:
         """See that :meth:`scratch_nbytes` knows. May block."""
-        maker = self._made()
+        plans = self._loaded()
         for each in _passes(op):
-            maker.measure(each.layout)
+            plans.measure(each.layout)
 
     def close(self) -> None:
-        """Destroy what no stream has. May block; the context is healthy."""
-        if self._maker is not None:
-            self._maker.close()
+        """Destroy the plans. May block; the streams have ended, and the context is healthy."""
+        if self.plans is not None:
+            self.plans.close()
 
-    def _made(self) -> PlanMaker:
+    def _loaded(self) -> FftPlans:
         with self._lock:
-            if self._maker is None:
-                self._maker = PlanMaker(self._context)
-            return self._maker
+            if self.plans is None:
+                self.plans = FftPlans(self._context)
+            return self.plans
 
     def _run(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         if not (size := math.prod(op.spec().shape)):
             return
         stream = lane.stream
         with stream.ready().section:
-            plans = self.plans.get(stream)
-            if plans is None:
-                self.prepare(stream)
-                plans = self.plans[stream]
+            plans = self.plans or self._loaded()
             Work(stream, WorkMemory(outputs[1], self.scratch_nbytes(op)), plans, op).run(inputs[0], outputs[0], size)
 
 
@@ -240,7 +234,7 @@ class Work:
         layout, is_forward = each.layout, self._op.is_forward
         if not each.is_turned:
             step = 2 * self._real * each.count(is_real=False) * each.inner if each.calls > 1 else 0
-            self._plans.execute(layout, source, destination, self._memory, is_forward=is_forward, calls=each.calls, step=step)
+            self._plans.execute(self._stream, layout, source, destination, self._memory, is_forward=is_forward, calls=each.calls, step=step)
             return
         real_in, real_out = layout.transform == "real", layout.transform == "back"
         count_in, count_out = each.count(is_real=real_in), each.count(is_real=real_out)
@@ -252,7 +246,7 @@ class Work:
             # In place where both sides are alike.
             after = before if layout.transform == "whole" else self._memory.alloc(groups * count_out * width_out)
             try:
-                self._plans.execute(layout, before, after, self._memory, is_forward=is_forward)
+                self._plans.execute(self._stream, layout, before, after, self._memory, is_forward=is_forward)
                 self._turn(after, destination, each.outer, each.inner, count_out, width_out)
             finally:
                 if after != before:

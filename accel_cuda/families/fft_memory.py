@@ -99,7 +99,9 @@ class Rehearsal:
         """Count the launch."""
         self.commands += 1
 
-    def execute(self, layout: Layout, source: int, destination: int, memory: WorkMemory, *, calls: int = 1, **options: Any) -> None:
+    def execute(
+        self, stream: Any, layout: Layout, source: int, destination: int, memory: WorkMemory, *, calls: int = 1, **options: Any
+    ) -> None:
         """Use the memory that the plan would work in, and count its launches."""
         self.commands += _LAUNCHES * calls
         memory.free(memory.alloc(self._sizes[layout]))

@@ -1,10 +1,8 @@
-"""cuFFT plans of one stream: made when first needed, kept while they are used, and with the caller's memory to work in."""
+"""cuFFT's plans of one context: made when first needed, kept while they are used, and with the caller's memory to work in."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accel_cuda.core.libraries import VendorLibrary
@@ -19,14 +17,14 @@ if TYPE_CHECKING:
     from accel_cuda.families.fft_layout import Layout
     from accel_cuda.families.fft_memory import WorkMemory
 
-__all__ = ["CUFFT", "KEPT", "FftPlans", "PlanMaker"]
+__all__ = ["CUFFT", "KEPT", "FftPlans"]
 
 CUFFT = VendorLibrary("cufft", "nvidia-cufft", "nvmath.bindings.cufft", "cuFFTError")
 
 KEPT = 64
-"""How many plans one stream keeps; the one that was not used for longest goes first. Those of graphs stay beside them, as long as the stream."""
+"""How many plans a context keeps; see :class:`~accel_cuda.core.plan_cache.PlanCache`."""
 
-_SPARE, _SIZES = 16, 1 << 16
+_SIZES = 1 << 16
 _FORWARD, _INVERSE = -1, 1
 # Transform, double precision -> name in cufftType.
 _TYPES = {
@@ -45,8 +43,11 @@ class _Plan(NamedTuple):
     execute: Callable[..., None]
 
 
-class PlanMaker:
-    """Makes the plans of one context, and knows how much memory each works in. Any thread may call it.
+class FftPlans:
+    """The plans of one context, and how much memory each works in. Any thread may call it.
+
+    cuFFT makes a plan while it holds the driver's lock, and waits for the device then. So all streams share the plans, and each op sets the stream and
+    the work area of its plan, which cuFFT reads on the host when the plan is executed.
 
     Parameters
     ----------
@@ -55,54 +56,61 @@ class PlanMaker:
 
     Attributes
     ----------
+    cache : PlanCache
+        Layout -> plan.
     sizes : dict
-        Layout -> bytes that its plans work in, of those that were made or measured.
+        Layout -> bytes that its plan works in, of those that were measured.
     """
 
     def __init__(self, context: CudaContext) -> None:
-        self.cufft = CUFFT.load()
-        self.error: Any = self.cufft.cuFFTError
-        self.sizes: dict[Layout, int] = {}
+        self._cufft = CUFFT.load()
+        self._error: Any = self._cufft.cuFFTError
         self._context = context
-        self._lock = threading.Lock()
-        self._spare: OrderedDict[Layout, tuple[int, int]] = OrderedDict()
+        self.cache: PlanCache[Layout, _Plan] = PlanCache(self._make, self._destroy, KEPT)
+        self.sizes: dict[Layout, int] = {}
 
     def measure(self, layout: Layout) -> None:
-        """See that :attr:`sizes` has a layout. The plan that this takes waits for the stream that will need it. May block."""
+        """See that :attr:`sizes` has a layout. The plan that this takes is kept for the op that will need it. May block."""
         if layout not in self.sizes:
-            made = self._make(layout)
-            with self._lock:
-                left = [self._spare.pop(layout)] if layout in self._spare else []
-                self._spare[layout] = made
-                if len(self._spare) > _SPARE:
-                    left.append(self._spare.popitem(last=False)[1])
-            self._destroy(left)
+            work = self.cache.prepare(layout).work
+            if len(self.sizes) >= _SIZES:
+                self.sizes = {}  # layouts that come again are measured again
+            self.sizes[layout] = work
 
-    def take(self, layout: Layout, stream: CudaStream) -> _Plan:
-        """Return a plan for a stream, whose it is from now on. May block."""
-        with self._lock:
-            made = self._spare.pop(layout, None)
-        handle, work = made or self._make(layout)
-        try:
-            self.cufft.set_stream(handle, stream.handle)
-        except self.error as error:
-            self._destroy([(handle, work)])
-            raise stream.failure(int(error.status), "set_stream", "cufft") from error
-        return _Plan(handle, work, self._function(layout))
+    def execute(
+        self,
+        stream: CudaStream,
+        layout: Layout,
+        source: int,
+        destination: int,
+        memory: WorkMemory,
+        *,
+        is_forward: bool,
+        calls: int = 1,
+        step: int = 0,
+    ) -> None:
+        """Enqueue a plan, ``calls`` times on memory that lies ``step`` bytes further each time. May block where the plan is new."""
+        cufft = self._cufft
+        direction = (_FORWARD if is_forward else _INVERSE,) if layout.transform == "whole" else ()
+        with self.cache.use(layout, stream) as plan:
+            area = memory.alloc(plan.work)
+            try:
+                cufft.set_stream(plan.handle, stream.handle)
+                if area:
+                    cufft.set_work_area(plan.handle, area)
+                for call in range(calls):
+                    plan.execute(plan.handle, source + call * step, destination + call * step, *direction)
+            except self._error as error:
+                raise stream.failure(int(error.status), "execute", "cufft") from error
+            finally:
+                memory.free(area)
 
     def close(self) -> None:
-        """Destroy the plans that no stream took. May block; the context is current and healthy."""
-        with self._lock:
-            spare, self._spare = list(self._spare.values()), OrderedDict()
-        self._destroy(spare)
+        """Destroy the plans. May block; the streams have ended, and the context is healthy."""
+        self.cache.close()
 
-    def destroy(self, plan: _Plan) -> None:
-        """Give a plan back. The context is current and healthy."""
-        with contextlib.suppress(self.error):  # what else the stream has is given back all the same
-            self.cufft.destroy(plan.handle)
-
-    def _make(self, layout: Layout) -> tuple[int, int]:
-        cufft, call = self.cufft, "create"
+    def _make(self, layout: Layout) -> _Plan:
+        cufft, call = self._cufft, "create"
         handle = 0
         try:
             with self._context.section:
@@ -112,70 +120,20 @@ class PlanMaker:
                 sides = [(layout.embed(is_real=each), layout.stride, layout.dist(is_real=each)) for each in self._sides(layout)]
                 lengths, kind = layout.lengths, int(cufft.Type[_TYPES[layout.transform, layout.is_double]])
                 work = int(cufft.make_plan_many64(handle, len(lengths), lengths, *sides[0], *sides[1], kind, layout.batch))
-        except self.error as error:
+        except self._error as error:
             if handle:
-                self._destroy([(handle, 0)])
+                self._give_back(handle)
             raise error_of(int(error.status), call, library="cufft", device=self._context.description.spec) from error
-        with self._lock:
-            if len(self.sizes) >= _SIZES:
-                self.sizes = {}  # measured again, those that come again
-            self.sizes[layout] = work
-        return handle, work
+        return _Plan(handle, work, getattr(cufft, f"exec_{_TYPES[layout.transform, layout.is_double].lower()}"))
 
     @staticmethod
     def _sides(layout: Layout) -> tuple[bool, bool]:
         """Return whether the source and the destination are real."""
         return layout.transform == "real", layout.transform == "back"
 
-    def _function(self, layout: Layout) -> Callable[..., None]:
-        function: Callable[..., None] = getattr(self.cufft, f"exec_{_TYPES[layout.transform, layout.is_double].lower()}")
-        return function
+    def _destroy(self, plan: _Plan) -> None:
+        self._give_back(plan.handle)
 
-    def _destroy(self, made: list[tuple[int, int]]) -> None:
-        with self._context.section:
-            for handle, _ in made:
-                with contextlib.suppress(self.error):  # what else there is is given back all the same
-                    self.cufft.destroy(handle)
-
-
-class FftPlans:
-    """The plans of one stream. One thread at a time uses them.
-
-    Parameters
-    ----------
-    stream
-        Where the work goes.
-    maker
-        Makes them.
-
-    Attributes
-    ----------
-    cache : PlanCache
-        Layout -> plan.
-    """
-
-    def __init__(self, stream: CudaStream, maker: PlanMaker) -> None:
-        self._cufft = maker.cufft
-        self._error: Any = maker.error
-        self._stream = stream
-        self.cache: PlanCache[Layout, _Plan] = PlanCache(stream, lambda layout: maker.take(layout, stream), maker.destroy, KEPT)
-
-    def __contains__(self, layout: Layout) -> bool:
-        return layout in self.cache
-
-    def execute(
-        self, layout: Layout, source: int, destination: int, memory: WorkMemory, *, is_forward: bool, calls: int = 1, step: int = 0
-    ) -> None:
-        """Enqueue a plan, ``calls`` times on memory that lies ``step`` bytes further each time. May block where the plan is new."""
-        plan = self.cache.get(layout)
-        direction = (_FORWARD if is_forward else _INVERSE,) if layout.transform == "whole" else ()
-        area = memory.alloc(plan.work)
-        try:
-            if area:
-                self._cufft.set_work_area(plan.handle, area)
-            for call in range(calls):
-                plan.execute(plan.handle, source + call * step, destination + call * step, *direction)
-        except self._error as error:
-            raise self._stream.failure(int(error.status), "execute", "cufft") from error
-        finally:
-            memory.free(area)
+    def _give_back(self, handle: int) -> None:
+        with self._context.section, contextlib.suppress(self._error):  # what else there is is given back all the same
+            self._cufft.destroy(handle)

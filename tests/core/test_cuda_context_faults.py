@@ -94,3 +94,24 @@ def test_an_ordinary_failure_is_no_fault(bindings: Bindings) -> None:
     with pytest.raises(AccelError):
         context.call("cuMemCreate", 1)
     assert context.fault is None
+
+
+class Closing(CudaContext):
+    """Notes whether its objects could be given back while it unloads."""
+
+    was_alive = False
+
+    def attribute(self, name: str) -> int:
+        return 1
+
+    def _unload(self) -> None:
+        self.was_alive = self.is_alive
+        super()._unload()
+
+
+def test_what_a_context_gives_back_while_it_closes_is_given_back_before_its_end(bindings: Bindings) -> None:
+    driver = Driver(bindings, Library(bindings), 13000)  # type: ignore[arg-type]
+    context = Closing(driver, SimpleNamespace(spec="cuda:0", index=0))  # type: ignore[arg-type]
+    context.close()
+    assert context.was_alive
+    assert not context.is_alive

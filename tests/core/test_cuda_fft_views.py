@@ -25,8 +25,9 @@ WORK = 1 << 30
 class Plans:
     def __init__(self, log: list[Any]) -> None:
         self.log = log
+        self.sizes: dict[Layout, int] = {}
 
-    def execute(self, layout: Any, source: int, destination: int, memory: WorkMemory, **options: Any) -> None:
+    def execute(self, stream: Any, layout: Any, source: int, destination: int, memory: WorkMemory, **options: Any) -> None:
         self.log.append(("plan", source, destination))
 
 
@@ -55,7 +56,7 @@ class Stream:
 def run(op: ops.KernelOp, source: int, destination: int) -> list[Any]:
     op.plan()
     library, stream = FftLibrary(None), Stream()  # type: ignore[arg-type]  # nothing is made in the context
-    library.plans[stream] = Plans(stream.log)  # type: ignore[assignment]
+    library.plans = Plans(stream.log)  # type: ignore[assignment]
     library.kernels[op.kind](SimpleNamespace(stream=stream), op, [source], [destination, WORK])
     return stream.log
 
@@ -117,7 +118,7 @@ class Stage(Rehearsal):
         super().__init__(sizes)
         self.log: list[tuple[int, int]] = []
 
-    def execute(self, layout: Layout, source: int, destination: int, memory: WorkMemory, **options: Any) -> None:
+    def execute(self, stream: Any, layout: Layout, source: int, destination: int, memory: WorkMemory, **options: Any) -> None:
         area = memory.alloc(self._sizes[layout])
         assert not self._sizes[layout] or area not in (source, destination)
         self.log.append((source, destination))
@@ -141,7 +142,7 @@ def test_what_is_rehearsed_is_enough_wherever_memory_begins(kind: str, rng: np.r
             for name in between & ({"x"} if kind == "rfft" else {"out"} if kind == "irfft" else set()):
                 getattr(op, name).offset = 4
             library, sizes = FftLibrary(None), Sizes()  # type: ignore[arg-type]
-            library._maker = SimpleNamespace(sizes=sizes)  # type: ignore[assignment]
+            library.plans = SimpleNamespace(sizes=sizes)  # type: ignore[assignment]
             assert library.scratch_nbytes(op) is None or not _layouts(op)
             for layout in _layouts(op):
                 _ = sizes[layout]

@@ -1,7 +1,10 @@
-"""The plans of one stream, without a GPU: how many are kept, when those that go are destroyed, and what a graph keeps."""
+"""The plans of one context, without a GPU: threads and streams that share them, how many are kept, when those that go are destroyed, and what a graph keeps."""
 
 from __future__ import annotations
 
+import ctypes
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +16,31 @@ from accel_cuda.errors import NOT_READY
 from tests.cuda_support import Context
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+PATIENCE = 30.0
+
+
+class Marks:
+    """The driver's events: each is passed unless its stream is behind."""
+
+    def __init__(self, driver: Any) -> None:
+        self.behind: set[int] = set()
+        self._streams: dict[int, int] = {}
+        self._made = 0
+        driver.hot.event_create, driver.hot.event_record, driver.query = self._create, self._record, self._query
+
+    def _create(self, handle: Any, flags: int) -> int:
+        self._made += 1
+        ctypes.cast(handle, ctypes.POINTER(ctypes.c_void_p))[0] = self._made
+        return 0
+
+    def _record(self, event: Any, stream: Any) -> int:
+        self._streams[event.value] = stream.value
+        return 0
+
+    def _query(self, event: Any) -> int:
+        return NOT_READY if self._streams[event.value] in self.behind else 0
 
 
 @pytest.fixture
@@ -24,69 +51,187 @@ def context() -> Iterator[Any]:
 
 
 @pytest.fixture
-def stream(context: Any) -> CudaStream:
-    return CudaStream(context, {}, 0)
+def marks(context: Any) -> Marks:
+    return Marks(context.driver)
+
+
+@pytest.fixture
+def streams(context: Any, marks: Marks) -> list[CudaStream]:
+    made = []
+    for handle in (77, 78):
+        context.driver.answers["cuStreamCreateWithPriority"] = handle
+        made.append(CudaStream(context, {}, 0))
+    return made
 
 
 class Plans:
     """A cache of plans that are their keys in capitals."""
 
-    def __init__(self, stream: CudaStream, kept: int) -> None:
+    def __init__(self, kept: int, make: Callable[[str], str] = str.upper) -> None:
         self.destroyed: list[str] = []
-        self.cache: PlanCache[str, str] = PlanCache(stream, str.upper, self.destroyed.append, kept)
+        self.cache: PlanCache[str, str] = PlanCache(make, self.destroyed.append, kept)
 
-    def get(self, keys: str) -> list[str]:
-        return [self.cache.get(key) for key in keys]
-
-
-def test_a_plan_is_made_once_and_the_least_recently_used_one_goes(stream: CudaStream) -> None:
-    plans = Plans(stream, 3)
-    assert plans.get("abca") == ["A", "B", "C", "A"]
-    assert plans.cache.made == 3
-    plans.get("d")
-    assert ("a" in plans.cache, "b" in plans.cache, len(plans.cache)) == (True, False, 3)
-    assert (plans.cache.made, plans.cache.evicted) == (4, 1)
+    def use(self, keys: str, stream: CudaStream) -> list[str]:
+        used = []
+        for key in keys:
+            with self.cache.use(key, stream) as plan:
+                used.append(plan)
+        return used
 
 
-def test_a_plan_is_destroyed_when_the_stream_has_passed_its_last_use(stream: CudaStream, context: Any) -> None:
-    plans = Plans(stream, 1)
-    context.driver.fails["query"] = NOT_READY
-    plans.get("abc")
-    assert plans.destroyed == []
-    del context.driver.fails["query"]
-    plans.get("d")
-    assert plans.destroyed == ["A", "B"]
-    assert "cuStreamSynchronize" not in context.driver.names()
+def test_a_plan_is_made_once_for_all_streams_and_the_least_recently_used_one_goes(streams: list[CudaStream]) -> None:
+    plans = Plans(3)
+    assert plans.use("abc", streams[0]) == ["A", "B", "C"]
+    assert plans.use("a", streams[1]) == ["A"]
+    assert (plans.cache.made, plans.destroyed) == (3, [])
+    plans.use("d", streams[1])
+    assert (plans.cache.made, len(plans.cache), plans.destroyed) == (4, 3, ["B"])
 
 
-def test_few_plans_wait_for_a_stream_that_is_behind(stream: CudaStream, context: Any) -> None:
-    plans = Plans(stream, 1)
-    context.driver.fails["query"] = NOT_READY
-    plans.get("abcdefghi")
-    assert (plans.cache.evicted, plans.destroyed) == (8, [])
-    plans.get("j")
-    assert "cuStreamSynchronize" in context.driver.names()
-    assert plans.destroyed == list("ABCDEFGHI")
+def test_a_plan_is_ready_after_its_first_use(streams: list[CudaStream]) -> None:
+    plans = Plans(3)
+    assert not plans.cache.is_ready("a")
+    assert plans.cache.prepare("a") == "A"
+    assert not plans.cache.is_ready("a")
+    with pytest.raises(ZeroDivisionError), plans.cache.use("a", streams[0]):
+        raise ZeroDivisionError
+    assert not plans.cache.is_ready("a"), "what it lacked for its first use may be lacking still"
+    plans.use("a", streams[0])
+    assert plans.cache.is_ready("a")
+    assert plans.cache.made == 1
 
 
-def test_a_plan_that_a_graph_uses_stays(stream: CudaStream) -> None:
-    plans = Plans(stream, 1)
-    plans.get("a")
-    stream.is_capturing = True
-    assert plans.get("abc") == ["A", "B", "C"]
-    stream.is_capturing = False
-    plans.get("defa")
-    assert plans.cache.made == 6
-    assert not {"A", "B", "C"} & set(plans.destroyed)
+def test_a_plan_that_was_asked_for_is_not_the_next_to_go(streams: list[CudaStream]) -> None:
+    plans = Plans(2)
+    plans.use("ab", streams[0])
+    assert plans.cache.is_ready("a")
+    plans.use("c", streams[0])
+    assert plans.destroyed == ["B"]
 
 
-def test_the_end_of_the_stream_destroys_all_each_once(stream: CudaStream, context: Any) -> None:
-    plans = Plans(stream, 1)
-    stream.is_capturing = True
-    plans.get("a")
-    stream.is_capturing = False
-    context.driver.fails["query"] = NOT_READY
-    plans.get("bc")
-    stream.close()
+def test_a_plan_is_destroyed_once_every_stream_has_passed_its_last_use(streams: list[CudaStream], marks: Marks, context: Any) -> None:
+    plans = Plans(1)
+    plans.use("a", streams[0])
+    plans.use("a", streams[1])
+    marks.behind = {77}
+    plans.use("b", streams[1])
+    assert (plans.destroyed, len(plans.cache)) == ([], 2)
+    plans.use("c", streams[1])
+    assert plans.destroyed == ["B"], "the plan that one stream still uses stays, the other goes"
+    marks.behind = set()
+    plans.use("d", streams[1])
+    assert plans.destroyed == ["B", "A", "C"]
+    assert context.driver.names().count("cuEventDestroy") == 4
+    assert not {"cuStreamSynchronize", "cuEventSynchronize"} & set(context.driver.names())
+
+
+def test_a_plan_that_was_only_prepared_goes_as_well(streams: list[CudaStream]) -> None:
+    plans = Plans(1)
+    plans.cache.prepare("a")
+    plans.use("b", streams[0])
+    assert plans.destroyed == ["A"]
+
+
+def test_a_plan_in_a_threads_hands_is_not_destroyed(streams: list[CudaStream]) -> None:
+    plans = Plans(1)
+    with plans.cache.use("a", streams[0]):
+        plans.use("bc", streams[1])
+        assert plans.destroyed == ["B"]
+    plans.use("d", streams[1])
     assert sorted(plans.destroyed) == ["A", "B", "C"]
+
+
+def test_one_thread_at_a_time_uses_a_plan(streams: list[CudaStream]) -> None:
+    plans = Plans(3)
+    entered = threading.Event()
+
+    def use() -> None:
+        with plans.cache.use("a", streams[1]):
+            entered.set()
+
+    with plans.cache.use("a", streams[0]):
+        thread = threading.Thread(target=use)
+        thread.start()
+        assert not entered.wait(0.05)
+        plans.use("b", streams[0])
+    thread.join(PATIENCE)
+    assert entered.is_set()
+    assert plans.cache.made == 2
+
+
+def test_a_plan_that_many_threads_want_is_made_by_one_and_none_waits_that_wants_another(streams: list[CudaStream]) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def make(key: str) -> str:
+        if key == "n":
+            begun.set()
+            assert may_end.wait(PATIENCE)
+        return key.upper()
+
+    plans = Plans(3, make)
+    plans.use("a", streams[0])
+    with ThreadPoolExecutor(3) as pool:
+        uses = [pool.submit(plans.use, "n", stream) for stream in (*streams, streams[0])]
+        assert begun.wait(PATIENCE)
+        assert plans.cache.is_ready("a")
+        assert not plans.cache.is_ready("n")
+        assert plans.use("a", streams[0]) == ["A"]
+        may_end.set()
+        assert [each.result(PATIENCE) for each in uses] == [["N"]] * 3
+    assert plans.cache.made == 2
+
+
+def test_a_plan_that_could_not_be_made_is_made_when_it_is_wanted_again(streams: list[CudaStream]) -> None:
+    tries: list[str] = []
+
+    def make(key: str) -> str:
+        tries.append(key)
+        if len(tries) == 1:
+            raise MemoryError
+        return key.upper()
+
+    plans = Plans(3, make)
+    with pytest.raises(MemoryError):
+        plans.use("a", streams[0])
+    assert plans.use("a", streams[0]) == ["A"]
+    assert plans.cache.made == 1
+
+
+def test_a_plan_that_a_graph_uses_stays(streams: list[CudaStream]) -> None:
+    plans = Plans(1)
+    plans.use("a", streams[0])
+    streams[0].is_capturing = True
+    assert plans.use("abc", streams[0]) == ["A", "B", "C"]
+    streams[0].is_capturing = False
+    plans.use("defa", streams[1])
+    assert plans.cache.made == 6
+    assert plans.destroyed == ["D", "E"]
+
+
+def test_a_capture_records_no_mark(streams: list[CudaStream], context: Any) -> None:
+    plans = Plans(1)
+    recorded: list[int] = []
+
+    def record(event: Any, stream: Any) -> int:
+        recorded.append(stream.value)
+        return 0
+
+    context.driver.hot.event_record = record
+    streams[0].is_capturing = True
+    plans.use("a", streams[0])
+    streams[0].is_capturing = False
+    assert recorded == []
+    plans.use("a", streams[1])
+    assert recorded == [78]
+
+
+def test_the_end_destroys_all_each_once_with_their_events(streams: list[CudaStream], context: Any) -> None:
+    plans = Plans(2)
+    streams[0].is_capturing = True
+    plans.use("a", streams[0])
+    streams[0].is_capturing = False
+    plans.use("bc", streams[1])
+    plans.cache.close()
+    assert sorted(plans.destroyed) == ["A", "B", "C"]
+    assert context.driver.names().count("cuEventDestroy") == 2
     assert not plans.cache

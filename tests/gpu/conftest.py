@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+import accel
 from accel.testing.pytest_plugin import pytest_collection_modifyitems
-from accel_cuda import CudaBackend
 
 __all__ = ["pytest_collection_modifyitems", "used_before", "used_driver"]
 
 
 @pytest.fixture(scope="session")
 def used_driver() -> None:
-    """Use the GPU once: what the driver keeps open for the whole process is open from here on."""
-    device = CudaBackend().open(0)
-    device.create_compute(device.create_stream(), "blas")
-    device.close()
+    """Compute one product: what CUDA keeps open for the whole process, such as cuBLAS's descriptors, is open from here on."""
+
+    async def compute() -> None:
+        async with accel.System() as system:
+            device = await system.open_device("cuda", host="inline", libraries=("blas",))
+            await device.blas.gemm(*[await device.zeros((8, 8)) for _ in range(2)])
+
+    asyncio.run(compute())
 
 
 @pytest.fixture(autouse=True)

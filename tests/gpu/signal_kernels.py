@@ -52,7 +52,7 @@ class _Exact:
 class _NoPlans:
     """Stands for the plans of cuFFT."""
 
-    def execute(self, layout: Any, source: int, destination: int, memory: Any, **options: Any) -> None:
+    def execute(self, stream: Any, layout: Any, source: int, destination: int, memory: Any, **options: Any) -> None:
         """Do nothing."""
 
 

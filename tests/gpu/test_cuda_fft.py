@@ -106,28 +106,46 @@ async def test_odd_prime_long_and_middle_axes(shape: tuple[int, ...], axes: tupl
         await check_all(device, rng, shape, axes, NORMS[rng.integers(3)], False)
 
 
-def plans_of(device: accel.Device) -> list[PlanCache[Any, Any]]:
+def plans_of(device: accel.Device) -> PlanCache[Any, Any]:
     context: Any = device._host.context
-    return [plans.cache for plans in context.device.families.states["fft"].plans.values()]
+    cache: PlanCache[Any, Any] = context.device.families.states["fft"].plans.cache
+    return cache
 
 
 async def test_plans_are_kept_and_the_oldest_go(rng: np.random.Generator) -> None:
     x = signal(rng, (4096,), np.complex128)
     async with opened() as device:
-        ref = await device.put(x)
         outs = {n: await device.put(x[:n]) for n in range(100, 200)}
-        results = await asyncio.gather(*(device.fft.fft(each) for each in outs.values()))
-        for n, result in zip(outs, results, strict=True):
-            close(await device.get(result), np.fft.fft(x[:n]), np.complex128, n)
-        (plans,) = plans_of(device)
-        assert len(plans) == 64
-        assert (plans.made, plans.evicted) == (100, 36)
+        for n, each in outs.items():
+            close(await device.get(await device.fft.fft(each)), np.fft.fft(x[:n]), np.complex128, n)
+        plans = plans_of(device)
+        assert (plans.made, len(plans)) == (100, 64)
         await device.fft.fft(outs[199])
         await device.fft.ifft(outs[199])
         assert plans.made == 100
         close(await device.get(await device.fft.fft(outs[100])), np.fft.fft(x[:100]), np.complex128)
-        assert plans.made == 101
-        close(await device.get(await device.fft.fft(ref)), np.fft.fft(x), np.complex128)
+        assert (plans.made, len(plans)) == (101, 64)
+
+
+@pytest.mark.parametrize("streams", ["balanced", "per_actor"])
+async def test_streams_share_one_plan(streams: str, rng: np.random.Generator) -> None:
+    # A length with a large prime factor: its plan has a work area, which is each op's own.
+    inputs = [signal(rng, (16, 4099), np.complex64) for _ in range(8)]
+    async with opened(streams=streams, libraries=("fft",)) as device:
+        refs = [await device.put(x) for x in inputs]
+        for _ in range(4):
+            for x, result in zip(inputs, await asyncio.gather(*(device.fft.fft(ref, axes=(1,)) for ref in refs)), strict=True):
+                close(await device.get(result), np.fft.fft(x.astype(np.complex128), axis=1), np.complex64)
+        assert plans_of(device).made == 1
+
+
+async def test_streams_share_plans_that_come_and_go(rng: np.random.Generator) -> None:
+    x = signal(rng, (4096,), np.complex128)
+    async with opened(streams="balanced") as device:
+        refs = {n: await device.put(x[:n]) for n in range(100, 200)}
+        for _ in range(3):
+            for n, result in zip(refs, await asyncio.gather(*(device.fft.fft(each) for each in refs.values())), strict=True):
+                close(await device.get(result), np.fft.fft(x[:n]), np.complex128, n)
 
 
 async def test_a_plan_is_made_beside_the_loop() -> None:
