@@ -16,6 +16,8 @@ PYPROJECT = nox.project.load_toml("pyproject.toml")
 TYPED = ("accel", "accel_cuda", "tests", "examples", "benchmarks", "noxfile.py")
 # Most tests wait for processes and timers; more than two at once wait for each other's processors, and measure those.
 TWO_AT_ONCE = ("-n", "2", "--dist", "worksteal")
+# Tests start hundreds of children. Each would compile accel anew without its bytecode, and a second BLAS thread of each only takes turns with the other tests.
+CHILDREN = {"PYTHONDONTWRITEBYTECODE": "", "OPENBLAS_NUM_THREADS": "1"}
 COVERAGE = ("--cov=accel", "--cov-branch", "--cov-report=term-missing:skip-covered", "--cov-fail-under=95")
 
 
@@ -38,7 +40,7 @@ def demo(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run every test that needs no GPU, with the coverage gate; with arguments, run pytest with these alone."""
     install(session, extras="cpu,web,cli", groups=("tests",))
-    session.run("pytest", *(session.posargs or ("-m", "not gpu", *TWO_AT_ONCE, *COVERAGE)))
+    session.run("pytest", *(session.posargs or ("-m", "not gpu", *TWO_AT_ONCE, *COVERAGE)), env=CHILDREN)
 
 
 @nox.session
@@ -69,7 +71,7 @@ def bench(session: nox.Session) -> None:
 def chaos(session: nox.Session) -> None:
     """Serve 200 clients for a minute while faults arrive at random, and see that nothing is lost or left; ``-- --seed N`` repeats a run."""
     install(session, extras="cpu")
-    session.run("python", "benchmarks/chaos.py", *session.posargs)
+    session.run("python", "benchmarks/chaos.py", *session.posargs, env=CHILDREN)
 
 
 @nox.session

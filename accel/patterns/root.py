@@ -7,9 +7,8 @@ import os
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
-import anyio
-
 from accel._log import get_logger
+from accel.actors.shielding import shielded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -86,7 +85,7 @@ class RootTask:
         deadline = self.loop.time() + timeout
         is_cancelled = False
         cancelled: asyncio.CancelledError | None = None
-        with anyio.CancelScope(shield=True):
+        with shielded():
             while not self._task.done():
                 try:
                     done, _ = await asyncio.wait({self._task}, timeout=max(0.0, deadline - self.loop.time()))
