@@ -14,6 +14,7 @@ from accel.errors import AccelError
 
 if TYPE_CHECKING:
     import threading
+    from contextlib import AbstractContextManager
 
     from accel.compute import ComputeBackend
     from accel.ops import CompiledKernel, KernelLayout
@@ -448,6 +449,19 @@ class CountsCommands(Protocol):
 
     def commands(self, op: Any) -> int:
         """Return how many commands an op's kernel enqueues at most, 1 or more. Quick; called on the loop's thread."""
+
+
+@runtime_checkable
+class QueriesInSection(Protocol):
+    """What an :class:`AccelDevice` has besides if querying an event changes the state of the thread, and changes it back.
+
+    Attributes
+    ----------
+    query_section : AbstractContextManager
+        Several queries of events in it change the state once. It may be entered on any thread, and sections nest.
+    """
+
+    query_section: AbstractContextManager[object]
 
 
 @runtime_checkable

@@ -35,6 +35,11 @@ class Home:
         self.is_inherited = False
         close_after_fork(self)
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller is in the loop, thread and process. A thread runs one loop at a time, so that it needs no system call."""
+        return threading.get_ident() == self.thread and self.loop.is_running() and not self.is_inherited
+
     def close_inherited(self) -> None:
         """See :class:`accel.fork.Inherited`."""
         self.is_inherited = True

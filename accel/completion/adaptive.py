@@ -47,4 +47,4 @@ class AdaptiveCompletion(CompletionStrategy):
         """
         if device.shares_processor:
             return NotifiedWatcher(loop, self.watch_interval)
-        return PollingWatcher(loop, shared, self, lambda: AdaptivePace(self.pacing))
+        return PollingWatcher(loop, shared, self, lambda: AdaptivePace(self.pacing), device)

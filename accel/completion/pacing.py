@@ -43,7 +43,7 @@ class Pacing:
 
     young: float = 100e-6
     window: float = 60e-6
-    spin: float = 600e-6
+    spin: float = 1e-3
     shortest: float = 80e-6
     longest: float = 2e-3
     patience: float = 32.0

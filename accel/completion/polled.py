@@ -37,7 +37,7 @@ class PolledCompletion(CompletionStrategy):
 
     def open(self, device: AccelDevice, loop: asyncio.AbstractEventLoop, shared: dict[Any, Any]) -> PollingWatcher:
         """Return a watcher that uses the poller of all devices with this interval."""
-        return PollingWatcher(loop, shared, self, lambda: _FixedPace(self.interval))
+        return PollingWatcher(loop, shared, self, lambda: _FixedPace(self.interval), device)
 
 
 class _FixedPace:

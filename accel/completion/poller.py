@@ -9,15 +9,19 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
+from accel.backend import QueriesInSection
 from accel.completion.strategy import CompletionStatistics, Ended, LaneWatcher, take_ended
 from accel.completion.timer import create_timer
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Hashable
+    from contextlib import AbstractContextManager
 
+    from accel.backend import AccelDevice
     from accel.completion.strategy import Mark
 
 __all__ = ["MarkPoller", "Pace", "PolledLane", "PollingWatcher"]
@@ -61,6 +65,8 @@ class MarkPoller:
         The loop that it runs on.
     pace
         Decides when to poll.
+    section
+        Entered around the queries of one poll; see :class:`accel.backend.QueriesInSection`.
 
     Attributes
     ----------
@@ -70,11 +76,12 @@ class MarkPoller:
         How often it has polled.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, pace: Pace) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, pace: Pace, section: AbstractContextManager[object] | None = None) -> None:
         self.users = 0
         self.polls = 0
         self._loop = loop
         self._pace = pace
+        self._section = section or nullcontext()
         self._lanes: dict[PolledLane, None] = {}  # those with marks
         self._next: asyncio.Handle | None = None  # the poll of the next loop iteration
         self._timer = create_timer(loop, self._on_timer)
@@ -84,10 +91,11 @@ class MarkPoller:
         """Poll for ``mark``, the newest of ``lane``."""
         lane.marks.append(mark)
         if len(lane.marks) == 1:
-            now = time.perf_counter()
-            lane.began = mark.enqueued_at
+            # The next loop iteration polls it for the first time: a short op has ended by then.
+            lane.began = lane.polled = lane.due = mark.enqueued_at
             self._lanes[lane] = None
-            self._schedule(now, self._pause(lane, now))
+            if self._next is None:
+                self._next = self._loop.call_soon(self._poll)
 
     def take(self, lane: PolledLane) -> list[Mark]:
         """Stop polling a lane, and return its marks."""
@@ -130,34 +138,38 @@ class MarkPoller:
     def _on_timer(self) -> None:
         self._due = math.inf
         if self._next is None:
-            self._poll()
+            # All lanes: a timer of its own for each would cost more than the queries.
+            self._poll(math.inf)
 
-    def _poll(self) -> None:
-        """Query the oldest mark of each lane, complete what has ended, and schedule the next poll."""
+    def _poll(self, horizon: float = 0.0) -> None:
+        """Query the oldest mark of each lane that is due within ``horizon`` seconds, complete what has ended, and schedule the next poll."""
         self._next = None
         self.polls += 1
         now = time.perf_counter()
-        found: list[tuple[PolledLane, list[Ended]]] = []
+        found: list[tuple[PolledLane, Mark, list[Ended]]] = []
         soonest = math.inf
-        for lane in list(self._lanes):
-            marks = lane.marks
-            oldest, ended = marks[0], list[Ended]()
-            take_ended(marks, ended)
-            if ended:
-                found.append((lane, ended))
-                if ended[0][1] is None:
-                    # It ended between two polls. A poll that came late, because the loop was busy, says nothing about the op.
-                    self._pace.observe(oldest.kind, (lane.polled + min(lane.due, now)) / 2 - lane.began)
-                if not marks:
-                    del self._lanes[lane]
-                    continue
+        with self._section:
+            for lane in self._lanes:
+                if lane.due > now + horizon:
+                    soonest = min(soonest, lane.due - now)
+                elif ended := take_ended(lane.marks):
+                    found.append((lane, ended[0][0], ended))
+                else:
+                    soonest = min(soonest, self._pause(lane, now))
+        for lane, oldest, ended in found:
+            if ended[0][1] is None:
+                # It ended between two polls. A poll that came late, because the loop was busy, says nothing about the op.
+                self._pace.observe(oldest.kind, (lane.polled + min(lane.due, now)) / 2 - lane.began)
+            if lane.marks:
                 lane.began = now
-            soonest = min(soonest, self._pause(lane, now))
+                soonest = min(soonest, self._pause(lane, now))
+            else:
+                del self._lanes[lane]
         if not self._lanes:
             self._rest()
         # Before the next poll is scheduled: the loop runs the waiters first, and the poll finds what has ended meanwhile.
         try:
-            for lane, ended in found:
+            for lane, _, ended in found:
                 lane.settle(ended)
         finally:
             if self._lanes:
@@ -177,15 +189,23 @@ class PollingWatcher(LaneWatcher):
         The key there.
     create_pace
         Makes the pace of a new poller.
+    device
+        Whose marks are polled.
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, shared: dict[Any, Any], strategy: Hashable, create_pace: Callable[[], Pace]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        shared: dict[Any, Any],
+        strategy: Hashable,
+        create_pace: Callable[[], Pace],
+        device: AccelDevice,
     ) -> None:
         super().__init__(loop)
-        self._shared, self._key = shared, (strategy, loop)
+        section = device.query_section if isinstance(device, QueriesInSection) else None
+        self._shared, self._key = shared, (strategy, loop, section)
         if self._key not in shared:
-            shared[self._key] = MarkPoller(loop, create_pace())
+            shared[self._key] = MarkPoller(loop, create_pace(), section)
         self._poller: MarkPoller = shared[self._key]
         self._poller.users += 1
         self._lanes: dict[Hashable, PolledLane] = {}

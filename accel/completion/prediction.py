@@ -19,14 +19,26 @@ class Estimate(NamedTuple):
         Seconds.
     deviation
         How far durations lie from the mean on average, in seconds.
+    observations
+        How many durations it is made of, up to 8.
     """
 
     mean: float
     deviation: float
+    observations: int = 1
+
+
+_OUTLIER = 4
+"""An error larger than this many deviations counts as this many: a loop that stood still once must not spoil the estimate."""
+
+_SMALLEST = 10e-6
+"""Seconds. A smaller deviation counts as this one when an error is held against it, or a change would never be followed."""
 
 
 class Predictor:
     """Mean and mean deviation of durations by kind, estimated as TCP estimates round-trip times (RFC 6298).
+
+    The gains are larger for the first observations, so that the estimate of a kind with steady durations is good after three of them.
 
     Parameters
     ----------
@@ -56,5 +68,8 @@ class Predictor:
                 del estimates[next(iter(estimates))]
             estimates[kind] = Estimate(seconds, seconds / 2)
             return
-        error = seconds - known.mean
-        estimates[kind] = Estimate(known.mean + error / 8, known.deviation + (abs(error) - known.deviation) / 4)
+        mean, deviation, observations = known
+        bound = _OUTLIER * max(deviation, _SMALLEST)
+        error = min(max(seconds - mean, -bound), bound)
+        parts = min(observations + 1, 8)
+        estimates[kind] = Estimate(mean + error / parts, deviation + (abs(error) - deviation) / min(parts, 4), parts)

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING
 
-from accel.completion.strategy import Ended, LaneWatcher, take_ended
+from accel.completion.strategy import LaneWatcher, take_ended
 from accel.completion.timer import create_timer
 from accel.errors import InvalidArgumentError
 
@@ -76,9 +76,7 @@ class SignalledWatcher(LaneWatcher):
         if not self._pending:  # the timer or another signal came before
             return
         self._polls += 1
-        ended: list[Ended] = []
-        for marks in self._lanes.values():
-            take_ended(marks, ended)
+        ended = [each for marks in self._lanes.values() for each in take_ended(marks)]
         if self._pending > len(ended):
             self._arm()
         self._settle(ended)

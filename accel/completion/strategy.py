@@ -231,20 +231,19 @@ class LaneWatcher(Watcher):
         """Release threads and timers; called once, when nothing is pending."""
 
 
-def take_ended(marks: deque[Mark], ended: list[Ended]) -> None:
-    """Move the oldest marks of a lane that have ended from ``marks`` to ``ended``.
+def take_ended(marks: deque[Mark]) -> list[Ended]:
+    """Remove the oldest marks of a lane that have ended from ``marks``, and return them.
 
     A stream passes its marks in order, so of many it is enough to find the last one that was passed.
     """
-    while marks:
-        answer = query(marks[0])
-        if answer is None:
-            return
+    ended: list[Ended] = []
+    while marks and (answer := query(marks[0])) is not None:
         ended.append(answer)
         marks.popleft()
         if answer[1] is None and len(marks) > _FEW:
             for _ in range(_passed(marks)):
                 ended.append((marks.popleft(), None))  # noqa: PERF401 - one at a time
+    return ended
 
 
 def _passed(marks: deque[Mark]) -> int:

@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from accel.completion.strategy import CompletionStrategy, Ended, LaneWatcher, take_ended, thread_end
+from accel.completion.strategy import CompletionStrategy, LaneWatcher, take_ended, thread_end
 from accel.errors import OutOfMemoryError
 from accel.shortage import no_thread
 
@@ -131,8 +131,7 @@ class SyncWatcher(LaneWatcher):
     def _passed(self, lane: _Lane) -> None:
         lane.is_blocked = False
         self._polls += 1
-        ended: list[Ended] = []
-        take_ended(lane.marks, ended)
+        ended = take_ended(lane.marks)
         self._block(lane)
         self._settle(ended)
 

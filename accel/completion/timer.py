@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
@@ -23,7 +24,7 @@ class Timer(Protocol):
     """Calls its callback on the loop once the delay it was armed with is over."""
 
     def arm(self, delay: float) -> None:
-        """Call back once, in ``delay`` seconds; this replaces an earlier arming."""
+        """Call back once, in ``delay`` seconds; this replaces an earlier arming, unless that has just expired."""
 
     def disarm(self) -> None:
         """Cancel the arming."""
@@ -73,11 +74,12 @@ class TimerfdTimer:
         If the loop cannot watch descriptors.
     """
 
-    __slots__ = ("__weakref__", "_callback", "_fd", "_loop", "_set")
+    __slots__ = ("__weakref__", "_callback", "_fd", "_is_set", "_loop", "_set")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         self._loop = loop
         self._callback = callback
+        self._is_set = False  # since the last expiry
         self._fd, self._set = _open_timerfd()
         try:
             loop.add_reader(self._fd, self._expired)
@@ -88,10 +90,12 @@ class TimerfdTimer:
 
     def arm(self, delay: float) -> None:
         """Call back once, in ``delay`` seconds."""
+        self._is_set = True
         self._set(max(delay, _SHORTEST))
 
     def disarm(self) -> None:
         """Cancel the arming."""
+        self._is_set = True
         self._set(0.0)
 
     def close(self) -> None:
@@ -111,11 +115,12 @@ class TimerfdTimer:
     def _expired(self) -> None:
         if self._fd < 0:  # a forked child shares the selector with its parent, which owns the timer
             return
-        try:
-            os.read(self._fd, 8)
-        except BlockingIOError:
-            return  # it was armed again since the selector reported it
+        self._is_set = False
         self._callback()
+        # Setting the timer clears its count of expiries, so that the descriptor is not readable any more. Else reading it does.
+        if not self._is_set and self._fd >= 0:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._fd, 8)
 
 
 def _set_nothing(delay: float) -> None:

@@ -123,7 +123,7 @@ class System(ActorSystem):
         completion
             How ends are waited for: ``"adaptive"``, ``"polled"``, ``"sync"``, ``"host_fn"``, or a strategy with options of its own.
         streams
-            ``"balanced"``: independent ops of the built-in libraries, and batches, run on up to 4 streams, or on n with ``"balanced(n)"``. ``"per_actor"``:
+            ``"balanced"``: independent ops of the built-in libraries, and batches, run on up to 8 streams, or on n with ``"balanced(n)"``. ``"per_actor"``:
             each library has a stream of its own. ``"single"``: all share one. ``"pooled(n)"``: they share n. Or an :class:`accel.StreamStrategy`, which can
             say which libraries go first.
         libraries

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from asyncio import _get_running_loop  # it knows of threads and forks, and does not raise
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from accel._log import get_logger
@@ -125,8 +125,9 @@ class DeviceCore:
         ------
         ClosedError, DeviceLostError
         """
-        refs = self.refs
-        if _get_running_loop() is self.loop and refs.live_generation and not refs.is_closing:
+        # No way to ask for the running loop is quick: it asks the system for the process each time. See `Home.is_here`.
+        refs, home = self.refs, self.home
+        if get_ident() == home.thread and self.loop.is_running() and refs.live_generation and not refs.is_closing and not home.is_inherited:
             return
         self.check_home()
         if self.lifecycle.is_final:
@@ -137,7 +138,7 @@ class DeviceCore:
     @property
     def is_home(self) -> bool:
         """Whether this is the loop, thread and process that own the device."""
-        return _get_running_loop() is self.loop and not self.home.is_inherited
+        return self.home.is_here
 
     def check_home(self) -> None:
         """Raise unless this is the loop, thread and process that own the device, whatever its state.

@@ -21,7 +21,7 @@ POOLED = frozenset(LIBRARIES) - {"memory", "graph", "capture", "compiler"} | {BA
 Transfers and replays each keep one stream. So do kernels of users, whose modules may have state in device memory. Captures share their stream with nothing.
 """
 
-_LANES = 4
+_LANES = 8
 """How many lanes a pool has at most."""
 
 
@@ -35,7 +35,7 @@ class StreamStrategy:
         ``"balanced"``: independent ops of the built-in libraries run on up to ``n`` streams. ``"per_actor"``: each library has a stream of its own.
         ``"single"``: all share one. ``"pooled"``: they share ``n``, each library one of them.
     n
-        How many streams; for ``"pooled"`` and ``"balanced"``, which has 4 if this is left out.
+        How many streams; for ``"pooled"`` and ``"balanced"``, which has 8 if this is left out.
     priorities
         Library -> priority of its stream, for ``"per_actor"`` alone: a stream that libraries share has one. Lower numbers run first, 0 is what the others
         have, and the device says which it offers. ``"batch"`` is the stream of batches. Libraries with a priority are made ready when the device is opened.

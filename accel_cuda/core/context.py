@@ -57,6 +57,8 @@ class CudaContext:
         The driver's CUcontext.
     section : Section
         ``with context.section:`` makes the context current, and leaves the thread as it was. What enqueues by hot calls needs none; libraries do.
+    query_section : QuerySection
+        See :class:`accel.backend.QueriesInSection`.
     capability : tuple of int
         The compute capability, major and minor.
     multiprocessors, shared_limit : int
@@ -93,6 +95,7 @@ class CudaContext:
         self.capability = self.attribute("COMPUTE_CAPABILITY_MAJOR"), self.attribute("COMPUTE_CAPABILITY_MINOR")
         self.handle = int(driver.call("cuDevicePrimaryCtxRetain", self.device))
         self.section = driver.section(self.handle, self.failure)
+        self.query_section = driver.query_section
         self.pinned = PinnedRanges(driver, self.section)
 
     @property

@@ -119,7 +119,6 @@ class _Relaxed(threading.local):
     def __init__(self) -> None:
         self.depth = 0
         self.mode = ctypes.byref(ctypes.c_int(_CU_STREAM_CAPTURE_MODE_RELAXED))
-        self.query_mode = ctypes.byref(ctypes.c_int(_CU_STREAM_CAPTURE_MODE_RELAXED))
 
 
 class Section:
@@ -154,6 +153,28 @@ class Section:
         self._driver.hot.pop(self._popped)
 
 
+class QuerySection:
+    """``with driver.query_section:`` - queries of events disturb no capture. Sections nest."""
+
+    __slots__ = ("_hot", "_relaxed")
+
+    def __init__(self, hot: HotCalls, relaxed: _Relaxed) -> None:
+        self._hot = hot
+        self._relaxed = relaxed
+
+    def __enter__(self) -> None:
+        relaxed = self._relaxed
+        if not relaxed.depth:
+            self._hot.exchange_mode(relaxed.mode)
+        relaxed.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        relaxed = self._relaxed
+        relaxed.depth -= 1
+        if not relaxed.depth:
+            self._hot.exchange_mode(relaxed.mode)
+
+
 class Driver:
     """The driver of this process. Made by :func:`load_driver`.
 
@@ -165,6 +186,7 @@ class Driver:
         CUDA version that the driver supports, as 1000 * major + 10 * minor.
     fault : AccelError or None
         What ended CUDA for this process. Raise a clone of it.
+    query_section : QuerySection
     planned : AccelError or None
         What a fault plan wants the next such fault to be reported as.
     """
@@ -176,6 +198,7 @@ class Driver:
         self.planned: AccelError | None = None
         self._bindings = bindings
         self._relaxed = _Relaxed()
+        self.query_section = QuerySection(self.hot, self._relaxed)
         self._lock = threading.Lock()
         self._contexts: weakref.WeakSet[Any] = weakref.WeakSet()
         self._is_inherited = False
@@ -239,11 +262,10 @@ class Driver:
 
     def query(self, event: Handle) -> int:
         """Return the status of an event, keeping the GIL, and disturbing no capture."""
-        mode, exchange = self._relaxed.query_mode, self.hot.exchange_mode
-        exchange(mode)
-        status = self.hot.event_query(event)
-        exchange(mode)
-        return status
+        if self._relaxed.depth:
+            return self.hot.event_query(event)
+        with self.query_section:
+            return self.hot.event_query(event)
 
     def section(self, context: int, failure: Callable[[int, str], AccelError] | None = None) -> Section:
         """Return what makes ``context`` current on whichever thread enters it, and leaves that thread as it was.
