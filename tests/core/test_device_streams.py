@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(
     ("text", "strategy"),
     [
-        ("balanced", accel.StreamStrategy("balanced", 4)),
+        ("balanced", accel.StreamStrategy("balanced", 8)),
         ("balanced(1)", accel.StreamStrategy("balanced", 1)),
         ("per_actor", accel.StreamStrategy()),
         ("single", accel.StreamStrategy("single")),
