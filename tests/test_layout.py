@@ -56,8 +56,8 @@ CPU_MAY_IMPORT = {*VOCABULARY, "memory", "cpu"}
 OUTSIDE_VOCABULARY = {"asyncio", "anyio"}
 CUDA_LAYERS = {"errors": 0, "core": 1, "families": 2, "device": 3, "backend": 4, "": 5}
 CUDA = {"accel_cuda", "cuda", "cupy", "nvmath", "torch"}
-# All of it takes part of a second from each start of a child.
-NOT_WITH_ACCEL = CUDA | {"aiohttp", "anyio", "fastapi", "pytest", "rich", "scipy", "starlette", "structlog", "uvicorn"}
+# Without rich: structlog loads it by itself where it is installed.
+NOT_WITH_ACCEL = CUDA | {"aiohttp", "fastapi", "pytest", "scipy", "starlette", "uvicorn"}
 
 
 @dataclass(frozen=True)

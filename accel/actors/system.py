@@ -17,6 +17,8 @@ from asyncio import _get_running_loop
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar
 
+import anyio
+
 from accel._log import get_logger
 from accel.actors.actor import Actor
 from accel.actors.cell import ActorPlace
@@ -25,7 +27,6 @@ from accel.actors.envelope import Stop
 from accel.actors.home import Home
 from accel.actors.life import ActorLife
 from accel.actors.portal import Portal
-from accel.actors.shielding import shielded
 from accel.actors.supervision import RestartStrategy
 from accel.actors.tree import ActorTree
 from accel.actors.workers import WorkerPool
@@ -174,7 +175,7 @@ class ActorSystem(AsyncOnly):
         self._is_closed_by_owner = True
         self._closing.set()
         cancelled: asyncio.CancelledError | None = None
-        with shielded():
+        with anyio.CancelScope(shield=True):
             while not (self._root.done() or self._abandoned.done()):
                 try:
                     await asyncio.wait({self._root, self._abandoned}, return_when=asyncio.FIRST_COMPLETED)

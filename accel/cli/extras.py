@@ -6,7 +6,7 @@ from importlib import metadata
 
 __all__ = ["CORE", "EXTRAS", "UNUSED", "extra_of", "install_command", "version_of"]
 
-CORE = ("numpy", "ml_dtypes")
+CORE = ("numpy", "ml_dtypes", "anyio", "structlog")
 """Distributions that accel cannot be without."""
 
 EXTRAS: dict[str, dict[str, str]] = {

@@ -7,8 +7,9 @@ import os
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
+import anyio
+
 from accel._log import get_logger
-from accel.actors.shielding import shielded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -85,7 +86,7 @@ class RootTask:
         deadline = self.loop.time() + timeout
         is_cancelled = False
         cancelled: asyncio.CancelledError | None = None
-        with shielded():
+        with anyio.CancelScope(shield=True):
             while not self._task.done():
                 try:
                     done, _ = await asyncio.wait({self._task}, timeout=max(0.0, deadline - self.loop.time()))

@@ -41,8 +41,8 @@ STARTUP_TIMEOUT = 120.0
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
-_TAKEN = frozenset(("event", "generation"))
-"""Keys that a child's event cannot have: the event's name comes by itself, and a child has only one generation."""
+_TAKEN = frozenset(("self", "level", "event", "method_name", "exc_info", "generation"))
+"""Keys that a child's event cannot have: parameters of the call that logs it, and a generation, of which a child has only one."""
 
 
 class Listener(Protocol):
