@@ -9,6 +9,7 @@
     |- StaleRefError                  the ref names memory that is no longer there
     |- DriverError                    the backend's driver answered with a status
     |- LibraryError                   a kernel library answered with a status
+    |  `- LinAlgError                 (numpy.linalg.LinAlgError) the device found that a matrix has no such solution
     |- CompileError                   a kernel's source did not compile
     |- HostDiedError                  the process that held the context ended
     |- PoisonedInputError             this input makes the context fault
@@ -31,6 +32,8 @@ import copy
 import enum
 from typing import Any, ClassVar, Literal, Self
 
+import numpy as np
+
 __all__ = [
     "AccelError",
     "ActorStoppedError",
@@ -45,6 +48,7 @@ __all__ = [
     "HostDiedError",
     "InvalidArgumentError",
     "LibraryError",
+    "LinAlgError",
     "MailboxFullError",
     "NotInitializedError",
     "OutOfMemoryError",
@@ -284,6 +288,24 @@ class LibraryError(AccelError):
     """A kernel library answered with an error status."""
 
     default_remedy = "Look the code up in the library's documentation."
+
+
+class LinAlgError(LibraryError, np.linalg.LinAlgError):
+    """The device found that a matrix is singular, not positive definite, or that an iteration does not converge.
+
+    Only this op failed. What it, and ops behind it in its batch or graph, were to write must not be read.
+
+    Attributes
+    ----------
+    info : int or tuple of int
+        The status that the kernel wrote, as LAPACK defines it for the op: 0 is success. A tuple with one value for each matrix of a stack.
+    """
+
+    default_remedy = "Look at .info and at the matrix; check=False, where the op has it, returns the status instead of raising."
+
+    def __init__(self, message: str = "", *, info: int | tuple[int, ...] = 0, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.info = info
 
 
 class CompileError(AccelError):

@@ -22,6 +22,7 @@ from accel.engine.offloaded import OffloadedCalls
 from accel.engine.op_error import raise_op_error, result_of
 from accel.engine.program import GraphSubmission, JoinsUses, Replay
 from accel.engine.scratch import Scratch
+from accel.engine.status import STATUS_COMMANDS, PendingStatus
 from accel.engine.streams import BATCH, POOLED
 from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError, ClosedError, InvalidArgumentError, UnsupportedError
@@ -33,7 +34,7 @@ from accel.storage.buffers import Buffers, close_all
 from accel.storage.durable_slabs import DurableSlabs
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable
     from contextlib import AbstractContextManager
 
     from accel.backend import AccelDevice, AccelStream, Kernel, SlabMemory
@@ -147,18 +148,19 @@ class Context(ContextBase):
         if pool is not None and not is_placed and op.library in pool.libraries:
             port = pool.choose((op.library,), plan, buffers.blocks)
         lane, refs = port.lane, plan.writes
-        if op.library in self.scratch.libraries and not self.scratch.reserve(op, lane):
+        scratch = self.scratch
+        if (plan.status is not None or op.library in scratch.libraries) and not scratch.reserve(op, plan, lane):
             return False
         if plan.creates:
             made = buffers.create(plan.creates, lane, submission.made)
             if made is None:
-                self.scratch.give_up()
+                scratch.give_up()
                 return False
             refs += made
         submission.result = result_of(op, refs, self.core.loop)
         faults = self.core.options.faults
         action = None if faults is None else faults.take(submission.name)
-        submission.bind(self, lane, kernel, action, 1 if self._weigh is None else self._commands(op))
+        submission.bind(self, lane, kernel, action, 1 if self._weigh is None else self._commands(op, plan))
         self._take_place(submission, op, lane, plan, refs)
         submission.outstanding = 1
         self.sent(submission, 1, submission.commands)
@@ -178,6 +180,10 @@ class Context(ContextBase):
     def _take_place(self, launch: Bound, op: KernelOp, lane: Lane, plan: Plan, refs: Iterable[AccelRef]) -> None:
         """Make an op the next user of its memory; say at which addresses, which number it has, and what it waits for."""
         blocks = self.buffers.blocks
+        status = None
+        if plan.status is not None:  # before the number is given out: it may raise
+            status = launch.kernel = PendingStatus(plan.status, launch.kernel, lane)
+            launch.is_offloaded = True if status.may_block(lane) else None
         lane.issued = seq = lane.issued + 1
         failures = self.failures
         if failures.is_tracking and (self.in_flight or failures.has_unsound or (plan.writes and lane.completed < seq - 1)):
@@ -193,8 +199,12 @@ class Context(ContextBase):
             block = blocks[ref.buffer]
             block.usage.write(lane, seq, dependencies)
             outputs.append(block.address + ref.offset)
-        if op.library in self.scratch.libraries:
-            outputs.append(self.scratch.lend(lane, seq, dependencies))
+        if plan.status is not None or op.library in self.scratch.libraries:
+            lent = self.scratch.lend(op, plan, lane, seq, dependencies)
+            outputs += lent
+            if status is not None:
+                status.address = lent[0]
+                failures.expect(lane, seq, status)
         launch.inputs, launch.outputs, launch.seq, launch.dependencies = inputs, outputs, seq, dependencies
 
     async def dispatch(self, submission: Submission) -> None:
@@ -237,7 +247,7 @@ class Context(ContextBase):
         await self.port(BATCH)
         port = self._batch_port(submission)
         while (start := submission.sent) < count:
-            end, commands = self._next_chunk(ops, start)
+            end, commands = self._next_chunk(submission, start)
             await self.wait_for_room(commands)
             if submission.is_settled:
                 # Its refs are void: memory that they were given now would never come back.
@@ -260,7 +270,7 @@ class Context(ContextBase):
         core, ports, count = self.core, self.ports, len(submission.ops)
         if BATCH not in ports or not count:
             return False
-        end, commands = self._next_chunk(submission.ops, 0)
+        end, commands = self._next_chunk(submission, 0)
         if end < count or self.commands + commands > self.limit:
             return False
         if core.own and any(op.library in core.own and op.library not in ports for op in submission.ops):
@@ -304,30 +314,30 @@ class Context(ContextBase):
                 self._send(LaunchGroup(self, submission, port, launches, is_last=submission.sent == count))
         return is_all
 
-    def _next_chunk(self, ops: Sequence[KernelOp], start: int) -> tuple[int, int]:
+    def _next_chunk(self, submission: BatchSubmission, start: int) -> tuple[int, int]:
         """Return the end of the part of a batch that is sent at once, and its commands: at least one op."""
+        ops, plans = submission.ops, submission.plans
         if self._weigh is None:
             end = min(start + self._chunk, len(ops))
             return end, end - start
-        end, commands = start + 1, self._commands(ops[start])
-        while end < len(ops) and (more := commands + self._commands(ops[end])) <= self._chunk:
+        end, commands = start + 1, self._commands(ops[start], plans[start])
+        while end < len(ops) and (more := commands + self._commands(ops[end], plans[end])) <= self._chunk:
             end, commands = end + 1, more
         return end, commands
 
-    def _commands(self, op: KernelOp) -> int:
+    def _commands(self, op: KernelOp, plan: Plan) -> int:
         """Return what an op puts into the device's queues, on a device that counts."""
         part = self._parts.get(op.library)
         assert self._weigh is not None, "the device counts"
-        return self._weigh(op) if part is None else part.launches
+        return (self._weigh(op) if part is None else part.launches) + (0 if plan.status is None else STATUS_COMMANDS)
 
     async def _provide(self, submission: Submission, index: int, op: KernelOp, lane: Lane) -> None:
         """Take the memory that an op needs, and that is not there."""
         with self.opening:
             if op.library not in lane.provided:
                 await self.provide_workspaces(lane, op.library)
-            scratch = await self.scratch.specs((op,))
             for plan in submission.plans[index : index + 1]:  # none, if it was settled meanwhile
-                await self.buffers.provide((*scratch, *plan.creates), lane)
+                await self.buffers.provide((*await self.scratch.specs((op,), plan), *plan.creates), lane)
 
     async def provide_workspaces(self, lane: Lane, library: str) -> None:
         """Give a lane the workspaces that ops of a library use there; raises as :meth:`Buffers.provide` does."""
@@ -377,7 +387,9 @@ class Context(ContextBase):
             kernel = kernels.get(type(op)) or self._kernel(op)
             refs = plan.writes
             self._check_operands(plan)
-            if op.library not in lane.provided or (op.library in scratch.libraries and not scratch.reserve(op, lane)):
+            if op.library not in lane.provided:
+                return False
+            if (plan.status is not None or op.library in scratch.libraries) and not scratch.reserve(op, plan, lane):
                 return False
             if plan.creates:
                 made = outputs[index]
@@ -386,7 +398,7 @@ class Context(ContextBase):
                     return False
                 refs += made
             action = None if faults is None else faults.take(op.kind)
-            launch = BatchedOp(op, kernel, action, index, 1 if self._weigh is None else self._commands(op))
+            launch = BatchedOp(op, kernel, action, index, 1 if self._weigh is None else self._commands(op, plan))
             self._take_place(launch, op, lane, plan, refs)
             launches.append(launch)
         return True

@@ -1,7 +1,8 @@
 """Work that fails in a stream without a fault of the context: whose error it is, and which memory must not be read because of it.
 
-Only streams that run Python have such work (see :class:`accel.backend.ReportsFailures`). The op whose work failed ends with its error; so do the ops behind
-it that read what it was to write, or what such an op made of it. Memory is tracked by whole buffers: one is sound again once all of it is written anew.
+Streams that run Python report what their work raises (see :class:`accel.backend.ReportsFailures`). On any device a kernel may write a status that says so
+(see :class:`accel.ops.Status`). The op whose work failed ends with its error; so do the ops behind it that read what it was to write, or what such an op
+made of it. Memory is tracked by whole buffers: one is sound again once all of it is written anew.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from accel.backend import ReportsFailures
 from accel.engine.launches import OpSubmission
 from accel.engine.op_error import op_error
 from accel.engine.submission import BatchSubmission
+from accel.errors import AccelError
 from accel.memory import Block
 from accel.ref import RefView
 
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
     from accel.engine.core import DeviceCore
     from accel.engine.lane import Lane
     from accel.engine.launches import Sendable
+    from accel.engine.status import PendingStatus
     from accel.engine.submission import Submission
-    from accel.errors import AccelError
     from accel.memory import Dependency, Timeline, Usage
     from accel.ops import KernelOp, Plan
     from accel.ref import AccelRef
@@ -42,6 +44,9 @@ class _FailingContext(Protocol):
     submissions: dict[Submission, float]
     buffers: Buffers
     durables: DurableSlabs
+
+    def report_fault(self, error: AccelError) -> None:
+        """Take a fault that has surfaced."""
 
 
 class _Uses:
@@ -82,7 +87,7 @@ class Failures:
     Attributes
     ----------
     is_tracking : bool
-        Whether a stream of the context reports failures. Without one there is nothing to do.
+        Whether work can fail: a stream of the context reports failures, or a status is not known yet. Else there is nothing to do.
     raised : deque
         What streams have reported and the loop has not looked at: the number of an op, and what its work raised.
     uses : dict
@@ -97,9 +102,12 @@ class Failures:
         self.raised: deque[tuple[Dependency, BaseException]] = deque()
         self.uses: dict[Dependency, _Uses] = {}
         self.has_unsound = False
+        self._is_listening = False
+        self._statuses: dict[Lane, deque[tuple[int, PendingStatus]]] = {}  # those not known yet, oldest first
         self._dropped: list[Dependency] = []
         # By usage and not by buffer, because the buffers of a graph share one.
         self._unsound: weakref.WeakKeyDictionary[Usage, AccelError] = weakref.WeakKeyDictionary()
+        self._unsound_buffers: set[int] = set()
 
     def listen(self, lane: Lane) -> None:
         """Have a lane's stream report what its work raises, if it can."""
@@ -107,7 +115,7 @@ class Failures:
         if isinstance(stream, ReportsFailures):
             # Ops are enqueued in the order of their numbers: this is the number of the one that enqueues.
             stream.report_failures(lambda: lane.enqueued + 1, lambda seq, error: raised.append(((lane, seq), error)))
-            self.is_tracking = True
+            self.is_tracking = self._is_listening = True
 
     # -- at the dispatch of an op
 
@@ -116,7 +124,7 @@ class Failures:
         for ref in plan.reads + plan.writes if plan.updates else plan.reads:
             if ref.nbytes:
                 self.check_sound(self._context.buffers.block(ref).usage)
-        self.has_unsound = bool(self._unsound)
+        self._forget_unsound()
 
     def check_sound(self, usage: Usage) -> None:
         """Raise the error of the op that was to write some memory."""
@@ -150,35 +158,74 @@ class Failures:
         if uses.reads or uses.keeps or uses.replaces or uses.replaced is not None:
             self.uses[lane, seq] = uses
 
+    def expect(self, lane: Lane, seq: int, status: PendingStatus) -> None:
+        """Take note that an op's status will say whether it has succeeded. Called after :meth:`enlist`."""
+        self.uses.setdefault((lane, seq), _Uses())  # so that the end of any op looks at it
+        self._statuses.setdefault(lane, deque()).append((seq, status))
+        self.is_tracking = True
+
     # -- at the end of an op
 
     def settle(self, group: Sendable) -> None:
         """Answer the first op of a group whose work has failed, or that has read what such an op was to write. The group's mark is passed."""
+        if self._statuses:
+            self._read_statuses()
         self._collect()
         for launch in group.launches:
             uses = self.uses.pop((group.lane, launch.seq), None)
             if uses is not None and uses.error is not None and not group.submission.is_dropped(launch.index):
-                index = None if isinstance(group, OpSubmission) else launch.index
+                # Of a graph, the error says itself which of its ops failed.
+                index = uses.error.op_index if isinstance(group, OpSubmission) else launch.index
                 group.submission.reject_from(launch.index, uses.error.clone(op_index=index))
+        if self._dropped:
+            self._forget_dropped()
+        if not self.uses and not self._is_listening:
+            self._forget_unsound()
+            self.is_tracking = self.has_unsound
+
+    def _read_statuses(self) -> None:
+        """Check the statuses that are on the host by now. That of an op is, once the op, or one that reads its results, has ended."""
+        for lane, waiting in tuple(self._statuses.items()):
+            try:
+                while waiting and waiting[0][1].is_known():
+                    seq, status = waiting.popleft()
+                    failure = status.failure()
+                    if failure is not None:
+                        self.raised.append(((lane, seq), failure))
+                    status.close(lane)
+            except AccelError as error:
+                self._context.report_fault(error)
+            if not waiting:
+                del self._statuses[lane]
 
     def failed(self, lane: Lane, seq: int, error: AccelError) -> None:
         """Take note that an op failed after its work began to be enqueued."""
+        self._skip_status(lane, seq)
         if self.is_tracking:
             self.raised.append(((lane, seq), error))
 
     def dropped(self, lane: Lane, seq: int) -> None:
         """Take note that an op will never run: what it was to overwrite stays."""
-        still = [key for key in self._dropped if key[1] > key[0].completed]
-        for key in self._dropped if len(still) < len(self._dropped) else ():
-            if key[1] <= key[0].completed:
-                self.uses.pop(key, None)
-        self._dropped = still
+        self._skip_status(lane, seq)
+        self._forget_dropped()
         uses = self.uses.get((lane, seq))
         if uses is not None:
-            still.append((lane, seq))
+            self._dropped.append((lane, seq))
             uses.reads, uses.keeps, uses.replaces = [], uses.keeps + uses.replaces, []
             if uses.replaced is not None:
                 self._spread({(lane, seq)}, uses.replaced)
+
+    def _skip_status(self, lane: Lane, seq: int) -> None:
+        """Take note that the kernel of an op has raised, or is not called: it may never write a status."""
+        for each, status in self._statuses.get(lane, ()):
+            if each == seq:
+                status.skip()
+
+    def _forget_dropped(self) -> None:
+        """Forget the ops that never ran and whose numbers are over."""
+        for key in [key for key in self._dropped if key[1] <= key[0].completed]:
+            self._dropped.remove(key)
+            self.uses.pop(key, None)
 
     def _collect(self) -> None:
         """Look at what streams have reported. An op's work has done so before the op's mark, or that of an op behind it, is passed."""
@@ -187,7 +234,7 @@ class Failures:
             uses = self.uses.setdefault(key, _Uses())
             if uses.error is None:
                 uses.error = self._error(key, raised)
-                self._spread(self._with_group(key), uses.error)
+                self._spread(self._with_group(key), uses.error.clone(op_index=None))
 
     def _spread(self, failed: set[Dependency], error: AccelError) -> None:
         """Give the error of failed ops to those that read their results, and so on. No op was dispatched before one whose results it reads."""
@@ -202,12 +249,13 @@ class Failures:
         self._make_unsound(failed, error)
 
     def _with_group(self, key: Dependency) -> set[Dependency]:
-        """Return an op's number, and those of the ops behind it in its group of a batch that were launched: they count as failed, whatever they read."""
+        """Return an op's number, and those of the ops behind it in its batch that were launched: they count as failed, whatever they read."""
         lane, seq = key
         for submission in self._context.submissions:
-            for other, first, _, count in submission.places if isinstance(submission, BatchSubmission) else ():
-                if other is lane and first <= seq < first + count:
-                    return {key, *((lane, each) for each in range(seq, first + count) if each not in lane.dropped)}
+            places = submission.places if isinstance(submission, BatchSubmission) else []
+            if any(other is lane and first <= seq < first + count for other, first, _, count in places):
+                behind = [each for _, first, _, count in places for each in range(max(first, seq), first + count)]  # a batch is in one lane
+                return {key, *((lane, each) for each in behind if each <= lane.enqueued + 1 and each not in lane.dropped)}
         return {key}
 
     def _make_unsound(self, failed: set[Dependency], error: AccelError) -> None:
@@ -216,10 +264,19 @@ class Failures:
         found = {buffer: block.usage for buffer, block in context.buffers.blocks.items() if block.usage.last_write() in failed}
         for usage in found.values():
             self._unsound[usage] = error
-            self.has_unsound = True
+        self._unsound_buffers.update(found)
+        self.has_unsound = bool(self._unsound_buffers)
         torn = context.durables.buffers.intersection(found)
         if torn:
             context.core.keeper.torn(torn, f"the work of the {error.op} op that wrote it failed")
+
+    def _forget_unsound(self) -> None:
+        """Forget unsound memory of buffers that are gone."""
+        blocks = self._context.buffers.blocks
+        self._unsound_buffers = {each for each in self._unsound_buffers if each in blocks and blocks[each].usage in self._unsound}
+        self.has_unsound = bool(self._unsound_buffers)
+        if not self.has_unsound:
+            self._unsound.clear()
 
     def _error(self, key: Dependency, raised: BaseException) -> AccelError:
         core, op = self._context.core, self._op(*key)

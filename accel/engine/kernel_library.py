@@ -252,7 +252,8 @@ class OwnLibrary:
         def call(lane: Lane, op: KernelOp, inputs: Sequence[int], outputs: Sequence[int]) -> None:
             plan, stream = op.plan(), lane.stream
             reads = [Operand(a, ref.shape, ref.dtype, False, backend, index, stream) for a, ref in zip(inputs, plan.reads, strict=True)]
-            written = [(ref.shape, ref.dtype) for ref in plan.writes] + [(spec.shape, spec.dtype) for spec in plan.creates]
+            specs = plan.creates if plan.status is None else (*plan.creates, plan.status.spec)
+            written = [(ref.shape, ref.dtype) for ref in plan.writes] + [(spec.shape, spec.dtype) for spec in specs]
             writes = [Operand(a, shape, dtype, True, backend, index, stream) for a, (shape, dtype) in zip(outputs, written, strict=True)]
             with lock:
                 method(op, stream, reads, writes)

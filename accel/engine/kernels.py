@@ -63,6 +63,7 @@ def capture(lane: Lane, op: Any, inputs: Sequence[int], outputs: Sequence[int]) 
 def replay(lane: Lane, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Enqueue a graph's ops."""
     op.program.enqueue(lane)
+    op.program.copy_status(lane, outputs)
 
 
 def launch(lane: Lane, op: ops.Launch, inputs: Sequence[int], outputs: Sequence[int]) -> None:

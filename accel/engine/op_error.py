@@ -6,7 +6,7 @@ import contextlib
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from accel.errors import AccelError, LibraryError, OutOfMemoryError, said
+from accel.errors import AccelError, FaultScope, LibraryError, OutOfMemoryError, said
 from accel.shortage import shortage
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def op_error(
     **fields
         Of the error, such as ``library``.
     """
-    if isinstance(raised, AccelError) and "scope" in vars(raised):  # a subclass may have left its constructor out
+    if isinstance(raised, AccelError) and _is_whole(raised):
         return raised
     error: AccelError | None
     if is_out_of_memory:
@@ -60,8 +60,20 @@ def op_error(
         error = LibraryError(f"{what} raised {type(raised).__name__}: {said(raised)}", remedy=_REMEDY)
     for name, value in fields.items():
         setattr(error, name, getattr(error, name) if value is None else value)
+    if isinstance(raised, AccelError):
+        with contextlib.suppress(Exception):
+            error.scope = FaultScope(raised.scope)
     error.__cause__ = _without_frames(raised)
     return error
+
+
+def _is_whole(error: AccelError) -> bool:
+    """Return whether an error has its fields, and can be cloned for each of its waiters: a user's class may have left its constructor out."""
+    try:
+        copy = error.clone(op=error.op, library=error.library, device=error.device, generation=error.generation, op_index=error.op_index)
+        return isinstance(copy, AccelError) and isinstance(error.scope, FaultScope)
+    except BaseException:
+        return False
 
 
 def raise_op_error(

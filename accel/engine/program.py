@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from accel.dtype import DType
 from accel.engine.launches import LaunchContext, OpSubmission
-from accel.errors import UnsupportedError
-from accel.ops import KernelOp, Plan, Spec
+from accel.errors import AccelError, UnsupportedError
+from accel.ops import KernelOp, Plan, Spec, Status
 from accel.ref import AccelRef, RefView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import numpy as np
 
     from accel.backend import AccelDevice, Kernel
     from accel.engine.core import DeviceCore
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["Capture", "GraphSubmission", "JoinsUses", "Program", "Replay"]
 
 _NOTHING = Plan((), (), ())
+
+_ALIGNED = 16
+"""Bytes to which the places of statuses in a graph's buffer are aligned."""
 
 
 class JoinsUses(Protocol):
@@ -62,14 +68,16 @@ class Program:
     ops, plans, outputs : sequence
         As they were recorded.
     made : sequence of AccelRef
-        All of ``outputs``, and what the kernels work in.
+        All of ``outputs``, what the kernels work in, and where they write their statuses.
     native : object
         What the backend made of it, with a ``close`` method; ``None`` where the ops are enqueued one by one.
     handle : AccelRef
         Stands for the program as for a buffer: replays write it, so that they follow each other, and its end is the program's.
     """
 
-    __slots__ = ("_launches", "_scratch", "handle", "made", "native", "ops", "outputs", "plan", "plans")
+    __slots__ = (
+        "_launches", "_scratch", "_status", "_status_address", "_statuses", "handle", "made", "native", "ops", "outputs", "plan", "plans",
+    )  # fmt: skip
 
     def __init__(
         self, core: DeviceCore, ops: Sequence[KernelOp], plans: Sequence[Plan], outputs: Sequence[tuple[AccelRef, ...]], generation: int
@@ -80,6 +88,9 @@ class Program:
         self.made = tuple([ref for refs in outputs for ref in refs])
         self.native: Any = None
         self._scratch: AccelRef | None = None
+        self._status: AccelRef | None = None
+        self._status_address = 0
+        self._statuses = _placed_statuses(self.ops, self.plans)
         self.handle = core.refs.make((Spec((0,), DType.UINT8),), generation)[0]
         self._launches: list[tuple[Kernel, KernelOp, list[int], list[int]]] = []
         own = {ref.buffer for ref in self.made}
@@ -95,7 +106,11 @@ class Program:
                     written.setdefault(ref.buffer, ref)
                 if not isinstance(ref, RefView) or ref.nbytes == ref.base.nbytes:
                     renewed.add(ref.buffer)
-        self.plan = Plan(tuple(read.values()), (self.handle, *written.values()), (), updates=not renewed.issuperset(written))
+        status = None
+        if self._statuses:
+            last = self._statuses[-1]
+            status = Status(Spec((last.start + last.status.spec.nbytes,), DType.UINT8), partial(_first_error, self._statuses))
+        self.plan = Plan(tuple(read.values()), (self.handle, *written.values()), (), updates=not renewed.issuperset(written), status=status)
         """What a replay does to memory: its own buffers count as the handle."""
 
     def bind(self, context: _GraphContext) -> None:
@@ -111,20 +126,32 @@ class Program:
         if context.device.kernels(Capture.library):
             self._check_own(context)
         address = context.buffers.address
-        work = () if self._scratch is None else (self._scratch,)
+        work = [] if self._scratch is None else [address(self._scratch)]
+        if self._status is not None:
+            self._status_address = address(self._status)
+        statuses = {each.place: [self._status_address + each.start] for each in self._statuses}
         self._launches = [
             (
                 context.kernel_of(op),
                 op,
                 [address(ref) for ref in plan.reads],
-                [address(ref) for ref in (*plan.writes, *made, *(work if op.library in context.scratch.libraries else ()))],
+                [
+                    *map(address, (*plan.writes, *made)),
+                    *statuses.get(index, ()),
+                    *(work if op.library in context.scratch.libraries else ()),
+                ],
             )
-            for op, plan, made in zip(self.ops, self.plans, self.outputs, strict=True)
+            for index, (op, plan, made) in enumerate(zip(self.ops, self.plans, self.outputs, strict=True))
         ]
 
     def work_in(self, ref: AccelRef) -> None:
         """Take what the kernels work in, one after the other; the program keeps it, as it keeps its results."""
         self._scratch = ref
+        self.made = (*self.made, ref)
+
+    def report_in(self, ref: AccelRef) -> None:
+        """Take where the kernels write their statuses; the program keeps it, as it keeps its results."""
+        self._status = ref
         self.made = (*self.made, ref)
 
     def _check_own(self, context: _GraphContext) -> None:
@@ -140,8 +167,15 @@ class Program:
 
     def enqueue(self, lane: Lane) -> None:
         """Enqueue all ops. What one of them raises ends it."""
+        if self.plan.status is not None:
+            lane.stream.fill(self._status_address, b"\0", self.plan.status.spec.nbytes)
         for kernel, op, inputs, outputs in self._launches:
             kernel(lane, op, inputs, outputs)
+
+    def copy_status(self, lane: Lane, outputs: Sequence[int]) -> None:
+        """Enqueue, behind a replay with these ``outputs``, the copy of the ops' statuses into the replay's own: the next replay clears them."""
+        if self.plan.status is not None:
+            lane.stream.copy(outputs[-1], self._status_address, self.plan.status.spec.nbytes)
 
     def settle(self, context: _GraphContext) -> None:
         """Let the program's own buffers be tracked as one from now on, and end what the backend made of it with the handle.
@@ -155,6 +189,35 @@ class Program:
         for block in blocks:
             block.usage = shared
         context.hold(self.handle, shared, None if self.native is None else self.native.close)
+
+
+class _PlacedStatus(NamedTuple):
+    """The status of one op of a graph: which of the ops it is, and where its status starts in the buffer that has them all."""
+
+    place: int
+    op: type[KernelOp[Any]]
+    status: Status
+    start: int
+
+
+def _placed_statuses(ops: Sequence[KernelOp], plans: Sequence[Plan]) -> tuple[_PlacedStatus, ...]:
+    found: list[_PlacedStatus] = []
+    end = 0
+    for index, (op, plan) in enumerate(zip(ops, plans, strict=True)):
+        if plan.status is not None:
+            found.append(_PlacedStatus(index, type(op), plan.status, end))
+            end += -(-max(plan.status.spec.nbytes, 1) // _ALIGNED) * _ALIGNED
+    return tuple(found)
+
+
+def _first_error(statuses: Sequence[_PlacedStatus], values: np.ndarray[Any, Any]) -> AccelError | None:
+    """Return the error of the first op that has one, given the bytes of all statuses."""
+    for place, op, status, start in statuses:
+        spec = status.spec
+        error = status.check(values[start : start + spec.nbytes].view(spec.dtype.numpy).reshape(spec.shape))
+        if error is not None:
+            return error.clone(op=error.op or op.kind, library=error.library or op.library, op_index=place)
+    return None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -213,9 +276,12 @@ class GraphSubmission(OpSubmission):
         scratch = await context.scratch.specs(program.ops)
         for ref in context.core.refs.make(scratch, self.generation):
             program.work_in(ref)
+        status = () if program.plan.status is None else (program.plan.status.spec,)
+        for ref in context.core.refs.make(status, self.generation):
+            program.report_in(ref)
         specs = [spec for plan in program.plans for spec in plan.creates]
         while not self.is_settled and not buffers.place(program.made, lane):
-            await buffers.provide((*specs, *scratch), lane)
+            await buffers.provide((*specs, *scratch, *status), lane)
         if not self.is_settled:
             program.bind(context)
 

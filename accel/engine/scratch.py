@@ -1,4 +1,4 @@
-"""Memory that kernels work in besides operands and results: the allocator's, for the time of one op."""
+"""Memory that kernels work in, or write their status into, besides operands and results: the allocator's, for the time of one op."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ if TYPE_CHECKING:
     from accel.backend import AccelDevice
     from accel.engine.lane import Lane
     from accel.memory import Allocator, Block, Dependency
-    from accel.ops import KernelOp
+    from accel.ops import KernelOp, Plan
 
 __all__ = ["Scratch"]
 
 
+_ALIGNED = 256
+"""Bytes to which the room of a status is rounded up, so that scratch memory behind it is aligned as any buffer."""
+
+
 class Scratch:
-    """What one context's ops work in.
+    """What one context's ops work in: a status that the kernel writes, and then the scratch memory of ops that have any.
 
     Parameters
     ----------
@@ -35,7 +39,7 @@ class Scratch:
     Attributes
     ----------
     libraries : frozenset of str
-        Whose ops need any.
+        Whose ops need scratch memory.
     reserved : Block or None
         For the op that is about to be sent.
     """
@@ -49,11 +53,11 @@ class Scratch:
         self.libraries = device.scratch_libraries if isinstance(device, TakesScratch) else frozenset()
         self.reserved: Block | None = None
 
-    def reserve(self, op: KernelOp, lane: Lane) -> bool:
-        """Find memory for an op of the libraries; ``False`` if there is no room, or it has to be measured how much it takes."""
+    def reserve(self, op: KernelOp, plan: Plan, lane: Lane) -> bool:
+        """Find memory for an op; ``False`` if there is no room, or it has to be measured how much it takes."""
         self.give_up()  # of an op that could not even be sent
-        nbytes = self._nbytes(op)
-        self.reserved = None if nbytes is None else self._allocator.allocate(nbytes, lane)
+        nbytes = self._nbytes(op) if op.library in self.libraries else 0
+        self.reserved = None if nbytes is None else self._allocator.allocate(_room(plan) + nbytes, lane)
         return self.reserved is not None
 
     def give_up(self) -> None:
@@ -62,25 +66,38 @@ class Scratch:
         if block is not None:
             self._allocator.free(block)
 
-    def lend(self, lane: Lane, seq: int, dependencies: list[Dependency]) -> int:
-        """Give an op that has its sequence number the reserved memory, and return the address. The next user of the memory waits for the op."""
+    def lend(self, op: KernelOp, plan: Plan, lane: Lane, seq: int, dependencies: list[Dependency]) -> list[int]:
+        """Give an op that has its sequence number the reserved memory, whose next user waits for the op.
+
+        Returns the addresses of its status and of its scratch memory, as far as it has them.
+        """
         block = self.reserved
         assert block is not None, "something was reserved"
-        address = block.address
+        addresses = [] if plan.status is None else [block.address]
+        if op.library in self.libraries:
+            addresses.append(block.address + _room(plan))
         block.usage.write(lane, seq, dependencies)
         self.give_up()
-        return address
+        return addresses
 
-    async def specs(self, ops: Iterable[KernelOp]) -> tuple[Spec, ...]:
-        """Return what is enough for each of several ops, measured where that must be: nothing, where none works in any, or one buffer."""
-        most: list[int] = []
+    async def specs(self, ops: Iterable[KernelOp], plan: Plan | None = None) -> tuple[Spec, ...]:
+        """Return what is enough for each of several ops, measured where that must be: nothing, where none works in any, or one buffer.
+
+        With ``plan``, which is that of the only op, it has room for the op's status too.
+        """
+        most: list[int] = [] if plan is None or plan.status is None else [0]
         for op in ops:
             if op.library in self.libraries:
                 while (nbytes := self._nbytes(op)) is None:
                     await self._system.run_blocking(self._device.measure_scratch, op)
                 most.append(nbytes)
-        return (Spec((max(most),), DType.UINT8),) if most else ()
+        return (Spec((max(most) + (0 if plan is None else _room(plan)),), DType.UINT8),) if most else ()
 
     def _nbytes(self, op: KernelOp) -> int | None:
         found: int | None = self._device.scratch_nbytes(op)
         return found
+
+
+def _room(plan: Plan) -> int:
+    """Return the bytes that the status of an op takes."""
+    return 0 if plan.status is None else -(-max(plan.status.spec.nbytes, 1) // _ALIGNED) * _ALIGNED

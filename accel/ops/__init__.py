@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from accel.ops.base import FamilyOp, KernelOp, Plan, Spec
+from accel.ops.base import FamilyOp, KernelOp, Plan, Spec, Status
 from accel.ops.blas import Axpy, BlasOps, Dot, Gemm, GemmBatched, Gemv, Nrm2, Scal
 from accel.ops.compiler import CompiledKernel, KernelLayout, Launch
 from accel.ops.dnn import Attention, Conv2d, DnnOps
@@ -60,6 +60,7 @@ __all__ = [
     "RngOps",
     "Scal",
     "Spec",
+    "Status",
     "Unary",
     "Uniform",
     "method",

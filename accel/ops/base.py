@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, cast
 import numpy as np
 
 from accel.dtype import DType, check_awaited
-from accel.errors import InvalidArgumentError
+from accel.errors import AccelError, InvalidArgumentError
 from accel.family import OpFamily
 from accel.ref import AccelRef, AccelToken, ViewToken, overlap
 
@@ -24,6 +24,7 @@ __all__ = [
     "Plan",
     "Shape",
     "Spec",
+    "Status",
     "as_shape",
     "check_frozen",
     "check_plan",
@@ -64,6 +65,25 @@ class Spec(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+class Status(NamedTuple):
+    """The status of an op whose success only the device knows, such as ``info`` of a factorization.
+
+    The kernel writes it into device memory that it is lent for the time of the op, and finds its bytes 0. When the op has ended, the status is on the host
+    and is checked before the op is answered.
+
+    Attributes
+    ----------
+    spec
+        Its shape and dtype.
+    check
+        Given the status as an array, returns the op's error, such as a :class:`~accel.LinAlgError`, or ``None`` for success. Called on the event loop's
+        thread.
+    """
+
+    spec: Spec
+    check: Callable[[np.ndarray[Any, Any]], AccelError | None]
+
+
 class Plan(NamedTuple):
     """What an op does to memory, worked out once when it is sent.
 
@@ -81,6 +101,8 @@ class Plan(NamedTuple):
         Element type of the computation.
     updates
         Whether the op leaves some of what was in ``writes``, or computes with it, so that it takes more than the op to make their contents sound.
+    status
+        The status by which the device says whether the op has succeeded. Its kernel finds the address behind those of ``creates``.
     """
 
     reads: tuple[AccelRef, ...]
@@ -89,6 +111,7 @@ class Plan(NamedTuple):
     capability: str = ""
     dtype: DType = DType.UINT8
     updates: bool = False
+    status: Status | None = None
 
 
 plan_of: Callable[[tuple[Any, ...]], Plan] = functools.partial(tuple.__new__, Plan)
@@ -161,8 +184,10 @@ def check_plan(op: KernelOp, plan: object) -> None:
         wrong = f"returned {plan!r:.200}, not a Plan of three tuples"
     elif not all(isinstance(ref, AccelRef) for ref in plan.reads + plan.writes):
         wrong = "names reads and writes that are not refs"
-    elif not all(isinstance(spec, Spec) and _is_shape(spec.shape) and isinstance(spec.dtype, DType) for spec in plan.creates):
+    elif not all(_is_spec(spec) for spec in plan.creates):
         wrong = f"names results that are not Specs of a shape and a DType: {plan.creates!r:.200}"
+    elif plan.status is not None and not (isinstance(plan.status, Status) and _is_spec(plan.status.spec) and callable(plan.status.check)):
+        wrong = f"names a status that is no Status of a Spec and a function: {plan.status!r:.200}"
     else:
         return
     raise InvalidArgumentError(
@@ -170,8 +195,10 @@ def check_plan(op: KernelOp, plan: object) -> None:
     )
 
 
-def _is_shape(shape: object) -> bool:
-    return isinstance(shape, tuple) and all(isinstance(n, (int, np.integer)) and n >= 0 for n in shape)
+def _is_spec(spec: object) -> bool:
+    if not (isinstance(spec, Spec) and isinstance(spec.shape, tuple) and isinstance(spec.dtype, DType)):
+        return False
+    return all(isinstance(n, (int, np.integer)) and n >= 0 for n in spec.shape)
 
 
 _MAY_HOLD_TOKENS = frozenset((AccelToken, ViewToken, tuple))

@@ -139,12 +139,12 @@ class Gemm(FamilyOp):
         if out is None:
             if self.beta:
                 raise _no_out()
-            return plan_of(((a, b), (), (Spec((m, n), dtype),), "gemm", dtype, False))
+            return plan_of(((a, b), (), (Spec((m, n), dtype),), "gemm", dtype, False, None))
         if type(out) is not AccelRef or out.shape != (m, n) or out.dtype is not dtype:
             result_in(out, (m, n), dtype)
         if out.buffer == a.buffer or out.buffer == b.buffer:
             not_aliased(out, a=a, b=b)
-        return plan_of(((a, b), (out,), (), "gemm", dtype, self.beta != 0))
+        return plan_of(((a, b), (out,), (), "gemm", dtype, self.beta != 0, None))
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -50,7 +50,7 @@ class Unary(FamilyOp):
         writes, creates = result_in(out, x.shape, x.dtype)
         if out is not None and out is not x and out.buffer == x.buffer:
             in_place_or_apart(out, x=x)
-        return plan_of(((x,), writes, creates, _UNARY[member(UnaryOp, self.op)], x.dtype, False))
+        return plan_of(((x,), writes, creates, _UNARY[member(UnaryOp, self.op)], x.dtype, False, None))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -82,7 +82,7 @@ class Binary(FamilyOp):
         writes, creates = result_in(out, x.shape, dtype)
         if out is not None and (out.buffer == x.buffer or out.buffer == y.buffer):
             in_place_or_apart(out, x=x, y=y)
-        return plan_of(((x, y), writes, creates, _BINARY[member(BinaryOp, self.op)], dtype, False))
+        return plan_of(((x, y), writes, creates, _BINARY[member(BinaryOp, self.op)], dtype, False, None))
 
 
 class ElementwiseOps(OpNamespace[M]):

@@ -42,7 +42,7 @@ class Put(KernelOp):
         """See :meth:`KernelOp.plan`."""
         source, out = self.source, self.out
         if type(out) is AccelRef and source.dtype is out.dtype.numpy and source.shape == out.shape and self.durable is False:
-            return plan_of(((), (out,), (), "", DType.UINT8, False))
+            return plan_of(((), (out,), (), "", DType.UINT8, False, None))
         writes, creates = result_in(out, source.shape, DType.of(source.dtype), durable=self.durable)
         return Plan((), writes, creates)
 
@@ -79,7 +79,7 @@ class Get(KernelOp[Any]):
         flags = destination.flags
         if not (flags.c_contiguous and flags.writeable):
             raise InvalidArgumentError("out is not a writable C-contiguous array", remedy="Get into a new array and copy from there.")
-        return plan_of(((source,), (), (), "", DType.UINT8, False))
+        return plan_of(((source,), (), (), "", DType.UINT8, False, None))
 
     def result(self, refs: tuple[AccelRef, ...]) -> Any:
         """Return the filled array."""

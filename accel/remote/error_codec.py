@@ -27,6 +27,8 @@ Codec = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 _CAUSES = 3
 _MAX_NAME, _MAX_NAMES = 1 << 8, 1 << 7
 """Characters of a name, such as that of an op, and how many suspects are named."""
+_MAX_INFO = 1 << 12
+"""Number of values of a LinAlgError's ``info``; of a larger stack of matrices the first are sent."""
 _CLASSES: dict[str, type[AccelError]] = {
     name: cls for name in errors.__all__ if isinstance(cls := getattr(errors, name), type) and issubclass(cls, AccelError)
 }
@@ -167,6 +169,10 @@ def _texts(value: object) -> tuple[str, ...]:
     return tuple([_name(_str(each)) for each in value[:_MAX_NAMES]])
 
 
+def _info(value: object) -> int | tuple[int, ...]:
+    return tuple([_int(each) for each in value[:_MAX_INFO]]) if isinstance(value, (list, tuple)) else _int(value)
+
+
 def _one_of(*words: str) -> Codec:
     def check(value: object) -> str:
         if value not in words:
@@ -199,10 +205,11 @@ _FIELDS: dict[str, Codec] = {
     "limit": _INTEGER,
     "reason": _one_of("generation", "freed", "torn"),
     "log": (_log, lambda value: _log(_str(value))),
+    "info": (_info, _info),
     "exit_code": _INTEGER,
     "signal": _INTEGER,
     "item": (_to_json, _to_json),
     "retry_after": (_real, _real),
 }
-_REQUIRED = {"message", "scope", "retryable", "remedy", "executed", "suspects", "reason", "log"}
+_REQUIRED = {"message", "scope", "retryable", "remedy", "executed", "suspects", "reason", "log", "info"}
 """Fields that are never ``None``; where they come as that, they keep their default."""

@@ -87,6 +87,7 @@ def replay(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) ->
     stream: CudaStream = lane.stream
     stream.ready()
     stream.launch_graph(op.program.native.pointer)
+    op.program.copy_status(lane, outputs)
 
 
 GRAPH_KERNELS: Mapping[str, Kernel] = {"capture": capture, "replay": replay}

@@ -44,6 +44,7 @@ VALUES: dict[str, Any] = {
     "limit": 4,
     "reason": "torn",
     "log": "line 1\nline 2",
+    "info": (0, 3, -1),
     "exit_code": 1,
     "signal": 9,
     "item": {"image": [1, 2.5, None, "x"]},

@@ -43,6 +43,7 @@ OWN: dict[str, dict[str, Any]] = {
     "ContextPoisonedError": {"executed": "no", "suspects": ("gemm", "put")},
     "OutOfMemoryError": {"requested": 1, "used": 2, "reserved": 3, "limit": 4},
     "StaleRefError": {"reason": "torn"},
+    "LinAlgError": {"info": (0, 3)},
     "CompileError": {"log": "line 1: no"},
     "HostDiedError": {"exit_code": 1, "signal": 9},
     "PoisonedInputError": {"item": [1, 2]},
@@ -266,7 +267,7 @@ def test_registered_backend_takes_part_in_auto(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "better_backend", module)
     monkeypatch.setattr(
         "accel.registry.metadata.entry_points",
-        lambda group: [Point()] if group == "accel.backends" else [],
+        lambda group, name="better": [Point()] if (group, name) == ("accel.backends", "better") else [],
     )
     assert find_device("auto")[1].spec == "better:0"
     assert find_device("uuid-1")[0].name == "better"

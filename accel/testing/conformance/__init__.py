@@ -31,7 +31,7 @@ __all__ = ["LEVELS", "Case", "Check", "Harness", "checks"]
 _MODULES: dict[str, tuple[str, ...]] = {
     "compute": ("compute_memory", "compute_arguments", "compute_gemm", "compute_elementwise", "compute_reduce", "compute_dnn"),
     "streams": ("streams",),
-    "device": ("device_ops", "device_order", "device_faults", "device_durable"),
+    "device": ("device_ops", "device_order", "device_status", "device_faults", "device_durable"),
 }
 
 LEVELS: tuple[str, ...] = (*_MODULES, "families")

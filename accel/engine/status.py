@@ -1,0 +1,103 @@
+"""The status of ops whose success only the device knows: written by the kernel, copied back behind it, checked when the op has ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from accel.errors import AccelError
+from accel.ops import KernelOp, Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from accel.backend import AccelEvent, Kernel
+    from accel.engine.lane import Lane
+    from accel.ops import Status
+
+__all__ = ["STATUS_COMMANDS", "PendingStatus"]
+
+STATUS_COMMANDS = 3
+"""Commands that a status adds to an op's own: it is cleared and copied back, and a graph gathers those of its ops."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _ReadBack(KernelOp[None]):
+    """What the backend is asked about: enqueuing the copy of a status may block as any small ``get`` may."""
+
+    library: ClassVar[str] = "memory"
+    kind: ClassVar[str] = "get"
+
+    destination: np.ndarray[Any, Any]
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        return Plan((), (), ())
+
+
+class PendingStatus:
+    """The status of one op that was dispatched. It is called as the op's kernel.
+
+    Parameters
+    ----------
+    status
+        As the op's plan declares it.
+    kernel
+        The op's own kernel.
+    lane
+        The op's.
+
+    Attributes
+    ----------
+    address : int
+        Device memory for the status, until the op has ended.
+    """
+
+    __slots__ = ("_bytes", "_event", "_host", "_is_enqueued", "_is_skipped", "_kernel", "_status", "address")
+
+    def __init__(self, status: Status, kernel: Kernel, lane: Lane) -> None:
+        self._status = status
+        self._kernel = kernel
+        self.address = 0
+        self._bytes = bytearray(status.spec.nbytes)
+        self._host = np.ndarray(status.spec.shape, status.spec.dtype.numpy, self._bytes)
+        self._event: AccelEvent = lane.events.take()
+        self._is_enqueued = self._is_skipped = False
+
+    def may_block(self, lane: Lane) -> bool:
+        """Return whether enqueuing the copy to the host may block."""
+        return lane.device.may_block(lane, _ReadBack(self._host))
+
+    def __call__(self, lane: Lane, op: KernelOp, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """Enqueue the op with its status cleared before it and copied back behind it, and a mark."""
+        lane.stream.fill(self.address, b"\0", len(self._bytes))
+        self._kernel(lane, op, inputs, outputs)
+        lane.compute.copy_dtoh(memoryview(self._bytes), self.address)
+        lane.stream.record(self._event)
+        self._is_enqueued = True
+
+    def skip(self) -> None:
+        """Take note that the kernel has raised, or is not called: if the status was not enqueued by now, it never is."""
+        self._is_skipped = not self._is_enqueued
+
+    def is_known(self) -> bool:
+        """Return whether the status has been copied back, or never will be; raises the context's fault."""
+        return self._is_skipped or (self._is_enqueued and self._event.query())
+
+    def failure(self) -> BaseException | None:
+        """Return the error that the status stands for, or ``None``; it is known."""
+        if self._is_skipped:
+            return None
+        try:
+            error: object = self._status.check(self._host)
+        except BaseException as raised:
+            return raised
+        if error is None or isinstance(error, AccelError):
+            return error
+        return TypeError(f"the check of a status returned {error!r:.200}, which is no AccelError")
+
+    def close(self, lane: Lane) -> None:
+        """Give the event back: the stream has passed it, or it will never be recorded."""
+        lane.events.give(self._event)
