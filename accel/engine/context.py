@@ -78,8 +78,8 @@ class Context(ContextBase):
         How marks are waited for.
     open_port
         Makes the kernel actor of a library; called once per library.
-    ask_for_lane
-        Asks for another lane of the pool; see :class:`~accel.engine.lane_pool.LanePool`.
+    equip_lane
+        Asks that another lane of the pool takes ops of a library; see :class:`~accel.engine.lane_pool.LanePool`.
     share
         Makes what shares its memory with other libraries; the context is not complete yet.
     """
@@ -91,7 +91,7 @@ class Context(ContextBase):
         device: AccelDevice,
         watcher: Watcher,
         open_port: Callable[[str], Awaitable[Port]],
-        ask_for_lane: Callable[[str | None], object],
+        equip_lane: Callable[[str], object],
         share: Callable[[Context], ContextSharing],
     ) -> None:
         super().__init__(core, owner)
@@ -111,7 +111,7 @@ class Context(ContextBase):
         self.failures = Failures(self)
         self.lanes: list[Lane] = []
         self.ports: dict[str, Port] = {}  # of the pool's libraries it is the first lane's
-        self.pool = None if core.options.pool is None else LanePool(core.options.pool, POOLED, ask_for_lane)
+        self.pool = None if core.options.pool is None else LanePool(core.options.pool, POOLED, equip_lane)
         self._kernels: dict[type[KernelOp], Kernel] = {}
         self._weigh: Callable[[KernelOp], int] | None = None
         if isinstance(device, CountsCommands):
@@ -349,7 +349,7 @@ class Context(ContextBase):
     def _reclaim(self, wanting: Timeline) -> bool:
         """Give the workspaces of the pool's idle lanes back to the allocator: there is no memory for ``wanting``. Return whether there were any."""
         pool = self.pool
-        if pool is None or wanting is pool.growing:
+        if pool is None or wanting is pool.equipping:
             return False
         given = [lane for lane in pool.spare_lanes() if lane is not wanting and self.buffers.take_workspaces(lane)]
         for lane in given:
@@ -358,7 +358,7 @@ class Context(ContextBase):
             compute.release_workspaces()
             lane.provided = {library for library in lane.provided if not lane.needs_workspace(library)}
         if given:
-            pool.stop_growing()  # or it would ask for them again
+            pool.stop_equipping()  # or it would ask for them again
         return bool(given)
 
     def _send(self, group: LaunchGroup) -> None:

@@ -51,13 +51,13 @@ class OpenLibrary:
 
 
 @dataclass(frozen=True, slots=True)
-class AddLane:
-    """Asks for another lane of the context's pool that takes ops of a library; see :class:`~accel.engine.lane_pool.LanePool`. There is no answer."""
+class EquipLane:
+    """Asks that another lane of the context's pool takes ops of a library; see :class:`~accel.engine.lane_pool.LanePool`. There is no answer."""
 
-    library: str | None
+    library: str
 
 
-class ContextActor(Actor["OpenLibrary | AddLane", "Port | AccelError | None"]):
+class ContextActor(Actor["OpenLibrary | EquipLane", "Port | AccelError | None"]):
     """Owns one context, its lanes, and its kernel actors (which are its children, and end with it).
 
     Parameters
@@ -92,15 +92,17 @@ class ContextActor(Actor["OpenLibrary | AddLane", "Port | AccelError | None"]):
             await core.system.run_blocking(_abandon, device)
             raise
         made = Context(
-            core, self._owner, device, watcher, partial(_open_port, context.self_ref), partial(_ask_for_lane, context.self_ref), self._share
+            core, self._owner, device, watcher, partial(_open_port, context.self_ref), partial(_equip_lane, context.self_ref), self._share
         )
         try:
             # Not through the mailbox, which is not served before this returns.
             libraries = core.options.libraries
             for library in dict.fromkeys(("memory", *libraries, *core.options.priorities, *((BATCH,) if libraries else ()))):
-                made.ports[library] = await self._open(made, library, context)
+                port = made.ports[library] = await self._open(made, library, context)
+                lanes = made.pool.lanes_with(library) if made.pool is not None and library in made.pool.libraries else [port.lane]
                 if isinstance(device, PreparesLibraries):
-                    await core.system.run_blocking(made.offloaded.make, device.prepare, library, made.ports[library].lane.compute)
+                    for lane in lanes:
+                        await core.system.run_blocking(made.offloaded.make, device.prepare, library, lane.compute)
             await core.pinned.attach(device)
             await bind_durable(made)
             core.capabilities = made.lanes[0].compute.capabilities()
@@ -116,13 +118,13 @@ class ContextActor(Actor["OpenLibrary | AddLane", "Port | AccelError | None"]):
         core.refs.sharing = made.sharing
         core.became_ready(began)
 
-    async def receive(self, message: OpenLibrary | AddLane, context: ActorContext) -> Port | AccelError | None:
-        """Make the kernel actor of a library, or another lane."""
+    async def receive(self, message: OpenLibrary | EquipLane, context: ActorContext) -> Port | AccelError | None:
+        """Make the kernel actor of a library, or give a lane of the pool what a library needs there."""
         made = self._context
         assert made is not None, "a context actor that runs has a context"
-        if isinstance(message, AddLane):
+        if isinstance(message, EquipLane):
             if made.pool is not None:
-                await self._grow(made, made.pool, message.library, context)
+                await self._equip_next(made, made.pool, message.library)
             return None
         # Whoever asked may not take the answer: the context before this one faulted meanwhile. So what was made is kept here.
         port = made.ports.get(message.library)
@@ -168,8 +170,7 @@ class ContextActor(Actor["OpenLibrary | AddLane", "Port | AccelError | None"]):
         pool = made.pool
         if pool is not None and library in pool.libraries:
             if not pool.ports:
-                await self._add_to_pool(made, pool, context)
-                await self._grow(made, pool, None, context)  # one in reserve
+                await self._fill(made, pool, context)
             await made.provide_workspaces(pool.ports[0].lane, library)
             for port in pool.ports:
                 if not port.lane.needs_workspace(library):
@@ -188,32 +189,35 @@ class ContextActor(Actor["OpenLibrary | AddLane", "Port | AccelError | None"]):
         size = self._core.options.max_in_flight * 2 + 2
         return Port(lane, await context.spawn(KernelActor, made, name=name, mailbox_size=size, restart=NEVER_ENDS))
 
-    async def _grow(self, made: Context, pool: LanePool, library: str | None, context: ActorContext) -> None:
-        """Have one more lane that takes ops of a library, or, for ``None``, of those that need no workspace. No op waits for it."""
+    async def _fill(self, made: Context, pool: LanePool, context: ActorContext) -> None:
+        """Make the lanes of the pool. Where the first one is there, and another cannot be made, the pool has fewer."""
+        while len(pool.ports) < pool.limit:
+            try:
+                lane = await self._new_lane(made, BATCH)
+                pool.add(await self._port(made, lane, f"pool-{len(pool.ports) + 1}", context))
+            except Exception as raised:
+                error = op_error(raised, "adding a stream", self._core.loop)
+                if error.is_fault or not pool.ports:
+                    raise
+                logger.info("stream_not_added", device=self._core.name, streams=len(pool.ports), error=error)
+                break
+
+    async def _equip_next(self, made: Context, pool: LanePool, library: str) -> None:
+        """Let one more lane take ops of a library, if there is memory for it."""
         try:
-            port = next((each for each in pool.ports if library is not None and library not in each.lane.provided), None)
-            if port is None and pool.has_room:
-                lane = await self._add_to_pool(made, pool, context)
-                for each in pool.ports[0].lane.provided:
-                    if not lane.needs_workspace(each):
-                        await self._equip(made, lane, each)
-            elif port is not None and library is not None:
-                pool.growing = port.lane
-                await self._equip(made, port.lane, library)
+            lane = next((port.lane for port in pool.ports if library not in port.lane.provided), None)
+            if lane is not None:
+                pool.equipping = lane
+                await self._equip(made, lane, library)
         except Exception as raised:
-            pool.stop_growing()
-            error = op_error(raised, "adding a stream", self._core.loop)
+            pool.stop_equipping()
+            error = op_error(raised, "giving a stream its workspaces", self._core.loop)
             if error.is_fault:
                 made.report_fault(error)
             else:
-                logger.info("stream_not_added", device=self._core.name, streams=len(pool.ports), error=error)
+                logger.info("stream_not_equipped", device=self._core.name, library=library, error=error)
         finally:
             pool.answered()
-
-    async def _add_to_pool(self, made: Context, pool: LanePool, context: ActorContext) -> Lane:
-        lane = await self._new_lane(made, BATCH)
-        pool.add(await self._port(made, lane, f"pool-{len(pool.ports) + 1}", context))
-        return lane
 
     async def _equip(self, made: Context, lane: Lane, library: str) -> None:
         """Give a lane what ops of a library need there."""
@@ -265,7 +269,7 @@ class ContextActor(Actor["OpenLibrary | AddLane", "Port | AccelError | None"]):
             await made.close(abandon=abandon)
 
 
-_ContextActorRef: TypeAlias = "ActorRef[OpenLibrary | AddLane, Port | AccelError | None]"
+_ContextActorRef: TypeAlias = "ActorRef[OpenLibrary | EquipLane, Port | AccelError | None]"
 
 
 async def _open_port(actor: _ContextActorRef, library: str) -> Port:
@@ -276,9 +280,9 @@ async def _open_port(actor: _ContextActorRef, library: str) -> Port:
     return answer
 
 
-def _ask_for_lane(actor: _ContextActorRef, library: str | None) -> None:
+def _equip_lane(actor: _ContextActorRef, library: str) -> None:
     with contextlib.suppress(ActorStoppedError):  # the device closes
-        actor.tell(AddLane(library))
+        actor.tell(EquipLane(library))
 
 
 def _abandon(device: AccelDevice) -> None:

@@ -33,7 +33,7 @@ async def test_names_stand_for_strategies(text: str, strategy: accel.StreamStrat
     assert hash(resolve_streams(text)) == hash(strategy)
     assert pickle.loads(pickle.dumps(strategy)) == strategy
     async with opened(streams=strategy, libraries=("blas", "elementwise", "reduce")) as device:
-        count = {"balanced": 1 + min(2, strategy.n or 0), "per_actor": 5, "single": 1, "pooled": 3}
+        count = {"balanced": 1 + (strategy.n or 0), "per_actor": 5, "single": 1, "pooled": 3}
         assert len(device._host.context.lanes) == count[strategy.kind]
 
 
@@ -104,8 +104,12 @@ async def test_each_named_library_is_prepared_in_the_stream_that_it_runs_in(monk
     monkeypatch.setattr(CpuDevice, "prepare", lambda self, library, compute: prepared.append((library, compute)), raising=False)
     libraries = ("blas", "elementwise", "reduce", "fft")
     async with opened(streams=streams, libraries=libraries) as device:
-        ports = device._host.context.ports
-        assert prepared == [(library, ports[library].lane.compute) for library in ("memory", *libraries, "batch")]
+        ports, pool = device._host.context.ports, device._host.context.pool
+        lanes = {
+            library: [ports[library].lane] if pool is None or library == "memory" else [port.lane for port in pool.ports]
+            for library in ports
+        }
+        assert prepared == [(library, lane.compute) for library in ("memory", *libraries, "batch") for lane in lanes[library]]
         prepared.clear()
         await device.rng.normal(3)
         assert not prepared, "others are made at their first use"
