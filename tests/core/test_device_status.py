@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,7 +22,7 @@ from accel.testing.conformance import Check, checks
 from accel.testing.conformance.device_harness import DeviceHarness
 from accel.testing.conformance.device_status import ConformanceOps
 from tests.device_support import bounded, cancelled, failure, in_flight, task, until
-from tests.late_backend import LateBackend, LateDevice
+from tests.late_backend import LateBackend, LateDevice, LateStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -132,6 +133,25 @@ async def test_dropped_and_refused_ops_give_back_what_their_status_needs(watched
         assert [isinstance(each, accel.LibraryError) for each in ended].count(True) == 1
         await family.guarded(x, good)
         await until(watched.is_quiet, "quiet")
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+async def test_an_op_whose_status_may_block_is_enqueued_beside_the_loop(blocks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LateDevice, "may_block", lambda self, lane, op: blocks and (op.kind, op.destination.nbytes) == ("get", 8))
+    threads: list[threading.Thread] = []
+    fill = LateStream.fill
+
+    def seen(self: LateStream, destination: int, pattern: bytes, count: int) -> None:
+        threads.append(threading.current_thread())
+        fill(self, destination, pattern, count)
+
+    async with accel.System() as system:
+        device = await system.open_device("late")
+        x, good = await device.zeros(10), await put_info(device, 0)
+        monkeypatch.setattr(LateStream, "fill", seen)
+        for _ in range(2):
+            await device.family(ConformanceOps).guarded(x, good)
+        assert [thread is threading.main_thread() for thread in threads] == [not blocks] * 2
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -91,27 +91,42 @@ class Bare(accel.AccelError):
         pass
 
 
-class Later(Broken):
-    """Raises in the stream, on a thread or, for small work, on the loop's."""
+class Single(accel.LibraryError):
+    """Cannot be cloned."""
 
-    cost: ClassVar[float]
+    def clone(self, **fields: Any) -> Any:
+        raise RuntimeError("there is one of it")
+
+
+class Later(Broken):
+    """Raises in the stream, on a thread or, for small work, on the loop's; or at once."""
+
+    cost: ClassVar[float | None]
+    raises: ClassVar[type[accel.AccelError]]
 
     @accel.kernel(Break)
     def break_it(self, op: Break, stream: Any, inputs: list[accel.Operand], outputs: list[accel.Operand]) -> None:
         def work() -> None:
-            raise Bare
+            raise self.raises
 
+        if self.cost is None:
+            work()
         stream.submit(work, self.cost)
 
 
-@pytest.mark.parametrize("cost", [1e-6, 1.0])
-async def test_work_that_raises_an_error_without_fields_is_answered(cost: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("raises", [Bare, Single])
+@pytest.mark.parametrize("cost", [None, 1e-6, 1.0])
+async def test_an_error_without_fields_or_that_cannot_be_cloned_is_answered(
+    cost: float | None, raises: type[accel.AccelError], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Later, "cost", cost, raising=False)
+    monkeypatch.setattr(Later, "raises", raises, raising=False)
     async with accel.System(close_timeout=1.0) as system:
         device = await system.open_device("cpu")
         await device.register(Later)
         x = await device.put(np.ones(8))
         for _ in range(2):  # the stream goes on
             error = await failure(device.run(Break(x)), accel.LibraryError)
-            assert error.message.startswith("the work of break of library 'broken' raised Bare")
-            assert type(error.__cause__) is Bare
+            what = "the break kernel of library 'broken'" if cost is None else "the work of break of library 'broken'"
+            assert error.message.startswith(f"{what} raised {raises.__name__}")
+            assert type(error.__cause__) is raises
