@@ -27,13 +27,21 @@ __all__ = [
     "TransposeName",
     "UnaryName",
     "UnaryOp",
+    "result_dtype",
 ]
 
 # The values of the enumerations below: a type checker finds the one that is misspelt.
 TransposeName: TypeAlias = Literal["n", "t", "c"]
 ReduceName: TypeAlias = Literal["sum", "mean", "max", "min"]
-UnaryName: TypeAlias = Literal["relu", "sigmoid", "tanh", "exp", "log", "sqrt", "abs", "neg"]
-BinaryName: TypeAlias = Literal["add", "sub", "mul", "div", "max", "min"]
+UnaryName: TypeAlias = Literal[
+    "relu", "sigmoid", "tanh", "exp", "log", "sqrt", "abs", "neg", "gelu", "gelu_tanh", "silu", "softplus", "leaky_relu", "elu",
+    "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "log1p", "expm1", "log2", "exp2", "rsqrt", "reciprocal",
+    "sign", "floor", "ceil", "round", "isnan", "isinf", "isfinite", "logical_not",
+]  # fmt: skip
+BinaryName: TypeAlias = Literal[
+    "add", "sub", "mul", "div", "max", "min", "pow", "remainder",
+    "equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_and", "logical_or", "logical_xor",
+]  # fmt: skip
 
 
 class Transpose(enum.Enum):
@@ -71,6 +79,42 @@ class UnaryOp(enum.Enum):
     SQRT = "sqrt"
     ABS = "abs"
     NEG = "neg"
+    GELU = "gelu"
+    """``x`` times the normal distribution function of ``x``."""
+    GELU_TANH = "gelu_tanh"
+    """GELU with the distribution function approximated by tanh."""
+    SILU = "silu"
+    """``x * sigmoid(x)``."""
+    SOFTPLUS = "softplus"
+    """``log(1 + exp(x))``."""
+    LEAKY_RELU = "leaky_relu"
+    """``x`` where it is positive, else ``0.01 * x``."""
+    ELU = "elu"
+    """``x`` where it is positive, else ``exp(x) - 1``."""
+    SIN = "sin"
+    COS = "cos"
+    TAN = "tan"
+    ASIN = "asin"
+    ACOS = "acos"
+    ATAN = "atan"
+    SINH = "sinh"
+    COSH = "cosh"
+    LOG1P = "log1p"
+    EXPM1 = "expm1"
+    LOG2 = "log2"
+    EXP2 = "exp2"
+    RSQRT = "rsqrt"
+    """``1 / sqrt(x)``."""
+    RECIPROCAL = "reciprocal"
+    SIGN = "sign"
+    FLOOR = "floor"
+    CEIL = "ceil"
+    ROUND = "round"
+    """To the nearest integer; halves to the even one."""
+    ISNAN = "isnan"
+    ISINF = "isinf"
+    ISFINITE = "isfinite"
+    LOGICAL_NOT = "logical_not"
 
 
 class BinaryOp(enum.Enum):
@@ -84,6 +128,30 @@ class BinaryOp(enum.Enum):
     DIV = "div"
     MAX = "max"
     MIN = "min"
+    POW = "pow"
+    """``a ** b``. An integer to a negative power is what is left of the quotient: 0, but for 1 and -1."""
+    REMAINDER = "remainder"
+    """With the sign of ``b``; of integers 0 where ``b`` is 0."""
+    EQUAL = "equal"
+    NOT_EQUAL = "not_equal"
+    LESS = "less"
+    LESS_EQUAL = "less_equal"
+    GREATER = "greater"
+    GREATER_EQUAL = "greater_equal"
+    LOGICAL_AND = "logical_and"
+    LOGICAL_OR = "logical_or"
+    LOGICAL_XOR = "logical_xor"
+
+
+_TESTS = frozenset({UnaryOp.ISNAN, UnaryOp.ISINF, UnaryOp.ISFINITE, UnaryOp.LOGICAL_NOT})
+_COMPARISONS = frozenset({BinaryOp.EQUAL, BinaryOp.NOT_EQUAL, BinaryOp.LESS, BinaryOp.LESS_EQUAL, BinaryOp.GREATER, BinaryOp.GREATER_EQUAL})
+_LOGIC = frozenset({BinaryOp.LOGICAL_AND, BinaryOp.LOGICAL_OR, BinaryOp.LOGICAL_XOR})
+_BOOLEAN = _TESTS | _COMPARISONS | _LOGIC
+
+
+def result_dtype(op: UnaryOp | BinaryOp | ReduceOp, dtype: DType) -> DType:
+    """Return the type of the results of ``op`` on elements of ``dtype``: BOOL of tests, comparisons and logic, else ``dtype``."""
+    return DType.BOOL if op in _BOOLEAN else dtype
 
 
 Causal: TypeAlias = bool | Literal["bottom_right"]
@@ -93,6 +161,8 @@ _FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64
 _COMPLEX = frozenset({DType.COMPLEX64, DType.COMPLEX128})
 _SIGNED = frozenset({DType.INT8, DType.INT16, DType.INT32, DType.INT64})
 _INTEGERS = _SIGNED | {DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64}
+_BOOL = frozenset({DType.BOOL})
+_SIGNS = frozenset({UnaryOp.RELU, UnaryOp.ABS, UnaryOp.SIGN})
 
 
 class ComputeBackend(ABC):
@@ -124,14 +194,21 @@ class ComputeBackend(ABC):
         **{f"reduce.{op}": _FLOATS | _INTEGERS for op in ("max", "min")},
         "reduce.sum": _FLOATS | _INTEGERS | _COMPLEX,
         "reduce.mean": _FLOATS | _COMPLEX,
-        **{f"unary.{op}": _FLOATS for op in ("sigmoid", "tanh", "exp", "log", "sqrt")},
-        **{f"unary.{op}": _FLOATS | _SIGNED for op in ("relu", "abs")},
+        **{f"unary.{op.value}": _FLOATS for op in UnaryOp},
+        **{f"unary.{op.value}": _FLOATS | _SIGNED for op in _SIGNS},
         "unary.neg": _FLOATS | _SIGNED | _COMPLEX,
+        "unary.logical_not": _BOOL,
         **{f"binary.{op}": _FLOATS | _INTEGERS | _COMPLEX for op in ("add", "sub", "mul")},
         "binary.div": _FLOATS | _COMPLEX,
-        **{f"binary.{op}": _FLOATS | _INTEGERS for op in ("max", "min")},
+        **{f"binary.{op}": _FLOATS | _INTEGERS for op in ("max", "min", "pow", "remainder")},
+        **{f"binary.{op.value}": _FLOATS | _INTEGERS | _BOOL for op in _COMPARISONS},
+        **{f"binary.{op}": _FLOATS | _INTEGERS | _COMPLEX | _BOOL for op in ("equal", "not_equal")},
+        **{f"binary.{op.value}": _BOOL for op in _LOGIC},
+        "where": _FLOATS | _INTEGERS | _COMPLEX | _BOOL,
+        "clip": _FLOATS | _INTEGERS,
+        "cast": _FLOATS | _INTEGERS | _COMPLEX | _BOOL,
     }
-    """What every backend offers: call -> dtypes."""
+    """What a backend offers by default: call -> dtypes."""
 
     def capabilities(self) -> Mapping[str, frozenset[DType]]:
         """Return the dtypes of every call; ops outside it are rejected before any work. A backend may narrow or widen the default."""
@@ -288,11 +365,17 @@ class ComputeBackend(ABC):
 
     @abstractmethod
     def unary(self, op: UnaryOp, input: int, output: int, n: int, *, dtype: DType = DType.FLOAT32) -> None:
-        """Enqueue ``output[i] = op(input[i])`` for n elements; ``output`` may be ``input``."""
+        """Enqueue ``output[i] = op(input[i])`` for n elements; ``output`` may be ``input`` if its elements are of the same type.
+
+        :func:`result_dtype` has the type of its elements.
+        """
 
     @abstractmethod
     def binary(self, op: BinaryOp, a: int, b: int, output: int, n: int, *, dtype: DType = DType.FLOAT32) -> None:
-        """Enqueue ``output[i] = op(a[i], b[i])`` for n elements; ``output`` may be ``a`` or ``b``."""
+        """Enqueue ``output[i] = op(a[i], b[i])`` for n elements; ``output`` may be ``a`` or ``b`` if its elements are of the same type.
+
+        :func:`result_dtype` has the type of its elements.
+        """
 
     @abstractmethod
     def synchronize(self) -> None:

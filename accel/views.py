@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from accel.errors import InvalidArgumentError
@@ -11,7 +12,7 @@ from accel.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from accel.dtype import DType
 
-__all__ = ["indexed", "recast", "reshaped"]
+__all__ = ["broadcast", "indexed", "recast", "reshaped", "strides_of"]
 
 Shape = tuple[int, ...]
 
@@ -125,3 +126,32 @@ def recast(shape: Shape, old: DType, new: DType) -> Shape:
             f"{what} is no whole number of {new.value}", remedy="Reshape it first, so that the last axis can be divided."
         )
     return (*shape[:-1], nbytes // new.itemsize)
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    """Return the shape that numpy broadcasts arrays of these shapes to.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If an axis has two lengths other than 1.
+    """
+    result = []
+    for lengths in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1):
+        longest = {length for length in lengths if length != 1}
+        if len(longest) > 1:
+            raise InvalidArgumentError(
+                f"shapes {' and '.join(map(str, shapes))} cannot be broadcast",
+                remedy="Counted from the last axis, lengths must be equal or 1.",
+            )
+        result.append(longest.pop() if longest else 1)
+    return tuple(reversed(result))
+
+
+def strides_of(shape: Shape, wanted: Shape) -> tuple[int, ...]:
+    """Return by how many elements a C-order array advances along each axis of the shape that it is broadcast to; 0 where it is repeated."""
+    strides, step = [0] * len(wanted), 1
+    for axis, length in zip(range(-1, -len(shape) - 1, -1), reversed(shape), strict=True):
+        strides[axis] = 0 if length == 1 else step
+        step *= length
+    return tuple(strides)

@@ -21,7 +21,6 @@ _CALL = 3e-6
 _PRODUCT = 0.1e-6
 _BYTE = 0.1e-9
 _FUNCTION = 1e-9
-_SIGMOID = 3e-9
 # Seconds to convert one element to the type that is computed in, and for one multiply-add of a matrix product.
 _CONVERT: dict[np.dtype[Any], float] = {DType.FLOAT16.numpy: 1.2e-9, DType.BFLOAT16.numpy: 0.4e-9}
 _MULTIPLY_ADD: dict[np.dtype[Any], float] = {
@@ -33,7 +32,12 @@ _MULTIPLY_ADD: dict[np.dtype[Any], float] = {
     DType.COMPLEX128.numpy: 0.2e-9,
 }
 _PRODUCTS = {dtype: (seconds, _CONVERT.get(dtype, 0.0)) for dtype, seconds in _MULTIPLY_ADD.items()}
-_ARITHMETIC = frozenset({UnaryOp.RELU, UnaryOp.ABS, UnaryOp.NEG})
+_FUNCTIONS = {
+    **dict.fromkeys((UnaryOp.RELU, UnaryOp.ABS, UnaryOp.NEG, UnaryOp.SIGN, UnaryOp.FLOOR, UnaryOp.CEIL, UnaryOp.ROUND), 0.0),
+    **dict.fromkeys((UnaryOp.RECIPROCAL, UnaryOp.ISNAN, UnaryOp.ISINF, UnaryOp.ISFINITE, UnaryOp.LOGICAL_NOT), 0.0),
+    **dict.fromkeys((UnaryOp.SIGMOID, UnaryOp.SILU, UnaryOp.SOFTPLUS, UnaryOp.ELU), 3e-9),
+    **dict.fromkeys((UnaryOp.GELU, UnaryOp.GELU_TANH), 20e-9),
+}
 
 
 def matmul(m: int, n: int, k: int, dtype: np.dtype[Any], count: int = 1) -> float:
@@ -50,7 +54,7 @@ def elements(n: int, dtype: np.dtype[Any]) -> float:
 def unary(op: UnaryOp, n: int, dtype: np.dtype[Any]) -> float:
     """Return the cost of a function of n elements."""
     seconds = elements(2 * n, dtype)
-    return seconds if op in _ARITHMETIC else seconds + n * (_SIGMOID if op is UnaryOp.SIGMOID else _FUNCTION)
+    return seconds + n * _FUNCTIONS.get(op, _FUNCTION)
 
 
 def convolution(pixels: int, filters: int, window: int, dtype: np.dtype[Any]) -> float:

@@ -6,7 +6,7 @@ from accel.ops.base import FamilyOp, KernelOp, Plan, Spec, Status
 from accel.ops.blas import Axpy, BlasOps, Dot, Gemm, GemmBatched, Gemv, Nrm2, Scal
 from accel.ops.compiler import CompiledKernel, KernelLayout, Launch
 from accel.ops.dnn import Attention, Conv2d, DnnOps
-from accel.ops.elementwise import Binary, ElementwiseOps, Unary
+from accel.ops.elementwise import Binary, Cast, Clip, ElementwiseOps, Unary, Where
 from accel.ops.family import Family
 from accel.ops.fft import Fft, FftOps, Ifft, Irfft, Rfft
 from accel.ops.managed import Advise, Prefetch
@@ -22,7 +22,9 @@ __all__ = [
     "Axpy",
     "Binary",
     "BlasOps",
+    "Cast",
     "Checksum",
+    "Clip",
     "CompiledKernel",
     "Conv2d",
     "Copy",
@@ -63,5 +65,6 @@ __all__ = [
     "Status",
     "Unary",
     "Uniform",
+    "Where",
     "method",
 ]

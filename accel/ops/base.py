@@ -30,6 +30,7 @@ __all__ = [
     "check_plan",
     "checked_durable",
     "checked_spec",
+    "element",
     "factor",
     "in_place_or_apart",
     "number",
@@ -384,6 +385,31 @@ def scalar(name: str, value: object) -> complex:
         return value
     result = number(name, value)
     return result if isinstance(result, complex) else factor(name, result, DType.FLOAT64)
+
+
+def element(name: str, value: object, dtype: DType) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return a number as a 0-d array of ``dtype``. An integer type takes whole numbers in its range, a boolean one 0 and 1; floats round it.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is no number, ``dtype`` is no float and cannot hold it, or it is complex and the type is not.
+    """
+    with np.errstate(all="ignore"):
+        if dtype.is_integer or dtype is DType.BOOL:
+            return np.asarray(_whole(name, number(name, value), dtype), dtype.numpy)
+        return np.asarray(factor(name, value, dtype)).astype(dtype.numpy)
+
+
+def _whole(name: str, value: Any, dtype: DType) -> int:
+    least, most = (0, 1) if dtype is DType.BOOL else (int(np.iinfo(dtype.numpy).min), int(np.iinfo(dtype.numpy).max))
+    # NaN is not between any limits, and inf is no whole number that int() could make.
+    if isinstance(value, complex) or not least <= value <= most or int(value) != value:
+        raise InvalidArgumentError(
+            f"{name} is {value!r}, which {dtype.value} cannot hold",
+            remedy=f"Give a whole number from {least} to {most}, or another dtype.",
+        )
+    return int(value)
 
 
 def as_shape(shape: int | Iterable[int]) -> Shape:

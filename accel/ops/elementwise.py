@@ -1,33 +1,78 @@
-"""Functions of one or two arrays, element by element."""
+"""Functions of arrays, element by element."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
-from accel.compute import BinaryName, BinaryOp, UnaryName, UnaryOp
-from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, in_place_or_apart, operand, plan_of, result_in, same_dtype
+import numpy as np
+
+from accel.compute import BinaryName, BinaryOp, UnaryName, UnaryOp, result_dtype
+from accel.dtype import DType, DTypeLike
+from accel.errors import InvalidArgumentError, UnsupportedError
+from accel.ops.base import FamilyOp, Plan, element, in_place_or_apart, operand, plan_of, result_in, same_dtype
 from accel.ops.family import Family, KernelLane
 from accel.ops.fields import member, set_fields
 from accel.ops.namespace import OpNamespace, method
 from accel.ref import AccelRef
+from accel.views import broadcast
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["FAMILY", "Binary", "ElementwiseOps", "Unary"]
+__all__ = ["FAMILY", "Binary", "Cast", "Clip", "ElementwiseOps", "Operand", "Unary", "Where"]
 
 M = TypeVar("M")
+
+Operand: TypeAlias = AccelRef | complex | np.generic
+"""A ref, or a number, which is taken in the dtype of the refs beside it."""
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 # Built once: the hot path looks a capability's name up instead of putting it together.
 _UNARY = {op: f"unary.{op.value}" for op in UnaryOp}
 _BINARY = {op: f"binary.{op.value}" for op in BinaryOp}
 
 
+def _refs(**operands: object) -> dict[str, AccelRef]:
+    """Return those operands that are refs; raise if there is none, or one is neither a ref nor a number."""
+    refs = {}
+    for name, value in operands.items():
+        if isinstance(value, AccelRef):
+            refs[name] = value
+        elif not isinstance(value, (complex, float, int, np.generic)):
+            operand(name, value)
+    if not refs:
+        name, value = next(iter(operands.items()))
+        operand(name, value)
+    return refs
+
+
+def _dtype(**operands: object) -> DType:
+    """Return the dtype of those operands that are refs."""
+    return same_dtype(**_refs(**operands))
+
+
+def _arguments(dtype: DType, **operands: object) -> tuple[AccelRef | Array, ...]:
+    """Return the operands as kernels read them: refs, and numbers as 0-d arrays of ``dtype``."""
+    return tuple([value if isinstance(value, AccelRef) else element(name, value, dtype) for name, value in operands.items()])
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Unary(FamilyOp):
-    """``op(x)``, in the dtype of x: relu, sigmoid, tanh, exp, log, sqrt, abs or neg. ``out`` may be ``x``."""
+    """``op(x)``, in the dtype of x; tests such as isnan give bool. ``out`` may be ``x``.
+
+    Parameters
+    ----------
+    op
+        One of :class:`~accel.UnaryOp` or its name, which is numpy's, or of an activation: relu, sigmoid, gelu, gelu_tanh, silu, softplus, leaky_relu
+        (slope 0.01), elu (alpha 1).
+    x
+        Any shape.
+    out
+        Buffer to write.
+    """
 
     library: ClassVar[str] = "elementwise"
     kind: ClassVar[str] = "unary"
@@ -44,25 +89,36 @@ class Unary(FamilyOp):
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        x, out = self.x, self.out
+        x, out, op = self.x, self.out, member(UnaryOp, self.op)
         if type(x) is not AccelRef:  # nearly always it is
             operand("x", x)
-        writes, creates = result_in(out, x.shape, x.dtype)
+        writes, creates = result_in(out, x.shape, result_dtype(op, x.dtype))
         if out is not None and out is not x and out.buffer == x.buffer:
             in_place_or_apart(out, x=x)
-        return plan_of(((x,), writes, creates, _UNARY[member(UnaryOp, self.op)], x.dtype, False, None))
+        return plan_of(((x,), writes, creates, _UNARY[op], x.dtype, False, None))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Binary(FamilyOp):
-    """``op(x, y)`` for arrays of one shape and dtype: add, sub, mul, div, max or min. ``out`` may be an operand."""
+    """``op(x, y)``, broadcast as in numpy, in the operands' one dtype; comparisons and logic give bool. ``out`` may be an operand of its shape.
+
+    Parameters
+    ----------
+    op
+        One of :class:`~accel.BinaryOp` or its name: add, sub, mul, div, max, min, pow, remainder; equal, not_equal, less, less_equal, greater,
+        greater_equal; of bool logical_and, logical_or, logical_xor.
+    x, y
+        Refs of one dtype, or one of the two a number, which that dtype can hold.
+    out
+        Buffer to write.
+    """
 
     library: ClassVar[str] = "elementwise"
     kind: ClassVar[str] = "binary"
 
     op: BinaryName | BinaryOp
-    x: AccelRef
-    y: AccelRef
+    x: Operand
+    y: Operand
     _: KW_ONLY
     out: AccelRef | None = None
 
@@ -71,22 +127,171 @@ class Binary(FamilyOp):
         if type(self.op) is not BinaryOp:
             set_fields(self, op=member(BinaryOp, self.op))
 
+    @property
+    def dtype(self) -> DType:
+        """The operands' dtype."""
+        return _dtype(x=self.x, y=self.y)
+
+    def is_plain(self) -> bool:
+        """Return whether both operands are refs of one shape."""
+        x, y = self.x, self.y
+        return isinstance(x, AccelRef) and isinstance(y, AccelRef) and x.shape == y.shape
+
+    def arguments(self) -> tuple[AccelRef | Array, ...]:
+        """Return the operands as kernels read them: refs, and numbers as 0-d arrays."""
+        return _arguments(self.dtype, x=self.x, y=self.y)
+
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        x, y, out = operand("x", self.x), operand("y", self.y), self.out
-        dtype = same_dtype(x=x, y=y)
-        if x.shape != y.shape:
+        x, y, out, op = self.x, self.y, self.out, member(BinaryOp, self.op)
+        refs = _refs(x=x, y=y)
+        dtype = same_dtype(**refs)
+        if len(refs) < 2:
+            _arguments(dtype, x=x, y=y)
+        shape = broadcast(*[ref.shape for ref in refs.values()])
+        writes, creates = result_in(out, shape, result_dtype(op, dtype))
+        if out is not None:
+            in_place_or_apart(out, **refs)
+        return plan_of((tuple(refs.values()), writes, creates, _BINARY[op], dtype, False, None))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Where(FamilyOp):
+    """Elements of ``x`` where ``condition`` is true, else of ``y``, broadcast as in numpy. ``out`` may be an operand of its shape.
+
+    Parameters
+    ----------
+    condition
+        Of bool.
+    x, y
+        Refs of one dtype, or one of the two a number, which that dtype can hold.
+    out
+        Buffer to write.
+    """
+
+    library: ClassVar[str] = "elementwise"
+    kind: ClassVar[str] = "where"
+
+    condition: AccelRef
+    x: Operand
+    y: Operand
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def arguments(self) -> tuple[AccelRef | Array, ...]:
+        """Return the operands as kernels read them: refs, and numbers as 0-d arrays."""
+        return self.condition, *_arguments(_dtype(x=self.x, y=self.y), x=self.x, y=self.y)
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        condition, refs = operand("condition", self.condition), _refs(x=self.x, y=self.y)
+        if condition.dtype is not DType.BOOL:
             raise InvalidArgumentError(
-                f"x has shape {x.shape} and y has {y.shape}", remedy="Give both the same shape; nothing is broadcast."
+                f"condition is {condition.dtype.value}", remedy="Compare first: device.elementwise.binary('not_equal', condition, 0)."
             )
-        writes, creates = result_in(out, x.shape, dtype)
-        if out is not None and (out.buffer == x.buffer or out.buffer == y.buffer):
-            in_place_or_apart(out, x=x, y=y)
-        return plan_of(((x, y), writes, creates, _BINARY[member(BinaryOp, self.op)], dtype, False, None))
+        return _planned("where", same_dtype(**refs), self.arguments, self.out, condition=condition, **refs)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Clip(FamilyOp):
+    """``x`` with elements below ``min`` set to it, and then elements above ``max``, broadcast as in numpy. ``out`` may be an operand of its shape.
+
+    Parameters
+    ----------
+    x
+        Any shape.
+    min, max
+        Refs of the dtype of ``x``, or numbers, which that dtype can hold; ``None`` for no limit.
+    out
+        Buffer to write.
+    """
+
+    library: ClassVar[str] = "elementwise"
+    kind: ClassVar[str] = "clip"
+
+    x: AccelRef
+    min: Operand | None = None
+    max: Operand | None = None
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def arguments(self) -> tuple[AccelRef | Array, ...]:
+        """Return the operands as kernels read them: refs, and numbers as 0-d arrays."""
+        x, least, most = self._operands()
+        return _arguments(self.x.dtype, x=x, min=least, max=most)
+
+    def _operands(self) -> tuple[Operand, Operand, Operand]:
+        """Return x and its limits: where there is none, the limits of the dtype."""
+        dtype = self.x.dtype
+        least, most = (np.iinfo(dtype.numpy).min, np.iinfo(dtype.numpy).max) if dtype.is_integer else (-math.inf, math.inf)
+        return self.x, least if self.min is None else self.min, most if self.max is None else self.max
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        operand("x", self.x)
+        x, least, most = self._operands()
+        refs = _refs(x=x, min=least, max=most)
+        return _planned("clip", same_dtype(**refs), self.arguments, self.out, **refs)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Cast(FamilyOp):
+    """The elements of ``x`` as ``dtype``.
+
+    Floats are rounded to the nearest, and towards zero for integers. What an integer type cannot hold, NaN included, gives any value. True is 1, and all
+    but 0 is true. Complex numbers become complex ones or bool.
+
+    Parameters
+    ----------
+    x
+        Any shape.
+    dtype
+        Of the result: any but the 8-bit and 4-bit floats.
+    out
+        Buffer to write; not ``x``, unless the dtype is the same.
+    """
+
+    library: ClassVar[str] = "elementwise"
+    kind: ClassVar[str] = "cast"
+
+    x: AccelRef
+    dtype: DTypeLike
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert ``dtype``."""
+        set_fields(self, dtype=DType.of(self.dtype))
+
+    def arguments(self) -> tuple[AccelRef | Array, ...]:
+        """Return the operand."""
+        return (self.x,)
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x, dtype = operand("x", self.x), DType.of(self.dtype)
+        if dtype not in _CASTS:
+            raise UnsupportedError(f"cast to {dtype.value} is not offered", remedy=f"It takes {', '.join(each.value for each in _CASTS)}.")
+        if x.dtype.is_complex and not dtype.is_complex and dtype is not DType.BOOL:
+            raise InvalidArgumentError(f"cast of {x.dtype.value} to {dtype.value} would drop the imaginary part", remedy="Cast to complex.")
+        writes, creates = result_in(self.out, x.shape, dtype)
+        in_place_or_apart(self.out, x=x)
+        return Plan((x,), writes, creates, "cast", x.dtype)
+
+
+_CASTS = tuple(dtype for dtype in DType if not dtype.value.startswith(("float8", "float4")))
+
+
+def _planned(capability: str, dtype: DType, arguments: Callable[[], object], out: AccelRef | None, **refs: AccelRef) -> Plan:
+    """Return the plan of an op on operands that are broadcast; ``arguments`` raises if a number is none of the dtype's."""
+    arguments()
+    writes, creates = result_in(out, broadcast(*[ref.shape for ref in refs.values()]), dtype)
+    in_place_or_apart(out, **refs)
+    return Plan(tuple(refs.values()), writes, creates, capability, dtype)
 
 
 class ElementwiseOps(OpNamespace[M]):
-    """Functions of one or two arrays, element by element, in the operands' dtype."""
+    """Functions of arrays, element by element, in the operands' dtype: nothing is converted but by ``cast``."""
 
     __slots__ = ()
 
@@ -94,10 +299,16 @@ class ElementwiseOps(OpNamespace[M]):
     aliases: ClassVar[Mapping[str, str]] = {
         **{op.value: f".unary({op.value!r}, x)" for op in UnaryOp},
         **{op.value: f".binary({op.value!r}, x, y)" for op in BinaryOp},
+        "astype": ".cast(x, dtype)",
+        "maximum": ".binary('max', x, y)",
+        "minimum": ".binary('min', x, y)",
     }
 
     unary = method(Unary)
     binary = method(Binary)
+    where = method(Where)
+    clip = method(Clip)
+    cast = method(Cast)
 
 
 def _unary(lane: KernelLane, op: Unary, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -106,8 +317,13 @@ def _unary(lane: KernelLane, op: Unary, inputs: Sequence[int], outputs: Sequence
 
 
 def _binary(lane: KernelLane, op: Binary, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Apply a function of two elements."""
-    lane.compute.binary(member(BinaryOp, op.op), inputs[0], inputs[1], outputs[0], op.x.size, dtype=op.x.dtype)
+    """Apply a function of two elements of arrays of one shape."""
+    x = op.x
+    if not op.is_plain() or not isinstance(x, AccelRef):
+        raise UnsupportedError(
+            f"{lane.compute.name} has no binary ops that broadcast, or take numbers", remedy="Give two refs of one shape.", op=op.kind
+        )
+    lane.compute.binary(member(BinaryOp, op.op), inputs[0], inputs[1], outputs[0], x.size, dtype=x.dtype)
 
 
 FAMILY = Family(ElementwiseOps, {"unary": _unary, "binary": _binary})

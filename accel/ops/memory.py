@@ -9,7 +9,7 @@ import numpy as np
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import KernelOp, Plan, Shape, Spec, checked_spec, factor, number, operand, plan_of, result_in
+from accel.ops.base import KernelOp, Plan, Shape, Spec, checked_spec, element, operand, plan_of, result_in
 from accel.ref import AccelRef, overlap
 
 __all__ = ["Checksum", "Copy", "Empty", "Fill", "Free", "Get", "Put"]
@@ -142,21 +142,7 @@ class Fill(KernelOp):
         InvalidArgumentError
             If ``value`` is no number, ``dtype`` is no float and cannot hold it, or it is complex and the type is not.
         """
-        value, dtype = number("value", self.value), self.dtype
-        if dtype.is_integer or dtype is DType.BOOL:
-            return np.asarray(_whole(value, dtype), dtype.numpy).tobytes()
-        with np.errstate(all="ignore"):
-            return np.asarray(factor("value", value, dtype)).astype(dtype.numpy).tobytes()
-
-
-def _whole(value: Any, dtype: DType) -> int:
-    least, most = (0, 1) if dtype is DType.BOOL else (int(np.iinfo(dtype.numpy).min), int(np.iinfo(dtype.numpy).max))
-    # NaN is not between any limits, and inf is no whole number that int() could make.
-    if isinstance(value, complex) or not least <= value <= most or int(value) != value:
-        raise InvalidArgumentError(
-            f"value is {value!r}, which {dtype.value} cannot hold", remedy=f"Give a whole number from {least} to {most}, or another dtype."
-        )
-    return int(value)
+        return element("value", self.value, self.dtype).tobytes()
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from accel import BinaryOp, DType, ReduceOp, Transpose, UnaryOp, UnsupportedError, arguments
 from accel.arguments import BASE
+from accel.compute import result_dtype
 from accel_cuda.core.compute_memory import WORKSPACE
 from accel_cuda.families.attention import attend
 from accel_cuda.families.blas import Blas
@@ -33,7 +34,13 @@ _BLOCK = 256
 _PIXELS = 128
 _LIMIT = 2**31 - 1
 # Elements that one thread of the elementwise kernels takes.
-_PER_THREAD = {dtype: max(1, 16 // dtype.itemsize) * _BLOCK for dtype in CODES}
+_PER_THREAD = {dtype: max(1, 16 // dtype.itemsize) for dtype in CODES}
+
+
+def _blocks(op: UnaryOp | BinaryOp, dtype: DType, output: int, n: int) -> int:
+    """Return how many blocks compute n elements: threads are counted from the aligned address before the first result."""
+    size, each = result_dtype(op, dtype).itemsize, _PER_THREAD[dtype]
+    return -(-(n + output % (each * size) // size) // (each * _BLOCK))
 
 
 class CudaCompute(CudaVectors):
@@ -103,8 +110,7 @@ class CudaCompute(CudaVectors):
                 return
             arguments.pointers(f"unary.{op.value}", input=input, output=output)
         self._stream.ready()
-        lead = output % 16 // dtype.itemsize
-        self._stream.launch(function, -(-(n + lead) // _PER_THREAD[dtype]), _BLOCK, input, output, n)
+        self._stream.launch(function, _blocks(op, dtype, output, n), _BLOCK, input, output, n)
 
     def binary(self, op: BinaryOp, a: int, b: int, output: int, n: int, *, dtype: DType = DType.FLOAT32) -> None:
         """Enqueue a function of each of n pairs of elements."""
@@ -120,8 +126,7 @@ class CudaCompute(CudaVectors):
                 return
             arguments.pointers(f"binary.{op.value}", a=a, b=b, output=output)
         self._stream.ready()
-        lead = output % 16 // dtype.itemsize
-        self._stream.launch(function, -(-(n + lead) // _PER_THREAD[dtype]), _BLOCK, a, b, output, n)
+        self._stream.launch(function, _blocks(op, dtype, output, n), _BLOCK, a, b, output, n)
 
     def reduce(self, op: ReduceOp, input: int, output: int, shape: Sequence[int], axis: int, *, dtype: DType = DType.FLOAT32) -> None:
         """Enqueue a reduction along one axis of a C-contiguous array."""

@@ -102,7 +102,7 @@ async def test_vectors_and_batches_of_matrices(device: accel.Device, rng: np.ran
     close(await device.get(rx), -2 * x)
 
 
-@pytest.mark.parametrize("op", list(UnaryOp), ids=lambda op: op.value)
+@pytest.mark.parametrize("op", UNARY, ids=lambda op: op.value)
 async def test_unary(device: accel.Device, rng: np.random.Generator, op: UnaryOp) -> None:
     x = rng.uniform(0.1, 3, (7, 3)).astype(np.float32)
     ref = await device.put(x)
@@ -111,7 +111,7 @@ async def test_unary(device: accel.Device, rng: np.random.Generator, op: UnaryOp
     np.testing.assert_allclose(await device.get(ref), UNARY[op](x), rtol=1e-5)
 
 
-@pytest.mark.parametrize("op", list(BinaryOp), ids=lambda op: op.value)
+@pytest.mark.parametrize("op", BINARY, ids=lambda op: op.value)
 async def test_binary(device: accel.Device, rng: np.random.Generator, op: BinaryOp) -> None:
     x, y = rng.standard_normal((2, 5, 4))
     rx, ry = await device.put(x), await device.put(y)

@@ -5,10 +5,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+from collections import deque
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from accel import BinaryOp, DType, ReduceOp, Transpose, UnaryOp
+import numpy as np
+
+from accel import AccelRef, BinaryOp, DType, KernelOp, ReduceOp, Transpose, UnaryOp
+from accel.ops import Binary, Cast, Clip, Where
 from accel_cuda import CudaBackend
+from accel_cuda.families.kernels import CODES
+from accel_cuda.families.parts import PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -74,6 +81,7 @@ def every_kernel() -> None:
     for family in (_elementwise, _reductions, _vectors, _dnn, _fills):
         family(compute, memory, supported)
     _attend(context, compute, memory, supported)
+    _broadcast(stream, compute, memory, supported)
     with memory.take(4096) as (pointer,):
         stream.fill(pointer, bytes(range(8)), 512)
         stream.fill(pointer, bytes(range(16)), 256)
@@ -91,6 +99,31 @@ def _elementwise(compute: Any, memory: Memory, supported: Any) -> None:
         for dtype in supported[f"binary.{binary.value}"]:
             with memory.take(*[ODD * dtype.itemsize] * 3) as (x, y, z):
                 compute.binary(binary, x, y, z, ODD, dtype=dtype)
+
+
+def _broadcast(stream: Any, compute: Any, memory: Memory, supported: Any) -> None:
+    """Operands that are repeated, of which the second begins at any element."""
+    owner: Any = SimpleNamespace(dropped=deque())
+    lane = SimpleNamespace(stream=stream, compute=compute)
+    for shapes in (((ODD,), (1,)), ((7, 32), (32,)), ((5, 33), (5, 1))):
+        shape = np.broadcast_shapes(*shapes)
+        for dtype in supported["where"]:
+            condition, x, y = (
+                AccelRef(owner, 1, each, kind, 1) for each, kind in ((shape, DType.BOOL), (shapes[0], dtype), (shapes[1], dtype))
+            )
+            calls: list[KernelOp] = [
+                Where(condition, x, y),
+                *(Cast(x, to) for to in CODES if dtype.is_complex <= (to.is_complex or to is DType.BOOL)),
+            ]
+            calls += [Binary(op, x, y) for op in BinaryOp if dtype in supported[f"binary.{op.value}"]]
+            calls += [Clip(x, y)] if dtype in supported["clip"] else []
+            for op in calls:
+                plan = op.plan()
+                skipped = [ref.dtype.itemsize * (number == 1) for number, ref in enumerate(plan.reads)]
+                sizes = [ref.nbytes + skip for ref, skip in zip(plan.reads, skipped, strict=True)]
+                with memory.take(*sizes, plan.creates[0].nbytes) as (*reads, output):
+                    inputs = [address + skip for address, skip in zip(reads, skipped, strict=True)]
+                    PARTS["elementwise"].kernels[op.kind](lane, op, inputs, (output,))
 
 
 def _reductions(compute: Any, memory: Memory, supported: Any) -> None:

@@ -2,22 +2,101 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.compute import BinaryOp, UnaryOp
+from accel.compute import BinaryOp, ComputeBackend, UnaryOp, result_dtype
+from accel.cpu import costs
 from accel.cpu.families import sampling
 from accel.cpu.families.precision import blocks, wider
 from accel.cpu.views import Array, array
 from accel.dtype import DType
 from accel.family import BackendPart, Sample
+from accel.views import broadcast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+    from accel.backend import Kernel
 
 __all__ = ["PART", "binary", "unary"]
+
+
+def _sigmoid(x: Array) -> Array:
+    # 1 / (1 + exp(-x)) overflows for very negative x. In exp(min(x, 0)) / (1 + exp(-|x|)) nothing does, and no branch depends on the data.
+    numerator = np.minimum(x, x.dtype.type(0))
+    np.exp(numerator, out=numerator)
+    denominator = np.absolute(x)
+    np.negative(denominator, out=denominator)
+    np.exp(denominator, out=denominator)
+    np.add(denominator, x.dtype.type(1), out=denominator)
+    quotient: Array = np.divide(numerator, denominator, out=numerator)
+    return quotient
+
+
+def _erfc(x: Array) -> Any:
+    """Return ``1 - erf(x)``, with few digits lost where it is small: Chebyshev's polynomial in t of its logarithm without ``t * exp(-x ** 2)``."""
+    kind = x.dtype.type
+    z = np.absolute(x)
+    t = kind(2) / (kind(2) + z)
+    twice = kind(4) * t - kind(2)
+    d, before = np.zeros_like(z), np.zeros_like(z)
+    for coefficient in reversed(_ERFC[1:]):
+        d, before = twice * d - before + kind(coefficient), d
+    result = t * np.exp(-z * z + kind(0.5) * (kind(_ERFC[0]) + twice * d) - before)
+    return np.where(x < 0, kind(2) - result, result)
+
+
+_ERFC = (
+    *(-1.3026537197817094, 0.6419697923564902, 0.019476473204185836, -0.009561514786808632, -0.0009465953444820369, 0.00036683949785276145),
+    *(4.252332480690777e-05, -2.0278578112534242e-05, -1.6242900046470256e-06, 1.3036558355805232e-06, 1.5626441722066142e-08),
+    *(-8.523809591492654e-08, 6.5290544390988515e-09, 5.059343495551469e-09, -9.91364156493033e-10, -2.273651222931836e-10),
+    *(9.646791102015527e-11, 2.3940380830391146e-12, -6.886027526497553e-12, 8.944879273090725e-13, 3.130921399342958e-13),
+    *(-1.1270822361367252e-13, 3.810905255189232e-16, 7.106097613609237e-15),
+)
+
+
+def _gelu(x: Array) -> Any:
+    return x * x.dtype.type(0.5) * _erfc(x * x.dtype.type(-math.sqrt(0.5)))
+
+
+def _gelu_tanh(x: Array) -> Any:
+    # (1 + tanh(u)) / 2 is sigmoid(2 * u), which loses no digits where tanh is near -1.
+    kind = x.dtype.type
+    return x * _sigmoid(kind(2 * math.sqrt(2 / math.pi)) * (x + kind(0.044715) * x * x * x))
+
+
+def _silu(x: Array) -> Any:
+    return x * _sigmoid(x)
+
+
+def _softplus(x: Array) -> Any:
+    return np.maximum(x, x.dtype.type(0)) + np.log1p(np.exp(-np.absolute(x)))
+
+
+def _leaky_relu(x: Array) -> Any:
+    return np.where(x > 0, x, x * x.dtype.type(0.01))
+
+
+def _elu(x: Array) -> Any:
+    return np.where(x > 0, x, np.expm1(np.minimum(x, x.dtype.type(0))))
+
+
+def _rsqrt(x: Array) -> Any:
+    return x.dtype.type(1) / np.sqrt(x)
+
+
+def _power(a: Array, b: Array) -> Any:
+    """Return ``a ** b`` of integers."""
+    if a.dtype.kind == "u":
+        return np.power(a, b)
+    powers = np.power(a, np.maximum(b, b.dtype.type(0)))
+    quotients = np.where(a == 1, a, np.where(a == -1, np.where(b & b.dtype.type(1), a, -a), a.dtype.type(0)))
+    return np.where(b < 0, quotients, powers)
+
 
 _BINARY: dict[BinaryOp, np.ufunc] = {
     BinaryOp.ADD: np.add,
@@ -26,19 +105,59 @@ _BINARY: dict[BinaryOp, np.ufunc] = {
     BinaryOp.DIV: np.divide,
     BinaryOp.MAX: np.maximum,
     BinaryOp.MIN: np.minimum,
+    BinaryOp.POW: np.power,
+    BinaryOp.REMAINDER: np.remainder,
+    BinaryOp.EQUAL: np.equal,
+    BinaryOp.NOT_EQUAL: np.not_equal,
+    BinaryOp.LESS: np.less,
+    BinaryOp.LESS_EQUAL: np.less_equal,
+    BinaryOp.GREATER: np.greater,
+    BinaryOp.GREATER_EQUAL: np.greater_equal,
+    BinaryOp.LOGICAL_AND: np.logical_and,
+    BinaryOp.LOGICAL_OR: np.logical_or,
+    BinaryOp.LOGICAL_XOR: np.logical_xor,
 }
-_UNARY: dict[UnaryOp, np.ufunc] = {
+_UFUNCS: dict[UnaryOp, np.ufunc] = {
     UnaryOp.TANH: np.tanh,
     UnaryOp.EXP: np.exp,
     UnaryOp.LOG: np.log,
     UnaryOp.SQRT: np.sqrt,
     UnaryOp.ABS: np.absolute,
     UnaryOp.NEG: np.negative,
+    UnaryOp.SIN: np.sin,
+    UnaryOp.COS: np.cos,
+    UnaryOp.TAN: np.tan,
+    UnaryOp.ASIN: np.arcsin,
+    UnaryOp.ACOS: np.arccos,
+    UnaryOp.ATAN: np.arctan,
+    UnaryOp.SINH: np.sinh,
+    UnaryOp.COSH: np.cosh,
+    UnaryOp.LOG1P: np.log1p,
+    UnaryOp.EXPM1: np.expm1,
+    UnaryOp.LOG2: np.log2,
+    UnaryOp.EXP2: np.exp2,
+    UnaryOp.RECIPROCAL: np.reciprocal,
+    UnaryOp.SIGN: np.sign,
+    UnaryOp.FLOOR: np.floor,
+    UnaryOp.CEIL: np.ceil,
+    UnaryOp.ROUND: np.rint,
+    UnaryOp.ISNAN: np.isnan,
+    UnaryOp.ISINF: np.isinf,
+    UnaryOp.ISFINITE: np.isfinite,
+    UnaryOp.LOGICAL_NOT: np.logical_not,
 }
-# What only picks or signs an element rounds nothing, and is faster without conversions.
-_EXACT = frozenset({np.maximum, np.minimum, np.absolute, np.negative})
-_RELU = UnaryOp.RELU
-_SIGMOID = UnaryOp.SIGMOID
+_FUNCTIONS: dict[UnaryOp, Callable[[Array], Array]] = {
+    UnaryOp.SIGMOID: _sigmoid,
+    UnaryOp.GELU: _gelu,
+    UnaryOp.GELU_TANH: _gelu_tanh,
+    UnaryOp.SILU: _silu,
+    UnaryOp.SOFTPLUS: _softplus,
+    UnaryOp.LEAKY_RELU: _leaky_relu,
+    UnaryOp.ELU: _elu,
+    UnaryOp.RSQRT: _rsqrt,
+}
+# What only picks, signs or compares elements rounds nothing, and is faster without conversions.
+_EXACT = frozenset({np.maximum, np.minimum, np.absolute, np.negative, np.sign, np.floor, np.ceil, np.rint, np.isnan, np.isinf, np.isfinite})
 
 # Temporaries of this size stay in the second-level cache.
 _CACHE = 1 << 18
@@ -47,23 +166,34 @@ _CACHE = 1 << 18
 @np.errstate(all="ignore")
 def unary(op: UnaryOp, source: int, destination: int, n: int, dtype: np.dtype[Any]) -> None:
     """Compute ``destination[i] = op(source[i])``; the two may be the same memory."""
-    x = array(source, (n,), dtype)
-    y = x if destination == source else array(destination, (n,), dtype)
-    if op is _SIGMOID:
-        _sigmoid(x, y)
-    elif op is _RELU:
-        _apply(np.maximum, (x, dtype.type(0)), y)
+    x, out = array(source, (n,), dtype), array(destination, (n,), _result(op, dtype))
+    if op is UnaryOp.RELU:
+        _apply(np.maximum, (x, dtype.type(0)), out)
+    elif (function := _FUNCTIONS.get(op)) is None:
+        _apply(_UFUNCS[op], (x,), out)
     else:
-        _apply(_UNARY[op], (x,), y)
+        _in_blocks(function, x, out)
 
 
 @np.errstate(all="ignore")
 def binary(op: BinaryOp, a: int, b: int, destination: int, n: int, dtype: np.dtype[Any]) -> None:
     """Compute ``destination[i] = op(a[i], b[i])``; the result may overwrite an operand."""
-    _apply(_BINARY[op], (array(a, (n,), dtype), array(b, (n,), dtype)), array(destination, (n,), dtype))
+    _binary(op, (array(a, (n,), dtype), array(b, (n,), dtype)), array(destination, (n,), _result(op, dtype)))
 
 
-def _apply(ufunc: np.ufunc, operands: tuple[Any, ...], out: Array) -> None:
+def _result(op: UnaryOp | BinaryOp, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return result_dtype(op, DType.of(dtype)).numpy
+
+
+def _binary(op: BinaryOp, operands: Sequence[Array], out: Array) -> None:
+    """Compute a function of two arrays that are broadcast."""
+    if op is BinaryOp.POW and out.dtype.kind == "i":
+        out[...] = _power(*operands)
+    else:
+        _apply(_BINARY[op], operands, out)
+
+
+def _apply(ufunc: np.ufunc, operands: Sequence[Any], out: Array) -> None:
     wide = wider(out.dtype)
     if wide is out.dtype or ufunc in _EXACT:
         ufunc(*operands, out=out)
@@ -72,25 +202,98 @@ def _apply(ufunc: np.ufunc, operands: tuple[Any, ...], out: Array) -> None:
         ufunc(*operands, out=out, dtype=wide, casting="unsafe")
 
 
-def _sigmoid(x: Array, y: Array) -> None:
-    # 1 / (1 + exp(-x)) overflows for very negative x. In exp(min(x, 0)) / (1 + exp(-|x|)) nothing does, and no branch depends on the data.
+def _in_blocks(function: Callable[[Array], Array], x: Array, out: Array) -> None:
     wide = wider(x.dtype)
-    one = wide.type(1)
-    for part in blocks(x.size, 3 * wide.itemsize, _CACHE):
-        value = x[part].astype(wide, copy=False)
-        numerator = np.minimum(value, wide.type(0))
-        np.exp(numerator, out=numerator)
-        denominator = np.absolute(value)
-        np.negative(denominator, out=denominator)
-        np.exp(denominator, out=denominator)
-        np.add(denominator, one, out=denominator)
-        np.divide(numerator, denominator, out=numerator)
-        y[part] = numerator
+    for part in blocks(x.size, 4 * wide.itemsize, _CACHE):
+        out[part] = function(x[part].astype(wide, copy=False))
 
 
-_INTEGERS = (DType.INT32, DType.INT64, DType.UINT8)
-_POSITIVE = frozenset({UnaryOp.LOG, UnaryOp.SQRT})
-_REAL = frozenset({UnaryOp.RELU, UnaryOp.SIGMOID})
+def _operands(arguments: Sequence[Any], inputs: Sequence[int]) -> list[Array]:
+    """Return the operands of an op as arrays; numbers are arrays already."""
+    addresses = iter(inputs)
+    return [each if isinstance(each, np.ndarray) else array(next(addresses), each.shape, each.dtype.numpy) for each in arguments]
+
+
+def _kernel(compute: Callable[[Any, list[Array], Array], None], dtype_of: Callable[[Any, Any], np.dtype[Any]]) -> Kernel:
+    """Return the kernel of an op whose operands are broadcast.
+
+    Parameters
+    ----------
+    compute
+        ``compute(op, operands, out)`` writes the result.
+    dtype_of
+        ``dtype_of(op, last)`` returns the type of its elements; ``last`` is the last operand.
+    """
+
+    def kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        arguments = op.arguments()
+        shape = broadcast(*[each.shape for each in arguments])
+        if 0 not in shape:
+            operands = _operands(arguments, inputs)
+            out = array(outputs[0], shape, dtype_of(op, operands[-1]))
+            lane.stream.submit(partial(_quietly, compute, op, operands, out), costs.elements((len(operands) + 1) * out.size, out.dtype))
+
+    return kernel
+
+
+@np.errstate(all="ignore")
+def _quietly(compute: Callable[[Any, list[Array], Array], None], op: Any, operands: list[Array], out: Array) -> None:
+    compute(op, operands, out)
+
+
+def _broadcast_binary(op: Any, operands: list[Array], out: Array) -> None:
+    _binary(op.op, operands, out)
+
+
+# Results may overwrite any operand, so that steps before the last one write elsewhere.
+def _where(op: Any, operands: list[Array], out: Array) -> None:
+    out[...] = np.where(*operands)
+
+
+def _clip(op: Any, operands: list[Array], out: Array) -> None:
+    x, least, most = operands
+    np.minimum(np.maximum(x, least), most, out=out)
+
+
+def _cast(op: Any, operands: list[Array], out: Array) -> None:
+    np.copyto(out, operands[0], casting="unsafe")
+
+
+_binary_of_broadcast = _kernel(_broadcast_binary, lambda op, last: _result(op.op, last.dtype))
+
+
+def _binary_kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    if op.is_plain():
+        lane.compute.binary(op.op, *inputs, outputs[0], op.x.size, dtype=op.x.dtype)
+    else:
+        _binary_of_broadcast(lane, op, inputs, outputs)
+
+
+_KERNELS: dict[str, Kernel] = {
+    "binary": _binary_kernel,
+    "where": _kernel(_where, lambda op, last: last.dtype),
+    "clip": _kernel(_clip, lambda op, last: last.dtype),
+    "cast": _kernel(_cast, lambda op, last: op.dtype.numpy),
+}
+
+
+_NUMBERS = (*sampling.ALL_FLOATS, *sampling.COMPLEX, DType.INT32, DType.INT64, DType.UINT8)
+_OFFERED = ComputeBackend.CAPABILITIES
+_REFERENCES: dict[UnaryOp, Callable[[Array], Any]] = {
+    **_UFUNCS,
+    UnaryOp.RELU: lambda x: np.where(x < 0, np.zeros_like(x), x),
+    UnaryOp.SIGMOID: lambda x: 1 / (1 + np.exp(-x)),
+    UnaryOp.GELU: lambda x: x * np.vectorize(math.erfc, otypes=[np.float64])(-x * math.sqrt(0.5)) / 2,
+    UnaryOp.GELU_TANH: lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
+    UnaryOp.SILU: lambda x: x / (1 + np.exp(-x)),
+    UnaryOp.SOFTPLUS: lambda x: np.log1p(np.exp(x)),
+    UnaryOp.LEAKY_RELU: lambda x: np.where(x > 0, x, x * x.dtype.type(1) / 100),
+    UnaryOp.ELU: lambda x: np.where(x > 0, x, np.expm1(x)),
+    UnaryOp.RSQRT: lambda x: 1 / np.sqrt(x),
+}
+_POSITIVE = frozenset({UnaryOp.LOG, UnaryOp.LOG2, UnaryOp.SQRT, UnaryOp.RSQRT, UnaryOp.LOG1P})
+_SIGNS = frozenset({UnaryOp.RELU, UnaryOp.ABS, UnaryOp.NEG, UnaryOp.SIGN, UnaryOp.FLOOR, UnaryOp.CEIL, UnaryOp.ROUND})
+_PICKS = frozenset({BinaryOp.MAX, BinaryOp.MIN})
 
 
 def _unary_of(op: UnaryOp, elementwise: Any, x: Any) -> Any:
@@ -101,43 +304,114 @@ def _binary_of(op: BinaryOp, elementwise: Any, x: Any, y: Any) -> Any:
     return elementwise.binary(op, x, y)
 
 
-@np.errstate(all="ignore")
-def _expected(op: UnaryOp, x: Array) -> Array:
-    if op is UnaryOp.SIGMOID:
-        result: Array = 1 / (1 + np.exp(-x))
-    else:
-        result = np.where(x < 0, np.zeros_like(x), x) if op is UnaryOp.RELU else _UNARY[op](x)
-    return np.asarray(result)
+def _operand(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Array:
+    if dtype is DType.BOOL:
+        return rng.random(shape) < 0.5
+    return np.asarray(sampling.random(rng, shape, dtype))
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for dtype in (*sampling.ALL_FLOATS, *sampling.COMPLEX):
-        for op in UnaryOp:
-            if dtype.is_complex and (op in _REAL or op is UnaryOp.ABS):
+    yield from _unary_samples(rng)
+    yield from _binary_samples(rng)
+    yield from _broadcast_samples(rng)
+    yield from _cast_samples(rng)
+
+
+@np.errstate(all="ignore")
+def _unary_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for op in UnaryOp:
+        for dtype in (*_NUMBERS, DType.BOOL):
+            if dtype not in _OFFERED[f"unary.{op.value}"]:
                 continue
             for shape in ((), (0,), (1001,)):
-                x = np.asarray(
-                    sampling.random(rng, shape, dtype)
-                    if op not in _POSITIVE or dtype.is_complex
-                    else np.abs(sampling.random(rng, shape, dtype))
-                )
+                x = _operand(rng, shape, dtype)
+                if op in _POSITIVE and not dtype.is_complex:
+                    x = np.abs(x)
+                elif op in (UnaryOp.ASIN, UnaryOp.ACOS):
+                    x = np.clip(x, x.dtype.type(-1), x.dtype.type(1))
+                expected = np.asarray(_REFERENCES[op](x if dtype is DType.BOOL else sampling.wide(x)))
                 name = f"unary {op.value} {dtype.value}{list(shape)}"
-                yield Sample(
-                    name, partial(_unary_of, op), (x,), _expected(op, sampling.wide(x)), 0.0 if op in _SIGNS else sampling.sums(dtype, 2)
-                )
-    for dtype in (*sampling.ALL_FLOATS, *sampling.COMPLEX, *_INTEGERS):
-        for function in BinaryOp:
-            if (function is BinaryOp.DIV and dtype.is_integer) or (function in _PICKS and dtype.is_complex):
+                yield Sample(name, partial(_unary_of, op), (x,), expected, 0.0 if op in _SIGNS else _error(dtype))
+
+
+@np.errstate(all="ignore")
+def _binary_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for op in BinaryOp:
+        for dtype in (*_NUMBERS, DType.BOOL):
+            if dtype not in _OFFERED[f"binary.{op.value}"]:
                 continue
-            for size in ((3, 5), (1001,)):
-                x, y = sampling.random(rng, size, dtype), sampling.random(rng, size, dtype)
-                with np.errstate(all="ignore"):
-                    result = np.asarray(_BINARY[function](sampling.wide(x), sampling.wide(y)))
-                name = f"binary {function.value} {dtype.value}{list(size)}"
-                yield Sample(name, partial(_binary_of, function), (x, y), result, 0.0 if function in _PICKS else sampling.sums(dtype, 2))
+            # Of equal lengths first; then operands of which one or both are repeated.
+            for left, right in (
+                ((3, 5), (3, 5)),
+                ((1001,), (1001,)),
+                ((7, 33), (33,)),
+                ((4, 1, 3), (5, 1)),
+                ((0, 3), (1, 3)),
+                ((2, 9), ()),
+            ):
+                x, y = _operand(rng, left, dtype), _operand(rng, right, dtype)
+                if op is BinaryOp.POW:
+                    x, y = np.abs(x), (y % 4 if dtype.is_integer else y)
+                elif op is BinaryOp.REMAINDER and dtype.is_floating:
+                    # Halves and quarters have an exact remainder; of others it jumps.
+                    x, y = np.round(x * 4).astype(x.dtype), (np.round(y * 4) / 2 + 8).astype(y.dtype)
+                elif dtype.is_integer and op not in (BinaryOp.ADD, BinaryOp.SUB, BinaryOp.MUL):
+                    x, y = x % 5, y % 5
+                expected = np.asarray(_expected(op, x, y))
+                name = f"binary {op.value} {dtype.value}{list(left)}{list(right)}"
+                yield Sample(name, partial(_binary_of, op), (x, y), expected, 0.0 if op in _PICKS else _error(dtype))
 
 
-_SIGNS = frozenset({UnaryOp.RELU, UnaryOp.ABS, UnaryOp.NEG})
-_PICKS = frozenset({BinaryOp.MAX, BinaryOp.MIN})
+def _expected(op: BinaryOp, x: Array, y: Array) -> Any:
+    if x.dtype.kind == "b":
+        return _BINARY[op](x, y)
+    if op is BinaryOp.REMAINDER and x.dtype.kind in "iu":
+        return np.where(y == 0, 0, sampling.wide(x) % np.where(y == 0, 1, sampling.wide(y)))
+    return _BINARY[op](sampling.wide(x), sampling.wide(y))
 
-PART = BackendPart({}, samples=_samples)
+
+def _error(dtype: DType) -> float:
+    return 0.0 if dtype is DType.BOOL else sampling.sums(dtype, 2)
+
+
+def _broadcast_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for dtype in (*_NUMBERS, DType.UINT16, DType.BOOL):
+        for left, right in (((33,), (33,)), ((6, 1, 5), (4, 1))):
+            x, y, condition = (
+                _operand(rng, left, dtype),
+                _operand(rng, right, dtype),
+                _operand(rng, (4, 1) if len(left) > 1 else left, DType.BOOL),
+            )
+            what = f"{dtype.value}{list(left)}{list(right)}"
+            expected = np.asarray(np.where(condition, x, y))
+            yield Sample(f"where {what}", lambda elementwise, c, x, y: elementwise.where(c, x, y), (condition, x, y), expected)
+            expected = np.asarray(np.where(condition, x, x.dtype.type(1)))
+            yield Sample(f"where {what} number", lambda elementwise, c, x: elementwise.where(c, x, 1), (condition, x), expected)
+    for dtype in (*sampling.ALL_FLOATS, DType.INT32, DType.INT64, DType.UINT8):
+        x, y = _operand(rng, (5, 7), dtype), _operand(rng, (7,), dtype)
+        one, half = x.dtype.type(1), x.dtype.type(2)
+        what = f"{dtype.value}[5, 7]"
+        yield Sample(f"clip {what}", lambda elementwise, x: elementwise.clip(x, 1, 2), (x,), np.minimum(np.maximum(x, one), half))
+        yield Sample(f"clip {what} min", lambda elementwise, x, y: elementwise.clip(x, y), (x, y), np.maximum(x, y))
+        yield Sample(f"clip {what} max", lambda elementwise, x, y: elementwise.clip(x, max=y), (x, y), np.minimum(x, y))
+        what = f"{dtype.value}[5, 7] with a number"
+        yield Sample(f"binary add {what}", lambda elementwise, x: elementwise.binary("add", x, 2), (x,), sampling.wide(x) + 2)
+        yield Sample(f"binary sub {what}", lambda elementwise, x: elementwise.binary("sub", 100, x), (x,), 100 - sampling.wide(x))
+        yield Sample(f"binary less {what}", lambda elementwise, x: elementwise.binary("less", x, 1), (x,), x < one)
+
+
+def _cast_to(dtype: DType, elementwise: Any, x: Any) -> Any:
+    return elementwise.cast(x, dtype)
+
+
+@np.errstate(all="ignore")
+def _cast_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for source in _OFFERED["cast"]:
+        for target in _OFFERED["cast"]:
+            if source.is_complex and not target.is_complex and target is not DType.BOOL:
+                continue
+            x = np.abs(_operand(rng, (3, 67), source)) if target.kind == "unsigned" else _operand(rng, (3, 67), source)
+            yield Sample(f"cast {source.value} {target.value}", partial(_cast_to, target), (x,), x.astype(target.numpy))
+
+
+PART = BackendPart(_KERNELS, samples=_samples)

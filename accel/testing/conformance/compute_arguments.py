@@ -52,12 +52,13 @@ def _calls(compute: ComputeBackend, x: int, y: int) -> dict[str, Callable[[DType
 
 
 async def check_capabilities_name_every_call(harness: Harness) -> None:
-    """Check that each call is in the capabilities with at least one dtype, and accepts all dtypes it has there."""
+    """Check that each call is in the capabilities with at least one dtype, and accepts all dtypes it has there; functions of elements may be left out."""
     with harness.open_compute() as compute, harness.case(compute, "calls of the capabilities") as case:
         x, y = (case.poisoned(_ROOM, DType.UINT8) for _ in range(2))
         for name, call in _calls(compute, x, y).items():
-            case.require(bool(compute.capabilities().get(name)), f"{name} is not offered for any dtype")
-            for dtype in compute.capabilities()[name]:
+            offered = compute.capabilities().get(name, frozenset())
+            case.require(bool(offered) or name.startswith(("unary.", "binary.", "reduce.")), f"{name} is not offered for any dtype")
+            for dtype in offered:
                 call(dtype)
         compute.synchronize()
 

@@ -162,7 +162,7 @@ class Case:
         """
         self.require(got.shape == expected.shape, f"the result has shape {got.shape}, not {expected.shape}")
         dtype = DType.of(got.dtype)
-        if dtype.is_integer:
+        if dtype.is_integer or dtype.kind == "bool":
             self.same(got, expected.astype(got.dtype))
             return
         with np.errstate(all="ignore"):

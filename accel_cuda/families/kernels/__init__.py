@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from accel import ComputeBackend, DType
+from accel.compute import result_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,14 +29,16 @@ CODES: dict[DType, str] = {
     DType.UINT64: "u64",
     DType.COMPLEX64: "c64",
     DType.COMPLEX128: "c128",
+    DType.BOOL: "b8",
 }
 """Element type -> its name in the sources, which ends the kernel's name: ``unary_relu_f32``."""
 
 
 def instances(macro: str, ops: Iterable[UnaryOp | BinaryOp | ReduceOp], capabilities: str, code: str) -> str:
     """Return the lines that make the kernels of ``ops`` for one element type, of those that it is offered for."""
+    dtype = next(dtype for dtype, name in CODES.items() if name == code)
     return "\n".join(
-        f"{macro}({op.value}, {op.value.capitalize()}, {code})"
+        f"{macro}({op.value}, {''.join(map(str.capitalize, op.value.split('_')))}, {code}, {CODES[result_dtype(op, dtype)]})"
         for op in ops
-        if any(CODES[dtype] == code for dtype in ComputeBackend.CAPABILITIES[f"{capabilities}.{op.value}"])
+        if dtype in ComputeBackend.CAPABILITIES[f"{capabilities}.{op.value}"]
     )

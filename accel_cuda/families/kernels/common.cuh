@@ -13,6 +13,7 @@ typedef float f32;
 typedef double f64;
 struct f16 { u16 bits; };
 struct bf16 { u16 bits; };
+struct b8 { u8 bits; };  // true is any value but 0
 template <class R> struct alignas(2 * sizeof(R)) Complex { R re, im; };
 typedef Complex<float> c64;
 typedef Complex<double> c128;
@@ -22,12 +23,15 @@ typedef Complex<double> c128;
 template <class T> struct Kind { static constexpr bool integer = T(0.5f) == T(0), complex = false; };
 template <> struct Kind<f16> { static constexpr bool integer = false, complex = false; };
 template <> struct Kind<bf16> { static constexpr bool integer = false, complex = false; };
+template <> struct Kind<b8> { static constexpr bool integer = false, complex = false; };
+template <> struct Kind<bool> { static constexpr bool integer = false, complex = false; };
 template <class R> struct Kind<Complex<R>> { static constexpr bool integer = false, complex = true; };
 
 // The type that one element is computed in.
 template <class T> struct Wide { typedef T type; };
 template <> struct Wide<f16> { typedef float type; };
 template <> struct Wide<bf16> { typedef float type; };
+template <> struct Wide<b8> { typedef bool type; };
 
 // Integers are added without a sign: overflow wraps, as in numpy, and is defined.
 template <int bytes> struct Word { typedef u32 type; };
@@ -37,9 +41,11 @@ template <class T> using Unsigned = typename Word<sizeof(T)>::type;
 template <class T> DEVICE T widen(T x) { return x; }
 DEVICE float widen(f16 x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits)); return y; }
 DEVICE float widen(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+DEVICE bool widen(b8 x) { return x.bits != 0; }
 
 template <class T, class W> struct Narrow { static DEVICE T of(W x) { return (T)x; } };
 template <class R> struct Narrow<Complex<R>, Complex<R>> { static DEVICE Complex<R> of(Complex<R> x) { return x; } };
+template <> struct Narrow<b8, bool> { static DEVICE b8 of(bool x) { return b8{(u8)(x ? 1 : 0)}; } };
 template <> struct Narrow<f16, float> { static DEVICE f16 of(float x) { f16 y; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); return y; } };
 #if __CUDA_ARCH__ >= 800
 template <> struct Narrow<bf16, float> { static DEVICE bf16 of(float x) { bf16 y; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); return y; } };

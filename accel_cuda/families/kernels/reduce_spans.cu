@@ -110,7 +110,7 @@ DEVICE void spans(const T* __restrict__ x, T* y, i64 outer, i64 length, i64 inne
 }
 
 #define KERNEL(kind, name, T, blocks) extern "C" __global__ void __launch_bounds__(256, blocks) reduce_##kind##_##name##_##T
-#define REDUCE(name, Op, T)                                                                                                             \
+#define REDUCE(name, Op, T, U)                                                                                                          \
   KERNEL(brief, name, T, 6)(const T* x, T* y, i64 rows, i64 length, i64 some, i64 d) { brief<Op>(x, y, rows, length, some, d); }        \
   KERNEL(group, name, T, 6)(const T* x, T* y, i64 rows, i64 length, i64 some, i64 shift, i64 d) { group<Op>(x, y, rows, length, some, shift, d); } \
   KERNEL(rows, name, T, 1)(const T* x, T* y, i64 length, i64 chunk, i64 d) { rows<Op>(x, y, length, chunk, d); }                        \

@@ -1,0 +1,154 @@
+"""Functions of elements: what is broadcast, which numbers are operands, and what is refused. Values are compared by the samples of the family."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import accel
+from accel import ops
+from accel.cpu.backend import CpuDevice
+from accel_cuda.families.elementwise import PART, collapsed
+from tests.device_support import failure, opened
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@pytest.fixture
+async def device() -> AsyncIterator[accel.Device]:
+    async with opened() as device:
+        yield device
+
+
+async def test_results_may_overwrite_an_operand_of_their_shape(device: accel.Device, rng: np.random.Generator) -> None:
+    x, row = rng.standard_normal((5, 7)), rng.standard_normal(7)
+    rx, rrow = await device.put(x), await device.put(row)
+    assert await device.elementwise.binary("sub", rrow, rx, out=rx) is rx
+    np.testing.assert_array_equal(await device.get(rx), row - x)
+    await device.elementwise.where(await device.elementwise.binary("less", rx, 0), 1, rx, out=rx)
+    np.testing.assert_array_equal(await device.get(rx), np.where(row - x < 0, 1, row - x))
+    limit = await device.put(np.full((5, 7), 0.5))
+    await device.elementwise.clip(rx, None, limit, out=limit)
+    np.testing.assert_array_equal(await device.get(limit), np.minimum(np.where(row - x < 0, 1, row - x), 0.5))
+
+
+async def test_broadcast_operands_are_refused_as_results(device: accel.Device) -> None:
+    x, row = await device.zeros((5, 7)), await device.zeros(7)
+    for wrong in (
+        device.elementwise.binary("add", x, row, out=row),
+        device.elementwise.binary("add", x[0], row, out=x),
+        device.elementwise.binary("less", x, row, out=x),
+        device.elementwise.cast(x, "int32", out=x.view("int32")),
+        device.elementwise.binary("add", x, await device.zeros(5)),
+    ):
+        await failure(wrong, accel.InvalidArgumentError)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "good", "bad"),
+    [
+        ("int8", (1, -128, True, np.int64(3), 2.0), (128, 0.5, 1j, np.nan)),
+        ("uint8", (255,), (-1, 256)),
+        ("bool", (True, 0, np.bool_(True)), (2, 0.5)),
+        ("float16", (0.5, 10**10, np.inf, np.float64(2)), (1j,)),
+        ("complex64", (1j, 2, 0.5), ()),
+    ],
+)
+async def test_numbers_have_the_dtype_beside_them(device: accel.Device, dtype: str, good: Sequence[Any], bad: Sequence[Any]) -> None:
+    x = await device.zeros((2, 3), dtype)
+    for value in good:
+        made = await device.get(await device.elementwise.binary("equal", x, value))
+        np.testing.assert_array_equal(made, np.full((2, 3), value == 0))
+        assert (await device.elementwise.where(await device.zeros((2, 3), "bool"), value, x)).dtype is x.dtype
+    for value in bad:
+        error = await failure(device.elementwise.binary("equal", x, value), accel.InvalidArgumentError)
+        assert "y is" in str(error)
+
+
+async def test_what_is_no_operand_is_refused_with_the_remedy(device: accel.Device) -> None:
+    x = await device.zeros((2, 3))
+    for wrong in (
+        device.elementwise.binary("add", x, np.zeros(3)),  # type: ignore[arg-type]
+        device.elementwise.binary("add", 1, 2),
+        device.elementwise.where(await device.zeros((2, 3), "bool"), 1, 2),
+    ):
+        assert "device.put" in str(await failure(wrong, accel.InvalidArgumentError))
+    assert "not_equal" in str(await failure(device.elementwise.where(x, x, x), accel.InvalidArgumentError))
+    assert "imaginary" in str(
+        await failure(device.elementwise.cast(await device.zeros(3, "complex64"), "float32"), accel.InvalidArgumentError)
+    )
+    await failure(device.elementwise.cast(x, "float8_e4m3fn"), accel.UnsupportedError)
+    await failure(device.elementwise.binary("add", x, await device.zeros((2, 3), "float64")), accel.InvalidArgumentError)
+
+
+async def test_a_backend_without_kernels_of_its_own_takes_operands_of_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CpuDevice, "kernels", lambda self, library: {})
+    async with opened() as device:
+        x = await device.put(np.arange(6.0).reshape(2, 3))
+        np.testing.assert_array_equal(await device.get(await device.elementwise.binary("add", x, x)), 2 * np.arange(6.0).reshape(2, 3))
+        await failure(device.elementwise.binary("add", x, 1), accel.UnsupportedError)
+        await failure(device.elementwise.binary("add", x, x[0]), accel.UnsupportedError)
+
+
+@pytest.mark.parametrize(
+    ("shape", "operands", "lengths", "strides"),
+    [
+        ((3, 4), ((3, 4), ()), (12,), ((1,), (0,))),
+        ((3, 4), ((3, 4), (4,)), (3, 4), ((4, 1), (0, 1))),
+        ((3, 4), ((3, 1), (1, 4)), (3, 4), ((1, 0), (0, 1))),
+        ((2, 3, 4, 5), ((2, 3, 4, 5), (4, 5)), (6, 20), ((20, 1), (0, 1))),
+        ((2, 3, 4, 5), ((2, 1, 1, 5), (3, 4, 1)), (2, 12, 5), ((5, 0, 1), (0, 1, 0))),
+        ((1, 1), ((1, 1), ()), (1,), ((0,), (0,))),
+        ((), ((), ()), (1,), ((0,), (0,))),
+    ],
+)
+def test_dimensions_that_can_be_walked_through_as_one_are_one(shape: Any, operands: Any, lengths: Any, strides: Any) -> None:
+    assert collapsed(shape, operands) == (lengths, strides)
+
+
+class Stream:
+    """A CUDA stream that notes how many blocks kernels are launched with."""
+
+    def __init__(self) -> None:
+        self.functions = {name: name for name in ("broadcast_add_f32", "broadcast_less_f32", "where_4")}
+        self.blocks: list[int] = []
+
+    def ready(self) -> None:
+        """Take launches at any time."""
+
+    def launch_with(self, function: str, grid: tuple[int, ...], block: tuple[int, int], shared: int, parameters: Any) -> None:
+        self.blocks.append(grid[0])
+
+
+def blocks(op: ops.KernelOp, *inputs: int, output: int = 1 << 20) -> list[int]:
+    stream = Stream()
+    PART.kernels[op.kind](SimpleNamespace(stream=stream), op, inputs, (output,))
+    return stream.blocks
+
+
+def test_cuda_takes_packs_where_elements_lie_together_and_are_aligned() -> None:
+    owner: Any = SimpleNamespace(dropped=deque())
+
+    def ref(*shape: int, dtype: accel.DType = accel.DType.FLOAT32) -> accel.AccelRef:
+        return accel.AccelRef(owner, 1, shape, dtype, 1)
+
+    x, row, column, odd = ref(64, 64), ref(64), ref(64, 1), ref(64, 63)
+    base = 1 << 20
+    assert blocks(ops.Binary("add", x, row), base, base) == [4]
+    assert blocks(ops.Binary("add", column, x), base + 4, base) == [4], "one element is repeated, wherever it is"
+    assert blocks(ops.Binary("add", x, 1.0), base) == [4]
+    assert blocks(ops.Binary("add", x, row), base, base + 4) == [16]
+    assert blocks(ops.Binary("add", x, row), base, base, output=base + 4) == [16]
+    assert blocks(ops.Binary("less", x, 1.0), base, output=base + 4) == [4], "four results are four bytes"
+    assert blocks(ops.Binary("add", odd, ref(63)), base, base) == [16], "rows begin anywhere"
+    assert blocks(ops.Where(ref(64, 1, dtype=accel.DType.BOOL), x, 0.0), base, base) == [4]
+    assert blocks(ops.Binary("add", ref(0, 64), row), base, base) == []
+    with pytest.raises(accel.UnsupportedError):
+        blocks(ops.Binary("add", ref(*(2, 1) * 9), ref(*(1, 2) * 9)), base, base)
