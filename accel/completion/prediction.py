@@ -63,7 +63,8 @@ class Predictor:
         """Record that an op of ``kind`` took ``seconds``."""
         estimates = self._estimates
         known = estimates.pop(kind, None)  # put back at the end: the table is in order of last use
-        if known is None:
+        if known is None or seconds < known.mean / 2:
+            # A loop that stands still makes an op seem longer; nothing makes it seem shorter than half.
             if len(estimates) >= self._capacity:
                 del estimates[next(iter(estimates))]
             estimates[kind] = Estimate(seconds, seconds / 2)

@@ -352,6 +352,35 @@ def test_predictor_follows_what_it_sees() -> None:
     assert 2.0 < slower.mean < 2.5
 
 
+def test_predictor_knows_a_steady_kind_after_three_ops() -> None:
+    predictor = Predictor(8)
+    for seconds in (1.0, 1.01, 0.99):
+        predictor.observe("gemm", seconds)
+    estimate = predictor.expect("gemm")
+    assert estimate is not None
+    assert estimate.mean == pytest.approx(1.0, abs=0.02)
+    assert estimate.deviation < 0.02
+
+
+def test_predictor_is_not_spoiled_by_one_op_that_seemed_long() -> None:
+    predictor = Predictor(8)
+    for _ in range(20):
+        predictor.observe("gemm", 1.0)
+    predictor.observe("gemm", 100.0)
+    estimate = predictor.expect("gemm")
+    assert estimate is not None
+    assert estimate.mean == pytest.approx(1.0, abs=0.01)
+    assert estimate.deviation < 0.05
+
+
+def test_predictor_begins_anew_with_an_op_that_takes_less_than_half() -> None:
+    predictor = Predictor(8)
+    for _ in range(20):
+        predictor.observe("gemm", 1.0)
+    predictor.observe("gemm", 0.4)
+    assert predictor.expect("gemm") == Estimate(0.4, 0.2)
+
+
 def test_predictor_does_not_follow_what_scatters() -> None:
     predictor = Predictor(8)
     for seconds in (1.0, 3.0) * 50:
