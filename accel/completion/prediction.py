@@ -73,4 +73,4 @@ class Predictor:
         bound = _OUTLIER * max(deviation, _SMALLEST)
         error = min(max(seconds - mean, -bound), bound)
         parts = min(observations + 1, 8)
-        estimates[kind] = Estimate(mean + error / parts, deviation + (abs(error) - deviation) / min(parts, 4), parts)
+        estimates[kind] = Estimate(mean + error / parts, deviation + (abs(error) - deviation) / min(observations, 4), parts)
