@@ -58,6 +58,10 @@ class BackendPart:
         How many commands a kernel enqueues at most, on a device that counts them.
     capturable
         Whether what the kernels enqueue may be captured into a graph and repeated; see :attr:`accel.KernelLibrary.capturable`.
+    scratch
+        Given an op, returns how many bytes its kernel works in besides operands and results. The memory is the context's, for the time of the op, and counts
+        against its limit. The kernel finds the address, a multiple of 256, behind those of results and status, also if they are 0 bytes. Quick; called on the
+        loop's thread, perhaps several times for one op. ``None``: no kernel has any.
     wheels
         Distributions that the kernels need; the doctor lists them, with the command that installs what is missing.
     samples
@@ -68,6 +72,7 @@ class BackendPart:
     may_block: bool = False
     launches: int = 1
     capturable: bool = True
+    scratch: Callable[[Any], int] | None = None
     wheels: tuple[str, ...] = ()
     samples: Callable[[np.random.Generator], Iterator[Sample]] = field(default=_no_samples)
 

@@ -273,6 +273,8 @@ class GraphSubmission(OpSubmission):
     async def place(self, context: _GraphContext, lane: Lane) -> None:
         """Give the program its memory and its kernels. What it raises is the caller's business."""
         buffers, program = context.buffers, self.program
+        for op in program.ops:  # first: the kernels of a family bring what tells of its scratch memory
+            context.kernel_of(op)
         scratch = await context.scratch.specs(program.ops)
         for ref in context.core.refs.make(scratch, self.generation):
             program.work_in(ref)

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from accel.backend import TakesScratch
 from accel.dtype import DType
+from accel.errors import InvalidArgumentError
 from accel.ops import Spec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from accel.actors import ActorSystem
     from accel.backend import AccelDevice
@@ -38,20 +39,26 @@ class Scratch:
 
     Attributes
     ----------
-    libraries : frozenset of str
+    libraries : set of str
         Whose ops need scratch memory.
     reserved : Block or None
         For the op that is about to be sent.
     """
 
-    __slots__ = ("_allocator", "_device", "_system", "libraries", "reserved")
+    __slots__ = ("_allocator", "_device", "_sizes", "_system", "libraries", "reserved")
 
     def __init__(self, device: AccelDevice, allocator: Allocator, system: ActorSystem) -> None:
         self._device: Any = device
         self._allocator = allocator
         self._system = system
-        self.libraries = device.scratch_libraries if isinstance(device, TakesScratch) else frozenset()
+        self.libraries = set(device.scratch_libraries) if isinstance(device, TakesScratch) else set()
+        self._sizes: dict[str, Callable[[Any], int]] = {}  # of libraries that are not the backend's
         self.reserved: Block | None = None
+
+    def add(self, library: str, size: Callable[[Any], int]) -> None:
+        """Ask ``size`` how many bytes an op of a library works in, which is not the backend's."""
+        self.libraries.add(library)
+        self._sizes[library] = size
 
     def reserve(self, op: KernelOp, plan: Plan, lane: Lane) -> bool:
         """Find memory for an op; ``False`` if there is no room, or it has to be measured how much it takes."""
@@ -94,8 +101,19 @@ class Scratch:
         return (Spec((max(most) + (0 if plan is None else _room(plan)),), DType.UINT8),) if most else ()
 
     def _nbytes(self, op: KernelOp) -> int | None:
-        found: int | None = self._device.scratch_nbytes(op)
-        return found
+        size = self._sizes.get(op.library)
+        if size is None:
+            found: int | None = self._device.scratch_nbytes(op)
+            return found
+        nbytes = size(op)
+        if type(nbytes) is not int or nbytes < 0:
+            raise InvalidArgumentError(
+                f"the scratch memory of {op.kind} is said to be {nbytes!r:.200} bytes",
+                op=op.kind,
+                library=op.library,
+                remedy="Return an int.",
+            )
+        return nbytes
 
 
 def _room(plan: Plan) -> int:

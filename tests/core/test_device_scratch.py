@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import pytest
 
 import accel
 from accel.cpu.backend import CpuDevice
+from accel.dtype import DType
+from accel.family import BackendPart
+from accel.ops import Family, FamilyOp, OpNamespace, Plan, Spec, Status, method
 from accel.testing import FaultPlan
 from tests.device_support import bounded, cancelled, failure, in_flight, opened, task, turns, used
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from accel.backend import Kernel
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
+
+M = TypeVar("M")
 
 MIB = 1 << 20
 
@@ -59,6 +67,66 @@ def worked(monkeypatch: pytest.MonkeyPatch) -> Worked:
     monkeypatch.setattr(CpuDevice, "scratch_nbytes", lambda self, op: said.known.get((op.kind, op.x.shape)), raising=False)
     monkeypatch.setattr(CpuDevice, "measure_scratch", measure, raising=False)
     return said
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Doubled(FamilyOp):
+    """``2 * x``, by way of scratch memory of its size."""
+
+    library: ClassVar[str] = "doubling"
+    kind: ClassVar[str] = "doubled"
+
+    x: accel.AccelRef
+    says: Any = None
+
+    def plan(self) -> Plan:
+        return Plan((self.x,), (), (Spec(self.x.shape, self.x.dtype),), status=Status(Spec((3,), DType.UINT8), lambda status: None))
+
+
+class DoublingOps(OpNamespace[M]):
+    """Works in scratch memory."""
+
+    __slots__ = ()
+    library: ClassVar[str] = "doubling"
+    doubled = method(Doubled)
+
+
+def _doubled(lane: Any, op: Doubled, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    result, status, work = outputs
+    assert status != work
+    assert work % 256 == 0
+    lane.stream.copy(work, inputs[0], op.x.nbytes)
+    lane.compute.binary(accel.BinaryOp.ADD, work, work, result, op.x.size, dtype=op.x.dtype)
+    lane.stream.fill(status, b"\xff", 3)
+
+
+DOUBLING = Family(
+    DoublingOps, parts={"cpu": BackendPart({"doubled": _doubled}, scratch=lambda op: op.x.nbytes if op.says is None else op.says)}
+)
+
+
+@pytest.mark.parametrize("host", ["inline", "process"])
+async def test_a_family_from_outside_has_it_too(host: Any, rng: np.random.Generator) -> None:
+    x = rng.standard_normal(MIB // 8)
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host=host, memory_limit=24 * MIB)
+        ref = await device.put(x)
+        async with device.graph() as graph:
+            replayed = graph.family(DoublingOps).doubled(ref)
+        doubling = device.family(DoublingOps)
+        result = await doubling.doubled(ref)
+        np.testing.assert_array_equal(await device.get(result), 2 * x)
+        async with device.batch() as batch:
+            first = batch.family(DoublingOps).doubled(ref)
+            second = batch.family(DoublingOps).doubled(first)
+        np.testing.assert_array_equal(await device.get(second), 4 * x)
+        await graph.replay()
+        np.testing.assert_array_equal(await device.get(replayed), 2 * x)
+        await failure(doubling.doubled(ref, 25 * MIB), accel.OutOfMemoryError)
+        for wrong in (-1, 1.5, "much"):
+            error = await failure(doubling.doubled(ref, wrong), accel.InvalidArgumentError)
+            assert (error.op, error.library) == ("doubled", "doubling")
+        np.testing.assert_array_equal(await device.get(await doubling.doubled(ref, MIB)), 2 * x)
 
 
 async def test_it_is_there_for_the_op_and_then_for_the_next(worked: Worked, rng: np.random.Generator) -> None:
