@@ -445,9 +445,9 @@ class Context(ContextBase):
         if family is not None and name not in self._parts and family not in FAMILIES:
             if name in LIBRARIES:
                 raise InvalidArgumentError(f"there is another library {name!r}", op=op.kind, remedy="Give the family another name.")
-            part = self._parts[name] = family.part(backend) or BackendPart({})
-            if part.scratch is not None:
-                self.scratch.add(name, part.scratch)
+            brought = self._parts[name] = family.part(backend) or BackendPart({})
+            if brought.scratch is not None:
+                self.scratch.add(name, brought.scratch)
         part = self._parts.get(name)
         native = self.device.kernels(name) if part is None else part.kernels
         kernel = native.get(op.kind) or (LIBRARIES.get(name, {}).get(op.kind) if family is None else family.kernel(op.kind, backend))

@@ -11,7 +11,7 @@ import itertools
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias, TypeVar
 
 from accel._log import get_logger
 from accel.actors import Actor, ActorContext, ActorRef
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 __all__ = ["ContextActor", "OpenLibrary"]
 
 logger = get_logger()
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,48 +132,57 @@ class ContextActor(Actor["OpenLibrary | EquipLane", "Port | AccelError | None"])
         port = made.ports.get(message.library)
         if port is None:
             try:
-                await self._open_own(made, message.library)
+                await self._open_own(made, message.library, context)
                 port = made.ports[message.library] = await self._open(made, message.library, context)
             except Exception as error:  # what a library needs and is not there is not the context's end: it goes on
                 return op_error(error, f"opening library {message.library!r}", self._core.loop, library=message.library)
         return port
 
-    async def _open_own(self, made: Context, library: str) -> None:
-        """Make the instance of a library that was registered, if it is one."""
+    async def _open_own(self, made: Context, library: str, context: ActorContext) -> None:
+        """Make the instance of a library that was registered, if it is one, and open it with its stream."""
         make = self._core.own.get(library)
         if make is None:
             return
-        description = self._core.description
-        lane = self._lanes.get(library)
-        if lane is None:
-            lane = self._lanes[library] = await self._lane(made, library)
-
-        def open_it() -> OwnLibrary | AccelError:
-            try:
-                own = OwnLibrary(make(), description)
-                own.library.open(lane.stream)
-            except BaseException as raised:  # also a CancelledError, which awaiting this must not raise
-                is_out_of_memory = made.is_out_of_memory(raised)
-                what = f"opening library {library!r}"
-                return op_error(raised, what, self._core.loop, is_out_of_memory=is_out_of_memory, library=library)
-            return own
-
-        own = await self._core.system.run_blocking(open_it)
-        if isinstance(own, AccelError):
-            if isinstance(own, OutOfMemoryError):
-                made.buffers.release_idle()
-            raise own if own.is_fault else made.fault_of(lane.stream, own) or own
+        own = await self._call_own(made, library, lambda: OwnLibrary(make(), self._core.description))
+        pool = made.pool if own.library.several_streams else None
+        try:
+            if pool is not None:
+                pool.libraries.add(library)
+                lane = (await self._first_of(made, pool, context)).lane
+            else:
+                lane = self._lanes[library] = self._lanes.get(library) or await self._lane(made, library)
+            await self._call_own(made, library, lambda: own.library.open(lane.stream))
+        except BaseException:
+            if pool is not None:
+                pool.libraries.discard(library)
+            raise
         if self._core.own.get(library) is not make:  # the call that registered it was cancelled meanwhile
             await self._core.system.run_blocking(own.close)
             raise ClosedError(f"library {library!r} is not registered any more", library=library, device=self._core.name)
         made.add_own(own)
 
+    async def _call_own(self, made: Context, library: str, call: Callable[[], T]) -> T:
+        """Return what code of a registered library returns, called on a worker thread; raise what is behind what it raises."""
+
+        def answer() -> T | AccelError:
+            try:
+                return call()
+            except BaseException as raised:  # also a CancelledError, which awaiting this must not raise
+                is_out_of_memory = made.is_out_of_memory(raised)
+                what = f"opening library {library!r}"
+                return op_error(raised, what, self._core.loop, is_out_of_memory=is_out_of_memory, library=library)
+
+        found = await self._core.system.run_blocking(answer)
+        if isinstance(found, AccelError):
+            if isinstance(found, OutOfMemoryError):
+                made.buffers.release_idle()
+            raise found if found.is_fault else made.fault_of(made.lanes[0].stream, found) or found
+        return found
+
     async def _open(self, made: Context, library: str, context: ActorContext) -> Port:
         pool = made.pool
         if pool is not None and library in pool.libraries:
-            if not pool.ports:
-                await self._fill(made, pool, context)
-            await made.provide_workspaces(pool.ports[0].lane, library)
+            await made.provide_workspaces((await self._first_of(made, pool, context)).lane, library)
             for port in pool.ports:
                 if not port.lane.needs_workspace(library):
                     port.lane.provided.add(library)
@@ -188,6 +199,12 @@ class ContextActor(Actor["OpenLibrary | EquipLane", "Port | AccelError | None"])
         # Never full: the context sends no more than max_in_flight at once.
         size = self._core.options.max_in_flight * 2 + 2
         return Port(lane, await context.spawn(KernelActor, made, name=name, mailbox_size=size, restart=NEVER_ENDS))
+
+    async def _first_of(self, made: Context, pool: LanePool, context: ActorContext) -> Port:
+        """Return the first lane of the pool, whose lanes are made where there are none."""
+        if not pool.ports:
+            await self._fill(made, pool, context)
+        return pool.ports[0]
 
     async def _fill(self, made: Context, pool: LanePool, context: ActorContext) -> None:
         """Make the lanes of the pool. Where the first one is there, and another cannot be made, the pool has fewer."""

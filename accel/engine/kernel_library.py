@@ -199,12 +199,17 @@ class KernelLibrary:
     capturable : bool
         Whether what a kernel method enqueues may be captured into a graph and repeated: it works in ``inputs``, ``outputs`` and what :meth:`open` made, and
         in no memory that an allocator may give to others between two replays. ``False`` has such recordings refused where graphs are captured.
+    several_streams : bool
+        Whether independent ops of this library may run on several streams at a time, as those of the built-in libraries do with ``streams="balanced"``.
+        Methods are still called one at a time, but work of two ops overlaps on the device: what :meth:`open` made is only read, or each op has its own.
+        ``False`` keeps the ops in one stream, in their order.
     """
 
     name: ClassVar[str]
     blocking: ClassVar[bool] = True
     capturable: ClassVar[bool] = False
     launches: ClassVar[int] = 64
+    several_streams: ClassVar[bool] = False
     description: DeviceDescription
 
     def open(self, stream: Any) -> None:
@@ -213,7 +218,7 @@ class KernelLibrary:
         Parameters
         ----------
         stream
-            The library's own stream. Ops of batches come in another one: kernels enqueue into the stream that they are given.
+            The library's own stream, or the first of several. Ops of batches come in another one: kernels enqueue into the stream that they are given.
         """
 
     def close(self) -> None:
@@ -289,6 +294,8 @@ def kernels_of(library: type[KernelLibrary]) -> dict[type[KernelOp[Any]], str]:
             f"{library.__name__}.launches is {launches!r}",
             remedy="Give the most kernels and copies that a kernel method enqueues, such as 64.",
         )
+    if not isinstance(library.several_streams, bool):
+        raise InvalidArgumentError(f"{library.__name__}.several_streams is {library.several_streams!r}", remedy="Set it to True or False.")
     found: dict[type[KernelOp[Any]], str] = {}
     for attribute in dir(library):
         op = getattr(getattr(library, attribute), _MARK, None)

@@ -18,7 +18,8 @@ BATCH = "batch"
 POOLED = frozenset(LIBRARIES) - {"memory", "graph", "capture", "compiler"} | {BATCH}
 """Libraries that a pool of lanes serves.
 
-Transfers and replays each keep one stream. So do kernels of users, whose modules may have state in device memory. Captures share their stream with nothing.
+Transfers and replays each keep one stream. So do kernels of users, whose modules may have state in device memory, unless their library says that it takes
+several streams. Captures share their stream with nothing.
 """
 
 _LANES = 8

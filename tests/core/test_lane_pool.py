@@ -274,3 +274,95 @@ async def test_a_users_library_keeps_one_stream_and_one_for_batches() -> None:
         for each in await asyncio.gather(*batches):
             np.testing.assert_array_equal(await device.get(each), 1 - X)
         assert Mine.seen == {ports["mine"].lane.stream, pool_of(device).ports[0].lane.stream}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Spread(accel.KernelOp):
+    """A copy of ``x``."""
+
+    library: ClassVar[str] = "spread"
+    kind: ClassVar[str] = "spread"
+
+    x: accel.AccelRef
+
+    def plan(self) -> Plan:
+        return Plan((self.x,), (), (Spec(self.x.shape, self.x.dtype),))
+
+
+class Spreading(accel.KernelLibrary):
+    """Copies in whichever stream it is given."""
+
+    name = "spread"
+    several_streams = True
+    blocking = False
+
+    def __init__(self, fails: bool = False) -> None:
+        self.fails = fails
+
+    def open(self, stream: Any) -> None:
+        if self.fails:
+            raise ValueError("not today")
+
+    @accel.kernel(Spread)
+    def spread(self, op: Spread, stream: Any, inputs: list[accel.Operand], outputs: list[accel.Operand]) -> None:
+        stream.copy(outputs[0].address, inputs[0].address, inputs[0].nbytes)
+
+
+class Kept(Spreading):
+    """The same in one stream."""
+
+    several_streams = False
+
+
+@pytest.mark.parametrize("host", ["inline", "process"])
+async def test_a_library_of_the_users_is_spread_if_it_says_so(host: Any) -> None:
+    plan = FaultPlan().hang_at(2, op="spread").poison_at(5, op="spread")
+    async with opened(plan, host=host) as device:
+        await device.register(Spreading)
+        x = await device.put(X)
+        await device.run(Spread(x))
+        slow = task(device.run(Spread(x)))
+        await in_flight(device, 1)
+        np.testing.assert_array_equal(await device.get(await bounded(device.run(Spread(x)))), X)
+        async with device.batch() as batch:
+            y = batch.run(Spread(batch.elementwise.unary("neg", x)))
+        np.testing.assert_array_equal(await device.get(y), -X)
+        assert not slow.done()
+        plan.release()
+        await bounded(slow)
+        await failure(device.run(Spread(x)), accel.ContextPoisonedError)
+        await generation(device, 2)
+        x = await device.put(X)
+        several = await bounded(asyncio.gather(*(device.run(Spread(x)) for _ in range(20))))
+        np.testing.assert_array_equal(await device.get(several[-1]), X)
+
+
+async def test_a_library_of_the_users_keeps_one_stream_by_default() -> None:
+    plan = FaultPlan().hang_at(1, op="spread")
+    async with opened(plan) as device:
+        await device.register(Kept)
+        x = await device.put(X)
+        sent = [task(device.run(Spread(x))) for _ in range(3)]
+        await in_flight(device, 3)
+        await device.get(x)
+        assert [each.done() for each in sent] == [False] * 3
+        assert "spread" not in pool_of(device).libraries
+        plan.release()
+        await bounded(asyncio.gather(*sent))
+
+
+async def test_a_library_that_does_not_open_is_not_spread_and_the_choice_is_checked() -> None:
+    class Wrong(Kept):
+        several_streams: ClassVar[Any] = "yes"
+
+    async with opened() as device:
+        await failure(device.register(Spreading, fails=True), accel.LibraryError)
+        assert "spread" not in pool_of(device).libraries
+        error = await failure(device.register(Wrong), accel.InvalidArgumentError)
+        assert "several_streams" in str(error)
+        await device.register(Spreading)
+        await device.get(await device.run(Spread(await device.put(X))))
+        assert "spread" in pool_of(device).libraries
+    async with opened(streams="single") as device:
+        await device.register(Spreading)
+        await device.get(await device.run(Spread(await device.put(X))))
