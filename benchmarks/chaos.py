@@ -43,7 +43,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--log", metavar="FILE", default="", help="write what accel logged there")
     parser.add_argument("--list", action="store_true", help="say what kinds of faults there are, and end")
     parser.add_argument("--plant", choices=PLANTS, default="", help=argparse.SUPPRESS)
-    parser.add_argument("--patience", type=float, default=60.0, help="seconds after which a request counts as lost (default 60)")
+    parser.add_argument(
+        "--patience", type=float, default=60.0, help="seconds after which a request counts as lost, and a process as left (default 60)"
+    )
     return parser
 
 

@@ -421,10 +421,10 @@ def as_shape(shape: int | Iterable[int]) -> Shape:
         If it is not a shape.
     """
     try:
-        dimensions = (operator.index(shape),) if not isinstance(shape, Iterable) else tuple(operator.index(n) for n in shape)
+        dimensions = (operator.index(shape),) if not isinstance(shape, Iterable) else tuple(map(operator.index, shape))
     except Exception as error:  # iterating, and asking for an index, may raise anything
         raise InvalidArgumentError(f"{shape!r} is not a shape", remedy="Use an int or a tuple of ints.") from error
-    if any(n < 0 for n in dimensions):
+    if min(dimensions, default=0) < 0:
         raise InvalidArgumentError(
             f"shape {dimensions} has a negative dimension", remedy="Give dimensions of 0 or more; only ref.reshape takes -1."
         )

@@ -57,7 +57,7 @@ def run_chaos(options: Options, tell: Callable[[str], None] = print) -> Report:
             with asyncio.Runner() as runner:
                 figures = runner.run(_run(options, ledger, tell, plant))
             plant.leave()
-        for each in before.behind():
+        for each in before.behind(options.patience):
             ledger.violation(each)
         after = device_memory(uuid) if on_cuda else None
         if memory is not None and after is not None and after - memory > (_CONTEXT if "auto" in options.hosts else _ROUNDING):

@@ -57,7 +57,7 @@ class Options:
     standby, durable, hang_timeout
         As the device's options; ``durable`` puts weights that have to be there until the end.
     patience
-        Seconds after which a request without an answer is a violation.
+        Seconds after which a request without an answer is a violation, and so is what the run has left behind.
     plant
         A violation made on purpose, which the run must find: ``"lost"``, ``"wrong"``, ``"twice"``, ``"child"``, ``"descriptor"``, ``"thread"``,
         ``"memory"``, ``"task"`` or empty.

@@ -39,7 +39,7 @@ def chaos(tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
 
 def test_a_short_run_loses_nothing(tmp_path: Path) -> None:
     seed = str(secrets.randbits(32))
-    status, report, said = chaos(tmp_path, "--seconds", "8", "--clients", "60", "--gap", "100", "--seed", seed)
+    status, report, said = chaos(tmp_path, "--seconds", "4", "--clients", "60", "--gap", "100", "--seed", seed)
     assert (status, report["violations"]) == (0, []), said
     assert report["answered"] == report["requests"] > 100, said
     assert sum(report["figures"]["faults"].values()) >= 3, said
@@ -69,7 +69,7 @@ def test_a_run_finds_what_was_planted(tmp_path: Path, plant: str, found: str) ->
         "--hosts",
         "process",
         "--patience",
-        "1" if plant == "lost" else "30",
+        {"lost": "1", "child": "4"}.get(plant, "30"),
     ]
     status, report, said = chaos(tmp_path, *arguments, "--plant", plant)
     assert status == 1, said
