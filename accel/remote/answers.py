@@ -80,17 +80,33 @@ class RemoteOp(_Answered, OpSubmission):
 
 
 class RemoteBatch(_Answered, BatchSubmission):
-    """A batch of the parent's."""
+    """A batch of the parent's; with ``refused``, its ops up to one that could not be made in this process, and the error of that."""
 
-    __slots__ = ("_answer", "_failed", "number")
+    __slots__ = ("_answer", "_failed", "_refused", "number")
 
     def __init__(
-        self, answer: Answers, number: int, ops: tuple[KernelOp, ...], plans: list[Plan], made: list[tuple[AccelRef, ...]], generation: int
+        self,
+        answer: Answers,
+        number: int,
+        ops: tuple[KernelOp, ...],
+        plans: list[Plan],
+        made: list[tuple[AccelRef, ...]],
+        generation: int,
+        refused: AccelError | None = None,
     ) -> None:
         super().__init__(ops, tuple(plans), made, asyncio.get_running_loop().create_future(), generation)
         self._answer = answer
         self._failed = None
+        self._refused = refused
         self.number = number
+
+    def succeed(self) -> None:
+        """Report the success of all ops, or the error of the op that could not be made."""
+        refused, self._refused = self._refused, None
+        if refused is not None and not self.future.done():
+            self.reject(refused)
+        else:
+            super().succeed()
 
 
 class RemoteGraph(_Answered, GraphSubmission):

@@ -331,8 +331,13 @@ class RequestContext(ContextBase):
                 sent.answer.set_result(error)
             return
         if error is not None:
-            index = sent.first + max(index, 0) if isinstance(sent.submission, BatchSubmission) else index
-            own = error.clone(device=self.core.name, generation=self.generation, op_index=index if index >= 0 else None)
+            name = sent.submission.name
+            if isinstance(sent.submission, BatchSubmission):
+                index = sent.first + min(max(index, 0), sent.count - 1)
+                name = sent.submission.kinds[index]
+            own = error.clone(
+                op=error.op or name, device=self.core.name, generation=self.generation, op_index=index if index >= 0 else None
+            )
             sent.submission.reject_from(max(index, 0), own)
         elif sent.landing:
             if any(each.is_copied for each in sent.landing) and sent.landing[0].array.nbytes > COPIED_HERE:

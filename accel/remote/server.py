@@ -14,6 +14,7 @@ import struct
 import threading
 import time
 import traceback
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,8 +24,9 @@ from accel.engine.context_actor import ContextActor
 from accel.engine.core import DeviceCore
 from accel.engine.op_error import op_error
 from accel.engine.program import Program
-from accel.errors import AccelError, BackendUnavailableError, ClosedError, FaultScope, HostDiedError, LibraryError
+from accel.errors import AccelError, BackendUnavailableError, ClosedError, FaultScope, HostDiedError
 from accel.fork import DeviceFiles, close_after_fork
+from accel.ops import KernelOp, Plan
 from accel.ref import AccelRef
 from accel.remote.answers import Answers, RemoteBatch, RemoteGraph, RemoteOp, reject
 from accel.remote.blocks import MappedBlocks
@@ -38,12 +40,11 @@ from accel.remote.op_codec import OpReader
 from accel.sharing.sharing import Sharing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from accel.actors import ActorSystem
     from accel.dtype import DType
     from accel.engine.context import Context
-    from accel.ops import KernelOp, Plan
     from accel.process.channel import Channel
     from accel.remote.messages import Begin, Config, WireOp
 
@@ -55,6 +56,24 @@ _FAULTED = 3
 
 
 _REPORT = "This is an error in accel or in the backend: report it, with what the child has written to its standard error."
+
+
+@dataclass(slots=True)
+class _Taken:
+    """The ops of a message that could be made in this process.
+
+    Attributes
+    ----------
+    ops, plans, made
+        The ops, what they do to memory, and refs of what they make.
+    refused
+        What is wrong with the op behind them, if it could not be made; its ``op_index`` is that of the op.
+    """
+
+    ops: list[KernelOp]
+    plans: list[Plan]
+    made: list[tuple[AccelRef, ...]]
+    refused: AccelError | None = None
 
 
 class Server:
@@ -200,28 +219,31 @@ class Server:
 
     def _op(self, data: bytes) -> RemoteOp | None:
         number, _, ids, actions, wires = unpack(data)
-        taken = self._take(number, ids, wires)
-        if taken is None:
+        taken = self._take(ids, wires)
+        if taken.refused is not None:
+            self._refuse(number, taken.refused.clone(op_index=None))
             return None
-        ops, plans, made = taken
         if actions:
             self._script.begin(self._action(action) for action in actions)
-        submission = RemoteOp(self._answers, number, ops[0], plans[0], self.context.generation)
-        submission.made = made[0]
+        submission = RemoteOp(self._answers, number, taken.ops[0], taken.plans[0], self.context.generation)
+        submission.made = taken.made[0]
         return submission
 
-    def _take(
-        self, number: int, ids: list[list[int]], wires: Sequence[WireOp]
-    ) -> tuple[tuple[KernelOp, ...], list[Plan], list[tuple[AccelRef, ...]]] | None:
-        """Return the ops of a submission, what they do to memory, and refs of what they make; ``None`` if it was refused, and answered."""
-        try:
-            ops = self._read(number, wires)
-            if not ops and wires:
-                return None
-            return ops, *self._planned(ops, ids)
-        except BaseException as raised:  # a user's class raises anything
-            self._refuse(number, raised)
-            return None
+    def _take(self, ids: list[list[int]], wires: Sequence[WireOp]) -> _Taken:
+        """Return the ops of a message up to the first that cannot be made here, with refs of what they make, under the parent's numbers."""
+        taken = _Taken([], [], [])
+        for index, (wire, mine) in enumerate(zip(wires, ids, strict=True)):
+            try:
+                op = self._reader.read(wire)
+                plan = op.plan()
+                made = tuple(self._new(buffer, spec) for buffer, spec in zip(mine, plan.creates, strict=True))
+            except BaseException as raised:  # a user's class raises anything
+                taken.refused = op_error(raised, "taking an op", self._core.loop).clone(op_index=index)
+                break
+            taken.ops.append(op)
+            taken.plans.append(plan)
+            taken.made.append(made)
+        return taken
 
     def _refuse(self, number: int, raised: BaseException) -> None:
         """Answer a submission of which no op could be made here."""
@@ -229,32 +251,26 @@ class Server:
         self._answers.failed(number, error, -1 if error.op_index is None else error.op_index)
 
     async def _batch(self, data: bytes) -> None:
+        """Run a batch up to the first op that cannot be made here, which is then the one that has failed."""
         number, _, ids, actions, wires = unpack(data)
-        taken = self._take(number, ids, wires)
-        if taken is None:
+        taken = self._take(ids, wires)
+        if taken.refused is not None and not taken.ops:
+            self._refuse(number, taken.refused)
             return
-        ops, plans, made = taken
         if actions:
-            self._script.begin(self._action(action) for action in actions)
-        await self.dispatch(RemoteBatch(self._answers, number, ops, plans, made, self.context.generation))
+            self._script.begin(self._action(action) for action in actions[: len(taken.ops)])
+        await self.dispatch(
+            RemoteBatch(self._answers, number, tuple(taken.ops), taken.plans, taken.made, self.context.generation, taken.refused)
+        )
 
     async def _graph(self, data: bytes) -> None:
         number, handle, ids, _, wires = unpack(data)
-        taken = self._take(number, ids, wires)
-        if taken is None:
+        taken = self._take(ids, wires)
+        if taken.refused is not None:
+            self._refuse(number, taken.refused)
             return
-        ops, plans, made = taken
-        program = self._programs[handle] = Program(self._core, ops, plans, made, self.context.generation)
+        program = self._programs[handle] = Program(self._core, taken.ops, taken.plans, taken.made, self.context.generation)
         await self.dispatch(RemoteGraph(self._answers, number, program, self.context.generation))
-
-    def _planned(self, ops: Iterable[KernelOp], ids: list[list[int]]) -> tuple[list[Plan], list[tuple[AccelRef, ...]]]:
-        """Return what ops do to memory, and refs of what they make, under the parent's numbers."""
-        plans = [op.plan() for op in ops]
-        made = [
-            tuple(self._new(buffer, spec) for buffer, spec in zip(mine, plan.creates, strict=True))
-            for mine, plan in zip(ids, plans, strict=True)
-        ]
-        return plans, made
 
     def _learn(self, data: bytes) -> None:
         """Take a NAMED message. Its object may be of a module that is imported here, which takes as long as any loading."""
@@ -263,16 +279,6 @@ class Server:
         with self._busy, contextlib.suppress(BaseException):  # an import raises anything; the ops that name the object are refused then
             named = pickle.loads(data[8:])
         self._reader.learn(number, named)
-
-    def _read(self, number: int, wires: Iterable[WireOp]) -> tuple[KernelOp, ...]:
-        """Return the ops of a submission; none, after answering it, if one cannot be loaded here."""
-        try:
-            return tuple([self._reader.read(each) for each in wires])
-        except AccelError as error:
-            self._answers.failed(number, error, -1)
-        except KeyError as error:  # the parent took for sent what it could not send
-            self._answers.failed(number, LibraryError(f"the child was never told of {error}"), -1)
-        return ()
 
     def _new(self, buffer: int, spec: Any) -> AccelRef:
         ref = self._ref(buffer, spec.shape, spec.dtype)

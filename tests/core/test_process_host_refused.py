@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import signal
+import sys
 import threading
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -18,6 +20,10 @@ from accel.remote import arrays
 from accel.testing import FaultPlan
 from tests.device_support import bounded, child_pid, failure, task, until
 from tests.own_library_support import PendingRequest, Scale
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -152,3 +158,67 @@ async def test_closing_a_device_leaves_the_next_ones_connection_alone() -> None:
             await closing
             np.testing.assert_array_equal(await bounded(second.get(await second.put(np.ones(3)))), np.ones(3))
             await second.aclose()
+
+
+@pytest.fixture
+def parents_op(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[accel.KernelOp]]:
+    """An op of a module that this process can import, and no other one."""
+    (tmp_path / "of_the_parent.py").write_text(
+        f"import os\nif os.getpid() != {os.getpid()}:\n    raise ImportError('not in this process')\n"
+        "from dataclasses import dataclass\nfrom tests.own_library_support import Scale\n"
+        "@dataclass(frozen=True, eq=False, slots=True)\nclass Foreign(Scale):\n    kind = 'foreign'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("of_the_parent").Foreign
+    del sys.modules["of_the_parent"]
+
+
+async def test_ops_before_one_that_the_child_cannot_import_run(parents_op: Any) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process")
+        await device.register(PendingRequest)
+        x = await device.put(np.ones(4))
+        older = await device.put(np.full(4, 7.0))
+        made: list[accel.AccelRef] = []
+
+        async def run(*ops: type[Any]) -> None:
+            made.clear()
+            async with device.batch() as batch:
+                made.extend([batch.run(op(x)) for op in ops])
+                batch.copy(x, older)
+
+        for ops, index in (((Scale, Scale, parents_op, Scale), 2), ((parents_op, Scale), 0)):
+            error = await failure(bounded(run(*ops)), accel.UnsupportedError)
+            assert (error.op_index, error.op) == (index, "foreign")
+            for ref in made[:index]:
+                np.testing.assert_array_equal(await bounded(device.get(ref)), np.full(4, 2.0))
+            for ref in made[index:]:
+                assert (await failure(device.get(ref), accel.StaleRefError)).reason == "freed"
+            np.testing.assert_array_equal(await bounded(device.get(older)), np.full(4, 7.0))
+        error = await failure(bounded(device.run(parents_op(x))), accel.UnsupportedError)
+        assert (error.op_index, error.op) == (None, "foreign")
+        with pytest.raises(accel.UnsupportedError) as caught:
+            async with device.graph() as graph:
+                graph.run(Scale(x))
+                graph.run(parents_op(x))
+        assert caught.value.op_index == 1
+        assert (await failure(bounded(run(Scale, parents_op)), accel.UnsupportedError)).op_index == 1
+        made.clear()
+        await bounded(device.free(older))
+        await until(lambda: device.info().in_flight == 0, "nothing in flight")
+        assert (device.generation, device.info().memory.used) == (1, x.nbytes)
+
+
+async def test_an_op_that_fails_before_one_that_the_child_cannot_import_is_the_first(parents_op: Any) -> None:
+    plan = FaultPlan().fail_at(1, accel.LibraryError("planned"), op="scale")
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", faults=plan)
+        await device.register(PendingRequest)
+        x = await device.put(np.ones(4))
+        with pytest.raises(accel.LibraryError, match="planned") as caught:
+            async with device.batch() as batch:
+                batch.run(Scale(x))
+                batch.run(Scale(x))
+                batch.run(parents_op(x))
+        assert (caught.value.op_index, caught.value.op) == (0, "scale")
+        np.testing.assert_array_equal(await bounded(device.get(await device.run(Scale(x)))), np.full(4, 2.0))
