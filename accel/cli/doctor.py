@@ -17,7 +17,7 @@ from accel.cli.devices import list_devices, memory_text
 from accel.cli.extras import CORE, EXTRAS, UNUSED, install_command, version_of
 from accel.cli.selftest import SelfTest, self_test
 from accel.completion.timer import TimerfdTimer
-from accel.ops.families import FAMILIES, installed_families
+from accel.ops.families import installed_families
 from accel.registry import load_backend
 
 if TYPE_CHECKING:
@@ -81,12 +81,11 @@ def checks() -> Iterator[Diagnosis]:
 
 def _families() -> Iterator[Diagnosis]:
     """Name the ops of each family, and what the parts that it brings itself need and lack."""
-    try:
-        families = installed_families()
-    except Exception as error:  # a package's module may raise anything
-        yield Diagnosis("families", "failed", f"{type(error).__name__}: {error}", "Repair or remove the package that brings the family.")
-        families = FAMILIES
-    for family in families:
+    for name, family in installed_families():
+        if isinstance(family, Exception):
+            detail = f"{type(family).__name__}: {family}"
+            yield Diagnosis(f"family {name}", "failed", detail, "Repair or remove the package that brings the family.")
+            continue
         detail = ", ".join(op.kind for op in family.ops)
         yield Diagnosis(f"family {family.name}", "ok", detail)
         for backend, part in family.parts.items():

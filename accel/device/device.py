@@ -61,7 +61,7 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         self._host = host
         self._actor = actor
         self._open_quarantine = open_quarantine
-        self._submitter: Submitter[Awaited] = Submitter(sender.submit, sender.refuse)
+        self._submitter: Submitter[Awaited] = Submitter(sender.submit, sender.refuse, "device")
         self._families: dict[Callable[..., object], OpNamespace[Awaited]] = {}
         self._outside: dict[str, type[OpNamespace[Any]]] = {}  # families that are not built in
         self._compiler = Compiler(core, sender, host)
@@ -77,10 +77,18 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
     # -- ops
 
     def family(self, namespace: Callable[[Submitter[Awaited]], N]) -> N:
-        """See :meth:`BuiltInFamilies.family`. From then on a family that is not built in is an attribute, by its name, of the device and its batches too."""
+        """See :meth:`BuiltInFamilies.family`. From then on a family that is not built in is an attribute, by its name, of the device and its batches too.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If a device, batch or graph has something else of that name.
+        """
         found: Any = self._families.get(namespace)
         if found is None:
-            found = self._families[namespace] = namespace(self._submitter)
+            found = namespace(self._submitter)
+            _check_name(found.library)
+            self._families[namespace] = found
             if not hasattr(self, found.library):
                 self._outside[found.library] = type(found)
                 setattr(self, found.library, found)
@@ -380,3 +388,13 @@ for _base in (MemoryFace, MemoryExchange):
     for _method in vars(_base).values():
         if inspect.isfunction(_method):
             _method.__qualname__ = f"Device.{_method.__name__}"
+
+
+def _check_name(library: str) -> None:
+    """Raise if a family of that name would hide something of a device, a batch or a graph. Names of built-in families are not judged here."""
+    owner = next((each for each in (Device, Batch, Graph) if hasattr(each, library)), None)
+    if library not in LIBRARIES and (owner is not None or library.startswith("_")):
+        what = "is private" if owner is None else f"is a member of {owner.__name__}"
+        raise InvalidArgumentError(
+            f"a family cannot be named {library!r}: that {what}", library=library, remedy="Give the family another name."
+        )

@@ -61,7 +61,7 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
 
     def family(self, namespace: Callable[[Submitter[Recorded]], N]) -> N:
         """See :meth:`BuiltInFamilies.family`."""
-        return namespace(self._submitter or Submitter(self._record, self._refuse))
+        return namespace(self._submitter or Submitter(self._record, self._refuse, self.what))
 
     @property
     def compiler(self) -> Launches:
@@ -137,7 +137,7 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
         await self._sender.until_ready(self._timeout)
         self._generation = self._core.refs.live_generation
         self._state = "recording"
-        self._submitter = Submitter(self._record, self._refuse)
+        self._submitter = Submitter(self._record, self._refuse, self.what)
         for name, namespace in self._families.items():
             setattr(self, name, namespace(self._submitter))
         return self

@@ -170,6 +170,10 @@ def kernel_op(
     InvalidArgumentError
         If the function does not fit.
     """
+    if isinstance(cost, bool) or not isinstance(cost, (int, float)) or not cost >= 0:
+        raise InvalidArgumentError(f"cost is {cost!r}", remedy="Give the seconds that the function takes, such as 1e-3.")
+    if not isinstance(capturable, bool):
+        raise InvalidArgumentError(f"capturable is {capturable!r}", remedy="Give True or False.")
 
     def decorate(function: Any) -> Any:
         return _op_class(function, like, makes, cost, capturable=capturable)

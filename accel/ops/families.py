@@ -21,22 +21,20 @@ FamilyName: TypeAlias = Literal["blas", "elementwise", "reduce", "dnn", "fft", "
 """Their names, for type checkers."""
 
 
-def installed_families() -> tuple[Family, ...]:
-    """Return all families: those of ``accel``, then those of installed packages, by name. May block: it imports these.
+def installed_families() -> list[tuple[str, Family | Exception]]:
+    """Return all families by their names: those of ``accel``, then those that installed packages name. May block: it imports these.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If an entry point names something else.
-    Exception
-        What importing a package's family raises.
+    In the place of a family that cannot be imported, or is none, is what was raised.
     """
     points = sorted(metadata.entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name)
-    return (*FAMILIES, *map(_loaded, points))
+    return [*((family.name, family) for family in FAMILIES), *((point.name, _loaded(point)) for point in points)]
 
 
-def _loaded(point: metadata.EntryPoint) -> Family:
-    found = point.load()
-    if not isinstance(found, Family):
-        raise InvalidArgumentError(f"the entry point {point.value} of {point.name} is not a Family", remedy="Name the module's Family.")
-    return found
+def _loaded(point: metadata.EntryPoint) -> Family | Exception:
+    try:
+        found = point.load()
+    except Exception as error:  # a package's module may raise anything
+        return error
+    if isinstance(found, Family):
+        return found
+    return InvalidArgumentError(f"the entry point {point.value} of {point.name} is not a Family", remedy="Name the module's Family.")

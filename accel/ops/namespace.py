@@ -40,13 +40,16 @@ class Submitter(Generic[M]):
         Takes an op and returns what the method returns.
     refuse
         Takes what was wrong with the arguments: raises it, or returns what raises it when awaited.
+    owner
+        What has the namespaces, for messages: ``"device"``, ``"batch"`` or ``"graph"``.
     """
 
-    __slots__ = ("refuse", "submit")
+    __slots__ = ("owner", "refuse", "submit")
 
-    def __init__(self, submit: Callable[[FamilyOp[Any]], Any], refuse: Callable[[AccelError], Any]) -> None:
+    def __init__(self, submit: Callable[[FamilyOp[Any]], Any], refuse: Callable[[AccelError], Any], owner: str) -> None:
         self.submit = submit
         self.refuse = refuse
+        self.owner = owner
 
 
 class OpNamespace(Generic[M]):
@@ -64,7 +67,7 @@ class OpNamespace(Generic[M]):
         Takes the ops.
     """
 
-    __slots__ = ("_refuse", "_submit")
+    __slots__ = ("_owner", "_refuse", "_submit")
 
     library: ClassVar[str]
     """Name of the family."""
@@ -75,6 +78,19 @@ class OpNamespace(Generic[M]):
     def __init__(self, submitter: Submitter[M]) -> None:
         self._submit = submitter.submit
         self._refuse = submitter.refuse
+        self._owner = submitter.owner
+
+    def _check_call(self, op: type[FamilyOp[Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise a ``TypeError`` that names the method, if the arguments do not fit its parameters."""
+        signature = inspect.signature(op)
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            unknown = next((name for name in kwargs if name not in signature.parameters), "")
+            close = difflib.get_close_matches(unknown, signature.parameters, n=1)
+            name = self.library if self.library == op.kind else f"{self.library}.{op.kind}"
+            hint = f". Did you mean {close[0]!r}?" if close else ""
+            raise TypeError(f"{self._owner}.{name}() {error}{hint}") from None
 
     if not TYPE_CHECKING:  # for a type checker, an op that is not there is an error
 
@@ -118,6 +134,9 @@ def method(op: Callable[P, FamilyOp[R]]) -> Method[P, R]:
         except AccelError as error:
             error.op = error.op or kind.kind
             return self._refuse(error)
+        except TypeError:
+            self._check_call(kind, args, kwargs)
+            raise
         return self._submit(made)
 
     parameters = dict(inspect.signature(kind).parameters)

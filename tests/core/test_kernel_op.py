@@ -162,6 +162,10 @@ async def test_a_backend_without_a_function_says_so_and_another_has_its_own(monk
         (lambda: accel.kernel_op(like="x")(_listed), "the default of weights can change"),
         (lambda: accel.kernel_op(like="x")(_positional), "positional-only"),
         (lambda: accel.kernel_op(like="x")(_unannotated), "names no parameter to be like"),
+        (lambda: accel.kernel_op(like="x", cost="a"), "cost is 'a'"),  # type: ignore[arg-type]
+        (lambda: accel.kernel_op(like="x", cost=-1), "cost is -1"),
+        (lambda: accel.kernel_op(like="x", cost=float("nan")), "cost is nan"),
+        (lambda: accel.kernel_op(like="x", capturable=1), "capturable is 1"),  # type: ignore[arg-type]
     ],
 )
 def test_a_function_that_does_not_fit_is_refused(define: Any, message: str) -> None:

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import accel
+from accel.cli import doctor
 from accel.cpu.backend import CpuBackend
 from accel.cpu.views import array
 from accel.family import BackendPart, Sample
 from accel.ops import BlasOps, Family, FamilyOp, OpNamespace, Plan, Spec, method
 from accel.ops.base import operand
-from accel.ops.families import installed_families
 from accel.testing import FaultPlan, conformance
 from accel.testing.conformance.device_harness import DeviceHarness
 
@@ -305,10 +305,55 @@ async def test_an_op_without_a_family_says_what_is_missing() -> None:
 
 
 def test_an_entry_point_that_names_no_family_is_a_failure_of_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = metadata.EntryPoint("stats", "tests.core.test_one_family:StatsOps", "accel.families")
-    monkeypatch.setattr(metadata, "entry_points", lambda group: [point])
-    with pytest.raises(accel.InvalidArgumentError, match=r"test_one_family:StatsOps of stats is not a Family"):
-        installed_families()
+    named = {
+        "gone": "tests.core.no_such_module:FAMILY",
+        "good": "tests.core.test_one_family:STATS",
+        "ops": "tests.core.test_one_family:StatsOps",
+    }
+    points = [metadata.EntryPoint(name, value, "accel.families") for name, value in named.items()]
+    monkeypatch.setattr(metadata, "entry_points", lambda group: points)
+    found = {check.name: check for check in doctor._families()}
+    assert found["family stats"].state == "ok"
+    assert found["family blas"].state == "ok"
+    assert (found["family gone"].state, found["family ops"].state) == ("failed", "failed")
+    assert "No module named 'tests.core.no_such_module'" in found["family gone"].detail
+    assert "test_one_family:StatsOps of ops is not a Family" in found["family ops"].detail
+
+
+@pytest.mark.parametrize(("name", "what"), [("is_stale", "a member of Graph"), ("put", "a member of Device"), ("_ops", "private")])
+async def test_a_family_that_would_hide_a_member_is_refused(name: str, what: str) -> None:
+    class Hiding(OpNamespace[M]):
+        library: ClassVar[str] = name
+
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        for _ in range(2):
+            with pytest.raises(accel.InvalidArgumentError, match=f"cannot be named '{name}': that is {what}"):
+                device.family(Hiding)
+        async with device.graph() as graph:
+            graph.zeros(3)
+        assert graph.is_stale is False
+
+
+async def test_a_wrong_call_names_the_method() -> None:
+    async with accel.System() as system:
+        device: Any = await system.open_device("cpu")
+        x = await device.put(np.eye(3))
+        with pytest.raises(
+            TypeError, match=r"^device\.blas\.gemm\(\) got an unexpected keyword argument 'transpse_a'. Did you mean 'transpose_a'\?$"
+        ):
+            await device.blas.gemm(x, x, transpse_a="t")
+        with pytest.raises(TypeError, match=r"^device\.reduce\(\) missing a required argument: 'x'$"):
+            await device.reduce("sum")
+        batch: Any
+        async with device.batch() as batch:
+            with pytest.raises(TypeError, match=r"^batch\.blas\.gemm\(\) too many positional arguments$"):
+                batch.blas.gemm(x, x, x, x, x, x)
+            batch.zeros(3)
+        with pytest.raises(
+            TypeError, match=r"^device\.stats\.median\(\) got an unexpected keyword argument 'shfit'. Did you mean 'shift'\?$"
+        ):
+            device.family(StatsOps).median(x, shfit=1.0)
 
 
 def what_a_type_checker_sees(device: accel.Device, batch: accel.Batch, graph: accel.Graph, x: accel.AccelRef) -> None:
