@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 __all__ = [
+    "EXTREMES",
     "BinaryName",
     "BinaryOp",
     "Causal",
@@ -32,7 +33,7 @@ __all__ = [
 
 # The values of the enumerations below: a type checker finds the one that is misspelt.
 TransposeName: TypeAlias = Literal["n", "t", "c"]
-ReduceName: TypeAlias = Literal["sum", "mean", "max", "min"]
+ReduceName: TypeAlias = Literal["sum", "mean", "max", "min", "prod", "var", "std", "any", "all", "argmax", "argmin", "logsumexp"]
 UnaryName: TypeAlias = Literal[
     "relu", "sigmoid", "tanh", "exp", "log", "sqrt", "abs", "neg", "gelu", "gelu_tanh", "silu", "softplus", "leaky_relu", "elu",
     "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "log1p", "expm1", "log2", "exp2", "rsqrt", "reciprocal",
@@ -56,7 +57,7 @@ class Transpose(enum.Enum):
 
 
 class ReduceOp(enum.Enum):
-    """Reductions along one axis."""
+    """Reductions."""
 
     __hash__ = object.__hash__  # by identity, as members are compared: they are keys on the way of every op
 
@@ -64,6 +65,16 @@ class ReduceOp(enum.Enum):
     MEAN = "mean"
     MAX = "max"
     MIN = "min"
+    PROD = "prod"
+    VAR = "var"
+    STD = "std"
+    ANY = "any"
+    ALL = "all"
+    ARGMAX = "argmax"
+    """Index of the first largest element, of the first NaN if there is one."""
+    ARGMIN = "argmin"
+    LOGSUMEXP = "logsumexp"
+    """``log(sum(exp(x)))``, with no exponential that overflows."""
 
 
 class UnaryOp(enum.Enum):
@@ -146,12 +157,17 @@ class BinaryOp(enum.Enum):
 _TESTS = frozenset({UnaryOp.ISNAN, UnaryOp.ISINF, UnaryOp.ISFINITE, UnaryOp.LOGICAL_NOT})
 _COMPARISONS = frozenset({BinaryOp.EQUAL, BinaryOp.NOT_EQUAL, BinaryOp.LESS, BinaryOp.LESS_EQUAL, BinaryOp.GREATER, BinaryOp.GREATER_EQUAL})
 _LOGIC = frozenset({BinaryOp.LOGICAL_AND, BinaryOp.LOGICAL_OR, BinaryOp.LOGICAL_XOR})
-_BOOLEAN = _TESTS | _COMPARISONS | _LOGIC
+_RESULTS: dict[UnaryOp | BinaryOp | ReduceOp, DType] = {
+    **dict.fromkeys(_TESTS | _COMPARISONS | _LOGIC | {ReduceOp.ANY, ReduceOp.ALL}, DType.BOOL),
+    **dict.fromkeys((ReduceOp.ARGMAX, ReduceOp.ARGMIN), DType.INT64),
+}
+EXTREMES = frozenset({ReduceOp.MAX, ReduceOp.MIN, ReduceOp.ARGMAX, ReduceOp.ARGMIN})
+"""Reductions that have no value over no elements."""
 
 
 def result_dtype(op: UnaryOp | BinaryOp | ReduceOp, dtype: DType) -> DType:
-    """Return the type of the results of ``op`` on elements of ``dtype``: BOOL of tests, comparisons and logic, else ``dtype``."""
-    return DType.BOOL if op in _BOOLEAN else dtype
+    """Return the type of the results of ``op`` on elements of ``dtype``: BOOL of tests, comparisons and logic, INT64 of indices, else ``dtype``."""
+    return _RESULTS.get(op, dtype)
 
 
 Causal: TypeAlias = bool | Literal["bottom_right"]
@@ -191,7 +207,9 @@ class ComputeBackend(ABC):
         "batched_gemm": _FLOATS | _COMPLEX,
         "conv2d_forward": _FLOATS,
         "attention": _FLOATS,
-        **{f"reduce.{op}": _FLOATS | _INTEGERS for op in ("max", "min")},
+        **{f"reduce.{op}": _FLOATS | _INTEGERS for op in ("max", "min", "argmax", "argmin", "prod")},
+        **{f"reduce.{op}": _FLOATS for op in ("var", "std", "logsumexp")},
+        **{f"reduce.{op}": _FLOATS | _INTEGERS | _BOOL for op in ("any", "all")},
         "reduce.sum": _FLOATS | _INTEGERS | _COMPLEX,
         "reduce.mean": _FLOATS | _COMPLEX,
         **{f"unary.{op.value}": _FLOATS for op in UnaryOp},
@@ -358,9 +376,10 @@ class ComputeBackend(ABC):
 
     @abstractmethod
     def reduce(self, op: ReduceOp, input: int, output: int, shape: Sequence[int], axis: int, *, dtype: DType = DType.FLOAT32) -> None:
-        """Enqueue a reduction of a C-contiguous array along ``axis`` (0 <= axis < ndim); the output has the input's dtype and its shape without it.
+        """Enqueue a reduction of a C-contiguous array along ``axis`` (0 <= axis < ndim); the output has the input's shape without it.
 
-        Integer sums wrap around. An empty axis gives 0 for SUM, NaN for MEAN, and raises :class:`~accel.InvalidArgumentError` for MAX and MIN.
+        :func:`result_dtype` has the type of its elements. Integer sums and products wrap around. VAR and STD divide by the number of elements. Over an empty
+        axis SUM is 0, PROD 1, ANY false, ALL true, LOGSUMEXP -infinity, MEAN, VAR and STD NaN; others raise :class:`~accel.InvalidArgumentError`.
         """
 
     @abstractmethod

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from accel import arguments
 from accel.arguments import BASE
-from accel.compute import BinaryOp, Causal, ReduceOp, Transpose, UnaryOp
+from accel.compute import EXTREMES, BinaryOp, Causal, ReduceOp, Transpose, UnaryOp
 from accel.cpu import costs
 from accel.cpu.compute_vectors import CpuVectors
 from accel.cpu.families import blas, dnn, elementwise
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["CpuCompute"]
 
 _NONE = Transpose.NONE
-_EXTREMES = frozenset({ReduceOp.MAX, ReduceOp.MIN})
 # Building "unary.relu" for each call would cost more than looking it up.
 _UNARY_CALLS = {op: f"unary.{op.value}" for op in UnaryOp}
 _BINARY_CALLS = {op: f"binary.{op.value}" for op in BinaryOp}
@@ -183,7 +182,7 @@ class CpuCompute(CpuVectors):
         """Enqueue a reduction along one axis of a C-contiguous array."""
         call = _REDUCE_CALLS[op]
         self._require(call, dtype)
-        outer, length, inner = arguments.reduced_shape(call, shape, axis, empty=op not in _EXTREMES)
+        outer, length, inner = arguments.reduced_shape(call, shape, axis, empty=op not in EXTREMES)
         if outer and inner:
             arguments.pointers(call, output=output)
             if length:

@@ -1,14 +1,15 @@
-"""Reductions along one axis, or over everything."""
+"""Reductions along axes, or over everything."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import numpy as np
 
-from accel.compute import ReduceName, ReduceOp
-from accel.errors import InvalidArgumentError
+from accel.compute import EXTREMES, ReduceName, ReduceOp, result_dtype
+from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import FamilyOp, Plan, Shape, not_aliased, operand, result_in
 from accel.ops.family import Family, KernelLane
 from accel.ops.fields import integer, member, set_fields
@@ -16,30 +17,34 @@ from accel.ops.namespace import OpNamespace, method
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 __all__ = ["FAMILY", "Reduce", "ReduceOps"]
 
 M = TypeVar("M")
 
 _CAPABILITY = {op: f"reduce.{op.value}" for op in ReduceOp}
-_AXIS = "Give the number of one dimension, from 0 or, counted from the end, from -1; or None for all of them."
+_AXIS = "Give numbers of dimensions, from 0 or, counted from the end, from -1; or None for all of them."
+_INDICES = frozenset({ReduceOp.ARGMAX, ReduceOp.ARGMIN})
+_SPREADS = frozenset({ReduceOp.VAR, ReduceOp.STD})
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Reduce(FamilyOp):
-    """``op`` along ``axis``, in the dtype of x.
+    """``op`` along ``axis``, in the dtype of x; any and all give bool, argmax and argmin int64.
 
     Parameters
     ----------
     op
-        What to compute: sum, mean, max or min.
+        What to compute: sum, mean, max, min, prod, var, std, any, all, argmax, argmin or logsumexp.
     x
         Any shape.
     axis
-        Counted from the end where negative; ``None`` reduces over everything.
+        One or several dimensions, counted from the end where negative; ``None`` reduces over everything. argmax and argmin take one, or ``None``.
     keepdims
         Whether reduced dimensions stay, with length 1.
+    ddof
+        What var and std subtract from the number of elements that they divide by.
     out
         Buffer to write; not ``x``.
     """
@@ -50,38 +55,71 @@ class Reduce(FamilyOp):
     op: ReduceName | ReduceOp
     x: AccelRef
     _: KW_ONLY
-    axis: int | None = None
+    axis: int | Sequence[int] | None = None
     keepdims: bool = False
+    ddof: int = 0
     out: AccelRef | None = None
 
     def __post_init__(self) -> None:
-        """Convert ``op`` and ``axis``."""
+        """Convert ``op``, ``axis`` and ``ddof``."""
         if type(self.op) is not ReduceOp:
             set_fields(self, op=member(ReduceOp, self.op))
-        if self.axis is not None and type(self.axis) is not int:
-            set_fields(self, axis=integer("axis", self.axis, _AXIS))
+        axis = self.axis
+        if isinstance(axis, (tuple, list)):
+            set_fields(self, axis=tuple([integer("axis", each, _AXIS) for each in axis]))
+        elif axis is not None and type(axis) is not int:
+            set_fields(self, axis=integer("axis", axis, _AXIS))
+        if type(self.ddof) is not int:
+            set_fields(self, ddof=integer("ddof", self.ddof, "Give a whole number."))
 
-    def flattened(self) -> tuple[Shape, int]:
-        """Return the shape and the axis that the kernel reduces: with ``axis=None``, all elements as one dimension."""
-        return ((self.x.size,), 0) if self.axis is None else (self.x.shape, self.axis % len(self.x.shape))
+    def axes(self) -> Shape:
+        """Return the reduced axes, counted from the first one, in order."""
+        ndim = len(self.x.shape)
+        if self.axis is None:
+            return tuple(range(ndim))
+        axes = self.axis if isinstance(self.axis, tuple) else (integer("axis", self.axis, _AXIS),)
+        for axis in axes:
+            if not -ndim <= axis < ndim:
+                raise InvalidArgumentError(f"axis {axis} is not one of the {ndim} dimension(s) of x", remedy=_AXIS)
+        counted = sorted(axis % ndim for axis in axes)
+        if len(set(counted)) < len(counted):
+            raise InvalidArgumentError(f"axis {self.axis} names a dimension twice", remedy=_AXIS)
+        return tuple(counted)
+
+    def runs(self) -> tuple[tuple[int, bool], ...]:
+        """Return the shape with neighbouring axes joined: lengths, and whether they are reduced. Reduced and kept ones take turns."""
+        axes, runs = self.axes(), [(1, False)]
+        for axis, length in enumerate(self.x.shape):
+            is_reduced = axis in axes
+            if runs[-1][1] == is_reduced:
+                runs[-1] = runs[-1][0] * length, is_reduced
+            elif length != 1:
+                runs.append((length, is_reduced))
+        return tuple(runs)
+
+    def middle(self) -> tuple[int, int, int] | None:
+        """Return the lengths before, of, and after the reduced axes, if these are neighbours and nothing is left out of a count; else ``None``."""
+        lengths = [length for length, _ in self.runs()]
+        if len(lengths) > 3 or self.ddof:
+            return None
+        outer, length, inner = (*lengths, 1, 1)[:3]
+        return outer, length, inner
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        x, axis = operand("x", self.x), self.axis
+        x, axes = operand("x", self.x), self.axes()
         if not isinstance(self.keepdims, (bool, np.bool_)):
             raise InvalidArgumentError(f"keepdims is {self.keepdims!r}", remedy="Give True or False.")
-        if axis is not None and not -len(x.shape) <= axis < len(x.shape):
-            raise InvalidArgumentError(f"axis {axis} is not one of the {len(x.shape)} dimension(s) of x", remedy=_AXIS)
-        shape, reduced = self.flattened()
         reduction = member(ReduceOp, self.op)
-        if reduction in (ReduceOp.MAX, ReduceOp.MIN) and shape[reduced] == 0:
+        if reduction in _INDICES and self.axis is not None and len(axes) != 1:
+            raise InvalidArgumentError(f"{reduction.value} along axes {axes}", remedy="Give one axis, or None for all elements.")
+        if self.ddof and reduction not in _SPREADS:
+            raise InvalidArgumentError(f"{reduction.value} has no ddof", remedy="Leave it out.")
+        if reduction in EXTREMES and any(x.shape[axis] == 0 for axis in axes):
             raise InvalidArgumentError(f"{reduction.value} over no elements has no value", remedy="Leave empty buffers out.")
         not_aliased(self.out, x=x)
-        if self.keepdims:
-            result = (1,) * len(x.shape) if axis is None else (*x.shape[:reduced], 1, *x.shape[reduced + 1 :])
-        else:
-            result = () if axis is None else (*x.shape[:reduced], *x.shape[reduced + 1 :])
-        writes, creates = result_in(self.out, result, x.dtype)
+        result = tuple([1 if axis in axes else length for axis, length in enumerate(x.shape) if self.keepdims or axis not in axes])
+        writes, creates = result_in(self.out, result, result_dtype(reduction, x.dtype))
         return Plan((x,), writes, creates, _CAPABILITY[reduction], x.dtype)
 
 
@@ -97,9 +135,13 @@ class ReduceOps(OpNamespace[M]):
 
 
 def _reduce(lane: KernelLane, op: Reduce, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Reduce one axis."""
-    shape, axis = op.flattened()
-    lane.compute.reduce(member(ReduceOp, op.op), inputs[0], outputs[0], shape, axis, dtype=op.x.dtype)
+    """Reduce neighbouring axes."""
+    shape = op.middle()
+    if shape is None:
+        raise UnsupportedError(
+            f"{lane.compute.name} reduces neighbouring axes only, without ddof", remedy="Reduce one axis after the other.", op=op.kind
+        )
+    lane.compute.reduce(member(ReduceOp, op.op), inputs[0], outputs[0], shape, 1, dtype=op.x.dtype)
 
 
 FAMILY = Family(ReduceOps, {"reduce": _reduce})

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from accel import BinaryOp, DType, ReduceOp, Transpose, UnaryOp, UnsupportedError, arguments
 from accel.arguments import BASE
-from accel.compute import result_dtype
+from accel.compute import EXTREMES, result_dtype
 from accel_cuda.core.compute_memory import WORKSPACE
 from accel_cuda.families.attention import attend
 from accel_cuda.families.blas import Blas
 from accel_cuda.families.conv2d import Convolution, convolution
 from accel_cuda.families.kernels import CODES
 from accel_cuda.families.parts import parts_of
-from accel_cuda.families.reduce import launches
+from accel_cuda.families.reduce import BASIC, enqueue_fold, launches
 from accel_cuda.families.vectors import CudaVectors, bits
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["CudaCompute"]
 
 _NONE, _TURNED = Transpose.NONE, Transpose.TRANSPOSE
-_EXTREMES = frozenset({ReduceOp.MAX, ReduceOp.MIN})
 # The lanes of these libraries stage copies; in other lanes, the pinned memory for it is made at its first use.
 _STAGES = frozenset({"memory", "batch", "capture"})
 _BLOCK = 256
@@ -132,10 +131,16 @@ class CudaCompute(CudaVectors):
         """Enqueue a reduction along one axis of a C-contiguous array."""
         call = f"reduce.{op.value}"
         self._require(call, dtype)
-        outer, length, inner = arguments.reduced_shape(call, shape, axis, empty=op not in _EXTREMES)
+        outer, length, inner = arguments.reduced_shape(call, shape, axis, empty=op not in EXTREMES)
         if not (outer and inner):
             return
         arguments.pointers(call, output=output)
+        if op not in BASIC:
+            if length:
+                arguments.pointers(call, input=input)
+            runs = (outer, False), (length, True), (inner, False)
+            enqueue_fold(self._stream, self.prepare_workspace(), op, input, output, runs, dtype)
+            return
         if not length:
             self._stream.fill(output, dtype.numpy.type(math.nan if op is ReduceOp.MEAN else 0).tobytes(), outer * inner)
             return

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from accel import ReduceOp
-from accel_cuda.core.compute_memory import lacks_workspace
+from accel import ReduceOp, UnsupportedError
+from accel.compute import result_dtype
+from accel.ops.fields import member
+from accel_cuda.core.compute_memory import WORKSPACE, lacks_workspace
 from accel_cuda.core.family import CudaPart, Source
 from accel_cuda.families.kernels import CODES, instances
 
-__all__ = ["PART", "ReductionLaunch", "launches"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from accel import DType
+    from accel.ops import Reduce
+    from accel_cuda.core.stream import CudaStream
+
+__all__ = ["BASIC", "PART", "ReductionLaunch", "enqueue_fold", "launches"]
 
 _BLOCK = 256
 _WARP = 32
@@ -156,12 +167,105 @@ def _shift(width: int) -> int:
     return width.bit_length() - 1
 
 
+# What fold.cu has, as there.
+_DIMS, _LARGEST_STATE = 8, 24
+_LEAST_EACH, _FOLDS_PER_MULTIPROCESSOR = 8, 8
+_MOST_CHUNKS, _LIMIT = 65535, 2**31 - 1
+BASIC = frozenset({ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MAX, ReduceOp.MIN})
+"""The reductions whose kernels :func:`launches` tells of; all others, and axes that are no neighbours, are folded."""
+_NOTHING = {ReduceOp.PROD: 1, ReduceOp.ALL: 1, ReduceOp.LOGSUMEXP: -math.inf}
+_NOTHING |= dict.fromkeys((ReduceOp.MEAN, ReduceOp.VAR, ReduceOp.STD), math.nan)
+
+Runs = tuple[tuple[int, bool], ...]
+"""Lengths of axes, and whether they are reduced."""
+
+
+class _Fold(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("x", "y", "states")),
+        *((name, ctypes.c_int64) for name in ("results", "length", "chunk", "ddof", "width", "are_neighbours")),
+        ("kept_dims", ctypes.c_int64),
+        ("kept_lengths", ctypes.c_int64 * _DIMS),
+        ("kept_strides", ctypes.c_int64 * _DIMS),
+        ("folded_dims", ctypes.c_int64),
+        ("folded_lengths", ctypes.c_int64 * _DIMS),
+        ("folded_strides", ctypes.c_int64 * _DIMS),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _fold_of(runs: Runs, ddof: int, multiprocessors: int) -> tuple[bytes, int, int]:
+    """Return the sizes of a reduction, none 0, of a C-contiguous array; and the blocks along its results and chunks."""
+    kept: list[tuple[int, int]] = []
+    folded: list[tuple[int, int]] = []
+    stride = 1
+    for length, is_reduced in reversed(runs):
+        if length > 1:
+            (folded if is_reduced else kept).append((length, stride))
+        stride *= length
+    if max(len(kept), len(folded)) > _DIMS:
+        raise UnsupportedError(
+            f"axes of lengths {[length for length, _ in runs]} are reduced here and there", remedy="Reduce fewer at a time."
+        )
+    are_neighbours = not folded or not kept or folded[0][1] < kept[0][1]
+    kept, folded = kept or [(1, 0)], folded or [(1, 0)]
+    results, length = (math.prod(each for each, _ in axes) for axes in (kept, folded))
+    if are_neighbours:
+        width = min(_BLOCK, max(_power(-(-length // _LEAST_EACH)), min(_WARP, _power(length))))
+    else:
+        width = min(_BLOCK // min(_WARP, _power(results)), _power(length))
+    blocks = -(-results * width // _BLOCK)
+    limit = min(_MOST_CHUNKS, length // (width * _LEAST_EACH), WORKSPACE // (results * _LARGEST_STATE))
+    chunk = -(-length // max(1, min(-(-_FOLDS_PER_MULTIPROCESSOR * multiprocessors // blocks), limit)))
+    fold = _Fold(results=results, length=length, chunk=chunk, ddof=ddof, width=width, are_neighbours=are_neighbours)
+    fold.kept_dims, fold.folded_dims = len(kept), len(folded)
+    for axes, lengths, strides in ((kept, fold.kept_lengths, fold.kept_strides), (folded, fold.folded_lengths, fold.folded_strides)):
+        for place, (each, step) in enumerate(reversed(axes)):
+            lengths[place], strides[place] = each, step
+    return bytes(fold), blocks, -(-length // chunk)
+
+
+def enqueue_fold(
+    stream: CudaStream, workspace: int, op: ReduceOp, input: int, output: int, runs: Runs, dtype: DType, *, ddof: int = 0
+) -> None:
+    """Enqueue a reduction of a C-contiguous array with axes of these lengths, some of which are reduced."""
+    results = math.prod(length for length, is_reduced in runs if not is_reduced)
+    if not results:
+        return
+    made = result_dtype(op, dtype)
+    if 0 in (length for length, _ in runs):
+        stream.fill(output, made.numpy.type(_NOTHING.get(op, 0)).tobytes(), results)
+        return
+    context = stream.ready()
+    sizes, blocks, chunks = _fold_of(runs, ddof, context.multiprocessors)
+    if blocks > _LIMIT:
+        raise UnsupportedError(
+            f"{results} results are too many for one reduction", op=f"reduce.{op.value}", device=context.description.spec
+        )
+    fold = _Fold.from_buffer_copy(sizes)
+    fold.x, fold.y, fold.states = input, output, workspace
+    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(fold))
+    name = f"fold_{op.value}_{CODES[dtype]}"
+    stream.launch_with(stream.functions[name], (blocks, chunks), (_BLOCK, 1), 0, parameters)
+    if chunks > 1:
+        stream.launch_with(stream.functions[f"{name}_end"], (results, 1), (_BLOCK, 1), 0, parameters)
+
+
+def _reduce(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    middle = op.middle()
+    if middle is not None:
+        lane.compute.reduce(op.op, inputs[0], outputs[0], middle, 1, dtype=op.x.dtype)
+    else:
+        enqueue_fold(lane.stream, lane.compute.prepare_workspace(), op.op, inputs[0], outputs[0], op.runs(), op.x.dtype, ddof=op.ddof)
+
+
 # A mean is a sum with a divisor.
-_PROGRAMS = {(op, dtype): f"{'sum' if op is ReduceOp.MEAN else op.value}_{code}" for op in ReduceOp for dtype, code in CODES.items()}
+_PROGRAMS = {(op, dtype): f"{'sum' if op is ReduceOp.MEAN else op.value}_{code}" for op in BASIC for dtype, code in CODES.items()}
 
 
-def _program(op: Any) -> str:
-    return _PROGRAMS.get((op.op, op.x.dtype), "")
+def _program(op: Reduce) -> str:
+    name = _PROGRAMS.get((member(ReduceOp, op.op), op.x.dtype))
+    return name if name is not None and op.middle() is not None else f"fold_{CODES.get(op.x.dtype, '')}"
 
 
 def _source(op: ReduceOp) -> Source:
@@ -169,8 +273,11 @@ def _source(op: ReduceOp) -> Source:
     return Source(op.value, lambda code: (*files, instances("REDUCE", (op,), "reduce", code)), f"reduce.{op.value}")
 
 
+_FOLDS = Source("fold", lambda code: ("fold.cu", instances("FOLD", ReduceOp, "reduce", code)), "reduce.")
+
 PART = CudaPart(
-    programs=(_source(ReduceOp.SUM), _source(ReduceOp.MAX), _source(ReduceOp.MIN)),
+    kernels={"reduce": _reduce},
+    programs=(_source(ReduceOp.SUM), _source(ReduceOp.MAX), _source(ReduceOp.MIN), _FOLDS),
     program={"reduce": _program},
     lacks={"reduce": lacks_workspace},
     commands={"reduce": 2},

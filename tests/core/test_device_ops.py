@@ -120,7 +120,7 @@ async def test_binary(device: accel.Device, rng: np.random.Generator, op: Binary
     np.testing.assert_allclose(await device.get(rx), BINARY[op](x, y))
 
 
-@pytest.mark.parametrize("op", list(ReduceOp), ids=lambda op: op.value)
+@pytest.mark.parametrize("op", [op for op in ReduceOp if hasattr(np, op.value)], ids=lambda op: op.value)
 @pytest.mark.parametrize("axis", [None, 0, 1, -1])
 @pytest.mark.parametrize("keepdims", [False, True])
 async def test_reduce(device: accel.Device, rng: np.random.Generator, op: ReduceOp, axis: int | None, keepdims: bool) -> None:

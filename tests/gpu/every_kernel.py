@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel import AccelRef, BinaryOp, DType, KernelOp, ReduceOp, Transpose, UnaryOp
+from accel.compute import result_dtype
 from accel.ops import Binary, Cast, Clip, Where
 from accel_cuda import CudaBackend
 from accel_cuda.families.kernels import CODES
@@ -131,7 +132,7 @@ def _reductions(compute: Any, memory: Memory, supported: Any) -> None:
         for dtype in supported[f"reduce.{op.value}"]:
             for (outer, length, inner), offset in SHAPES:
                 results, skipped = outer * inner, offset * dtype.itemsize
-                with memory.take(results * length * dtype.itemsize + skipped, results * dtype.itemsize) as (x, y):
+                with memory.take(results * length * dtype.itemsize + skipped, results * result_dtype(op, dtype).itemsize) as (x, y):
                     compute.reduce(op, x + skipped, y, (outer, length, inner), 1, dtype=dtype)
 
 

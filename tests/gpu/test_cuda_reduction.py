@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+import accel
 from accel import BinaryOp, DType, ReduceOp, UnaryOp
 from accel_cuda.families.kernels import CODES
-from accel_cuda.families.reduce import launches
+from accel_cuda.families.reduce import BASIC, launches
 from tests.gpu.compute_support import bench, close, random, wide
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def test_reductions_of_any_shape_axis_and_alignment(device: Bench, dtype: str) -
     for shape in _SHAPES:
         x = random(rng, shape, element.numpy)
         for axis in range(len(shape)):
-            ops = [op for op in ReduceOp if element in device.compute.CAPABILITIES[f"reduce.{op.value}"]]
+            ops = [op for op in ReduceOp if op in BASIC and element in device.compute.CAPABILITIES[f"reduce.{op.value}"]]
             op = ops[int(rng.integers(len(ops)))]
             lead, lag = (int(each) for each in rng.integers(0, 2, 2) * rng.integers(1, 9, 2))
             case = f"{op} of {shape} along {axis}, {lead} and {lag} elements off, seed {seed}"
@@ -128,7 +129,7 @@ def test_a_nan_is_the_result_of_its_own_reduction_alone(device: Bench, dtype: st
         result = shape[:axis] + shape[axis + 1 :]
         expected = np.zeros(result, bool)
         expected[place[:axis] + place[axis + 1 :]] = True
-        for op in ReduceOp:
+        for op in BASIC:
             out = device.poisoned(int(np.prod(result)), element.numpy)
             device.compute.reduce(op, device.put(x), out, shape, axis, dtype=element)
             got = device.get(out, result, element.numpy)
@@ -154,3 +155,51 @@ def test_elementwise_at_any_alignment(device: Bench, dtype: str) -> None:
             device.compute.unary(UnaryOp.NEG, b, out, n, dtype=element)
             assert np.array_equal(device.get(out, (n,), element.numpy), -y), case
             device.clear()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64", "int16"])
+async def test_axes_that_are_no_neighbours_are_reduced(rng: np.random.Generator, dtype: str) -> None:
+    element = DType.of(dtype)
+    async with accel.System() as system:
+        device = await system.open_device("cuda")
+        for shape, axes in (
+            ((3, 50, 7, 40), (1, 3)),
+            ((50, 3, 70, 5), (0, 2)),
+            ((2, 3, 4, 5, 6), (0, 2, 4)),
+            ((1500, 2, 1500), (0, 2)),
+            ((900, 7, 1100), (0, 2)),
+        ):
+            x = rng.integers(-3, 4, shape).astype(element.numpy)
+            ref = await device.put(x)
+            for op in ("max", "min", "any"):
+                expected = getattr(np, op)(x.astype(np.float64), axis=axes)
+                np.testing.assert_array_equal(
+                    wide(await device.get(await device.reduce(op, ref, axis=axes))), expected, err_msg=f"{op} {shape} {axes}"
+                )
+            if element.is_floating:
+                tolerance = 1e-2 if dtype == "bfloat16" else 1e-4
+                for reduction in (ReduceOp.MEAN, ReduceOp.VAR, ReduceOp.STD):
+                    expected = getattr(np, reduction.value)(x.astype(np.float64), axis=axes)
+                    got = wide(await device.get(await device.reduce(reduction, ref, axis=axes)))
+                    np.testing.assert_allclose(got, expected, rtol=tolerance, atol=1e-3, err_msg=f"{reduction} {shape} {axes}")
+
+
+@pytest.mark.gpu
+async def test_large_reductions_by_states_are_those_of_numpy(rng: np.random.Generator) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cuda")
+        for shape, axis in (((5_000_011,), None), ((3, 1_000_003), 1), ((1_000_003, 3), 0), ((4001, 1003), 0), ((70_000, 9), 1)):
+            x = rng.standard_normal(shape).astype(np.float32)
+            ref = await device.put(x)
+            for op in ("argmax", "argmin"):
+                np.testing.assert_array_equal(await device.get(await device.reduce(op, ref, axis=axis)), getattr(np, op)(x, axis=axis))
+            np.testing.assert_allclose(
+                await device.get(await device.reduce("var", ref, axis=axis)), x.var(axis, dtype=np.float64), rtol=1e-4
+            )
+            expected = np.log(np.exp(x.astype(np.float64)).sum(axis))
+            np.testing.assert_allclose(await device.get(await device.reduce("logsumexp", ref, axis=axis)), expected, rtol=1e-5)
+            first = np.unravel_index(int(rng.integers(x.size)), shape)
+            x[first] = np.nan
+            ref = await device.put(x)
+            np.testing.assert_array_equal(await device.get(await device.reduce("argmax", ref, axis=axis)), np.argmax(x, axis=axis))

@@ -1,13 +1,15 @@
-"""Reductions along one axis."""
+"""Reductions along axes."""
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.compute import ReduceOp
+from accel.compute import ComputeBackend, ReduceOp, result_dtype
+from accel.cpu import costs
 from accel.cpu.families import sampling
 from accel.cpu.families.precision import wider
 from accel.cpu.views import array
@@ -15,52 +17,142 @@ from accel.dtype import DType
 from accel.family import BackendPart, Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from accel.cpu.views import Array
 
 __all__ = ["PART", "reduce"]
 
-_UFUNC: dict[ReduceOp, np.ufunc] = {ReduceOp.SUM: np.add, ReduceOp.MEAN: np.add, ReduceOp.MAX: np.maximum, ReduceOp.MIN: np.minimum}
+_UFUNC: dict[ReduceOp, np.ufunc] = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.MEAN: np.add,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.PROD: np.multiply,
+}
 _MEAN = ReduceOp.MEAN
+_NOTHING = {ReduceOp.PROD: 1, ReduceOp.ALL: 1, ReduceOp.LOGSUMEXP: -math.inf}
+_NOTHING |= dict.fromkeys((ReduceOp.MEAN, ReduceOp.VAR, ReduceOp.STD), math.nan)
+
+
+def reduce(op: ReduceOp, source: int, destination: int, outer: int, length: int, inner: int, dtype: np.dtype[Any]) -> None:
+    """Reduce the middle axis of a C-contiguous ``[outer, length, inner]`` array to ``[outer, inner]``; ``length`` may be 0 but for :data:`EXTREMES`."""
+    _reduce(op, source, (outer, length, inner), (1,), 0, array(destination, (outer, inner), _result(op, dtype)), dtype)
+
+
+def _result(op: ReduceOp, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return result_dtype(op, DType.of(dtype)).numpy
 
 
 @np.errstate(all="ignore")
-def reduce(op: ReduceOp, source: int, destination: int, outer: int, length: int, inner: int, dtype: np.dtype[Any]) -> None:
-    """Reduce the middle axis of a C-contiguous ``[outer, length, inner]`` array to ``[outer, inner]``. ``length`` may be 0 for sums and means."""
-    out = array(destination, (outer, inner), dtype)
-    if length == 0:
-        out[...] = np.nan if op is _MEAN else 0
+def _reduce(op: ReduceOp, source: int, shape: tuple[int, ...], axes: tuple[int, ...], ddof: int, out: Array, dtype: np.dtype[Any]) -> None:
+    """Reduce axes of a C-contiguous array."""
+    count = math.prod(shape[axis] for axis in axes)
+    if not count:
+        out[...] = _NOTHING.get(op, 0)
+        return
+    x, wide = array(source, shape, dtype), wider(dtype)
+    ufunc = _UFUNC.get(op)
+    if ufunc is None:
+        out[...] = _others(op, x.astype(wide, copy=False), axes, count - ddof)
         return
     # dtype= keeps numpy from widening integers (their sums wrap) and makes it widen the 16-bit floats.
-    wide = wider(dtype)
-    x = array(source, (outer, length, inner), dtype)
-    result = _UFUNC[op].reduce(x, axis=1, dtype=wide, out=out if wide is dtype else None)
+    result = ufunc.reduce(x, axis=axes, dtype=wide, out=out if wide is dtype else None)
     if op is _MEAN:
-        np.divide(result, length, out=result)
+        result = np.divide(result, count, out=out if wide is dtype else None)
     if result is not out:
         out[...] = result
 
 
-_NUMPY: dict[ReduceOp, Any] = {ReduceOp.SUM: np.sum, ReduceOp.MEAN: np.mean, ReduceOp.MAX: np.max, ReduceOp.MIN: np.min}
+def _others(op: ReduceOp, x: Array, axes: tuple[int, ...], divisor: int) -> Any:
+    if op in (ReduceOp.ANY, ReduceOp.ALL):
+        return (x != 0).any(axes) if op is ReduceOp.ANY else (x != 0).all(axes)
+    if op in (ReduceOp.ARGMAX, ReduceOp.ARGMIN):
+        find = np.argmax if op is ReduceOp.ARGMAX else np.argmin
+        return find(x, axis=None if len(axes) == x.ndim else axes[0])
+    if op is ReduceOp.LOGSUMEXP:
+        most = x.max(axes, keepdims=True)
+        # An infinity less itself is no number.
+        shift = np.where(np.isfinite(most), most, x.dtype.type(0))
+        return np.log(np.exp(x - shift).sum(axes)) + np.squeeze(shift, axes)
+    deviations = x - x.mean(axes, keepdims=True)
+    variance = (deviations * deviations).sum(axes) / x.dtype.type(max(divisor, 0))
+    return np.sqrt(variance) if op is ReduceOp.STD else variance
 
 
-def _call(op: ReduceOp, axis: int | None, keepdims: bool, reduce: Any, x: Any) -> Any:
-    return reduce(op, x, axis=axis, keepdims=keepdims)
+def _kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    middle = op.middle()
+    if middle is not None:
+        lane.compute.reduce(op.op, inputs[0], outputs[0], middle, 1, dtype=op.x.dtype)
+        return
+    runs = op.runs()
+    kept = tuple([length for length, is_reduced in runs if not is_reduced])
+    if 0 not in kept:
+        out = array(outputs[0], kept, _result(op.op, op.x.dtype.numpy))
+        axes = tuple([axis for axis, (_, is_reduced) in enumerate(runs) if is_reduced])
+        work = partial(_reduce, op.op, inputs[0], tuple([length for length, _ in runs]), axes, op.ddof, out, op.x.dtype.numpy)
+        lane.stream.submit(work, costs.elements(op.x.size, op.x.dtype.numpy))
+
+
+def _log_of_sum(x: Array, axis: Any = None, keepdims: bool = False) -> Any:
+    return np.log(np.sum(np.exp(x), axis=axis, keepdims=keepdims))
+
+
+_NUMPY: dict[ReduceOp, Any] = {
+    **{op: getattr(np, op.value) for op in ReduceOp if op is not ReduceOp.LOGSUMEXP},
+    ReduceOp.LOGSUMEXP: _log_of_sum,
+}
+_INDICES = frozenset({ReduceOp.ARGMAX, ReduceOp.ARGMIN})
+_SPREADS = frozenset({ReduceOp.VAR, ReduceOp.STD})
+_EXACT = frozenset({ReduceOp.MAX, ReduceOp.MIN, ReduceOp.ANY, ReduceOp.ALL}) | _INDICES
+
+
+def _call(op: ReduceOp, axis: Any, keepdims: bool, ddof: int, reduce: Any, x: Any) -> Any:
+    return reduce(op, x, axis=axis, keepdims=keepdims, ddof=ddof)
+
+
+def _operand(rng: np.random.Generator, op: ReduceOp, shape: tuple[int, ...], dtype: DType) -> Array:
+    if op in (ReduceOp.ANY, ReduceOp.ALL):
+        return (rng.random(shape) < (0.95 if op is ReduceOp.ALL else 0.05)).astype(dtype.numpy)
+    x: Array = np.asarray(sampling.random(rng, shape, dtype))
+    # Products of many elements stay near 1; of integers they wrap.
+    return np.exp(x.astype(np.float64) / 8).astype(dtype.numpy) if op is ReduceOp.PROD and dtype.is_floating else x
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for dtype in (*sampling.ALL_FLOATS, DType.INT32, DType.INT64):
+    shapes: tuple[tuple[tuple[int, ...], Any], ...] = (
+        *(
+            ((7,), None),
+            ((3, 5, 4), 1),
+            ((3, 5, 4), -1),
+            ((2000, 3), 0),
+            ((1, 1), None),
+            ((3, 5, 4), (0, 2)),
+            ((3, 5, 4), (-1, 1)),
+            ((3, 5), ()),
+        ),
+        *(((2, 70, 3, 40), (1, 3)), ((40, 2, 70, 3), (0, 2)), ((3000,), None)),
+    )
+    for dtype in (*sampling.ALL_FLOATS, DType.INT32, DType.INT64, DType.UINT8, DType.BOOL, DType.COMPLEX64):
         for op in ReduceOp:
-            if op is _MEAN and dtype.is_integer:
+            if dtype not in ComputeBackend.CAPABILITIES[f"reduce.{op.value}"]:
                 continue
-            for shape, axis in (((7,), None), ((3, 5, 4), 1), ((3, 5, 4), -1), ((2000, 3), 0), ((1, 1), None)):
-                x: Array = sampling.random(rng, shape, dtype)
-                for keepdims in (False, True) if shape == (3, 5, 4) else (False,):
-                    expected = np.asarray(_NUMPY[op](sampling.wide(x), axis=axis, keepdims=keepdims))
-                    error = sampling.sums(dtype, x.size) if op in (ReduceOp.SUM, _MEAN) else 0.0
-                    name = f"reduce {op.value} {dtype.value}{list(shape)} axis={axis} keepdims={keepdims}"
-                    yield Sample(name, partial(_call, op, axis, keepdims), (x,), expected, error)
+            for shape, axis in shapes:
+                if op in _INDICES and isinstance(axis, tuple):
+                    continue
+                x = _operand(rng, op, shape, dtype)
+                for keepdims, ddof in ((False, 0), (True, 1 if op in _SPREADS else 0)) if shape == (3, 5, 4) else ((False, 0),):
+                    yield _sample(op, x, axis, keepdims, ddof, dtype)
 
 
-PART = BackendPart({}, samples=_samples)
+@np.errstate(all="ignore")
+def _sample(op: ReduceOp, x: Array, axis: Any, keepdims: bool, ddof: int, dtype: DType) -> Sample:
+    options = {"ddof": ddof} if ddof else {}
+    # Products of integers are compared modulo 2**64.
+    expected = np.asarray(_NUMPY[op](sampling.wide(x), axis=axis, keepdims=keepdims, **options))
+    error = 0.0 if op in _EXACT else sampling.sums(dtype, x.size)
+    name = f"reduce {op.value} {dtype.value}{list(x.shape)} axis={axis} keepdims={keepdims} ddof={ddof}"
+    return Sample(name, partial(_call, op, axis, keepdims, ddof), (x,), expected, error)
+
+
+PART = BackendPart({"reduce": _kernel}, samples=_samples)

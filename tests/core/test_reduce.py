@@ -1,0 +1,87 @@
+"""Reductions: axes in any order, what is refused, and how CUDA cuts them. Values are compared by the samples of the family."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import accel
+from accel import ops
+from accel.cpu.backend import CpuDevice
+from tests.device_support import failure, opened
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from accel.compute import ReduceName
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@pytest.fixture
+async def device() -> AsyncIterator[accel.Device]:
+    async with opened() as device:
+        yield device
+
+
+@pytest.mark.parametrize("axis", [(0, 2), [2, 0], (-1, 0), (0, 1, 2, 3), (), (3,), np.int64(2)])
+async def test_axes_in_any_order(device: accel.Device, rng: np.random.Generator, axis: Any) -> None:
+    x = rng.standard_normal((2, 3, 1, 5))
+    ref, given = await device.put(x), tuple(axis) if isinstance(axis, list) else axis
+    for op in ("sum", "max", "var", "prod", "logsumexp"):
+        expected = np.log(np.exp(x).sum(given)) if op == "logsumexp" else getattr(np, op)(x, axis=given)
+        np.testing.assert_allclose(await device.get(await device.reduce(op, ref, axis=axis)), expected, rtol=1e-12, atol=1e-12)
+    out = await device.empty(np.sum(x, axis=given, keepdims=True).shape, "float64")
+    assert await device.reduce("mean", ref, axis=axis, keepdims=True, out=out) is out
+    np.testing.assert_allclose(await device.get(out), x.mean(axis=given, keepdims=True))
+
+
+async def test_what_has_no_value_is_refused(device: accel.Device) -> None:
+    x, empty = await device.zeros((2, 3, 4)), await device.zeros((2, 0, 4))
+    for wrong in (
+        device.reduce("sum", x, axis=(0, 0)),
+        device.reduce("sum", x, axis=(0, -3)),
+        device.reduce("sum", x, axis=(0, 3)),
+        device.reduce("sum", x, axis=(0, "1")),  # type: ignore[arg-type]
+        device.reduce("argmax", x, axis=(0, 1)),
+        device.reduce("sum", x, ddof=1),
+        device.reduce("var", x, ddof=0.5),  # type: ignore[arg-type]
+        device.reduce("argmin", empty, axis=1),
+        device.reduce("max", empty, axis=(0, 1)),
+        device.reduce("any", x, out=await device.zeros(())),
+    ):
+        await failure(wrong, accel.InvalidArgumentError)
+    assert (await device.get(await device.reduce("max", empty, axis=0))).shape == (0, 4)
+
+
+@pytest.mark.filterwarnings("error")
+async def test_reductions_of_few_elements_and_of_none(device: accel.Device) -> None:
+    empty, one = await device.zeros((2, 0, 3)), await device.zeros((2, 1, 3))
+    values: dict[ReduceName, float] = {"sum": 0, "prod": 1, "any": 0, "all": 1, "logsumexp": -np.inf, "mean": np.nan, "var": np.nan}
+    for op, value in values.items():
+        for axis in (1, (1, 2)):
+            got = await device.get(await device.reduce(op, empty, axis=axis))
+            np.testing.assert_array_equal(got, np.full(got.shape, value))
+    np.testing.assert_array_equal(await device.get(await device.reduce("std", one, axis=1, ddof=1)), np.full((2, 3), np.nan))
+
+
+async def test_a_backend_without_kernels_of_its_own_reduces_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CpuDevice, "kernels", lambda self, library: {})
+    async with opened() as device:
+        x = await device.put(np.arange(24.0).reshape(2, 3, 4))
+        np.testing.assert_array_equal(await device.get(await device.reduce("sum", x, axis=(1, 2))), np.arange(24.0).reshape(2, 12).sum(1))
+        await failure(device.reduce("sum", x, axis=(0, 2)), accel.UnsupportedError)
+        await failure(device.reduce("var", x, ddof=1), accel.UnsupportedError)
+
+
+async def test_neighbouring_axes_are_joined(device: accel.Device) -> None:
+    x = await device.zeros((2, 3, 1, 4, 5))
+    assert ops.Reduce("sum", x, axis=(1, 2, 3)).middle() == (2, 12, 5)
+    assert ops.Reduce("sum", x, axis=(0, 1)).middle() == (1, 6, 20)
+    assert ops.Reduce("sum", x, axis=(3, 4)).middle() == (6, 20, 1)
+    assert ops.Reduce("sum", x).middle() == (1, 120, 1)
+    assert ops.Reduce("sum", x, axis=2).middle() == (120, 1, 1)
+    assert ops.Reduce("sum", x, axis=(0, 3)).middle() is None
+    assert ops.Reduce("sum", x, axis=(0, 3)).runs() == ((1, False), (2, True), (3, False), (4, True), (5, False))
