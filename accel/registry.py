@@ -23,7 +23,7 @@ _BUILT_IN = {"cpu": "accel.cpu.backend:CpuBackend", "cuda": "accel_cuda.backend:
 
 def backend_names() -> tuple[str, ...]:
     """Return the names of all registered backends, installed or found in the checkout, whether or not they can be used here."""
-    return tuple(sorted({*_BUILT_IN, *(point.name for point in metadata.entry_points(group=ENTRY_POINT_GROUP))}))
+    return tuple(sorted(_registered()))
 
 
 def load_backend(name: str) -> AccelBackend:
@@ -34,13 +34,21 @@ def load_backend(name: str) -> AccelBackend:
     BackendUnavailableError
         If there is no such backend, or it cannot be imported.
     """
-    points = metadata.entry_points(group=ENTRY_POINT_GROUP, name=name)
-    target = next((point.value for point in points), _BUILT_IN.get(name))
-    if target is None:
-        known = ", ".join(backend_names())
+    registered = _registered()
+    if name not in registered:
+        known = ", ".join(sorted(registered))
         raise BackendUnavailableError(
             f"no backend is called {name!r}", remedy=f"Use one of: {known}; or install the package that provides it."
         )
+    return _load(name, registered[name])
+
+
+def _registered() -> dict[str, str]:
+    """Return name -> ``MODULE:CLASS`` of all backends. Reads the entry points of every installed distribution, which takes milliseconds."""
+    return _BUILT_IN | {point.name: point.value for point in metadata.entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def _load(name: str, target: str) -> AccelBackend:
     module, _, attribute = target.partition(":")
     try:
         backend: AccelBackend = getattr(importlib.import_module(module), attribute)()
@@ -65,12 +73,13 @@ def find_device(spec: str = "auto") -> tuple[AccelBackend, DeviceDescription]:
         If ``spec`` is not of these forms.
     """
     name, _, index = spec.partition(":")
-    if name in backend_names():
+    registered = _registered()
+    if name in registered:
         if index and not index.isdecimal():
             raise InvalidArgumentError(f"{spec!r} does not name a device", remedy=f"Use {name!r} or '{name}:0'.")
-        backend = load_backend(name)
+        backend = _load(name, registered[name])
         return backend, _at(backend.devices(), int(index or 0), spec)
-    available, reasons = _available()
+    available, reasons = _available(registered)
     if spec == "auto":
         if not available:
             raise BackendUnavailableError("no backend can be used: " + "; ".join(reasons))
@@ -91,12 +100,12 @@ def _at(devices: Sequence[DeviceDescription], index: int, spec: str) -> DeviceDe
     return devices[index]
 
 
-def _available() -> tuple[list[tuple[AccelBackend, Sequence[DeviceDescription]]], list[str]]:
+def _available(registered: dict[str, str]) -> tuple[list[tuple[AccelBackend, Sequence[DeviceDescription]]], list[str]]:
     available: list[tuple[AccelBackend, Sequence[DeviceDescription]]] = []
     reasons: list[str] = []
-    for name in backend_names():
+    for name, target in sorted(registered.items()):
         try:
-            backend = load_backend(name)
+            backend = _load(name, target)
             devices = backend.devices()
         except BackendUnavailableError as error:
             reasons.append(f"{name}: {error.message}")

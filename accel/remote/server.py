@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import importlib
 import itertools
 import json
@@ -121,6 +122,7 @@ class Server:
         self._core = DeviceCore(system, backend, description, options, {}, name=config.name, numbers=numbers, keeper=self._announcer)
         if isinstance(backend, PreloadsLibraries):
             await system.run_blocking(backend.preload, options.libraries)
+        gc.freeze()  # modules live as long as the process: without them, the collections at its end take 70 ms less
         if config.ahead == "context":
             await self._open()
         self._channel.send(Kind.WARM)
