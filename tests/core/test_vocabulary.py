@@ -266,7 +266,7 @@ def test_registered_backend_takes_part_in_auto(monkeypatch: pytest.MonkeyPatch) 
     module.Better = Better  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "better_backend", module)
     monkeypatch.setattr(
-        "accel.registry.metadata.entry_points",
+        "importlib.metadata.entry_points",
         lambda group: [Point()] if group == "accel.backends" else [],
     )
     assert find_device("auto")[1].spec == "better:0"
