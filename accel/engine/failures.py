@@ -108,6 +108,8 @@ class Failures:
         # By usage and not by buffer, because the buffers of a graph share one.
         self._unsound: weakref.WeakKeyDictionary[Usage, AccelError] = weakref.WeakKeyDictionary()
         self._unsound_buffers: set[int] = set()
+        self._spared: set[int] = set()  # sound, although their usage is not: results of a graph's ops before the one that failed
+        self._spared_by: dict[Dependency, frozenset[int]] = {}
 
     def listen(self, lane: Lane) -> None:
         """Have a lane's stream report what its work raises, if it can."""
@@ -123,15 +125,11 @@ class Failures:
         """Raise the error of the op that was to write what an op would read."""
         for ref in plan.reads + plan.writes if plan.updates else plan.reads:
             if ref.nbytes:
-                self.check_sound(self._context.buffers.block(ref).usage)
+                self._collect()
+                error = self._unsound.get(self._context.buffers.block(ref).usage)
+                if error is not None and ref.buffer not in self._spared:
+                    raise error.clone()
         self._forget_unsound()
-
-    def check_sound(self, usage: Usage) -> None:
-        """Raise the error of the op that was to write some memory."""
-        self._collect()
-        error = self._unsound.get(usage)
-        if error is not None:
-            raise error.clone()
 
     def enlist(self, lane: Lane, seq: int, plan: Plan, refs: Iterable[AccelRef]) -> None:
         """Take note of what an op reads and writes; ``refs`` are those that it writes and makes. Called before its uses are recorded.
@@ -192,6 +190,7 @@ class Failures:
                     failure = status.failure()
                     if failure is not None:
                         self.raised.append(((lane, seq), failure))
+                        self._spared_by[lane, seq] = status.spared(failure)
                     status.close(lane)
             except AccelError as error:
                 self._context.report_fault(error)
@@ -232,12 +231,16 @@ class Failures:
         while self.raised:
             key, raised = self.raised.popleft()
             uses = self.uses.setdefault(key, _Uses())
+            spared = self._spared_by.pop(key, frozenset())
             if uses.error is None:
                 uses.error = self._error(key, raised)
-                self._spread(self._with_group(key), uses.error.clone(op_index=None))
+                self._spread(self._with_group(key), uses.error.clone(op_index=None), spared)
 
-    def _spread(self, failed: set[Dependency], error: AccelError) -> None:
-        """Give the error of failed ops to those that read their results, and so on. No op was dispatched before one whose results it reads."""
+    def _spread(self, failed: set[Dependency], error: AccelError, spared: frozenset[int] = frozenset()) -> None:
+        """Give the error of failed ops to those that read their results, and so on. No op was dispatched before one whose results it reads.
+
+        Buffers that are ``spared`` were written soundly all the same.
+        """
         for key, uses in self.uses.items():
             if uses.error is None and not failed.isdisjoint(uses.reads):
                 uses.error = error
@@ -246,7 +249,7 @@ class Failures:
                 failed.add(key)
             if not failed.isdisjoint(uses.replaces):
                 uses.replaced = error
-        self._make_unsound(failed, error)
+        self._make_unsound(failed, error, spared)
 
     def _with_group(self, key: Dependency) -> set[Dependency]:
         """Return an op's number, and those of the ops behind it in its batch that were launched: they count as failed, whatever they read."""
@@ -258,10 +261,12 @@ class Failures:
                 return {key, *((lane, each) for each in behind if each <= lane.enqueued + 1 and each not in lane.dropped)}
         return {key}
 
-    def _make_unsound(self, failed: set[Dependency], error: AccelError) -> None:
+    def _make_unsound(self, failed: set[Dependency], error: AccelError, spared: frozenset[int]) -> None:
         """Let nothing read what failed ops were to write, unless it is written anew behind them."""
         context = self._context
-        found = {buffer: block.usage for buffer, block in context.buffers.blocks.items() if block.usage.last_write() in failed}
+        written = {buffer: block.usage for buffer, block in context.buffers.blocks.items() if block.usage.last_write() in failed}
+        found = {buffer: usage for buffer, usage in written.items() if buffer not in spared}
+        self._spared = (self._spared - written.keys()) | (spared & written.keys())
         for usage in found.values():
             self._unsound[usage] = error
         self._unsound_buffers.update(found)
@@ -277,6 +282,7 @@ class Failures:
         self.has_unsound = bool(self._unsound_buffers)
         if not self.has_unsound:
             self._unsound.clear()
+            self._spared.clear()
 
     def _error(self, key: Dependency, raised: BaseException) -> AccelError:
         core, op = self._context.core, self._op(*key)

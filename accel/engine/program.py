@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from accel.dtype import DType
@@ -109,7 +108,10 @@ class Program:
         status = None
         if self._statuses:
             last = self._statuses[-1]
-            status = Status(Spec((last.start + last.status.spec.nbytes,), DType.UINT8), partial(_first_error, self._statuses))
+            check = _GraphCheck(
+                self._statuses, [{ref.buffer for ref in (*each.writes, *mine)} for each, mine in zip(plans, outputs, strict=True)]
+            )
+            status = Status(Spec((last.start + last.status.spec.nbytes,), DType.UINT8), check)
         self.plan = Plan(tuple(read.values()), (self.handle, *written.values()), (), updates=not renewed.issuperset(written), status=status)
         """What a replay does to memory: its own buffers count as the handle."""
 
@@ -210,14 +212,33 @@ def _placed_statuses(ops: Sequence[KernelOp], plans: Sequence[Plan]) -> tuple[_P
     return tuple(found)
 
 
-def _first_error(statuses: Sequence[_PlacedStatus], values: np.ndarray[Any, Any]) -> AccelError | None:
-    """Return the error of the first op that has one, given the bytes of all statuses."""
-    for place, op, status, start in statuses:
-        spec = status.spec
-        error = status.check(values[start : start + spec.nbytes].view(spec.dtype.numpy).reshape(spec.shape))
-        if error is not None:
-            return error.clone(op=error.op or op.kind, library=error.library or op.library, op_index=place)
-    return None
+class _GraphCheck:
+    """Checks the statuses of a graph's ops.
+
+    Parameters
+    ----------
+    statuses
+        The statuses.
+    written
+        Per op the buffers that it writes.
+    """
+
+    def __init__(self, statuses: Sequence[_PlacedStatus], written: Sequence[set[int]]) -> None:
+        self._statuses = statuses
+        self._written = written
+
+    def __call__(self, values: np.ndarray[Any, Any]) -> AccelError | None:
+        """Return the error of the first op that has one, given the bytes of all statuses."""
+        for place, op, status, start in self._statuses:
+            spec = status.spec
+            error = status.check(values[start : start + spec.nbytes].view(spec.dtype.numpy).reshape(spec.shape))
+            if error is not None:
+                return error.clone(op=error.op or op.kind, library=error.library or op.library, op_index=place)
+        return None
+
+    def spared(self, place: int) -> frozenset[int]:
+        """Return the buffers that only ops before the failed one write."""
+        return frozenset().union(*self._written[:place]).difference(*self._written[place:])
 
 
 @dataclass(frozen=True, eq=False, slots=True)

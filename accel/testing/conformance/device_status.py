@@ -169,21 +169,28 @@ async def check_status_is_read_after_each_replay(harness: Harness) -> None:
     x = harness.random(16, DType.FLOAT32)
     async with opened(harness) as device:
         a, info, other = await device.put(x), await _put_info(device, 0), await _put_info(device, 0, 0, 0)
+        older = await device.zeros(16)
         used = [await device.full(16, -1, "int32") for _ in range(64)]  # the graph's statuses will lie in such memory
         used.clear()
         await device.get(a)
         async with device.graph() as graph:
             first = graph.family(ConformanceOps).guarded(a, other)
-            made = graph.family(ConformanceOps).guarded(graph.elementwise.unary("neg", first), info)
+            second = graph.elementwise.unary("neg", first)
+            made = graph.family(ConformanceOps).guarded(second, info)
+            graph.copy(a, older)
         for values in ((0,), (4,), (0,), (9,)):
             await device.put(np.array((*values, -1), np.int32), out=info)
             if any(values):
                 error = await failure(graph.replay(), LinAlgError)
                 assert (error.op_index, error.op, error.library, error.info) == (2, "guarded", "conformance", (*values, 0))
                 await failure(device.get(made), LinAlgError)
+                await failure(device.get(older), LinAlgError)
             else:
                 await bounded(graph.replay())
                 assert np.array_equal(await device.get(made), -x)
+                assert np.array_equal(await device.get(older), x)
+            assert np.array_equal(await device.get(first), x), "results of ops before the failed one are as good as ever"
+            assert np.array_equal(await device.get(second), -x)
         sent: list[Any] = []
         for value in range(8):  # a later replay must not answer for an earlier one
             sent += [task(device.put(np.array((value % 2, -1), np.int32), out=info)), task(graph.replay())]
