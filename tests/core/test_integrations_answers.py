@@ -40,6 +40,7 @@ EXPECTED: dict[type[accel.AccelError], tuple[int, bool]] = {
     accel.PoisonedInputError: (422, False),
     accel.DriverError: (500, False),
     accel.LibraryError: (500, False),
+    accel.LinAlgError: (500, False),
     accel.CompileError: (500, False),
     accel.NotInitializedError: (500, False),
     accel.BackendUnavailableError: (500, False),
