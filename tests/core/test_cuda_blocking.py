@@ -65,7 +65,7 @@ def blocking() -> Blocking:
 @pytest.mark.parametrize(("library", "kind"), [("reduce", "reduce"), ("dnn", "attention"), ("blas", "dot"), ("blas", "nrm2")])
 def test_what_takes_the_workspace_is_beside_until_it_is_there(blocking: Blocking, library: str, kind: str) -> None:
     lane, x = Lane(), ref(8)
-    op = SimpleNamespace(kind=kind, library=library, x=x, q=x, op=ReduceOp.SUM)
+    op = SimpleNamespace(kind=kind, library=library, x=x, q=x, op=ReduceOp.SUM, middle=lambda: (1, 8, 1))
     assert blocking.may_block(lane, op)
     assert blocking.may_block(lane, op)
     lane.compute.has_workspace = True

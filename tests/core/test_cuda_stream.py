@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from accel import AccelError, DriverError, FaultScope, LibraryError
+from accel import AccelError, DriverError, DType, FaultScope, LibraryError
+from accel.engine.lane import EventPool
+from accel.engine.status import PendingStatus
 from accel.memory import HostArena
+from accel.ops import Spec, Status
 from accel_cuda.core.channel import StreamChannel
 from accel_cuda.core.driver import Handle
-from accel_cuda.core.graph import capture
+from accel_cuda.core.event import CudaEvent
+from accel_cuda.core.graph import capture, replay
 from accel_cuda.core.interop import CudaExchange
 from accel_cuda.core.slab import CudaSlab
 from accel_cuda.core.stream import CudaStream
@@ -24,7 +28,7 @@ from tests.cuda_support import Context
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ILLEGAL_ADDRESS, INVALID_CAPTURE, CAPTURING, NO_MEMORY = 700, 901, 900, 2
+ILLEGAL_ADDRESS, INVALID_CAPTURE, CAPTURING, NO_MEMORY, NOT_READY = 700, 901, 900, 2, 600
 ALLOCATION: Any = SimpleNamespace(properties=SimpleNamespace(location=None), granularity=4096)
 
 
@@ -167,3 +171,48 @@ def test_a_descriptor_that_is_of_no_device_memory_is_no_fault(context: Any) -> N
     assert fault.value.is_fault
     os.close(end)
     os.close(other)
+
+
+def test_a_status_is_cleared_before_the_kernel_and_on_the_host_when_its_event_is_passed(stream: CudaStream, context: Any) -> None:
+    order: list[str] = []
+    compute = CudaCompute(stream, "memory")
+    compute.init()
+    hot = context.driver.hot
+
+    def copy_out(pinned: Any, device: Any, nbytes: Any, _: Any) -> int:
+        order.append(f"{nbytes.value} bytes from {device.value}")
+        ctypes.memset(pinned.value, 1, nbytes.value)
+        return 0
+
+    def fill(device: Any, value: Any, count: Any, _: Any) -> int:
+        order.append(f"{count.value} zeros at {device.value}" if not value.value else "no zeros")
+        return 0
+
+    hot.copy_to_host, hot.fill = copy_out, {1: fill}
+    seen: list[list[int]] = []
+    status = Status(Spec((2,), DType.INT32), lambda info: seen.append(info.tolist()))
+    device: Any = SimpleNamespace(
+        create_event=lambda: CudaEvent(context), may_block=lambda lane, op: not stream.transfers.reserve(op.destination.nbytes)
+    )
+    lane: Any = SimpleNamespace(stream=stream, compute=compute, events=EventPool(device), device=device)
+    pending = PendingStatus(status, lambda *_: order.append("kernel"), lane)
+    pending.address = 4096
+    assert not pending.may_block(lane), "the pinned memory is there"
+    assert not pending.is_known()
+    context.driver.fails["query"] = NOT_READY
+    pending(lane, SimpleNamespace(kind="solve"), (), (4096,))  # type: ignore[arg-type]
+    assert order == ["8 zeros at 4096", "kernel", "8 bytes from 4096"]
+    assert not pending.is_known()
+    del context.driver.fails["query"]
+    assert pending.is_known()
+    assert pending.failure() is None
+    assert seen == [[0x01010101, 0x01010101]]
+    stream.transfers.close()
+
+
+def test_a_replay_copies_the_statuses_of_its_graph_behind_it(stream: CudaStream, context: Any) -> None:
+    called = context.driver.called
+    called.clear()
+    program = SimpleNamespace(native=SimpleNamespace(pointer=Handle(5)), copy_status=lambda lane, outputs: called.append(outputs))
+    replay(SimpleNamespace(stream=stream), SimpleNamespace(program=program), (), (0, 4096))
+    assert called == [("graph", 1), (0, 4096)]
