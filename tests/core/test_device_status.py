@@ -245,3 +245,18 @@ async def test_ops_in_later_parts_of_a_batch_count_as_failed_if_they_were_launch
         assert error.op_index == 0
         await failure(device.get(older), accel.LinAlgError)
         assert (await device.get(x)).sum() == 0
+
+
+@pytest.mark.parametrize("host", ["inline", "process"])
+async def test_a_durable_buffer_that_a_failed_op_was_to_write_is_torn(host: Any) -> None:
+    x = np.arange(10.0)
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host=host)
+        family = device.family(ConformanceOps)
+        a, good, bad = await device.put(x), await put_info(device, 0), await put_info(device, 1)
+        out = await device.put(np.zeros(10), durable=True)
+        await failure(bounded(family.guarded(a, bad, out=out)), accel.LinAlgError)
+        assert (await failure(device.get(out), accel.StaleRefError)).reason == "torn"
+        await bounded(family.guarded(a, good, out=out))
+        np.testing.assert_array_equal(await device.get(out), x)
+        assert device.generation == 1

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pytest
 
 import accel
+from accel.ops import Plan, Spec
+from accel.testing import FaultPlan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -109,3 +112,47 @@ async def test_every_library_that_was_named_is_warm(streams: str) -> None:
             ("blas", accel.ops.Axpy(x, x)),
         ):
             assert not context.device.may_block(context.ports[library].lane, op), library
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Spread(accel.KernelOp):
+    """A copy of ``x``."""
+
+    library: ClassVar[str] = "spread"
+    kind: ClassVar[str] = "spread"
+
+    x: accel.AccelRef
+
+    def plan(self) -> Plan:
+        return Plan((self.x,), (), (Spec(self.x.shape, self.x.dtype),))
+
+
+class Spreading(accel.KernelLibrary):
+    """Copies in whichever stream it is given."""
+
+    name = "spread"
+    several_streams = True
+
+    @accel.kernel(Spread)
+    def spread(self, op: Spread, stream: Any, inputs: list[accel.Operand], outputs: list[accel.Operand]) -> None:
+        stream.copy(outputs[0].address, inputs[0].address, inputs[0].nbytes)
+
+
+@pytest.mark.parametrize("host", ["inline", "process"])
+async def test_a_library_of_the_users_that_takes_several_streams_does_not_wait_behind_a_long_op(host: Any) -> None:
+    plan = FaultPlan().hang_at(2, op="spread")
+    async with accel.System() as system:
+        device = await system.open_device("cuda", host=host, faults=plan)
+        try:
+            await device.register(Spreading)
+            x = await device.put(np.arange(1000.0))
+            await device.run(Spread(x))
+            slow = asyncio.ensure_future(device.run(Spread(x)))
+            while device.info().in_flight < 1:
+                await asyncio.sleep(0)
+            for _ in range(5):
+                np.testing.assert_array_equal(await device.get(await device.run(Spread(x), timeout=20)), np.arange(1000.0))
+            assert not slow.done()
+        finally:
+            plan.release()
+        await slow
