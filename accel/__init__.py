@@ -10,7 +10,7 @@
         c = await device.blas.gemm(a, a)
         result = await device.get(c)
 
-A device has the libraries ``blas``, ``elementwise``, ``reduce``, ``dnn``, ``fft`` and ``rng``, batches (``device.batch()``) and graphs
+A device has the libraries ``blas``, ``elementwise``, ``reduce``, ``arrays``, ``dnn``, ``fft`` and ``rng``, batches (``device.batch()``) and graphs
 (``device.graph()``), and takes kernels of your own: CUDA C++ through ``device.compiler``, anything that enqueues through :class:`KernelLibrary`. Two
 backends come with the distribution: ``"cpu"``, and ``"cuda"`` in the package ``accel_cuda``, which is found by its entry point and loaded when it is asked for.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel.cpu.families import blas, dnn, elementwise, fft, reduce, rng
+from accel.cpu.families import arrays, blas, dnn, elementwise, fft, reduce, rng
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,6 +17,7 @@ PARTS: Mapping[str, BackendPart] = {
     "blas": blas.PART,
     "elementwise": elementwise.PART,
     "reduce": reduce.PART,
+    "arrays": arrays.PART,
     "dnn": dnn.PART,
     "fft": fft.PART,
     "rng": rng.PART,

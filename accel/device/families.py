@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from accel.ops.arrays import ArraysOps
 from accel.ops.blas import BlasOps
 from accel.ops.dnn import DnnOps
 from accel.ops.elementwise import ElementwiseOps
@@ -52,6 +53,11 @@ class BuiltInFamilies(Generic[M]):
     def reduce(self) -> ReduceOps[M]:
         """Reductions; see :class:`~accel.ops.ReduceOps`."""
         return self.family(ReduceOps)
+
+    @property
+    def arrays(self) -> ArraysOps[M]:
+        """Arrays put together, taken apart and made; see :class:`~accel.ops.ArraysOps`."""
+        return self.family(ArraysOps)
 
     @property
     def dnn(self) -> DnnOps[M]:

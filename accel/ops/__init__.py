@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from accel.ops.arrays import Arange, ArraysOps, Concatenate, Eye, Linspace, Split, Stack, Tril, Triu
 from accel.ops.base import FamilyOp, KernelOp, Plan, Spec, Status
 from accel.ops.blas import Axpy, BlasOps, Dot, Gemm, GemmBatched, Gemv, Nrm2, Scal
 from accel.ops.compiler import CompiledKernel, KernelLayout, Launch
@@ -12,31 +13,38 @@ from accel.ops.fft import Fft, FftOps, Ifft, Irfft, Rfft
 from accel.ops.managed import Advise, Prefetch
 from accel.ops.memory import Checksum, Copy, Empty, Fill, Free, Get, Put
 from accel.ops.namespace import Awaited, OpNamespace, Recorded, method
+from accel.ops.rearranged import BroadcastTo, Flip, Pad, Repeat, Roll, Tile, Transpose
 from accel.ops.reduce import Reduce, ReduceOps
 from accel.ops.rng import Integers, Lognormal, Normal, RngOps, Uniform
 
 __all__ = [
     "Advise",
+    "Arange",
+    "ArraysOps",
     "Attention",
     "Awaited",
     "Axpy",
     "Binary",
     "BlasOps",
+    "BroadcastTo",
     "Cast",
     "Checksum",
     "Clip",
     "CompiledKernel",
+    "Concatenate",
     "Conv2d",
     "Copy",
     "DnnOps",
     "Dot",
     "ElementwiseOps",
     "Empty",
+    "Eye",
     "Family",
     "FamilyOp",
     "Fft",
     "FftOps",
     "Fill",
+    "Flip",
     "Free",
     "Gemm",
     "GemmBatched",
@@ -48,21 +56,31 @@ __all__ = [
     "KernelLayout",
     "KernelOp",
     "Launch",
+    "Linspace",
     "Lognormal",
     "Normal",
     "Nrm2",
     "OpNamespace",
+    "Pad",
     "Plan",
     "Prefetch",
     "Put",
     "Recorded",
     "Reduce",
     "ReduceOps",
+    "Repeat",
     "Rfft",
     "RngOps",
+    "Roll",
     "Scal",
     "Spec",
+    "Split",
+    "Stack",
     "Status",
+    "Tile",
+    "Transpose",
+    "Tril",
+    "Triu",
     "Unary",
     "Uniform",
     "Where",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel_cuda.families import blas, dnn, elementwise, fft, reduce, rng
+from accel_cuda.families import arrays, blas, dnn, elementwise, fft, reduce, rng
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,6 +17,7 @@ PARTS: Mapping[str, CudaPart] = {
     "blas": blas.PART,
     "elementwise": elementwise.PART,
     "reduce": reduce.PART,
+    "arrays": arrays.PART,
     "dnn": dnn.PART,
     "fft": fft.PART,
     "rng": rng.PART,

@@ -1,0 +1,162 @@
+"""Elements that are moved: numpy copies pieces from one place to another."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from accel.cpu import costs
+from accel.cpu.families import sampling
+from accel.cpu.views import array
+from accel.dtype import DType
+from accel.family import BackendPart, Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from accel.backend import Kernel
+    from accel.cpu.views import Array
+
+__all__ = ["PART"]
+
+
+def _view(address: int, start: int, lengths: tuple[int, ...], steps: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    size = dtype.itemsize
+    return array(address + start * size, lengths, dtype, tuple([step * size for step in steps]))
+
+
+def _outputs(op: Any) -> list[tuple[tuple[int, ...], DType]]:
+    plan = op.plan()
+    return [(each.shape, each.dtype) for each in (*plan.writes, *plan.creates)]
+
+
+def _copying(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Enqueue an op of pieces."""
+    made = _outputs(op)
+    dtype = made[0][1].numpy if made else np.dtype(np.uint8)
+    size = sum(math.prod(shape) for shape, _ in made)
+    if size:
+        lane.stream.submit(partial(_copy, op, tuple(inputs), tuple(outputs), made, dtype), costs.copying(2 * size * dtype.itemsize))
+
+
+def _copy(
+    op: Any, inputs: tuple[int, ...], outputs: tuple[int, ...], made: list[tuple[tuple[int, ...], DType]], dtype: np.dtype[Any]
+) -> None:
+    filled = op.filled()
+    if filled is not None:
+        array(outputs[0], (math.prod(made[0][0]),), dtype)[...] = np.frombuffer(filled, dtype)[0]
+    for piece in op.pieces():
+        if 0 not in piece.lengths:
+            target = _view(outputs[piece.output], piece.target, piece.lengths, piece.target_steps, dtype)
+            if piece.input is None:
+                target[...] = np.frombuffer(op.number(), dtype)[0]
+            else:
+                target[...] = _view(inputs[piece.input], piece.start, piece.lengths, piece.steps, dtype)
+
+
+def _triangle(keep: Callable[[Array, int], Array]) -> Kernel:
+    def kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        x = op.x
+        if x.size:
+            source, out = (array(address, x.shape, x.dtype.numpy) for address in (inputs[0], outputs[0]))
+            lane.stream.submit(lambda: np.copyto(out, keep(source, op.k)), costs.copying(2 * x.nbytes))
+
+    return kernel
+
+
+def _ramp(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    count, start, step, last = op.ramp()
+    if count:
+        out = array(outputs[0], (count,), op.dtype.numpy)
+        lane.stream.submit(partial(_rise, out, start, step, last), costs.elements(2 * count, out.dtype))
+
+
+@np.errstate(all="ignore")
+def _rise(out: Array, start: float, step: float, last: float | None) -> None:
+    if out.dtype.kind in "iu":
+        # Modulo 2**64: what is in range comes out right, whatever lies between.
+        places = np.arange(out.size, dtype=np.uint64) * np.uint64(int(step) % 2**64)
+        out[...] = (places + np.uint64(int(start) % 2**64)).astype(out.dtype)
+        return
+    out[...] = np.arange(out.size) * float(step) + float(start)
+    if last is not None:
+        out[-1] = last
+
+
+_DTYPES = (DType.FLOAT32, DType.BFLOAT16, DType.UINT8, DType.BOOL, DType.INT64, DType.COMPLEX128)
+
+
+def _operand(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Array:
+    return np.asarray(rng.random(shape) < 0.5 if dtype is DType.BOOL else sampling.random(rng, shape, dtype))
+
+
+def _call(kind: str, arguments: tuple[Any, ...], options: dict[str, Any], arrays: Any, *refs: Any) -> Any:
+    return getattr(arrays, kind)(*([refs] if kind in ("concatenate", "stack") else refs), *arguments, **options)
+
+
+def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+    calls: tuple[tuple[str, tuple[int, ...], tuple[Any, ...]], ...] = (
+        *(("transpose", shape, ()) for shape in ((3, 5), (2, 3, 4), (7,), (0, 3), (64, 33))),
+        *(("transpose", (2, 3, 4, 5), (axes,)) for axes in ((0, 2, 1, 3), (3, 0, -2, 1), (0, 1, 3, 2))),
+        *(("flip", (3, 4, 5), arguments) for arguments in ((), (1,), ((0, -1),))),
+        *(("roll", (3, 4, 5), arguments) for arguments in ((7,), (-2, 1), ((1, 2), (0, 2)), ((3, 5), (0, 2)))),
+        *(("broadcast_to", shape, (to,)) for shape, to in (((3, 1), (2, 3, 5)), ((), (4,)), ((33,), (8, 33)))),
+        *(("tile", (3, 4), (reps,)) for reps in (2, (2, 3), (2, 1, 3), (0, 1))),
+        *(("repeat", (3, 4), arguments) for arguments in ((3,), (2, 0), (2, -1), (0, 1))),
+        *(("pad", (3, 4), (width,)) for width in (1, ((0, 2), (3, 0)), 0)),
+        *(("split", (6, 8), arguments) for arguments in ((3,), (4, 1), ((1, 4),), ((2, 2, 7), -1))),
+        *(("tril", (2, 5, 7), (k,)) for k in (0, -2, 3)),
+        *(("triu", (2, 7, 5), (k,)) for k in (0, -2, 3)),
+    )
+    for dtype in _DTYPES:
+        for kind, shape, arguments in calls:
+            x = _operand(rng, shape, dtype)
+            expected = getattr(np, kind)(x, *arguments)
+            made = tuple(expected) if kind == "split" else np.asarray(expected)
+            yield Sample(f"{kind} {dtype.value}{list(shape)}{arguments}", partial(_call, kind, arguments, {}), (x,), made)
+        for kind, shapes, axis in (
+            *(("concatenate", ((3, 4), (3, 1), (3, 8)), axis) for axis in (1, -1)),
+            ("concatenate", ((3, 4), (0, 4), (16, 4)), 0),
+            *(("stack", ((3, 4), (3, 4)), axis) for axis in (0, 1, -1)),
+        ):
+            several = tuple(_operand(rng, shape, dtype) for shape in shapes)
+            function: Any = getattr(np, kind)
+            yield Sample(f"{kind} {dtype.value} axis={axis}", partial(_call, kind, (axis,), {}), several, function(several, axis=axis))
+        for arguments in ((4,), (3, 5, 1), (5, 3, -2), (2, 3, 9)):
+            yield Sample(f"eye {dtype.value}{arguments}", partial(_call, "eye", arguments, {"dtype": dtype}), (), np.eye(*arguments))
+    yield from _ramps()
+
+
+def _ramps() -> Iterator[Sample]:
+    for dtype in (*sampling.ALL_FLOATS, DType.INT32, DType.UINT8, DType.INT64):
+        for arguments in ((10,), (3, 20, 4), (9, 2, -3), (5, 5)):
+            yield Sample(
+                f"arange {dtype.value}{arguments}", partial(_call, "arange", arguments, {"dtype": dtype}), (), np.arange(*arguments)
+            )
+    for dtype in sampling.ALL_FLOATS:
+        error = sampling.sums(dtype, 4)
+        yield Sample(
+            f"arange {dtype.value}(0, 1, 0.125)", partial(_call, "arange", (0, 1, 0.125), {"dtype": dtype}), (), np.arange(0, 1, 0.125)
+        )
+        for start, stop, num, endpoint in ((0, 1, 7, True), (-3, 5, 1001, True), (2, 3, 1, True), (1, 2, 0, True), (0, 1, 5, False)):
+            call = partial(_call, "linspace", (start, stop, num, endpoint), {"dtype": dtype})
+            yield Sample(
+                f"linspace {dtype.value} {start} {stop} {num} {endpoint}", call, (), np.linspace(start, stop, num, endpoint), error
+            )
+
+
+_COPYING = ("transpose", "flip", "roll", "broadcast_to", "tile", "repeat", "pad", "concatenate", "stack", "split", "eye")
+
+PART = BackendPart(
+    {
+        **dict.fromkeys(_COPYING, _copying),
+        "tril": _triangle(np.tril),
+        "triu": _triangle(np.triu),
+        "arange": _ramp,
+        "linspace": _ramp,
+    },
+    samples=_samples,
+)

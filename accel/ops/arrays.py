@@ -1,0 +1,403 @@
+"""Arrays put together, taken apart, turned and made: ops that move elements and compute nothing with them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import numpy as np
+
+from accel.dtype import DType, DTypeLike
+from accel.errors import InvalidArgumentError, UnsupportedError
+from accel.ops.base import FamilyOp, Plan, Shape, Spec, as_shape, element, not_aliased, number, operand, result_in, same_dtype
+from accel.ops.family import Family
+from accel.ops.fields import integer, set_fields
+from accel.ops.namespace import OpNamespace, method
+from accel.ops.pieces import AXIS, INTEGERS, Copying, Piece, axis_of, integers, steps_of
+from accel.ops.rearranged import BroadcastTo, Flip, Pad, Repeat, Roll, Tile, Transpose
+from accel.ref import AccelRef
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["FAMILY", "Arange", "ArraysOps", "Concatenate", "Eye", "Linspace", "Split", "Stack", "Tril", "Triu"]
+
+M = TypeVar("M")
+
+_ONLY_FLOATS = "Give float16, bfloat16, float32 or float64."
+_FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Concatenate(Copying):
+    """``arrays``, of one dtype, one behind the other along ``axis``; their shapes differ along it alone."""
+
+    kind: ClassVar[str] = "concatenate"
+
+    arrays: Sequence[AccelRef]
+    axis: int = 0
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert ``arrays`` and ``axis``."""
+        set_fields(self, arrays=_arrays(self.arrays), axis=integer("axis", self.axis, AXIS))
+
+    def _shape(self) -> tuple[Shape, int]:
+        shapes = [ref.shape for ref in self.arrays]
+        axis = axis_of(self.axis, len(shapes[0]))
+        others = {(*shape[:axis], *shape[axis + 1 :]) for shape in shapes if len(shape) == len(shapes[0])}
+        if len(others) > 1 or any(len(shape) != len(shapes[0]) for shape in shapes):
+            raise InvalidArgumentError(
+                f"shapes {', '.join(map(str, shapes))} differ besides axis {axis}", remedy="Give arrays of one shape but for the axis."
+            )
+        return (*shapes[0][:axis], sum(shape[axis] for shape in shapes), *shapes[0][axis + 1 :]), axis
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        refs = _checked(self.arrays)
+        not_aliased(self.out, **refs)
+        writes, creates = result_in(self.out, self._shape()[0], same_dtype(**refs))
+        return Plan(tuple(refs.values()), writes, creates)
+
+    def pieces(self) -> list[Piece]:
+        """See :meth:`Copying.pieces`."""
+        (shape, axis), target = self._shape(), 0
+        steps, pieces = steps_of(shape), []
+        for place, ref in enumerate(self.arrays):
+            pieces.append(Piece(ref.shape, 0, steps_of(ref.shape), target, steps, place))
+            target += ref.shape[axis] * steps[axis]
+        return pieces
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Stack(Copying):
+    """``arrays``, of one dtype and shape, along a new ``axis``."""
+
+    kind: ClassVar[str] = "stack"
+
+    arrays: Sequence[AccelRef]
+    axis: int = 0
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert ``arrays`` and ``axis``."""
+        set_fields(self, arrays=_arrays(self.arrays), axis=integer("axis", self.axis, AXIS))
+
+    def _shape(self) -> tuple[Shape, int]:
+        shapes = {ref.shape for ref in self.arrays}
+        if len(shapes) > 1:
+            raise InvalidArgumentError(f"shapes {', '.join(map(str, shapes))} differ", remedy="Give arrays of one shape.")
+        (shape,) = shapes
+        axis = axis_of(self.axis, len(shape) + 1)
+        return (*shape[:axis], len(self.arrays), *shape[axis:]), axis
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        refs = _checked(self.arrays)
+        not_aliased(self.out, **refs)
+        writes, creates = result_in(self.out, self._shape()[0], same_dtype(**refs))
+        return Plan(tuple(refs.values()), writes, creates)
+
+    def pieces(self) -> list[Piece]:
+        """See :meth:`Copying.pieces`."""
+        shape, axis = self._shape()
+        steps = steps_of(shape)
+        target_steps = (*steps[:axis], *steps[axis + 1 :])
+        return [
+            Piece(ref.shape, 0, steps_of(ref.shape), number * steps[axis], target_steps, number) for number, ref in enumerate(self.arrays)
+        ]
+
+
+def _arrays(arrays: Any) -> tuple[AccelRef, ...]:
+    """Return several refs as a tuple; tokens are turned into refs later."""
+    if not isinstance(arrays, (tuple, list)) or not arrays:
+        raise InvalidArgumentError(f"arrays is {type(arrays).__name__} {arrays!r:.100}", remedy="Give a tuple or list of refs.")
+    return tuple(arrays)
+
+
+def _checked(arrays: Any) -> dict[str, AccelRef]:
+    """Return several refs by what errors call them."""
+    return {f"arrays[{number}]": operand(f"arrays[{number}]", each) for number, each in enumerate(_arrays(arrays))}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Split(FamilyOp[tuple[AccelRef, ...]]):
+    """``x`` cut along ``axis``: into equal sections, or at the indices given.
+
+    Parameters
+    ----------
+    x
+        Any shape but 0-d.
+    sections
+        How many equal sections; or where the second and all further parts begin, in order.
+    axis
+        Which axis is cut.
+    """
+
+    library: ClassVar[str] = "arrays"
+    kind: ClassVar[str] = "split"
+
+    x: AccelRef
+    sections: int | Sequence[int]
+    axis: int = 0
+
+    def __post_init__(self) -> None:
+        """Convert ``sections`` and ``axis``."""
+        sections = integers("sections", self.sections)
+        set_fields(
+            self, sections=sections if isinstance(self.sections, (tuple, list)) else sections[0], axis=integer("axis", self.axis, AXIS)
+        )
+
+    def _bounds(self) -> tuple[int, list[tuple[int, int]]]:
+        """Return the axis, and where parts begin and end along it."""
+        axis, sections = axis_of(self.axis, self.x.ndim), self.sections
+        length = self.x.shape[axis]
+        if isinstance(sections, int):
+            if sections < 1 or length % sections:
+                raise InvalidArgumentError(f"{length} elements are not {sections} equal sections", remedy="Give indices, as a tuple.")
+            cuts = [length // sections * number for number in range(sections + 1)]
+        else:
+            cuts = [0, *sections, length]
+            if cuts != sorted(cuts):
+                raise InvalidArgumentError(f"sections {sections} are no cuts of {length} elements", remedy="Give rising indices within x.")
+        return axis, list(itertools.pairwise(cuts))
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x = operand("x", self.x)
+        axis, bounds = self._bounds()
+        return Plan((x,), (), tuple([Spec((*x.shape[:axis], end - begin, *x.shape[axis + 1 :]), x.dtype) for begin, end in bounds]))
+
+    def result(self, refs: tuple[AccelRef, ...]) -> tuple[AccelRef, ...]:
+        """Return all parts."""
+        return refs
+
+    def pieces(self) -> list[Piece]:
+        """See :meth:`Copying.pieces`."""
+        (axis, bounds), shape = self._bounds(), self.x.shape
+        steps, pieces = steps_of(shape), []
+        for output, (begin, end) in enumerate(bounds):
+            lengths = (*shape[:axis], end - begin, *shape[axis + 1 :])
+            pieces.append(Piece(lengths, begin * steps[axis], steps, 0, steps_of(lengths), 0, output))
+        return pieces
+
+    def filled(self) -> None:
+        """See :meth:`Copying.filled`."""
+
+    def number(self) -> bytes:
+        """See :meth:`Copying.number`."""
+        return b""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Eye(Copying):
+    """A matrix with ones on one diagonal, the main one or the ``k``-th above it, and zeros elsewhere."""
+
+    kind: ClassVar[str] = "eye"
+
+    n: int
+    m: int | None = None
+    k: int = 0
+    dtype: DTypeLike = DType.FLOAT32
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert fields."""
+        rows = integer("n", self.n, INTEGERS)
+        columns = rows if self.m is None else integer("m", self.m, INTEGERS)
+        set_fields(self, n=rows, m=columns, k=integer("k", self.k, INTEGERS), dtype=DType.of(self.dtype))
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        writes, creates = result_in(self.out, as_shape((self.n, self.n if self.m is None else self.m)), DType.of(self.dtype))
+        return Plan((), writes, creates)
+
+    def filled(self) -> bytes:
+        """See :meth:`Copying.filled`."""
+        return np.zeros((), DType.of(self.dtype).numpy).tobytes()
+
+    def number(self) -> bytes:
+        """See :meth:`Copying.number`."""
+        return np.ones((), DType.of(self.dtype).numpy).tobytes()
+
+    def pieces(self) -> list[Piece]:
+        """See :meth:`Copying.pieces`."""
+        rows, columns = self.n, self.n if self.m is None else self.m
+        row, column = max(0, -self.k), max(0, self.k)
+        length = min(rows - row, columns - column)
+        return [Piece((length,), 0, (0,), row * columns + column, (columns + 1,), None)] if length > 0 else []
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Triangle(FamilyOp):
+    """A part of the last two axes of ``x``, zeros elsewhere."""
+
+    library: ClassVar[str] = "arrays"
+
+    x: AccelRef
+    k: int = 0
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert ``k``."""
+        set_fields(self, k=integer("k", self.k, INTEGERS))
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x = operand("x", self.x)
+        if x.ndim < 2:
+            raise InvalidArgumentError(f"x has shape {x.shape}; a matrix has two dimensions at least", remedy="Reshape it.")
+        not_aliased(self.out, x=x)
+        writes, creates = result_in(self.out, x.shape, x.dtype)
+        return Plan((x,), writes, creates)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Tril(_Triangle):
+    """The matrices of ``x`` with zeros above the ``k``-th diagonal."""
+
+    kind: ClassVar[str] = "tril"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Triu(_Triangle):
+    """The matrices of ``x`` with zeros below the ``k``-th diagonal."""
+
+    kind: ClassVar[str] = "triu"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Ramp(FamilyOp):
+    """Numbers that rise by one step."""
+
+    library: ClassVar[str] = "arrays"
+
+    @abstractmethod
+    def ramp(self) -> tuple[int, float, float, float | None]:
+        """Return how many numbers there are, the first one, the step, and the last one where it is to be exact."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Arange(_Ramp):
+    """Numbers from ``start`` up to, and without, ``stop``: float32, or int64 if all are ints; with one number from 0 up to it."""
+
+    kind: ClassVar[str] = "arange"
+
+    start: float
+    stop: float | None = None
+    step: float = 1
+    dtype: DTypeLike = None
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert fields."""
+        given = (0, self.start, self.step) if self.stop is None else (self.start, self.stop, self.step)
+        start, stop, step = (number("start, stop or step", each) for each in given)
+        if any(isinstance(each, complex) or not math.isfinite(each) for each in (start, stop, step)) or not step:
+            raise InvalidArgumentError(
+                f"start {start}, stop {stop} and step {step} are no range", remedy="Give finite numbers, and a step."
+            )
+        are_whole = all(isinstance(each, int) for each in (start, stop, step))
+        dtype = (DType.INT64 if are_whole else DType.FLOAT32) if self.dtype is None else DType.of(self.dtype)
+        if dtype not in _FLOATS and not (dtype.is_integer and are_whole):
+            raise UnsupportedError(
+                f"a range of {start}, {stop} and {step} in {dtype.value}", remedy="Give whole numbers, or a float dtype."
+            )
+        set_fields(self, start=start, stop=stop, step=step, dtype=dtype)
+
+    def ramp(self) -> tuple[int, float, float, float | None]:
+        """See :meth:`_Ramp.ramp`."""
+        start, stop, step = self.start, self.start if self.stop is None else self.stop, self.step
+        count = -(-(stop - start) // step)
+        return max(0, int(count)), start, step, None
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        count, start, step, _ = self.ramp()
+        dtype = DType.of(self.dtype)
+        if dtype.is_integer and count:
+            element("start", start, dtype), element("the last number", start + (count - 1) * step, dtype)
+        writes, creates = result_in(self.out, (count,), dtype)
+        return Plan((), writes, creates)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Linspace(_Ramp):
+    """``num`` numbers from ``start`` to ``stop``, or up to it without ``endpoint``, at equal distances, in a float dtype."""
+
+    kind: ClassVar[str] = "linspace"
+
+    start: float
+    stop: float
+    num: int = 50
+    endpoint: bool = True
+    dtype: DTypeLike = DType.FLOAT32
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert fields."""
+        start, stop = number("start", self.start), number("stop", self.stop)
+        dtype, num = DType.of(self.dtype), integer("num", self.num, INTEGERS)
+        if isinstance(start, complex) or isinstance(stop, complex) or num < 0:
+            raise InvalidArgumentError(f"{num} numbers from {start} to {stop}", remedy="Give real numbers, and a count of 0 or more.")
+        if dtype not in _FLOATS:
+            raise UnsupportedError(f"linspace is not offered in {dtype.value}", remedy=_ONLY_FLOATS)
+        set_fields(self, start=float(start), stop=float(stop), num=num, dtype=dtype)
+
+    def ramp(self) -> tuple[int, float, float, float | None]:
+        """See :meth:`_Ramp.ramp`."""
+        parts = self.num - bool(self.endpoint)
+        step = (self.stop - self.start) / parts if parts > 0 else 0.0
+        return self.num, self.start, step, self.stop if self.endpoint and self.num > 1 else None
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        writes, creates = result_in(self.out, (self.num,), DType.of(self.dtype))
+        return Plan((), writes, creates)
+
+
+class ArraysOps(OpNamespace[M]):
+    """Arrays put together, taken apart, turned and made. Elements keep their dtype, and may be of any."""
+
+    __slots__ = ()
+
+    library: ClassVar[str] = "arrays"
+    aliases: ClassVar[Mapping[str, str]] = {
+        "permute_dims": ".transpose(x, axes)",
+        "concat": ".concatenate(arrays, axis)",
+        "cat": ".concatenate(arrays, axis)",
+        "vstack": ".concatenate(arrays)",
+        "hstack": ".concatenate(arrays, 1)",
+        "chunk": ".split(x, sections)",
+        "expand": ".broadcast_to(x, shape)",
+        "identity": ".eye(n)",
+    }
+
+    transpose = method(Transpose)
+    flip = method(Flip)
+    roll = method(Roll)
+    broadcast_to = method(BroadcastTo)
+    tile = method(Tile)
+    repeat = method(Repeat)
+    pad = method(Pad)
+    concatenate = method(Concatenate)
+    stack = method(Stack)
+    split = method(Split)
+    tril = method(Tril)
+    triu = method(Triu)
+    eye = method(Eye)
+    arange = method(Arange)
+    linspace = method(Linspace)
+
+
+FAMILY = Family(ArraysOps)

@@ -1,0 +1,115 @@
+"""Ops that move elements: from where to where, in pieces that are regular. A backend's one kernel copies a piece."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from accel.errors import InvalidArgumentError
+from accel.ops.base import FamilyOp, Plan, Shape, not_aliased, operand, result_in
+from accel.ops.fields import integer
+from accel.ref import AccelRef
+
+__all__ = ["AXIS", "INTEGERS", "Copying", "OfOne", "Piece", "axes_of", "axis_of", "integers", "steps_of", "whole"]
+
+AXIS = "Give numbers of dimensions, from 0 or, counted from the end, from -1."
+INTEGERS = "Give an int, or a tuple of them."
+
+
+class Piece(NamedTuple):
+    """Elements that are copied from an input to an output. Places and steps are counted in elements.
+
+    Attributes
+    ----------
+    lengths
+        Of the axes along which elements lie.
+    start, steps
+        The first element in the input, and how far apart neighbours along each axis are.
+    target, target_steps
+        The same in the output.
+    input
+        Which of the op's inputs, or ``None`` for the op's number, which is repeated.
+    output
+        Which of the op's outputs.
+    """
+
+    lengths: Shape
+    start: int
+    steps: Shape
+    target: int
+    target_steps: Shape
+    input: int | None = 0
+    output: int = 0
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Copying(FamilyOp):
+    """An op of pieces."""
+
+    library: ClassVar[str] = "arrays"
+
+    @abstractmethod
+    def pieces(self) -> list[Piece]:
+        """Return what is copied; elements of one output are in one piece."""
+
+    def filled(self) -> bytes | None:
+        """Return the bytes of the element that outputs are filled with before, or ``None`` if pieces are all."""
+        return None
+
+    def number(self) -> bytes:
+        """Return the bytes of the element of pieces without an input."""
+        return b""
+
+
+def integers(name: str, value: Any) -> Shape:
+    """Return one or several ints as a tuple."""
+    several = value if isinstance(value, (tuple, list)) else (value,)
+    return tuple([integer(name, each, INTEGERS) for each in several])
+
+
+def axis_of(value: Any, ndim: int) -> int:
+    """Return the number of an axis, counted from the first one."""
+    axis = integer("axis", value, AXIS)
+    if not -ndim <= axis < ndim:
+        raise InvalidArgumentError(f"axis {axis} is not one of {ndim} dimension(s)", remedy=AXIS)
+    return axis % ndim
+
+
+def axes_of(value: Any, ndim: int) -> Shape:
+    """Return the numbers of different axes."""
+    axes = tuple([axis_of(each, ndim) for each in integers("axis", value)])
+    if len(set(axes)) < len(axes):
+        raise InvalidArgumentError(f"axis {value} names a dimension twice", remedy=AXIS)
+    return axes
+
+
+def steps_of(shape: Shape) -> Shape:
+    """Return the steps of a C-contiguous array."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def whole(lengths: Shape, start: int, steps: Shape) -> list[Piece]:
+    """Return the one piece that makes a whole output."""
+    return [Piece(lengths, start, steps, 0, steps_of(lengths))]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class OfOne(Copying):
+    """An op of pieces of one array."""
+
+    x: AccelRef
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    @abstractmethod
+    def shape(self) -> Shape:
+        """Return the shape of the result; raise if arguments do not fit ``x``."""
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x = operand("x", self.x)
+        not_aliased(self.out, x=x)
+        writes, creates = result_in(self.out, self.shape(), x.dtype)
+        return Plan((x,), writes, creates)

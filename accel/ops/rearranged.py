@@ -1,0 +1,281 @@
+"""One array with its elements in another order, repeated, or padded."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar
+
+from accel.errors import InvalidArgumentError
+from accel.ops.base import Shape, as_shape, element
+from accel.ops.fields import integer, set_fields
+from accel.ops.pieces import AXIS, INTEGERS, OfOne, Piece, axes_of, axis_of, integers, steps_of, whole
+from accel.ref import AccelRef
+from accel.views import broadcast, strides_of
+
+__all__ = ["BroadcastTo", "Flip", "Pad", "Repeat", "Roll", "Tile", "Transpose"]
+
+Axes = int | Sequence[int] | None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Transpose(OfOne):
+    """``x`` with its axes in another order: reversed, or that of ``axes``."""
+
+    kind: ClassVar[str] = "transpose"
+
+    x: AccelRef
+    axes: Sequence[int] | None = None
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert ``axes``."""
+        if self.axes is not None:
+            set_fields(self, axes=integers("axes", self.axes))
+
+    def _order(self) -> Shape:
+        ndim = self.x.ndim
+        order = tuple(reversed(range(ndim))) if self.axes is None else axes_of(self.axes, ndim)
+        if len(order) != ndim:
+            raise InvalidArgumentError(f"axes {self.axes} do not name each of {ndim} dimension(s)", remedy=AXIS)
+        return order
+
+    def shape(self) -> Shape:
+        """See :meth:`OfOne.shape`."""
+        return tuple([self.x.shape[axis] for axis in self._order()])
+
+    def pieces(self) -> list[Piece]:
+        """See :meth:`Copying.pieces`."""
+        steps = steps_of(self.x.shape)
+        return whole(self.shape(), 0, tuple([steps[axis] for axis in self._order()]))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Flip(OfOne):
+    """``x`` with the elements along ``axis``, or all axes, in reverse."""
+
+    kind: ClassVar[str] = "flip"
+
+    x: AccelRef
+    axis: Axes = None
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert ``axis``."""
+        if self.axis is not None:
+            set_fields(self, axis=integers("axis", self.axis))
+
+    def _flipped(self) -> Shape:
+        return tuple(range(self.x.ndim)) if self.axis is None else axes_of(self.axis, self.x.ndim)
+
+    def shape(self) -> Shape:
+        """See :meth:`OfOne.shape`."""
+        self._flipped()
+        return self.x.shape
+
+    def pieces(self) -> list[Piece]:
+        """See :meth:`Copying.pieces`."""
+        shape, flipped = self.x.shape, self._flipped()
+        steps = [-step if axis in flipped else step for axis, step in enumerate(steps_of(shape))]
+        start = sum(-step * (length - 1) for step, length in zip(steps, shape, strict=True) if step < 0)
+        return whole(shape, start, tuple(steps))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Roll(OfOne):
+    """``x`` with its elements moved ``shift`` places along ``axis``, those at the end to the beginning; without ``axis`` as if it had one dimension."""
+
+    kind: ClassVar[str] = "roll"
+
+    x: AccelRef
+    shift: int | Sequence[int]
+    axis: Axes = None
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert ``shift`` and ``axis``."""
+        set_fields(self, shift=integers("shift", self.shift))
+        if self.axis is not None:
+            set_fields(self, axis=integers("axis", self.axis))
+
+    def _shifts(self) -> tuple[Shape, dict[int, int]]:
+        """Return the shape in which elements are moved, and how far along each axis."""
+        shifts = integers("shift", self.shift)
+        axes = (0,) if self.axis is None else axes_of(self.axis, self.x.ndim)
+        if len(shifts) != len(axes):
+            raise InvalidArgumentError(f"shift {shifts} and axis {self.axis} are not as many", remedy="Give one shift for each axis.")
+        return (self.x.size,) if self.axis is None else self.x.shape, dict(zip(axes, shifts, strict=True))
+
+    def shape(self) -> Shape:
+        """See :meth:`OfOne.shape`."""
+        self._shifts()
+        return self.x.shape
+
+    def pieces(self) -> list[Piece]:
+        """See :meth:`Copying.pieces`."""
+        shape, shifts = self._shifts()
+        steps = steps_of(shape)
+        if 0 in shape:
+            return []
+        # Along each axis: where a part begins, where it goes to, and its length.
+        parts = []
+        for axis, length in enumerate(shape):
+            shift = shifts.get(axis, 0) % length
+            parts.append([(0, shift, length - shift), (length - shift, 0, shift)] if shift else [(0, 0, length)])
+        pieces = []
+        for chosen in itertools.product(*parts):
+            start = sum(part[0] * step for part, step in zip(chosen, steps, strict=True))
+            target = sum(part[1] * step for part, step in zip(chosen, steps, strict=True))
+            pieces.append(Piece(tuple([part[2] for part in chosen]), start, steps, target, steps))
+        return pieces
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class BroadcastTo(OfOne):
+    """``x`` repeated to ``shape``, as numpy broadcasts."""
+
+    kind: ClassVar[str] = "broadcast_to"
+
+    x: AccelRef
+    to: int | Sequence[int]
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert ``to``."""
+        set_fields(self, to=as_shape(self.to))
+
+    def shape(self) -> Shape:
+        """See :meth:`OfOne.shape`."""
+        shape = as_shape(self.to)
+        if broadcast(self.x.shape, shape) != shape:
+            raise InvalidArgumentError(f"x of shape {self.x.shape} cannot be broadcast to {shape}", remedy="Give lengths where x has 1.")
+        return shape
+
+    def pieces(self) -> list[Piece]:
+        """See :meth:`Copying.pieces`."""
+        return whole(self.shape(), 0, strides_of(self.x.shape, self.shape()))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Tile(OfOne):
+    """``x`` repeated ``reps`` times along each axis, one copy after the other."""
+
+    kind: ClassVar[str] = "tile"
+
+    x: AccelRef
+    reps: int | Sequence[int]
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert ``reps``."""
+        set_fields(self, reps=as_shape(self.reps))
+
+    def _aligned(self) -> tuple[Shape, Shape]:
+        """Return the shape of x and how often it is repeated along each axis, of as many axes."""
+        shape, reps = self.x.shape, as_shape(self.reps)
+        ndim = max(len(shape), len(reps))
+        return (1,) * (ndim - len(shape)) + shape, (1,) * (ndim - len(reps)) + reps
+
+    def shape(self) -> Shape:
+        """See :meth:`OfOne.shape`."""
+        return tuple([length * count for length, count in zip(*self._aligned(), strict=True)])
+
+    def pieces(self) -> list[Piece]:
+        """See :meth:`Copying.pieces`."""
+        shape, reps = self._aligned()
+        lengths = tuple(itertools.chain(*zip(reps, shape, strict=True)))
+        return whole(lengths, 0, tuple(itertools.chain(*((0, step) for step in steps_of(shape)))))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Repeat(OfOne):
+    """``x`` with each element repeated along ``axis``; without ``axis`` as if it had one dimension."""
+
+    kind: ClassVar[str] = "repeat"
+
+    x: AccelRef
+    repeats: int
+    axis: int | None = None
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert ``repeats`` and ``axis``."""
+        set_fields(self, repeats=integer("repeats", self.repeats, "Give one int, of 0 or more."))
+        if self.axis is not None:
+            set_fields(self, axis=integer("axis", self.axis, AXIS))
+
+    def _parts(self) -> tuple[Shape, int]:
+        if self.repeats < 0:
+            raise InvalidArgumentError(f"repeats is {self.repeats}", remedy="Give an int of 0 or more.")
+        return ((self.x.size,), 0) if self.axis is None else (self.x.shape, axis_of(self.axis, self.x.ndim))
+
+    def shape(self) -> Shape:
+        """See :meth:`OfOne.shape`."""
+        shape, axis = self._parts()
+        return (*shape[:axis], shape[axis] * self.repeats, *shape[axis + 1 :])
+
+    def pieces(self) -> list[Piece]:
+        """See :meth:`Copying.pieces`."""
+        shape, axis = self._parts()
+        steps = steps_of(shape)
+        return whole((*shape[: axis + 1], self.repeats, *shape[axis + 1 :]), 0, (*steps[: axis + 1], 0, *steps[axis + 1 :]))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Pad(OfOne):
+    """``x`` with ``width`` elements of ``value`` before and after each axis.
+
+    Parameters
+    ----------
+    x
+        Any shape.
+    width
+        An int for all ends, or one pair (before, after) for each axis.
+    value
+        A number that the dtype of ``x`` can hold.
+    out
+        Buffer to write; not ``x``.
+    """
+
+    kind: ClassVar[str] = "pad"
+
+    x: AccelRef
+    width: int | Sequence[Sequence[int]]
+    value: complex = 0
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert ``width``."""
+        if isinstance(self.width, (tuple, list)):
+            set_fields(self, width=tuple([integers("width", pair) for pair in self.width]))
+        else:
+            set_fields(self, width=integer("width", self.width, INTEGERS))
+
+    def _widths(self) -> tuple[tuple[int, int], ...]:
+        width: Any = self.width if isinstance(self.width, tuple) else ((self.width, self.width),) * self.x.ndim
+        if len(width) != self.x.ndim or any(len(pair) != 2 or min(pair) < 0 for pair in width):
+            raise InvalidArgumentError(f"width is {self.width}", remedy="Give one pair of sizes, of 0 or more, for each dimension of x.")
+        return tuple([(before, after) for before, after in width])
+
+    def shape(self) -> Shape:
+        """See :meth:`OfOne.shape`."""
+        self.filled()
+        return tuple([before + length + after for length, (before, after) in zip(self.x.shape, self._widths(), strict=True)])
+
+    def filled(self) -> bytes:
+        """See :meth:`Copying.filled`."""
+        return element("value", self.value, self.x.dtype).tobytes()
+
+    def pieces(self) -> list[Piece]:
+        """See :meth:`Copying.pieces`."""
+        steps = steps_of(self.shape())
+        target = sum(before * step for (before, _), step in zip(self._widths(), steps, strict=True))
+        return [Piece(self.x.shape, 0, steps_of(self.x.shape), target, steps)]

@@ -1,0 +1,158 @@
+"""The ``arrays`` family on a GPU: one launch for each piece that is copied."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from accel import UnsupportedError
+from accel_cuda.core.family import CudaPart, Source
+from accel_cuda.families.kernels import CODES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from accel.backend import Kernel
+
+__all__ = ["PART", "moved"]
+
+Shape = tuple[int, ...]
+
+# As in arrays.cu.
+_DIMS, _OPERANDS, _BLOCK, _WIDEST = 8, 2, 256, 16
+_DOUBLE = struct.Struct("d")
+_ALL = 1 << 64
+
+
+class _Move(ctypes.Structure):
+    _fields_ = (
+        ("x", ctypes.c_uint64),
+        ("y", ctypes.c_uint64),
+        ("number", ctypes.c_uint64 * 2),
+        ("size", ctypes.c_int64),
+        ("dims", ctypes.c_int64),
+        ("lengths", ctypes.c_int64 * _DIMS),
+        ("steps", (ctypes.c_int64 * _DIMS) * _OPERANDS),
+    )
+
+
+@lru_cache(maxsize=1024)
+def moved(lengths: Shape, steps: Shape, target_steps: Shape, itemsize: int, alignment: int) -> tuple[int, Shape, Shape, Shape]:
+    """Return how elements, at least one, are moved with as few axes and as large elements as can be: bytes of an element, lengths, steps and steps of targets.
+
+    Parameters
+    ----------
+    lengths, steps, target_steps
+        Along each axis, in elements.
+    itemsize
+        Bytes of an element.
+    alignment
+        Bytes of which the first source's and the first target's addresses are multiples.
+    """
+    axes: list[tuple[int, int, int]] = []
+    for axis in zip(lengths, steps, target_steps, strict=True):
+        length, step, target = axis
+        if length == 1:
+            continue
+        if axes and axes[-1][1:] == (step * length, target * length):
+            axes[-1] = axes[-1][0] * length, step, target
+        else:
+            axes.append(axis)
+    axes = axes or [(1, 1, 1)]
+    while itemsize < _WIDEST and _has_pairs(axes) and alignment % (2 * itemsize) == 0:
+        *outer, (length, step, target) = axes
+        axes = [*((each, first // 2, second // 2) for each, first, second in outer), (length // 2, step, target)]
+        itemsize *= 2
+    found = tuple(zip(*axes, strict=True))
+    return itemsize, found[0], found[1], found[2]
+
+
+def _has_pairs(axes: list[tuple[int, int, int]]) -> bool:
+    """Return whether pairs of neighbours can be moved as one element."""
+    *outer, (length, step, target) = axes
+    return step == target == 1 and length % 2 == 0 and not any(first % 2 or second % 2 for _, first, second in outer)
+
+
+def _copy(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Enqueue an op of pieces."""
+    plan, stream = op.plan(), lane.stream
+    made = (*plan.writes, *plan.creates)
+    stream.ready()
+    filled = op.filled()
+    if filled is not None:
+        stream.fill(outputs[0], filled, math.prod(made[0].shape))
+    for piece in op.pieces():
+        size = math.prod(piece.lengths)
+        if not size:
+            continue
+        itemsize = made[piece.output].dtype.itemsize
+        target = outputs[piece.output] + piece.target * itemsize
+        source = 0 if piece.input is None else inputs[piece.input] + piece.start * itemsize
+        alignment = itemsize if piece.input is None else math.gcd(source, target, _WIDEST)
+        width, lengths, steps, target_steps = moved(piece.lengths, piece.steps, piece.target_steps, itemsize, alignment)
+        if len(lengths) > _DIMS:
+            raise UnsupportedError(
+                f"{op.kind} moves elements along {len(lengths)} axes", remedy="Reshape the array to fewer dimensions.", op=op.kind
+            )
+        move = _Move(x=source, y=target, size=math.prod(lengths), dims=len(lengths))
+        move.lengths[: len(lengths)] = lengths
+        move.steps[0][: len(steps)] = steps
+        move.steps[1][: len(steps)] = target_steps
+        if piece.input is None:
+            ctypes.memmove(ctypes.addressof(move.number), op.number(), itemsize)
+        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(move))
+        stream.launch_with(stream.functions[f"move_{width}"], (-(-move.size // _BLOCK), 1), (_BLOCK, 1), 0, parameters)
+
+
+def _triangle(is_lower: bool) -> Kernel:
+    def kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        x, stream = op.x, lane.stream
+        if x.size:
+            stream.ready()
+            function = stream.functions[f"triangle_{x.dtype.itemsize}"]
+            stream.launch(function, -(-x.size // _BLOCK), _BLOCK, inputs[0], outputs[0], x.size, *x.shape[-2:], op.k % _ALL, int(is_lower))
+
+    return kernel
+
+
+def _ramp(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    count, start, step, last = op.ramp()
+    if count:
+        stream = lane.stream
+        stream.ready()
+        words = (int(start) % _ALL, int(step) % _ALL) if op.dtype.is_integer else (_bits(start), _bits(step))
+        end = 0 if last is None else _bits(last)
+        function = stream.functions[f"ramp_{CODES[op.dtype]}"]
+        stream.launch(function, -(-count // _BLOCK), _BLOCK, outputs[0], count, *words, end, int(last is not None))
+
+
+def _bits(value: float) -> int:
+    return int.from_bytes(_DOUBLE.pack(value), "little")
+
+
+def _program(op: Any) -> str:
+    return "arrays"
+
+
+def _commands(op: Any) -> int:
+    return len(op.pieces()) + (op.filled() is not None)
+
+
+_COPYING = ("transpose", "flip", "roll", "broadcast_to", "tile", "repeat", "pad", "concatenate", "stack", "split", "eye")
+_KERNELS: dict[str, Kernel] = {
+    **dict.fromkeys(_COPYING, _copy),
+    "tril": _triangle(True),
+    "triu": _triangle(False),
+    "arange": _ramp,
+    "linspace": _ramp,
+}
+
+PART = CudaPart(
+    kernels=_KERNELS,
+    programs=(Source("arrays", lambda code: ("arrays.cu", ""), functions=("move", "triangle", "ramp")),),
+    program=dict.fromkeys(_KERNELS, _program),
+    commands=dict.fromkeys(_COPYING, _commands),
+)

@@ -1,0 +1,57 @@
+// Elements that are moved from anywhere to anywhere, parts of matrices, and numbers that rise.
+
+constexpr int DIMS = 8, OPERANDS = 2;
+
+// Sizes are in elements. Dimension 0 is the outermost. Operand 0 is the source, or a number where its address is 0; 1 is the target.
+struct Move {
+  u64 x, y, number[2];
+  i64 size, dims, lengths[DIMS], steps[OPERANDS][DIMS];
+};
+
+template <class I> DEVICE void locate(const Move& m, I i, i64& from, i64& to) {
+#pragma unroll 1
+  for (int d = (int)m.dims - 1; d > 0; --d) {
+    const I next = i / (I)m.lengths[d];
+    const i64 place = (i64)(i - next * (I)m.lengths[d]);
+    from += place * m.steps[0][d], to += place * m.steps[1][d];
+    i = next;
+  }
+  from += (i64)i * m.steps[0][0], to += (i64)i * m.steps[1][0];
+}
+
+template <class T> DEVICE void move(const Move& m) {
+  const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= m.size) return;
+  i64 from = 0, to = 0;
+  if (m.size <= 0x7fffffffll) locate(m, (u32)i, from, to);
+  else locate(m, (u64)i, from, to);
+  ((T*)m.y)[to] = ((const T*)(m.x ? m.x : (u64)m.number))[from];
+}
+
+// Keeps what is on the k-th diagonal, and on one side of it.
+template <class T> DEVICE void triangle(const T* x, T* y, i64 size, i64 rows, i64 columns, i64 k, i64 is_lower) {
+  const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= size) return;
+  const i64 diagonal = i % columns - i / columns % rows;
+  y[i] = (is_lower ? diagonal <= k : diagonal >= k) ? x[i] : T{};
+}
+
+// Floats are computed in double and rounded once; integers wrap.
+template <class T> DEVICE void ramp(T* y, i64 size, u64 start, u64 step, u64 last, i64 has_last) {
+  const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= size) return;
+  if constexpr (Kind<T>::integer) y[i] = (T)(start + (u64)i * step);
+  else {
+    const double exact = has_last && i == size - 1 ? __longlong_as_double((i64)last) : (double)i * __longlong_as_double((i64)step) + __longlong_as_double((i64)start);
+    y[i] = narrow<T>((typename Wide<T>::type)exact);
+  }
+}
+
+#define KERNEL(name) extern "C" __global__ void __launch_bounds__(256) name
+#define MOVE(bytes, T)                                                                  \
+  KERNEL(move_##bytes)(const __grid_constant__ Move m) { move<T>(m); }                  \
+  KERNEL(triangle_##bytes)(const T* x, T* y, i64 n, i64 rows, i64 columns, i64 k, i64 is_lower) { triangle<T>(x, y, n, rows, columns, k, is_lower); }
+#define RAMP(T) KERNEL(ramp_##T)(T* y, i64 n, u64 start, u64 step, u64 last, i64 has_last) { ramp<T>(y, n, start, step, last, has_last); }
+
+MOVE(1, u8) MOVE(2, u16) MOVE(4, u32) MOVE(8, u64) MOVE(16, c128)
+RAMP(f16) RAMP(bf16) RAMP(f32) RAMP(f64) RAMP(i8) RAMP(i16) RAMP(i32) RAMP(i64) RAMP(u8) RAMP(u16) RAMP(u32) RAMP(u64)

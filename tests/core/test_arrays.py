@@ -1,0 +1,151 @@
+"""Arrays put together, taken apart and made: what is refused, and how CUDA moves elements. Values are compared by the samples of the family."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import accel
+from accel import ops
+from accel_cuda.families.arrays import PART, moved
+from tests.device_support import failure, opened
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@pytest.fixture
+async def device() -> AsyncIterator[accel.Device]:
+    async with opened() as device:
+        yield device
+
+
+async def test_what_does_not_fit_is_refused(device: accel.Device) -> None:
+    x, y, other = await device.zeros((2, 3)), await device.zeros((2, 4)), await device.zeros((2, 3), "float64")
+    for wrong in (
+        device.arrays.transpose(x, (0,)),
+        device.arrays.transpose(x, (0, 0)),
+        device.arrays.transpose(x, out=await device.zeros((2, 3))),
+        device.arrays.flip(x, 2),
+        device.arrays.flip(x, out=x),
+        device.arrays.roll(x, (1, 2), 0),
+        device.arrays.roll(x, 1.5),  # type: ignore[arg-type]
+        device.arrays.broadcast_to(x, (3,)),
+        device.arrays.broadcast_to(x, (2, 4)),
+        device.arrays.tile(x, -1),
+        device.arrays.repeat(x, -1),
+        device.arrays.pad(x, -1),
+        device.arrays.pad(x, ((1, 1),)),
+        device.arrays.pad(x, 1, 1j),
+        device.arrays.concatenate(()),
+        device.arrays.concatenate((x, y)),
+        device.arrays.concatenate((x, other)),
+        device.arrays.concatenate((x, x), out=x[:1]),
+        device.arrays.concatenate((x, x[0])),
+        device.arrays.stack((x, y)),
+        device.arrays.stack((x, x), 3),
+        device.arrays.split(x, 2, 1),
+        device.arrays.split(x, (2, 1), 1),
+        device.arrays.split(x, (4,), 1),
+        device.arrays.tril(x[0]),
+        device.arrays.eye(-1),
+        device.arrays.arange(0, 10, 0),
+        device.arrays.arange(300, dtype="uint8"),
+        device.arrays.linspace(0, 1, -1),
+    ):
+        await failure(wrong, accel.InvalidArgumentError)
+    await failure(device.arrays.arange(0.5, 3, dtype="int32"), accel.UnsupportedError)
+    await failure(device.arrays.linspace(0, 1, dtype="int32"), accel.UnsupportedError)
+    assert "device.put" in str(await failure(device.arrays.stack((x, np.zeros((2, 3)))), accel.InvalidArgumentError))  # type: ignore[arg-type]
+
+
+async def test_the_dtype_of_a_range_is_that_of_its_numbers(device: accel.Device) -> None:
+    for made, expected in (
+        (device.arrays.arange(5), np.arange(5)),
+        (device.arrays.arange(2, 3, 0.25), np.arange(2, 3, 0.25).astype(np.float32)),
+        (device.arrays.arange(250, 256, dtype="uint8"), np.arange(250, 256, dtype=np.uint8)),
+        (device.arrays.arange(2**63 - 3, 2**63), np.array([2**63 - 3, 2**63 - 2, 2**63 - 1])),
+    ):
+        got = await device.get(await made)
+        assert got.dtype == expected.dtype
+        np.testing.assert_array_equal(got, expected)
+
+
+async def test_elements_of_any_dtype_are_moved_bit_by_bit(device: accel.Device, rng: np.random.Generator) -> None:
+    for dtype in accel.DType:
+        x = rng.integers(0, 2, (3, 5 * dtype.itemsize), np.uint8)
+        ref = (await device.put(x)).view("bool").view(dtype)
+        (first, second) = await device.arrays.split(await device.arrays.flip(ref, 0), (1,))
+        np.testing.assert_array_equal((await device.get(first)).view(np.uint8), x[2:])
+        np.testing.assert_array_equal((await device.get(second)).view(np.uint8), x[1::-1])
+
+
+async def test_parts_are_refs_in_batches_and_graphs(device: accel.Device) -> None:
+    x = await device.put(np.arange(12.0).reshape(3, 4))
+    async with device.batch() as batch:
+        left, right = batch.arrays.split(x, 2, axis=1)
+        swapped = batch.arrays.concatenate([right, left], axis=1)
+        only = batch.arrays.split(x, 1)
+    np.testing.assert_array_equal(await device.get(swapped), np.roll(np.arange(12.0).reshape(3, 4), 2, 1))
+    assert len(only) == 1
+
+
+async def test_they_run_in_a_child() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process")
+        x = await device.put(np.arange(6.0).reshape(2, 3))
+        both = await asyncio.gather(
+            device.arrays.stack([x, x], axis=-1), device.arrays.pad(x, ((0, 1), (2, 0)), -1), device.arrays.eye(3, k=1)
+        )
+        np.testing.assert_array_equal(await device.get(both[0]), np.stack([np.arange(6.0).reshape(2, 3)] * 2, -1))
+        np.testing.assert_array_equal(await device.get(both[1]), np.pad(np.arange(6.0).reshape(2, 3), ((0, 1), (2, 0)), constant_values=-1))
+        np.testing.assert_array_equal(await device.get(both[2]), np.eye(3, k=1))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "steps", "target_steps", "itemsize", "alignment", "expected"),
+    [
+        ((3, 4), (4, 1), (4, 1), 4, 16, (16, (3,), (1,), (1,))),
+        ((3, 4), (4, 1), (4, 1), 4, 4, (4, (12,), (1,), (1,))),
+        ((3, 4), (4, 1), (10, 1), 4, 16, (8, (3, 2), (2, 1), (5, 1))),
+        ((4, 3), (1, 4), (3, 1), 4, 16, (4, (4, 3), (1, 4), (3, 1))),
+        ((2, 1, 6), (6, 6, 1), (12, 12, 1), 1, 16, (2, (2, 3), (3, 1), (6, 1))),
+        ((5,), (-1,), (1,), 4, 16, (4, (5,), (-1,), (1,))),
+        ((2, 3), (-3, -1), (3, 1), 4, 16, (4, (6,), (-1,), (1,))),
+        ((1,), (7,), (3,), 2, 16, (2, (1,), (1,), (1,))),
+    ],
+)
+def test_cuda_moves_large_elements_along_few_axes(
+    lengths: Any, steps: Any, target_steps: Any, itemsize: int, alignment: int, expected: Any
+) -> None:
+    assert moved(lengths, steps, target_steps, itemsize, alignment) == expected
+
+
+def test_cuda_counts_what_it_enqueues() -> None:
+    owner: Any = SimpleNamespace(dropped=deque())
+    x = accel.AccelRef(owner, 1, (4, 6), accel.DType.FLOAT32, 1)
+    commands: Any = PART.commands["pad"]
+    for op, count in (
+        (ops.Transpose(x), 1),
+        (ops.Concatenate((x, x, x)), 3),
+        (ops.Split(x, 3, 1), 3),
+        (ops.Pad(x, 1), 2),
+        (ops.Roll(x, (1, 2), (0, 1)), 4),
+        (ops.Eye(3), 2),
+    ):
+        launches: list[Any] = []
+        stream = SimpleNamespace(
+            functions={f"move_{size}": size for size in (1, 2, 4, 8, 16)},
+            ready=lambda: None,
+            fill=lambda *arguments, to=launches: to.append(arguments),
+            launch_with=lambda *arguments, to=launches: to.append(arguments),
+        )
+        PART.kernels[op.kind](SimpleNamespace(stream=stream), op, [1 << 20] * 3, [1 << 21] * 3)
+        assert len(launches) == commands(op) == count
