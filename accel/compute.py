@@ -224,6 +224,7 @@ class ComputeBackend(ABC):
         **{f"binary.{op.value}": _BOOL for op in _LOGIC},
         "where": _FLOATS | _INTEGERS | _COMPLEX | _BOOL,
         "clip": _FLOATS | _INTEGERS,
+        "scatter_add": frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64, DType.UINT32, DType.UINT64}),
         "cast": _FLOATS | _INTEGERS | _COMPLEX | _BOOL,
     }
     """What a backend offers by default: call -> dtypes."""

@@ -10,6 +10,7 @@ from accel.ops.dnn import Attention, Conv2d, DnnOps
 from accel.ops.elementwise import Binary, Cast, Clip, ElementwiseOps, Unary, Where
 from accel.ops.family import Family
 from accel.ops.fft import Fft, FftOps, Ifft, Irfft, Rfft
+from accel.ops.indexed import PutAlongAxis, ScatterAdd, Take, TakeAlongAxis
 from accel.ops.managed import Advise, Prefetch
 from accel.ops.memory import Checksum, Copy, Empty, Fill, Free, Get, Put
 from accel.ops.namespace import Awaited, OpNamespace, Recorded, method
@@ -65,6 +66,7 @@ __all__ = [
     "Plan",
     "Prefetch",
     "Put",
+    "PutAlongAxis",
     "Recorded",
     "Reduce",
     "ReduceOps",
@@ -73,10 +75,13 @@ __all__ = [
     "RngOps",
     "Roll",
     "Scal",
+    "ScatterAdd",
     "Spec",
     "Split",
     "Stack",
     "Status",
+    "Take",
+    "TakeAlongAxis",
     "Tile",
     "Transpose",
     "Tril",

@@ -16,6 +16,7 @@ from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import FamilyOp, Plan, Shape, Spec, as_shape, element, not_aliased, number, operand, result_in, same_dtype
 from accel.ops.family import Family
 from accel.ops.fields import integer, set_fields
+from accel.ops.indexed import PutAlongAxis, ScatterAdd, Take, TakeAlongAxis
 from accel.ops.namespace import OpNamespace, method
 from accel.ops.pieces import AXIS, INTEGERS, Copying, Piece, axis_of, integers, steps_of
 from accel.ops.rearranged import BroadcastTo, Flip, Pad, Repeat, Roll, Tile, Transpose
@@ -380,6 +381,10 @@ class ArraysOps(OpNamespace[M]):
         "hstack": ".concatenate(arrays, 1)",
         "chunk": ".split(x, sections)",
         "expand": ".broadcast_to(x, shape)",
+        "gather": ".take_along_axis(x, indices, axis)",
+        "embedding": ".take(x, indices, axis=0)",
+        "scatter": ".put_along_axis(x, indices, values, axis)",
+        "index_select": ".take(x, indices, axis)",
         "identity": ".eye(n)",
     }
 
@@ -393,6 +398,10 @@ class ArraysOps(OpNamespace[M]):
     concatenate = method(Concatenate)
     stack = method(Stack)
     split = method(Split)
+    take = method(Take)
+    take_along_axis = method(TakeAlongAxis)
+    put_along_axis = method(PutAlongAxis)
+    scatter_add = method(ScatterAdd)
     tril = method(Tril)
     triu = method(Triu)
     eye = method(Eye)

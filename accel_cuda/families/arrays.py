@@ -25,6 +25,7 @@ Shape = tuple[int, ...]
 _DIMS, _OPERANDS, _BLOCK, _WIDEST = 8, 2, 256, 16
 _DOUBLE = struct.Struct("d")
 _ALL = 1 << 64
+_MODES = {"raise": 0, "wrap": 1, "clip": 2}
 
 
 class _Move(ctypes.Structure):
@@ -129,6 +130,53 @@ def _ramp(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> 
         stream.launch(function, -(-count // _BLOCK), _BLOCK, outputs[0], count, *words, end, int(last is not None))
 
 
+class _Spots(ctypes.Structure):
+    _fields_ = (
+        ("x", ctypes.c_uint64),
+        ("indices", ctypes.c_uint64),
+        ("others", ctypes.c_uint64),
+        ("number", ctypes.c_uint64 * 2),
+        ("status", ctypes.c_uint64),
+        *((name, ctypes.c_int64) for name in ("size", "length", "behind", "count")),
+        ("steps", ctypes.c_int64 * 3),
+        ("mode", ctypes.c_int64),
+    )
+
+
+def _at_indices(lane: Any, op: Any, name: str, x: int, indices: int, others: int, outputs: Sequence[int]) -> None:
+    """Enqueue one of the kernels of elements at indices."""
+    walk, mode = op.walk(), getattr(op, "mode", "raise")
+    if not walk.size:
+        return
+    spots = _Spots(x=x, indices=indices, others=others, size=walk.size, length=walk.length, behind=walk.behind, count=walk.count)
+    spots.steps[:] = walk.steps
+    spots.mode = _MODES[mode]
+    if mode == "raise":
+        spots.status = outputs[1]
+    if not others:
+        number = op.number()
+        ctypes.memmove(ctypes.addressof(spots.number), number, len(number))
+    stream = lane.stream
+    stream.ready()
+    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(spots))
+    function = stream.functions[f"{name}_{CODES[op.indices.dtype]}"]
+    stream.launch_with(function, (-(-walk.size // _BLOCK), 1), (_BLOCK, 1), 0, parameters)
+
+
+def _gather(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    _at_indices(lane, op, f"gather_{op.x.dtype.itemsize}", inputs[0], inputs[1], outputs[0], outputs)
+
+
+def _put(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    _at_indices(lane, op, f"put_{op.x.dtype.itemsize}", outputs[0], inputs[0], inputs[1] if len(inputs) > 1 else 0, outputs)
+
+
+def _scatter(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    dtype = op.x.dtype
+    name = f"scatter_{CODES[dtype] if dtype.is_floating else f'u{8 * dtype.itemsize}'}"
+    _at_indices(lane, op, name, outputs[0], inputs[0], inputs[1] if len(inputs) > 1 else 0, outputs)
+
+
 def _bits(value: float) -> int:
     return int.from_bytes(_DOUBLE.pack(value), "little")
 
@@ -148,11 +196,15 @@ _KERNELS: dict[str, Kernel] = {
     "triu": _triangle(False),
     "arange": _ramp,
     "linspace": _ramp,
+    "take": _gather,
+    "take_along_axis": _gather,
+    "put_along_axis": _put,
+    "scatter_add": _scatter,
 }
 
 PART = CudaPart(
     kernels=_KERNELS,
-    programs=(Source("arrays", lambda code: ("arrays.cu", ""), functions=("move", "triangle", "ramp")),),
+    programs=(Source("arrays", lambda code: ("arrays.cu", ""), functions=("move", "triangle", "ramp", "gather", "put", "scatter")),),
     program=dict.fromkeys(_KERNELS, _program),
     commands=dict.fromkeys(_COPYING, _commands),
 )

@@ -109,6 +109,57 @@ async def test_they_run_in_a_child() -> None:
         np.testing.assert_array_equal(await device.get(both[2]), np.eye(3, k=1))
 
 
+async def test_what_does_not_fit_indices_is_refused(device: accel.Device) -> None:
+    x, indices, values = await device.zeros((4, 5)), await device.zeros((4, 2), "int32"), await device.zeros((4, 2))
+    rows = await device.zeros(3, "int64")
+    for wrong in (
+        device.arrays.take(x, x),
+        device.arrays.take(x, indices, axis=2),
+        device.arrays.take(x, rows, mode="drop"),  # type: ignore[arg-type]
+        device.arrays.take(x, rows, out=await device.zeros((3, 5))),
+        device.arrays.take(await device.zeros((0, 5)), rows, axis=0, mode="clip"),
+        device.arrays.take_along_axis(x, indices, axis=0),
+        device.arrays.take_along_axis(x, rows),
+        device.arrays.put_along_axis(x, indices, values, axis=0),
+        device.arrays.put_along_axis(x, indices, await device.zeros((4, 3))),
+        device.arrays.put_along_axis(x, indices, await device.zeros((4, 2), "float64")),
+        device.arrays.put_along_axis(x, indices, 1j),
+        device.arrays.put_along_axis(x, rows, await device.zeros((3, 4)), axis=0),
+        device.arrays.scatter_add(x, rows, x[:3], axis=0),
+        device.arrays.scatter_add(await device.zeros(()), rows, 1),
+    ):
+        await failure(wrong, accel.InvalidArgumentError)
+    await failure(device.arrays.scatter_add(await device.zeros(4, "bfloat16"), rows, 1), accel.UnsupportedError)
+
+
+@pytest.mark.parametrize("bad", [5, -6, 2**31 - 1])
+async def test_an_index_out_of_range_fails_its_op_alone(device: accel.Device, bad: int) -> None:
+    x, indices = await device.put(np.arange(5.0)), await device.put(np.array([1, bad, 0], np.int32))
+    for failing in (device.arrays.take(x, indices), device.arrays.take_along_axis(x, indices)):
+        assert f"index {bad} " in str(await failure(failing, accel.InvalidArgumentError))
+    np.testing.assert_array_equal(await device.get(await device.arrays.take(x, indices, mode="wrap")), [1, bad % 5, 0])
+    target = await device.zeros(5)
+    for failing in (device.arrays.put_along_axis(target, indices, 1), device.arrays.scatter_add(target, indices, 1)):
+        await failure(failing, accel.InvalidArgumentError)
+    np.testing.assert_array_equal(await device.get(x), np.arange(5.0))
+    async with device.graph() as graph:
+        made = graph.arrays.take(x, indices)
+    with pytest.raises(accel.InvalidArgumentError):
+        await graph.replay()
+    await device.put(np.array([1, -1, 0], np.int32), out=indices)
+    await graph.replay()
+    np.testing.assert_array_equal(await device.get(made), [1, 4, 0])
+    await graph.aclose()
+
+
+async def test_values_at_equal_indices_are_all_added(device: accel.Device) -> None:
+    x, rows = await device.zeros((3, 2), "int64"), await device.put(np.array([2, 0, 2, -1]))
+    assert await device.arrays.scatter_add(x, rows, await device.put(np.arange(8).reshape(4, 2))) is x
+    np.testing.assert_array_equal(await device.get(x), [[2, 3], [0, 0], [10, 13]])
+    await device.arrays.scatter_add(x, rows, 10)
+    np.testing.assert_array_equal(await device.get(x), [[12, 13], [0, 0], [40, 43]])
+
+
 @pytest.mark.parametrize(
     ("lengths", "steps", "target_steps", "itemsize", "alignment", "expected"),
     [

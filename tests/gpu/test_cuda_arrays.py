@@ -80,3 +80,36 @@ async def test_pieces_run_in_graphs(device: accel.Device, rng: np.random.Generat
     expected = np.pad(np.concatenate(list(reversed(np.split(x, 4, 1))), 1), 1, constant_values=-1)
     np.testing.assert_array_equal(await device.get(made), expected)
     await graph.aclose()
+
+
+@pytest.mark.parametrize("kind", ["int32", "int64"])
+async def test_many_elements_at_indices(device: accel.Device, rng: np.random.Generator, kind: str) -> None:
+    table, indices = random(rng, (5003, 257), "float32"), rng.integers(-5003, 5003, 20_011).astype(kind)
+    rtable, rindices = await device.put(table), await device.put(indices)
+    np.testing.assert_array_equal(await device.get(await device.arrays.take(rtable, rindices, axis=0)), table[indices])
+    counts = await device.zeros(5003, "int32")
+    await device.arrays.scatter_add(counts, rindices, 1)
+    np.testing.assert_array_equal(await device.get(counts), np.bincount(indices % 5003, minlength=5003))
+    added, sums = random(rng, (20_011, 257), "float32"), await device.zeros((5003, 257))
+    await device.arrays.scatter_add(sums, rindices, await device.put(added))
+    expected = np.zeros((5003, 257), np.float32)
+    np.add.at(expected, indices, added)
+    np.testing.assert_array_equal(await device.get(sums), expected)
+    places = np.argsort(rng.random(table.shape), axis=1)[:, :100].astype(kind)
+    rplaces = await device.put(places)
+    np.testing.assert_array_equal(
+        await device.get(await device.arrays.take_along_axis(rtable, rplaces)), np.take_along_axis(table, places.astype(np.int64), 1)
+    )
+    await device.arrays.put_along_axis(rtable, rplaces, -1)
+    np.put_along_axis(table, places.astype(np.int64), -1, 1)
+    np.testing.assert_array_equal(await device.get(rtable), table)
+
+
+async def test_an_index_out_of_range_fails_its_op_alone(device: accel.Device) -> None:
+    x, indices = await device.put(np.arange(5.0)), await device.put(np.array([1, 5, 0]))
+    with pytest.raises(accel.InvalidArgumentError, match="index 5 "):
+        await device.arrays.take(x, indices)
+    with pytest.raises(accel.InvalidArgumentError, match="index 5 "):
+        await device.arrays.scatter_add(await device.zeros(5), indices, 1)
+    np.testing.assert_array_equal(await device.get(await device.arrays.take(x, indices, mode="clip")), [1, 4, 0])
+    assert device.generation == 1

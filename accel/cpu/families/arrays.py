@@ -86,6 +86,59 @@ def _rise(out: Array, start: float, step: float, last: float | None) -> None:
         out[-1] = last
 
 
+def _indexed(apply: Callable[[Array, Array, Array], None], *, is_read: bool) -> Kernel:
+    """Return the kernel of an op of elements at indices: ``apply(x, indices, others)`` on arrays of three dimensions, whose indices are in range."""
+
+    def kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        walk, dtype = op.walk(), op.x.dtype.numpy
+        if not walk.size:
+            return
+        x = array(inputs[0] if is_read else outputs[0], (walk.before, walk.length, walk.behind), dtype)
+        shape = walk.before, walk.count, walk.behind
+        kind = op.indices.dtype.numpy
+        indices = array(inputs[1 if is_read else 0], shape, kind, tuple([step * kind.itemsize for step in walk.steps]))
+        if is_read:
+            others = array(outputs[0], shape, dtype)
+        else:
+            others = array(inputs[1], shape, dtype) if len(inputs) > 1 else np.broadcast_to(np.frombuffer(op.number(), dtype)[0], shape)
+        mode = getattr(op, "mode", "raise")
+        status = array(outputs[1], (2,), np.dtype(np.int64)) if mode == "raise" else None
+        work = partial(_at_indices, apply, x, indices, others, mode, status)
+        lane.stream.submit(work, costs.elements(4 * walk.size, dtype))
+
+    return kernel
+
+
+def _at_indices(
+    apply: Callable[[Array, Array, Array], None], x: Array, indices: Array, others: Array, mode: str, status: Array | None
+) -> None:
+    length = x.shape[1]
+    if mode == "wrap":
+        indices = indices % length
+    elif mode == "clip":
+        indices = np.clip(indices, 0, length - 1)
+    elif status is not None:
+        wrong = (indices < -length) | (indices >= length)
+        if wrong.any():
+            status[:] = 1, indices[wrong][0]
+            return
+    apply(x, indices, others)
+
+
+def _read(x: Array, indices: Array, others: Array) -> None:
+    others[...] = np.take_along_axis(x, indices, 1)
+
+
+def _write(x: Array, indices: Array, others: Array) -> None:
+    np.put_along_axis(x, indices, others, 1)
+
+
+def _add(x: Array, indices: Array, others: Array) -> None:
+    before, _, behind = np.ogrid[: x.shape[0], :1, : x.shape[2]]
+    with np.errstate(all="ignore"):
+        np.add.at(x, (before, indices, behind), others)
+
+
 _DTYPES = (DType.FLOAT32, DType.BFLOAT16, DType.UINT8, DType.BOOL, DType.INT64, DType.COMPLEX128)
 
 
@@ -128,6 +181,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         for arguments in ((4,), (3, 5, 1), (5, 3, -2), (2, 3, 9)):
             yield Sample(f"eye {dtype.value}{arguments}", partial(_call, "eye", arguments, {"dtype": dtype}), (), np.eye(*arguments))
     yield from _ramps()
+    yield from _indexed_samples(rng)
 
 
 def _ramps() -> Iterator[Sample]:
@@ -148,6 +202,68 @@ def _ramps() -> Iterator[Sample]:
             )
 
 
+def _indexed_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for kind in (np.int32, np.int64):
+        for dtype in _DTYPES:
+            x = _operand(rng, (4, 6, 5), dtype)
+            yield from _taken(rng, x, kind)
+            for axis in range(3):
+                # All different along the axis, for which of two values stays is not said.
+                indices: Array = np.argsort(rng.random(x.shape), axis).take(range(3), axis).astype(kind)
+                values, name = _operand(rng, indices.shape, dtype), f"{dtype.value} axis={axis} {indices.dtype}"
+                call = partial(_call, "take_along_axis", (axis,), {})
+                yield Sample(f"take_along_axis {name}", call, (x, indices), np.take_along_axis(x, indices, axis))
+                yield from _changing("put_along_axis", x, indices, values, axis, name, np.put_along_axis)
+        for dtype in (DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64, DType.UINT32, DType.UINT64):
+            for x in (sampling.random(rng, (40,), dtype), sampling.random(rng, (5, 7, 3), dtype)):
+                for axis in range(-1, x.ndim):
+                    places = list(x.shape)
+                    places[axis] = 100
+                    indices = rng.integers(-x.shape[axis], x.shape[axis], places).astype(kind)
+                    name = f"{dtype.value} axis={axis} {indices.dtype}"
+                    yield from _changing("scatter_add", x, indices, sampling.random(rng, places, dtype), axis, name, _added)
+
+
+def _taken(rng: np.random.Generator, x: Array, kind: type[Any]) -> Iterator[Sample]:
+    for axis in (None, 0, 1, -1):
+        length = x.size if axis is None else x.shape[axis]
+        several: tuple[tuple[int, ...], ...] = ((), (3,), (2, 7), (0,))
+        for shape in several:
+            indices = np.asarray(rng.integers(-length, length, shape), kind)
+            name = f"take {x.dtype} axis={axis} {shape} {indices.dtype}"
+            yield Sample(name, partial(_call, "take", (axis,), {}), (x, indices), np.asarray(np.take(x, indices, axis)))
+        indices = np.asarray(rng.integers(-3 * length, 3 * length, 9), kind)
+        for mode, inside in (("wrap", indices % length), ("clip", np.clip(indices, 0, length - 1))):
+            call = partial(_call, "take", (axis,), {"mode": mode})
+            yield Sample(f"take {x.dtype} axis={axis} {mode} {indices.dtype}", call, (x, indices), np.take(x, inside, axis))
+
+
+def _added(x: Array, indices: Array, values: Any, axis: int) -> None:
+    """Add values as :func:`numpy.put_along_axis` puts them."""
+    grid = list(np.ogrid[tuple(slice(length) for length in indices.shape)])
+    grid[axis] = indices
+    np.add.at(x, tuple(grid), values)
+
+
+def _changing(kind: str, x: Array, indices: Array, values: Array, axis: int, name: str, change: Callable[..., None]) -> Iterator[Sample]:
+    """Yield samples of an op that changes ``x``: of one value for each place, of a number, and of the same indices along all other axes."""
+
+    def changed(at: Array, to: Any) -> Array:
+        result: Array = x.astype(np.float64) if kind == "scatter_add" and x.dtype.kind == "f" else x.copy()
+        change(result, at, to, axis)
+        return result
+
+    def number(arrays: Any, x: Any, indices: Any) -> Any:
+        return getattr(arrays, kind)(x, indices, 1, axis)
+
+    error = sampling.sums(DType.of(x.dtype), 200) if kind == "scatter_add" else 0.0
+    yield Sample(f"{kind} {name}", partial(_call, kind, (axis,), {}), (x, indices, values), changed(indices, values), error)
+    yield Sample(f"{kind} {name} number", number, (x, indices), changed(indices, x.dtype.type(1)), error)
+    rows = np.moveaxis(indices, axis, 0).reshape(indices.shape[axis], -1)[:, 0].copy()
+    each = np.broadcast_to(rows.reshape([-1 if place == axis % x.ndim else 1 for place in range(x.ndim)]), indices.shape)
+    yield Sample(f"{kind} {name} rows", partial(_call, kind, (axis,), {}), (x, rows, values), changed(each, values), error)
+
+
 _COPYING = ("transpose", "flip", "roll", "broadcast_to", "tile", "repeat", "pad", "concatenate", "stack", "split", "eye")
 
 PART = BackendPart(
@@ -157,6 +273,10 @@ PART = BackendPart(
         "triu": _triangle(np.triu),
         "arange": _ramp,
         "linspace": _ramp,
+        "take": _indexed(_read, is_read=True),
+        "take_along_axis": _indexed(_read, is_read=True),
+        "put_along_axis": _indexed(_write, is_read=False),
+        "scatter_add": _indexed(_add, is_read=False),
     },
     samples=_samples,
 )

@@ -47,6 +47,60 @@ template <class T> DEVICE void ramp(T* y, i64 size, u64 start, u64 step, u64 las
   }
 }
 
+// -- elements at indices: x is [before, length, behind], and the indices' elements are [before, count, behind]
+
+constexpr i64 RAISE = 0, WRAP = 1;
+struct Spots {
+  u64 x, indices, others, number[2], status;  // others: 0 for a number
+  i64 size, length, behind, count, steps[3], mode;
+};
+
+// Returns where in x element i of the indices' is, or -1 if its index is out of range, which is told by the status.
+template <class I> DEVICE i64 spot(const Spots& s, i64 i) {
+  i64 rest, behind, before, place;
+  if (s.size <= 0x7fffffffll) {
+    const u32 r = (u32)i / (u32)s.behind, b = r / (u32)s.count;
+    rest = r, behind = (u32)i - r * (u32)s.behind, before = b, place = r - b * (u32)s.count;
+  } else {
+    rest = i / s.behind, behind = i - rest * s.behind, before = rest / s.count, place = rest - before * s.count;
+  }
+  i64 index = ((const I*)s.indices)[before * s.steps[0] + place * s.steps[1] + behind * s.steps[2]];
+  if (s.mode == WRAP) {
+    index %= s.length;
+    if (index < 0) index += s.length;
+  } else if (s.mode != RAISE) {
+    index = min(max(index, 0ll), s.length - 1);
+  } else if (index < -s.length || index >= s.length) {
+    ((i64*)s.status)[1] = index, ((i64*)s.status)[0] = 1;
+    return -1;
+  } else if (index < 0) {
+    index += s.length;
+  }
+  return (before * s.length + index) * s.behind + behind;
+}
+DEVICE i64 thread_of(const Spots& s) { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
+
+template <class T, class I> DEVICE void gather(const Spots& s) {
+  const i64 i = thread_of(s);
+  if (i >= s.size) return;
+  const i64 at = spot<I>(s, i);
+  ((T*)s.others)[i] = at < 0 ? T{} : ((const T*)s.x)[at];
+}
+template <class T> DEVICE T other(const Spots& s, i64 i) { return s.others ? ((const T*)s.others)[i] : *(const T*)s.number; }
+template <class T, class I> DEVICE void put(const Spots& s) {
+  const i64 i = thread_of(s);
+  if (i >= s.size) return;
+  const i64 at = spot<I>(s, i);
+  if (at >= 0) ((T*)s.x)[at] = other<T>(s, i);
+}
+// Integers of 64 bits are added without a sign: sums wrap.
+template <class T, class I> DEVICE void scatter(const Spots& s) {
+  const i64 i = thread_of(s);
+  if (i >= s.size) return;
+  const i64 at = spot<I>(s, i);
+  if (at >= 0) atomicAdd((T*)s.x + at, other<T>(s, i));
+}
+
 #define KERNEL(name) extern "C" __global__ void __launch_bounds__(256) name
 #define MOVE(bytes, T)                                                                  \
   KERNEL(move_##bytes)(const __grid_constant__ Move m) { move<T>(m); }                  \
@@ -55,3 +109,10 @@ template <class T> DEVICE void ramp(T* y, i64 size, u64 start, u64 step, u64 las
 
 MOVE(1, u8) MOVE(2, u16) MOVE(4, u32) MOVE(8, u64) MOVE(16, c128)
 RAMP(f16) RAMP(bf16) RAMP(f32) RAMP(f64) RAMP(i8) RAMP(i16) RAMP(i32) RAMP(i64) RAMP(u8) RAMP(u16) RAMP(u32) RAMP(u64)
+
+#define SPOTS(kind, name, T)                                                                   \
+  KERNEL(kind##_##name##_i32)(const __grid_constant__ Spots s) { kind<T, i32>(s); }            \
+  KERNEL(kind##_##name##_i64)(const __grid_constant__ Spots s) { kind<T, i64>(s); }
+#define EVERY(kind) SPOTS(kind, 1, u8) SPOTS(kind, 2, u16) SPOTS(kind, 4, u32) SPOTS(kind, 8, u64) SPOTS(kind, 16, c128)
+EVERY(gather) EVERY(put)
+SPOTS(scatter, f32, f32) SPOTS(scatter, f64, f64) SPOTS(scatter, u32, u32) SPOTS(scatter, u64, u64)

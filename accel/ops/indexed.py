@@ -1,0 +1,286 @@
+"""Elements that are read and written where indices say, which only the device knows."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from accel.dtype import DType
+from accel.errors import AccelError, InvalidArgumentError
+from accel.ops.base import FamilyOp, Plan, Shape, Spec, Status, element, not_aliased, operand, result_in, same_dtype
+from accel.ops.fields import integer, set_fields
+from accel.ops.pieces import AXIS, axis_of
+from accel.ref import AccelRef
+
+__all__ = ["PutAlongAxis", "ScatterAdd", "Take", "TakeAlongAxis", "Walk"]
+
+Mode = Literal["raise", "wrap", "clip"]
+
+_MODES: tuple[Mode, ...] = ("raise", "wrap", "clip")
+_INTEGERS = (DType.INT32, DType.INT64)
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Where elements are: ``x`` is ``[before, length, behind]``, and the elements at its indices are ``[before, count, behind]``.
+
+    Parameters
+    ----------
+    before, length, behind
+        Elements before, along and behind the axis.
+    count
+        Indices along the axis.
+    steps
+        How many indices one lies from the next along each of the three axes; 0 where all use the same.
+    """
+
+    before: int
+    length: int
+    behind: int
+    count: int
+    steps: tuple[int, int, int]
+
+    @property
+    def size(self) -> int:
+        """How many elements are at the indices."""
+        return self.before * self.count * self.behind
+
+
+def _failure(status: np.ndarray[Any, Any]) -> AccelError | None:
+    """Return the error of a status: whether an index was out of range, and which."""
+    if not status[0]:
+        return None
+    return InvalidArgumentError(f"index {int(status[1])} is out of range", remedy="Count elements from 0 or, from the end, from -1.")
+
+
+_STATUS = Status(Spec((2,), DType.INT64), _failure)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Indexed(FamilyOp):
+    """An op on elements of ``x`` at indices along one axis."""
+
+    library: ClassVar[str] = "arrays"
+
+    x: AccelRef
+    indices: AccelRef
+
+    def operands(self) -> tuple[AccelRef, AccelRef]:
+        """Return ``x`` and the indices, if they are refs and the latter integers."""
+        indices = operand("indices", self.indices)
+        if indices.dtype not in _INTEGERS:
+            raise InvalidArgumentError(
+                f"indices are {indices.dtype.value}", remedy="Give int32 or int64; device.elementwise.cast converts."
+            )
+        return operand("x", self.x), indices
+
+    @abstractmethod
+    def walk(self) -> Walk:
+        """Return where elements are; raise if the operands do not fit together."""
+
+
+def _walk(shape: Shape, axis: int, count: int, *, all_alike: bool) -> Walk:
+    before, behind = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    return Walk(before, shape[axis], behind, count, (0, 1, 0) if all_alike else (count * behind, behind, 1))
+
+
+def _along(x: AccelRef, indices: AccelRef, axis: int) -> Shape:
+    """Return the shape of the elements at indices that are as many as the elements of ``x`` along all other axes."""
+    shape = (*x.shape[:axis], indices.shape[axis], *x.shape[axis + 1 :]) if indices.ndim == x.ndim else ()
+    if indices.shape != shape or indices.ndim != x.ndim:
+        raise InvalidArgumentError(
+            f"indices of shape {indices.shape} do not fit x of shape {x.shape} along axis {axis}",
+            remedy="Give as many along all other axes.",
+        )
+    return shape
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Take(Indexed):
+    """The parts of ``x`` at ``indices`` along ``axis``; without ``axis`` as if it had one dimension.
+
+    Parameters
+    ----------
+    x
+        Any shape.
+    indices
+        int32 or int64, of any shape, which takes the place of the axis in the result. Negative ones are counted from the end.
+    axis
+        Which axis.
+    mode
+        What is done with an index that is out of range: the op raises, or the index wraps around, or is clipped to the first or last element.
+    out
+        Buffer to write; not ``x`` or ``indices``.
+    """
+
+    kind: ClassVar[str] = "take"
+
+    x: AccelRef
+    indices: AccelRef
+    axis: int | None = None
+    _: KW_ONLY
+    mode: Mode = "raise"
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert ``axis``."""
+        if self.axis is not None:
+            set_fields(self, axis=integer("axis", self.axis, AXIS))
+
+    def _shape(self) -> tuple[Shape, int]:
+        return ((self.x.size,), 0) if self.axis is None else (self.x.shape, axis_of(self.axis, self.x.ndim))
+
+    def walk(self) -> Walk:
+        """See :meth:`Indexed.walk`."""
+        return _walk(*self._shape(), self.indices.size, all_alike=True)
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x, indices = self.operands()
+        if self.mode not in _MODES:
+            raise InvalidArgumentError(f"mode is {self.mode!r}", remedy=f"Use one of {', '.join(map(repr, _MODES))}.")
+        shape, axis = self._shape()
+        if not shape[axis] and indices.size and self.mode != "raise":
+            raise InvalidArgumentError("x has no elements to wrap around or clip to", remedy="Leave empty buffers out.")
+        not_aliased(self.out, x=x, indices=indices)
+        writes, creates = result_in(self.out, (*shape[:axis], *indices.shape, *shape[axis + 1 :]), x.dtype)
+        return Plan((x, indices), writes, creates, status=_STATUS if self.mode == "raise" else None)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TakeAlongAxis(Indexed):
+    """The elements of ``x`` at ``indices`` along ``axis``: ``result[i, j] = x[i, indices[i, j]]`` along the last axis of a matrix.
+
+    Parameters
+    ----------
+    x
+        Any shape but 0-d.
+    indices
+        int32 or int64, of the shape of ``x`` but for the axis. Negative ones are counted from the end; the op raises if one is out of range.
+    axis
+        Which axis.
+    out
+        Buffer to write; not ``x`` or ``indices``.
+    """
+
+    kind: ClassVar[str] = "take_along_axis"
+
+    x: AccelRef
+    indices: AccelRef
+    axis: int = -1
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert ``axis``."""
+        set_fields(self, axis=integer("axis", self.axis, AXIS))
+
+    def walk(self) -> Walk:
+        """See :meth:`Indexed.walk`."""
+        axis = axis_of(self.axis, self.x.ndim)
+        return _walk(self.x.shape, axis, self.indices.shape[axis], all_alike=False)
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x, indices = self.operands()
+        not_aliased(self.out, x=x, indices=indices)
+        writes, creates = result_in(self.out, _along(x, indices, axis_of(self.axis, x.ndim)), x.dtype)
+        return Plan((x, indices), writes, creates, status=_STATUS)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Changing(Indexed):
+    """An op that changes ``x`` in place."""
+
+    x: AccelRef
+    indices: AccelRef
+    values: AccelRef | complex | np.generic
+    axis: int
+
+    def __post_init__(self) -> None:
+        """Convert ``axis``."""
+        set_fields(self, axis=integer("axis", self.axis, AXIS))
+
+    def number(self) -> bytes:
+        """Return the bytes of the number that ``values`` is; none if it is a ref."""
+        return b"" if isinstance(self.values, AccelRef) else element("values", self.values, self.x.dtype).tobytes()
+
+    def walk(self) -> Walk:
+        """See :meth:`Indexed.walk`."""
+        axis = axis_of(self.axis, self.x.ndim)
+        are_rows = self.indices.ndim == 1
+        return _walk(self.x.shape, axis, self.indices.shape[0 if are_rows else axis], all_alike=are_rows)
+
+    def _planned(self, capability: str) -> Plan:
+        x, indices = self.operands()
+        axis = axis_of(self.axis, x.ndim)
+        shape = (*x.shape[:axis], indices.size, *x.shape[axis + 1 :]) if indices.ndim == 1 else _along(x, indices, axis)
+        refs = {"indices": indices}
+        if not isinstance(self.values, (complex, float, int, np.generic)):
+            values = refs["values"] = operand("values", self.values)
+            same_dtype(x=x, values=values)
+            if values.shape != shape:
+                raise InvalidArgumentError(
+                    f"values have shape {values.shape}, their places {shape}", remedy="Give one value for each place."
+                )
+        self.number()
+        not_aliased(x, **refs)
+        return Plan(tuple(refs.values()), (x,), (), capability, x.dtype, updates=True, status=_STATUS)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PutAlongAxis(_Changing):
+    """``x`` with elements at ``indices`` along ``axis`` set to ``values``, in place. The result is ``x``.
+
+    Parameters
+    ----------
+    x
+        Any shape but 0-d; it is changed. Where two indices are equal, it gets either value.
+    indices
+        int32 or int64, of the shape of ``x`` but for the axis, or of one dimension: the same along all other axes. Negative ones are counted from
+        the end; the op raises if one is out of range, and what is in ``x`` then must not be read.
+    values
+        One for each index along the axis and each element along all others; or a number.
+    axis
+        Which axis.
+    """
+
+    kind: ClassVar[str] = "put_along_axis"
+
+    x: AccelRef
+    indices: AccelRef
+    values: AccelRef | complex | np.generic
+    axis: int = -1
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        return self._planned("")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ScatterAdd(_Changing):
+    """``values`` added to the elements of ``x`` at ``indices`` along ``axis``, in place. The result is ``x``.
+
+    Parameters
+    ----------
+    x
+        Any shape but 0-d; it is changed. Of float32, float64, and integers of 32 and 64 bits. Where indices are equal, all their values are added; the
+        order of floats is not the same each time.
+    indices, values, axis
+        As for ``put_along_axis``.
+    """
+
+    kind: ClassVar[str] = "scatter_add"
+
+    x: AccelRef
+    indices: AccelRef
+    values: AccelRef | complex | np.generic
+    axis: int = 0
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        return self._planned("scatter_add")
