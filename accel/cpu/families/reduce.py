@@ -116,7 +116,9 @@ def _operand(rng: np.random.Generator, op: ReduceOp, shape: tuple[int, ...], dty
         return (rng.random(shape) < (0.95 if op is ReduceOp.ALL else 0.05)).astype(dtype.numpy)
     x: Array = np.asarray(sampling.random(rng, shape, dtype))
     # Products of many elements stay near 1; of integers they wrap.
-    return np.exp(x.astype(np.float64) / 8).astype(dtype.numpy) if op is ReduceOp.PROD and dtype.is_floating else x
+    if op is ReduceOp.PROD and dtype.is_floating:
+        return np.exp(x.astype(np.float64) / max(8.0, math.sqrt(x.size))).astype(dtype.numpy)
+    return x
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
