@@ -179,7 +179,7 @@ class Host:
 
     def given_up(self, error: BaseException | None) -> None:
         """Take note that the supervisor restarts the keeper no more."""
-        if self._keeper() is None:  # else it was the one before
+        if self._reopening is None and self._keeper() is None:  # else it was the one before the device was reopened
             self._core.lost(error)
 
     def _keeper(self) -> ActorRef[Any, Any] | None:

@@ -114,6 +114,21 @@ async def test_an_attempt_goes_on_when_all_who_wait_are_cancelled() -> None:
         assert device.state is READY
 
 
+async def test_the_end_of_the_last_context_may_be_told_after_the_device_is_reopened(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(FaultPlan().poison_at(1, op="unary"), host="process") as device:
+        given_up, told = device._host.given_up, list[BaseException | None]()
+        monkeypatch.setattr(device._host, "given_up", told.append)
+        await lose(device, await device.put(np.ones(4)))
+        while not told:
+            await asyncio.sleep(0)
+        reopened = asyncio.ensure_future(device.reopen())
+        await asyncio.sleep(0)
+        given_up(told[0])
+        assert device.state is not LOST
+        await reopened
+        np.testing.assert_array_equal(await device.get(await device.put(np.ones(4))), np.ones(4))
+
+
 async def test_only_a_lost_device_is_reopened() -> None:
     async with opened(host="inline") as device:
         with pytest.raises(accel.AccelError, match="ready"):
