@@ -12,11 +12,11 @@ from accel.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from accel.dtype import DType
 
-__all__ = ["broadcast", "indexed", "recast", "reshaped", "strides_of"]
+__all__ = ["broadcast", "indexed", "recast", "reshaped", "selected", "strides_of"]
 
 Shape = tuple[int, ...]
 
-_COPY = "A view is one contiguous run of elements; for others, get the array and put the part."
+_COPY = "A view is one contiguous run of elements; await device.arrays.part(ref, index) copies others."
 _INDEX = "Give ints, slices and one `...`, as in ref[1], ref[2:5] or ref[0, 2:5]."
 
 
@@ -35,28 +35,40 @@ def indexed(shape: Shape, itemsize: int, index: Any) -> tuple[int, Shape]:
     InvalidArgumentError
         If it is no such index, is out of range, or selects elements that are not contiguous in C order.
     """
+    start, result, steps = selected(shape, index)
+    expected = 1
+    for length, step in zip(reversed(result), reversed(steps), strict=True):
+        if length > 1 and step != expected and 0 not in result:
+            raise InvalidArgumentError(f"[{index!r}] of shape {shape} is not contiguous", remedy=_COPY)
+        expected *= length
+    return (start * itemsize if expected else 0), result
+
+
+def selected(shape: Shape, index: Any) -> tuple[int, Shape, Shape]:
+    """Return where the elements of ``array[index]`` are in a C-order array: the first one's place, lengths and steps along axes, in elements.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is no index of :func:`indexed`, or is out of range.
+    """
     entries = _entries(index, len(shape))
-    offset, result, strides, stride = 0, [], [], math.prod(shape) * itemsize
+    start, lengths, steps = 0, [], []
     for axis, (length, entry) in enumerate(zip(shape, entries, strict=True)):
-        stride = math.prod(shape[axis + 1 :]) * itemsize
+        step = math.prod(shape[axis + 1 :])
         if isinstance(entry, slice):
             try:
                 chosen = range(length)[entry]
             except Exception as error:
                 raise InvalidArgumentError(f"{entry!r} is no slice: {error}", remedy=_INDEX) from None
-            offset += chosen.start * stride if len(chosen) else 0
-            result.append(len(chosen))
-            strides.append(chosen.step * stride)
+            start += chosen.start * step if len(chosen) else 0
+            lengths.append(len(chosen))
+            steps.append(chosen.step * step)
         else:
             if not -length <= entry < length:
                 raise InvalidArgumentError(f"index {entry} is out of range for axis {axis}, which has {length}", remedy=_INDEX)
-            offset += entry % length * stride
-    expected = itemsize
-    for length, step in zip(reversed(result), reversed(strides), strict=True):
-        if length > 1 and step != expected and 0 not in result:
-            raise InvalidArgumentError(f"[{index!r}] of shape {shape} is not contiguous", remedy=_COPY)
-        expected *= length
-    return (offset if expected else 0), tuple(result)
+            start += entry % length * step
+    return start, tuple(lengths), tuple(steps)
 
 
 def _entries(index: Any, ndim: int) -> list[Any]:

@@ -14,7 +14,7 @@ from accel.ops.indexed import PutAlongAxis, ScatterAdd, Take, TakeAlongAxis
 from accel.ops.managed import Advise, Prefetch
 from accel.ops.memory import Checksum, Copy, Empty, Fill, Free, Get, Put
 from accel.ops.namespace import Awaited, OpNamespace, Recorded, method
-from accel.ops.rearranged import BroadcastTo, Flip, Pad, Repeat, Roll, Tile, Transpose
+from accel.ops.rearranged import BroadcastTo, Flip, Pad, Part, Repeat, Roll, Tile, Transpose
 from accel.ops.reduce import Reduce, ReduceOps
 from accel.ops.rng import Integers, Lognormal, Normal, RngOps, Uniform
 
@@ -63,6 +63,7 @@ __all__ = [
     "Nrm2",
     "OpNamespace",
     "Pad",
+    "Part",
     "Plan",
     "Prefetch",
     "Put",

@@ -19,7 +19,7 @@ from accel.ops.fields import integer, set_fields
 from accel.ops.indexed import PutAlongAxis, ScatterAdd, Take, TakeAlongAxis
 from accel.ops.namespace import OpNamespace, method
 from accel.ops.pieces import AXIS, INTEGERS, Copying, Piece, axis_of, integers, steps_of
-from accel.ops.rearranged import BroadcastTo, Flip, Pad, Repeat, Roll, Tile, Transpose
+from accel.ops.rearranged import BroadcastTo, Flip, Pad, Part, Repeat, Roll, Tile, Transpose
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
@@ -388,6 +388,7 @@ class ArraysOps(OpNamespace[M]):
         "identity": ".eye(n)",
     }
 
+    part = method(Part)
     transpose = method(Transpose)
     flip = method(Flip)
     roll = method(Roll)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from types import EllipsisType
 from typing import Any, ClassVar
 
 from accel.errors import InvalidArgumentError
@@ -12,11 +13,12 @@ from accel.ops.base import Shape, as_shape, element
 from accel.ops.fields import integer, set_fields
 from accel.ops.pieces import AXIS, INTEGERS, OfOne, Piece, axes_of, axis_of, integers, steps_of, whole
 from accel.ref import AccelRef
-from accel.views import broadcast, strides_of
+from accel.views import broadcast, selected, strides_of
 
-__all__ = ["BroadcastTo", "Flip", "Pad", "Repeat", "Roll", "Tile", "Transpose"]
+__all__ = ["BroadcastTo", "Flip", "Pad", "Part", "Repeat", "Roll", "Tile", "Transpose"]
 
 Axes = int | Sequence[int] | None
+Index = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -279,3 +281,35 @@ class Pad(OfOne):
         steps = steps_of(self.shape())
         target = sum(before * step for (before, _), step in zip(self._widths(), steps, strict=True))
         return [Piece(self.x.shape, 0, steps_of(self.x.shape), target, steps)]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Part(OfOne):
+    """The elements of ``x`` that ``index`` selects, as numpy's basic indexing does, in a buffer of their own. What is contiguous, ``x[index]`` views.
+
+    Parameters
+    ----------
+    x
+        Any shape.
+    index
+        An int, a slice, ``...``, or a tuple of them: ``np.s_[:, 2:5]``, ``np.s_[::-1, 0]``.
+    out
+        Buffer to write; not ``x``.
+    """
+
+    kind: ClassVar[str] = "part"
+
+    x: AccelRef
+    index: Index
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def shape(self) -> Shape:
+        """See :meth:`OfOne.shape`."""
+        _, lengths, _ = selected(self.x.shape, self.index)
+        return lengths
+
+    def pieces(self) -> list[Piece]:
+        """See :meth:`Copying.pieces`."""
+        start, lengths, steps = selected(self.x.shape, self.index)
+        return whole(lengths, start, steps)

@@ -189,7 +189,7 @@ def _commands(op: Any) -> int:
     return len(op.pieces()) + (op.filled() is not None)
 
 
-_COPYING = ("transpose", "flip", "roll", "broadcast_to", "tile", "repeat", "pad", "concatenate", "stack", "split", "eye")
+_COPYING = ("part", "transpose", "flip", "roll", "broadcast_to", "tile", "repeat", "pad", "concatenate", "stack", "split", "eye")
 _KERNELS: dict[str, Kernel] = {
     **dict.fromkeys(_COPYING, _copy),
     "tril": _triangle(True),

@@ -34,6 +34,10 @@ async def test_what_does_not_fit_is_refused(device: accel.Device) -> None:
         device.arrays.transpose(x, (0, 0)),
         device.arrays.transpose(x, out=await device.zeros((2, 3))),
         device.arrays.flip(x, 2),
+        device.arrays.part(x, (0, 3)),
+        device.arrays.part(x, (0, 0, 0)),
+        device.arrays.part(x, [0, 1]),  # type: ignore[arg-type]
+        device.arrays.part(x, slice(None), out=await device.zeros(3)),
         device.arrays.flip(x, out=x),
         device.arrays.roll(x, (1, 2), 0),
         device.arrays.roll(x, 1.5),  # type: ignore[arg-type]
@@ -107,6 +111,8 @@ async def test_they_run_in_a_child() -> None:
         np.testing.assert_array_equal(await device.get(both[0]), np.stack([np.arange(6.0).reshape(2, 3)] * 2, -1))
         np.testing.assert_array_equal(await device.get(both[1]), np.pad(np.arange(6.0).reshape(2, 3), ((0, 1), (2, 0)), constant_values=-1))
         np.testing.assert_array_equal(await device.get(both[2]), np.eye(3, k=1))
+        part = await device.arrays.part(x, np.s_[..., ::-2])
+        np.testing.assert_array_equal(await device.get(part), np.arange(6.0).reshape(2, 3)[..., ::-2])
 
 
 async def test_what_does_not_fit_indices_is_refused(device: accel.Device) -> None:

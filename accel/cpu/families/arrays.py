@@ -178,6 +178,9 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
             several = tuple(_operand(rng, shape, dtype) for shape in shapes)
             function: Any = getattr(np, kind)
             yield Sample(f"{kind} {dtype.value} axis={axis}", partial(_call, kind, (axis,), {}), several, function(several, axis=axis))
+        x = _operand(rng, (6, 7, 8), dtype)
+        for index in (np.s_[:, 2:5], np.s_[::2, ::-3, 1], np.s_[..., 0], np.s_[-1, 3:1], np.s_[5:0:-2, ..., 2:4], 3, ()):
+            yield Sample(f"part {dtype.value} {index}", partial(_call, "part", (index,), {}), (x,), np.asarray(x[index]))
         for arguments in ((4,), (3, 5, 1), (5, 3, -2), (2, 3, 9)):
             yield Sample(f"eye {dtype.value}{arguments}", partial(_call, "eye", arguments, {"dtype": dtype}), (), np.eye(*arguments))
     yield from _ramps()
@@ -264,7 +267,7 @@ def _changing(kind: str, x: Array, indices: Array, values: Array, axis: int, nam
     yield Sample(f"{kind} {name} rows", partial(_call, kind, (axis,), {}), (x, rows, values), changed(each, values), error)
 
 
-_COPYING = ("transpose", "flip", "roll", "broadcast_to", "tile", "repeat", "pad", "concatenate", "stack", "split", "eye")
+_COPYING = ("part", "transpose", "flip", "roll", "broadcast_to", "tile", "repeat", "pad", "concatenate", "stack", "split", "eye")
 
 PART = BackendPart(
     {
