@@ -13,10 +13,13 @@ import numpy as np
 
 from accel import AccelRef, BinaryOp, DType, KernelOp, ReduceOp, Transpose, UnaryOp
 from accel.compute import result_dtype
-from accel.ops import Binary, Cast, Clip, Where
+from accel.cpu.parts import PARTS as CPU_PARTS
+from accel.ops import Arange, ArraysOps, Binary, Cast, Clip, Where
+from accel.ops.namespace import Submitter
 from accel_cuda import CudaBackend
 from accel_cuda.families.kernels import CODES
 from accel_cuda.families.parts import PARTS
+from accel_cuda.families.reduce import BASIC, enqueue_fold
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -71,6 +74,11 @@ class Memory:
             for pointer in pointers:
                 driver.call("cuMemFree", pointer)
 
+    def write(self, pointer: int, array: np.ndarray[Any, Any]) -> None:
+        """Copy an array to memory that is taken."""
+        if array.size:
+            self._context.driver.call("cuMemcpyHtoD", pointer, array.ctypes.data, array.nbytes)
+
 
 def every_kernel() -> None:
     """Launch every kernel of the backend's own."""
@@ -83,6 +91,8 @@ def every_kernel() -> None:
         family(compute, memory, supported)
     _attend(context, compute, memory, supported)
     _broadcast(stream, compute, memory, supported)
+    _folds(stream, compute, memory, supported)
+    _arrays(stream, compute, memory)
     with memory.take(4096) as (pointer,):
         stream.fill(pointer, bytes(range(8)), 512)
         stream.fill(pointer, bytes(range(16)), 256)
@@ -134,6 +144,38 @@ def _reductions(compute: Any, memory: Memory, supported: Any) -> None:
                 results, skipped = outer * inner, offset * dtype.itemsize
                 with memory.take(results * length * dtype.itemsize + skipped, results * result_dtype(op, dtype).itemsize) as (x, y):
                     compute.reduce(op, x + skipped, y, (outer, length, inner), 1, dtype=dtype)
+
+
+def _folds(stream: Any, compute: Any, memory: Memory, supported: Any) -> None:
+    """Axes that are no neighbours: many results, and few results of many elements, which are cut."""
+    workspace = compute.prepare_workspace()
+    for op in BASIC:
+        for dtype in supported[f"reduce.{op.value}"]:
+            for lengths in ((5, 301, 7), (900, 2, 1100)):
+                size = math.prod(lengths)
+                with memory.take(size * dtype.itemsize, lengths[1] * dtype.itemsize) as (x, y):
+                    runs = (1, False), (lengths[0], True), (lengths[1], False), (lengths[2], True)
+                    enqueue_fold(stream, workspace, op, x, y, runs, dtype)
+
+
+def _arrays(stream: Any, compute: Any, memory: Memory) -> None:
+    """All ops of the family by its samples, and ranges of all integers."""
+    owner: Any = SimpleNamespace(dropped=deque())
+    lane = SimpleNamespace(stream=stream, compute=compute)
+    named: Any = ArraysOps(Submitter(lambda op: op, lambda error: error, "device"))
+    calls: list[tuple[Any, tuple[Any, ...]]] = [(Arange(9, dtype=dtype), ()) for dtype in CODES if dtype.is_integer]
+    for sample in CPU_PARTS["arrays"].samples(np.random.default_rng(1)):
+        arrays = tuple(np.array(each, order="C") for each in sample.operands)
+        refs = [AccelRef(owner, number, each.shape, DType.of(each.dtype), 1) for number, each in enumerate(arrays)]
+        calls.append((sample.call(named, *refs), arrays))
+    for op, arrays in calls:
+        plan = op.plan()
+        with memory.take(*(each.nbytes for each in arrays), *(spec.nbytes for spec in plan.creates), 16) as pointers:
+            for pointer, array in zip(pointers, arrays, strict=False):
+                memory.write(pointer, array)
+            inputs = [pointers[ref.buffer] for ref in plan.reads]
+            outputs = [pointers[ref.buffer] for ref in plan.writes] + pointers[len(arrays) :]
+            PARTS["arrays"].kernels[op.kind](lane, op, inputs, outputs)
 
 
 def _vectors(compute: Any, memory: Memory, supported: Any) -> None:
