@@ -73,6 +73,8 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
             "tests/core/test_completion*.py",
             "tests/core/test_device_polls.py",
             "tests/properties/test_completion_properties.py",
+            "tests/hazards/test_h09_wake_ups.py",
+            "tests/hazards/test_h10_cpu_threads.py",
         ),
     },
     "dispatcher": {

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 from functools import partial
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from accel.completion import (
     AdaptiveCompletion,
+    CompletionStatistics,
     CompletionStrategy,
     HostFnCompletion,
     Pacing,
@@ -37,6 +39,15 @@ def test_intervals_that_are_no_times_are_refused(interval: float) -> None:
         PolledCompletion(interval=interval)
     with pytest.raises(InvalidArgumentError):
         HostFnCompletion(watch_interval=interval)
+
+
+@pytest.mark.parametrize("kind", [AdaptiveCompletion, PolledCompletion, SyncCompletion, HostFnCompletion, Pacing, CompletionStatistics])
+def test_what_devices_share_or_are_told_cannot_be_changed(kind: type[Any]) -> None:
+    fields = dataclasses.fields(kind)
+    made = kind(**{field.name: 0 for field in fields if field.default is field.default_factory is dataclasses.MISSING})
+    for field in fields:
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(made, field.name, 1)
 
 
 async def test_mark_completes_once_its_event_has_passed_and_not_before(watcher: Watcher) -> None:
@@ -185,6 +196,28 @@ async def test_abandoning_fails_what_has_not_passed_and_completes_what_has(strat
     await turns()
     assert len(running.ends) == 1
     await threads_gone()
+
+
+@pytest.mark.parametrize("abandon", [False, True])
+async def test_side_streams_are_closed_or_abandoned_with_their_watcher(abandon: bool) -> None:
+    device = Device()
+    watcher = open_watcher(HostFnCompletion(), device)
+    event, mark = watched(watcher)
+    event.end()
+    await mark.ended
+    await watcher.aclose(abandon=abandon)
+    assert [stream.closed for stream in device.streams] == [[abandon]]
+    await threads_gone()
+
+
+async def test_a_signal_is_one_poll() -> None:
+    watcher = open_watcher(HostFnCompletion(watch_interval=3600.0))
+    for count in range(1, 4):
+        event, mark = watched(watcher)
+        event.end()
+        await mark.ended
+        assert watcher.statistics().polls == count
+    await watcher.aclose()
 
 
 async def test_cancelling_close_abandons(strategy: CompletionStrategy) -> None:

@@ -89,6 +89,22 @@ async def test_an_expired_timer_is_not_readable_after_its_callback(arms: bool) -
     timer.close()
 
 
+async def test_a_timer_may_be_closed_by_its_own_callback() -> None:
+    loop = asyncio.get_running_loop()
+    called, errors = loop.create_future(), list[dict[str, Any]]()
+    loop.set_exception_handler(lambda _, context: errors.append(context))
+
+    def callback() -> None:
+        timer.close()
+        called.set_result(None)
+
+    timer = TimerfdTimer(loop, callback)
+    timer.arm(1e-6)
+    await called
+    await asyncio.sleep(0)
+    assert errors == []
+
+
 def test_semaphore_is_a_c_function_that_wakes_a_thread() -> None:
     semaphore = Semaphore()
     woken = threading.Event()
