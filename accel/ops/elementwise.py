@@ -144,15 +144,19 @@ class Binary(FamilyOp):
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
         x, y, out, op = self.x, self.y, self.out, member(BinaryOp, self.op)
-        refs = _refs(x=x, y=y)
-        dtype = same_dtype(**refs)
-        if len(refs) < 2:
+        if isinstance(x, AccelRef) and isinstance(y, AccelRef):
+            reads: tuple[AccelRef, ...] = (x, y)
+            dtype = same_dtype(x=x, y=y)
+            shape = x.shape if x.shape == y.shape else broadcast(x.shape, y.shape)
+        else:
+            refs = _refs(x=x, y=y)
+            reads, dtype = tuple(refs.values()), same_dtype(**refs)
+            shape = reads[0].shape
             _arguments(dtype, x=x, y=y)
-        shape = broadcast(*[ref.shape for ref in refs.values()])
         writes, creates = result_in(out, shape, result_dtype(op, dtype))
         if out is not None:
-            in_place_or_apart(out, **refs)
-        return plan_of((tuple(refs.values()), writes, creates, _BINARY[op], dtype, False, None))
+            in_place_or_apart(out, **_refs(x=x, y=y))
+        return plan_of((reads, writes, creates, _BINARY[op], dtype, False, None))
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar
@@ -77,6 +78,8 @@ class Reduce(FamilyOp):
         ndim = len(self.x.shape)
         if self.axis is None:
             return tuple(range(ndim))
+        if type(self.axis) is int and -ndim <= self.axis < ndim:
+            return (self.axis % ndim,)
         axes = self.axis if isinstance(self.axis, tuple) else (integer("axis", self.axis, _AXIS),)
         for axis in axes:
             if not -ndim <= axis < ndim:
@@ -99,8 +102,16 @@ class Reduce(FamilyOp):
 
     def middle(self) -> tuple[int, int, int] | None:
         """Return the lengths before, of, and after the reduced axes, if these are neighbours and nothing is left out of a count; else ``None``."""
+        shape, axis = self.x.shape, self.axis
+        if self.ddof:
+            return None
+        if axis is None:
+            return 1, self.x.size, 1
+        if isinstance(axis, int):
+            axis %= len(shape)
+            return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
         lengths = [length for length, _ in self.runs()]
-        if len(lengths) > 3 or self.ddof:
+        if len(lengths) > 3:
             return None
         outer, length, inner = (*lengths, 1, 1)[:3]
         return outer, length, inner

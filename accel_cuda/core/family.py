@@ -71,12 +71,15 @@ class Source:
         Beginning of names in :attr:`accel.ComputeBackend.CAPABILITIES`: each of their dtypes has a program. Empty if there is one program.
     functions
         First words of kernels' names, if the kernels are not called as the program is.
+    on_demand
+        Whether ``open_device(libraries=)`` leaves the programs to their first use: many kernels, of which a service needs few.
     """
 
     name: str
     text: Callable[[str], tuple[str, ...]]
     capabilities: str = ""
     functions: tuple[str, ...] = ()
+    on_demand: bool = False
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -92,7 +95,7 @@ class CudaPart:
     libraries
         Libraries of NVIDIA's that the kernels call. They are preloaded; the doctor lists their wheels.
     programs
-        Sources of the family's own kernels; ``open_device(libraries=)`` loads their programs.
+        Sources of the family's own kernels; ``open_device(libraries=)`` loads their programs, but those that are loaded on demand.
     program
         Kind of an op -> the program that an op's kernel is in. An op whose program is not loaded is enqueued off the loop.
     lacks

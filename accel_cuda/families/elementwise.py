@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel import BinaryOp, DType, UnaryOp, UnsupportedError
+from accel import BinaryOp, ComputeBackend, DType, UnaryOp, UnsupportedError
 from accel.compute import result_dtype
 from accel.views import broadcast, strides_of
 from accel_cuda.core.family import CudaPart, Source
@@ -130,7 +130,7 @@ def _where(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) ->
 
 
 def _clip(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    _launch(lane, _program_of_clip(op), op.arguments(), inputs, outputs[0], op.x.dtype.itemsize)
+    _launch(lane, f"broadcast_clip_{CODES[op.x.dtype]}", op.arguments(), inputs, outputs[0], op.x.dtype.itemsize)
 
 
 def _cast(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -150,7 +150,7 @@ def _program_of_where(op: Where) -> str:
 
 
 def _program_of_clip(op: Clip) -> str:
-    return f"clip_{CODES.get(op.x.dtype, '')}"
+    return _BROADCAST.get(op.x.dtype, "")
 
 
 def _program_of_cast(op: Cast) -> str:
@@ -164,17 +164,21 @@ def _casts(code: str) -> str:
     return "\n".join(f"CAST({code}, {CODES[each]})" for each in targets)
 
 
-def _by_size(code: str) -> tuple[str, ...]:
+def _broadcasts(code: str) -> tuple[str, ...]:
+    clips = f"CLIP({code})" if any(CODES[dtype] == code for dtype in ComputeBackend.CAPABILITIES["clip"]) else ""
+    return "elementwise.cu", "strided.cu", f"{instances('BROADCAST', BinaryOp, 'binary', code)}\n{clips}"
+
+
+def _wheres(code: str) -> tuple[str, ...]:
     return "elementwise.cu", "strided.cu", "\n".join(f"WHERE({size}, {name})" for size, name in _BY_SIZE.items())
 
 
 _SOURCES = (
     Source("unary", lambda code: ("elementwise.cu", instances("UNARY", UnaryOp, "unary", code)), "unary."),
     Source("binary", lambda code: ("elementwise.cu", instances("BINARY", BinaryOp, "binary", code)), "binary."),
-    Source("broadcast", lambda code: ("elementwise.cu", "strided.cu", instances("BROADCAST", BinaryOp, "binary", code)), "binary."),
-    Source("where", _by_size),
-    Source("clip", lambda code: ("elementwise.cu", "strided.cu", f"CLIP({code})"), "clip"),
-    Source("cast", lambda code: ("elementwise.cu", "strided.cu", _casts(code)), "cast"),
+    Source("broadcast", _broadcasts, "binary.", on_demand=True),
+    Source("where", _wheres),
+    Source("cast", lambda code: ("elementwise.cu", "strided.cu", _casts(code)), "cast", on_demand=True),
 )
 
 PART = CudaPart(

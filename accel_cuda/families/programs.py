@@ -125,8 +125,9 @@ class Programs(Mapping[str, Handle]):
         return functions
 
     def prepare(self, sources: tuple[Source, ...]) -> None:
-        """Load the programs of ``sources``, side by side."""
-        missing = [program for program, (source, _) in PROGRAMS.items() if source in sources and program in self._missing]
+        """Load the programs of ``sources``, side by side, but those that are loaded on demand."""
+        wanted = [program for program, (source, _) in PROGRAMS.items() if source in sources and not source.on_demand]
+        missing = [program for program in wanted if program in self._missing]
         if missing:
             with ThreadPoolExecutor(min(len(missing), _COMPILERS), thread_name_prefix="accel-nvrtc") as workers:
                 list(workers.map(self.load, missing))

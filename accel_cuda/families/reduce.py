@@ -273,7 +273,7 @@ def _source(op: ReduceOp) -> Source:
     return Source(op.value, lambda code: (*files, instances("REDUCE", (op,), "reduce", code)), f"reduce.{op.value}")
 
 
-_FOLDS = Source("fold", lambda code: ("fold.cu", instances("FOLD", ReduceOp, "reduce", code)), "reduce.")
+_FOLDS = Source("fold", lambda code: ("fold.cu", instances("FOLD", ReduceOp, "reduce", code)), "reduce.", on_demand=True)
 
 PART = CudaPart(
     kernels={"reduce": _reduce},

@@ -82,6 +82,6 @@ async def test_neighbouring_axes_are_joined(device: accel.Device) -> None:
     assert ops.Reduce("sum", x, axis=(0, 1)).middle() == (1, 6, 20)
     assert ops.Reduce("sum", x, axis=(3, 4)).middle() == (6, 20, 1)
     assert ops.Reduce("sum", x).middle() == (1, 120, 1)
-    assert ops.Reduce("sum", x, axis=2).middle() == (120, 1, 1)
+    assert ops.Reduce("sum", x, axis=(2,)).middle() == (120, 1, 1)
     assert ops.Reduce("sum", x, axis=(0, 3)).middle() is None
     assert ops.Reduce("sum", x, axis=(0, 3)).runs() == ((1, False), (2, True), (3, False), (4, True), (5, False))

@@ -93,5 +93,5 @@ template <class F, class U, class... T, int... K> DEVICE void strided(const Walk
 #define KERNEL(name) extern "C" __global__ void __launch_bounds__(256) name(const __grid_constant__ Walk w)
 #define BROADCAST(name, F, T, U) KERNEL(broadcast_##name##_##T) { strided<F, U, T, T>(w, Places<0, 1>()); }
 #define WHERE(bytes, T) KERNEL(where_##bytes) { strided<Pick, T, b8, T, T>(w, Places<0, 1, 2>()); }
-#define CLIP(T) KERNEL(clip_##T) { strided<Clip, T, T, T, T>(w, Places<0, 1, 2>()); }
+#define CLIP(T) KERNEL(broadcast_clip_##T) { strided<Clip, T, T, T, T>(w, Places<0, 1, 2>()); }
 #define CAST(T, U) KERNEL(cast_##T##_##U) { strided<Same, U, T>(w, Places<0>()); }
