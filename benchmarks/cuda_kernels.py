@@ -1,7 +1,7 @@
 """How fast the backend's own kernels are on a GPU: ``python benchmarks/cuda_kernels.py [--json FILE] [--only PART]``.
 
 Elementwise functions, reductions over rows of any length and along any axis, and vectors: bytes read and written in a second, beside a copy on the same
-device. Convolutions and attention: arithmetic, beside PyTorch where it is installed.
+device. Ops on arrays, convolutions and attention: beside PyTorch where it is installed.
 """
 
 from __future__ import annotations
@@ -12,19 +12,22 @@ import json
 import math
 import sys
 import time
+from collections import deque
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from accel import BinaryOp, DType, ReduceOp, UnaryOp
+from accel import AccelRef, BinaryOp, DType, ReduceOp, UnaryOp, ops
 from accel_cuda import CudaBackend
+from accel_cuda.families.parts import PARTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from accel_cuda.core.stream import CudaStream
     from accel_cuda.device import CudaDevice
@@ -34,6 +37,9 @@ _BYTES = 256 << 20
 _DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int64")
 _LENGTHS = (2, 3, 5, 7, 10, 17, 31, 33, 63, 64, 100, 127, 255, 257, 1000, 1023, 1025, 4096, 4097, 100_003)
 _SHAPES = ((7, 100_003, 33), (1_000_003, 3), (3, 1_000_003), (129, 513, 1021), (64, 1024, 1024), (300_007, 7, 33), (2_000_003, 2, 5))
+_SUMS = (ReduceOp.SUM, ReduceOp.MEAN)
+# Rows and columns: small, typical, large.
+_MATRICES = ((64, 256), (2048, 4096), (8192, 8192))
 # (N, C, side, K, window)
 _CONVOLUTIONS = (
     (32, 64, 56, 64, 3),
@@ -142,9 +148,26 @@ class Kernels:
         read = math.prod(shape) * dtype.itemsize
         if read > _BYTES + (64 << 20):
             return
-        for op in (ReduceOp.SUM, ReduceOp.MAX) if name != "float32" else tuple(ReduceOp):
+        for op in (ReduceOp.SUM, ReduceOp.MAX) if name != "float32" else (*_SUMS, ReduceOp.MAX, ReduceOp.MIN):
             call = partial(self.compute.reduce, op, self.a, self.b, shape, axis, dtype=dtype)
             self.add(f"{op.value} {name} {shape} axis {axis}", read + read // shape[axis], call)
+
+    def arrays(self) -> None:
+        """Ops on matrices that are broadcast, converted, moved, indexed and reduced by states, beside PyTorch's."""
+        # Indices are before the results, in the third buffer.
+        self.compute.copy_htod(self.c, np.arange(_MATRICES[-1][0]).view(np.uint8).data)
+        for name in ("float32", "bfloat16"):
+            for shape in _MATRICES:
+                for where, op, theirs in _array_ops(DType.of(name), shape):
+                    self._op(f"{where} {name} {shape}", op, _torch_op(name, shape, theirs))
+
+    def _op(self, where: str, op: Any, theirs: float) -> None:
+        plan = op.plan()
+        moved = sum(ref.nbytes for ref in plan.reads) + sum(spec.nbytes for spec in plan.creates)
+        addresses = [self.c if ref.dtype is DType.INT64 else (self.a, self.b)[min(place, 1)] for place, ref in enumerate(plan.reads)]
+        kernel, lane = PARTS[op.library].kernels[op.kind], SimpleNamespace(stream=self.stream, compute=self.compute)
+        ours = best(lambda: kernel(lane, op, addresses, (self.c + (64 << 10),)), self.stream)
+        self.report.add("GB/s", where, moved / ours / 1e9, us=ours * 1e6, **({"torch_us": theirs * 1e6} if theirs else {}))
 
     def vectors(self) -> None:
         """BLAS on vectors."""
@@ -190,6 +213,36 @@ class Kernels:
         return lambda: self.compute.attention(self.a, self.b, values, self.c, *sizes, sizes[-1] ** -0.5, causal, dtype=dtype)
 
 
+def _array_ops(dtype: DType, shape: tuple[int, int]) -> Iterator[tuple[str, Any, Callable[[Any, Any], object]]]:
+    """Yield what an op is called, the op, and how PyTorch does it with a matrix and indices."""
+    owner: Any = SimpleNamespace(dropped=deque())
+    x, row, column = (AccelRef(owner, 1 + place, each, dtype, 1) for place, each in enumerate((shape, shape[1:], (shape[0], 1))))
+    indices = AccelRef(owner, 9, shape[:1], DType.INT64, 1)
+    yield "add a row", ops.Binary("add", x, row), lambda x, i: x + x[0]
+    yield "add a column", ops.Binary("add", x, column), lambda x, i: x + x[:, :1]
+    yield "multiply by a number", ops.Binary("mul", x, 2), lambda x, i: x * 2
+    yield "less than a number", ops.Binary("less", x, 0), lambda x, i: x < 0
+    yield "clip", ops.Clip(x, -1, 1), lambda x, i: x.clip(-1, 1)
+    yield "cast to float16", ops.Cast(x, "float16"), lambda x, i: x.half()
+    yield "transpose", ops.Transpose(x), lambda x, i: x.T.contiguous()
+    yield "take rows", ops.Take(x, indices, axis=0, mode="clip"), lambda x, i: x[i]
+    yield "var of rows", ops.Reduce("var", x, axis=1), lambda x, i: x.var(1, correction=0)
+    yield "var of columns", ops.Reduce("var", x, axis=0), lambda x, i: x.var(0, correction=0)
+    yield "argmax of rows", ops.Reduce("argmax", x, axis=1), lambda x, i: x.argmax(1)
+    yield "logsumexp of rows", ops.Reduce("logsumexp", x, axis=1), lambda x, i: x.logsumexp(1)
+
+
+def _torch_op(name: str, shape: tuple[int, int], call: Callable[[Any, Any], object]) -> float:
+    """Return the seconds that PyTorch takes, 0 without it."""
+    try:
+        torch: Any = importlib.import_module("torch")
+    except ImportError:
+        return 0.0
+    x = torch.randn(shape, device="cuda").to(getattr(torch, name))
+    indices = torch.arange(shape[0], device="cuda")
+    return best(lambda: call(x, indices), torch.cuda)
+
+
 def _torch_attention(name: str, of_queries: tuple[int, ...], of_keys: tuple[int, ...], causal: bool) -> float:
     """Return the seconds that PyTorch takes, 0 without it."""
     try:
@@ -216,7 +269,7 @@ def _torch(name: str, shape: tuple[int, ...], filters: tuple[int, ...], pad: tup
 
 def main() -> None:
     """Run it."""
-    parts = ("elementwise", "reductions", "vectors", "convolutions", "attentions")
+    parts = ("elementwise", "reductions", "arrays", "vectors", "convolutions", "attentions")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE")
     parser.add_argument("--only", choices=parts, action="append", help="measure this part (may be given again)")
