@@ -40,8 +40,11 @@ async def test_results_may_overwrite_an_operand_of_their_shape(device: accel.Dev
 
 
 async def test_broadcast_operands_are_refused_as_results(device: accel.Device) -> None:
-    x, row = await device.zeros((5, 7)), await device.zeros(7)
+    x, row, flat = await device.zeros((5, 7)), await device.zeros(7), await device.zeros(36)
     for wrong in (
+        device.elementwise.binary("add", flat[:35].reshape(5, 7), 1, out=flat[1:].reshape(5, 7)),
+        device.elementwise.binary("add", flat[:7], x, out=flat[:35].reshape(5, 7)),
+        device.elementwise.clip(x, flat[:7], 1, out=flat[:35].reshape(5, 7)),
         device.elementwise.binary("add", x, row, out=row),
         device.elementwise.binary("add", x[0], row, out=x),
         device.elementwise.binary("less", x, row, out=x),
@@ -70,6 +73,8 @@ async def test_numbers_have_the_dtype_beside_them(device: accel.Device, dtype: s
     for value in bad:
         error = await failure(device.elementwise.binary("equal", x, value), accel.InvalidArgumentError)
         assert "y is" in str(error)
+        with pytest.raises(accel.InvalidArgumentError):  # before it is sent
+            ops.Binary("equal", x, value).plan()
 
 
 async def test_what_is_no_operand_is_refused_with_the_remedy(device: accel.Device) -> None:

@@ -53,6 +53,8 @@ async def test_what_has_no_value_is_refused(device: accel.Device) -> None:
         device.reduce("any", x, out=await device.zeros(())),
     ):
         await failure(wrong, accel.InvalidArgumentError)
+    with pytest.raises(accel.InvalidArgumentError):  # before it is sent
+        ops.Reduce("max", empty, axis=1).plan()
     assert (await device.get(await device.reduce("max", empty, axis=0))).shape == (0, 4)
 
 
