@@ -317,7 +317,6 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _cast_samples(rng)
 
 
-@np.errstate(all="ignore")
 def _unary_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for op in UnaryOp:
         for dtype in (*_NUMBERS, DType.BOOL):
@@ -329,12 +328,11 @@ def _unary_samples(rng: np.random.Generator) -> Iterator[Sample]:
                     x = np.abs(x)
                 elif op in (UnaryOp.ASIN, UnaryOp.ACOS):
                     x = np.clip(x, x.dtype.type(-1), x.dtype.type(1))
-                expected = np.asarray(_REFERENCES[op](x if dtype is DType.BOOL else sampling.wide(x)))
+                expected = _unary_expected(op, x)
                 name = f"unary {op.value} {dtype.value}{list(shape)}"
                 yield Sample(name, partial(_unary_of, op), (x,), expected, 0.0 if op in _SIGNS else _error(dtype))
 
 
-@np.errstate(all="ignore")
 def _binary_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for op in BinaryOp:
         for dtype in (*_NUMBERS, DType.BOOL):
@@ -362,6 +360,12 @@ def _binary_samples(rng: np.random.Generator) -> Iterator[Sample]:
                 yield Sample(name, partial(_binary_of, op), (x, y), expected, 0.0 if op in _PICKS else _error(dtype))
 
 
+@np.errstate(all="ignore")
+def _unary_expected(op: UnaryOp, x: Array) -> Array:
+    return np.asarray(_REFERENCES[op](x if x.dtype.kind == "b" else sampling.wide(x)))
+
+
+@np.errstate(all="ignore")
 def _expected(op: BinaryOp, x: Array, y: Array) -> Any:
     if x.dtype.kind == "b":
         return _BINARY[op](x, y)
@@ -405,13 +409,17 @@ def _cast_to(dtype: DType, elementwise: Any, x: Any) -> Any:
 
 
 @np.errstate(all="ignore")
+def _converted(x: Array, dtype: DType) -> Array:
+    return x.astype(dtype.numpy)
+
+
 def _cast_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for source in _OFFERED["cast"]:
         for target in _OFFERED["cast"]:
             if source.is_complex and not target.is_complex and target is not DType.BOOL:
                 continue
             x = np.abs(_operand(rng, (3, 67), source)) if target.kind == "unsigned" else _operand(rng, (3, 67), source)
-            yield Sample(f"cast {source.value} {target.value}", partial(_cast_to, target), (x,), x.astype(target.numpy))
+            yield Sample(f"cast {source.value} {target.value}", partial(_cast_to, target), (x,), _converted(x, target))
 
 
 PART = BackendPart(_KERNELS, samples=_samples)
