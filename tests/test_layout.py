@@ -390,6 +390,11 @@ def test_importing_accel_loads_no_extra_and_nothing_of_cuda() -> None:
     assert loaded & NOT_WITH_ACCEL == set()
 
 
+def test_files_of_tests_have_names_of_their_own() -> None:
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted({name for name in names if names.count(name) > 1}) == [], "pytest imports them by these names"
+
+
 def test_modules_are_short() -> None:
     lengths = {
         str(module.path.relative_to(ROOT)): len(module.path.read_text(encoding="utf-8").splitlines())
