@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
+import threading
 from functools import partial
 from typing import Any
 
@@ -45,9 +46,10 @@ def test_intervals_that_are_no_times_are_refused(interval: float) -> None:
 def test_what_devices_share_or_are_told_cannot_be_changed(kind: type[Any]) -> None:
     fields = dataclasses.fields(kind)
     made = kind(**{field.name: 0 for field in fields if field.default is field.default_factory is dataclasses.MISSING})
-    for field in fields:
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(made, field.name, 1)
+    for name in ("name", *(field.name for field in fields)):
+        with pytest.raises((dataclasses.FrozenInstanceError, TypeError)):
+            setattr(made, name, 1)
+    assert hasattr(made, "__dict__") == (kind not in (Pacing, CompletionStatistics)), "made many times, and small"
 
 
 async def test_mark_completes_once_its_event_has_passed_and_not_before(watcher: Watcher) -> None:
@@ -198,6 +200,14 @@ async def test_abandoning_fails_what_has_not_passed_and_completes_what_has(strat
     await threads_gone()
 
 
+async def test_a_closed_watcher_takes_no_more_marks(strategy: CompletionStrategy) -> None:
+    watcher = open_watcher(strategy)
+    await watcher.aclose()
+    with pytest.raises(ClosedError):
+        watcher.watch(Mark(Event()))
+    await threads_gone()
+
+
 @pytest.mark.parametrize("abandon", [False, True])
 async def test_side_streams_are_closed_or_abandoned_with_their_watcher(abandon: bool) -> None:
     device = Device()
@@ -212,6 +222,8 @@ async def test_side_streams_are_closed_or_abandoned_with_their_watcher(abandon: 
 
 async def test_a_signal_is_one_poll() -> None:
     watcher = open_watcher(HostFnCompletion(watch_interval=3600.0))
+    waiting = [thread for thread in threading.enumerate() if thread.name in completion_threads()]
+    assert [thread.daemon for thread in waiting] == [True], "a device that never answers must not keep the process"
     for count in range(1, 4):
         event, mark = watched(watcher)
         event.end()
