@@ -275,6 +275,14 @@ class Triu(_Triangle):
     kind: ClassVar[str] = "triu"
 
 
+def _is_finite(value: float) -> bool:
+    """Return whether a number is finite as a float, which an int need not be."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class _Ramp(FamilyOp):
     """Numbers that rise by one step."""
@@ -303,7 +311,7 @@ class Arange(_Ramp):
         """Convert fields."""
         given = (0, self.start, self.step) if self.stop is None else (self.start, self.stop, self.step)
         start, stop, step = (number("start, stop or step", each) for each in given)
-        if any(isinstance(each, complex) or not math.isfinite(each) for each in (start, stop, step)) or not step:
+        if any(isinstance(each, complex) or not _is_finite(each) for each in (start, stop, step)) or not step:
             raise InvalidArgumentError(
                 f"start {start}, stop {stop} and step {step} are no range", remedy="Give finite numbers, and a step."
             )
@@ -349,7 +357,7 @@ class Linspace(_Ramp):
         """Convert fields."""
         start, stop = number("start", self.start), number("stop", self.stop)
         dtype, num = DType.of(self.dtype), integer("num", self.num, INTEGERS)
-        if isinstance(start, complex) or isinstance(stop, complex) or num < 0:
+        if any(isinstance(each, complex) or (isinstance(each, int) and not _is_finite(each)) for each in (start, stop)) or num < 0:
             raise InvalidArgumentError(f"{num} numbers from {start} to {stop}", remedy="Give real numbers, and a count of 0 or more.")
         if dtype not in _FLOATS:
             raise UnsupportedError(f"linspace is not offered in {dtype.value}", remedy=_ONLY_FLOATS)

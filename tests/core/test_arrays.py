@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,16 @@ async def test_what_does_not_fit_is_refused(device: accel.Device) -> None:
     await failure(device.arrays.arange(0.5, 3, dtype="int32"), accel.UnsupportedError)
     await failure(device.arrays.linspace(0, 1, dtype="int32"), accel.UnsupportedError)
     assert "device.put" in str(await failure(device.arrays.stack((x, np.zeros((2, 3)))), accel.InvalidArgumentError))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [10**400, math.inf, math.nan, 1j])
+async def test_a_range_of_what_is_no_finite_number_is_refused(device: accel.Device, wrong: Any) -> None:
+    for arguments in ((wrong,), (0, wrong), (0, 5, wrong)):
+        with pytest.raises(accel.InvalidArgumentError):
+            await device.arrays.arange(*arguments)
+    if isinstance(wrong, (int, complex)):  # numpy takes infinities and NaN, too
+        with pytest.raises(accel.InvalidArgumentError):
+            await device.arrays.linspace(0.0, wrong, 3)
 
 
 async def test_the_dtype_of_a_range_is_that_of_its_numbers(device: accel.Device) -> None:
