@@ -160,7 +160,7 @@ class Split(FamilyOp[tuple[AccelRef, ...]]):
         axis, sections = axis_of(self.axis, self.x.ndim), self.sections
         length = self.x.shape[axis]
         if isinstance(sections, int):
-            if sections < 1 or length % sections:
+            if not 1 <= sections <= max(length, 1) or length % sections:  # an empty axis has no number of empty sections
                 raise InvalidArgumentError(f"{length} elements are not {sections} equal sections", remedy="Give indices, as a tuple.")
             cuts = [length // sections * number for number in range(sections + 1)]
         else:

@@ -71,6 +71,13 @@ async def test_what_does_not_fit_is_refused(device: accel.Device) -> None:
     assert "device.put" in str(await failure(device.arrays.stack((x, np.zeros((2, 3)))), accel.InvalidArgumentError))  # type: ignore[arg-type]
 
 
+async def test_an_empty_axis_is_not_cut_into_sections_without_end(device: accel.Device) -> None:
+    x = await device.zeros(0)
+    assert len(await device.arrays.split(x, 1)) == 1
+    with pytest.raises(accel.InvalidArgumentError):
+        await device.arrays.split(x, 1 << 40)
+
+
 @pytest.mark.parametrize("wrong", [10**400, math.inf, math.nan, 1j])
 async def test_a_range_of_what_is_no_finite_number_is_refused(device: accel.Device, wrong: Any) -> None:
     for arguments in ((wrong,), (0, wrong), (0, 5, wrong)):
@@ -78,7 +85,7 @@ async def test_a_range_of_what_is_no_finite_number_is_refused(device: accel.Devi
             await device.arrays.arange(*arguments)
     if isinstance(wrong, (int, complex)):  # numpy takes infinities and NaN, too
         with pytest.raises(accel.InvalidArgumentError):
-            await device.arrays.linspace(0.0, wrong, 3)
+            await device.arrays.linspace(0.0, wrong, 3)  # type: ignore[arg-type]
 
 
 async def test_the_dtype_of_a_range_is_that_of_its_numbers(device: accel.Device) -> None:
