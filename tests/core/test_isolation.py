@@ -113,7 +113,6 @@ async def test_the_device_serves_others_meanwhile() -> None:
     async with serving(max_in_flight=1) as (service, batcher):
         found = asyncio.ensure_future(answers(batcher, [1.0, POISON, 3.0, 4.0]))
         async with asyncio.timeout(PATIENCE):
-            await service.device.put(np.ones(1))
             await until(lambda: bool(service.tried))
             others = [float(n) for n in range(5, 13)]
             for item in others:
