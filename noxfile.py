@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from pathlib import Path
 
 import nox
@@ -18,6 +19,7 @@ TYPED = ("accel", "accel_cuda", "tests", "examples", "benchmarks", "noxfile.py")
 TWO_AT_ONCE = ("-n", "2", "--dist", "worksteal")
 # Tests start hundreds of children. Each would compile accel anew without its bytecode, and a second BLAS thread of each only takes turns with the other tests.
 CHILDREN = {"PYTHONDONTWRITEBYTECODE": "", "OPENBLAS_NUM_THREADS": "1"}
+ARRAY_API_TESTS = "55fcc60179efa2680ddd6cd926ddf17b83530e2b"
 COVERAGE = ("--cov=accel", "--cov-branch", "--cov-report=term-missing:skip-covered", "--cov-fail-under=95")
 
 
@@ -72,6 +74,40 @@ def chaos(session: nox.Session) -> None:
     """Serve 200 clients for a minute while faults arrive at random, and see that nothing is lost or left; ``-- --seed N`` repeats a run."""
     install(session, extras="cpu")
     session.run("python", "benchmarks/chaos.py", *session.posargs, env=CHILDREN)
+
+
+@nox.session(name="array-api")
+def array_api(session: nox.Session) -> None:
+    """Run the test suite of the Python array API standard over expressions on the CPU; a known failure that passes is an error.
+
+    The suite is cloned from GitHub; ARRAY_API_TESTS_SUITE names a checkout of it, with its submodule, to use instead.
+    """
+    install(session, extras="cpu", groups=("tests",))
+    # Which examples a derandomized run takes depends on the version.
+    session.install("hypothesis==6.170.15", "ndindex>=1.8", "pytest-json-report")
+    given = os.environ.get("ARRAY_API_TESTS_SUITE")
+    suite = Path(given) if given else Path(session.create_tmp()).resolve() / "array-api-tests"
+    if not suite.exists():
+        session.run("git", "clone", "--quiet", "https://github.com/data-apis/array-api-tests", str(suite), external=True)
+    if not given:
+        session.run("git", "-C", str(suite), "checkout", "--quiet", ARRAY_API_TESTS, external=True)
+        session.run("git", "-C", str(suite), "submodule", "update", "--init", "--quiet", external=True)
+    root = Path(__file__).resolve().parent
+    environment = {"PYTHONPATH": str(root), "ARRAY_API_TESTS_MODULE": "exec('from tests.array_api.shim import xp')"}
+    examples = session.posargs or ("--max-examples=20",)
+    with session.chdir(suite):
+        session.run(
+            "pytest",
+            "array_api_tests",
+            "-q",
+            "--disable-deadline",
+            "--hypothesis-derandomize",
+            "-o",
+            "xfail_strict=true",
+            f"--xfails-file={root / 'tests/array_api/xfails.txt'}",
+            *examples,
+            env=environment,
+        )
 
 
 @nox.session

@@ -10,9 +10,10 @@
         c = await device.blas.gemm(a, a)
         result = await device.get(c)
 
-A device has the libraries ``blas``, ``elementwise``, ``reduce``, ``arrays``, ``dnn``, ``fft`` and ``rng``, batches (``device.batch()``) and graphs
-(``device.graph()``), and takes kernels of your own: CUDA C++ through ``device.compiler``, anything that enqueues through :class:`KernelLibrary`. Two
-backends come with the distribution: ``"cpu"``, and ``"cuda"`` in the package ``accel_cuda``, which is found by its entry point and loaded when it is asked for.
+A device has the libraries ``blas``, ``linalg``, ``elementwise``, ``reduce``, ``arrays``, ``scan``, ``sort``, ``dnn``, ``fft`` and ``rng``, batches
+(``device.batch()``) and graphs (``device.graph()``), and takes kernels of your own: CUDA C++ through ``device.compiler``, anything that enqueues through
+:class:`KernelLibrary`. Two backends come with the distribution: ``"cpu"``, and ``"cuda"`` in the package ``accel_cuda``, which is found by its entry point
+and loaded when it is asked for.
 """
 
 from __future__ import annotations
@@ -73,8 +74,9 @@ else:
         StaleRefError,
         UnsupportedError,
     )
+    from accel.expressions import Array, LazyArrayError, evaluate
     from accel.ops import KernelOp
-    from accel.ref import AccelRef, AccelToken, RefView, ViewToken
+    from accel.ref import AccelRef, AccelToken, RefView, StridedRef, ViewToken
 
 __version__ = "0.1.0"
 
@@ -92,6 +94,7 @@ __all__ = [
     "ActorState",
     "ActorStoppedError",
     "AdaptiveCompletion",
+    "Array",
     "BackendUnavailableError",
     "Batch",
     "BinaryOp",
@@ -117,6 +120,7 @@ __all__ = [
     "InvalidArgumentError",
     "KernelLibrary",
     "KernelOp",
+    "LazyArrayError",
     "LibraryError",
     "LinAlgError",
     "MailboxFullError",
@@ -132,6 +136,7 @@ __all__ = [
     "RestartStrategy",
     "StaleRefError",
     "StreamStrategy",
+    "StridedRef",
     "SyncCompletion",
     "System",
     "Terminated",
@@ -140,6 +145,7 @@ __all__ = [
     "UnsupportedError",
     "ViewToken",
     "__version__",
+    "evaluate",
     "kernel",
     "kernel_op",
     "patterns",

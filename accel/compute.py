@@ -36,7 +36,7 @@ TransposeName: TypeAlias = Literal["n", "t", "c"]
 ReduceName: TypeAlias = Literal["sum", "mean", "max", "min", "prod", "var", "std", "any", "all", "argmax", "argmin", "logsumexp"]
 UnaryName: TypeAlias = Literal[
     "relu", "sigmoid", "tanh", "exp", "log", "sqrt", "abs", "neg", "gelu", "gelu_tanh", "silu", "softplus", "leaky_relu", "elu",
-    "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "log1p", "expm1", "log2", "exp2", "rsqrt", "reciprocal",
+    "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "log1p", "expm1", "log2", "exp2", "erf", "rsqrt", "reciprocal",
     "sign", "floor", "ceil", "round", "isnan", "isinf", "isfinite", "logical_not",
 ]  # fmt: skip
 BinaryName: TypeAlias = Literal[
@@ -114,6 +114,8 @@ class UnaryOp(enum.Enum):
     EXPM1 = "expm1"
     LOG2 = "log2"
     EXP2 = "exp2"
+    ERF = "erf"
+    """The error function."""
     RSQRT = "rsqrt"
     """``1 / sqrt(x)``."""
     RECIPROCAL = "reciprocal"
@@ -224,7 +226,8 @@ class ComputeBackend(ABC):
         **{f"binary.{op.value}": _BOOL for op in _LOGIC},
         "where": _FLOATS | _INTEGERS | _COMPLEX | _BOOL,
         "clip": _FLOATS | _INTEGERS,
-        "scatter_add": frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64, DType.UINT32, DType.UINT64}),
+        **dict.fromkeys(("normalize", "pool"), _FLOATS),
+        "scatter_add": _FLOATS | {DType.INT32, DType.INT64, DType.UINT32, DType.UINT64},
         "cast": _FLOATS | _INTEGERS | _COMPLEX | _BOOL,
     }
     """What a backend offers by default: call -> dtypes."""

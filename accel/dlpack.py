@@ -15,6 +15,7 @@ import numpy as np
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
+from accel.views import steps_of
 
 __all__ = ["CPU", "CUDA", "CUDA_MANAGED", "Tensor", "check_contiguous", "export", "read"]
 
@@ -70,24 +71,34 @@ _STAND_INS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.comp
 class _Holder:
     """What numpy takes for an array: an address, and what keeps the memory there."""
 
-    def __init__(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], owner: object) -> None:
-        self.__array_interface__ = {"version": 3, "data": (address, False), "shape": shape, "typestr": dtype.str}
+    def __init__(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any], owner: object) -> None:
+        steps = tuple([step * dtype.itemsize for step in strides])
+        self.__array_interface__ = {"version": 3, "data": (address, False), "shape": shape, "strides": steps, "typestr": dtype.str}
         self.owner = owner
 
 
 def export(
-    address: int, shape: tuple[int, ...], dtype: DType, device: tuple[int, int], owner: object, *, max_version: tuple[int, int] | None
+    address: int,
+    shape: tuple[int, ...],
+    dtype: DType,
+    device: tuple[int, int],
+    owner: object,
+    *,
+    strides: tuple[int, ...] | None = None,
+    max_version: tuple[int, int] | None,
 ) -> Any:
     """Return a capsule over device memory.
 
     Parameters
     ----------
     address, shape, dtype
-        The memory, in C order.
+        The memory.
     device
         DLPack's device type and number.
     owner
         Kept as long as the consumer's tensor.
+    strides
+        In elements; ``None`` for C order.
     max_version
         What the consumer asked for; it gets a capsule with a version from 1.0 on.
 
@@ -98,7 +109,7 @@ def export(
     """
     if dtype not in _TYPES:
         raise BufferError(f"DLPack packs two {dtype.value} into a byte, and here each has its own: share ref.view('uint8')")
-    holder = _Holder(address, shape, np.dtype(_STAND_INS[dtype.itemsize]), owner)
+    holder = _Holder(address, shape, steps_of(shape) if strides is None else strides, np.dtype(_STAND_INS[dtype.itemsize]), owner)
     array = np.asarray(holder)
     versioned = _NUMPY_KNOWS_VERSIONS and max_version is not None and tuple(max_version) >= (1, 0)
     capsule = array.__dlpack__(max_version=(1, 0)) if versioned else array.__dlpack__()

@@ -128,12 +128,12 @@ _UNARY = {
 }
 """Name of the method -> what is said of the ref."""
 
-_TRANSPOSED = "Pass transpose_a=True or transpose_b=True to device.blas.gemm, or use (await device.get(ref)).T."
+_TRANSPOSED = "Use ref.T or ref.transpose(axes), which are views."
 _CONVERTED = "Convert the array before it is put on the device, or after: (await device.get(ref)).astype(...)."
 
 REF_HINTS = {
     **dict.fromkeys(("numpy", "cpu", "get", "item", "tolist", "tobytes", "detach", "data"), f"C{_HOST}."),
-    **dict.fromkeys(("T", "mT", "t", "transpose", "swapaxes", "permute"), _TRANSPOSED),
+    **dict.fromkeys(("mT", "t", "swapaxes", "permute"), _TRANSPOSED),
     **dict.fromkeys(("astype", "to", "float", "double", "half", "cuda"), _CONVERTED),
     **{name: f"Use await device.reduce({name!r}, ref, axis=...)." for name in ("sum", "mean", "max", "min")},
     **{name: f"Use await device.elementwise.unary({name!r}, ref)." for name in ("relu", "sigmoid", "tanh", "exp", "log", "sqrt", "abs")},

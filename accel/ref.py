@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 from accel.dtype import DType, DTypeLike
 from accel.errors import InvalidArgumentError, StaleRefError
 from accel.hints import REF_HINTS, NoArray, hinted
-from accel.views import indexed, recast, reshaped
+from accel.views import is_contiguous, permutation, recast, reshaped, restrided, selected, share_bytes, span, steps_of
 
 if TYPE_CHECKING:
     from collections import deque
+    from collections.abc import Sequence
 
-__all__ = ["AccelRef", "AccelToken", "ForeignRef", "ManagedRef", "RefOwner", "RefView", "ViewToken", "overlap"]
+__all__ = ["AccelRef", "AccelToken", "ForeignRef", "ManagedRef", "RefOwner", "RefView", "StridedRef", "ViewToken", "overlap"]
 
 
 class RefOwner(Protocol):
@@ -78,13 +79,14 @@ class ViewToken(AccelToken):
     ----------
     offset
         Bytes from the start of the buffer.
-    shape, dtype
-        Of the view.
+    shape, dtype, strides
+        Of the view; ``None`` for the strides of C order.
     """
 
     offset: int
     shape: tuple[int, ...]
     dtype: str
+    strides: tuple[int, ...] | None = None
 
     def of(self, ref: AccelRef) -> AccelRef:
         """Return a view of ``ref`` like the one that was pickled.
@@ -97,19 +99,28 @@ class ViewToken(AccelToken):
         dtype, offset, shape = DType.of(self.dtype), self.offset, self.shape
         if not (isinstance(shape, tuple) and all(_is_size(n) for n in (offset, *shape))):
             raise InvalidArgumentError(f"{self!r} names no view: offset and shape are sizes", remedy=_OWN_TOKENS)
-        if offset + math.prod(shape) * dtype.itemsize > ref.nbytes or offset % dtype.itemsize or ref.alignment % dtype.itemsize:
+        strides = steps_of(shape) if self.strides is None else self.strides
+        if not (isinstance(strides, tuple) and len(strides) == len(shape) and all(_is_whole(n) for n in strides)):
+            raise InvalidArgumentError(f"{self!r} names no view: strides are as many ints as there are axes", remedy=_OWN_TOKENS)
+        first, end = (offset + place * dtype.itemsize for place in span(shape, strides))
+        if first < 0 or end > ref.nbytes or offset % dtype.itemsize or ref.alignment % dtype.itemsize:
             raise InvalidArgumentError(
                 f"{self!r} names no view of {ref!r}: it runs past its {ref.nbytes} bytes, or is not aligned to its elements",
                 remedy=_OWN_TOKENS,
             )
-        return RefView(ref, offset, shape, dtype)
+        return view_of(ref, offset, shape, dtype, strides)
 
 
+_COPY = "Copy it first: await device.arrays.part(view, ...)."
 _OWN_TOKENS = "Give a token that a view's own token() returned."
 
 
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_size(value: Any) -> bool:
+    return _is_whole(value) and value >= 0
 
 
 @hinted(REF_HINTS)
@@ -141,12 +152,16 @@ class AccelRef(NoArray):
         What the address of the buffer is a multiple of.
     is_foreign, is_managed : bool
         Whether the memory belongs to another library's array (``device.wrap``), and whether it is managed (``device.managed``).
+    is_strided : bool
+        Whether it is a :class:`StridedRef`, whose elements are not one run in C order.
 
     Notes
     -----
-    ``ref[index]``, :meth:`reshape`, :meth:`ravel` and :meth:`view` give a :class:`RefView` of the same memory; nothing is copied and nothing is sent.
+    ``ref[index]``, :attr:`T`, :meth:`transpose`, :meth:`reshape`, :meth:`ravel` and :meth:`view` give a :class:`RefView` of the same memory; nothing is
+    copied and nothing is sent.
     """
 
+    is_strided: bool = False
     alignment: int = 256
     is_foreign: bool = False
     is_managed: bool = False
@@ -185,6 +200,11 @@ class AccelRef(NoArray):
     def ndim(self) -> int:
         """Number of dimensions."""
         return len(self.shape)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """How far neighbours along each axis are apart, in elements."""
+        return steps_of(self.shape)
 
     @property
     def is_stale(self) -> bool:
@@ -251,15 +271,31 @@ class AccelRef(NoArray):
     # -- views
 
     def __getitem__(self, index: Any) -> RefView:
-        """Return a view of a part, as numpy's basic indexing selects it.
+        """Return a view of a part, as numpy's basic indexing selects it: ints, slices with any step, and ``...``.
 
         Raises
         ------
         InvalidArgumentError
-            If it is no such index, or the part is not contiguous in C order.
+            If it is no such index.
         """
-        offset, shape = indexed(self.shape, self.dtype.itemsize, index)
-        return RefView(self, self.offset + offset, shape, self.dtype)
+        start, shape, strides = selected(self.shape, self.strides, index)
+        return view_of(self, self.offset + start * self.dtype.itemsize, shape, self.dtype, strides)
+
+    @property
+    def T(self) -> RefView:  # noqa: N802 - as in numpy and the array API
+        """A view with the axes in reverse order."""
+        return self.transpose()
+
+    def transpose(self, axes: Sequence[int] | None = None) -> RefView:
+        """Return a view with the axes in another order: reversed, or that of ``axes``.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If ``axes`` does not name each axis once.
+        """
+        order, strides = permutation(axes, len(self.shape)), self.strides
+        return view_of(self, self.offset, tuple([self.shape[n] for n in order]), self.dtype, tuple([strides[n] for n in order]))
 
     if TYPE_CHECKING:
         # Rows are not iterated over by accident: each would be a view.
@@ -271,12 +307,16 @@ class AccelRef(NoArray):
         Raises
         ------
         InvalidArgumentError
-            If the shape does not fit.
+            If the shape does not fit, or the elements of a strided view would have to be copied.
         """
-        return RefView(self, self.offset, reshaped(self.shape, (shape, *more) if more else shape), self.dtype)
+        wanted = reshaped(self.shape, (shape, *more) if more else shape)
+        strides = restrided(self.shape, self.strides, wanted) if self.is_strided else steps_of(wanted)
+        if strides is None:
+            raise InvalidArgumentError(f"{self!r} has no view of shape {wanted}: elements would be copied", remedy=_COPY)
+        return view_of(self, self.offset, wanted, self.dtype, strides)
 
     def ravel(self) -> RefView:
-        """Return a view of one dimension."""
+        """Return a view of one dimension; raises as :meth:`reshape` does."""
         return self.reshape(-1 if self.size else 0)
 
     def view(self, dtype: DTypeLike) -> RefView:
@@ -285,16 +325,18 @@ class AccelRef(NoArray):
         Raises
         ------
         InvalidArgumentError
-            If the last axis is no whole number of them, or its start is not aligned to one.
+            If the last axis is no whole number of them, or its start is not aligned to one; or of a strided view, whose elements keep their size.
         """
         new = DType.of(dtype)
+        if self.is_strided and new.itemsize != self.dtype.itemsize:
+            raise InvalidArgumentError(f"{self!r} has no view as {new.value}: its elements are not one run", remedy=_COPY)
         shape = recast(self.shape, self.dtype, new)
         if self.offset % new.itemsize or self.alignment % new.itemsize:
             raise InvalidArgumentError(
                 f"{self!r} does not start at a multiple of {new.itemsize} bytes, as {new.value} must",
                 remedy="Copy it into a buffer of its own.",
             )
-        return RefView(self, self.offset, shape, new)
+        return view_of(self, self.offset, shape, new, self.strides if self.is_strided else steps_of(shape))
 
     # -- as an object
 
@@ -433,14 +475,46 @@ class RefView(AccelRef):
             If the memory is no longer there.
         """
         base = self.base.token()
-        return ViewToken(base.device, base.buffer, base.generation, self.offset, self.shape, self.dtype.value)
+        strides = self.strides if self.is_strided else None
+        return ViewToken(base.device, base.buffer, base.generation, self.offset, self.shape, self.dtype.value, strides)
 
     def __reduce__(self) -> tuple[Any, ...]:
         token = self.token()
-        return ViewToken, (token.device, token.buffer, token.generation, token.offset, token.shape, token.dtype)
+        return ViewToken, (token.device, token.buffer, token.generation, token.offset, token.shape, token.dtype, token.strides)
 
     def __repr__(self) -> str:
         return f"<{super().__repr__()[1:-1]} view at {self.offset}>"
+
+
+class StridedRef(RefView):
+    """A view whose elements are not one run in C order: ``ref[:, 2:5]``, ``ref[::2]``, ``ref.T``. No two of its elements have the same place.
+
+    Ops that take strided operands read them where they are; for all others the device copies them first, and what was written back afterwards.
+
+    Attributes
+    ----------
+    offset : int
+        Bytes from the start of the buffer to element ``[0, 0, ...]``; others may be before it.
+    strides : tuple of int
+        How far neighbours along each axis are apart, in elements.
+    """
+
+    __slots__ = ("strides",)
+
+    is_strided = True
+    strides: tuple[int, ...]
+
+    def __init__(self, ref: AccelRef, offset: int, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...]) -> None:
+        super().__init__(ref, offset, shape, dtype)
+        self.strides = strides
+
+    def __repr__(self) -> str:
+        return f"<{super().__repr__()[1:-1]} strides {list(self.strides)}>"
+
+
+def view_of(ref: AccelRef, offset: int, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...]) -> RefView:
+    """Return a view of the buffer of ``ref``: a :class:`StridedRef` only where elements are not one run in C order."""
+    return RefView(ref, offset, shape, dtype) if is_contiguous(shape, strides) else StridedRef(ref, offset, shape, dtype, strides)
 
 
 class ForeignRef(AccelRef):
@@ -466,4 +540,6 @@ def overlap(a: AccelRef, b: AccelRef) -> bool:
         return True
     if a.buffer != b.buffer or a.owner is not b.owner:
         return False
+    if a.is_strided or b.is_strided:
+        return share_bytes(*[(each.offset, each.shape, each.strides, each.dtype.itemsize) for each in (a, b)])
     return max(a.offset, b.offset) < min(a.offset + a.nbytes, b.offset + b.nbytes)  # of an empty one in the middle, too

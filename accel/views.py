@@ -1,4 +1,7 @@
-"""Where the elements of a view lie: indexing, reshaping and reinterpreting a C-order array without moving anything. Pure arithmetic on shapes."""
+"""Where the elements of a view lie: indexing, reshaping and reinterpreting an array without moving anything. Arithmetic on shapes and strides.
+
+Strides count elements: how far neighbours along each axis are apart.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,53 @@ import operator
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from accel.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from accel.dtype import DType
 
-__all__ = ["broadcast", "indexed", "recast", "reshaped", "selected", "strides_of"]
+__all__ = [
+    "broadcast",
+    "is_contiguous",
+    "permutation",
+    "recast",
+    "reshaped",
+    "restrided",
+    "selected",
+    "share_bytes",
+    "span",
+    "steps_of",
+    "strides_of",
+]
 
 Shape = tuple[int, ...]
 
-_COPY = "A view is one contiguous run of elements; await device.arrays.part(ref, index) copies others."
-_INDEX = "Give ints, slices and one `...`, as in ref[1], ref[2:5] or ref[0, 2:5]."
+_INDEX = "Give ints, slices and one `...`, as in ref[1], ref[2:5] or ref[::2, 0]."
 
 
-def indexed(shape: Shape, itemsize: int, index: Any) -> tuple[int, Shape]:
-    """Return the byte offset and the shape of ``array[index]``, as numpy's basic indexing has it, for a C-order array.
+def steps_of(shape: Shape) -> Shape:
+    """Return the strides of a C-contiguous array."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def is_contiguous(shape: Shape, strides: Shape) -> bool:
+    """Return whether elements lie in C order without gaps."""
+    expected = 1
+    for length, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if length > 1 and stride != expected and 0 not in shape:
+            return False
+        expected *= length
+    return True
+
+
+def selected(shape: Shape, strides: Shape, index: Any) -> tuple[int, Shape, Shape]:
+    """Return where the elements of ``array[index]`` are, as numpy's basic indexing has it: the first one's place, their lengths and strides.
 
     Parameters
     ----------
-    shape, itemsize
+    shape, strides
         Of the array.
     index
         An int, a slice, ``...``, or a tuple of them.
@@ -33,29 +64,11 @@ def indexed(shape: Shape, itemsize: int, index: Any) -> tuple[int, Shape]:
     Raises
     ------
     InvalidArgumentError
-        If it is no such index, is out of range, or selects elements that are not contiguous in C order.
-    """
-    start, result, steps = selected(shape, index)
-    expected = 1
-    for length, step in zip(reversed(result), reversed(steps), strict=True):
-        if length > 1 and step != expected and 0 not in result:
-            raise InvalidArgumentError(f"[{index!r}] of shape {shape} is not contiguous", remedy=_COPY)
-        expected *= length
-    return (start * itemsize if expected else 0), result
-
-
-def selected(shape: Shape, index: Any) -> tuple[int, Shape, Shape]:
-    """Return where the elements of ``array[index]`` are in a C-order array: the first one's place, lengths and steps along axes, in elements.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If it is no index of :func:`indexed`, or is out of range.
+        If it is no such index, or is out of range.
     """
     entries = _entries(index, len(shape))
     start, lengths, steps = 0, [], []
-    for axis, (length, entry) in enumerate(zip(shape, entries, strict=True)):
-        step = math.prod(shape[axis + 1 :])
+    for axis, (length, step, entry) in enumerate(zip(shape, strides, entries, strict=True)):
         if isinstance(entry, slice):
             try:
                 chosen = range(length)[entry]
@@ -68,7 +81,28 @@ def selected(shape: Shape, index: Any) -> tuple[int, Shape, Shape]:
             if not -length <= entry < length:
                 raise InvalidArgumentError(f"index {entry} is out of range for axis {axis}, which has {length}", remedy=_INDEX)
             start += entry % length * step
-    return start, tuple(lengths), tuple(steps)
+    return (0 if 0 in lengths else start), tuple(lengths), tuple(steps)
+
+
+def permutation(axes: Any, ndim: int) -> Shape:
+    """Return the axes of an array in another order: reversed, or that of ``axes``, counted from the first one.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If these do not name each axis once.
+    """
+    if axes is None:
+        return tuple(reversed(range(ndim)))
+    try:
+        order = tuple([operator.index(axis) for axis in axes])
+    except TypeError:
+        order = ()
+    if sorted(axis % ndim for axis in order if -ndim <= axis < ndim) != list(range(ndim)):
+        raise InvalidArgumentError(
+            f"axes {axes!r} do not name each of {ndim} dimension(s) once", remedy="Give each number once, as in (0, 2, 1)."
+        )
+    return tuple([axis % ndim for axis in order])
 
 
 def _entries(index: Any, ndim: int) -> list[Any]:
@@ -121,6 +155,67 @@ def reshaped(shape: Shape, wanted: Any) -> Shape:
     return tuple(result)
 
 
+def restrided(shape: Shape, strides: Shape, wanted: Shape) -> Shape | None:
+    """Return the strides of the same elements, at least one, in another shape; ``None`` if there are none, and the elements must be copied."""
+    axes = [(length, stride) for length, stride in zip(shape, strides, strict=True) if length > 1]
+    lengths = list(wanted)
+    found: list[int] = []
+    while axes:
+        # One run of elements that are equally far apart, from the last axis on; the last axes of the new shape cut it up.
+        length, stride = axes.pop()
+        while axes and axes[-1][1] == stride * length:
+            length *= axes.pop()[0]
+        while lengths and length % lengths[-1] == 0 and (length > 1 or lengths[-1] == 1):
+            found.append(stride)
+            stride *= lengths[-1]
+            length //= lengths.pop()
+        if length > 1:
+            return None
+    found += [1] * len(lengths)  # of length 1
+    return tuple(reversed(found))
+
+
+def span(shape: Shape, strides: Shape) -> tuple[int, int]:
+    """Return the places of the first and behind the last of an array's elements, counted from element ``[0, 0, ...]``; of none, twice the same."""
+    if 0 in shape:
+        return 0, 0
+    ends = [(length - 1) * stride for length, stride in zip(shape, strides, strict=True)]
+    return sum(end for end in ends if end < 0), sum(end for end in ends if end > 0) + 1
+
+
+class _Place:
+    """What numpy takes for an array whose memory it does not read."""
+
+    def __init__(self, offset: int, shape: Shape, strides: Shape, itemsize: int) -> None:
+        steps = tuple([stride * itemsize for stride in strides])
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (offset + _FAR, False),
+            "shape": shape,
+            "strides": steps,
+            "typestr": f"|V{itemsize}",
+        }
+
+
+_FAR = 1 << 20  # some address: 0 would be none
+_MOST_WORK: Any = 10_000  # any int, and stubs know two
+
+
+def share_bytes(a: tuple[int, Shape, Shape, int], b: tuple[int, Shape, Shape, int]) -> bool:
+    """Return whether two arrays have bytes in common, or that takes too long to find out.
+
+    Parameters
+    ----------
+    a, b
+        The byte at which element ``[0, 0, ...]`` starts, shape, strides, and bytes of an element.
+    """
+    first, second = (np.asarray(_Place(*each)) for each in (a, b))
+    try:
+        return np.shares_memory(first, second, max_work=_MOST_WORK)
+    except np.exceptions.TooHardError:
+        return True
+
+
 def recast(shape: Shape, old: DType, new: DType) -> Shape:
     """Return the shape of the same bytes as elements of another dtype: the last axis grows or shrinks.
 
@@ -148,6 +243,9 @@ def broadcast(*shapes: Shape) -> Shape:
     InvalidArgumentError
         If an axis has two lengths other than 1.
     """
+    first, *others = shapes
+    if all(shape == first or not shape for shape in others):
+        return first
     result = []
     for lengths in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1):
         longest = {length for length in lengths if length != 1}
@@ -160,10 +258,8 @@ def broadcast(*shapes: Shape) -> Shape:
     return tuple(reversed(result))
 
 
-def strides_of(shape: Shape, wanted: Shape) -> tuple[int, ...]:
-    """Return by how many elements a C-order array advances along each axis of the shape that it is broadcast to; 0 where it is repeated."""
-    strides, step = [0] * len(wanted), 1
-    for axis, length in zip(range(-1, -len(shape) - 1, -1), reversed(shape), strict=True):
-        strides[axis] = 0 if length == 1 else step
-        step *= length
-    return tuple(strides)
+def strides_of(shape: Shape, wanted: Shape, strides: Shape | None = None) -> Shape:
+    """Return the strides of an array, of C order where none are given, in the shape that it is broadcast to: 0 where it is repeated."""
+    own = steps_of(shape) if strides is None else strides
+    repeated = [0 if length == 1 else step for length, step in zip(shape, own, strict=True)]
+    return (*[0] * (len(wanted) - len(shape)), *repeated)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from accel import InvalidArgumentError
 from accel_cuda.core.blocking import Blocking
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from accel.backend import Injection, Kernel
     from accel.ops import CompiledKernel, KernelLayout
     from accel_cuda.core.driver import Driver
+    from accel_cuda.families.dnn import DnnLibrary
 
 __all__ = ["CudaDevice"]
 
@@ -64,6 +65,7 @@ class CudaDevice(CudaContext):
         self._user_kernels = UserKernels(self, self._modules)
         self.families = ContextFamilies(self, self.functions)
         self.scratch_libraries = frozenset(self.families.states)
+        self._dnn = cast("DnnLibrary", self.families.states["dnn"])
         self._offer()
         try:
             self.functions.load("memory")  # what any stream may need
@@ -112,7 +114,7 @@ class CudaDevice(CudaContext):
 
     def create_compute(self, stream: CudaStream, library: str) -> CudaCompute:
         """Create the compute interface whose calls go into ``stream``, initialized, with what ``library`` needs; anything else is made at its first use."""
-        compute = CudaCompute(stream, library)
+        compute = CudaCompute(stream, library, self._dnn)
         compute.init()
         return compute
 

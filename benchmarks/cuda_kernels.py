@@ -1,12 +1,13 @@
 """How fast the backend's own kernels are on a GPU: ``python benchmarks/cuda_kernels.py [--json FILE] [--only PART]``.
 
 Elementwise functions, reductions over rows of any length and along any axis, and vectors: bytes read and written in a second, beside a copy on the same
-device. Ops on arrays, convolutions and attention: beside PyTorch where it is installed.
+device. Ops on arrays, softmax, norms, pooling, convolutions and attention: beside PyTorch where it is installed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import math
@@ -16,7 +17,7 @@ from collections import deque
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -24,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from accel import AccelRef, BinaryOp, DType, ReduceOp, UnaryOp, ops
 from accel_cuda import CudaBackend
+from accel_cuda.families.convolution import ConvolutionWork
 from accel_cuda.families.parts import PARTS
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from accel_cuda.core.stream import CudaStream
     from accel_cuda.device import CudaDevice
     from accel_cuda.families.compute import CudaCompute
+    from accel_cuda.families.dnn import DnnLibrary
 
 _BYTES = 256 << 20
 _DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int64")
@@ -40,9 +43,12 @@ _SHAPES = ((7, 100_003, 33), (1_000_003, 3), (3, 1_000_003), (129, 513, 1021), (
 _SUMS = (ReduceOp.SUM, ReduceOp.MEAN)
 # Rows and columns: small, typical, large.
 _MATRICES = ((64, 256), (2048, 4096), (8192, 8192))
+# (N, C, H, W): a small feature map, one of a diffusion model, and a large one.
+_IMAGES = ((2, 64, 14, 14), (8, 320, 64, 64), (32, 64, 112, 112))
 # (N, C, side, K, window)
 _CONVOLUTIONS = (
     (32, 64, 56, 64, 3),
+    (64, 256, 56, 64, 3),
     (32, 64, 56, 256, 1),
     (32, 128, 28, 128, 3),
     (32, 256, 14, 256, 3),
@@ -50,7 +56,7 @@ _CONVOLUTIONS = (
     (32, 512, 7, 2048, 1),
 )
 # (batch, heads, queries, keys, head_dim): long sequences, and few queries over many keys
-_ATTENTIONS = ((4, 16, 2048, 2048, 64), (4, 16, 2048, 2048, 128), (1, 16, 1, 16_384, 128))
+_ATTENTIONS = ((4, 32, 2048, 2048, 128), (4, 16, 2048, 2048, 64), (8, 16, 512, 512, 64), (1, 16, 1, 16_384, 128))
 
 
 class Report:
@@ -89,6 +95,7 @@ class Kernels:
 
     def __init__(self, context: CudaDevice, stream: CudaStream, compute: CudaCompute, report: Report) -> None:
         self.stream, self.compute, self.report = stream, compute, report
+        self.dnn = cast("DnnLibrary", context.families.states["dnn"])
         slab = context.create_slab(3 * (_BYTES + 4096) + (64 << 20))
         self.a, self.b, self.c = (slab.address + part * (_BYTES + 4096) for part in range(3))
         self._scatter(slab.address, slab.nbytes)
@@ -169,6 +176,14 @@ class Kernels:
         ours = best(lambda: kernel(lane, op, addresses, (self.c + (64 << 10),)), self.stream)
         self.report.add("GB/s", where, moved / ours / 1e9, us=ours * 1e6, **({"torch_us": theirs * 1e6} if theirs else {}))
 
+    def norms(self) -> None:
+        """Softmax and norms of matrices, and norms and pooling of images, beside PyTorch's."""
+        for name in ("float32", "bfloat16"):
+            for shapes, calls in ((_MATRICES, _row_ops), (_IMAGES, _image_ops)):
+                for shape in shapes:
+                    for where, op, theirs in calls(DType.of(name), shape):
+                        self._op(f"{where} {name} {op.x.shape}", op, _torch_op(name, op.x.shape, theirs))
+
     def vectors(self) -> None:
         """BLAS on vectors."""
         for name in ("float16", "float32", "float64", "complex64"):
@@ -181,10 +196,12 @@ class Kernels:
                 self.add(f"nrm2 {name}", _BYTES, partial(compute.nrm2, n, self.a, self.c, dtype))
 
     def convolutions(self) -> None:
-        """Layers of a residual network, beside PyTorch's (cuDNN, without TF32)."""
+        """Layers of a residual network, channels last, beside PyTorch's (without TF32)."""
         for name in ("float32", "float16", "bfloat16", "float64"):
             for n, c, side, k, window in _CONVOLUTIONS:
                 shape, filters, out = (n, c, side, side), (k, c, window, window), (n, k, side, side)
+                if math.prod(shape) * DType.of(name).itemsize > _BYTES:
+                    continue
                 flops, pad = 2 * math.prod(out) * c * window**2, (window // 2,) * 2
                 ours = best(self._convolution(name, shape, filters, out, pad), self.stream)
                 theirs = _torch(name, shape, filters, pad)
@@ -192,11 +209,13 @@ class Kernels:
                 self.report.add("TFLOP/s", f"conv2d {name} {shape} {filters}", flops / ours / 1e12, **beside)
 
     def _convolution(self, name: str, shape: Any, filters: Any, out: Any, pad: Any) -> Callable[[], object]:
-        dtype = DType.of(name)
-        return lambda: self.compute.conv2d_forward(self.a, shape, self.b, filters, self.c, out, (1, 1), pad, dtype=dtype)
+        work = ConvolutionWork(DType.of(name), shape, filters, out, pad, pad, (1, 1), (1, 1), is_last=True)
+        room = self.compute.alloc(self.dnn.nbytes(work, (self.a, self.b, 0, self.c)))
+        self.compute.free(room)  # it stays this stream's, which uses it for nothing else meanwhile
+        return lambda: self.dnn.convolve(self.stream, work, self.a, self.b, 0, self.c, room)
 
     def attentions(self) -> None:
-        """Attention without and with a causal mask, beside PyTorch's."""
+        """Attention without and with a causal mask, beside PyTorch's by cuDNN; float32 beside what PyTorch chooses."""
         for name in ("float16", "bfloat16", "float32"):
             for sizes in _ATTENTIONS:
                 batch, heads, queries, keys, depth = sizes
@@ -230,9 +249,52 @@ def _array_ops(dtype: DType, shape: tuple[int, int]) -> Iterator[tuple[str, Any,
     yield "var of columns", ops.Reduce("var", x, axis=0), lambda x, i: x.var(0, correction=0)
     yield "argmax of rows", ops.Reduce("argmax", x, axis=1), lambda x, i: x.argmax(1)
     yield "logsumexp of rows", ops.Reduce("logsumexp", x, axis=1), lambda x, i: x.logsumexp(1)
+    even, inner = x[:, ::2], x[:, 8 : shape[1] - 8]
+    yield "add every second column", ops.Binary("add", even, even), lambda x, i: x[:, ::2] + x[:, ::2]
+    yield "add inner columns", ops.Binary("add", inner, inner), lambda x, i: x[:, 8:-8] + x[:, 8:-8]
+    yield "add a transpose", ops.Binary("add", x.T, x.T), lambda x, i: (x.T + x.T).contiguous()
+    yield "sum of every second column", ops.Reduce("sum", even, axis=1), lambda x, i: x[:, ::2].sum(1)
 
 
-def _torch_op(name: str, shape: tuple[int, int], call: Callable[[Any, Any], object]) -> float:
+def _row_ops(dtype: DType, shape: tuple[int, ...]) -> Iterator[tuple[str, Any, Callable[[Any, Any], object]]]:
+    """Yield what an op on rows of a matrix is called, the op, and how PyTorch does it with a matrix."""
+    owner: Any = SimpleNamespace(dropped=deque())
+    length, f = shape[1], _functional
+    x, row = (AccelRef(owner, 1 + place, each, dtype, 1) for place, each in enumerate((shape, shape[1:])))
+    yield "softmax", ops.Softmax(x), lambda x, i: x.softmax(1)
+    yield "log_softmax", ops.LogSoftmax(x), lambda x, i: x.log_softmax(1)
+    yield "softmax of columns", ops.Softmax(x, 0), lambda x, i: x.softmax(0)
+    yield "layer_norm", ops.LayerNorm(x, length, row, row), lambda x, i: f().layer_norm(x, (length,), x[0], x[1])
+    yield "rms_norm", ops.RmsNorm(x, length, row), lambda x, i: f().rms_norm(x, (length,), x[0], 1e-6)
+
+
+def _image_ops(dtype: DType, shape: tuple[int, ...]) -> Iterator[tuple[str, Any, Callable[[Any, Any], object]]]:
+    """Yield the same for images, with channels first or, for pooling, also last."""
+    owner: Any = SimpleNamespace(dropped=deque())
+    (n, channels, height, width), f = shape, _functional
+    x, row = (AccelRef(owner, 1 + place, each, dtype, 1) for place, each in enumerate((shape, (channels,))))
+    yield "group_norm", ops.GroupNorm(x, 32, row, row), lambda x, i: f().group_norm(x, 32, x[0, :, 0, 0], x[0, :, 1, 0])
+    yield (
+        "batch_norm",
+        ops.BatchNorm(x, row, row, row, row),
+        lambda x, i: f().batch_norm(x, x[0, :, 0, 0], x[0, :, 1, 0], x[0, :, 2, 0], x[0, :, 3, 0]),
+    )
+    yield "max_pool", ops.MaxPool(x, 3, 2, 1), lambda x, i: f().max_pool2d(x, 3, 2, 1)
+    yield "avg_pool", ops.AvgPool(x, 2), lambda x, i: f().avg_pool2d(x, 2)
+    last = AccelRef(owner, 3, (n, height, width, channels), dtype, 1)
+    yield (
+        "max_pool, channels last",
+        ops.MaxPool(last, 3, 2, 1, channels_last=True),
+        lambda x, i: f().max_pool2d(x.permute(0, 3, 1, 2), 3, 2, 1),
+    )
+    yield "avg_pool, channels last", ops.AvgPool(last, 2, channels_last=True), lambda x, i: f().avg_pool2d(x.permute(0, 3, 1, 2), 2)
+
+
+def _functional() -> Any:
+    return importlib.import_module("torch.nn.functional")
+
+
+def _torch_op(name: str, shape: tuple[int, ...], call: Callable[[Any, Any], object]) -> float:
     """Return the seconds that PyTorch takes, 0 without it."""
     try:
         torch: Any = importlib.import_module("torch")
@@ -251,7 +313,10 @@ def _torch_attention(name: str, of_queries: tuple[int, ...], of_keys: tuple[int,
         return 0.0
     q = torch.zeros(of_queries, dtype=getattr(torch, name), device="cuda")
     k = torch.zeros(of_keys, dtype=q.dtype, device="cuda")
-    return best(lambda: torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=causal), torch.cuda)
+    attention: Any = importlib.import_module("torch.nn.attention")
+    by_cudnn = attention.sdpa_kernel(attention.SDPBackend.CUDNN_ATTENTION) if q.itemsize == 2 else contextlib.nullcontext()
+    with by_cudnn:
+        return best(lambda: torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=causal), torch.cuda)
 
 
 def _torch(name: str, shape: tuple[int, ...], filters: tuple[int, ...], pad: tuple[int, int]) -> float:
@@ -261,15 +326,14 @@ def _torch(name: str, shape: tuple[int, ...], filters: tuple[int, ...], pad: tup
     except ImportError:
         return 0.0
     torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cudnn.benchmark = True
-    x = torch.zeros(shape, dtype=getattr(torch, name), device="cuda")
-    f = torch.zeros(filters, dtype=x.dtype, device="cuda")
+    x = torch.zeros(shape, dtype=getattr(torch, name), device="cuda").to(memory_format=torch.channels_last)
+    f = torch.zeros(filters, dtype=x.dtype, device="cuda").to(memory_format=torch.channels_last)
     return best(lambda: torch.nn.functional.conv2d(x, f, padding=pad), torch.cuda)
 
 
 def main() -> None:
     """Run it."""
-    parts = ("elementwise", "reductions", "arrays", "vectors", "convolutions", "attentions")
+    parts = ("elementwise", "reductions", "arrays", "norms", "vectors", "convolutions", "attentions")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", metavar="FILE", help="write the numbers to FILE")
     parser.add_argument("--only", choices=parts, action="append", help="measure this part (may be given again)")

@@ -97,3 +97,20 @@ def child_pid(device: accel.Device) -> int:
 def used(device: accel.Device) -> int:
     """Return the bytes held by live buffers."""
     return device.info().memory.used
+
+
+def some_view(rng: np.random.Generator, array: Array, ref: Any) -> tuple[Array, Any]:
+    """Return the same view, of up to three steps, of an array and of a ref."""
+    for _ in range(rng.integers(1, 4)):
+        if array.ndim > 1 and rng.random() < 0.4:
+            axes = tuple(int(axis) for axis in rng.permutation(array.ndim))
+            array, ref = array.transpose(axes), ref.transpose(axes)
+        else:
+            index = tuple(
+                slice(*sorted(int(n) for n in rng.integers(0, length + 1, 2)))
+                if rng.random() < 0.5
+                else slice(None, None, int(rng.choice([-2, -1, 1, 2, 3])))
+                for length in array.shape
+            )
+            array, ref = array[index], ref[index]
+    return array, ref

@@ -41,6 +41,9 @@ ROOT = Path(__file__).resolve().parents[1]
 _BATCHER = ("tests/core/test_batcher*.py", "tests/properties/test_batcher_properties.py")
 _SEARCH = ("tests/core/test_isolation.py", *_BATCHER)
 _DISPATCHER = (
+    "tests/core/test_lane.py",
+    "tests/core/test_launches.py",
+    "tests/core/test_kernel_actor.py",
     "tests/core/test_device_order.py",
     "tests/core/test_device_ops.py",
     "tests/core/test_device_commands.py",
@@ -52,6 +55,19 @@ _DISPATCHER = (
     "tests/core/test_device_streams.py",
     "tests/core/test_device_turns.py",
     "tests/core/test_device_blocking.py",
+    "tests/core/test_device_faults.py",
+    "tests/core/test_device_late.py",
+    "tests/core/test_device_lost.py",
+    "tests/core/test_device_status.py",
+    "tests/core/test_device_graph.py",
+    "tests/core/test_kernel_bugs.py",
+    "tests/core/test_kernel_op.py",
+    "tests/core/test_kernel_library.py",
+    "tests/core/test_one_family.py",
+    "tests/core/test_strided.py",
+    "tests/core/test_durable_torn.py",
+    "tests/core/test_durable_dropped.py",
+    "tests/core/test_durable_checksum.py",
 )
 
 ROOMS: dict[str, dict[str, tuple[str, ...]]] = {

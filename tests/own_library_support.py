@@ -46,7 +46,20 @@ class Stall(Scale):
     way: str = ""
 
 
-class PendingRequest(accel.KernelLibrary):
+@dataclass(frozen=True, eq=False, slots=True)
+class Spread(accel.KernelOp):
+    """A copy of ``x``."""
+
+    library: ClassVar[str] = "spread"
+    kind: ClassVar[str] = "spread"
+
+    x: accel.AccelRef
+
+    def plan(self) -> Plan:
+        return Plan((self.x,), (), (Spec(self.x.shape, self.x.dtype),))
+
+
+class Scaling(accel.KernelLibrary):
     """Scales with numpy."""
 
     name = "sent"

@@ -14,7 +14,7 @@ from benchmarks.chaos_parts.suspects import Double
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["POISON", "Double", "Fragile", "Service"]
+__all__ = ["HANG", "POISON", "Double", "Fragile", "Service", "double"]
 
 POISON = -1.0
 HANG = -2.0
@@ -54,7 +54,7 @@ class Service:
 
     async def handler(self, items: list[float]) -> list[float | Exception]:
         self.served.append(items)
-        return await _double(self.device, items)
+        return await double(self.device, items)
 
     async def quarantine(self, device: accel.Device) -> Callable[[list[float]], Awaitable[list[float | Exception]]]:
         self.starts += 1
@@ -65,11 +65,12 @@ class Service:
         async def twin(items: list[float]) -> list[float | Exception]:
             self.tried.append(items)
             factor.check()
-            return await _double(device, items)
+            return await double(device, items)
 
         return twin
 
 
-async def _double(device: accel.Device, items: list[float]) -> list[float | Exception]:
+async def double(device: accel.Device, items: list[float]) -> list[float | Exception]:
+    """Return the items, doubled by one op."""
     x = await device.put(np.array(items))
     return [float(each) for each in await device.get(await device.run(Double(x)))]

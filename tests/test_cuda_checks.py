@@ -48,7 +48,7 @@ class FakeDriver:
         return self._devices[device].get(name, 0)
 
 
-def nothing(name: str, distribution: str) -> None:
+def nothing(name: str, distribution: str, extra: str) -> None:
     pass
 
 
@@ -57,6 +57,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Diagnosis]
     """Return what is told of a machine with such GPUs, by name."""
     monkeypatch.setattr(libraries, "load_module", nothing)
     monkeypatch.setattr(libraries, "load_library", nothing)
+    monkeypatch.setattr(libraries, "load_extension", lambda package, *names: None)
 
     def look(*devices: dict[str, int], fault: DriverError | None = None) -> dict[str, Diagnosis]:
         driver = FakeDriver(*devices)
@@ -111,7 +112,7 @@ def test_without_a_driver_the_libraries_are_looked_at_all_the_same(
 
 
 def test_the_wheel_that_is_missing_is_named(found: Callable[..., dict[str, Diagnosis]], monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_cublas(name: str, distribution: str) -> None:
+    def without_cublas(name: str, distribution: str, extra: str) -> None:
         if name == "cublas":
             raise BackendUnavailableError(f"{distribution} is not installed", remedy=libraries.INSTALL)
 

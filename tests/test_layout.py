@@ -38,6 +38,7 @@ LAYERS = {
     "completion": 2,
     "ops": 2,
     "memory": 2,
+    "expressions": 3,
     "process": 3,
     "storage": 4,
     "engine": 5,

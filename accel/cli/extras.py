@@ -15,6 +15,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "cli": {"rich": "rich"},
     "bench": {"matplotlib": "matplotlib"},
     "cuda": {"cuda": "cuda-bindings", "cuda.core": "cuda-core", "nvmath": "nvmath-python"},
+    "dnn": {"cudnn": "nvidia-cudnn-frontend"},
 }
 """Extra -> module -> distribution."""
 

@@ -33,6 +33,8 @@ class Pacing:
         An op is polled in each loop iteration from this long before its earliest expected end.
     spin
         An op whose expected ends are spread over more than this is not polled in each loop iteration, but at intervals.
+    step
+        Longest sleep before the earliest expected end, as long as the interval is shorter.
     shortest, longest
         Bounds of an interval. A time shorter than ``shortest`` is not worth a timer: the op is polled in each loop iteration.
     patience
@@ -44,6 +46,7 @@ class Pacing:
     young: float = 100e-6
     window: float = 60e-6
     spin: float = 1e-3
+    step: float = 0.5e-3
     shortest: float = 80e-6
     longest: float = 2e-3
     patience: float = 32.0
@@ -69,8 +72,8 @@ def delay(elapsed: float, expected: Estimate | None, pacing: Pacing) -> float:
     earliest = expected.mean - spread - pacing.window
     latest = expected.mean + spread + _LATE * pacing.window
     if elapsed < earliest - 2 * pacing.shortest:
-        # Half of the time that is left: timers are late after a long sleep, and the op may have become shorter.
-        return min((earliest - elapsed) / 2, pacing.longest)
+        # In steps, and half of the time that is left: timers are late after a long sleep, and the op may have become shorter.
+        return min((earliest - elapsed) / 2, max(interval, pacing.step))
     if elapsed > latest:
         return interval
     return 0.0 if latest - earliest <= pacing.spin else max(min(interval, spread / _PARTS), pacing.shortest)

@@ -6,13 +6,16 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from accel import arguments
 from accel.arguments import BASE
 from accel.compute import EXTREMES, BinaryOp, Causal, ReduceOp, Transpose, UnaryOp
 from accel.cpu import costs
 from accel.cpu.compute_vectors import CpuVectors
-from accel.cpu.families import blas, dnn, elementwise
+from accel.cpu.families import attention, blas, convolution, elementwise
 from accel.cpu.families import reduce as reductions
+from accel.cpu.views import array
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 
@@ -133,18 +136,10 @@ class CpuCompute(CpuVectors):
         if 0 not in input_shape:
             arguments.pointers(op, input=input, filter=filter)
         images, filters, rows, columns = output_shape
-        work = partial(
-            dnn.convolution,
-            input,
-            tuple(input_shape),
-            filter,
-            tuple(filter_shape),
-            output,
-            (rows, columns),
-            tuple(stride),
-            tuple(padding),
-            dtype.numpy,
-        )
+        shapes = (input, input_shape), (filter, filter_shape), (output, output_shape)
+        x, w, out = (np.empty(shape, dtype.numpy) if 0 in shape else array(address, tuple(shape), dtype.numpy) for address, shape in shapes)
+        borders = tuple([(border, border) for border in padding])
+        work = partial(convolution.convolution, x, w, out, tuple(stride), borders, (1, 1))
         self._submit(work, costs.convolution(images * rows * columns, filters, math.prod(filter_shape[1:]), dtype.numpy))
 
     def attention(
@@ -175,7 +170,13 @@ class CpuCompute(CpuVectors):
             arguments.pointers("attention", q=q, k=k, v=v)
         # How many keys query 0 sees, before those that do not exist are taken off; each further query sees one more.
         first = seq_kv if causal is False else 1 if causal is True else 1 + seq_kv - seq_q
-        work = partial(dnn.attention, q, k, v, o, batch * heads, seq_q, seq_kv, head_dim, float(scale), first, dtype.numpy)
+        groups, kind = batch * heads, dtype.numpy
+        result = array(o, (groups, 1, seq_q, head_dim), kind)
+        queries = array(q, result.shape, kind) if seq_kv else result
+        keys, values = (
+            array(each, (groups, seq_kv, head_dim), kind) if seq_kv else np.empty((groups, 0, head_dim), kind) for each in (k, v)
+        )
+        work = partial(attention.attention, queries, keys, values, result, float(scale), first)
         self._submit(work, costs.attention(batch * heads * seq_q * seq_kv, head_dim, dtype.numpy))
 
     def reduce(self, op: ReduceOp, input: int, output: int, shape: Sequence[int], axis: int, *, dtype: DType = DType.FLOAT32) -> None:

@@ -22,21 +22,30 @@ _PRODUCT = 0.1e-6
 _BYTE = 0.1e-9
 _FUNCTION = 1e-9
 # Seconds to convert one element to the type that is computed in, and for one multiply-add of a matrix product.
-_CONVERT: dict[np.dtype[Any], float] = {DType.FLOAT16.numpy: 1.2e-9, DType.BFLOAT16.numpy: 0.4e-9}
+_CONVERT: dict[np.dtype[Any], float] = {
+    DType.FLOAT16.numpy: 1.2e-9,
+    DType.BFLOAT16.numpy: 0.4e-9,
+    DType.FLOAT8_E4M3FN.numpy: 8e-9,
+    DType.FLOAT8_E5M2.numpy: 8e-9,
+}
 _MULTIPLY_ADD: dict[np.dtype[Any], float] = {
     DType.FLOAT16.numpy: 0.03e-9,
     DType.BFLOAT16.numpy: 0.03e-9,
+    DType.FLOAT8_E4M3FN.numpy: 0.03e-9,
+    DType.FLOAT8_E5M2.numpy: 0.03e-9,
+    DType.INT8.numpy: 0.06e-9,
     DType.FLOAT32.numpy: 0.03e-9,
     DType.FLOAT64.numpy: 0.06e-9,
     DType.COMPLEX64.numpy: 0.1e-9,
     DType.COMPLEX128.numpy: 0.2e-9,
+    **{dtype.numpy: 1e-9 for dtype in DType if dtype.is_integer and dtype is not DType.INT8},
 }
 _PRODUCTS = {dtype: (seconds, _CONVERT.get(dtype, 0.0)) for dtype, seconds in _MULTIPLY_ADD.items()}
 _FUNCTIONS = {
     **dict.fromkeys((UnaryOp.RELU, UnaryOp.ABS, UnaryOp.NEG, UnaryOp.SIGN, UnaryOp.FLOOR, UnaryOp.CEIL, UnaryOp.ROUND), 0.0),
     **dict.fromkeys((UnaryOp.RECIPROCAL, UnaryOp.ISNAN, UnaryOp.ISINF, UnaryOp.ISFINITE, UnaryOp.LOGICAL_NOT), 0.0),
     **dict.fromkeys((UnaryOp.SIGMOID, UnaryOp.SILU, UnaryOp.SOFTPLUS, UnaryOp.ELU), 3e-9),
-    **dict.fromkeys((UnaryOp.GELU, UnaryOp.GELU_TANH), 20e-9),
+    **dict.fromkeys((UnaryOp.ERF, UnaryOp.GELU, UnaryOp.GELU_TANH), 20e-9),
 }
 
 

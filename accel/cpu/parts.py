@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel.cpu.families import arrays, blas, dnn, elementwise, fft, reduce, rng
+from accel.cpu.families import arrays, blas, dnn, elementwise, fft, linalg, reduce, rng, scan, sort
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,11 +15,14 @@ __all__ = ["PARTS"]
 
 PARTS: Mapping[str, BackendPart] = {
     "blas": blas.PART,
+    "linalg": linalg.PART,
     "elementwise": elementwise.PART,
     "reduce": reduce.PART,
     "arrays": arrays.PART,
     "dnn": dnn.PART,
     "fft": fft.PART,
     "rng": rng.PART,
+    "scan": scan.PART,
+    "sort": sort.PART,
 }
 """Name of a family -> the CPU's part."""

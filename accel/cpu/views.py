@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from accel.arguments import BASE
 
-__all__ = ["Array", "array"]
+if TYPE_CHECKING:
+    from accel.ref import AccelRef
+
+__all__ = ["Array", "array", "operand"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 """A numpy array of any shape and element type."""
@@ -18,6 +21,13 @@ Array: TypeAlias = np.ndarray[Any, Any]
 # costs microseconds, so there is one, which spans the whole address space and owns nothing: an address is an offset into it. It starts at the
 # second page because ctypes takes address 0 for "no buffer", and ends where numpy's signed offsets end.
 _MEMORY: Any = (ctypes.c_char * (2**63 - 1 - BASE)).from_address(BASE)
+
+
+def operand(pointer: int, ref: AccelRef) -> Array:
+    """Return a view of the memory at ``pointer`` with the shape, dtype and strides of a ref."""
+    dtype = ref.dtype.numpy
+    strides = tuple([step * dtype.itemsize for step in ref.strides]) if ref.is_strided else None
+    return array(pointer, ref.shape, dtype, strides)
 
 
 def array(pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None = None) -> Array:
@@ -32,6 +42,6 @@ def array(pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any], strides: t
     dtype
         numpy's element type.
     strides
-        **Bytes** between neighbours along each axis, none negative; C-contiguous where left out.
+        **Bytes** between neighbours along each axis; C-contiguous where left out.
     """
     return np.ndarray(shape, dtype, _MEMORY, pointer - BASE, strides)

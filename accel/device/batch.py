@@ -34,21 +34,22 @@ class Batch(Recorder):
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._end()
-        core = self._core
-        submission = BatchSubmission(tuple(self._ops), tuple(self._plans), self._outputs, core.loop.create_future(), self._generation)
+        core, sent = self._core, self._ops
+        submission = BatchSubmission(tuple(sent.ops), tuple(sent.plans), sent.outputs, core.loop.create_future(), self._generation)
         if error is not None:
             submission.void(0)
             return
-        if not self._ops:
+        if not sent.ops:
             return
         try:
             self._sender.guard()
             await self._sender.run(None, self._timeout, submission)
-        except AccelError:
+        except AccelError as failed:
             if not submission.launched:
                 submission.void_unsound()
+            failed.op_index = sent.number(failed.op_index)
             raise
         finally:
-            self._ops, self._plans, self._outputs = [], [], []
+            sent.clear()
             # An error's traceback holds this frame, and the submission's future holds the error.
             del submission

@@ -22,6 +22,7 @@ from accel.engine.kernel_library import KernelLibrary, kernels_of
 from accel.engine.kernels import LIBRARIES
 from accel.engine.lifecycle import DeviceState
 from accel.errors import InvalidArgumentError
+from accel.expressions import Namespace
 from accel.hints import NoModel, NotEntered, hinted
 from accel.ops.namespace import Awaited, OpNamespace, Submitter
 
@@ -66,6 +67,7 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         self._outside: dict[str, type[OpNamespace[Any]]] = {}  # families that are not built in
         self._compiler = Compiler(core, sender, host)
         self._residents = Residents(core, self)
+        self._xp = Namespace(self)
         self._closed: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
@@ -96,12 +98,17 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         return result
 
     @property
+    def xp(self) -> Namespace:
+        """Functions of the Python array API standard, which record expressions that are awaited; see :class:`accel.expressions.Namespace`."""
+        return self._xp
+
+    @property
     def compiler(self) -> Compiler:
         """Kernels of your own; see :class:`~accel.device.Compiler`."""
         return self._compiler
 
     def run(self, op: KernelOp[T], *, timeout: float | None = None) -> Coroutine[Any, Any, T]:
-        """Run any op and return what it gives, when awaited: its one result, or the tuple of its results.
+        """Run any op and return what it gives, when awaited: its one result, or the tuple of its results; those of a :class:`~accel.ops.SizedOp` untrimmed.
 
         Parameters
         ----------

@@ -10,8 +10,11 @@ from accel.ops.blas import BlasOps
 from accel.ops.dnn import DnnOps
 from accel.ops.elementwise import ElementwiseOps
 from accel.ops.fft import FftOps
+from accel.ops.linalg import LinalgOps
 from accel.ops.reduce import ReduceOps
 from accel.ops.rng import RngOps
+from accel.ops.scan import ScanOps
+from accel.ops.sort import SortOps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +48,11 @@ class BuiltInFamilies(Generic[M]):
         return self.family(BlasOps)
 
     @property
+    def linalg(self) -> LinalgOps[M]:
+        """Products of matrices with what follows them; see :class:`~accel.ops.LinalgOps`."""
+        return self.family(LinalgOps)
+
+    @property
     def elementwise(self) -> ElementwiseOps[M]:
         """Functions of elements; see :class:`~accel.ops.ElementwiseOps`."""
         return self.family(ElementwiseOps)
@@ -58,6 +66,16 @@ class BuiltInFamilies(Generic[M]):
     def arrays(self) -> ArraysOps[M]:
         """Arrays put together, taken apart and made; see :class:`~accel.ops.ArraysOps`."""
         return self.family(ArraysOps)
+
+    @property
+    def scan(self) -> ScanOps[M]:
+        """Cumulative operations; see :class:`~accel.ops.ScanOps`."""
+        return self.family(ScanOps)
+
+    @property
+    def sort(self) -> SortOps[M]:
+        """Arrays in order, and what is found in them; see :class:`~accel.ops.SortOps`."""
+        return self.family(SortOps)
 
     @property
     def dnn(self) -> DnnOps[M]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from accel import ops
 from accel.device.recording import Recorder
 from accel.engine.program import GraphSubmission, Program, Replay
-from accel.errors import ClosedError, InvalidArgumentError, NotInitializedError
+from accel.errors import AccelError, ClosedError, InvalidArgumentError, NotInitializedError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -47,15 +47,19 @@ class Graph(Recorder):
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._end()
         core = self._core
-        program = Program(core, self._ops, self._plans, self._outputs, self._generation)
+        recorded = self._ops
+        program = Program(core, recorded.ops, recorded.plans, recorded.outputs, self._generation)
         submission = GraphSubmission(program, core.loop.create_future(), self._generation)
-        self._ops, self._plans, self._outputs = [], [], []
+        recorded.clear()
         self._program: Program | None = None
         try:
             if error is None:
                 self._sender.guard()
                 await self._sender.run(None, self._timeout, submission)
                 self._program = program
+        except AccelError as failed:
+            failed.op_index = recorded.number(failed.op_index)
+            raise
         finally:
             if self._program is None:
                 for ref in program.made:
@@ -86,7 +90,11 @@ class Graph(Recorder):
         -----
         Cancelling detaches the waiter; a replay that has reached the device runs on.
         """
-        await self._sender.run(Replay(self._recorded()), timeout)
+        try:
+            await self._sender.run(Replay(self._recorded()), timeout)
+        except AccelError as error:
+            error.op_index = self._ops.number(error.op_index)
+            raise
 
     async def aclose(self) -> None:
         """Give the graph back, after the replays that were sent. Its refs stay. Idempotent."""

@@ -11,7 +11,7 @@ from accel import ops
 from accel.device.memory_exchange import MemoryExchange
 from accel.dtype import DType, DTypeLike, native
 from accel.engine.launches import OpSubmission
-from accel.errors import DeadlineExceededError, InvalidArgumentError
+from accel.errors import AccelError, DeadlineExceededError, InvalidArgumentError
 from accel.ops.base import as_shape, operand
 from accel.ref import AccelRef, AccelToken, RefView
 
@@ -92,13 +92,17 @@ class MemoryFace(MemoryExchange):
         timeout
             As in :meth:`run`.
         """
+        operand("ref", ref)
         if out is None:
-            operand("ref", ref)
             out = np.empty(ref.shape, ref.dtype.numpy)
         elif not isinstance(out, np.ndarray):
             raise InvalidArgumentError(
                 f"out is a {type(out).__name__}, not a numpy array", remedy="Give np.empty(ref.shape, ref.dtype.numpy)."
             )
+        if ref.is_strided:
+            deadline = self._sender.deadline(timeout)
+            ref = await self._sender.run(ops.Part(ref, ...), timeout)
+            timeout = self._sender.left(deadline)
         result: np.ndarray[Any, Any] = await self._sender.run(ops.Get(ref, out), timeout)
         return result
 
@@ -209,9 +213,7 @@ class MemoryFace(MemoryExchange):
         core = self._core
         core.guard()
         if operand("ref", ref).is_freed:
-            error = ref.stale_error()
-            error.remedy = "Free a ref once: this one's memory was given back before."
-            raise error
+            raise _freed_before(ref)
         core.refs.check(ref, None, _NO_READS)
         if isinstance(ref, RefView):
             raise InvalidArgumentError(
@@ -242,3 +244,10 @@ class MemoryFace(MemoryExchange):
         """
         self._core.guard()
         return self._core.refs.resolve(token)
+
+
+def _freed_before(ref: AccelRef) -> AccelError:
+    # In a function: with a name for the error, the frame that raises it and the error would keep each other alive, and the ref.
+    error = ref.stale_error()
+    error.remedy = "Free a ref once: this one's memory was given back before."
+    return error

@@ -9,10 +9,10 @@ from accel.device.compiler import Launches
 from accel.device.families import BuiltInFamilies
 from accel.device.hints import RECORDER_HINTS
 from accel.dtype import DType, DTypeLike
-from accel.engine.op_error import result_of
+from accel.engine.copies import OpList
 from accel.errors import AccelError, ClosedError, InvalidArgumentError, NotInitializedError
 from accel.hints import AsyncOnly, hinted
-from accel.ops.base import FamilyOp, as_shape, with_refs
+from accel.ops.base import FamilyOp, SizedOp, as_shape, with_refs
 from accel.ops.namespace import OpNamespace, Recorded, Submitter
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from accel.engine.core import DeviceCore
     from accel.engine.sender import Sender
-    from accel.ops import KernelOp, Plan
+    from accel.ops import KernelOp
     from accel.ref import AccelRef
 
 __all__ = ["Recorder"]
@@ -51,9 +51,7 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
         self._sender = sender
         self._timeout = timeout
         self._families = families
-        self._ops: list[KernelOp] = []
-        self._plans: list[Plan] = []
-        self._outputs: list[tuple[AccelRef, ...]] = []
+        self._ops = OpList(core, sender.check, 0)
         self._generation = 0
         self._state = "new"
         # It refers to the recorder, which keeps it while it records only, so that one that is dropped later is gone at once.
@@ -109,22 +107,20 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
                     f"the {self.what} records inside its block only", remedy=f"Use `async with device.{self.what}() as {self.what}:`."
                 )
             raise ClosedError(f"the {self.what} has ended", remedy="Open another one.")
-        if isinstance(op, FamilyOp) and op.timeout is not None:
+        if getattr(op, "timeout", None) is not None and isinstance(op, FamilyOp):  # in this order: the second is slow
             raise InvalidArgumentError(f"an op of a {self.what} has no timeout of its own", remedy=f"Use device.{self.what}(timeout=...).")
+        if getattr(op, "size", 0) is None and isinstance(op, SizedOp):
+            raise InvalidArgumentError(
+                f"{op.kind} in a {self.what} does not know how many elements there will be",
+                op=op.kind,
+                remedy="Give size=, the most that there is room for; the last result is how many there are.",
+            )
         plan = self._sender.check(op, self)
         if not plan.writes and not plan.creates:
             raise InvalidArgumentError(
                 f"{op.kind} makes no buffer to return from a {self.what}", remedy="Await it after the block.", op=op.kind
             )
-        core = self._core
-        made = core.refs.make(plan.creates, self._generation)
-        result = result_of(op, plan.writes + made, core.loop)  # of an op for which that fails, nothing is recorded
-        for ref in made:
-            core.refs.recording[ref.buffer] = self
-        self._ops.append(op)
-        self._plans.append(plan)
-        self._outputs.append(made)
-        return result
+        return self._ops.add(op, plan, self)
 
     def _refuse(self, error: AccelError) -> NoReturn:
         error.device = error.device or self._core.name
@@ -136,6 +132,7 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
         self._sender.guard()
         await self._sender.until_ready(self._timeout)
         self._generation = self._core.refs.live_generation
+        self._ops = OpList(self._core, self._sender.check, self._generation)
         self._state = "recording"
         self._submitter = Submitter(self._record, self._refuse, self.what)
         for name, namespace in self._families.items():
@@ -148,6 +145,6 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
         self._submitter = None
         for name in self._families:
             vars(self).pop(name, None)
-        for refs in self._outputs:
+        for refs in self._ops.outputs:
             for ref in refs:
                 self._core.refs.recording.pop(ref.buffer, None)

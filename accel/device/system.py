@@ -127,8 +127,8 @@ class System(ActorSystem):
             each library has a stream of its own. ``"single"``: all share one. ``"pooled(n)"``: they share n. Or an :class:`accel.StreamStrategy`, which can
             say which libraries go first.
         libraries
-            Libraries to make ready before this returns, and in every generation: ``"blas"``, ``"elementwise"``, ``"reduce"``, ``"arrays"``, ``"dnn"``,
-            ``"fft"``, ``"rng"``, ``"compiler"``.
+            Libraries to make ready before this returns, and in every generation: ``"blas"``, ``"linalg"``, ``"elementwise"``, ``"reduce"``, ``"arrays"``,
+            ``"dnn"``, ``"fft"``, ``"rng"``, ``"compiler"``.
         memory_limit
             Bytes that may be taken from the device, for buffers and for what libraries work in.
         pinned_limit

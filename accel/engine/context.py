@@ -34,7 +34,7 @@ from accel.storage.buffers import Buffers, close_all
 from accel.storage.durable_slabs import DurableSlabs
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
     from accel.backend import AccelDevice, AccelStream, Kernel, SlabMemory
@@ -247,21 +247,21 @@ class Context(ContextBase):
         await self.port(BATCH)
         port = self._batch_port(submission)
         while (start := submission.sent) < count:
-            end, commands = self._next_chunk(submission, start)
-            await self.wait_for_room(commands)
+            weights = self._next_chunk(submission, start)
+            await self.wait_for_room(sum(weights))
             if submission.is_settled:
                 # Its refs are void: memory that they were given now would never come back.
                 submission.void(max(start, submission.sound))
                 return
             if self.core.refs.dropped:
                 self.buffers.apply_frees()
-            if not self._send_ops(submission, end, port):
+            if not self._send_ops(submission, weights, port):
                 index = submission.sent
                 try:
                     await self._provide(submission, index, ops[index], port.lane)
                 except Exception as raised:
                     raise_op_error(raised, f"finding memory for {submission.kinds[index]}", self.core.loop, op_index=index)
-            elif end < count:
+            elif submission.sent < count:
                 # A chunk of small ops runs in this turn of the loop, on some devices: others must get theirs.
                 await asyncio.sleep(0)
 
@@ -270,14 +270,14 @@ class Context(ContextBase):
         core, ports, count = self.core, self.ports, len(submission.ops)
         if BATCH not in ports or not count:
             return False
-        end, commands = self._next_chunk(submission, 0)
-        if end < count or self.commands + commands > self.limit:
+        weights = self._next_chunk(submission, 0)
+        if len(weights) < count or self.commands + sum(weights) > self.limit:
             return False
         if core.own and any(op.library in core.own and op.library not in ports for op in submission.ops):
             return False
         if core.refs.dropped:
             self.buffers.apply_frees()
-        return self._send_ops(submission, count, self._batch_port(submission))
+        return self._send_ops(submission, weights, self._batch_port(submission))
 
     def _batch_port(self, submission: BatchSubmission) -> Port:
         """Return where a batch goes, all of it.
@@ -294,15 +294,15 @@ class Context(ContextBase):
             return self.ports[BATCH]
         return pool.choose({BATCH, *(libraries & pool.lending)}, submission.plans[0], self.buffers.blocks)
 
-    def _send_ops(self, submission: BatchSubmission, end: int, port: Port) -> bool:
-        """Send ops of a batch, from the first that was not sent to ``end``, all into one lane: a chain of ops needs no stream to wait for another's.
+    def _send_ops(self, submission: BatchSubmission, weights: Sequence[int], port: Port) -> bool:
+        """Send ops of a batch, one for each weight from the first that was not sent, into one lane: a chain needs no stream to wait for another's.
 
         Returns whether there was room for all of them.
         """
         start, count = submission.sent, len(submission.ops)
         launches: list[BatchedOp] = []
         try:
-            is_all = self._bind(submission, start, end, port.lane, launches)
+            is_all = self._bind(submission, start, weights, port.lane, launches)
         except Exception as raised:
             at = start + len(launches)
             raise_op_error(raised, f"sending {submission.kinds[at]}", self.core.loop, op_index=at)
@@ -314,16 +314,19 @@ class Context(ContextBase):
                 self._send(LaunchGroup(self, submission, port, launches, is_last=submission.sent == count))
         return is_all
 
-    def _next_chunk(self, submission: BatchSubmission, start: int) -> tuple[int, int]:
-        """Return the end of the part of a batch that is sent at once, and its commands: at least one op."""
+    def _next_chunk(self, submission: BatchSubmission, start: int) -> list[int]:
+        """Return the commands of each op of the part of a batch that is sent at once: at least one op."""
         ops, plans = submission.ops, submission.plans
         if self._weigh is None:
-            end = min(start + self._chunk, len(ops))
-            return end, end - start
-        end, commands = start + 1, self._commands(ops[start], plans[start])
-        while end < len(ops) and (more := commands + self._commands(ops[end], plans[end])) <= self._chunk:
-            end, commands = end + 1, more
-        return end, commands
+            return [1] * min(self._chunk, len(ops) - start)
+        weights = [commands := self._commands(ops[start], plans[start])]
+        for index in range(start + 1, len(ops)):
+            more = self._commands(ops[index], plans[index])
+            commands += more
+            if commands > self._chunk:
+                break
+            weights.append(more)
+        return weights
 
     def _commands(self, op: KernelOp, plan: Plan) -> int:
         """Return what an op puts into the device's queues, on a device that counts."""
@@ -368,13 +371,15 @@ class Context(ContextBase):
         if not group.actor.hand_over(group):
             group.actor.tell(group)
 
-    def _bind(self, submission: BatchSubmission, start: int, end: int, lane: Lane, launches: list[BatchedOp]) -> bool:
+    def _bind(self, submission: BatchSubmission, start: int, weights: Sequence[int], lane: Lane, launches: list[BatchedOp]) -> bool:
         """Find kernels and memory of ops of a batch, and take their places in line; return whether there was room for all of them.
 
         Parameters
         ----------
-        submission, start, end
-            The batch, and which of its ops.
+        submission, start
+            The batch, and its first op that is not bound.
+        weights
+            The commands of each op to bind.
         lane
             Where they go.
         launches
@@ -382,7 +387,7 @@ class Context(ContextBase):
         """
         ops, plans, outputs = submission.ops, submission.plans, submission.outputs
         buffers, kernels, scratch, faults = self.buffers, self._kernels, self.scratch, self.core.options.faults
-        for index in range(start, end):
+        for index, commands in enumerate(weights, start):
             op, plan = ops[index], plans[index]
             kernel = kernels.get(type(op)) or self._kernel(op)
             refs = plan.writes
@@ -398,7 +403,7 @@ class Context(ContextBase):
                     return False
                 refs += made
             action = None if faults is None else faults.take(op.kind)
-            launch = BatchedOp(op, kernel, action, index, 1 if self._weigh is None else self._commands(op, plan))
+            launch = BatchedOp(op, kernel, action, index, commands)
             self._take_place(launch, op, lane, plan, refs)
             launches.append(launch)
         return True

@@ -207,17 +207,16 @@ class ContextActor(Actor["OpenLibrary | EquipLane", "Port | AccelError | None"])
         return pool.ports[0]
 
     async def _fill(self, made: Context, pool: LanePool, context: ActorContext) -> None:
-        """Make the lanes of the pool. Where the first one is there, and another cannot be made, the pool has fewer."""
-        while len(pool.ports) < pool.limit:
-            try:
-                lane = await self._new_lane(made, BATCH)
-                pool.add(await self._port(made, lane, f"pool-{len(pool.ports) + 1}", context))
-            except Exception as raised:
-                error = op_error(raised, "adding a stream", self._core.loop)
-                if error.is_fault or not pool.ports:
-                    raise
-                logger.info("stream_not_added", device=self._core.name, streams=len(pool.ports), error=error)
-                break
+        """Make the lanes of the pool, in one call. Where the first one is there, and another cannot be made, the pool has fewer."""
+        lanes, raised = await self._core.system.run_blocking(made.offloaded.make, self._make_lanes, made, pool.limit)
+        made.lanes += lanes
+        if raised is not None:
+            error = op_error(raised, "adding a stream", self._core.loop)
+            if error.is_fault or not lanes:
+                raise raised
+            logger.info("stream_not_added", device=self._core.name, streams=len(lanes), error=error)
+        for lane in lanes:
+            pool.add(await self._port(made, lane, f"pool-{len(pool.ports) + 1}", context))
 
     async def _equip_next(self, made: Context, pool: LanePool, library: str) -> None:
         """Let one more lane take ops of a library, if there is memory for it."""
@@ -266,6 +265,17 @@ class ContextActor(Actor["OpenLibrary | EquipLane", "Port | AccelError | None"])
         lane = Lane(library, device, stream, device.create_compute(stream, library), made.events)
         made.failures.listen(lane)
         return lane
+
+    @classmethod
+    def _make_lanes(cls, made: Context, count: int) -> tuple[list[Lane], Exception | None]:
+        """Return the lanes, up to the first that cannot be made, and why it cannot."""
+        lanes: list[Lane] = []
+        try:
+            while len(lanes) < count:
+                lanes.append(cls._make_lane(made, BATCH))
+        except Exception as raised:
+            return lanes, raised
+        return lanes, None
 
     async def restarting(self, error: BaseException, context: ActorContext) -> None:
         """Give the dead context back, waiting for nothing that runs in it."""

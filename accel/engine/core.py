@@ -125,7 +125,7 @@ class DeviceCore:
         ------
         ClosedError, DeviceLostError
         """
-        # No way to ask for the running loop is quick: it asks the system for the process each time. See `Home.is_here`.
+        # As `Home.is_here`, without a call. asyncio's own query of the running loop calls getpid() each time.
         refs, home = self.refs, self.home
         if get_ident() == home.thread and self.loop.is_running() and refs.live_generation and not refs.is_closing and not home.is_inherited:
             return

@@ -272,6 +272,10 @@ class Replay(KernelOp[Any]):
                 raise ref.stale_error()
         return program.plan
 
+    def takes_strided(self, ref: AccelRef) -> bool:
+        """See :meth:`KernelOp.takes_strided`: its ops take them, or have recorded copies."""
+        return True
+
     def calls(self, library: str) -> bool:
         """Whether a replay calls kernels of a library, one by one."""
         return self.program.native is None and any(op.library == library for op in self.program.ops)

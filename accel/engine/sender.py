@@ -8,14 +8,19 @@ import math
 import types
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+
 from accel._log import get_logger
 from accel.engine.checksums import checksum_op, value_op
+from accel.engine.copies import OnCopies, OpList, on_copies
 from accel.engine.kernels import LIBRARIES
 from accel.engine.launches import OpSubmission
 from accel.engine.lifecycle import DeviceState
 from accel.engine.op_error import op_error
+from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError, ActorStoppedError, DeadlineExceededError, InvalidArgumentError, MailboxFullError, UnsupportedError
-from accel.ops.base import FamilyOp, check_plan, with_refs
+from accel.ops.base import FamilyOp, SizedOp, check_plan, with_refs
+from accel.ops.memory import Get
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator
@@ -86,6 +91,8 @@ class Sender:
                     or (is_watchful and ref.durable)
                 ):
                     refs.check(ref, batch, plan)
+                if ref.is_strided:
+                    plan = on_copies(op, plan)
             if plan.capability and plan.dtype not in core.capabilities.get(plan.capability, ()):
                 raise self._unsupported(op, plan)  # noqa: TRY301
         except AccelError as error:
@@ -108,8 +115,10 @@ class Sender:
     def _check_own(self, op: KernelOp, plan: Plan) -> None:
         """Check the plan of a user's op, and that no other library or family of this device has its family's name."""
         check_plan(op, plan)
-        own, family = self._core.own, op.family if isinstance(op, FamilyOp) else None
-        if family is not None and (op.library in own or self._core.families.setdefault(op.library, family) != family):
+        core, family = self._core, getattr(op, "family", None)
+        if family is None or not isinstance(op, FamilyOp):  # in this order: the second is slow
+            return
+        if op.library in core.own or core.families.setdefault(op.library, family) != family:
             raise InvalidArgumentError(f"there is another library {op.library!r}", op=op.kind, remedy="Give one of the two another name.")
 
     def _unsupported(self, op: KernelOp, plan: Plan) -> UnsupportedError:
@@ -120,9 +129,25 @@ class Sender:
 
     def submit(self, op: FamilyOp[Any]) -> Coroutine[Any, Any, Any]:
         """Return :meth:`run` of a family's op, by the name of the family's method: Python names it where the ``await`` was forgotten."""
-        running = self.run(op, op.timeout)
+        running = self._run_sized(op) if isinstance(op, SizedOp) else self.run(op, op.timeout)
         running.__qualname__ = _method_of(type(op))  # type: ignore[attr-defined]
         return running
+
+    async def _run_sized(self, op: SizedOp[Any, Any]) -> Any:
+        """Run an op that finds out how many elements its results have, fetch their number, and return what is there."""
+        deadline = self.deadline(op.timeout)
+        kind, size, running = type(op), op.size, self.run(op, op.timeout)
+        del op  # as in run()
+        made = await running
+        count = int(await self.run(Get(made[-1], np.empty((), np.int64)), self.left(deadline)))
+        if size is not None and count > size:
+            raise InvalidArgumentError(
+                f"{kind.kind} found {count} elements, and size is {size}",
+                op=kind.kind,
+                device=self._core.name,
+                remedy="Give a larger size.",
+            )
+        return kind.trimmed(made, count)
 
     async def refuse(self, error: AccelError) -> NoReturn:
         """Raise what was wrong with the arguments of a family's method, where its result is awaited."""
@@ -143,8 +168,11 @@ class Sender:
                 op = with_refs(op, core.refs.resolve)
                 timeout = _timeout_of(op, timeout)
             core.guard()
-            submission = OpSubmission(op, self.check(op), asyncio.Future(loop=core.loop), core.refs.live_generation)
-            del op  # the caller may drop its refs while it waits: this frame must not keep them
+            plan = self.check(op)
+            if type(plan) is OnCopies:
+                return await self._run_on_copies(op, plan, timeout)
+            submission = OpSubmission(op, plan, asyncio.Future(loop=core.loop), core.refs.live_generation)
+            del op, plan  # the caller may drop its refs while it waits: this frame must not keep them
         if core.durable.is_watchful and not is_watched:
             watched, submission = self._run_watched(timeout, submission), None  # this frame must not keep it, as below
             return await watched
@@ -168,6 +196,28 @@ class Sender:
             core.workload.over()
             # The error's traceback holds this frame, and the future holds the error: a cycle that would keep operands alive.
             del future, submission
+
+    async def _run_on_copies(self, op: KernelOp[Any], plan: Plan, timeout: float | None) -> Any:
+        """Send an op with those that copy its operands, as one submission."""
+        core = self._core
+        if not core.is_ready:  # copies are of one generation
+            deadline = self.deadline(timeout)
+            await self.until_ready(timeout)
+            timeout = self.left(deadline)
+        generation = core.refs.live_generation
+        ops = OpList(core, self.check, generation)
+        result = ops.add(op, plan)
+        submission = BatchSubmission(tuple(ops.ops), tuple(ops.plans), ops.outputs, core.loop.create_future(), generation)
+        submission.name = op.kind
+        del op, plan, ops
+        try:
+            await self.run(None, timeout, submission)
+        except AccelError as error:
+            error.op_index = None
+            raise
+        finally:
+            del submission
+        return result
 
     async def _run_watched(self, timeout: float | None, submission: Submission) -> Any:
         """Send what may write torn buffers, or ones with checksums, which are then made anew."""
@@ -194,8 +244,8 @@ class Sender:
             return
         sent, generation = entry.checksum.sent, core.refs.live_generation
         try:
-            made = await self.run(None, self._left(deadline), checksum_op(core, ref, generation), is_watched=True)
-            value = await self.run(None, self._left(deadline), value_op(core, made, core.refs.live_generation), is_watched=True)
+            made = await self.run(None, self.left(deadline), checksum_op(core, ref, generation), is_watched=True)
+            value = await self.run(None, self.left(deadline), value_op(core, made, core.refs.live_generation), is_watched=True)
         except UnsupportedError:
             core.durable.uncheck(ref)
             raise
@@ -210,7 +260,8 @@ class Sender:
         self.check_timeout(timeout)
         return None if timeout is None else self._core.loop.time() + timeout
 
-    def _left(self, deadline: float | None) -> float | None:
+    def left(self, deadline: float | None) -> float | None:
+        """Return the seconds until a time of the loop's."""
         return None if deadline is None else deadline - self._core.loop.time()
 
     @staticmethod

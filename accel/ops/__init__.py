@@ -3,38 +3,58 @@
 from __future__ import annotations
 
 from accel.ops.arrays import Arange, ArraysOps, Concatenate, Eye, Linspace, Split, Stack, Tril, Triu
-from accel.ops.base import FamilyOp, KernelOp, Plan, Spec, Status
+from accel.ops.attention import Attention, PagedAttention, RaggedAttention
+from accel.ops.base import FamilyOp, KernelOp, Plan, SizedOp, Spec, Status
 from accel.ops.blas import Axpy, BlasOps, Dot, Gemm, GemmBatched, Gemv, Nrm2, Scal
 from accel.ops.compiler import CompiledKernel, KernelLayout, Launch
-from accel.ops.dnn import Attention, Conv2d, DnnOps
+from accel.ops.convolution import Conv1d, Conv2d, Conv3d
+from accel.ops.dnn import DnnOps
 from accel.ops.elementwise import Binary, Cast, Clip, ElementwiseOps, Unary, Where
 from accel.ops.family import Family
 from accel.ops.fft import Fft, FftOps, Ifft, Irfft, Rfft
+from accel.ops.found import Bincount, Compress, Histogram, Nonzero, Unique, UniqueAll
+from accel.ops.fused import Fused
 from accel.ops.indexed import PutAlongAxis, ScatterAdd, Take, TakeAlongAxis
+from accel.ops.linalg import LinalgOps, Matmul
 from accel.ops.managed import Advise, Prefetch
 from accel.ops.memory import Checksum, Copy, Empty, Fill, Free, Get, Put
-from accel.ops.namespace import Awaited, OpNamespace, Recorded, method
+from accel.ops.namespace import Awaited, OpNamespace, Recorded, method, sized_method
+from accel.ops.normalization import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LogSoftmax, RmsNorm, Softmax
+from accel.ops.pooling import AvgPool, MaxPool
 from accel.ops.rearranged import BroadcastTo, Flip, Pad, Part, Repeat, Roll, Tile, Transpose
 from accel.ops.reduce import Reduce, ReduceOps
 from accel.ops.rng import Integers, Lognormal, Normal, RngOps, Uniform
+from accel.ops.scan import Cummax, Cummin, Cumprod, Cumsum, ScanOps, SegmentReduce
+from accel.ops.sort import Argsort, Partition, Searchsorted, SegmentSort, Sort, SortOps, Topk
 
 __all__ = [
     "Advise",
     "Arange",
+    "Argsort",
     "ArraysOps",
     "Attention",
+    "AvgPool",
     "Awaited",
     "Axpy",
+    "BatchNorm",
     "Binary",
+    "Bincount",
     "BlasOps",
     "BroadcastTo",
     "Cast",
     "Checksum",
     "Clip",
     "CompiledKernel",
+    "Compress",
     "Concatenate",
+    "Conv1d",
     "Conv2d",
+    "Conv3d",
     "Copy",
+    "Cummax",
+    "Cummin",
+    "Cumprod",
+    "Cumsum",
     "DnnOps",
     "Dot",
     "ElementwiseOps",
@@ -47,36 +67,58 @@ __all__ = [
     "Fill",
     "Flip",
     "Free",
+    "Fused",
     "Gemm",
     "GemmBatched",
     "Gemv",
     "Get",
+    "GroupNorm",
+    "Histogram",
     "Ifft",
+    "InstanceNorm",
     "Integers",
     "Irfft",
     "KernelLayout",
     "KernelOp",
     "Launch",
+    "LayerNorm",
+    "LinalgOps",
     "Linspace",
+    "LogSoftmax",
     "Lognormal",
+    "Matmul",
+    "MaxPool",
+    "Nonzero",
     "Normal",
     "Nrm2",
     "OpNamespace",
     "Pad",
+    "PagedAttention",
     "Part",
+    "Partition",
     "Plan",
     "Prefetch",
     "Put",
     "PutAlongAxis",
+    "RaggedAttention",
     "Recorded",
     "Reduce",
     "ReduceOps",
     "Repeat",
     "Rfft",
+    "RmsNorm",
     "RngOps",
     "Roll",
     "Scal",
+    "ScanOps",
     "ScatterAdd",
+    "Searchsorted",
+    "SegmentReduce",
+    "SegmentSort",
+    "SizedOp",
+    "Softmax",
+    "Sort",
+    "SortOps",
     "Spec",
     "Split",
     "Stack",
@@ -84,11 +126,15 @@ __all__ = [
     "Take",
     "TakeAlongAxis",
     "Tile",
+    "Topk",
     "Transpose",
     "Tril",
     "Triu",
     "Unary",
     "Uniform",
+    "Unique",
+    "UniqueAll",
     "Where",
     "method",
+    "sized_method",
 ]

@@ -18,9 +18,10 @@ from accel.ops.family import Family
 from accel.ops.fields import integer, set_fields
 from accel.ops.indexed import PutAlongAxis, ScatterAdd, Take, TakeAlongAxis
 from accel.ops.namespace import OpNamespace, method
-from accel.ops.pieces import AXIS, INTEGERS, Copying, Piece, axis_of, integers, steps_of
+from accel.ops.pieces import AXIS, INTEGERS, Copying, Piece, axis_of, integers
 from accel.ops.rearranged import BroadcastTo, Flip, Pad, Part, Repeat, Roll, Tile, Transpose
 from accel.ref import AccelRef
+from accel.views import steps_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,10 +35,8 @@ _FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Concatenate(Copying):
-    """``arrays``, of one dtype, one behind the other along ``axis``; their shapes differ along it alone."""
-
-    kind: ClassVar[str] = "concatenate"
+class _Joined(Copying):
+    """An op that makes one array of several."""
 
     arrays: Sequence[AccelRef]
     axis: int = 0
@@ -47,6 +46,28 @@ class Concatenate(Copying):
     def __post_init__(self) -> None:
         """Convert ``arrays`` and ``axis``."""
         set_fields(self, arrays=_arrays(self.arrays), axis=integer("axis", self.axis, AXIS))
+
+    def takes_strided(self, ref: AccelRef) -> bool:
+        """See :meth:`KernelOp.takes_strided`."""
+        return ref is not self.out
+
+    @abstractmethod
+    def _shape(self) -> tuple[Shape, int]:
+        """Return the shape of the result and the axis, counted from the first one; raise if the arrays' shapes do not fit."""
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        refs = _checked(self.arrays)
+        not_aliased(self.out, **refs)
+        writes, creates = result_in(self.out, self._shape()[0], same_dtype(**refs))
+        return Plan(tuple(refs.values()), writes, creates)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Concatenate(_Joined):
+    """``arrays``, of one dtype, one behind the other along ``axis``; their shapes differ along it alone."""
+
+    kind: ClassVar[str] = "concatenate"
 
     def _shape(self) -> tuple[Shape, int]:
         shapes = [ref.shape for ref in self.arrays]
@@ -58,37 +79,21 @@ class Concatenate(Copying):
             )
         return (*shapes[0][:axis], sum(shape[axis] for shape in shapes), *shapes[0][axis + 1 :]), axis
 
-    def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
-        refs = _checked(self.arrays)
-        not_aliased(self.out, **refs)
-        writes, creates = result_in(self.out, self._shape()[0], same_dtype(**refs))
-        return Plan(tuple(refs.values()), writes, creates)
-
     def pieces(self) -> list[Piece]:
         """See :meth:`Copying.pieces`."""
         (shape, axis), target = self._shape(), 0
         steps, pieces = steps_of(shape), []
         for place, ref in enumerate(self.arrays):
-            pieces.append(Piece(ref.shape, 0, steps_of(ref.shape), target, steps, place))
+            pieces.append(Piece(ref.shape, 0, ref.strides, target, steps, place))
             target += ref.shape[axis] * steps[axis]
         return pieces
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Stack(Copying):
+class Stack(_Joined):
     """``arrays``, of one dtype and shape, along a new ``axis``."""
 
     kind: ClassVar[str] = "stack"
-
-    arrays: Sequence[AccelRef]
-    axis: int = 0
-    _: KW_ONLY
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``arrays`` and ``axis``."""
-        set_fields(self, arrays=_arrays(self.arrays), axis=integer("axis", self.axis, AXIS))
 
     def _shape(self) -> tuple[Shape, int]:
         shapes = {ref.shape for ref in self.arrays}
@@ -98,21 +103,12 @@ class Stack(Copying):
         axis = axis_of(self.axis, len(shape) + 1)
         return (*shape[:axis], len(self.arrays), *shape[axis:]), axis
 
-    def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
-        refs = _checked(self.arrays)
-        not_aliased(self.out, **refs)
-        writes, creates = result_in(self.out, self._shape()[0], same_dtype(**refs))
-        return Plan(tuple(refs.values()), writes, creates)
-
     def pieces(self) -> list[Piece]:
         """See :meth:`Copying.pieces`."""
         shape, axis = self._shape()
         steps = steps_of(shape)
         target_steps = (*steps[:axis], *steps[axis + 1 :])
-        return [
-            Piece(ref.shape, 0, steps_of(ref.shape), number * steps[axis], target_steps, number) for number, ref in enumerate(self.arrays)
-        ]
+        return [Piece(ref.shape, 0, ref.strides, number * steps[axis], target_steps, number) for number, ref in enumerate(self.arrays)]
 
 
 def _arrays(arrays: Any) -> tuple[AccelRef, ...]:
@@ -175,6 +171,10 @@ class Split(FamilyOp[tuple[AccelRef, ...]]):
         axis, bounds = self._bounds()
         return Plan((x,), (), tuple([Spec((*x.shape[:axis], end - begin, *x.shape[axis + 1 :]), x.dtype) for begin, end in bounds]))
 
+    def takes_strided(self, ref: AccelRef) -> bool:
+        """See :meth:`KernelOp.takes_strided`."""
+        return True
+
     def result(self, refs: tuple[AccelRef, ...]) -> tuple[AccelRef, ...]:
         """Return all parts."""
         return refs
@@ -182,7 +182,7 @@ class Split(FamilyOp[tuple[AccelRef, ...]]):
     def pieces(self) -> list[Piece]:
         """See :meth:`Copying.pieces`."""
         (axis, bounds), shape = self._bounds(), self.x.shape
-        steps, pieces = steps_of(shape), []
+        steps, pieces = self.x.strides, []
         for output, (begin, end) in enumerate(bounds):
             lengths = (*shape[:axis], end - begin, *shape[axis + 1 :])
             pieces.append(Piece(lengths, begin * steps[axis], steps, 0, steps_of(lengths), 0, output))

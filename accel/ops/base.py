@@ -23,6 +23,7 @@ __all__ = [
     "KernelOp",
     "Plan",
     "Shape",
+    "SizedOp",
     "Spec",
     "Status",
     "as_shape",
@@ -47,10 +48,12 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar  # the type checker's own: defaults are younger than the oldest Python
 
     R_co = TypeVar("R_co", covariant=True, default=AccelRef)
+    A_co = TypeVar("A_co", covariant=True, default=AccelRef)
 else:
     from typing import TypeVar
 
     R_co = TypeVar("R_co", covariant=True)
+    A_co = TypeVar("A_co", covariant=True)
 
 
 class Spec(NamedTuple):
@@ -140,6 +143,10 @@ class KernelOp(ABC, Generic[R_co]):
     library: ClassVar[str]
     kind: ClassVar[str]
 
+    def takes_strided(self, ref: AccelRef) -> bool:
+        """Return whether the op's kernels take a :class:`~accel.StridedRef` among its operands as it is; else the op runs on a copy of it."""
+        return False
+
     @abstractmethod
     def plan(self) -> Plan:
         """Check the operands against each other and say what is read, written and made. Pure; no device is needed.
@@ -173,6 +180,45 @@ class FamilyOp(KernelOp[R_co]):
     timeout: float | None = field(default=None, kw_only=True, repr=False)
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class SizedOp(FamilyOp[R_co], Generic[A_co, R_co]):
+    """An op whose results have as many elements as only the device finds out, such as the places of what is not 0.
+
+    Its buffers hold ``size`` elements at most, and the last of its results is how many there are: a 0-d int64. Elements behind them are 0, those that find no
+    room are dropped. A batch or graph needs a ``size`` and returns all results. A method of the device returns views of the elements that there are: it
+    awaits the op, fetches the number, and raises :class:`InvalidArgumentError` if it is more than ``size``. ``device.run`` returns all results.
+
+    Its type parameters are what a method of the device gives, and what a batch does.
+
+    Parameters
+    ----------
+    size
+        How many elements there is room for; without it, the most that there may be.
+    """
+
+    size: int | None = field(default=None, kw_only=True)
+
+    def room(self, most: int) -> int:
+        """Return how many elements there is room for, where there may be ``most``.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If ``size`` is not an int of 0 or more.
+        """
+        if self.size is None:
+            return most
+        (size,) = as_shape(self.size) if isinstance(self.size, (int, np.integer)) and not isinstance(self.size, bool) else (-1,)
+        if size < 0:
+            raise InvalidArgumentError(f"size is {self.size!r}", remedy="Give how many elements there is room for, as an int.")
+        return size
+
+    @classmethod
+    @abstractmethod
+    def trimmed(cls, made: Any, count: int) -> A_co:
+        """Return what a method of the device gives: the results ``made``, but the last, of which ``count`` elements are there."""
+
+
 def check_plan(op: KernelOp, plan: object) -> None:
     """See that what a user's op says of itself is a plan: what it names is used where nothing can be said of it any more.
 
@@ -181,13 +227,17 @@ def check_plan(op: KernelOp, plan: object) -> None:
     InvalidArgumentError
         If it is none.
     """
-    if not (isinstance(plan, Plan) and all(isinstance(each, tuple) for each in plan[:3])):
+    if not (
+        isinstance(plan, Plan) and isinstance(plan.reads, tuple) and isinstance(plan.writes, tuple) and isinstance(plan.creates, tuple)
+    ):
         wrong = f"returned {plan!r:.200}, not a Plan of three tuples"
-    elif not all(isinstance(ref, AccelRef) for ref in plan.reads + plan.writes):
+    elif not _are_refs(plan.reads + plan.writes):
         wrong = "names reads and writes that are not refs"
-    elif not all(_is_spec(spec) for spec in plan.creates):
+    elif not _are_specs(plan.creates):
         wrong = f"names results that are not Specs of a shape and a DType: {plan.creates!r:.200}"
-    elif plan.status is not None and not (isinstance(plan.status, Status) and _is_spec(plan.status.spec) and callable(plan.status.check)):
+    elif plan.status is not None and not (
+        isinstance(plan.status, Status) and _are_specs((plan.status.spec,)) and callable(plan.status.check)
+    ):
         wrong = f"names a status that is no Status of a Spec and a function: {plan.status!r:.200}"
     else:
         return
@@ -196,10 +246,22 @@ def check_plan(op: KernelOp, plan: object) -> None:
     )
 
 
-def _is_spec(spec: object) -> bool:
-    if not (isinstance(spec, Spec) and isinstance(spec.shape, tuple) and isinstance(spec.dtype, DType)):
-        return False
-    return all(isinstance(n, (int, np.integer)) and n >= 0 for n in spec.shape)
+# Loops, because this is on the way of every op of a user's library, and a generator costs more than what it checks.
+def _are_refs(refs: tuple[object, ...]) -> bool:
+    for ref in refs:  # noqa: SIM110
+        if not isinstance(ref, AccelRef):
+            return False
+    return True
+
+
+def _are_specs(specs: tuple[object, ...]) -> bool:
+    for spec in specs:
+        if not (isinstance(spec, Spec) and isinstance(spec.shape, tuple) and isinstance(spec.dtype, DType)):
+            return False
+        for n in spec.shape:
+            if not (isinstance(n, (int, np.integer)) and n >= 0):
+                return False
+    return True
 
 
 _MAY_HOLD_TOKENS = frozenset((AccelToken, ViewToken, tuple))
@@ -322,7 +384,7 @@ def in_place_or_apart(out: AccelRef | None, **refs: AccelRef) -> None:
     for name, ref in refs.items():
         if out is ref or out.buffer != ref.buffer:
             continue
-        is_same = out.offset == ref.offset and out.shape == ref.shape and out.dtype is ref.dtype
+        is_same = out.offset == ref.offset and out.shape == ref.shape and out.dtype is ref.dtype and out.strides == ref.strides
         if not is_same and overlap(out, ref):
             raise InvalidArgumentError(f"out overlaps {name}, and is not the same part of the buffer", remedy=_APART)
 

@@ -19,7 +19,9 @@ from accel.ref import AccelRef, overlap
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["FAMILY", "Axpy", "BlasOps", "Dot", "Gemm", "GemmBatched", "Gemv", "Nrm2", "Scal"]
+__all__ = [
+    "FAMILY", "Axpy", "BlasOps", "Dot", "Gemm", "GemmBatched", "Gemv", "Nrm2", "Scal", "TransposeField", "apart", "stored", "transpose_of",
+]  # fmt: skip
 
 M = TypeVar("M")
 
@@ -29,7 +31,8 @@ _NONE = Transpose.NONE
 _TRANSPOSE = {False: Transpose.NONE, True: Transpose.TRANSPOSE} | {member: member for member in Transpose} | {m.value: m for m in Transpose}
 
 
-def _transpose(value: bool | TransposeName | Transpose) -> Transpose:
+def transpose_of(value: TransposeField) -> Transpose:
+    """Return the member that a caller's value means; raise :class:`InvalidArgumentError` if there is none."""
     try:
         return _TRANSPOSE[value]
     except (KeyError, TypeError):
@@ -38,7 +41,7 @@ def _transpose(value: bool | TransposeName | Transpose) -> Transpose:
 
 def _normalize(op: FamilyOp, transposes: Iterable[str], factors: Iterable[str]) -> None:
     """Convert the named fields: transposes to members, factors to floats or complexes, which every kernel takes."""
-    set_fields(op, **{name: _transpose(getattr(op, name)) for name in transposes})
+    set_fields(op, **{name: transpose_of(getattr(op, name)) for name in transposes})
     set_fields(op, **{name: scalar(name, getattr(op, name)) for name in factors})
 
 
@@ -76,6 +79,52 @@ def _tf32(allowed: bool, dtype: DType) -> None:
         raise InvalidArgumentError(
             f"allow_tf32 is given for {dtype.value} matrices", remedy="Leave it out: only float32 is ever computed in TF32."
         )
+
+
+def stored(ref: AccelRef, transpose: Transpose) -> tuple[int, Transpose]:
+    """Return the leading dimension of matrices as they are in memory, and how these are transposed in a product whose operand is transposed so.
+
+    Parameters
+    ----------
+    ref
+        One matrix, or several, that :func:`is_stored` or contiguous.
+    transpose
+        What the product does with the operand.
+    """
+    if not ref.is_strided:
+        return ref.shape[-1] or 1, transpose
+    (rows, columns), (down, right) = ref.shape[-2:], ref.strides[-2:]
+    if _are_rows(rows, columns, down, right):
+        return down, transpose
+    return right, Transpose.TRANSPOSE if transpose is _NONE else _NONE
+
+
+def _are_rows(rows: int, columns: int, down: int, right: int) -> bool:
+    return (right == 1 or columns == 1) and down >= columns
+
+
+def is_stored(ref: AccelRef, transpose: Transpose) -> bool:
+    """Return whether products take a strided operand as it is: its rows, or columns, are each one run, and so are the matrices of several."""
+    (rows, columns), (*apart, down, right) = ref.shape[-2:], ref.strides
+    if any(step < 0 for step in apart):
+        return False
+    if _are_rows(rows, columns, down, right):
+        return True
+    # The conjugate of what is stored transposed is no operation of a product's.
+    return transpose is not Transpose.CONJUGATE and _are_rows(columns, rows, right, down)
+
+
+def takes_vector(ref: AccelRef) -> bool:
+    """Return whether products take a strided vector as it is: as a matrix of one row."""
+    return ref.strides[0] > 0
+
+
+def _takes_product(op: Gemm | GemmBatched, ref: AccelRef) -> bool:
+    if ref is op.out:
+        (rows, columns), (*apart, down, right) = ref.shape[-2:], ref.strides
+        return _are_rows(rows, columns, down, right) and all(step >= rows * down for step in apart)
+    flags = [flag for each, flag in ((op.a, op.transpose_a), (op.b, op.transpose_b)) if each is ref]
+    return all(is_stored(ref, transpose_of(flag)) for flag in flags)
 
 
 def _no_out() -> InvalidArgumentError:
@@ -118,6 +167,10 @@ class Gemm(FamilyOp):
         """Convert fields; see :mod:`accel.ops.fields`."""
         if not (self.transpose_a is _NONE is self.transpose_b and type(self.alpha) is float is type(self.beta)):  # mostly all are
             _normalize(self, ("transpose_a", "transpose_b"), ("alpha", "beta"))
+
+    def takes_strided(self, ref: AccelRef) -> bool:
+        """See :meth:`KernelOp.takes_strided`."""
+        return _takes_product(self, ref)
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
@@ -181,6 +234,10 @@ class GemmBatched(FamilyOp):
         """Number of products."""
         return self.a.shape[0] if len(self.a.shape) == 3 else self.b.shape[0]
 
+    def takes_strided(self, ref: AccelRef) -> bool:
+        """See :meth:`KernelOp.takes_strided`."""
+        return _takes_product(self, ref)
+
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
         a, b = operand("a", self.a), operand("b", self.b)
@@ -197,7 +254,7 @@ class GemmBatched(FamilyOp):
         if self.beta and self.out is None:
             raise _no_out()
         not_aliased(self.out, a=a, b=b)
-        shape = (self.batch_count, *_product(a.shape, b.shape, _transpose(self.transpose_a), _transpose(self.transpose_b)))
+        shape = (self.batch_count, *_product(a.shape, b.shape, transpose_of(self.transpose_a), transpose_of(self.transpose_b)))
         writes, creates = result_in(self.out, shape, dtype)
         return Plan((a, b), writes, creates, "batched_gemm", dtype, bool(self.beta))
 
@@ -221,11 +278,15 @@ class Gemv(FamilyOp):
         """Convert fields; see :mod:`accel.ops.fields`."""
         _normalize(self, ("transpose_a",), ("alpha", "beta"))
 
+    def takes_strided(self, ref: AccelRef) -> bool:
+        """See :meth:`KernelOp.takes_strided`."""
+        return is_stored(ref, transpose_of(self.transpose_a)) if ref is self.a else takes_vector(ref)
+
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
         a, x = operand("a", self.a, ndim=2), operand("x", self.x, ndim=1)
         dtype = same_dtype(a=a, x=x)
-        m, n = _applied(a.shape, _transpose(self.transpose_a))
+        m, n = _applied(a.shape, transpose_of(self.transpose_a))
         if n != x.shape[0]:
             raise InvalidArgumentError(f"op(a) has {n} columns and x has {x.shape[0]} elements", remedy="Give as many elements as columns.")
         _check_factors(dtype, alpha=self.alpha, beta=self.beta)
@@ -347,7 +408,7 @@ class BlasOps(OpNamespace[M]):
 
     library: ClassVar[str] = "blas"
     aliases: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("matmul", "mm"), ".gemm(x, y)"),
+        "mm": ".gemm(x, y)",
         "bmm": ".gemm_batched(x, y)",
         "norm": ".nrm2(x)",
     }
@@ -366,59 +427,54 @@ def _gemm(lane: KernelLane, op: Gemm, inputs: Sequence[int], outputs: Sequence[i
     a, b = op.a.shape, op.b.shape
     m, k = a if op.transpose_a is _NONE else (a[1], a[0])
     n = b[1] if op.transpose_b is _NONE else b[0]
-    trans_a, trans_b = _transpose(op.transpose_a), _transpose(op.transpose_b)
-    lane.compute.gemm(
-        trans_b, trans_a, n, m, k, op.alpha, inputs[1], b[1] or 1, inputs[0], a[1] or 1, op.beta, outputs[0], n or 1, dtype=op.a.dtype
-    )
+    lda, trans_a = stored(op.a, transpose_of(op.transpose_a))
+    ldb, trans_b = stored(op.b, transpose_of(op.transpose_b))
+    ldc = op.out.strides[0] if op.out is not None and op.out.is_strided else n or 1
+    lane.compute.gemm(trans_b, trans_a, n, m, k, op.alpha, inputs[1], ldb, inputs[0], lda, op.beta, outputs[0], ldc, dtype=op.a.dtype)
 
 
 def _gemm_batched(lane: KernelLane, op: GemmBatched, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Multiply a strided batch as :func:`gemm` does one; a single matrix has stride 0."""
-    (*batch_a, rows_a, columns_a), (*batch_b, rows_b, columns_b) = op.a.shape, op.b.shape
+    (rows_a, columns_a), (rows_b, columns_b) = op.a.shape[-2:], op.b.shape[-2:]
     m, k = (rows_a, columns_a) if op.transpose_a is _NONE else (columns_a, rows_a)
     n = columns_b if op.transpose_b is _NONE else rows_b
+    lda, trans_a = stored(op.a, transpose_of(op.transpose_a))
+    ldb, trans_b = stored(op.b, transpose_of(op.transpose_b))
+    stride_c, ldc = op.out.strides[:2] if op.out is not None and op.out.is_strided else (m * n, n or 1)
     lane.compute.batched_gemm(
-        _transpose(op.transpose_b),
-        _transpose(op.transpose_a),
+        trans_b,
+        trans_a,
         n,
         m,
         k,
         op.alpha,
         inputs[1],
-        columns_b or 1,
-        rows_b * columns_b if batch_b else 0,
+        ldb,
+        apart(op.b),
         inputs[0],
-        columns_a or 1,
-        rows_a * columns_a if batch_a else 0,
+        lda,
+        apart(op.a),
         op.beta,
         outputs[0],
-        n or 1,
-        m * n,
+        ldc,
+        stride_c,
         op.batch_count,
         dtype=op.a.dtype,
     )
+
+
+def apart(ref: AccelRef) -> int:
+    """Return how many elements the matrices of several lie apart; 0 of one."""
+    return ref.strides[0] if len(ref.shape) == 3 else 0
 
 
 def _gemv(lane: KernelLane, op: Gemv, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Multiply a matrix by a matrix of one column."""
     rows, columns = op.a.shape
     m, k = (rows, columns) if op.transpose_a is _NONE else (columns, rows)
-    lane.compute.gemm(
-        _NONE,
-        _transpose(op.transpose_a),
-        1,
-        m,
-        k,
-        op.alpha,
-        inputs[1],
-        1,
-        inputs[0],
-        columns or 1,
-        op.beta,
-        outputs[0],
-        1,
-        dtype=op.a.dtype,
-    )
+    lda, trans_a = stored(op.a, transpose_of(op.transpose_a))
+    ldx, ldy = op.x.strides[0], 1 if op.out is None else op.out.strides[0]
+    lane.compute.gemm(_NONE, trans_a, 1, m, k, op.alpha, inputs[1], ldx, inputs[0], lda, op.beta, outputs[0], ldy, dtype=op.a.dtype)
 
 
 def _axpy(lane: KernelLane, op: Axpy, inputs: Sequence[int], outputs: Sequence[int]) -> None:

@@ -2,157 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from accel.compute import Causal
-from accel.dtype import DType
-from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Shape, factor, not_aliased, operand, result_in, same_dtype
+from accel.errors import UnsupportedError
+from accel.ops.attention import Attention, PagedAttention, RaggedAttention
+from accel.ops.convolution import Conv1d, Conv2d, Conv3d
 from accel.ops.family import Family, KernelLane
-from accel.ops.fields import integer, set_fields
 from accel.ops.namespace import OpNamespace, method
-from accel.ref import AccelRef
+from accel.ops.normalization import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LogSoftmax, RmsNorm, Softmax
+from accel.ops.pooling import AvgPool, MaxPool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["FAMILY", "Attention", "Conv2d", "DnnOps"]
+__all__ = ["FAMILY", "DnnOps"]
 
 M = TypeVar("M")
-
-_LONGEST = 2**31
-
-
-def _pair(name: str, value: object) -> tuple[int, int]:
-    """Return (vertical, horizontal) given both, or one number that means both."""
-    remedy = "Give an int, or (vertical, horizontal)."
-    if not isinstance(value, (tuple, list)):
-        value = (value, value)
-    if len(value) != 2:
-        raise InvalidArgumentError(f"{name} is {value!r}", remedy=remedy)
-    return integer(name, value[0], remedy), integer(name, value[1], remedy)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Conv2d(FamilyOp):
-    """2-d cross-correlation.
-
-    Parameters
-    ----------
-    input
-        (N, C, H, W).
-    filter
-        (K, C, R, S).
-    stride, padding
-        (vertical, horizontal), or one number that means both.
-    out
-        (N, K, P, Q) with ``P = (H + 2 * padding[0] - R) // stride[0] + 1``, Q likewise.
-    """
-
-    library: ClassVar[str] = "dnn"
-    kind: ClassVar[str] = "conv2d"
-
-    input: AccelRef
-    filter: AccelRef
-    _: KW_ONLY
-    stride: int | tuple[int, int] = (1, 1)
-    padding: int | tuple[int, int] = (0, 0)
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``stride`` and ``padding``."""
-        stride, padding = self.steps()
-        set_fields(self, stride=stride, padding=padding)
-
-    def steps(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return stride and padding, each (vertical, horizontal)."""
-        return _pair("stride", self.stride), _pair("padding", self.padding)
-
-    def output_shape(self) -> Shape:
-        """Return (N, K, P, Q)."""
-        n, channels, *size = self.input.shape
-        k, filter_channels, *window = self.filter.shape
-        if channels != filter_channels:
-            raise InvalidArgumentError(
-                f"input has {channels} channels and filter has {filter_channels}", remedy="Give (N, C, H, W) and (K, C, R, S) with one C."
-            )
-        stride, padding = self.steps()
-        if min(stride) < 1 or min(padding) < 0:
-            raise InvalidArgumentError(
-                f"stride is {stride} and padding {padding}", remedy="Give a stride of at least 1 and a padding of at least 0."
-            )
-        if max(*stride, *(extent + 2 * border for extent, border in zip(size, padding, strict=True))) >= _LONGEST:
-            raise InvalidArgumentError(
-                f"an image of {size} with padding {padding} and stride {stride} is too large",
-                remedy=f"Keep strides, and padded images in each direction, below {_LONGEST}: kernels count in 32 bits.",
-            )
-        p, q = (
-            (extent + 2 * border - reach) // step + 1 for extent, border, reach, step in zip(size, padding, window, stride, strict=True)
-        )
-        if p < 1 or q < 1 or min(window) < 1:
-            raise InvalidArgumentError(
-                f"a filter of {window} does not fit into {size} padded by {padding}", remedy="Give a smaller filter or more padding."
-            )
-        return n, k, p, q
-
-    def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
-        x, w = operand("input", self.input, ndim=4), operand("filter", self.filter, ndim=4)
-        dtype = same_dtype(input=x, filter=w)
-        not_aliased(self.out, input=x, filter=w)
-        writes, creates = result_in(self.out, self.output_shape(), dtype)
-        return Plan((x, w), writes, creates, "conv2d_forward", dtype)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Attention(FamilyOp):
-    """``softmax(scale * q @ k^T) @ v`` per batch and head.
-
-    Parameters
-    ----------
-    q
-        (batch, heads, seq_q, head_dim).
-    k, v
-        (batch, heads, seq_kv, head_dim).
-    scale
-        Multiplies the scores; ``None`` means ``head_dim ** -0.5``.
-    causal
-        See :data:`accel.compute.Causal`.
-    out
-        As ``q``.
-    """
-
-    library: ClassVar[str] = "dnn"
-    kind: ClassVar[str] = "attention"
-
-    q: AccelRef
-    k: AccelRef
-    v: AccelRef
-    _: KW_ONLY
-    scale: float | None = None
-    causal: Causal = False
-    out: AccelRef | None = None
-
-    def __post_init__(self) -> None:
-        """Convert ``scale``."""
-        if self.scale is not None:
-            set_fields(self, scale=factor("scale", self.scale, DType.FLOAT64))
-
-    def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
-        q, k, v = operand("q", self.q, ndim=4), operand("k", self.k, ndim=4), operand("v", self.v, ndim=4)
-        dtype = same_dtype(q=q, k=k, v=v)
-        if k.shape != v.shape or q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
-            raise InvalidArgumentError(
-                f"q {q.shape}, k {k.shape} and v {v.shape} do not fit together",
-                remedy="Give q as (batch, heads, seq_q, head_dim), and k and v as (batch, heads, seq_kv, head_dim).",
-            )
-        if self.causal not in (False, True, "bottom_right"):
-            raise InvalidArgumentError(f"causal is {self.causal!r}", remedy="Use False, True or 'bottom_right'.")
-        not_aliased(self.out, q=q, k=k, v=v)
-        writes, creates = result_in(self.out, q.shape, dtype)
-        return Plan((q, k, v), writes, creates, "attention", dtype)
 
 
 class DnnOps(OpNamespace[M]):
@@ -162,24 +27,47 @@ class DnnOps(OpNamespace[M]):
 
     library: ClassVar[str] = "dnn"
 
-    conv2d = method(Conv2d)
     attention = method(Attention)
+    ragged_attention = method(RaggedAttention)
+    paged_attention = method(PagedAttention)
+    conv1d = method(Conv1d)
+    conv2d = method(Conv2d)
+    conv3d = method(Conv3d)
+    softmax = method(Softmax)
+    log_softmax = method(LogSoftmax)
+    layer_norm = method(LayerNorm)
+    rms_norm = method(RmsNorm)
+    group_norm = method(GroupNorm)
+    instance_norm = method(InstanceNorm)
+    batch_norm = method(BatchNorm)
+    max_pool = method(MaxPool)
+    avg_pool = method(AvgPool)
 
 
 def _conv2d(lane: KernelLane, op: Conv2d, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Convolve."""
-    lane.compute.conv2d_forward(
-        inputs[0], op.input.shape, inputs[1], op.filter.shape, outputs[0], op.output_shape(), *op.steps(), dtype=op.input.dtype
-    )
+    """Convolve, as far as compute interfaces can."""
+    x, w, y = op.sizes()
+    borders = op.borders()
+    is_plain = op.bias is None and op.activation is None and not op.channels_last and (op.groups, *op.dilations()) == (1, 1, 1)
+    if not is_plain or any(before != after for before, after in borders):
+        raise _not_plain(op, "without bias, activation, groups, dilation, channels_last, and with the same padding at both ends")
+    padding = [before for before, _ in borders]
+    lane.compute.conv2d_forward(inputs[0], x, inputs[1], w, outputs[0], y, op.strides(), padding, dtype=op.input.dtype)
 
 
 def _attention(lane: KernelLane, op: Attention, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Attend."""
-    batch, heads, seq_q, head_dim = op.q.shape
-    scale = head_dim**-0.5 if op.scale is None and head_dim else float(op.scale or 0.0)
-    lane.compute.attention(
-        inputs[0], inputs[1], inputs[2], outputs[0], batch, heads, seq_q, op.k.shape[2], head_dim, scale, op.causal, dtype=op.q.dtype
-    )
+    """Attend, as far as compute interfaces can."""
+    batch, heads, seq_q, dim = op.q.shape
+    if len(inputs) > 3 or op.window is not None or op.k.shape[1] != heads or op.v.shape[3] != dim:
+        raise _not_plain(op, "without bias, lengths and window, and with as many heads, of one size, in k and v as in q")
+    seq_kv = op.k.shape[2]
+    q, k, v = inputs
+    lane.compute.attention(q, k, v, outputs[0], batch, heads, seq_q, seq_kv, dim, op.multiplier(), op.causal, dtype=op.q.dtype)
+
+
+def _not_plain(op: Any, what: str) -> UnsupportedError:
+    return UnsupportedError(f"the backend offers {op.kind} {what}", library=op.library, op=op.kind, remedy="Use another backend.")
 
 
 FAMILY = Family(DnnOps, {"conv2d": _conv2d, "attention": _attention})
+"""Convolution and attention."""

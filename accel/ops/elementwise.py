@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
@@ -14,6 +15,7 @@ from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import FamilyOp, Plan, element, in_place_or_apart, operand, plan_of, result_in, same_dtype
 from accel.ops.family import Family, KernelLane
 from accel.ops.fields import member, set_fields
+from accel.ops.fused import Fused
 from accel.ops.namespace import OpNamespace, method
 from accel.ref import AccelRef
 from accel.views import broadcast
@@ -49,14 +51,21 @@ def _refs(**operands: object) -> dict[str, AccelRef]:
     return refs
 
 
-def _dtype(**operands: object) -> DType:
-    """Return the dtype of those operands that are refs."""
-    return same_dtype(**_refs(**operands))
-
-
 def _arguments(dtype: DType, **operands: object) -> tuple[AccelRef | Array, ...]:
-    """Return the operands as kernels read them: refs, and numbers as 0-d arrays of ``dtype``."""
-    return tuple([value if isinstance(value, AccelRef) else element(name, value, dtype) for name, value in operands.items()])
+    """Return the operands as kernels read them: refs, and numbers as 0-d arrays of ``dtype``, which are not written."""
+    return tuple([value if isinstance(value, AccelRef) else _element(name, value, dtype) for name, value in operands.items()])
+
+
+def _element(name: str, value: object, dtype: DType) -> Array:
+    if type(value) is float or type(value) is int:
+        return _known_element(name, value, math.copysign(1.0, value) if value == 0 else 0.0, dtype)
+    return element(name, value, dtype)
+
+
+@functools.lru_cache(maxsize=1024, typed=True)
+def _known_element(name: str, value: float, sign: float, dtype: DType) -> Array:
+    """Return a number that ops have over and over again; ``sign`` tells one zero from the other."""
+    return element(name, value, dtype)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -66,8 +75,8 @@ class Unary(FamilyOp):
     Parameters
     ----------
     op
-        One of :class:`~accel.UnaryOp` or its name, which is numpy's, or of an activation: relu, sigmoid, gelu, gelu_tanh, silu, softplus, leaky_relu
-        (slope 0.01), elu (alpha 1).
+        One of :class:`~accel.UnaryOp` or its name, which is numpy's, scipy's (erf), or of an activation: relu, sigmoid, gelu, gelu_tanh, silu, softplus,
+        leaky_relu (slope 0.01), elu (alpha 1).
     x
         Any shape.
     out
@@ -86,6 +95,14 @@ class Unary(FamilyOp):
         """Convert ``op``."""
         if type(self.op) is not UnaryOp:
             set_fields(self, op=member(UnaryOp, self.op))
+
+    def is_plain(self) -> bool:
+        """Return whether neither operand nor result is strided."""
+        return not self.x.is_strided and (self.out is None or not self.out.is_strided)
+
+    def takes_strided(self, ref: AccelRef) -> bool:
+        """See :meth:`KernelOp.takes_strided`."""
+        return True
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
@@ -130,16 +147,23 @@ class Binary(FamilyOp):
     @property
     def dtype(self) -> DType:
         """The operands' dtype."""
-        return _dtype(x=self.x, y=self.y)
+        x = self.x if isinstance(self.x, AccelRef) else operand("y", self.y)
+        return x.dtype
 
     def is_plain(self) -> bool:
-        """Return whether both operands are refs of one shape."""
-        x, y = self.x, self.y
-        return isinstance(x, AccelRef) and isinstance(y, AccelRef) and x.shape == y.shape
+        """Return whether both operands are refs of one shape, and none is strided."""
+        x, y, out = self.x, self.y, self.out
+        if not (isinstance(x, AccelRef) and isinstance(y, AccelRef)):
+            return False
+        return x.shape == y.shape and not x.is_strided and not y.is_strided and (out is None or not out.is_strided)
 
     def arguments(self) -> tuple[AccelRef | Array, ...]:
         """Return the operands as kernels read them: refs, and numbers as 0-d arrays."""
         return _arguments(self.dtype, x=self.x, y=self.y)
+
+    def takes_strided(self, ref: AccelRef) -> bool:
+        """See :meth:`KernelOp.takes_strided`."""
+        return True
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
@@ -184,7 +208,12 @@ class Where(FamilyOp):
 
     def arguments(self) -> tuple[AccelRef | Array, ...]:
         """Return the operands as kernels read them: refs, and numbers as 0-d arrays."""
-        return self.condition, *_arguments(_dtype(x=self.x, y=self.y), x=self.x, y=self.y)
+        x = self.x if isinstance(self.x, AccelRef) else operand("y", self.y)
+        return self.condition, *_arguments(x.dtype, x=self.x, y=self.y)
+
+    def takes_strided(self, ref: AccelRef) -> bool:
+        """See :meth:`KernelOp.takes_strided`."""
+        return True
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
@@ -226,9 +255,16 @@ class Clip(FamilyOp):
 
     def _operands(self) -> tuple[Operand, Operand, Operand]:
         """Return x and its limits: where there is none, the limits of the dtype."""
-        dtype = self.x.dtype
-        least, most = (np.iinfo(dtype.numpy).min, np.iinfo(dtype.numpy).max) if dtype.is_integer else (-math.inf, math.inf)
-        return self.x, least if self.min is None else self.min, most if self.max is None else self.max
+        least, most = self.min, self.max
+        if least is None or most is None:
+            dtype = self.x.dtype
+            ends = (np.iinfo(dtype.numpy).min, np.iinfo(dtype.numpy).max) if dtype.is_integer else (-math.inf, math.inf)
+            least, most = ends[0] if least is None else least, ends[1] if most is None else most
+        return self.x, least, most
+
+    def takes_strided(self, ref: AccelRef) -> bool:
+        """See :meth:`KernelOp.takes_strided`."""
+        return True
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
@@ -270,6 +306,10 @@ class Cast(FamilyOp):
     def arguments(self) -> tuple[AccelRef | Array, ...]:
         """Return the operand."""
         return (self.x,)
+
+    def takes_strided(self, ref: AccelRef) -> bool:
+        """See :meth:`KernelOp.takes_strided`."""
+        return True
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
@@ -313,10 +353,13 @@ class ElementwiseOps(OpNamespace[M]):
     where = method(Where)
     clip = method(Clip)
     cast = method(Cast)
+    fused = method(Fused)
 
 
 def _unary(lane: KernelLane, op: Unary, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Apply a function of one element."""
+    if not op.is_plain():
+        raise UnsupportedError(f"{lane.compute.name} has no unary ops on strided views", remedy="Give contiguous refs.", op=op.kind)
     lane.compute.unary(member(UnaryOp, op.op), inputs[0], outputs[0], op.x.size, dtype=op.x.dtype)
 
 
@@ -325,7 +368,9 @@ def _binary(lane: KernelLane, op: Binary, inputs: Sequence[int], outputs: Sequen
     x = op.x
     if not op.is_plain() or not isinstance(x, AccelRef):
         raise UnsupportedError(
-            f"{lane.compute.name} has no binary ops that broadcast, or take numbers", remedy="Give two refs of one shape.", op=op.kind
+            f"{lane.compute.name} has no binary ops that broadcast, or take numbers or strided views",
+            remedy="Give two contiguous refs of one shape.",
+            op=op.kind,
         )
     lane.compute.binary(member(BinaryOp, op.op), inputs[0], inputs[1], outputs[0], x.size, dtype=x.dtype)
 

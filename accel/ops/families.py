@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from accel.errors import InvalidArgumentError
-from accel.ops import arrays, blas, dnn, elementwise, fft, reduce, rng
+from accel.ops import arrays, blas, dnn, elementwise, fft, linalg, reduce, rng, scan, sort
 from accel.ops.family import Family
 
 if TYPE_CHECKING:
@@ -16,10 +16,21 @@ __all__ = ["ENTRY_POINT_GROUP", "FAMILIES", "FamilyName", "installed_families"]
 ENTRY_POINT_GROUP = "accel.families"
 """Where a package names its families: ``stats = "my_package.stats:FAMILY"``."""
 
-FAMILIES = (blas.FAMILY, elementwise.FAMILY, reduce.FAMILY, arrays.FAMILY, dnn.FAMILY, fft.FAMILY, rng.FAMILY)
+FAMILIES = (
+    blas.FAMILY,
+    linalg.FAMILY,
+    elementwise.FAMILY,
+    reduce.FAMILY,
+    arrays.FAMILY,
+    scan.FAMILY,
+    sort.FAMILY,
+    dnn.FAMILY,
+    fft.FAMILY,
+    rng.FAMILY,
+)
 """In the order of the documentation."""
 
-FamilyName: TypeAlias = Literal["blas", "elementwise", "reduce", "arrays", "dnn", "fft", "rng"]
+FamilyName: TypeAlias = Literal["blas", "linalg", "elementwise", "reduce", "arrays", "scan", "sort", "dnn", "fft", "rng"]
 """Their names, for type checkers."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
@@ -15,6 +16,7 @@ from accel.ops.base import FamilyOp, Plan, Shape, Spec, Status, element, not_ali
 from accel.ops.fields import integer, set_fields
 from accel.ops.pieces import AXIS, axis_of
 from accel.ref import AccelRef
+from accel.views import steps_of
 
 __all__ = ["PutAlongAxis", "ScatterAdd", "Take", "TakeAlongAxis", "Walk"]
 
@@ -36,6 +38,8 @@ class Walk:
         Indices along the axis.
     steps
         How many indices one lies from the next along each of the three axes; 0 where all use the same.
+    places
+        The same of elements of ``x``.
     """
 
     before: int
@@ -43,6 +47,7 @@ class Walk:
     behind: int
     count: int
     steps: tuple[int, int, int]
+    places: tuple[int, int, int]
 
     @property
     def size(self) -> int:
@@ -79,13 +84,36 @@ class Indexed(FamilyOp):
         return operand("x", self.x), indices
 
     @abstractmethod
+    def lies(self) -> tuple[Shape, Shape, int]:
+        """Return the shape and strides of ``x``, and along which axis of it indices count."""
+
+    def takes_strided(self, ref: AccelRef) -> bool:
+        """See :meth:`KernelOp.takes_strided`: x, if the axes before and behind the one of the indices can be walked through as one each."""
+        return ref is self.x and None not in _places(*self.lies())
+
+    @abstractmethod
     def walk(self) -> Walk:
         """Return where elements are; raise if the operands do not fit together."""
 
 
-def _walk(shape: Shape, axis: int, count: int, *, all_alike: bool) -> Walk:
+def _places(shape: Shape, strides: Shape, axis: int) -> tuple[int | None, ...]:
+    """Return how far elements lie apart before, along and behind an axis; ``None`` where that differs."""
+    return _stride(shape[:axis], strides[:axis]), strides[axis], _stride(shape[axis + 1 :], strides[axis + 1 :])
+
+
+def _stride(shape: Shape, strides: Shape) -> int | None:
+    """Return the stride of several axes as one, if they have one."""
+    axes = [(length, stride) for length, stride in zip(shape, strides, strict=True) if length != 1]
+    is_one = all(before == stride * length for (_, before), (length, stride) in itertools.pairwise(axes))
+    return (axes[-1][1] if axes else 0) if is_one else None
+
+
+def _walk(op: Indexed, count: int, *, all_alike: bool) -> Walk:
+    shape, strides, axis = op.lies()
     before, behind = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-    return Walk(before, shape[axis], behind, count, (0, 1, 0) if all_alike else (count * behind, behind, 1))
+    first, along, last = (place or 0 for place in _places(shape, strides, axis))
+    steps = (0, 1, 0) if all_alike else (count * behind, behind, 1)
+    return Walk(before, shape[axis], behind, count, steps, (first, along, last))
 
 
 def _along(x: AccelRef, indices: AccelRef, axis: int) -> Shape:
@@ -134,9 +162,18 @@ class Take(Indexed):
     def _shape(self) -> tuple[Shape, int]:
         return ((self.x.size,), 0) if self.axis is None else (self.x.shape, axis_of(self.axis, self.x.ndim))
 
+    def lies(self) -> tuple[Shape, Shape, int]:
+        """See :meth:`Indexed.lies`."""
+        shape, axis = self._shape()
+        return shape, steps_of(shape) if self.axis is None else self.x.strides, axis
+
+    def takes_strided(self, ref: AccelRef) -> bool:
+        """See :meth:`KernelOp.takes_strided`."""
+        return self.axis is not None and Indexed.takes_strided(self, ref)
+
     def walk(self) -> Walk:
         """See :meth:`Indexed.walk`."""
-        return _walk(*self._shape(), self.indices.size, all_alike=True)
+        return _walk(self, self.indices.size, all_alike=True)
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
@@ -179,10 +216,13 @@ class TakeAlongAxis(Indexed):
         """Convert ``axis``."""
         set_fields(self, axis=integer("axis", self.axis, AXIS))
 
+    def lies(self) -> tuple[Shape, Shape, int]:
+        """See :meth:`Indexed.lies`."""
+        return self.x.shape, self.x.strides, axis_of(self.axis, self.x.ndim)
+
     def walk(self) -> Walk:
         """See :meth:`Indexed.walk`."""
-        axis = axis_of(self.axis, self.x.ndim)
-        return _walk(self.x.shape, axis, self.indices.shape[axis], all_alike=False)
+        return _walk(self, self.indices.shape[self.lies()[2]], all_alike=False)
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
@@ -209,11 +249,14 @@ class _Changing(Indexed):
         """Return the bytes of the number that ``values`` is; none if it is a ref."""
         return b"" if isinstance(self.values, AccelRef) else element("values", self.values, self.x.dtype).tobytes()
 
+    def lies(self) -> tuple[Shape, Shape, int]:
+        """See :meth:`Indexed.lies`."""
+        return self.x.shape, self.x.strides, axis_of(self.axis, self.x.ndim)
+
     def walk(self) -> Walk:
         """See :meth:`Indexed.walk`."""
-        axis = axis_of(self.axis, self.x.ndim)
         are_rows = self.indices.ndim == 1
-        return _walk(self.x.shape, axis, self.indices.shape[0 if are_rows else axis], all_alike=are_rows)
+        return _walk(self, self.indices.shape[0 if are_rows else self.lies()[2]], all_alike=are_rows)
 
     def _planned(self, capability: str) -> Plan:
         x, indices = self.operands()
@@ -268,8 +311,8 @@ class ScatterAdd(_Changing):
     Parameters
     ----------
     x
-        Any shape but 0-d; it is changed. Of float32, float64, and integers of 32 and 64 bits. Where indices are equal, all their values are added; the
-        order of floats is not the same each time.
+        Any shape but 0-d; it is changed. Of float16 to float64, and integers of 32 and 64 bits. Where indices are equal, all their values are added; the
+        order of floats is not the same each time. On a GPU each sum of 16-bit floats is rounded to 16 bits.
     indices, values, axis
         As for ``put_along_axis``.
     """

@@ -18,6 +18,8 @@ ADVICES: tuple[Advice, ...] = get_args(Advice)
 
 def _managed(ref: object) -> AccelRef:
     found = operand("ref", ref)
+    if found.is_strided:
+        raise InvalidArgumentError(f"{found!r} is no run of bytes", remedy="Give its base, or a contiguous part.")
     if not found.is_managed:
         raise InvalidArgumentError(f"{found!r} is not managed memory", remedy="Make the buffer with device.managed(shape, dtype).")
     return found

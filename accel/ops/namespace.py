@@ -11,11 +11,13 @@ from accel.errors import AccelError, InvalidArgumentError
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
-    from accel.ops.base import FamilyOp
+    from accel.ops.base import FamilyOp, SizedOp
 
-__all__ = ["Awaited", "Method", "OpNamespace", "Recorded", "Submitter", "calls_of", "method", "ops_of"]
+__all__ = ["Awaited", "Method", "OpNamespace", "Recorded", "SizedMethod", "Submitter", "calls_of", "method", "ops_of", "sized_method"]
 
 P = ParamSpec("P")
+A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 M = TypeVar("M")
@@ -121,6 +123,19 @@ class Method(Protocol[P, R_co]):
     def __get__(self, instance: None, owner: object) -> Method[P, R_co]: ...
 
 
+class SizedMethod(Protocol[P, A_co, R_co]):
+    """How a type checker sees what :func:`sized_method` returns."""
+
+    op: type[FamilyOp[Any]]
+
+    @overload
+    def __get__(self, instance: OpNamespace[Awaited], owner: object) -> Callable[P, Coroutine[Any, Any, A_co]]: ...
+    @overload
+    def __get__(self, instance: OpNamespace[Recorded], owner: object) -> Callable[P, R_co]: ...
+    @overload
+    def __get__(self, instance: None, owner: object) -> SizedMethod[P, A_co, R_co]: ...
+
+
 def method(op: Callable[P, FamilyOp[R]]) -> Method[P, R]:
     """Return the method of an op for the body of an :class:`OpNamespace`: its parameters and its documentation are the op's.
 
@@ -150,6 +165,11 @@ def method(op: Callable[P, FamilyOp[R]]) -> Method[P, R]:
     call.__module__, call.__doc__ = kind.__module__, kind.__doc__
     described.op = kind
     return cast("Method[P, R]", call)
+
+
+def sized_method(op: Callable[P, SizedOp[A, R]]) -> SizedMethod[P, A, R]:
+    """Return the method of a :class:`~accel.ops.SizedOp`, which gives views of what was found on a device, and all results in a batch or graph."""
+    return cast("SizedMethod[P, A, R]", method(op))
 
 
 def ops_of(namespace: type[OpNamespace[Any]]) -> dict[str, type[FamilyOp[Any]]]:

@@ -11,8 +11,9 @@ from accel.errors import InvalidArgumentError
 from accel.ops.base import FamilyOp, Plan, Shape, not_aliased, operand, result_in
 from accel.ops.fields import integer
 from accel.ref import AccelRef
+from accel.views import steps_of
 
-__all__ = ["AXIS", "INTEGERS", "Copying", "OfOne", "Piece", "axes_of", "axis_of", "integers", "steps_of", "whole"]
+__all__ = ["AXIS", "INTEGERS", "Copying", "OfOne", "Piece", "axes_of", "axis_of", "integers", "lines_of", "whole"]
 
 AXIS = "Give numbers of dimensions, from 0 or, counted from the end, from -1."
 INTEGERS = "Give an int, or a tuple of them."
@@ -52,7 +53,7 @@ class Copying(FamilyOp):
 
     @abstractmethod
     def pieces(self) -> list[Piece]:
-        """Return what is copied; elements of one output are in one piece."""
+        """Return what is copied, in places and steps of C-contiguous inputs and outputs; elements of one output are in one piece."""
 
     def filled(self) -> bytes | None:
         """Return the bytes of the element that outputs are filled with before, or ``None`` if pieces are all."""
@@ -85,9 +86,10 @@ def axes_of(value: Any, ndim: int) -> Shape:
     return axes
 
 
-def steps_of(shape: Shape) -> Shape:
-    """Return the steps of a C-contiguous array."""
-    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+def lines_of(shape: Shape, axis: Any) -> Shape:
+    """Return the number of elements before, along and behind an axis."""
+    place = axis_of(axis, len(shape))
+    return math.prod(shape[:place]), shape[place], math.prod(shape[place + 1 :])
 
 
 def whole(lengths: Shape, start: int, steps: Shape) -> list[Piece]:
@@ -106,6 +108,10 @@ class OfOne(Copying):
     @abstractmethod
     def shape(self) -> Shape:
         """Return the shape of the result; raise if arguments do not fit ``x``."""
+
+    def takes_strided(self, ref: AccelRef) -> bool:
+        """See :meth:`KernelOp.takes_strided`."""
+        return ref is not self.out
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""

@@ -6,16 +6,19 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from types import EllipsisType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 from accel.errors import InvalidArgumentError
 from accel.ops.base import Shape, as_shape, element
 from accel.ops.fields import integer, set_fields
-from accel.ops.pieces import AXIS, INTEGERS, OfOne, Piece, axes_of, axis_of, integers, steps_of, whole
+from accel.ops.pieces import AXIS, INTEGERS, OfOne, Piece, axes_of, axis_of, integers, whole
 from accel.ref import AccelRef
-from accel.views import broadcast, selected, strides_of
+from accel.views import broadcast, selected, steps_of, strides_of
 
 __all__ = ["BroadcastTo", "Flip", "Pad", "Part", "Repeat", "Roll", "Tile", "Transpose"]
+
+PadMode = Literal["constant", "edge", "reflect", "symmetric", "wrap"]
+_PAD_MODES: tuple[PadMode, ...] = get_args(PadMode)
 
 Axes = int | Sequence[int] | None
 Index = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
@@ -50,7 +53,7 @@ class Transpose(OfOne):
 
     def pieces(self) -> list[Piece]:
         """See :meth:`Copying.pieces`."""
-        steps = steps_of(self.x.shape)
+        steps = self.x.strides
         return whole(self.shape(), 0, tuple([steps[axis] for axis in self._order()]))
 
 
@@ -80,10 +83,9 @@ class Flip(OfOne):
 
     def pieces(self) -> list[Piece]:
         """See :meth:`Copying.pieces`."""
-        shape, flipped = self.x.shape, self._flipped()
-        steps = [-step if axis in flipped else step for axis, step in enumerate(steps_of(shape))]
-        start = sum(-step * (length - 1) for step, length in zip(steps, shape, strict=True) if step < 0)
-        return whole(shape, start, tuple(steps))
+        shape, strides, flipped = self.x.shape, self.x.strides, self._flipped()
+        start = sum(strides[axis] * (shape[axis] - 1) for axis in flipped)
+        return whole(shape, start, tuple([-step if axis in flipped else step for axis, step in enumerate(strides)]))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -117,10 +119,15 @@ class Roll(OfOne):
         self._shifts()
         return self.x.shape
 
+    def takes_strided(self, ref: AccelRef) -> bool:
+        """See :meth:`KernelOp.takes_strided`."""
+        return self.axis is not None and ref is not self.out
+
     def pieces(self) -> list[Piece]:
         """See :meth:`Copying.pieces`."""
         shape, shifts = self._shifts()
-        steps = steps_of(shape)
+        target_steps = steps_of(shape)
+        steps = target_steps if self.axis is None else self.x.strides
         if 0 in shape:
             return []
         # Along each axis: where a part begins, where it goes to, and its length.
@@ -131,8 +138,8 @@ class Roll(OfOne):
         pieces = []
         for chosen in itertools.product(*parts):
             start = sum(part[0] * step for part, step in zip(chosen, steps, strict=True))
-            target = sum(part[1] * step for part, step in zip(chosen, steps, strict=True))
-            pieces.append(Piece(tuple([part[2] for part in chosen]), start, steps, target, steps))
+            target = sum(part[1] * step for part, step in zip(chosen, target_steps, strict=True))
+            pieces.append(Piece(tuple([part[2] for part in chosen]), start, steps, target, target_steps))
         return pieces
 
 
@@ -160,7 +167,7 @@ class BroadcastTo(OfOne):
 
     def pieces(self) -> list[Piece]:
         """See :meth:`Copying.pieces`."""
-        return whole(self.shape(), 0, strides_of(self.x.shape, self.shape()))
+        return whole(self.shape(), 0, strides_of(self.x.shape, self.shape(), self.x.strides))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -191,8 +198,8 @@ class Tile(OfOne):
     def pieces(self) -> list[Piece]:
         """See :meth:`Copying.pieces`."""
         shape, reps = self._aligned()
-        lengths = tuple(itertools.chain(*zip(reps, shape, strict=True)))
-        return whole(lengths, 0, tuple(itertools.chain(*((0, step) for step in steps_of(shape)))))
+        steps = strides_of(self.x.shape, shape, self.x.strides)
+        return whole(tuple(itertools.chain(*zip(reps, shape, strict=True))), 0, tuple(itertools.chain(*((0, step) for step in steps))))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -223,16 +230,20 @@ class Repeat(OfOne):
         shape, axis = self._parts()
         return (*shape[:axis], shape[axis] * self.repeats, *shape[axis + 1 :])
 
+    def takes_strided(self, ref: AccelRef) -> bool:
+        """See :meth:`KernelOp.takes_strided`."""
+        return self.axis is not None and ref is not self.out
+
     def pieces(self) -> list[Piece]:
         """See :meth:`Copying.pieces`."""
         shape, axis = self._parts()
-        steps = steps_of(shape)
+        steps = steps_of(shape) if self.axis is None else self.x.strides
         return whole((*shape[: axis + 1], self.repeats, *shape[axis + 1 :]), 0, (*steps[: axis + 1], 0, *steps[axis + 1 :]))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Pad(OfOne):
-    """``x`` with ``width`` elements of ``value`` before and after each axis.
+    """``x`` with ``width`` elements more before and after each axis: ``value``, or elements of ``x``.
 
     Parameters
     ----------
@@ -242,6 +253,9 @@ class Pad(OfOne):
         An int for all ends, or one pair (before, after) for each axis.
     value
         A number that the dtype of ``x`` can hold.
+    mode
+        As numpy's: ``"constant"`` for ``value``; ``"edge"`` for the last element; ``"reflect"`` and ``"symmetric"`` for the axis mirrored at, and behind,
+        the last element; ``"wrap"`` for its other end. An axis that gets any has an element.
     out
         Buffer to write; not ``x``.
     """
@@ -252,6 +266,7 @@ class Pad(OfOne):
     width: int | Sequence[Sequence[int]]
     value: complex = 0
     _: KW_ONLY
+    mode: PadMode = "constant"
     out: AccelRef | None = None
 
     def __post_init__(self) -> None:
@@ -267,9 +282,20 @@ class Pad(OfOne):
             raise InvalidArgumentError(f"width is {self.width}", remedy="Give one pair of sizes, of 0 or more, for each dimension of x.")
         return tuple([(before, after) for before, after in width])
 
+    def before(self) -> Shape:
+        """Return how many elements come before each axis."""
+        return tuple([before for before, _ in self._widths()])
+
     def shape(self) -> Shape:
         """See :meth:`OfOne.shape`."""
-        self.filled()
+        if self.mode not in _PAD_MODES:
+            raise InvalidArgumentError(f"mode is {self.mode!r}", remedy=f"Use one of {', '.join(map(repr, _PAD_MODES))}.")
+        if self.mode == "constant":
+            self.filled()
+        elif self.value != 0:
+            raise InvalidArgumentError(f"value is given, and mode is {self.mode!r}", remedy="Leave one of the two out.")
+        elif any(length == 0 < max(pair) for length, pair in zip(self.x.shape, self._widths(), strict=True)):
+            raise InvalidArgumentError(f"x of shape {self.x.shape} has no elements to go on with", remedy="Use mode='constant'.")
         return tuple([before + length + after for length, (before, after) in zip(self.x.shape, self._widths(), strict=True)])
 
     def filled(self) -> bytes:
@@ -280,19 +306,19 @@ class Pad(OfOne):
         """See :meth:`Copying.pieces`."""
         steps = steps_of(self.shape())
         target = sum(before * step for (before, _), step in zip(self._widths(), steps, strict=True))
-        return [Piece(self.x.shape, 0, steps_of(self.x.shape), target, steps)]
+        return [Piece(self.x.shape, 0, self.x.strides, target, steps)]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Part(OfOne):
-    """The elements of ``x`` that ``index`` selects, as numpy's basic indexing does, in a buffer of their own. What is contiguous, ``x[index]`` views.
+    """The elements of ``x`` that ``index`` selects, as numpy's basic indexing does, in a buffer of their own: ``x[index]``, which is a view, copied.
 
     Parameters
     ----------
     x
         Any shape.
     index
-        An int, a slice, ``...``, or a tuple of them: ``np.s_[:, 2:5]``, ``np.s_[::-1, 0]``.
+        An int, a slice, ``...`` (for all of ``x``), or a tuple of them: ``np.s_[:, 2:5]``, ``np.s_[::-1, 0]``.
     out
         Buffer to write; not ``x``.
     """
@@ -306,10 +332,14 @@ class Part(OfOne):
 
     def shape(self) -> Shape:
         """See :meth:`OfOne.shape`."""
-        _, lengths, _ = selected(self.x.shape, self.index)
+        _, lengths, _ = selected(self.x.shape, self.x.strides, self.index)
         return lengths
+
+    def takes_strided(self, ref: AccelRef) -> bool:
+        """See :meth:`KernelOp.takes_strided`."""
+        return True
 
     def pieces(self) -> list[Piece]:
         """See :meth:`Copying.pieces`."""
-        start, lengths, steps = selected(self.x.shape, self.index)
-        return whole(lengths, start, steps)
+        start, lengths, steps = selected(self.x.shape, self.x.strides, self.index)
+        return [Piece(lengths, start, steps, 0, steps_of(lengths) if self.out is None else self.out.strides)]

@@ -89,32 +89,69 @@ class Reduce(FamilyOp):
             raise InvalidArgumentError(f"axis {self.axis} names a dimension twice", remedy=_AXIS)
         return tuple(counted)
 
-    def runs(self) -> tuple[tuple[int, bool], ...]:
-        """Return the shape with neighbouring axes joined: lengths, and whether they are reduced. Reduced and kept ones take turns."""
-        axes, runs = self.axes(), [(1, False)]
-        for axis, length in enumerate(self.x.shape):
+    def runs(self) -> tuple[tuple[int, bool, int], ...]:
+        """Return the axes, those joined that can be: lengths, whether they are reduced, and strides. The first one is kept."""
+        axes, runs = self.axes(), [(1, False, 0)]
+        for axis, (length, stride) in enumerate(zip(self.x.shape, self.x.strides, strict=True)):
             is_reduced = axis in axes
-            if runs[-1][1] == is_reduced:
-                runs[-1] = runs[-1][0] * length, is_reduced
-            elif length != 1:
-                runs.append((length, is_reduced))
+            before, was_reduced, step = runs[-1]
+            if length == 1:
+                continue
+            if was_reduced == is_reduced and (before == 1 or step == stride * length):
+                runs[-1] = before * length, is_reduced, stride
+            else:
+                runs.append((length, is_reduced, stride))
         return tuple(runs)
 
     def middle(self) -> tuple[int, int, int] | None:
-        """Return the lengths before, of, and after the reduced axes, if these are neighbours and nothing is left out of a count; else ``None``."""
+        """Return the lengths before, of, and after the reduced axes as they are in memory, or ``None``.
+
+        That is if ``x``, with its axes in some order, is contiguous, the reduced axes are neighbours, and ``ddof`` is 0.
+        """
         shape, axis = self.x.shape, self.axis
         if self.ddof:
             return None
+        if self.x.is_strided:
+            return self._middle_of_turned()
         if axis is None:
             return 1, self.x.size, 1
         if isinstance(axis, int):
             axis %= len(shape)
             return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-        lengths = [length for length, _ in self.runs()]
+        lengths = [length for length, _, _ in self.runs()]
         if len(lengths) > 3:
             return None
         outer, length, inner = (*lengths, 1, 1)[:3]
         return outer, length, inner
+
+    def _middle_of_turned(self) -> tuple[int, int, int] | None:
+        """Return :meth:`middle` of a view whose axes are in another order in memory; kept ones must not be, nor reduced ones for indices."""
+        runs = [run for run in self.runs() if run[0] > 1]
+        for kept_or_reduced in (False, True) if member(ReduceOp, self.op) in _INDICES else (False,):
+            strides = [stride for _, is_reduced, stride in runs if is_reduced is kept_or_reduced]
+            if strides != sorted(strides, reverse=True):
+                return None
+        expected, lengths = 1, [1]
+        lying = sorted(runs, key=lambda run: run[2])
+        for length, _, stride in lying:
+            if stride != expected:
+                return None
+            expected *= length
+        was_reduced = False
+        for length, is_reduced, _ in reversed(lying):
+            if is_reduced is was_reduced:
+                lengths[-1] *= length
+            else:
+                lengths.append(length)
+            was_reduced = is_reduced
+        if len(lengths) > 3:
+            return None
+        outer, middle, inner = (*lengths, 1, 1)[:3]
+        return outer, middle, inner
+
+    def takes_strided(self, ref: AccelRef) -> bool:
+        """See :meth:`KernelOp.takes_strided`."""
+        return ref is not self.out
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
@@ -150,7 +187,9 @@ def _reduce(lane: KernelLane, op: Reduce, inputs: Sequence[int], outputs: Sequen
     shape = op.middle()
     if shape is None:
         raise UnsupportedError(
-            f"{lane.compute.name} reduces neighbouring axes only, without ddof", remedy="Reduce one axis after the other.", op=op.kind
+            f"{lane.compute.name} reduces neighbouring axes of contiguous refs only, without ddof",
+            remedy="Reduce one axis after the other.",
+            op=op.kind,
         )
     lane.compute.reduce(member(ReduceOp, op.op), inputs[0], outputs[0], shape, 1, dtype=op.x.dtype)
 

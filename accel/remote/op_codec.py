@@ -21,7 +21,7 @@ from accel.dtype import DType
 from accel.engine.program import Program
 from accel.errors import AccelError, UnsupportedError
 from accel.ops import CompiledKernel, KernelOp
-from accel.ref import AccelRef, ForeignRef, ManagedRef, RefView
+from accel.ref import AccelRef, ForeignRef, ManagedRef, RefView, StridedRef, view_of
 from accel.remote.messages import ArenaSlice, WireOp
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class OpReader:
             value = values[i]
             if how == _REF:
                 base = self._ref_of(value[0], value[1], _DTYPES[value[2]])
-                values[i] = base if len(value) == 3 else RefView(base, value[3], value[4], _DTYPES[value[5]])
+                values[i] = base if len(value) == 3 else view_of(base, value[3], value[4], _DTYPES[value[5]], value[6])
             elif how == _NAMED:
                 values[i] = self._find(value)
             elif how == _TUPLE:
@@ -206,10 +206,10 @@ class OpReader:
 
 
 def _described(ref: AccelRef) -> tuple[Any, ...]:
-    """Return a ref's buffer with shape and dtype of the whole; after them, of a view, where it starts, its shape and its dtype."""
+    """Return a ref's buffer with shape and dtype of the whole; after them, of a view, where it starts, its shape, its dtype and its strides."""
     if isinstance(ref, RefView):
         base = ref.base
-        return ref.buffer, base.shape, base.dtype.value, ref.offset, ref.shape, ref.dtype.value
+        return ref.buffer, base.shape, base.dtype.value, ref.offset, ref.shape, ref.dtype.value, ref.strides
     return ref.buffer, ref.shape, ref.dtype.value
 
 
@@ -281,7 +281,7 @@ class _Pickler(pickle.Pickler):
     """Refuses arrays, which it would copy, and refs, which are valid in their own process only."""
 
     dispatch_table = _Reducers(
-        {np.ndarray: _refuse_array, AccelRef: _refuse_ref, RefView: _refuse_ref, ForeignRef: _refuse_ref, ManagedRef: _refuse_ref}
+        {np.ndarray: _refuse_array} | dict.fromkeys((AccelRef, RefView, StridedRef, ForeignRef, ManagedRef), _refuse_ref)
     )
 
 

@@ -108,7 +108,8 @@ class Sharing:
             raise BufferError(f"stream is {stream!r}: give None, -1, 1, 2 or a handle")
         block = self._found(ref)
         owner = Export(ref.base if isinstance(ref, RefView) else ref)
-        made = dlpack.export(block.address + ref.offset, ref.shape, ref.dtype, device, owner, max_version=max_version)
+        address, strides = block.address + ref.offset, ref.strides
+        made = dlpack.export(address, ref.shape, ref.dtype, device, owner, strides=strides, max_version=max_version)
         if stream != -1:
             self._hand_over(ref, block, partial(self._open().follow, 1 if stream is None else stream))
         self._share(ref, block).capsules.add(owner)
@@ -129,7 +130,7 @@ class Sharing:
             "shape": ref.shape,
             "typestr": ref.dtype.numpy.str,
             "data": (block.address + ref.offset if ref.nbytes else 0, False),
-            "strides": None,
+            "strides": tuple([step * ref.dtype.itemsize for step in ref.strides]) if ref.is_strided else None,
             "stream": None if stream is None else stream.__cuda_stream__()[1],
         }
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["WORKSPACE", "CudaMemory", "lacks_workspace"]
 
 WORKSPACE = 32 << 20
-"""Bytes of one workspace. A stream has one for its kernels and products, which run one after the other, and one for the matrices of convolutions."""
+"""Bytes of the workspace that a stream has for its kernels and products, which run one after the other."""
 
 _SMALLEST = 512
 
@@ -173,16 +173,9 @@ class CudaMemory(ComputeBackend):
 
     def prepare_workspace(self) -> int:
         """Return the workspace of kernels and products; an instance that was lent none takes one of its own. May block then."""
-        return self._prepared(0)
-
-    def prepare_columns(self) -> int:
-        """Return the workspace in which convolutions build matrices, as :meth:`prepare_workspace` does."""
-        return self._prepared(1)
-
-    def _prepared(self, number: int) -> int:
-        while len(self._workspaces) <= number:
+        if not self._workspaces:
             self._workspaces.append(self._take(WORKSPACE))
-        return self._workspaces[number]
+        return self._workspaces[0]
 
     def _room(self, nbytes: int) -> Block | None:
         """Return pinned memory for one piece. Growing the arena blocks: only a caller that may, or that did not ask whether it may, gets there."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import sys
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
 from accel import BackendUnavailableError
@@ -12,9 +15,20 @@ from accel import BackendUnavailableError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["INSTALL", "REQUIRED", "Requirement", "VendorLibrary", "load_library", "load_module", "requirements", "version_of"]
+__all__ = [
+    "INSTALL",
+    "REQUIRED",
+    "Requirement",
+    "VendorLibrary",
+    "load_extension",
+    "load_library",
+    "load_module",
+    "requirements",
+    "version_of",
+]
 
-INSTALL = "In a checkout, run: pip install '.[cuda]'"
+_INSTALL = "In a checkout, run: pip install '.[{}]'"
+INSTALL = _INSTALL.format("cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +43,17 @@ class Requirement:
         Name of the module, or of the shared library without ``lib``.
     is_library
         Whether it is a shared library.
+    extra
+        The extra that installs it.
+    extension
+        Name of an extension module in the package ``name``; it is loaded without the package. Empty for the package.
     """
 
     distribution: str
     name: str
     is_library: bool = False
+    extra: str = "cuda"
+    extension: str = ""
 
     def load(self) -> None:
         """Load it.
@@ -43,7 +63,10 @@ class Requirement:
         BackendUnavailableError
             If it is not there; the error names the distribution.
         """
-        (load_library if self.is_library else load_module)(self.name, self.distribution)
+        if self.extension:
+            load_extension(self.name, self.extension, self.distribution, self.extra)
+        else:
+            (load_library if self.is_library else load_module)(self.name, self.distribution, self.extra)
 
 
 REQUIRED = (
@@ -71,6 +94,10 @@ class VendorLibrary:
         Name of the exception that the bindings raise; it has the ``status``.
     bindings
         Distribution of the module.
+    extra
+        The extra that installs both.
+    extension
+        The extension module that has the bindings, where the package imports more than they need; see :class:`Requirement`.
     """
 
     name: str
@@ -78,11 +105,15 @@ class VendorLibrary:
     module: str
     error: str
     bindings: str = "nvmath-python"
+    extra: str = "cuda"
+    extension: str = ""
 
     @property
     def requirements(self) -> tuple[Requirement, Requirement]:
         """What has to be there."""
-        return Requirement(self.wheel, self.name, is_library=True), Requirement(self.bindings, self.module)
+        return Requirement(self.wheel, self.name, True, self.extra), Requirement(
+            self.bindings, self.module, False, self.extra, self.extension
+        )
 
     def load(self) -> Any:
         """Load the library and return the module. May block.
@@ -92,8 +123,10 @@ class VendorLibrary:
         BackendUnavailableError
             If one of them is not there; the error names the distribution and the command that installs it.
         """
-        load_library(self.name, self.wheel)
-        return load_module(self.module, self.bindings)
+        load_library(self.name, self.wheel, self.extra)
+        if self.extension:
+            return load_extension(self.module, self.extension, self.bindings, self.extra)
+        return load_module(self.module, self.bindings, self.extra)
 
 
 def requirements(libraries: Iterable[VendorLibrary]) -> tuple[Requirement, ...]:
@@ -109,7 +142,7 @@ def version_of(distribution: str) -> str | None:
         return None
 
 
-def load_module(name: str, distribution: str) -> Any:
+def load_module(name: str, distribution: str, extra: str = "cuda") -> Any:
     """Import a Python package of NVIDIA's.
 
     Raises
@@ -120,10 +153,33 @@ def load_module(name: str, distribution: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise BackendUnavailableError(f"{distribution} cannot be imported: {error}", remedy=INSTALL) from error
+        raise BackendUnavailableError(f"{distribution} cannot be imported: {error}", remedy=_INSTALL.format(extra)) from error
 
 
-def load_library(name: str, distribution: str) -> str:
+def load_extension(package: str, name: str, distribution: str, extra: str = "cuda") -> Any:
+    """Load an extension module of a package without the package, which may import PyTorch.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If it is not there, or cannot be loaded; the error names the ``distribution`` that has it.
+    """
+    whole = f"{package}.{name}"
+    if whole in sys.modules:
+        return sys.modules[whole]
+    found = importlib.util.find_spec(package)
+    spec = None if found is None else PathFinder.find_spec(whole, found.submodule_search_locations)
+    if spec is None or spec.loader is None:
+        raise BackendUnavailableError(f"{distribution} is not installed: there is no {whole}", remedy=_INSTALL.format(extra))
+    try:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise BackendUnavailableError(f"{distribution} cannot be imported: {error}", remedy=_INSTALL.format(extra)) from error
+    return sys.modules.setdefault(whole, module)
+
+
+def load_library(name: str, distribution: str, extra: str = "cuda") -> str:
     """Load a shared library, such as ``"nvrtc"``, before a package of NVIDIA's looks for it and fails with an error of its own; return its path.
 
     Raises
@@ -136,5 +192,5 @@ def load_library(name: str, distribution: str) -> str:
         return str(pathfinder.load_nvidia_dynamic_lib(name).abs_path)
     except pathfinder.DynamicLibNotFoundError as error:
         raise BackendUnavailableError(
-            f"{distribution} (or the CUDA toolkit) is not installed: lib{name} is not found", remedy=INSTALL
+            f"{distribution} (or the CUDA toolkit) is not installed: lib{name} is not found", remedy=_INSTALL.format(extra)
         ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from accel.backend import Kernel
+    from accel.ops.indexed import Walk
 
-__all__ = ["PART", "moved"]
+__all__ = ["PART", "moved", "widened"]
 
 Shape = tuple[int, ...]
 
@@ -25,6 +27,7 @@ Shape = tuple[int, ...]
 _DIMS, _OPERANDS, _BLOCK, _WIDEST = 8, 2, 256, 16
 _DOUBLE = struct.Struct("d")
 _ALL = 1 << 64
+_PADDINGS = {"edge": 0, "reflect": 1, "symmetric": 2, "wrap": 3}
 _MODES = {"raise": 0, "wrap": 1, "clip": 2}
 
 
@@ -108,6 +111,35 @@ def _copy(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> 
         stream.launch_with(stream.functions[f"move_{width}"], (-(-move.size // _BLOCK), 1), (_BLOCK, 1), 0, parameters)
 
 
+class _Frame(ctypes.Structure):
+    _fields_ = (
+        ("x", ctypes.c_uint64),
+        ("y", ctypes.c_uint64),
+        *((name, ctypes.c_int64) for name in ("size", "dims", "mode")),
+        *((name, ctypes.c_int64 * _DIMS) for name in ("lengths", "before", "inner", "steps")),
+    )
+
+
+def _pad(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Enqueue a padding: with a number as an op of pieces, with elements of x by a kernel that finds each."""
+    if op.mode == "constant":
+        _copy(lane, op, inputs, outputs)
+        return
+    x, shape = op.x, op.shape()
+    if 0 in shape:
+        return
+    if len(shape) > _DIMS:
+        raise UnsupportedError(f"pad of {len(shape)} dimensions", remedy="Reshape the array to fewer dimensions.", op=op.kind)
+    frame = _Frame(x=inputs[0], y=outputs[0], size=math.prod(shape), dims=len(shape), mode=_PADDINGS[op.mode])
+    for field, values in ((frame.lengths, shape), (frame.before, op.before()), (frame.inner, x.shape), (frame.steps, x.strides)):
+        field[: len(shape)] = values
+    stream = lane.stream
+    stream.ready()
+    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(frame))
+    function = stream.functions[f"pad_{x.dtype.itemsize}"]
+    stream.launch_with(function, (-(-frame.size // _BLOCK), 1), (_BLOCK, 1), 0, parameters)
+
+
 def _triangle(is_lower: bool) -> Kernel:
     def kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         x, stream = op.x, lane.stream
@@ -139,17 +171,43 @@ class _Spots(ctypes.Structure):
         ("status", ctypes.c_uint64),
         *((name, ctypes.c_int64) for name in ("size", "length", "behind", "count")),
         ("steps", ctypes.c_int64 * 3),
+        ("places", ctypes.c_int64 * 3),
         ("mode", ctypes.c_int64),
     )
 
 
-def _at_indices(lane: Any, op: Any, name: str, x: int, indices: int, others: int, outputs: Sequence[int]) -> None:
+def widened(walk: Walk, itemsize: int, alignment: int) -> tuple[Walk, int]:
+    """Return a walk with as large elements as can be, and their bytes: runs behind the axis are moved as a whole if they all have one index.
+
+    Parameters
+    ----------
+    walk
+        Where elements are.
+    itemsize
+        Bytes of an element.
+    alignment
+        Bytes of which the addresses of both arrays are multiples.
+    """
+    behind, (first, along, last) = walk.behind, walk.places
+    while (
+        not walk.steps[2]
+        and behind % 2 == first % 2 == along % 2 == 0
+        and last == 1
+        and itemsize < _WIDEST
+        and alignment % (2 * itemsize) == 0
+    ):
+        behind, first, along, itemsize = behind // 2, first // 2, along // 2, 2 * itemsize
+    return replace(walk, behind=behind, places=(first, along, last)), itemsize
+
+
+def _at_indices(lane: Any, op: Any, name: str, walk: Walk, x: int, indices: int, others: int, outputs: Sequence[int]) -> None:
     """Enqueue one of the kernels of elements at indices."""
-    walk, mode = op.walk(), getattr(op, "mode", "raise")
+    mode = getattr(op, "mode", "raise")
     if not walk.size:
         return
     spots = _Spots(x=x, indices=indices, others=others, size=walk.size, length=walk.length, behind=walk.behind, count=walk.count)
     spots.steps[:] = walk.steps
+    spots.places[:] = walk.places
     spots.mode = _MODES[mode]
     if mode == "raise":
         spots.status = outputs[1]
@@ -164,17 +222,21 @@ def _at_indices(lane: Any, op: Any, name: str, x: int, indices: int, others: int
 
 
 def _gather(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    _at_indices(lane, op, f"gather_{op.x.dtype.itemsize}", inputs[0], inputs[1], outputs[0], outputs)
+    walk, itemsize = widened(op.walk(), op.x.dtype.itemsize, math.gcd(inputs[0], outputs[0], _WIDEST))
+    _at_indices(lane, op, f"gather_{itemsize}", walk, inputs[0], inputs[1], outputs[0], outputs)
 
 
 def _put(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    _at_indices(lane, op, f"put_{op.x.dtype.itemsize}", outputs[0], inputs[0], inputs[1] if len(inputs) > 1 else 0, outputs)
+    walk, itemsize, values = op.walk(), op.x.dtype.itemsize, inputs[1] if len(inputs) > 1 else 0
+    if values:
+        walk, itemsize = widened(walk, itemsize, math.gcd(outputs[0], values, _WIDEST))
+    _at_indices(lane, op, f"put_{itemsize}", walk, outputs[0], inputs[0], values, outputs)
 
 
 def _scatter(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     dtype = op.x.dtype
     name = f"scatter_{CODES[dtype] if dtype.is_floating else f'u{8 * dtype.itemsize}'}"
-    _at_indices(lane, op, name, outputs[0], inputs[0], inputs[1] if len(inputs) > 1 else 0, outputs)
+    _at_indices(lane, op, name, op.walk(), outputs[0], inputs[0], inputs[1] if len(inputs) > 1 else 0, outputs)
 
 
 def _bits(value: float) -> int:
@@ -192,6 +254,7 @@ def _commands(op: Any) -> int:
 _COPYING = ("part", "transpose", "flip", "roll", "broadcast_to", "tile", "repeat", "pad", "concatenate", "stack", "split", "eye")
 _KERNELS: dict[str, Kernel] = {
     **dict.fromkeys(_COPYING, _copy),
+    "pad": _pad,
     "tril": _triangle(True),
     "triu": _triangle(False),
     "arange": _ramp,
@@ -204,7 +267,7 @@ _KERNELS: dict[str, Kernel] = {
 
 PART = CudaPart(
     kernels=_KERNELS,
-    programs=(Source("arrays", lambda code: ("arrays.cu", ""), functions=("move", "triangle", "ramp", "gather", "put", "scatter")),),
+    programs=(Source("arrays", lambda code: ("arrays.cu", ""), functions=("move", "pad", "triangle", "ramp", "gather", "put", "scatter")),),
     program=dict.fromkeys(_KERNELS, _program),
     commands=dict.fromkeys(_COPYING, _commands),
 )

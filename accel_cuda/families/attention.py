@@ -1,191 +1,285 @@
-"""Attention: which kernel takes a call, how its work is cut into blocks, and the launches.
+"""Attention: by cuDNN for 16-bit floats, as far as it offers it, else by one kernel of the backend's own.
 
-Tiled kernels keep a block's queries and read the keys and values once for all of them. For few queries there are kernels that only stream keys and values.
-Where the queries of all heads make too few blocks for the device, the keys are split too: each block leaves its part in the stream's workspace, and a last
-kernel puts the parts together.
+cuDNN multiplies the values of hidden keys by 0, so they must be numbers. Its float32 attention is not used: it is TF32's, and faults for some sizes.
 """
 
 from __future__ import annotations
 
-import struct
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import ctypes
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from accel import DType, InvalidArgumentError, UnsupportedError, arguments
-from accel_cuda.core.compute_memory import WORKSPACE
+from accel import DType, UnsupportedError
+from accel_cuda.families.convolution import CUDNN_TYPES
 from accel_cuda.families.kernels import CODES
-from accel_cuda.families.kernels.attention import ATTENTION_DIMS, ATTENTION_GROUPS, ATTENTION_TILES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Mapping, Sequence
 
+    from accel import AccelRef
     from accel.compute import Causal
     from accel_cuda.core.stream import CudaStream
-    from accel_cuda.families.kernels.attention import AttentionTile
+    from accel_cuda.families.cudnn import Cudnn, Room
 
-__all__ = ["AttentionPlan", "attend", "attention_plan"]
+__all__ = ["AttentionWork", "attend"]
 
-_CAUSAL: tuple[Causal, ...] = (False, True, "bottom_right")
+_HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
+_CAUSAL = {False: 0, True: 1, "bottom_right": 2}
+_ALIGNMENT = {False: None, True: "TOP_LEFT", "bottom_right": "BOTTOM_RIGHT"}
+_ROWS, _KEYS, _WARPS, _SHARED = 4, 32, 4, 48 << 10
 _LIMIT = 2**31 - 1
-_DOUBLE = struct.Struct("d")
-_FINISH_THREADS, _FINISH_ELEMENTS = 256, 32
-# Up to this number, each query is computed by itself: for more, reading keys and values again for each takes longer than a tile that is mostly empty.
-_FEW = {DType.FLOAT16: 1, DType.BFLOAT16: 1, DType.FLOAT32: 4, DType.FLOAT64: 4}
-_ROW_THREADS, _ROW_BLOCKS, _ROW_KEYS = 128, 32, 512
-_FEWEST_TILES, _MOST_SPLITS = 4, 256
-_SIMPLE_ROWS, _SIMPLE_WARPS, _SIMPLE_SHARED = 4, 4, 48 << 10
+_BLOCK = 256
+
+# Numbers of tensors in cuDNN's plans.
+_Q, _K, _V, _OUT, _BIAS, _LENGTHS_Q, _LENGTHS_KV, _BEGINS_Q, _BEGINS_KV, _TABLE = range(1, 11)
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionPlan:
-    """One launch, and the one that puts its parts together if ``splits`` is more than 1.
+class _Layout(NamedTuple):
+    """Shape and strides, in elements, of a (batch, heads, length, dim) array; the batch is a page where keys lie in pages."""
+
+    shape: tuple[int, int, int, int]
+    strides: tuple[int, int, int, int]
+
+    @classmethod
+    def dense(cls, *shape: int) -> _Layout:
+        """Return a C-contiguous one."""
+        batch, heads, length, dim = shape
+        return cls((batch, heads, length, dim), (heads * length * dim, length * dim, dim, 1))
+
+    @classmethod
+    def of(cls, ref: AccelRef) -> _Layout:
+        """Return that of an operand, whose last axis is contiguous."""
+        return cls(cast("tuple[int, int, int, int]", ref.shape), cast("tuple[int, int, int, int]", ref.strides))
+
+    @classmethod
+    def ragged(cls, batch: int, heads: int, longest: int, dim: int) -> _Layout:
+        """Return that of sequences in a (tokens, heads, dim) array."""
+        return cls((batch, heads, longest, dim), (longest * heads * dim, dim, heads * dim, 1))
+
+
+class AttentionWork(NamedTuple):
+    """What decides how attention is made.
 
     Attributes
     ----------
-    kernel : str
-        ``"attention_grouped"``, ``"attention_tiled"``, ``"rowwise_attention"`` or ``"attention_simple"``.
-    dim : int
-        The head dimension that the kernel was made for; 0 for any.
-    grid : tuple of int
-    threads, shared : int
-        Of each block; ``shared`` in bytes.
-    splits, each : int
-        Among how many blocks the keys are split, and what each has: tiles of keys with tiled kernels, keys with rowwise ones.
+    form : str
+        Kind of the op.
+    lengths : tuple of bool
+        Whether lengths of queries, and of keys, are given.
+    bias : tuple of int or None
+        Its shape.
+    pages : int
+        How many pages a batch has at most; 0 without pages.
+    tokens : tuple of int
+        How many there are in ragged arrays.
     """
 
-    kernel: str
-    dim: int
-    grid: tuple[int, int]
-    threads: int
-    shared: int
-    splits: int
-    each: int
+    form: str
+    dtype: DType
+    q: _Layout
+    k: _Layout
+    v: _Layout
+    out: _Layout
+    scale: float
+    causal: Causal = False
+    window: int | None = None
+    bias: tuple[int, ...] | None = None
+    lengths: tuple[bool, bool] = (False, False)
+    pages: int = 0
+    tokens: tuple[int, int] = (0, 0)
+
+    @classmethod
+    def of(cls, op: Any) -> AttentionWork:
+        """Return what an op asks for."""
+        kind, value_dim = op.kind, op.v.shape[-1]
+        common = op.multiplier(), op.causal, op.window
+        if kind == "ragged_attention":
+            (tokens, heads, dim), (keys, kv_heads, _), batch = op.q.shape, op.k.shape, op.offsets_q.size - 1
+            sides = (
+                (heads, op.longest_q, dim),
+                (kv_heads, op.longest_kv, dim),
+                (kv_heads, op.longest_kv, value_dim),
+                (heads, op.longest_q, value_dim),
+            )
+            q, k, v, out = (_Layout.ragged(batch, *side) for side in sides)
+            return cls(kind, op.q.dtype, q, k, v, out, *common, None, (True, True), 0, (tokens, keys))
+        arrays = _Layout.of(op.q), _Layout.of(op.k), _Layout.of(op.v), _Layout.dense(*op.q.shape[:3], value_dim)
+        if kind == "paged_attention":
+            return cls(kind, op.q.dtype, *arrays, *common, None, (False, True), op.table.shape[1])
+        lengths = op.lengths_q is not None, op.lengths_kv is not None
+        return cls(kind, op.q.dtype, *arrays, *common, None if op.bias is None else op.bias.shape, lengths)
+
+    @classmethod
+    def dense(cls, batch: int, heads: int, seq_q: int, seq_kv: int, dim: int, scale: float, causal: Causal, dtype: DType) -> AttentionWork:
+        """Return attention of arrays of one number of heads, and one head dimension."""
+        q, k = _Layout.dense(batch, heads, seq_q, dim), _Layout.dense(batch, heads, seq_kv, dim)
+        return cls("attention", dtype, q, k, k, q, scale, causal)
+
+    @property
+    def seq_kv(self) -> int:
+        """How many keys a batch has at most."""
+        return self.k.shape[2] * (self.pages if self.form == "paged_attention" else 1)
+
+    @property
+    def is_for_cudnn(self) -> bool:
+        """Whether cuDNN may offer it: it is asked then."""
+        heads_fit = self.q.shape[3] % 8 == 0 and self.v.shape[3] % 8 == 0
+        # Hidden scores are -infinity before cuDNN multiplies them.
+        if not 0 < self.scale < math.inf:
+            return False
+        if self.dtype not in _HALVES or not heads_fit or 0 in (*self.q.shape, *self.k.shape, *self.v.shape, self.seq_kv):
+            return False
+        # Sequences of one array begin at elements that 32 bits count, and those of v at the elements of k.
+        widths = self.q.strides[2] * self.tokens[0], self.k.strides[2] * self.tokens[1]
+        return self.form != "ragged_attention" or (self.q.shape[3] == self.v.shape[3] and max(widths) <= _LIMIT)
+
+    def sizes(self) -> Mapping[int, int]:
+        """Return the bytes of cuDNN's tensors."""
+        return _sizes(self)
+
+    def request(self) -> dict[str, Any]:
+        """See :meth:`accel_cuda.families.cudnn.Work.request`."""
+        layouts = {
+            name: {"dims": each.shape, "strides": each.strides} for name, each in zip(("q", "k", "v", "out"), self[2:6], strict=True)
+        }
+        dtype = CUDNN_TYPES[self.dtype]
+        return {
+            "op": "attention",
+            "dtype": dtype,
+            **layouts,
+            "scale": self.scale,
+            "causal": _ALIGNMENT[self.causal],
+            "window": self.window,
+            "bias": None if self.bias is None else {"dims": self.bias, "dtype": dtype},
+            "has_lengths": any(self.lengths),
+            "is_ragged": self.form == "ragged_attention",
+            "pages": self.pages or None,
+            "without": [],
+        }
+
+    def own_nbytes(self) -> int:
+        """Return the bytes of lengths, and of where sequences begin, that are made for cuDNN."""
+        batch = self.q.shape[0]
+        if self.form == "ragged_attention":
+            return 2 * (_rounded(4 * batch) + _rounded(4 * batch + 4))
+        return _rounded(4 * batch) if any(self.lengths) and not all(self.lengths) else 0
 
 
-def attention_plan(
-    dtype: DType, groups: int, seq_q: int, seq_kv: int, head_dim: int, *, multiprocessors: int, shared_limit: int, kernels: Collection[str]
-) -> AttentionPlan | None:
-    """Return how attention of ``groups`` heads is computed, or ``None`` if no kernel takes it.
+@lru_cache(maxsize=1024)
+def _sizes(work: AttentionWork) -> Mapping[int, int]:
+    """Return the bytes of cuDNN's tensors."""
+    size, numbers, batch = work.dtype.itemsize, 4, work.q.shape[0]
+    if work.form == "ragged_attention":
+        (tokens, keys), k, v = work.tokens, work.k.strides[2], work.v.strides[2]
+        arrays = {_Q: tokens * work.q.strides[2], _K: keys * k, _V: keys * v, _OUT: tokens * work.out.strides[2]}
+    else:
+        arrays = {uid: math.prod(each.shape) for uid, each in ((_Q, work.q), (_K, work.k), (_V, work.v), (_OUT, work.out))}
+    arrays[_BIAS] = math.prod(work.bias or (0,))
+    tables = {_LENGTHS_Q: batch, _LENGTHS_KV: batch, _BEGINS_Q: batch + 1, _BEGINS_KV: batch + 1, _TABLE: batch * work.pages}
+    return {**{uid: size * count for uid, count in arrays.items()}, **{uid: numbers * count for uid, count in tables.items()}}
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // 256) * 256
+
+
+def attend(stream: CudaStream, cudnn: Cudnn | None, work: AttentionWork, pointers: Mapping[int, int], room: Room) -> None:
+    """Enqueue attention. May block where a plan is new, or the backend's own kernel is not loaded.
 
     Parameters
     ----------
-    multiprocessors, shared_limit
-        How many the device has; bytes of shared memory that one block can have.
-    kernels
-        Which of ``"attention_grouped"`` and ``"attention_tiled"`` the device's architecture has.
-    """
-    dim = next((each for each in ATTENTION_DIMS if head_dim <= each), 0)
-    # Parts are as wide as what is computed in, with two more numbers a row.
-    part = groups * seq_q * (head_dim + 2) * max(dtype.itemsize, 4)
-    most = max(1, min(_MOST_SPLITS, WORKSPACE // part))
-    if dim and seq_q <= _FEW[dtype]:
-        rows = groups * seq_q
-        each, splits = _split(seq_kv, rows, _ROW_BLOCKS * multiprocessors, min(most, -(-seq_kv // _ROW_KEYS)))
-        return AttentionPlan("rowwise_attention", dim, (rows, splits), _ROW_THREADS, 0, splits, each)
-    for kernel, width, tile in _tiles(dtype, dim):
-        if kernel not in kernels or tile.shared > shared_limit:
-            continue
-        blocks, tiles = groups * -(-seq_q // tile.rows), -(-seq_kv // tile.keys)
-        # Parts cost a launch and their way through memory: not for less than twice the blocks.
-        room = tile.blocks * multiprocessors // blocks
-        each, splits = _split(tiles, 1, room, min(most, tiles // _FEWEST_TILES))
-        return AttentionPlan(kernel, width, (blocks, splits), tile.threads, tile.shared, splits, each)
-    warp = (2 * _SIMPLE_ROWS * head_dim + _SIMPLE_ROWS * 32) * max(dtype.itemsize, 4)
-    if warp > shared_limit:
-        return None
-    warps = max(1, min(_SIMPLE_WARPS, _SIMPLE_SHARED // warp))
-    blocks = -(-groups * -(-seq_q // _SIMPLE_ROWS) // warps)
-    return AttentionPlan("attention_simple", 0, (blocks, 1), 32 * warps, warps * warp, 1, 0)
-
-
-def _tiles(dtype: DType, dim: int) -> Iterator[tuple[str, int, AttentionTile]]:
-    """Yield the kernels for heads of ``dim``, the fastest first: their names, what they are made for, and their tiles."""
-    wide = max(dim, min(each for _, each in ATTENTION_GROUPS))
-    if dim and (dtype, wide) in ATTENTION_GROUPS:
-        yield "attention_grouped", wide, ATTENTION_GROUPS[dtype, wide]
-    if dim:
-        yield "attention_tiled", dim, ATTENTION_TILES[dtype, dim]
-
-
-def _split(pieces: int, blocks: int, wanted: int, most: int) -> tuple[int, int]:
-    """Return how many ``pieces`` each split has, and how many splits that makes: ``wanted`` blocks where ``blocks`` there are of each, ``most`` at most."""
-    splits = max(1, min(most, -(-wanted // blocks)))
-    each = -(-pieces // splits)
-    return each, -(-pieces // each)
-
-
-def attend(
-    stream: CudaStream,
-    workspace: int,
-    pointers: tuple[int, int, int, int],
-    sizes: tuple[int, int, int, int, int],
-    scale: float,
-    causal: Causal,
-    dtype: DType,
-) -> None:
-    """Check the arguments and enqueue ``O = softmax(scale * Q K^T) V``.
-
-    Parameters
-    ----------
-    workspace
-        Device memory of :data:`~accel_cuda.core.compute_memory.WORKSPACE` bytes, used in the stream's order.
+    cudnn
+        cuDNN, if the work is for it.
     pointers
-        q, k, v, o.
-    sizes
-        batch, heads, seq_q, seq_kv, head_dim.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A negative size, a pointer that is none, or an unknown ``causal``.
-    UnsupportedError
-        If a row does not fit the device's shared memory, or there are more blocks than a launch can have.
+        Number of a tensor -> address, of those that are given. Where sequences of one array begin has the numbers of what cuDNN is told of it.
+    room
+        What it works in.
     """
-    op = "attention"
-    (q, k, v, o), (batch, heads, seq_q, seq_kv, head_dim) = pointers, sizes
-    arguments.not_negative(op, batch=batch, heads=heads, seq_q=seq_q, seq_kv=seq_kv, head_dim=head_dim)
-    if causal not in _CAUSAL:
-        raise InvalidArgumentError(f"causal is {causal!r}", op=op, remedy="Use False, True or 'bottom_right'.")
-    groups = batch * heads
-    if not (groups and seq_q and head_dim):
+    sizes = work.sizes()
+    if not sizes[_OUT]:
         return
-    arguments.pointers(op, o=o)
-    if not seq_kv:
-        stream.fill(o, bytes(1), groups * seq_q * head_dim * dtype.itemsize)
+    if not work.seq_kv:
+        stream.fill(pointers[_OUT], bytes(1), sizes[_OUT])
         return
-    arguments.pointers(op, q=q, k=k, v=v)
-    # How many keys query 0 sees, before those that do not exist are taken off; each further query sees one more.
-    first = seq_kv if causal is False else 1 if causal is True else 1 + seq_kv - seq_q
-    stream.ready()
-    _launch(stream, workspace, pointers, groups, seq_q, seq_kv, head_dim, first, scale, dtype)
+    if cudnn is not None:
+        if any(work.lengths):
+            # cuDNN leaves out what sees no key.
+            stream.fill(pointers[_OUT], bytes(1), sizes[_OUT])
+        tensors = {uid: (address, sizes[uid]) for uid, address in pointers.items()}
+        tensors |= _made(stream, work, pointers, room)
+        if cudnn.run(stream, work, tensors, room) is None:
+            return
+    _launch(stream, work, pointers)
 
 
-def _families(capability: tuple[int, int]) -> tuple[str, ...]:
-    """Return which tiled kernels the sources have for a compute capability."""
-    return ("attention_tiled", "attention_grouped")[: (capability >= (8, 0)) + (capability == (9, 0))]
+def _made(stream: CudaStream, work: AttentionWork, pointers: Mapping[int, int], room: Room) -> dict[int, tuple[int, int]]:
+    """Enqueue what makes the lengths, and the places where sequences begin, that cuDNN wants and the op has not."""
+    batch, sizes = work.q.shape[0], work.sizes()
+    if work.form == "ragged_attention":
+        made = {uid: room.take(sizes[uid]) for uid in (_LENGTHS_Q, _LENGTHS_KV, _BEGINS_Q, _BEGINS_KV)}
+        function = stream.functions[f"attention_ragged_{CODES[work.dtype]}"]
+        widths = work.q.strides[2], work.k.strides[2]
+        stream.launch(
+            function, -(-(batch + 1) // _BLOCK), _BLOCK, pointers[_BEGINS_Q], pointers[_BEGINS_KV], *made.values(), batch, *widths
+        )
+        return {uid: (address, sizes[uid]) for uid, address in made.items()}
+    if not any(work.lengths) or all(work.lengths):
+        return {}
+    uid, whole = (_LENGTHS_Q, work.q.shape[2]) if work.lengths[1] else (_LENGTHS_KV, work.seq_kv)
+    address = room.take(4 * batch)
+    stream.fill(address, whole.to_bytes(4, "little"), batch)
+    return {uid: (address, sizes[uid])}
 
 
-def _launch(
-    stream: CudaStream, workspace: int, pointers: tuple[int, int, int, int], groups: int, seq_q: int, seq_kv: int, head_dim: int, first: int,
-    scale: float, dtype: DType,
-) -> None:  # fmt: skip
-    context = stream.context
-    device, functions, code = context.description.spec, stream.functions, CODES[dtype]
-    plan = attention_plan(
-        dtype, groups, seq_q, seq_kv, head_dim, multiprocessors=context.multiprocessors, shared_limit=context.shared_limit,
-        kernels=_families(context.capability),
+class _Steps(ctypes.Structure):
+    _fields_ = (("batch", ctypes.c_int64), ("head", ctypes.c_int64), ("row", ctypes.c_int64))
+
+
+class _Arguments(ctypes.Structure):
+    """What the kernel calls Attention."""
+
+    _fields_ = (
+        ("pointers", ctypes.c_void_p * 10),
+        ("numbers", ctypes.c_int64 * 11),
+        ("steps", _Steps * 5),
+        ("scale", ctypes.c_double),
+    )
+
+
+def _launch(stream: CudaStream, work: AttentionWork, pointers: Mapping[int, int]) -> None:
+    """Enqueue the backend's own kernel."""
+    (batch, heads, seq_q, dim), kv_heads, value_dim = work.q.shape, work.k.shape[1], work.v.shape[3]
+    context, device = stream.ready(), stream.context.description.spec
+    warp = _ROWS * (dim + _KEYS + value_dim) * max(work.dtype.itemsize, 4)
+    if warp > context.shared_limit:
+        raise UnsupportedError(f"attention with heads of {dim} and {value_dim} does not fit shared memory", op=work.form, device=device)
+    warps = max(1, min(_WARPS, _SHARED // warp))
+    blocks = batch * heads * -(-seq_q // (_ROWS * warps))
+    if blocks > _LIMIT:
+        raise UnsupportedError(
+            f"attention of {batch * heads * seq_q} queries takes more blocks than one launch can have", op=work.form, device=device
+        )
+    if not blocks:
+        return
+    arguments = _Arguments()
+    order = (_Q, _K, _V, _OUT, _BIAS, _LENGTHS_Q, _LENGTHS_KV, _BEGINS_Q, _BEGINS_KV, _TABLE)
+    arguments.pointers[:] = [pointers.get(uid, 0) for uid in order]
+    page_size = work.k.shape[2] if work.pages else 0
+    arguments.numbers[:] = (
+        batch, heads, kv_heads, seq_q, work.seq_kv, dim, value_dim, _CAUSAL[work.causal], work.window or 0, page_size, work.pages
     )  # fmt: skip
-    if plan is None:
-        raise UnsupportedError(f"attention with head_dim {head_dim} does not fit shared memory", op="attention", device=device)
-    rows = groups * seq_q
-    if plan.grid[0] > _LIMIT or rows * head_dim > _LIMIT * _FINISH_ELEMENTS:
-        raise UnsupportedError(f"attention of {rows} queries takes more blocks than one launch can have", op="attention", device=device)
-    name = f"{plan.kernel}_{code}_{plan.dim}" if plan.dim else f"{plan.kernel}_{code}"
-    count = rows if plan.kernel == "rowwise_attention" else groups
-    bits = int.from_bytes(_DOUBLE.pack(scale), "little")
-    numbers = (workspace, count, seq_q, seq_kv, head_dim, first, bits, plan.splits, plan.each)
-    stream.launch_wide(functions[name], plan.grid, (plan.threads, 1), plan.shared, *pointers, *numbers)
-    if plan.splits > 1:
-        blocks = -(-rows * head_dim // _FINISH_ELEMENTS)
-        numbers = (workspace, pointers[3], rows, seq_q, seq_kv, head_dim, first, plan.splits, 0)
-        stream.launch_wide(functions[f"finish_attention_{code}"], (blocks, 1), (_FINISH_THREADS, 1), 0, *numbers)
+    ragged = work.form == "ragged_attention"
+    steps = [_Steps(0 if ragged else each.strides[0], *each.strides[1:3]) for each in (work.q, work.k, work.v, work.out)]
+    arguments.steps[:] = (*steps, _bias_steps(work.bias))
+    arguments.scale = work.scale
+    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+    stream.launch_with(stream.functions[f"attention_any_{CODES[work.dtype]}"], (blocks, 1), (32 * warps, 1), warps * warp, parameters)
+
+
+def _bias_steps(shape: Sequence[int] | None) -> _Steps:
+    """Return the strides of a bias; 0 where it has one element for all."""
+    if shape is None:
+        return _Steps()
+    _, heads, rows, keys = shape
+    return _Steps(*(step if length > 1 else 0 for length, step in zip(shape, (heads * rows * keys, rows * keys, keys), strict=False)))

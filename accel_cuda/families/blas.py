@@ -9,6 +9,7 @@ import ctypes
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accel import ComputeBackend, DType, Transpose
+from accel.ops.blas import apart, stored
 from accel_cuda.core.compute_memory import lacks_workspace
 from accel_cuda.core.family import CudaPart, Source
 from accel_cuda.core.libraries import VendorLibrary, load_module
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 
     from accel_cuda.core.stream import CudaStream
 
-__all__ = ["PART", "Blas"]
+__all__ = ["CUBLAS", "PART", "Blas"]
 
-_CUBLAS = VendorLibrary("cublas", "nvidia-cublas", "nvmath.bindings.cublas", "cuBLASError")
+CUBLAS = VendorLibrary("cublas", "nvidia-cublas", "nvmath.bindings.cublas", "cuBLASError")
 _FACTOR = 16
 _ALIGNMENT = 16
 _DOUBLES = frozenset({DType.FLOAT64, DType.COMPLEX128})
@@ -66,7 +67,7 @@ class Blas:
     """
 
     def __init__(self, stream: CudaStream, workspace: int, nbytes: int) -> None:
-        self._handle = LibraryHandle(_CUBLAS, stream, workspace, nbytes)
+        self._handle = LibraryHandle(CUBLAS, stream, workspace, nbytes)
         self._cublas, self._error, self.handle = self._handle.module, self._handle.error, self._handle.value
         self._handle.call("set_math_mode", int(self._cublas.Math.DISALLOW_REDUCED_PRECISION_REDUCTION))
         self._handle.call("set_pointer_mode", int(self._cublas.PointerMode.HOST))
@@ -135,19 +136,26 @@ def gemm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> N
     ta, tb = op.transpose_a, op.transpose_b
     m, k = (rows, columns) if ta is Transpose.NONE else (columns, rows)
     n = n_b if tb is Transpose.NONE else n_a
-    lane.compute.product(tb, ta, n, m, k, op.alpha, b, n_b, a, columns, op.beta, outputs[0], n, op.a.dtype, op.allow_tf32)
+    ldc, out = n, op.out
+    if op.a.is_strided or op.b.is_strided or (out is not None and out.is_strided):
+        columns, ta = stored(op.a, ta)
+        n_b, tb = stored(op.b, tb)
+        ldc = n if out is None else stored(out, Transpose.NONE)[0]
+    lane.compute.product(tb, ta, n, m, k, op.alpha, b, n_b, a, columns, op.beta, outputs[0], ldc, op.a.dtype, op.allow_tf32)
 
 
 def gemm_batched(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Multiply a strided batch as :func:`gemm` does one; a single matrix has stride 0."""
     a, b = inputs
-    (*batch_a, rows, columns), (*batch_b, n_a, n_b) = op.a.shape, op.b.shape
+    (rows, columns), (n_a, n_b) = op.a.shape[-2:], op.b.shape[-2:]
     ta, tb = op.transpose_a, op.transpose_b
     m, k = (rows, columns) if ta is Transpose.NONE else (columns, rows)
     n = n_b if tb is Transpose.NONE else n_a
-    stride_a, stride_b = rows * columns if batch_a else 0, n_a * n_b if batch_b else 0
+    lda, ta = stored(op.a, ta)
+    ldb, tb = stored(op.b, tb)
+    stride_c, ldc = op.out.strides[:2] if op.out is not None and op.out.is_strided else (m * n, n)
     lane.compute.products(
-        tb, ta, n, m, k, op.alpha, b, n_b, stride_b, a, columns, stride_a, op.beta, outputs[0], n, m * n, op.batch_count, op.a.dtype,
+        tb, ta, n, m, k, op.alpha, b, ldb, apart(op.b), a, lda, apart(op.a), op.beta, outputs[0], ldc, stride_c, op.batch_count, op.a.dtype,
         op.allow_tf32,
     )  # fmt: skip
 
@@ -157,7 +165,9 @@ def gemv(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> N
     a, x = inputs
     rows, columns = op.a.shape
     m, k = (rows, columns) if op.transpose_a is Transpose.NONE else (columns, rows)
-    lane.compute.product(Transpose.NONE, op.transpose_a, 1, m, k, op.alpha, x, 1, a, columns, op.beta, outputs[0], 1, op.a.dtype)
+    lda, ta = stored(op.a, op.transpose_a)
+    ldx, ldy = op.x.strides[0], 1 if op.out is None else op.out.strides[0]
+    lane.compute.product(Transpose.NONE, ta, 1, m, k, op.alpha, x, ldx, a, lda, op.beta, outputs[0], ldy, op.a.dtype)
 
 
 def axpy(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -180,17 +190,19 @@ def scal(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> N
     lane.compute.scal(op.x.size, op.alpha, outputs[0], op.x.dtype)
 
 
+def _placed(ref: Any) -> Hashable:
+    """Return what of an operand's place may decide which kernel a product takes; there are others for views that begin between two vectors."""
+    return None if ref is None else (ref.shape, ref.strides if ref.is_strided else None, ref.offset % _ALIGNMENT)
+
+
 def _product(lane: Any, op: Any) -> Hashable:
     a, b, out = op.a, op.b, op.out
-    # There are other kernels for views that begin between two vectors.
-    alignment = a.offset % _ALIGNMENT, b.offset % _ALIGNMENT, out is not None and out.offset % _ALIGNMENT
-    return op.kind, a.shape, b.shape, a.dtype, op.transpose_a, op.transpose_b, op.allow_tf32, not op.beta, alignment
+    return op.kind, _placed(a), _placed(b), _placed(out), a.dtype, op.transpose_a, op.transpose_b, op.allow_tf32, not op.beta
 
 
 def _matrix_by_vector(lane: Any, op: Any) -> Hashable:
     a, x, out = op.a, op.x, op.out
-    alignment = a.offset % _ALIGNMENT, x.offset % _ALIGNMENT, out is not None and out.offset % _ALIGNMENT
-    return op.kind, a.shape, a.dtype, op.transpose_a, not op.beta, alignment
+    return op.kind, _placed(a), _placed(x), _placed(out), a.dtype, op.transpose_a, not op.beta
 
 
 def _lacks_handle(lane: Any, op: Any) -> bool:
@@ -212,7 +224,7 @@ def _prepare(compute: Any) -> None:
 
 
 PART = CudaPart(
-    libraries=(_CUBLAS,),
+    libraries=(CUBLAS,),
     kernels={"gemm": gemm, "gemm_batched": gemm_batched, "gemv": gemv, "axpy": axpy, "dot": dot, "nrm2": nrm2, "scal": scal},
     programs=(Source("vectors", _vectors_source, functions=("axpy", "scal", "dot", "nrm2")),),
     program=dict.fromkeys(("axpy", "scal", "dot", "nrm2"), _vectors),

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import TYPE_CHECKING
 
-from accel import BinaryOp, DType, ReduceOp, Transpose, UnaryOp, UnsupportedError, arguments
+from accel import BinaryOp, DType, InvalidArgumentError, ReduceOp, Transpose, UnaryOp, UnsupportedError, arguments
 from accel.arguments import BASE
 from accel.compute import EXTREMES, result_dtype
 from accel_cuda.core.compute_memory import WORKSPACE
-from accel_cuda.families.attention import attend
+from accel_cuda.families.attention import AttentionWork
 from accel_cuda.families.blas import Blas
-from accel_cuda.families.conv2d import Convolution, convolution
+from accel_cuda.families.convolution import ConvolutionWork
 from accel_cuda.families.kernels import CODES
 from accel_cuda.families.parts import parts_of
 from accel_cuda.families.reduce import BASIC, enqueue_fold, launches
 from accel_cuda.families.vectors import CudaVectors, bits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from accel.compute import Causal
     from accel_cuda.core.driver import Handle
     from accel_cuda.core.stream import CudaStream
+    from accel_cuda.families.dnn import DnnLibrary
 
 __all__ = ["CudaCompute"]
 
@@ -30,7 +32,6 @@ _NONE, _TURNED = Transpose.NONE, Transpose.TRANSPOSE
 # The lanes of these libraries stage copies; in other lanes, the pinned memory for it is made at its first use.
 _STAGES = frozenset({"memory", "batch", "capture"})
 _BLOCK = 256
-_PIXELS = 128
 _LIMIT = 2**31 - 1
 # Elements that one thread of the elementwise kernels takes.
 _PER_THREAD = {dtype: max(1, 16 // dtype.itemsize) for dtype in CODES}
@@ -45,14 +46,22 @@ def _blocks(op: UnaryOp | BinaryOp, dtype: DType, output: int, n: int) -> int:
 class CudaCompute(CudaVectors):
     """:class:`accel.ComputeBackend` on a GPU, one instance a stream. Made by ``CudaDevice.create_compute``.
 
+    Parameters
+    ----------
+    stream, library
+        See :class:`~accel_cuda.core.compute_memory.CudaMemory`.
+    dnn
+        Convolutions and attention in the stream's context.
+
     Attributes
     ----------
     has_blas : bool
         Whether cuBLAS's handle is made: making it may block.
     """
 
-    def __init__(self, stream: CudaStream, library: str) -> None:
+    def __init__(self, stream: CudaStream, library: str, dnn: DnnLibrary) -> None:
         super().__init__(stream, library)
+        self._dnn = dnn
         self._blas: Blas | None = None
         self.has_blas = False
 
@@ -138,7 +147,7 @@ class CudaCompute(CudaVectors):
         if op not in BASIC:
             if length:
                 arguments.pointers(call, input=input)
-            runs = (outer, False), (length, True), (inner, False)
+            runs = (outer, False, length * inner), (length, True, inner), (inner, False, 1)
             enqueue_fold(self._stream, self.prepare_workspace(), op, input, output, runs, dtype)
             return
         if not length:
@@ -232,67 +241,48 @@ class CudaCompute(CudaVectors):
         self, input: int, input_shape: Sequence[int], filter: int, filter_shape: Sequence[int], output: int, output_shape: Sequence[int],
         stride: Sequence[int], padding: Sequence[int], *, dtype: DType = DType.FLOAT32,
     ) -> None:  # fmt: skip
-        """Enqueue a 2-d cross-correlation of NCHW arrays."""
+        """Enqueue a 2-d cross-correlation of NCHW arrays. May block where the shapes are new."""
         op = "conv2d_forward"
         self._require(op, dtype)
-        shapes = tuple(input_shape), tuple(filter_shape), tuple(output_shape), tuple(stride), tuple(padding)
-        work = convolution(op, *shapes, self._device)
-        if 0 in work.output:
+        arguments.convolution(op, input_shape, filter_shape, output_shape, stride, padding)
+        if 0 in output_shape:
             return
         arguments.pointers(op, output=output)
-        if 0 not in work.input:
+        if 0 not in input_shape:
             arguments.pointers(op, input=input, filter=filter)
-        n, k, p, q = work.output
-        if work.is_product(dtype):
-            # Each image is a matrix of (channels, pixels) as it lies.
-            pixels, c = p * q, work.taps
-            self.products(
-                _NONE, _NONE, pixels, k, c, 1.0, input, pixels, c * pixels, filter, c, 0, 0.0, output, pixels, k * pixels, n, dtype
-            )
-            return
-        piece = work.piece(dtype, filter, WORKSPACE)
-        if piece:
-            self._convolve_by_products(work, piece, input, filter, output, dtype)
-        else:
-            self._convolve(work, input, filter, output, dtype)
-
-    def _convolve(self, work: Convolution, input: int, filter: int, output: int, dtype: DType) -> None:
-        n, k, p, q = work.output
-        height, each, parts = work.tiling(dtype, self._context.multiprocessors, WORKSPACE)
-        workspace = self.prepare_workspace() if parts > 1 else 0
-        parameters, _held = work.parameters(input, filter, output, workspace, each)
-        self._stream.ready()
-        functions, code = self._stream.functions, CODES[dtype]
-        grid = -(-n * p * q // _PIXELS), -(-k // height), parts
-        self._stream.launch_with(functions[f"conv2d_{height}_{code}"], grid, (_BLOCK, 1), 0, parameters)
-        if parts > 1:
-            count = n * k * p * q
-            self._stream.launch(functions[f"conv2d_end_{code}"], -(-count // _BLOCK), _BLOCK, workspace, output, count, parts)
-
-    def _convolve_by_products(self, work: Convolution, piece: int, input: int, filter: int, output: int, dtype: DType) -> None:
-        n, k, p, q = work.output
-        functions, code, taps = self._stream.functions, CODES[dtype], work.taps
-        # Not the workspace, which is the product's.
-        columns = self.prepare_columns()
-        made = columns + 2 * taps * piece
-        for pixel in range(0, n * p * q, piece):
-            count = min(piece, n * p * q - pixel)
-            ld = -(-count // _PIXELS) * _PIXELS
-            parameters, _held = work.piece_parameters(input, columns, pixel, ld)
-            self._stream.ready()
-            grid = -(-ld // (2 * _BLOCK)), -(-taps // 32)
-            self._stream.launch_with(functions[f"conv2d_columns_{code}"], grid, (_BLOCK, 1), 0, parameters)
-            self.product(_NONE, _NONE, ld, k, taps, 1.0, columns, ld, filter, taps, 0.0, made, ld, dtype)
-            grid = -(-count // _BLOCK), k
-            self._stream.launch_wide(functions[f"conv2d_spread_{code}"], grid, (_BLOCK, 1), 0, made, output, k, p * q, pixel, count, ld)
+        x, w, y = tuple(input_shape), tuple(filter_shape), tuple(output_shape)
+        work = ConvolutionWork(dtype, x, w, y, tuple(padding), tuple(padding), tuple(stride), (1, 1))
+        with self._lent(work, (input, filter, 0, output)) as room:
+            self._dnn.convolve(self._stream, work, input, filter, 0, output, room)
 
     def attention(
         self, q: int, k: int, v: int, o: int, batch: int, heads: int, seq_q: int, seq_kv: int, head_dim: int, scale: float, causal: Causal, *,
         dtype: DType = DType.FLOAT32,
     ) -> None:  # fmt: skip
-        """Enqueue ``O = softmax(scale * Q K^T) V``."""
-        self._require("attention", dtype)
-        attend(self._stream, self.prepare_workspace(), (q, k, v, o), (batch, heads, seq_q, seq_kv, head_dim), float(scale), causal, dtype)
+        """Enqueue ``O = softmax(scale * Q K^T) V``. May block where the sizes are new."""
+        op = "attention"
+        self._require(op, dtype)
+        arguments.not_negative(op, batch=batch, heads=heads, seq_q=seq_q, seq_kv=seq_kv, head_dim=head_dim)
+        if causal not in (False, True, "bottom_right"):
+            raise InvalidArgumentError(f"causal is {causal!r}", op=op, remedy="Use False, True or 'bottom_right'.")
+        if not (batch and heads and seq_q and head_dim):
+            return
+        arguments.pointers(op, o=o)
+        if seq_kv:
+            arguments.pointers(op, q=q, k=k, v=v)
+        work = AttentionWork.dense(batch, heads, seq_q, seq_kv, head_dim, float(scale), causal, dtype)
+        with self._lent(work, (q, k, v, o)) as room:
+            self._dnn.attend(self._stream, work, {1: q, 2: k, 3: v, 4: o}, room)
+
+    @contextlib.contextmanager
+    def _lent(self, work: ConvolutionWork | AttentionWork, addresses: tuple[int, int, int, int]) -> Iterator[int]:
+        """Have memory for a work of the ``dnn`` family. It is used again in the stream's order."""
+        nbytes = self._dnn.nbytes(work, addresses)
+        room = self.alloc(nbytes) if nbytes else 0
+        try:
+            yield room
+        finally:
+            self.free(room)
 
     @staticmethod
     def _check_sizes(op: str, m: int, n: int, k: int, alpha: complex, a: int, b: int, c: int) -> None:

@@ -1,70 +1,224 @@
-"""The ``dnn`` family on a GPU: convolution and attention by programs of the backend's own, some convolutions by cuBLAS."""
+"""The ``dnn`` family on a GPU: convolutions and attention by cuDNN, all else by kernels of the backend's own."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any, cast
 
-from accel_cuda.core.compute_memory import WORKSPACE, lacks_workspace
+from accel import BackendUnavailableError
 from accel_cuda.core.family import CudaPart, Source
-from accel_cuda.families.conv2d import convolution
+from accel_cuda.families import normalization, pooling
+from accel_cuda.families.attention import AttentionWork, attend
+from accel_cuda.families.convolution import ConvolutionWork, convolve, fill
+from accel_cuda.families.cudnn import CUDNN, Cudnn, Plan, Room
 from accel_cuda.families.kernels import CODES
-from accel_cuda.families.kernels.attention import ATTENTION_DIMS, ATTENTION_GROUPS, ATTENTION_TILES
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
-    from accel.ops import Attention
+    from accel import AccelRef
+    from accel.backend import Kernel
+    from accel_cuda.core.context import CudaContext
+    from accel_cuda.core.stream import CudaStream
 
-__all__ = ["PART"]
+__all__ = ["PART", "DnnLibrary"]
 
-_ALIGNMENT = 16
-_ATTENTION = {dtype: f"attention_{code}" for dtype, code in CODES.items()}
-
-
-def conv2d(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Convolve."""
-    shapes = inputs[0], op.input.shape, inputs[1], op.filter.shape, outputs[0], op.output_shape()
-    lane.compute.conv2d_forward(*shapes, op.stride, op.padding, dtype=op.input.dtype)
-
-
-def _conv2d_signature(lane: Any, op: Any) -> Hashable:
-    # Some are products, and need more memory of their lane than others.
-    return op.kind, id(lane.compute), op.input.shape, op.filter.shape, op.input.dtype, op.stride, op.padding, op.filter.offset % _ALIGNMENT
-
-
-def _conv2d_commands(op: Any) -> int:
-    work = convolution("conv2d_forward", op.input.shape, op.filter.shape, op.output_shape(), op.stride, op.padding, "")
-    piece = 0 if 0 in work.output else work.piece(op.input.dtype, op.filter.offset, WORKSPACE)
-    n, _, p, q = work.output
-    return 4 * -(-n * p * q // piece) if piece else 2
+_CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
+_ATTENTIONS = ("attention", "ragged_attention", "paged_attention")
+_IMAGES = ("input", "filter", "bias", "out")
+_REFS = {
+    "attention": ("q", "k", "v", "bias", "lengths_q", "lengths_kv", "out"),
+    "ragged_attention": ("q", "k", "v", "out"),
+    "paged_attention": ("q", "k", "v", "table", "lengths_kv", "out"),
+}
+_TENSOR = 16
+_COMMANDS = 8
+"""Commands of an op at most: copies, fills, and the kernels of a plan."""
+_REMEMBERED = 4096
 
 
-def _conv2d_program(op: Any) -> str:
-    return "conv2d"
+class DnnLibrary:
+    """What the family has in one context.
+
+    Parameters
+    ----------
+    context
+        The context.
+
+    Attributes
+    ----------
+    kernels : mapping
+        Op kind -> kernel.
+    """
+
+    def __init__(self, context: CudaContext) -> None:
+        self.kernels: Mapping[str, Kernel] = {**dict.fromkeys(_CONVOLUTIONS, self._convolve), **dict.fromkeys(_ATTENTIONS, self._attend)}
+        self._context = context
+        self._lock = threading.Lock()
+        self._cudnn: Cudnn | None = None
+        self._workspaces: dict[ConvolutionWork | AttentionWork, int] = {}
+        self._works: dict[Hashable, ConvolutionWork | AttentionWork] = {}
+
+    def may_block(self, lane: Any, op: Any) -> bool:
+        """Return whether enqueuing ``op`` loads cuDNN, makes a handle or a plan, or uses a plan for the first time."""
+        work = self._work(op)
+        if not _is_for_cudnn(work):
+            return False
+        cudnn = self._cudnn
+        return cudnn is None or not cudnn.has_handle(lane.stream) or not cudnn.plans.is_ready(work)
+
+    def commands(self, op: Any) -> int:
+        """Return how many commands an op enqueues at most; see :class:`accel.backend.CountsCommands`."""
+        return _COMMANDS
+
+    def prepare(self, stream: CudaStream) -> None:
+        """Load cuDNN, and make the handle of a stream. May block. Where cuDNN is not installed, an op that needs it says so."""
+        with contextlib.suppress(BackendUnavailableError):
+            self.loaded().prepare(stream)
+
+    def scratch_nbytes(self, op: Any) -> int | None:
+        """Return how many bytes an op works in, or ``None`` if its plan was not made yet; see :class:`accel.backend.TakesScratch`."""
+        if op.kind not in self.kernels:
+            return 0
+        work = self._work(op)
+        if not _is_for_cudnn(work):
+            return 0
+        workspace = self._workspaces.get(work)
+        return None if workspace is None else self._nbytes(work, workspace, _copied(op))
+
+    def measure(self, op: Any) -> None:
+        """See that :meth:`scratch_nbytes` knows. May block."""
+        self._measured(self._work(op))
+
+    def close(self) -> None:
+        """Give back what the family has. May block; the streams have ended, and the context is healthy."""
+        if self._cudnn is not None:
+            self._cudnn.close()
+
+    def loaded(self) -> Cudnn:
+        """Return cuDNN, which is loaded if it is not yet. May block.
+
+        Raises
+        ------
+        BackendUnavailableError
+            If it is not installed.
+        """
+        with self._lock:
+            if self._cudnn is None:
+                self._cudnn = Cudnn(self._context)
+            return self._cudnn
+
+    def nbytes(self, work: ConvolutionWork | AttentionWork, addresses: Sequence[int]) -> int:
+        """Return the bytes that a work needs whose operands and result begin at these addresses. May block."""
+        if not _is_for_cudnn(work):
+            return 0
+        sizes = work.nbytes() if isinstance(work, ConvolutionWork) else [work.sizes()[uid] for uid in range(1, 5)]
+        return self._nbytes(work, self._measured(work), [size for at, size in zip(addresses, sizes, strict=True) if at % _TENSOR])
+
+    def convolve(self, stream: CudaStream, work: ConvolutionWork, x: int, w: int, bias: int, y: int, scratch: int) -> None:
+        """Enqueue a convolution. May block."""
+        if 0 in work.output:
+            return
+        if 0 in work.input:
+            fill(stream, work, y)
+        else:
+            convolve(stream, self.loaded(), work, x, w, bias, y, Room(scratch))
+
+    def attend(self, stream: CudaStream, work: AttentionWork, pointers: Mapping[int, int], scratch: int) -> None:
+        """Enqueue attention. May block."""
+        attend(stream, self.loaded() if _is_for_cudnn(work) else None, work, pointers, Room(scratch))
+
+    def _work(self, op: Any) -> ConvolutionWork | AttentionWork:
+        signature = _signature(op)
+        work = self._works.get(signature)
+        if work is None:
+            if len(self._works) >= _REMEMBERED:
+                self._works = {}
+            work = self._works[signature] = ConvolutionWork.of(op) if op.kind in _CONVOLUTIONS else AttentionWork.of(op)
+        return work
+
+    def _measured(self, work: ConvolutionWork | AttentionWork) -> int:
+        workspace = self._workspaces.get(work)
+        if workspace is None:
+            plan = self.loaded().plans.prepare(work) if _is_for_cudnn(work) else None
+            workspace = plan.workspace if isinstance(plan, Plan) else 0
+            if len(self._workspaces) >= _REMEMBERED:
+                self._workspaces = {}  # what comes again is measured again
+            self._workspaces[work] = workspace
+        return workspace
+
+    @staticmethod
+    def _nbytes(work: ConvolutionWork | AttentionWork, workspace: int, copied: Sequence[int]) -> int:
+        room = Room()
+        room.take(workspace)
+        for nbytes in copied:
+            room.take(nbytes)
+        if isinstance(work, AttentionWork):
+            return room.end + work.own_nbytes()
+        room.take(work.nbytes()[2] if work.is_rectified else 0)
+        return room.end
+
+    def _convolve(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        x, w, *bias = inputs
+        self.convolve(lane.stream, cast("ConvolutionWork", self._work(op)), x, w, bias[0] if bias else 0, outputs[0], outputs[1])
+
+    def _attend(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        self.attend(
+            lane.stream, cast("AttentionWork", self._work(op)), dict(zip(_tensors(op), (*inputs, outputs[0]), strict=True)), outputs[1]
+        )
 
 
-def _attention_program(op: Attention) -> str:
-    return _ATTENTION.get(op.q.dtype, "")
+def _signature(op: Any) -> Hashable:
+    """Return all that decides how an op is made: quick to tell, for an op of a model is asked about several times each time it runs."""
+    kind = op.kind
+    if kind in _CONVOLUTIONS:
+        x = op.input
+        steps = op.stride, op.padding, op.dilation, op.groups
+        return kind, x.shape, op.filter.shape, x.dtype, steps, op.bias is None, op.activation, op.channels_last, op.allow_tf32
+    q = op.q
+    common = kind, q.shape, op.k.shape, op.v.shape, q.dtype, op.scale, op.causal, op.window
+    if kind == "ragged_attention":
+        return common, op.offsets_q.shape, op.longest_q, op.longest_kv
+    if kind == "paged_attention":
+        return common, op.table.shape
+    strides = [ref.strides if ref.is_strided else None for ref in (q, op.k, op.v)]
+    return common, tuple(strides), None if op.bias is None else op.bias.shape, op.lengths_q is None, op.lengths_kv is None
+
+
+def _is_for_cudnn(work: ConvolutionWork | AttentionWork) -> bool:
+    return work.is_for_cudnn if isinstance(work, AttentionWork) else 0 not in (*work.input, *work.output)
+
+
+def _tensors(op: Any) -> tuple[int, ...]:
+    """Return the numbers that operands and result of attention have in plans."""
+    if op.kind == "ragged_attention":
+        return 1, 2, 3, 8, 9, 4
+    if op.kind == "paged_attention":
+        return 1, 2, 3, 10, 7, 4
+    others = ((op.bias, 5), (op.lengths_q, 6), (op.lengths_kv, 7))
+    return (1, 2, 3, *(number for ref, number in others if ref is not None), 4)
+
+
+def _copied(op: Any) -> list[int]:
+    """Return the bytes of operands, and of a result, that begin where plans take none: views may."""
+    refs: list[AccelRef | None] = [getattr(op, name) for name in _REFS.get(op.kind, _IMAGES)]
+    return [ref.nbytes for ref in refs if ref is not None and (ref.offset % _TENSOR or ref.alignment % _TENSOR)]
+
+
+def _attention_program(op: Any) -> str:
+    # What is for cuDNN needs it where cuDNN refuses, or sequences lie in one array: its first use loads it then, beside the loop.
+    return "" if op.kind != "ragged_attention" and AttentionWork.of(op).is_for_cudnn else f"attention_{CODES[op.q.dtype]}"
 
 
 def _attention_source(code: str) -> tuple[str, ...]:
-    tiled = ("attention_mma.cu", "attention_warpgroup.cu") if code in ("f16", "bf16") else ("attention_fma.cu",)
-    lines = [f"ANYWISE({code})", *(f"ROWWISE({code}, {dim})" for dim in ATTENTION_DIMS)]
-    for (dtype, dim), tile in ATTENTION_TILES.items():
-        if CODES[dtype] == code:
-            lines.append(f"TILED({code}, {dim}, {tile.tall}, {tile.keys}, {tile.lines}, {tile.blocks})")
-    for (dtype, dim), tile in ATTENTION_GROUPS.items():
-        if CODES[dtype] == code:
-            lines.append(f"GROUPED({code}, {dim}, {tile.keys}, {tile.lines}, {tile.blocks})")
-    return "attention.cuh", "attention_rows.cu", *tiled, "\n".join(lines)
+    return "attention.cu", f"ATTENTION({code})"
 
 
 PART = CudaPart(
-    kernels={"conv2d": conv2d},
-    programs=(Source("conv2d", lambda code: ("conv2d.cu", "")), Source("attention", _attention_source, "attention")),
-    program={"conv2d": _conv2d_program, "attention": _attention_program},
-    lacks={"attention": lacks_workspace},
-    signatures={"conv2d": _conv2d_signature},
-    commands={"conv2d": _conv2d_commands, "attention": 2},
-    workspaces=2,
+    open=DnnLibrary,
+    kernels={**normalization.KERNELS, **pooling.KERNELS},
+    libraries=(CUDNN,),
+    programs=(Source("attention", _attention_source, "attention"), *normalization.SOURCES, *pooling.SOURCES),
+    program={**dict.fromkeys(_ATTENTIONS, _attention_program), **normalization.PROGRAM, **pooling.PROGRAM},
 )

@@ -1,65 +1,83 @@
-"""The ``elementwise`` family on a GPU: kernels of the backend's own. Operands of one shape go through the compute interface; others are broadcast here."""
+"""The ``elementwise`` family on a GPU: kernels of the backend's own.
+
+Contiguous operands of one shape go through the compute interface; what is broadcast, strided, or a number is walked through here.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from accel import BinaryOp, ComputeBackend, DType, UnaryOp, UnsupportedError
+from accel import BinaryOp, ComputeBackend, DType, StridedRef, UnaryOp, UnsupportedError
 from accel.compute import result_dtype
-from accel.views import broadcast, strides_of
+from accel.ops.fused import types_of
+from accel.views import broadcast, steps_of, strides_of
 from accel_cuda.core.family import CudaPart, Source
+from accel_cuda.families.fused import name_of, source_of
 from accel_cuda.families.kernels import CODES, instances
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from accel.ops import Binary, Cast, Clip, Unary, Where
+    from accel.ops.fused import Instruction
+    from accel_cuda.core.driver import Handle
 
 __all__ = ["PART", "collapsed"]
 
 Shape = tuple[int, ...]
 
 # As in strided.cu.
-_DIMS, _OPERANDS, _BLOCK, _PACK = 8, 3, 256, 16
+_DIMS, _OPERANDS, _BLOCK, _PACK, _NUMBER = 8, 3, 256, 16, 16
 
 _UNARY = {dtype: f"unary_{code}" for dtype, code in CODES.items()}
+_SPREAD = {dtype: f"spread_{code}" for dtype, code in CODES.items()}
 _BINARY = {dtype: f"binary_{code}" for dtype, code in CODES.items()}
 _BROADCAST = {dtype: f"broadcast_{code}" for dtype, code in CODES.items()}
 _BY_SIZE = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "c128"}
 
 
-class _Walk(ctypes.Structure):
-    _fields_ = (
-        ("y", ctypes.c_uint64),
-        ("operand", ctypes.c_uint64 * _OPERANDS),
-        ("number", (ctypes.c_uint64 * 2) * _OPERANDS),
-        ("size", ctypes.c_int64),
-        ("packs", ctypes.c_int64),
-        ("dims", ctypes.c_int64),
-        ("lengths", ctypes.c_int64 * _DIMS),
-        ("strides", (ctypes.c_int64 * _DIMS) * _OPERANDS),
-    )
+@lru_cache
+def _walk_type(operands: int) -> Any:
+    """Return the class of walks over a number of operands."""
+
+    class Walk(ctypes.Structure):
+        _fields_ = (
+            ("y", ctypes.c_uint64),
+            ("operand", ctypes.c_uint64 * operands),
+            ("number", (ctypes.c_uint64 * 2) * operands),
+            ("size", ctypes.c_int64),
+            ("packs", ctypes.c_int64),
+            ("dims", ctypes.c_int64),
+            ("lengths", ctypes.c_int64 * _DIMS),
+            ("strides", (ctypes.c_int64 * _DIMS) * operands),
+            ("is_spread", ctypes.c_int64),
+            ("targets", ctypes.c_int64 * _DIMS),
+        )
+
+    return Walk
+
+
+_Walk = _walk_type(_OPERANDS)
 
 
 @lru_cache(maxsize=1024)
-def collapsed(shape: Shape, operands: tuple[Shape, ...]) -> tuple[Shape, tuple[Shape, ...]]:
-    """Return the fewest dimensions in which operands of these shapes can be walked through, and the operands' strides in them, in elements.
+def collapsed(shape: Shape, every: tuple[Shape, ...]) -> tuple[Shape, tuple[Shape, ...]]:
+    """Return the fewest dimensions in which operands can be walked through, and the operands' strides in them, in elements.
 
     Parameters
     ----------
     shape
         What the operands are broadcast to; no length is 0.
-    operands
-        Shapes of operands.
+    every
+        Strides of each operand in that shape.
     """
     lengths: list[int] = []
-    strides: list[list[int]] = [[] for _ in operands]
-    every = [strides_of(each, shape) for each in operands]
+    strides: list[list[int]] = [[] for _ in every]
     for axis in range(len(shape) - 1, -1, -1):
         if shape[axis] == 1:
             continue
@@ -73,72 +91,142 @@ def collapsed(shape: Shape, operands: tuple[Shape, ...]) -> tuple[Shape, tuple[S
     return tuple(reversed(lengths)) or (1,), tuple(tuple(reversed(each)) or (0,) for each in strides)
 
 
+class _Route(NamedTuple):
+    """How a walk goes over operands of certain shapes: the bytes of its sizes, and for each operand whether its last dimension is one element."""
+
+    walk: bytes
+    size: int
+    pack: int
+    are_repeated: tuple[bool, ...]
+
+
 @lru_cache(maxsize=1024)
-def _walk(shape: Shape, operands: tuple[Shape, ...], pack: int) -> bytes:
-    """Return the sizes of a walk; ``packs`` says whether packs of so many elements lie together, wherever operands begin."""
-    lengths, strides = collapsed(shape, operands)
+def _route(operands: tuple[tuple[Shape, Shape | None], ...], target: Shape | None, itemsize: int, kind: Any) -> _Route:
+    """Return the walk over operands of these shapes and strides (``None`` in C order); ``pack`` is 1 if elements must be taken one by one.
+
+    Parameters
+    ----------
+    operands
+        Shapes, and strides, in elements.
+    target
+        Strides of the result.
+    itemsize
+        Bytes of the largest element.
+    kind
+        The class of the walk.
+    """
+    shape = broadcast(*[each for each, _ in operands])
+    if 0 in shape:
+        return _Route(b"", 0, 1, ())
+    every = [strides_of(each, shape, steps) for each, steps in operands]
+    lengths, strides = collapsed(shape, (*every, target or steps_of(shape)))
     if len(lengths) > _DIMS:
         raise UnsupportedError(
-            f"operands of shapes {', '.join(map(str, operands))} are broadcast along too many axes",
+            f"operands of shapes {', '.join(str(each) for each, _ in operands)} are walked through along too many axes",
             remedy="Reshape them to fewer dimensions.",
         )
-    packs = pack > 1 and (len(lengths) == 1 or lengths[-1] % pack == 0)
+    pack = _PACK // itemsize
+    packs = len(lengths) == 1 or lengths[-1] % pack == 0
     packs = packs and all(each[-1] == 0 or (each[-1] == 1 and not any(step % pack for step in each[:-1])) for each in strides)
-    walk = _Walk(size=math.prod(lengths), packs=packs, dims=len(lengths))
+    walk = kind(size=math.prod(lengths), dims=len(lengths))
     walk.lengths[: len(lengths)] = lengths
-    for number, each in enumerate(strides):
+    *sources, targets = strides
+    for number, each in enumerate(sources):
         walk.strides[number][: len(each)] = each
-    return bytes(walk)
+    if target is not None:
+        walk.is_spread, walk.targets[: len(targets)] = 1, targets
+    return _Route(bytes(walk), walk.size, pack if packs else 1, tuple([each[-1] == 0 for each in sources]))
 
 
-def _launch(lane: Any, name: str, arguments: Sequence[Any], inputs: Sequence[int], output: int, itemsize: int) -> None:
-    """Enqueue one of the kernels of strided.cu on operands that are broadcast; ``itemsize`` is that of the result."""
-    shapes = tuple([each.shape for each in arguments])
-    shape = broadcast(*shapes)
-    if 0 in shape:
+def _launch(
+    lane: Any, op: Any, function: Handle, arguments: Sequence[Any], inputs: Sequence[int], output: int, itemsize: int, kind: Any = _Walk
+) -> None:
+    """Enqueue one of the kernels of strided.cu on operands that are broadcast; ``itemsize`` is that of the result, ``kind`` the class of its walk."""
+    operands, largest = [], itemsize
+    target = op.out.strides if isinstance(op.out, StridedRef) else None
+    for each in arguments:
+        operands.append((each.shape, each.strides if isinstance(each, StridedRef) else None))
+        largest = max(largest, each.dtype.itemsize)
+    sizes, size, pack, are_repeated = _route(tuple(operands), target, largest, kind)
+    if not size:
         return
-    pack = _PACK // max(itemsize, *[each.dtype.itemsize for each in arguments])
-    walk = _Walk.from_buffer_copy(_walk(shape, shapes, pack))
+    walk = kind.from_buffer_copy(sizes)
     walk.y = output
-    packs, addresses = walk.packs and output % (pack * itemsize) == 0, iter(inputs)
-    for number, each in enumerate(arguments):
+    packs, addresses = pack > 1 and output % (pack * itemsize) == 0, iter(inputs)
+    for number, (each, is_repeated) in enumerate(zip(arguments, are_repeated, strict=True)):
         if isinstance(each, np.ndarray):
-            ctypes.memmove(ctypes.addressof(walk.number[number]), each.ctypes.data, each.nbytes)
+            ctypes.memmove(ctypes.addressof(walk.number) + number * _NUMBER, each.tobytes(), each.nbytes)
             continue
         address = walk.operand[number] = next(addresses)
-        packs = packs and (walk.strides[number][walk.dims - 1] == 0 or address % (pack * each.dtype.itemsize) == 0)
+        packs = packs and (is_repeated or address % (pack * each.dtype.itemsize) == 0)
     walk.packs = packs
     stream = lane.stream
     stream.ready()
-    blocks = -(-walk.size // (_BLOCK * (pack if packs else 1)))
+    blocks = -(-size // (_BLOCK * (pack if packs else 1)))
     parameters = (ctypes.c_void_p * 1)(ctypes.addressof(walk))
-    stream.launch_with(stream.functions[name], (blocks, 1), (_BLOCK, 1), 0, parameters)
+    stream.launch_with(function, (blocks, 1), (_BLOCK, 1), 0, parameters)
+
+
+def _unary(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    x = op.x
+    if op.is_plain():
+        lane.compute.unary(op.op, inputs[0], outputs[0], x.size, dtype=x.dtype)
+    else:
+        function = lane.stream.functions[f"spread_{op.op.value}_{CODES[x.dtype]}"]
+        _launch(lane, op, function, (x,), inputs, outputs[0], result_dtype(op.op, x.dtype).itemsize)
 
 
 def _binary(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     if op.is_plain():
         lane.compute.binary(op.op, *inputs, outputs[0], op.x.size, dtype=op.x.dtype)
     else:
-        itemsize = result_dtype(op.op, op.dtype).itemsize
-        _launch(lane, f"broadcast_{op.op.value}_{CODES[op.dtype]}", op.arguments(), inputs, outputs[0], itemsize)
+        dtype = op.dtype
+        itemsize = result_dtype(op.op, dtype).itemsize
+        _launch(lane, op, lane.stream.functions[f"broadcast_{op.op.value}_{CODES[dtype]}"], op.arguments(), inputs, outputs[0], itemsize)
 
 
 def _where(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     arguments = op.arguments()
     itemsize = arguments[1].dtype.itemsize
-    _launch(lane, f"where_{itemsize}", arguments, inputs, outputs[0], itemsize)
+    _launch(lane, op, lane.stream.functions[f"where_{itemsize}"], arguments, inputs, outputs[0], itemsize)
 
 
 def _clip(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    _launch(lane, f"broadcast_clip_{CODES[op.x.dtype]}", op.arguments(), inputs, outputs[0], op.x.dtype.itemsize)
+    _launch(lane, op, lane.stream.functions[f"broadcast_clip_{CODES[op.x.dtype]}"], op.arguments(), inputs, outputs[0], op.x.dtype.itemsize)
 
 
 def _cast(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    _launch(lane, f"cast_{CODES[op.x.dtype]}_{CODES[op.dtype]}", op.arguments(), inputs, outputs[0], op.dtype.itemsize)
+    _launch(
+        lane,
+        op,
+        lane.stream.functions[f"cast_{CODES[op.x.dtype]}_{CODES[op.dtype]}"],
+        op.arguments(),
+        inputs,
+        outputs[0],
+        op.dtype.itemsize,
+    )
+
+
+def _fused(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    dtypes = op.dtypes()
+    name, itemsize, walk = _fused_kernel(op.program, dtypes)
+    function = lane.stream.functions.made(name, lambda: source_of(op.program, dtypes))
+    arguments = [np.asarray(each) if isinstance(each, np.generic) else each for each in op.operands]
+    _launch(lane, op, function, arguments, inputs, outputs[0], itemsize, walk)
+
+
+@lru_cache(maxsize=1024)
+def _fused_kernel(program: tuple[Instruction, ...], dtypes: tuple[DType, ...]) -> tuple[str, int, Any]:
+    """Return the name of a kernel, bytes of an element of its result, and the class of its walk."""
+    return name_of(program, dtypes), types_of(program, dtypes)[-1].itemsize, _walk_type(len(dtypes))
+
+
+def _lacks_fused(lane: Any, op: Any) -> bool:
+    return not lane.stream.functions.has(_fused_kernel(op.program, op.dtypes())[0])
 
 
 def _program_of_unary(op: Unary) -> str:
-    return _UNARY.get(op.x.dtype, "")
+    return (_UNARY if op.is_plain() else _SPREAD).get(op.x.dtype, "")
 
 
 def _program_of_binary(op: Binary) -> str:
@@ -169,12 +257,17 @@ def _broadcasts(code: str) -> tuple[str, ...]:
     return "elementwise.cu", "strided.cu", f"{instances('BROADCAST', BinaryOp, 'binary', code)}\n{clips}"
 
 
+def _spreads(code: str) -> tuple[str, ...]:
+    return "elementwise.cu", "strided.cu", instances("SPREAD", UnaryOp, "unary", code)
+
+
 def _wheres(code: str) -> tuple[str, ...]:
     return "elementwise.cu", "strided.cu", "\n".join(f"WHERE({size}, {name})" for size, name in _BY_SIZE.items())
 
 
 _SOURCES = (
     Source("unary", lambda code: ("elementwise.cu", instances("UNARY", UnaryOp, "unary", code)), "unary."),
+    Source("spread", _spreads, "unary.", on_demand=True),
     Source("binary", lambda code: ("elementwise.cu", instances("BINARY", BinaryOp, "binary", code)), "binary."),
     Source("broadcast", _broadcasts, "binary.", on_demand=True),
     Source("where", _wheres),
@@ -182,7 +275,8 @@ _SOURCES = (
 )
 
 PART = CudaPart(
-    kernels={"binary": _binary, "where": _where, "clip": _clip, "cast": _cast},
+    kernels={"unary": _unary, "binary": _binary, "where": _where, "clip": _clip, "cast": _cast, "fused": _fused},
+    lacks={"fused": _lacks_fused},
     programs=_SOURCES,
     program={
         "unary": _program_of_unary,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel_cuda.families import arrays, blas, dnn, elementwise, fft, reduce, rng
+from accel_cuda.families import arrays, blas, dnn, elementwise, fft, linalg, reduce, rng, scan, sort
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,9 +15,12 @@ __all__ = ["PARTS", "parts_of"]
 
 PARTS: Mapping[str, CudaPart] = {
     "blas": blas.PART,
+    "linalg": linalg.PART,
     "elementwise": elementwise.PART,
     "reduce": reduce.PART,
     "arrays": arrays.PART,
+    "scan": scan.PART,
+    "sort": sort.PART,
     "dnn": dnn.PART,
     "fft": fft.PART,
     "rng": rng.PART,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -110,6 +110,26 @@ class Programs(Mapping[str, Handle]):
                 return
             self._functions |= self._modules.load(self._functions_of, source_of(program))
             self._missing.discard(program)
+
+    def has(self, name: str) -> bool:
+        """Return whether a kernel is loaded; quick."""
+        return name in self._functions
+
+    def made(self, name: str, source: Callable[[], str]) -> Handle:
+        """Return a kernel of which there is no program: it is compiled from ``source()`` the first time. May block.
+
+        Raises
+        ------
+        AccelError
+            If it does not compile, or cannot be loaded.
+        """
+        function = self._functions.get(name)
+        if function is None:
+            with self._locks.setdefault(name, threading.Lock()):
+                if name not in self._functions:
+                    self._functions |= self._modules.load(self._functions_of, source())
+                function = self._functions[name]
+        return function
 
     def _functions_of(self, module: Any, symbols: tuple[str, ...]) -> dict[str, Handle]:
         context, functions = self._context, {}

@@ -176,14 +176,14 @@ BASIC = frozenset({ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MAX, ReduceOp.MIN})
 _NOTHING = {ReduceOp.PROD: 1, ReduceOp.ALL: 1, ReduceOp.LOGSUMEXP: -math.inf}
 _NOTHING |= dict.fromkeys((ReduceOp.MEAN, ReduceOp.VAR, ReduceOp.STD), math.nan)
 
-Runs = tuple[tuple[int, bool], ...]
-"""Lengths of axes, and whether they are reduced."""
+Runs = tuple[tuple[int, bool, int], ...]
+"""Lengths of axes, whether they are reduced, and strides in elements."""
 
 
 class _Fold(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_uint64) for name in ("x", "y", "states")),
-        *((name, ctypes.c_int64) for name in ("results", "length", "chunk", "ddof", "width", "are_neighbours")),
+        *((name, ctypes.c_int64) for name in ("results", "length", "chunk", "ddof", "width", "are_neighbours", "packs")),
         ("kept_dims", ctypes.c_int64),
         ("kept_lengths", ctypes.c_int64 * _DIMS),
         ("kept_strides", ctypes.c_int64 * _DIMS),
@@ -194,20 +194,18 @@ class _Fold(ctypes.Structure):
 
 
 @lru_cache(maxsize=1024)
-def _fold_of(runs: Runs, ddof: int, multiprocessors: int) -> tuple[bytes, int, int]:
-    """Return the sizes of a reduction, none 0, of a C-contiguous array; and the blocks along its results and chunks."""
+def _fold_of(runs: Runs, ddof: int, itemsize: int, multiprocessors: int) -> tuple[bytes, int, int]:
+    """Return the sizes of a reduction, none 0, of an array whose address is aligned; and the blocks along its results and chunks."""
     kept: list[tuple[int, int]] = []
     folded: list[tuple[int, int]] = []
-    stride = 1
-    for length, is_reduced in reversed(runs):
+    for length, is_reduced, stride in reversed(runs):
         if length > 1:
             (folded if is_reduced else kept).append((length, stride))
-        stride *= length
     if max(len(kept), len(folded)) > _DIMS:
         raise UnsupportedError(
-            f"axes of lengths {[length for length, _ in runs]} are reduced here and there", remedy="Reduce fewer at a time."
+            f"axes of lengths {[length for length, _, _ in runs]} are reduced here and there", remedy="Reduce fewer at a time."
         )
-    are_neighbours = not folded or not kept or folded[0][1] < kept[0][1]
+    are_neighbours = not folded or not kept or abs(folded[0][1]) < abs(kept[0][1])
     kept, folded = kept or [(1, 0)], folded or [(1, 0)]
     results, length = (math.prod(each for each, _ in axes) for axes in (kept, folded))
     if are_neighbours:
@@ -216,8 +214,11 @@ def _fold_of(runs: Runs, ddof: int, multiprocessors: int) -> tuple[bytes, int, i
         width = min(_BLOCK // min(_WARP, _power(results)), _power(length))
     blocks = -(-results * width // _BLOCK)
     limit = min(_MOST_CHUNKS, length // (width * _LEAST_EACH), WORKSPACE // (results * _LARGEST_STATE))
-    chunk = -(-length // max(1, min(-(-_FOLDS_PER_MULTIPROCESSOR * multiprocessors // blocks), limit)))
-    fold = _Fold(results=results, length=length, chunk=chunk, ddof=ddof, width=width, are_neighbours=are_neighbours)
+    pack = max(1, _GRANULE // itemsize)
+    chunk = -(-length // max(1, min(_FOLDS_PER_MULTIPROCESSOR * multiprocessors // blocks, limit)))
+    chunk = -(-chunk // pack) * pack
+    packs = are_neighbours and len(folded) == 1 and folded[0][1] == 1 and not any(stride % pack for _, stride in kept)
+    fold = _Fold(results=results, length=length, chunk=chunk, ddof=ddof, width=width, are_neighbours=are_neighbours, packs=packs)
     fold.kept_dims, fold.folded_dims = len(kept), len(folded)
     for axes, lengths, strides in ((kept, fold.kept_lengths, fold.kept_strides), (folded, fold.folded_lengths, fold.folded_strides)):
         for place, (each, step) in enumerate(reversed(axes)):
@@ -228,22 +229,23 @@ def _fold_of(runs: Runs, ddof: int, multiprocessors: int) -> tuple[bytes, int, i
 def enqueue_fold(
     stream: CudaStream, workspace: int, op: ReduceOp, input: int, output: int, runs: Runs, dtype: DType, *, ddof: int = 0
 ) -> None:
-    """Enqueue a reduction of a C-contiguous array with axes of these lengths, some of which are reduced."""
-    results = math.prod(length for length, is_reduced in runs if not is_reduced)
+    """Enqueue a reduction of an array with axes of these lengths, some of which are reduced."""
+    results = math.prod(length for length, is_reduced, _ in runs if not is_reduced)
     if not results:
         return
     made = result_dtype(op, dtype)
-    if 0 in (length for length, _ in runs):
+    if 0 in (length for length, _, _ in runs):
         stream.fill(output, made.numpy.type(_NOTHING.get(op, 0)).tobytes(), results)
         return
     context = stream.ready()
-    sizes, blocks, chunks = _fold_of(runs, ddof, context.multiprocessors)
+    sizes, blocks, chunks = _fold_of(runs, ddof, dtype.itemsize, context.multiprocessors)
     if blocks > _LIMIT:
         raise UnsupportedError(
             f"{results} results are too many for one reduction", op=f"reduce.{op.value}", device=context.description.spec
         )
     fold = _Fold.from_buffer_copy(sizes)
     fold.x, fold.y, fold.states = input, output, workspace
+    fold.packs = fold.packs and input % _GRANULE == 0
     parameters = (ctypes.c_void_p * 1)(ctypes.addressof(fold))
     name = f"fold_{op.value}_{CODES[dtype]}"
     stream.launch_with(stream.functions[name], (blocks, chunks), (_BLOCK, 1), 0, parameters)

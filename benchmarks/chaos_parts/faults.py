@@ -80,6 +80,7 @@ class Saboteur:
         self._doomed = doomed
         self._everybody = everybody
         self._visit = visit
+        self.spares = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._ways = {
             "poison": self._poison, "hang": self._hang, "oom": self._oom, "fail": self._fail, "kill": self._kill, "planned_kill": self._planned_kill,
@@ -245,6 +246,7 @@ class Saboteur:
         is_stopped = fault.luck > 0.7 and self._options.standby != "none"
         if not send_signal(spare[int(fault.luck * len(spare))], signal.SIGSTOP if is_stopped else signal.SIGKILL):
             raise _NotNowError
+        self.spares += 1
 
     def _blame_all(self, everybody: Sequence[Subject]) -> None:
         """Whose child it is that serves nobody yet cannot be told from outside: it may be anybody's next generation."""
@@ -262,7 +264,7 @@ class Saboteur:
         await asyncio.sleep(fault.luck * 0.5)
         self._blame_all(self._everybody())
         for pid in started:
-            send_signal(pid, signal.SIGKILL)
+            self.spares += send_signal(pid, signal.SIGKILL)
 
 
 FAULT_TEXT = "an illegal address was encountered, says the chaos run"

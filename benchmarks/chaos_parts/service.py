@@ -228,13 +228,14 @@ class Service:
         """Open a device, send it requests, and close it while its child is killed: before, or after that has begun."""
         self._visits += 1
         host = "process" if luck < 0.5 or self._options.device == "cuda" else "auto"
+        spares = self.saboteur.spares
         try:
             subject = await self._open(f"visitor{self._visits}", host, _FOREVER)
         except (accel.HostDiedError, accel.ContextPoisonedError) as error:
             died = error if isinstance(error, accel.HostDiedError) else error.__cause__
-            if not isinstance(died, accel.HostDiedError) or died.signal != signal.SIGKILL:
+            if not isinstance(died, accel.HostDiedError) or died.exit_code is not None or self.saboteur.spares == spares:
                 raise
-            return  # its child was taken for a spare one, and killed before anybody knew of the device
+            return  # its child was taken for a spare one, and killed or stopped before anybody knew of the device
         device, ledger = subject.device, self._ledger
         rng = np.random.default_rng(self._visits)
         tasks = []

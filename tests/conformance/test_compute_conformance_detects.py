@@ -12,7 +12,7 @@ import pytest
 from accel.compute import BinaryOp, ReduceOp, Transpose, UnaryOp
 from accel.cpu.backend import CpuBackend
 from accel.cpu.compute import CpuCompute
-from accel.cpu.families import blas, dnn, elementwise, reduce
+from accel.cpu.families import attention, blas, convolution, elementwise, reduce
 from accel.cpu.views import array
 from accel.testing.conformance import LEVELS, Harness, checks, compute_gemm
 
@@ -20,8 +20,8 @@ from accel.testing.conformance import LEVELS, Harness, checks, compute_gemm
 _gemm: Any = blas.gemm
 _batched: Any = blas.batched_gemm
 _unary, _binary, _reduce = elementwise.unary, elementwise.binary, reduce.reduce
-_convolution: Any = dnn.convolution
-_attention: Any = dnn.attention
+_convolution: Any = convolution.convolution
+_attention: Any = attention.attention
 
 
 def gemm_without_conjugation(ta: Transpose, tb: Transpose, *rest: Any) -> None:
@@ -105,17 +105,16 @@ def sums_that_saturate(op: ReduceOp, source: int, destination: int, outer: int, 
         array(destination, (outer, inner), dtype)[...] = total
 
 
-def flipped_convolution(image: int, shape: Any, filters: int, filter_shape: Any, *rest: Any) -> None:
-    flipped = np.ascontiguousarray(array(filters, filter_shape, rest[-1])[:, :, ::-1, ::-1])
-    _convolution(image, shape, flipped.ctypes.data, filter_shape, *rest)
+def flipped_convolution(x: Any, w: Any, *rest: Any) -> None:
+    _convolution(x, w[:, :, ::-1, ::-1], *rest)
 
 
-def attention_that_looks_ahead(*arguments: Any) -> None:
-    _attention(*arguments[:9], arguments[9] + 1, arguments[10])
+def attention_that_looks_ahead(q: Any, k: Any, v: Any, out: Any, scale: float, first: int) -> None:
+    _attention(q, k, v, out, scale, first + 1)
 
 
-def attention_that_forgets_blind_queries(*arguments: Any) -> None:
-    _attention(*arguments[:9], max(1, arguments[9]), arguments[10])
+def attention_that_forgets_blind_queries(q: Any, k: Any, v: Any, out: Any, scale: float, first: int) -> None:
+    _attention(q, k, v, out, scale, max(1, first))
 
 
 @dataclass(frozen=True)
@@ -139,9 +138,9 @@ DEFECTS = (
     Defect("binary_values", elementwise, "binary", binary_that_spoils_an_operand),
     Defect("reduce_accumulates_in_float32", reduce, "reduce", reduce_in_sixteen_bits),
     Defect("integer_sums_wrap", reduce, "reduce", sums_that_saturate),
-    Defect("conv2d_values", dnn, "convolution", flipped_convolution),
-    Defect("attention_values", dnn, "attention", attention_that_looks_ahead),
-    Defect("attention_values", dnn, "attention", attention_that_forgets_blind_queries),
+    Defect("conv2d_values", convolution, "convolution", flipped_convolution),
+    Defect("attention_values", attention, "attention", attention_that_looks_ahead),
+    Defect("attention_values", attention, "attention", attention_that_forgets_blind_queries),
     Defect("unsupported_dtypes_are_refused", CpuCompute, "_require", lambda *_: None),
 )
 

@@ -13,7 +13,8 @@ import pytest
 
 import accel
 from accel import ops
-from accel_cuda.families.arrays import PART, moved
+from accel.ops.indexed import Walk
+from accel_cuda.families.arrays import PART, moved, widened
 from tests.device_support import failure, opened
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ async def test_what_does_not_fit_indices_is_refused(device: accel.Device) -> Non
         device.arrays.scatter_add(await device.zeros(()), rows, 1),
     ):
         await failure(wrong, accel.InvalidArgumentError)
-    await failure(device.arrays.scatter_add(await device.zeros(4, "bfloat16"), rows, 1), accel.UnsupportedError)
+    await failure(device.arrays.scatter_add(await device.zeros(4, "int8"), rows, 1), accel.UnsupportedError)
 
 
 @pytest.mark.parametrize("bad", [5, -6, 2**31 - 1])
@@ -201,6 +202,31 @@ def test_cuda_moves_large_elements_along_few_axes(
     lengths: Any, steps: Any, target_steps: Any, itemsize: int, alignment: int, expected: Any
 ) -> None:
     assert moved(lengths, steps, target_steps, itemsize, alignment) == expected
+
+
+@pytest.mark.parametrize(
+    ("behind", "itemsize", "alignment", "expected"),
+    [(8, 4, 16, (2, 16)), (6, 2, 16, (3, 4)), (8, 4, 8, (4, 8)), (7, 4, 16, (7, 4)), (2, 16, 16, (2, 16))],
+)
+def test_cuda_moves_rows_at_indices_as_large_elements(behind: int, itemsize: int, alignment: int, expected: tuple[int, int]) -> None:
+    walk, width = widened(Walk(2, 5, behind, 3, (0, 1, 0), (5 * behind, behind, 1)), itemsize, alignment)
+    assert (walk.behind, width) == expected
+    assert walk.places == (5 * walk.behind, walk.behind, 1)
+    assert walk.size * width == 2 * 3 * behind * itemsize
+    own = Walk(2, 5, behind, 3, (3 * behind, behind, 1), (5 * behind, behind, 1))
+    assert widened(own, itemsize, alignment) == (own, itemsize), "each element has an index of its own"
+
+
+async def test_pad_modes_that_do_not_fit_are_refused(device: accel.Device) -> None:
+    x, empty = await device.zeros((2, 3)), await device.zeros((2, 0))
+    for call in (
+        device.arrays.pad(x, 1, mode="mean"),  # type: ignore[arg-type]
+        device.arrays.pad(x, 1, 2, mode="edge"),
+        device.arrays.pad(empty, 1, mode="wrap"),
+        device.arrays.pad(x, -1, mode="edge"),
+    ):
+        assert (await failure(call, accel.InvalidArgumentError)).remedy
+    assert (await device.arrays.pad(empty, ((1, 1), (0, 0)), mode="reflect")).shape == (4, 0)
 
 
 def test_cuda_counts_what_it_enqueues() -> None:

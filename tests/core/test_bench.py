@@ -307,7 +307,7 @@ def test_cases_are_chosen_by_name_and_by_budget() -> None:
         ("nothing", "no case 'nothing'"),
         ("P1", "P1 needs a CUDA device"),
         ("batcher", "BATCHER needs benchmarks/run.py"),
-        ("p17", "P17 has no benchmark yet"),
+        ("p16", "P16 has no benchmark yet"),
     ],
 )
 def test_what_cannot_be_run_is_refused(name: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

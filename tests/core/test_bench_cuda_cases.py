@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from accel import Device, System, UnsupportedError
+from accel import Device, DType, System, UnsupportedError
 from accel.backend import Injection
 from accel.cli.bench.cases import CASES
 from accel.cli.bench.command import suite_of
@@ -23,7 +23,7 @@ from accel.cli.main import main
 from accel.cpu.backend import CpuDevice
 from accel.registry import load_backend
 from accel_cuda import CudaBackend
-from accel_cuda.bench import bench_suite, cases
+from accel_cuda.bench import bench_suite, cases, families, family_lines
 from accel_cuda.bench.rig import CUPY, OURS, RAW, TORCH_QUERY, TORCH_THREAD, Rig
 from benchmarks import run as program
 from benchmarks.cases import mixed as any_mixed
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from accel_cuda.families.kernels.bench import EmptyKernel, SpinKernel
 
-PACKAGED = {"P1", "P2", "P5", "P6", "P6-rate", "P12", "P13"}
+PACKAGED = {"P1", "P2", "P5", "P6", "P6-rate", "P12", "P13", "P17"}
 EACH_LOOP = {"P3", "P3-graph", "P4", "P4-cpu", "P7", "P7-put", "P7-get", "P8", "P8-one", "P9", "P9-rate", "P9-copy"}
 MIXED = {"P14", "P14-p50", "P14-p99", "P14-small", "P14-cpu"}
 
@@ -194,6 +194,70 @@ async def test_what_is_not_installed_is_left_out(bench: Bench) -> None:
     with pytest.raises(UnsupportedError, match="pip install cupy-cuda13x torch"):
         await cases.from_tasks(FakeRig(others=False), bench)  # type: ignore[arg-type]
     assert set(bench.report.ratios) == {"P1"}
+
+
+class FakeModule:
+    """As much of ``torch`` as a sum of rows takes. Nothing can be captured."""
+
+    float32 = np.float32
+
+    def __init__(self) -> None:
+        self.waits = 0
+        self.cuda = SimpleNamespace(CUDAGraph=self.refuse, synchronize=self.wait)
+
+    def wait(self) -> None:
+        self.waits += 1
+        time.sleep(1e-5)
+
+    def refuse(self) -> None:
+        raise RuntimeError("no graphs")
+
+    def randn(self, shape: tuple[int, ...], device: str) -> Any:
+        return SimpleNamespace(to=lambda kind: np.zeros(shape, kind))
+
+
+def line_of(what: str, sizes: tuple[tuple[int, ...], ...], ours: Callable[..., Any]) -> Any:
+    return family_lines.Line("reduce", what, sizes, lambda *size: ((size, "float32"),), ours, lambda t, x: x.sum(1))  # type: ignore[arg-type]
+
+
+async def test_ops_of_families_are_told_by_what_each_takes_of_the_device(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(device: Any, x: Any) -> Any:
+        raise UnsupportedError("it is not there")
+
+    sizes = ((1, 2), (3, 4), (5, 6))
+    lines = (line_of("sums", sizes, lambda d, x: d.reduce("sum", x, axis=1)), line_of("nothing", sizes, refused))
+    monkeypatch.setattr(families, "LINES", lines)
+    torch = FakeModule()
+    rig: Any = SimpleNamespace(torch=lambda bench: SimpleNamespace(torch=torch))
+    await families.families(rig, bench)
+    rows = {(row.case, row.subject) for row in bench.report.rows}
+    names = {f"reduce sums {size}, {what}" for size in ("1x2", "3x4", "5x6") for what in ("device", "awaited")}
+    assert rows == {(name, subject) for name in names for subject in (OURS, families.TORCH)}
+    assert set(bench.report.ratios["P17"].details["large"]) == {"reduce sums 5x6"}
+    assert torch.waits
+    assert set(bench.report.skipped) == {"reduce nothing 1x2"}
+    monkeypatch.setattr(families, "LINES", (line_of("wrong", sizes, lambda d, x: d.reduce("sum", x, axis=7)), *lines[:1]))
+    torch.randn = lambda shape, device: None  # type: ignore[method-assign]
+    with pytest.raises(UnsupportedError, match="P17 has no twin"):
+        await families.families(rig, bench)
+    assert set(bench.report.failures) == {f"reduce wrong {size}" for size in ("1x2", "3x4", "5x6")}
+    assert "PyTorch, reduce sums 1x2" in bench.report.skipped
+    monkeypatch.setattr(families, "_PATIENCE", -1.0)
+    with pytest.raises(UnsupportedError, match="P17 has no twin"):
+        await families.families(FakeRig(others=False), bench)  # type: ignore[arg-type]
+    assert "reduce sums 3x4" in bench.report.skipped
+
+
+async def test_every_line_of_the_families_runs() -> None:
+    rng = np.random.default_rng()
+    async with System() as system:
+        device = await system.open_device("cpu")
+        for line in family_lines.LINES:
+            operands = line.operands(*line.sizes[0])
+            refs = [await device.put(families._data(rng, shape, DType.of(dtype))) for shape, dtype in operands]
+            await line.ours(device, *refs)
+            async with device.batch() as batch:
+                line.ours(batch, *refs)
 
 
 async def test_batches_are_rated_by_their_kernels(bench: Bench) -> None:
@@ -386,7 +450,7 @@ def test_the_suites_answer_the_designs_budgets_without_a_gpu(find: Callable[[Any
     assert len(answered) == len(set(answered))
     assert len({case.name for case in suite.cases}) == len(suite.cases)
     assert suite.loops == ("asyncio", "uvloop")
-    both = EACH_LOOP | MIXED | PACKAGED - {"P13"}
+    both = EACH_LOOP | MIXED | PACKAGED - {"P13", "P17"}
     assert not any(case.once for case in suite.cases if set(case.budgets) & both), "on each loop"
     assert all(case.limit <= 120 for case in suite.cases if case.name not in ("idle", "ask"))
     suite.close()

@@ -16,6 +16,7 @@ from accel.memory import HostArena
 from accel_cuda.core.blocking import Blocking
 from accel_cuda.core.transfers import STAGED, StreamTransfers
 from accel_cuda.families.compute import CudaCompute
+from accel_cuda.families.dnn import DnnLibrary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -90,7 +91,7 @@ def compute(context: Any) -> Iterator[CudaCompute]:
     stream: Any = SimpleNamespace(
         context=context, transfers=transfers, pointer=None, handle=77, ready=lambda: context, at_close=lambda release: None
     )
-    made = CudaCompute(stream, "memory")
+    made = CudaCompute(stream, "memory", DnnLibrary(context))
     made.init()
     yield made
     transfers.close()

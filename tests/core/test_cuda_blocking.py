@@ -38,7 +38,7 @@ def run(blocking: Blocking, lane: Lane, op: Any, error: Exception | None = None)
 
 
 def ref(*shape: int, offset: int = 0) -> Any:
-    return SimpleNamespace(shape=shape, dtype=DType.FLOAT16, offset=offset)
+    return SimpleNamespace(shape=shape, dtype=DType.FLOAT16, offset=offset, is_strided=False)
 
 
 def gemm(offset: int = 0, kind: str = "gemm", out: int | None = None, beta: float = 0.0) -> Any:
@@ -49,23 +49,18 @@ def gemm(offset: int = 0, kind: str = "gemm", out: int | None = None, beta: floa
     )  # fmt: skip
 
 
-def conv2d(stride: int = 1, padding: int = 0) -> Any:
-    return SimpleNamespace(
-        kind="conv2d", library="dnn", input=ref(1, 8, 9, 9), filter=ref(8, 8, 1, 1), stride=(stride, stride), padding=(padding, padding)
-    )
-
-
 @pytest.fixture
 def blocking() -> Blocking:
     programs: Any = SimpleNamespace(lacks=lambda program: False)
-    families = ContextFamilies(None, programs)  # type: ignore[arg-type]  # nothing is made in the context
+    context: Any = SimpleNamespace(multiprocessors=132)
+    families = ContextFamilies(context, programs)
     return Blocking(families.checks(), families.signatures(), pinned=None)  # type: ignore[arg-type]  # no copy is asked about
 
 
-@pytest.mark.parametrize(("library", "kind"), [("reduce", "reduce"), ("dnn", "attention"), ("blas", "dot"), ("blas", "nrm2")])
+@pytest.mark.parametrize(("library", "kind"), [("reduce", "reduce"), ("blas", "dot"), ("blas", "nrm2")])
 def test_what_takes_the_workspace_is_beside_until_it_is_there(blocking: Blocking, library: str, kind: str) -> None:
     lane, x = Lane(), ref(8)
-    op = SimpleNamespace(kind=kind, library=library, x=x, q=x, op=ReduceOp.SUM, middle=lambda: (1, 8, 1))
+    op = SimpleNamespace(kind=kind, library=library, x=x, op=ReduceOp.SUM, middle=lambda: (1, 8, 1))
     assert blocking.may_block(lane, op)
     assert blocking.may_block(lane, op)
     lane.compute.has_workspace = True
@@ -93,16 +88,7 @@ def test_a_product_is_beside_the_first_time_and_where_there_is_no_handle(blockin
         assert not blocking.may_block(lane, other_kernel)
 
 
-def test_a_convolution_is_known_by_all_that_decides_how_it_is_made(blocking: Blocking) -> None:
-    lane, other = Lane(), Lane()
-    for op in (conv2d(2), conv2d(1), conv2d(1, 1)):
-        assert blocking.may_block(lane, op)
-        run(blocking, lane, op)
-        assert not blocking.may_block(lane, op)
-    assert blocking.may_block(other, conv2d(1))
-
-
-@pytest.mark.parametrize("op", [gemm(), gemm(kind="gemm_batched"), conv2d()], ids=["gemm", "gemm_batched", "conv2d"])
+@pytest.mark.parametrize("op", [gemm(), gemm(kind="gemm_batched")], ids=["gemm", "gemm_batched"])
 def test_what_was_asked_about_and_never_loaded_is_beside_again(blocking: Blocking, op: Any) -> None:
     """It was dropped before its turn, it failed, or it is another lane's that is still loading."""
     lane = Lane()
@@ -128,9 +114,10 @@ def test_what_one_lane_has_loaded_the_others_have(blocking: Blocking) -> None:
 def test_only_so_many_signatures_are_remembered(blocking: Blocking, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accel_cuda.core.blocking._REMEMBERED", 2)
     lane = Lane()
-    for stride in (1, 2, 3, 3):
-        run(blocking, lane, conv2d(stride))
-    assert [blocking.may_block(lane, conv2d(stride)) for stride in (1, 2, 3)] == [True, False, False]
+    lane.compute.has_blas = True
+    for offset in (0, 2, 4, 4):
+        run(blocking, lane, gemm(offset))
+    assert [blocking.may_block(lane, gemm(offset)) for offset in (0, 2, 4)] == [True, False, False]
 
 
 def test_scaling_needs_nothing(blocking: Blocking) -> None:

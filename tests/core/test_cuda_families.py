@@ -174,10 +174,10 @@ def test_what_it_has_in_the_context_is_given_back(setup: Setup) -> None:
 def test_preloading_and_the_doctor_know_its_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[str] = []
 
-    def load_module(name: str, distribution: str) -> None:
+    def load_module(name: str, distribution: str, extra: str) -> None:
         loaded.append(name)
 
-    def load_library(name: str, distribution: str) -> None:
+    def load_library(name: str, distribution: str, extra: str) -> None:
         if name == LIBRARY.name:
             raise BackendUnavailableError(f"{distribution} is not installed", remedy=libraries.INSTALL)
         loaded.append(name)

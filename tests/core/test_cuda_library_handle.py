@@ -13,6 +13,7 @@ from accel_cuda.core.libraries import VendorLibrary
 from accel_cuda.core.library_handle import LibraryHandle
 from accel_cuda.core.stream import CudaStream
 from accel_cuda.families.compute import CudaCompute
+from accel_cuda.families.dnn import DnnLibrary
 from tests.cuda_support import Context, FakeLibrary, Numbers
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def test_products_have_a_handle_with_the_workspace_that_the_lane_was_lent(
     cublas = FakeLibrary("nvmath.bindings.cublas", "cuBLASError")
     cublas.install(monkeypatch, "cublas")
     monkeypatch.setattr(sys.modules["nvmath"], "CudaDataType", Numbers(), raising=False)
-    compute = CudaCompute(stream, "blas")
+    compute = CudaCompute(stream, "blas", DnnLibrary(context))
     compute.init()
     nbytes = compute.workspace_wanted("blas")
     compute.use_workspace(ADDRESS, nbytes)

@@ -26,9 +26,11 @@ def test_the_program_of_an_op_is_the_one_that_its_kernels_are_in() -> None:
             (f"unary_relu_{code}", f"unary_{code}"),
             (f"binary_add_{code}", f"binary_{code}"),
             (f"reduce_rows_sum_{code}", f"sum_{code}"),
-            (f"rowwise_attention_{code}_64", f"attention_{code}"),
+            (f"attention_any_{code}", f"attention_{code}"),
             (f"dot_end_{code}", "vectors"),
-            (f"conv2d_end_{code}", "conv2d"),
+            (f"softmax_log_packed_columns_{code}", f"softmax_{code}"),
+            (f"norm_rms_single_few_{code}", f"norm_{code}"),
+            (f"pool_largest_packed_{code}", f"pool_{code}"),
         ):
             assert program_of(function) == (program if program in PROGRAMS else "memory"), function
     assert {program_of(name) for name in ("philox_uniform_f32", "fft_turn_4", "fill8", "nosuch")} == {"rng", "fft", "memory"}

@@ -23,6 +23,7 @@ from accel_cuda.core.interop import CudaExchange
 from accel_cuda.core.slab import CudaSlab
 from accel_cuda.core.stream import CudaStream
 from accel_cuda.families.compute import CudaCompute
+from accel_cuda.families.dnn import DnnLibrary
 from tests.cuda_support import Context
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def event_of(context: Any) -> Any:
 
 def test_graphs_and_copies_are_enqueued_in_the_section(stream: CudaStream, context: Any) -> None:
     """The driver crashes on a stream of a context that somebody has destroyed; to make it current is what tells."""
-    compute = CudaCompute(stream, "memory")
+    compute = CudaCompute(stream, "memory", DnnLibrary(context))
     compute.init()
     array = np.zeros(4, np.uint8)
     context.driver.called.clear()
@@ -175,7 +176,7 @@ def test_a_descriptor_that_is_of_no_device_memory_is_no_fault(context: Any) -> N
 
 def test_a_status_is_cleared_before_the_kernel_and_on_the_host_when_its_event_is_passed(stream: CudaStream, context: Any) -> None:
     order: list[str] = []
-    compute = CudaCompute(stream, "memory")
+    compute = CudaCompute(stream, "memory", DnnLibrary(context))
     compute.init()
     hot = context.driver.hot
 

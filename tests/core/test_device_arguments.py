@@ -119,7 +119,7 @@ async def test_wrong_arguments_are_refused(device: accel.Device, call: Any) -> N
 async def test_numbers_of_numpy_are_ints_too(device: accel.Device) -> None:
     image = await device.put(np.ones((1, 1, 3, 3), np.float32))
     window = await device.put(np.ones((1, 1, 2, 2), np.float32))
-    assert (await device.dnn.conv2d(image, window, stride=np.int64(1), padding=[np.int8(1), 0])).shape == (1, 1, 4, 2)  # type: ignore[arg-type]
+    assert (await device.dnn.conv2d(image, window, stride=np.int64(1), padding=[np.int8(1), 0])).shape == (1, 1, 4, 2)  # type: ignore[arg-type,list-item]
     assert (await device.run(ops.Conv2d(image, window, stride=2))).shape == (1, 1, 1, 1)
     assert (await device.reduce("sum", image, axis=np.int32(-1))).shape == (1, 1, 3)  # type: ignore[arg-type]
 

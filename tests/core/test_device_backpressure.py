@@ -122,8 +122,21 @@ async def test_queue_of_waiters_has_a_bound() -> None:
         for each in full:
             error = await failure(each, accel.MailboxFullError)
             assert error.retry_after is not None
+            assert error.message == "more than 16 submissions wait for room on device cpu:0"
         plan.release()
         await asyncio.gather(*(each for each in calls if each not in full))
+
+
+async def test_time_to_come_back_is_half_the_oldest_wait_or_that_of_a_rebuild(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(FaultPlan().poison_at(1), restart=accel.RestartStrategy(backoff=(0.1, 0.1))) as device:
+        sender = device._sender
+        monkeypatch.setattr(type(sender._mailbox), "oldest_age", lambda mailbox: 3.0)
+        monkeypatch.setattr(sender._core, "rebuild_seconds", 7.0)
+        assert sender.retry_after() == 1.5
+        await failure(device.zeros(1), accel.ContextPoisonedError)
+        assert device.state is accel.DeviceState.REBUILDING
+        assert sender.retry_after() == 7.0
+        await generation(device, 2)
 
 
 async def test_waiters_for_room_survive_a_rebuild_in_order() -> None:

@@ -219,3 +219,17 @@ async def test_a_backend_without_checksums_says_so(monkeypatch: pytest.MonkeyPat
         ref = await device.zeros(3, durable=True)
         await failure(device.elementwise.unary("neg", await device.zeros(3)), accel.ContextPoisonedError)
         assert (await device.get(ref) == 0).all()
+
+
+async def test_a_checksum_that_cannot_be_made_is_no_fault_of_the_write(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def checksum_op(*_: object) -> None:
+        raise accel.LibraryError("not today")
+
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        monkeypatch.setattr("accel.engine.sender.checksum_op", checksum_op)
+        ref = await device.put(np.arange(5.0), durable=True, checksum=True)
+        np.testing.assert_array_equal(await device.get(ref), np.arange(5.0))
+    assert "checksum_not_made" in caplog.text

@@ -127,6 +127,20 @@ def test_the_example_of_a_library_of_ones_own_computes_what_numpy_does() -> None
     assert all(line.endswith(": True") for line in others), done.stdout
 
 
+@pytest.mark.parametrize(("name", "lines"), [("nearest_neighbours.py", 3), ("image_pipeline.py", 2)])
+def test_the_examples_of_array_programs_compute_what_numpy_does(name: str, lines: int) -> None:
+    done = run_example(name)
+    assert done.returncode == 0, done
+    assert len(done.stdout.splitlines()) == lines
+    assert all(line.endswith(": True") for line in done.stdout.splitlines()), done.stdout
+
+
+def test_the_example_of_a_transformer_block_computes_what_its_twin_does() -> None:
+    done = run_example("transformer_block.py")
+    assert done.returncode == 0, done
+    assert len(done.stdout.splitlines()) == 3
+
+
 def test_the_example_of_a_poisoned_input_names_it_and_answers_the_others() -> None:
     done = run_example("poisoned_input.py")
     assert done.returncode == 0, done

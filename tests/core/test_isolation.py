@@ -16,7 +16,7 @@ import accel
 from accel.patterns import DynamicBatcher
 from accel.testing import FaultPlan
 from tests.batcher_support import settled
-from tests.poison_support import HANG, POISON, Double, Fragile, Service
+from tests.poison_support import HANG, POISON, Double, Fragile, Service, double
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -165,7 +165,26 @@ async def test_a_trial_that_hangs_ends_with_the_last_who_waits_for_it() -> None:
         async with asyncio.timeout(PATIENCE):
             await until(lambda: bool(service.tried))
             hanging.cancel()
+            began = asyncio.get_running_loop().time()
+            await until(lambda: service.twins[0].state is accel.DeviceState.CLOSED)
+            assert asyncio.get_running_loop().time() - began < 4.0, "before the child is found not to answer"
             assert (await answers(batcher, [1.0])) == [2.0]
+
+
+async def test_a_trial_goes_on_while_some_of_its_callers_wait() -> None:
+    plan = FaultPlan().kill_host_at(2)
+    async with serving(faults=plan) as (service, batcher):
+        # Halves of four: the first two items are tried together.
+        first, second, *others = [asyncio.ensure_future(batcher.submit(item)) for item in (HANG, HANG, 3.0, 4.0)]
+        async with asyncio.timeout(PATIENCE):
+            await until(lambda: bool(service.tried))
+            first.cancel()
+            await asyncio.sleep(0.2)  # in which nothing may happen
+            assert service.twins[0].state is accel.DeviceState.READY
+            assert not any(each.done() for each in (second, *others))
+            second.cancel()
+            assert await asyncio.gather(*others) == [6.0, 8.0]
+        assert service.tried == [[HANG, HANG], [3.0, 4.0]]
 
 
 async def test_closing_ends_the_search_in_time() -> None:
@@ -198,6 +217,8 @@ async def test_without_a_quarantine_that_works_items_fail_with_their_fault(caplo
             results = await answers(batcher, [1.0, POISON])
             assert (await answers(batcher, [5.0])) == [10.0]
     assert [type(result) for result in results] == [accel.ContextPoisonedError] * 2
+    told = [getattr(record, "accel", {}) for record in caplog.records]
+    assert [each["items"] for each in told if each.get("event") == "isolation_left_out"] == [2]
     assert results[0] is not results[1]
     assert all("no room for the weights" in note for result in results for note in result.__notes__)
     assert "isolation_left_out" in caplog.text
@@ -212,11 +233,21 @@ async def test_weights_that_kill_the_quarantine_are_given_up() -> None:
         assert [type(result) for result in results] == [accel.ContextPoisonedError] * 2
 
 
-async def test_too_many_suspects_are_not_searched() -> None:
+async def test_too_many_suspects_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = asyncio.Event()
+
+    async def together(self: Service, items: list[float]) -> list[float | Exception]:
+        self.served.append(items)
+        if len(self.served) == 2:
+            both.set()
+        await both.wait()
+        return await double(self.device, items)
+
+    monkeypatch.setattr(Service, "handler", together)
     async with serving(max_items=4, max_in_flight=4, max_pending=4) as (_, batcher):
-        items = [1.0, 2.0, POISON, 4.0, 5.0, 6.0, 7.0, 8.0]
-        results = await answers(batcher, items)
-        assert sum(isinstance(result, accel.PoisonedInputError) for result in results) <= 1
+        # Poison in both batches: whichever comes first kills the child while the other one is in flight.
+        results = await answers(batcher, [1.0, 2.0, POISON, 4.0, 5.0, 6.0, POISON, 8.0])
+        assert sum(isinstance(result, accel.PoisonedInputError) for result in results) == 1
         assert sum(isinstance(result, accel.ContextPoisonedError) for result in results) == 4
         assert batcher.statistics().isolated == 4
 

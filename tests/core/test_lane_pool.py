@@ -15,6 +15,7 @@ from accel.cpu.backend import CpuDevice
 from accel.ops.base import Plan, Spec
 from accel.testing import FaultPlan
 from tests.device_support import bounded, failure, generation, in_flight, opened, task
+from tests.own_library_support import Spread
 
 if TYPE_CHECKING:
     from accel.cpu.stream import CpuStream
@@ -274,19 +275,6 @@ async def test_a_users_library_keeps_one_stream_and_one_for_batches() -> None:
         for each in await asyncio.gather(*batches):
             np.testing.assert_array_equal(await device.get(each), 1 - X)
         assert Mine.seen == {ports["mine"].lane.stream, pool_of(device).ports[0].lane.stream}
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Spread(accel.KernelOp):
-    """A copy of ``x``."""
-
-    library: ClassVar[str] = "spread"
-    kind: ClassVar[str] = "spread"
-
-    x: accel.AccelRef
-
-    def plan(self) -> Plan:
-        return Plan((self.x,), (), (Spec(self.x.shape, self.x.dtype),))
 
 
 class Spreading(accel.KernelLibrary):

@@ -228,7 +228,7 @@ def test_a_timer_gives_way_to_an_earlier_one(world: World) -> None:
     world.ops([0.5] * 60)
     world.poller.add(PolledLane(lambda _: None), cast("Any", _Op(world, world.now + 0.5)))
     world.step()
-    assert world.due == pytest.approx(world.now + PACING.longest, abs=2 * POLL)
+    assert world.due == pytest.approx(world.now + PACING.step, abs=2 * POLL)
     old = _Op(world, world.now + 0.5, "unknown")
     old.enqueued_at -= 1e-3
     world.poller.add(PolledLane(lambda _: None), cast("Any", old))
@@ -335,6 +335,14 @@ def test_the_next_poll_of_an_op_that_should_have_ended_comes_after_a_part_of_its
     assert delay(3600.0, known, PACING) == PACING.longest
 
 
+def test_long_before_the_expected_end_sleeps_grow_with_the_time_that_the_op_has_taken() -> None:
+    known = Estimate(1.0, 0.0)
+    assert delay(0.0, known, PACING) == PACING.step
+    assert delay(32e-3, known, PACING) == pytest.approx(1e-3)
+    assert delay(0.5, known, PACING) == PACING.longest
+    assert delay(1.0 - PACING.window - 0.4e-3, known, PACING) == pytest.approx(0.2e-3), "half of the time that is left"
+
+
 def test_predictor_follows_what_it_sees() -> None:
     predictor = Predictor(8)
     assert predictor.expect("gemm") is None
@@ -352,41 +360,34 @@ def test_predictor_follows_what_it_sees() -> None:
     assert 2.0 < slower.mean < 2.5
 
 
-def test_predictor_knows_a_steady_kind_after_three_ops() -> None:
+def estimate_of(*durations: float) -> Estimate:
+    """Return what a predictor makes of ops of one kind with these durations, in seconds."""
     predictor = Predictor(8)
-    for seconds in (1.0, 1.01, 0.99):
+    for seconds in durations:
         predictor.observe("gemm", seconds)
     estimate = predictor.expect("gemm")
     assert estimate is not None
+    return estimate
+
+
+def test_predictor_knows_a_steady_kind_after_three_ops() -> None:
+    estimate = estimate_of(1.0, 1.01, 0.99)
     assert estimate.mean == pytest.approx(1.0, abs=0.02)
     assert estimate.deviation < 0.02
 
 
 def test_predictor_is_not_spoiled_by_one_op_that_seemed_long() -> None:
-    predictor = Predictor(8)
-    for _ in range(20):
-        predictor.observe("gemm", 1.0)
-    predictor.observe("gemm", 100.0)
-    estimate = predictor.expect("gemm")
-    assert estimate is not None
+    estimate = estimate_of(*[1.0] * 20, 100.0)
     assert estimate.mean == pytest.approx(1.0, abs=0.01)
     assert estimate.deviation < 0.05
 
 
 def test_predictor_begins_anew_with_an_op_that_takes_less_than_half() -> None:
-    predictor = Predictor(8)
-    for _ in range(20):
-        predictor.observe("gemm", 1.0)
-    predictor.observe("gemm", 0.4)
-    assert predictor.expect("gemm") == Estimate(0.4, 0.2)
+    assert estimate_of(*[1.0] * 20, 0.4) == Estimate(0.4, 0.2)
 
 
 def test_predictor_does_not_follow_what_scatters() -> None:
-    predictor = Predictor(8)
-    for seconds in (1.0, 3.0) * 50:
-        predictor.observe("gemm", seconds)
-    estimate = predictor.expect("gemm")
-    assert estimate is not None
+    estimate = estimate_of(*(1.0, 3.0) * 50)
     assert estimate.mean == pytest.approx(2.0, abs=0.2)
     assert estimate.deviation > 0.5
 

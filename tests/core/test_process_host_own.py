@@ -10,7 +10,7 @@ import pytest
 
 import accel
 from accel.testing import FaultPlan
-from tests.own_library_support import PendingRequest, Scale, Stall, Where
+from tests.own_library_support import Scale, Scaling, Stall, Where
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 async def test_a_library_runs_in_the_child_and_in_its_successor() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", faults=FaultPlan().kill_host_at(4))
-        await device.register(PendingRequest, 3.0)
+        await device.register(Scaling, 3.0)
         x = await device.put(np.arange(4.0))
         np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), 6 * np.arange(4.0))
         with pytest.raises(accel.ContextPoisonedError):
@@ -36,7 +36,7 @@ async def test_a_library_goes_with_the_device_to_a_child() -> None:
     async with accel.System() as system:
         gone = accel.DriverError("gone", code=700, scope=accel.FaultScope.PROCESS)
         device = await system.open_device("cpu", faults=FaultPlan().poison_at(2, gone))
-        await device.register(PendingRequest)
+        await device.register(Scaling)
         x = await device.put(np.zeros(1, np.int64))
         with pytest.raises(accel.ContextPoisonedError):
             await device.run(Where(x))
@@ -53,7 +53,7 @@ async def works_again(device: accel.Device, generation: int) -> None:
 async def test_a_call_that_keeps_the_interpreter_is_found_out_although_it_may_be_loading() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", heartbeat_interval=0.05, heartbeat_timeout=0.2)
-        await device.register(PendingRequest)
+        await device.register(Scaling)
         x = await device.put(np.ones(4))
         with pytest.raises(accel.ContextPoisonedError, match="not answered"):
             await asyncio.wait_for(device.run(Stall(x, way="locked")), 20)
@@ -63,7 +63,7 @@ async def test_a_call_that_keeps_the_interpreter_is_found_out_although_it_may_be
 async def test_only_the_first_call_of_a_kernel_is_taken_for_one_that_loads_something() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", hang_timeout=1.0)
-        await device.register(PendingRequest)
+        await device.register(Scaling)
         x = await device.put(np.ones(4))
         await device.run(Stall(x))
         with pytest.raises(accel.ContextPoisonedError, match="hung"):
@@ -75,7 +75,7 @@ async def test_only_the_first_call_of_a_kernel_is_taken_for_one_that_loads_somet
 async def test_a_child_that_loses_answers_by_an_error_of_its_own_is_given_up(way: str) -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process")
-        await device.register(PendingRequest)
+        await device.register(Scaling)
         x = await device.put(np.ones((400, 400)))
         with pytest.raises(accel.ContextPoisonedError, match="this is broken") as caught:
             async with asyncio.timeout(20):
@@ -86,18 +86,18 @@ async def test_a_child_that_loses_answers_by_an_error_of_its_own_is_given_up(way
 
 
 async def test_what_cannot_be_opened_or_sent_is_refused_and_the_device_goes_on() -> None:
-    class Local(PendingRequest):
+    class Local(Scaling):
         pass
 
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process")
         with pytest.raises(accel.LibraryError, match="no such library"):
-            await device.register(PendingRequest, fails=True)
+            await device.register(Scaling, fails=True)
         with pytest.raises(accel.UnsupportedError, match="cannot be sent"):
             await device.register(Local)
         x = await device.put(np.ones(4))
         with pytest.raises(accel.UnsupportedError, match="no library 'sent'"):
             await device.run(Scale(x))
-        await device.register(PendingRequest)
+        await device.register(Scaling)
         np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), np.full(4, 2.0))
         assert device.generation == 1

@@ -19,7 +19,7 @@ from accel.ops import Plan, Spec
 from accel.remote import arrays
 from accel.testing import FaultPlan
 from tests.device_support import bounded, child_pid, failure, task, until
-from tests.own_library_support import PendingRequest, Scale
+from tests.own_library_support import Scale, Scaling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +69,7 @@ async def test_a_message_that_is_too_large_is_not_in_flight() -> None:
 async def test_a_ref_that_a_refused_op_named_first_is_described_again() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", faults=FaultPlan().kill_host_at(1, op="unary"))
-        await device.register(PendingRequest)
+        await device.register(Scaling)
         x = await device.put(np.ones(4), durable=True)
         await failure(bounded(device.elementwise.unary("neg", x)), accel.ContextPoisonedError)
         await failure(bounded(device.run(Note(x, np.ones(2)))), accel.UnsupportedError)
@@ -176,7 +176,7 @@ def parents_op(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type
 async def test_ops_before_one_that_the_child_cannot_import_run(parents_op: Any) -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process")
-        await device.register(PendingRequest)
+        await device.register(Scaling)
         x = await device.put(np.ones(4))
         older = await device.put(np.full(4, 7.0))
         made: list[accel.AccelRef] = []
@@ -213,7 +213,7 @@ async def test_an_op_that_fails_before_one_that_the_child_cannot_import_is_the_f
     plan = FaultPlan().fail_at(1, accel.LibraryError("planned"), op="scale")
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", faults=plan)
-        await device.register(PendingRequest)
+        await device.register(Scaling)
         x = await device.put(np.ones(4))
         with pytest.raises(accel.LibraryError, match="planned") as caught:
             async with device.batch() as batch:

@@ -78,6 +78,30 @@ async def test_a_backend_without_kernels_of_its_own_reduces_neighbours(monkeypat
         await failure(device.reduce("var", x, ddof=1), accel.UnsupportedError)
 
 
+async def test_axes_of_transposes_are_those_in_memory(device: accel.Device, rng: np.random.Generator) -> None:
+    array = rng.standard_normal((2, 3, 4))
+    x = await device.put(array)
+    turned = x.transpose((2, 0, 1))
+    for op, view, axis, expected in (
+        ("sum", x[0].T, 0, (3, 4, 1)),
+        ("argmax", x[0].T, 1, (1, 3, 4)),
+        ("sum", turned, 0, (6, 4, 1)),
+        ("sum", turned, (0, 2), (2, 12, 1)),
+        ("sum", turned, 1, None),
+        ("argmax", x[0].T, None, None),
+        ("max", x[0].T, None, (1, 12, 1)),
+        ("sum", x[:, ::2].T, 0, None),
+        ("sum", x[:, ::-1].T, 1, None),
+    ):
+        assert ops.Reduce(op, view, axis=axis).middle() == expected, (op, view, axis)  # type: ignore[arg-type]
+    for _ in range(30):
+        order = tuple(int(n) for n in rng.permutation(3))
+        axes: tuple[int, ...] = tuple(int(n) for n in rng.permutation(3)[: rng.integers(1, 4)])
+        view, there = x.transpose(order), array.transpose(order)
+        np.testing.assert_allclose(await device.get(await device.reduce("sum", view, axis=axes)), there.sum(axes), rtol=1e-12, atol=1e-12)
+        np.testing.assert_array_equal(await device.get(await device.reduce("argmin", view, axis=axes[0])), there.argmin(axes[0]))
+
+
 async def test_neighbouring_axes_are_joined(device: accel.Device) -> None:
     x = await device.zeros((2, 3, 1, 4, 5))
     assert ops.Reduce("sum", x, axis=(1, 2, 3)).middle() == (2, 12, 5)
@@ -86,4 +110,4 @@ async def test_neighbouring_axes_are_joined(device: accel.Device) -> None:
     assert ops.Reduce("sum", x).middle() == (1, 120, 1)
     assert ops.Reduce("sum", x, axis=(2,)).middle() == (120, 1, 1)
     assert ops.Reduce("sum", x, axis=(0, 3)).middle() is None
-    assert ops.Reduce("sum", x, axis=(0, 3)).runs() == ((1, False), (2, True), (3, False), (4, True), (5, False))
+    assert ops.Reduce("sum", x, axis=(0, 3)).runs() == ((1, False, 0), (2, True, 60), (3, False, 20), (4, True, 5), (5, False, 1))

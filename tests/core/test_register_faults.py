@@ -12,7 +12,7 @@ import accel
 from accel.cpu.backend import CpuDevice
 from accel.testing import FaultPlan
 from tests.device_support import bounded, failure, generation, opened, task, until
-from tests.own_library_support import PendingRequest, Scale
+from tests.own_library_support import Scale, Scaling
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -37,7 +37,7 @@ class Streams:
 
 async def scaled(device: accel.Device) -> None:
     """See that the library is there."""
-    await device.register(PendingRequest)
+    await device.register(Scaling)
     x = await device.put(np.arange(4.0))
     np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), 2 * np.arange(4.0))
 
@@ -47,7 +47,7 @@ async def test_a_fault_while_the_stream_is_made_is_told_to_all(monkeypatch: pyte
     async with opened(host="inline") as device:
         ref = await device.put(np.arange(4.0))
         streams.armed = True
-        error = await failure(device.register(PendingRequest), accel.ContextPoisonedError)
+        error = await failure(device.register(Scaling), accel.ContextPoisonedError)
         assert (error.code, error.device, error.generation, error.executed, error.retryable) == (700, device.name, 1, "no", True)
         assert isinstance(error.__cause__, accel.DriverError)
         assert ref.is_stale, "the device has noticed"
@@ -60,7 +60,7 @@ async def test_an_error_that_is_no_fault_is_told_as_it_is(monkeypatch: pytest.Mo
     streams = Streams(monkeypatch, accel.DriverError("no more streams", code=2))
     async with opened(host="inline") as device:
         streams.armed = True
-        await failure(device.register(PendingRequest), accel.DriverError)
+        await failure(device.register(Scaling), accel.DriverError)
         assert (device.generation, device.state) == (1, accel.DeviceState.READY)
         await scaled(device)
 
@@ -69,14 +69,14 @@ async def test_a_fault_that_loses_the_device_says_so(monkeypatch: pytest.MonkeyP
     streams = Streams(monkeypatch, accel.DriverError("gone", code=700, scope=accel.FaultScope.PROCESS))
     async with opened(host="inline") as device:
         streams.armed = True
-        assert not (await failure(device.register(PendingRequest), accel.ContextPoisonedError)).retryable
+        assert not (await failure(device.register(Scaling), accel.ContextPoisonedError)).retryable
         assert device.state is accel.DeviceState.LOST
 
 
 @pytest.mark.parametrize("host", ["inline", "process"])
 async def test_a_library_that_finds_the_fault_itself(host: Any) -> None:
     async with opened(host=host) as device:
-        error = await failure(device.register(PendingRequest, faults=True), accel.ContextPoisonedError)
+        error = await failure(device.register(Scaling, faults=True), accel.ContextPoisonedError)
         assert (error.code, error.generation) == (700, 1)
         await bounded(generation(device, 2))
         await scaled(device)
@@ -85,15 +85,15 @@ async def test_a_library_that_finds_the_fault_itself(host: Any) -> None:
 async def test_a_fault_of_another_op_while_it_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, go = threading.Event(), threading.Event()
 
-    def open_slowly(library: PendingRequest, stream: Any) -> None:
+    def open_slowly(library: Scaling, stream: Any) -> None:
         asked.set()
         assert go.wait(20)
 
     plan = FaultPlan().poison_at(1, op="fill")
     async with opened(plan, host="inline") as device:
         with monkeypatch.context() as patch:
-            patch.setattr(PendingRequest, "open", open_slowly)
-            registering = task(device.register(PendingRequest))
+            patch.setattr(Scaling, "open", open_slowly)
+            registering = task(device.register(Scaling))
             await until(asked.is_set)
             await failure(device.zeros(3), accel.ContextPoisonedError)
             await failure(registering, accel.ContextPoisonedError)

@@ -17,7 +17,7 @@ import accel
 from accel.remote import actor, standby
 from accel.testing import FaultPlan
 from tests.device_support import child_pid
-from tests.own_library_support import PendingRequest, Scale
+from tests.own_library_support import Scale, Scaling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -262,7 +262,7 @@ async def test_a_device_that_is_lost_has_no_spare() -> None:
 async def test_a_registered_library_goes_to_the_spare_too() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", standby="context", faults=FaultPlan().poison_at(1, LOST))
-        await device.register(PendingRequest)
+        await device.register(Scaling)
         await spare_ready(device)
         await fault(device)
         x = await asyncio.wait_for(device.put(np.arange(4.0)), 20)

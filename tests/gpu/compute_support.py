@@ -12,12 +12,19 @@ from accel_cuda import CudaBackend
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import accel
     from accel_cuda.families.compute import CudaCompute
 
-__all__ = ["Array", "Bench", "bench", "close", "random", "wide"]
+__all__ = ["Array", "Bench", "bench", "close", "random", "unaligned", "wide"]
 
 Array = np.ndarray[Any, Any]
 _POISON = 0xA5
+
+
+async def unaligned(device: accel.Device, array: Array, skipped: int) -> accel.AccelRef:
+    """Return a view whose first element lies ``skipped`` elements after an aligned address."""
+    whole = np.concatenate([np.zeros(skipped, array.dtype), array.reshape(-1)])
+    return (await device.put(whole))[skipped:].reshape(array.shape)
 
 
 class Bench:

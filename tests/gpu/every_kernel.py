@@ -14,9 +14,28 @@ import numpy as np
 from accel import AccelRef, BinaryOp, DType, KernelOp, ReduceOp, Transpose, UnaryOp
 from accel.compute import result_dtype
 from accel.cpu.parts import PARTS as CPU_PARTS
-from accel.ops import Arange, ArraysOps, Binary, Cast, Clip, Where
+from accel.ops import (
+    Arange,
+    ArraysOps,
+    BatchNorm,
+    Binary,
+    Cast,
+    Clip,
+    DnnOps,
+    LayerNorm,
+    LogSoftmax,
+    Matmul,
+    RmsNorm,
+    Softmax,
+    Unary,
+    Where,
+)
+from accel.ops.families import FAMILIES
 from accel.ops.namespace import Submitter
 from accel_cuda import CudaBackend
+from accel_cuda.families import normalization, pooling
+from accel_cuda.families.attention import AttentionWork, attend
+from accel_cuda.families.cudnn import Room
 from accel_cuda.families.kernels import CODES
 from accel_cuda.families.parts import PARTS
 from accel_cuda.families.reduce import BASIC, enqueue_fold
@@ -89,10 +108,15 @@ def every_kernel() -> None:
     supported = compute.capabilities()
     for family in (_elementwise, _reductions, _vectors, _dnn, _fills):
         family(compute, memory, supported)
-    _attend(context, compute, memory, supported)
+    _attend(compute, memory, supported)
     _broadcast(stream, compute, memory, supported)
     _folds(stream, compute, memory, supported)
-    _arrays(stream, compute, memory)
+    _samples(stream, compute, memory, "arrays", ArraysOps, ())
+    _samples(stream, compute, memory, "dnn", DnnOps, (*normalization.KERNELS, *pooling.KERNELS))
+    _long_rows(stream, compute, memory)
+    _integer_products(context, stream, memory)
+    for name in ("scan", "sort"):
+        _ordered(context, stream, compute, memory, name)
     with memory.take(4096) as (pointer,):
         stream.fill(pointer, bytes(range(8)), 512)
         stream.fill(pointer, bytes(range(16)), 256)
@@ -128,6 +152,7 @@ def _broadcast(stream: Any, compute: Any, memory: Memory, supported: Any) -> Non
             ]
             calls += [Binary(op, x, y) for op in BinaryOp if dtype in supported[f"binary.{op.value}"]]
             calls += [Clip(x, y)] if dtype in supported["clip"] else []
+            calls += [Unary(op, x.T) for op in UnaryOp if dtype in supported[f"unary.{op.value}"]]
             for op in calls:
                 plan = op.plan()
                 skipped = [ref.dtype.itemsize * (number == 1) for number, ref in enumerate(plan.reads)]
@@ -154,28 +179,87 @@ def _folds(stream: Any, compute: Any, memory: Memory, supported: Any) -> None:
             for lengths in ((5, 301, 7), (900, 2, 1100)):
                 size = math.prod(lengths)
                 with memory.take(size * dtype.itemsize, lengths[1] * dtype.itemsize) as (x, y):
-                    runs = (1, False), (lengths[0], True), (lengths[1], False), (lengths[2], True)
+                    runs = (lengths[0], True, lengths[1] * lengths[2]), (lengths[1], False, lengths[2]), (lengths[2], True, 1)
                     enqueue_fold(stream, workspace, op, x, y, runs, dtype)
 
 
-def _arrays(stream: Any, compute: Any, memory: Memory) -> None:
-    """All ops of the family by its samples, and ranges of all integers."""
+def _samples(stream: Any, compute: Any, memory: Memory, library: str, namespace: Any, kinds: Sequence[str]) -> None:
+    """Some or all ops of a family by its samples; of arrays, ranges of all integers too."""
     owner: Any = SimpleNamespace(dropped=deque())
-    lane = SimpleNamespace(stream=stream, compute=compute)
-    named: Any = ArraysOps(Submitter(lambda op: op, lambda error: error, "device"))
-    calls: list[tuple[Any, tuple[Any, ...]]] = [(Arange(9, dtype=dtype), ()) for dtype in CODES if dtype.is_integer]
-    for sample in CPU_PARTS["arrays"].samples(np.random.default_rng(1)):
+    named: Any = namespace(Submitter(lambda op: op, lambda error: error, "device"))
+    calls: list[tuple[Any, tuple[Any, ...]]] = [(Arange(9, dtype=dtype), ()) for dtype in CODES if dtype.is_integer and library == "arrays"]
+    for sample in CPU_PARTS[library].samples(np.random.default_rng(1)):
+        if kinds and sample.name.split()[0] not in kinds:
+            continue
         arrays = tuple(np.array(each, order="C") for each in sample.operands)
         refs = [AccelRef(owner, number, each.shape, DType.of(each.dtype), 1) for number, each in enumerate(arrays)]
         calls.append((sample.call(named, *refs), arrays))
     for op, arrays in calls:
+        _run(stream, compute, memory, op, arrays)
+
+
+def _run(stream: Any, compute: Any, memory: Memory, op: Any, arrays: tuple[Any, ...], skipped: int = 0) -> None:
+    """Run an op whose refs are numbered as the arrays are; the first array begins ``skipped`` bytes behind an aligned address."""
+    plan = op.plan()
+    if any(ref.is_strided and not op.takes_strided(ref) for ref in plan.reads + plan.writes):
+        return  # the engine copies it first
+    first, *further = [each.nbytes for each in (*arrays, *plan.creates)]
+    with memory.take(first + skipped, *further, 16) as taken:
+        pointers = [taken[0] + skipped, *taken[1:]]
+        for pointer, array in zip(pointers, arrays, strict=False):
+            memory.write(pointer, array)
+        inputs = [pointers[ref.buffer] + ref.offset for ref in plan.reads]
+        outputs = [pointers[ref.buffer] + ref.offset for ref in plan.writes] + pointers[len(arrays) :]
+        PARTS[op.library].kernels[op.kind](SimpleNamespace(stream=stream, compute=compute), op, inputs, outputs)
+
+
+def _integer_products(context: Any, stream: Any, memory: Memory) -> None:
+    """Products of integers whose rows, columns and sums are not multiples of a block's."""
+    owner: Any = SimpleNamespace(dropped=deque())
+    kernel, lane = context.families.states["linalg"].kernels["matmul"], SimpleNamespace(stream=stream)
+    for dtype in CODES:
+        if not dtype.is_integer or dtype is DType.INT8:  # which is cuBLASLt's
+            continue
+        for shape_a, shape_b, is_turned in (((33, 65), (65, 3), False), ((3, 2, 33), (31, 2), True), ((1,), (1, 1), False)):
+            a, b = AccelRef(owner, 0, shape_a, dtype, 1), AccelRef(owner, 1, shape_b, dtype, 1)
+            op = Matmul(a, b, transpose_a=is_turned, transpose_b=is_turned)
+            with memory.take(a.nbytes, b.nbytes, op.plan().creates[0].nbytes) as (x, y, output):
+                kernel(lane, op, (x, y), (output, 0))
+
+
+def _long_rows(stream: Any, compute: Any, memory: Memory) -> None:
+    """Softmax and norms of rows that warps and blocks hold, and of longer ones."""
+    owner: Any = SimpleNamespace(dropped=deque())
+    for dtype in compute.capabilities()["normalize"]:
+        for length in (1000, 1001, 5000, 20_000, 20_001):
+            arrays = tuple(np.ones(shape, dtype.numpy) for shape in ((3, length), (length,), (length,)))
+            x, weight, bias = (AccelRef(owner, number, each.shape, dtype, 1) for number, each in enumerate(arrays))
+            for op in (Softmax(x), LogSoftmax(x), LayerNorm(x, length, weight, bias), RmsNorm(x, length, weight)):
+                _run(stream, compute, memory, op, arrays)
+            channels = np.ones((3, 5, 7), dtype.numpy), *(np.ones(5, dtype.numpy),) * 2
+            x, mean, var = (AccelRef(owner, number, each.shape, dtype, 1) for number, each in enumerate(channels))
+            _run(stream, compute, memory, BatchNorm(x, mean, var), channels, dtype.itemsize)
+
+
+def _ordered(context: Any, stream: Any, compute: Any, memory: Memory, name: str) -> None:
+    """Some of a family's samples, all dtypes among them, with exactly the memory that the ops work in."""
+    owner: Any = SimpleNamespace(dropped=deque())
+    lane = SimpleNamespace(stream=stream, compute=compute)
+    state, family = context.families.states[name], next(family for family in FAMILIES if family.name == name)
+    named: Any = family.namespace(Submitter(lambda op: op, lambda error: error, "device"))
+    for sample in list(CPU_PARTS[name].samples(np.random.default_rng(1)))[::5]:
+        arrays = tuple(np.array(each, order="C") for each in sample.operands)
+        refs = [AccelRef(owner, number, each.shape, DType.of(each.dtype), 1) for number, each in enumerate(arrays)]
+        op = sample.call(named, *refs)
         plan = op.plan()
-        with memory.take(*(each.nbytes for each in arrays), *(spec.nbytes for spec in plan.creates), 16) as pointers:
+        state.measure(op)
+        status = [] if plan.status is None else [plan.status.spec.nbytes]
+        sizes = (*(each.nbytes for each in arrays), *(spec.nbytes for spec in plan.creates), *status, state.scratch_nbytes(op))
+        with memory.take(*sizes) as pointers:
             for pointer, array in zip(pointers, arrays, strict=False):
                 memory.write(pointer, array)
             inputs = [pointers[ref.buffer] for ref in plan.reads]
-            outputs = [pointers[ref.buffer] for ref in plan.writes] + pointers[len(arrays) :]
-            PARTS["arrays"].kernels[op.kind](lane, op, inputs, outputs)
+            state.kernels[op.kind](lane, op, inputs, pointers[len(arrays) :])
 
 
 def _vectors(compute: Any, memory: Memory, supported: Any) -> None:
@@ -199,18 +283,18 @@ def _dnn(compute: Any, memory: Memory, supported: Any) -> None:
         _convolve(compute, memory, dtype, (2, 16, 5, 5), (9, 16, 1, 1), (2, 9, 5, 5), (1, 1), (0, 0))
 
 
-def _attend(context: Any, compute: Any, memory: Memory, supported: Any) -> None:
-    """Attention by the kernels of this and of lesser devices: of few and many queries, few and many keys, and heads of every width."""
-    own = context.capability
-    for capability in (own, min(own, (8, 0)), min(own, (7, 5))):
-        context.capability = capability
-        for dtype in supported["attention"]:
-            for (queries, keys), dim in itertools.product(((1, 1500), (37, 41), (37, 1500)), (24, 64, 33, 128, 250)):
-                sizes = [6 * rows * dim * dtype.itemsize for rows in (queries, keys, keys, queries)]
-                for causal in (False, True, "bottom_right"):
-                    with memory.take(*sizes) as (q, k, v, o):
-                        compute.attention(q, k, v, o, 2, 3, queries, keys, dim, 0.2, causal, dtype=dtype)
-    context.capability = own
+def _attend(compute: Any, memory: Memory, supported: Any) -> None:
+    """Attention by the backend's own kernel, and with sequences in one array: of few and many queries, few and many keys, and heads of every width."""
+    for dtype in supported["attention"]:
+        for (queries, keys), dim in itertools.product(((1, 150), (37, 41)), (24, 33, 250)):
+            sizes = [6 * rows * dim * dtype.itemsize for rows in (queries, keys, keys, queries)]
+            for causal in (False, True, "bottom_right"):
+                with memory.take(*sizes) as (q, k, v, o):
+                    work = AttentionWork.dense(2, 3, queries, keys, dim, 0.2, causal, dtype)
+                    attend(compute.stream, None, work, {1: q, 2: k, 3: v, 4: o}, Room())
+        with memory.take(4, 4, 4, 4, 4, 4) as addresses:
+            # Of no sequences: memory is filled with ones, and 0x01010101 tokens would be many.
+            compute.stream.launch(compute.stream.functions[f"attention_ragged_{CODES[dtype]}"], 1, 32, *addresses, 0, 1, 1)
 
 
 def _convolve(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import accel
+from tests.gpu.compute_support import unaligned
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -23,12 +24,6 @@ async def device() -> AsyncIterator[accel.Device]:
 
 def random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
     return rng.integers(0, 100, shape).astype(accel.DType.of(dtype).numpy)
-
-
-async def unaligned(device: accel.Device, array: np.ndarray[Any, Any], skipped: int) -> accel.AccelRef:
-    """Return a view that begins so many elements behind an aligned address."""
-    whole = np.concatenate([np.zeros(skipped, array.dtype), array.reshape(-1)])
-    return (await device.put(whole))[skipped:].reshape(array.shape)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32", "float64", "complex128"])
@@ -113,3 +108,45 @@ async def test_an_index_out_of_range_fails_its_op_alone(device: accel.Device) ->
         await device.arrays.scatter_add(await device.zeros(5), indices, 1)
     np.testing.assert_array_equal(await device.get(await device.arrays.take(x, indices, mode="clip")), [1, 4, 0])
     assert device.generation == 1
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32", "complex128"])
+async def test_pads_of_elements(device: accel.Device, rng: np.random.Generator, dtype: str) -> None:
+    modes: tuple[Any, ...] = ("edge", "reflect", "symmetric", "wrap")
+    for _ in range(8):
+        shape = tuple(int(n) for n in rng.choice([1, 2, 3, 7, 40], int(rng.integers(1, 5))))
+        widths = tuple((int(rng.integers(0, 9)), int(rng.integers(0, 9))) for _ in shape)
+        x = random(rng, shape, dtype)
+        ref = await unaligned(device, x, int(rng.integers(0, 4)))
+        for mode in modes:
+            got = await device.get(await device.arrays.pad(ref, widths, mode=mode))
+            np.testing.assert_array_equal(got, np.pad(x, widths, mode), err_msg=f"{shape} {widths} {mode}")
+            got = await device.get(await device.arrays.pad(ref.T[::-1], widths[::-1], mode=mode))
+            np.testing.assert_array_equal(got, np.pad(x.T[::-1], widths[::-1], mode), err_msg=f"{shape} {widths} {mode} strided")
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32", "complex128"])
+async def test_rows_at_indices_of_any_length_and_alignment(device: accel.Device, rng: np.random.Generator, dtype: str) -> None:
+    for length in (1, 2, 3, 8, 24, 1000, 1024):
+        x, skipped = random(rng, (30, length), dtype), int(rng.integers(0, 3))
+        ref = await unaligned(device, x, skipped)
+        indices = rng.integers(-30, 30, 50)
+        rows = await device.put(indices)
+        np.testing.assert_array_equal(await device.get(await device.arrays.take(ref, rows, 0)), x[indices], err_msg=f"{length} {skipped}")
+        places = rng.permutation(30)[:9]
+        values = random(rng, (9, length), dtype)
+        await device.arrays.put_along_axis(ref, await device.put(places), await device.put(values), 0)
+        x[places] = values
+        np.testing.assert_array_equal(await device.get(ref), x, err_msg=f"{length} {skipped}")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+async def test_sums_of_16_bit_floats_at_indices(device: accel.Device, rng: np.random.Generator, dtype: str) -> None:
+    sums = np.zeros((37, 3))
+    indices, values = rng.integers(0, 37, 1000), random(rng, (1000, 3), "int32") % 5
+    np.add.at(sums, indices, values)  # below 256, so that no sum is rounded
+    ref = await device.zeros((37, 3), dtype)
+    added = values.astype(accel.DType.of(dtype).numpy)
+    await device.arrays.scatter_add(ref, await device.put(indices), await device.put(added), axis=0)
+    assert sums.max() < 256
+    np.testing.assert_array_equal((await device.get(ref)).astype(np.float64), sums)

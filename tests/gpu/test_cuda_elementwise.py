@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import accel
+from tests.gpu.compute_support import unaligned
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -26,12 +27,6 @@ async def device() -> AsyncIterator[accel.Device]:
 def random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
     """Return small whole numbers, whose sums are exact in every dtype."""
     return rng.integers(-8, 8, shape).astype(accel.DType.of(dtype).numpy)
-
-
-async def unaligned(device: accel.Device, array: np.ndarray[Any, Any], skipped: int) -> accel.AccelRef:
-    """Return a view that begins so many elements behind an aligned address."""
-    whole = np.concatenate([np.zeros(skipped, array.dtype), array.reshape(-1)])
-    return (await device.put(whole))[skipped:].reshape(array.shape)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -203,3 +203,30 @@ async def test_large_reductions_by_states_are_those_of_numpy(rng: np.random.Gene
             x[first] = np.nan
             ref = await device.put(x)
             np.testing.assert_array_equal(await device.get(await device.reduce("argmax", ref, axis=axis)), np.argmax(x, axis=axis))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64", "int8", "uint8", "int64"])
+async def test_states_take_several_elements_at_once(rng: np.random.Generator, dtype: str) -> None:
+    element = DType.of(dtype)
+    async with accel.System() as system:
+        device = await system.open_device("cuda")
+        for shape in ((64, 4096), (3, 40_960), (300, 136), (7, 24), (1000, 16), (2, 300, 264), (33, 1000), (1, 1_000_016)):
+            x = (rng.standard_normal(shape) + 40 if element.is_floating else rng.integers(0, 100, shape)).astype(element.numpy)
+            ref = await device.put(x)
+            for axis in (-1, 0):
+                case = f"{shape} along {axis}"
+                for op in ("argmax", "argmin"):
+                    got = await device.get(await device.reduce(op, ref, axis=axis))
+                    np.testing.assert_array_equal(got, getattr(np, op)(x, axis=axis), err_msg=f"{op} {case}")
+                spots = np.zeros(shape, element.numpy)
+                spots[rng.random(shape) < 1 / shape[axis]] = 1
+                got = await device.get(await device.reduce("any", await device.put(spots), axis=axis))
+                np.testing.assert_array_equal(got, spots.astype(bool).any(axis), err_msg=f"any {case}")
+                if element.is_floating:
+                    tolerance, narrow = 1e-2 if dtype == "bfloat16" else 1e-3, wide(x)
+                    got = wide(await device.get(await device.reduce("var", ref, axis=axis)))
+                    np.testing.assert_allclose(got, narrow.var(axis), rtol=tolerance, atol=1e-3, err_msg=f"var {case}")
+                    expected = np.log(np.exp(narrow - 40).sum(axis)) + 40
+                    got = wide(await device.get(await device.reduce("logsumexp", ref, axis=axis)))
+                    np.testing.assert_allclose(got, expected, rtol=tolerance, err_msg=f"logsumexp {case}")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import accel
-from accel.ops import Plan, Spec
 from accel.testing import FaultPlan
+from tests.own_library_support import Spread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -112,19 +111,6 @@ async def test_every_library_that_was_named_is_warm(streams: str) -> None:
             ("blas", accel.ops.Axpy(x, x)),
         ):
             assert not context.device.may_block(context.ports[library].lane, op), library
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Spread(accel.KernelOp):
-    """A copy of ``x``."""
-
-    library: ClassVar[str] = "spread"
-    kind: ClassVar[str] = "spread"
-
-    x: accel.AccelRef
-
-    def plan(self) -> Plan:
-        return Plan((self.x,), (), (Spec(self.x.shape, self.x.dtype),))
 
 
 class Spreading(accel.KernelLibrary):

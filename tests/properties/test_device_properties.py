@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import accel
@@ -219,6 +219,7 @@ ALLOWED = (asyncio.CancelledError, accel.AccelError)
 
 @SETTINGS
 @given(events, faults, options)
+@example([("batch", 0), ("free", 0), ("free", 0), ("free", 1), ("cancel", 1)], [], {"max_in_flight": 1, "pending_limit": 10})
 def test_every_await_ends_and_nothing_leaks(
     script: list[tuple[str, int]], entries: list[tuple[str, int]], given_options: dict[str, Any]
 ) -> None:

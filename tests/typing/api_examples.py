@@ -60,8 +60,12 @@ async def use_a_device(system: accel.System) -> None:
     async with asyncio.TaskGroup() as group:
         assert_type(group.create_task(device.reduce("sum", a)), asyncio.Task[accel.AccelRef])
     assert_type(await device.blas.gemm(a, a, alpha=2.0, transpose_a=True), accel.AccelRef)
+    assert_type(await device.linalg.matmul(a, a, bias=a, activation="gelu", aux=a, out_dtype="float32"), accel.AccelRef)
     assert_type(await device.elementwise.unary(accel.UnaryOp.RELU, a), accel.AccelRef)
     assert_type(await device.reduce("sum", a, axis=0, keepdims=True), accel.AccelRef)
+    assert_type(await device.sort.topk(a, 2), tuple[accel.AccelRef, accel.AccelRef])
+    assert_type(await device.sort.unique(a), accel.AccelRef)
+    assert_type(await device.sort.nonzero(a, size=9), tuple[accel.AccelRef, ...])
     assert_type(await device.dnn.conv2d(a, a, stride=(1, 2)), accel.AccelRef)
     assert_type(await device.get(a), np.ndarray[Any, Any])
     assert_type(await device.zeros((2, 3), "float16"), accel.AccelRef)
@@ -98,6 +102,7 @@ async def use_a_batch(device: accel.Device, a: accel.AccelRef) -> None:
         assert_type(h, accel.AccelRef)
         assert_type(batch.elementwise.binary("add", h, h), accel.AccelRef)
         assert_type(batch.reduce("max", h), accel.AccelRef)
+        assert_type(batch.sort.unique(h, size=9), tuple[accel.AccelRef, accel.AccelRef])
         assert_type(batch.put(np.zeros(3)), accel.AccelRef)
         assert_type(len(batch), int)
 

@@ -91,7 +91,7 @@ BUDGETS: dict[str, Budget] = {
     ),
     "P16": Budget("P15's service: from a kernel that asserts to the next good answer, with a spare", 1.0, 0.2, "s", needs=_NOT_YET),
     "P16-cold": Budget("the same without a spare, over the imports", 2.0, 0.5, "s", needs=_NOT_YET),
-    "P17": Budget("each family's large op, against the vendor library called raw", 0.95, 0.99, better="higher", needs=_NOT_YET),
+    "P17": Budget("each family's large op on the device, against PyTorch's", 0.95, 0.99, better="higher", needs=NEEDS_CUDA),
     "batcher": Budget(
         "DynamicBatcher with 256 clients, items/s against a bare loop of the same batches", 0.5, None, better="higher", needs=_SOURCE
     ),

@@ -10,7 +10,8 @@ import numpy as np
 
 from accel.cpu import costs
 from accel.cpu.families import sampling
-from accel.cpu.views import array
+from accel.cpu.families.precision import wider
+from accel.cpu.views import array, operand
 from accel.dtype import DType
 from accel.family import BackendPart, Sample
 
@@ -57,6 +58,17 @@ def _copy(
                 target[...] = _view(inputs[piece.input], piece.start, piece.lengths, piece.steps, dtype)
 
 
+def _padding(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    if op.mode == "constant":
+        _copying(lane, op, inputs, outputs)
+        return
+    x, shape = op.x, op.shape()
+    if 0 not in shape:
+        widths = [(before, made - length - before) for before, made, length in zip(op.before(), shape, x.shape, strict=True)]
+        source, out = operand(inputs[0], x), array(outputs[0], shape, x.dtype.numpy)
+        lane.stream.submit(lambda: np.copyto(out, np.pad(source, widths, op.mode)), costs.copying(3 * out.nbytes))
+
+
 def _triangle(keep: Callable[[Array, int], Array]) -> Kernel:
     def kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         x = op.x
@@ -93,7 +105,8 @@ def _indexed(apply: Callable[[Array, Array, Array], None], *, is_read: bool) -> 
         walk, dtype = op.walk(), op.x.dtype.numpy
         if not walk.size:
             return
-        x = array(inputs[0] if is_read else outputs[0], (walk.before, walk.length, walk.behind), dtype)
+        places = tuple([place * dtype.itemsize for place in walk.places])
+        x = array(inputs[0] if is_read else outputs[0], (walk.before, walk.length, walk.behind), dtype, places)
         shape = walk.before, walk.count, walk.behind
         kind = op.indices.dtype.numpy
         indices = array(inputs[1 if is_read else 0], shape, kind, tuple([step * kind.itemsize for step in walk.steps]))
@@ -136,7 +149,10 @@ def _write(x: Array, indices: Array, others: Array) -> None:
 def _add(x: Array, indices: Array, others: Array) -> None:
     before, _, behind = np.ogrid[: x.shape[0], :1, : x.shape[2]]
     with np.errstate(all="ignore"):
-        np.add.at(x, (before, indices, behind), others)
+        sums = x.astype(wider(x.dtype), copy=False)
+        np.add.at(sums, (before, indices, behind), others.astype(sums.dtype, copy=False))
+        if sums is not x:
+            x[...] = sums
 
 
 _DTYPES = (DType.FLOAT32, DType.BFLOAT16, DType.UINT8, DType.BOOL, DType.INT64, DType.COMPLEX128)
@@ -181,10 +197,51 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         x = _operand(rng, (6, 7, 8), dtype)
         for index in (np.s_[:, 2:5], np.s_[::2, ::-3, 1], np.s_[..., 0], np.s_[-1, 3:1], np.s_[5:0:-2, ..., 2:4], 3, ()):
             yield Sample(f"part {dtype.value} {index}", partial(_call, "part", (index,), {}), (x,), np.asarray(x[index]))
+        yield from _strided(x, dtype)
+        yield from _padded(rng, dtype)
         for arguments in ((4,), (3, 5, 1), (5, 3, -2), (2, 3, 9)):
             yield Sample(f"eye {dtype.value}{arguments}", partial(_call, "eye", arguments, {"dtype": dtype}), (), np.eye(*arguments))
     yield from _ramps()
     yield from _indexed_samples(rng)
+
+
+def _padded(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
+    x, short = _operand(rng, (2, 5, 4), dtype), _operand(rng, (1, 3), dtype)
+    modes: tuple[Any, ...] = ("edge", "reflect", "symmetric", "wrap")
+    for mode in modes:
+
+        def call(arrays: Any, x: Any, mode: str = mode) -> Any:
+            return arrays.pad(x, ((0, 0), (2, 1), (0, 3)), mode=mode)
+
+        def call_short(arrays: Any, x: Any, mode: str = mode) -> Any:
+            return arrays.pad(x[:, ::-1], ((3, 1), (11, 8)), mode=mode)
+
+        yield Sample(f"pad {dtype.value} {mode}", call, (x,), np.pad(x, ((0, 0), (2, 1), (0, 3)), mode))
+        yield Sample(f"pad {dtype.value} {mode} far", call_short, (short,), np.pad(short[:, ::-1], ((3, 1), (11, 8)), mode))
+
+
+def _strided(x: Array, dtype: DType) -> Iterator[Sample]:
+    """Yield samples of ops on strided views of an array of shape (6, 7, 8)."""
+    calls: tuple[tuple[str, tuple[Any, ...]], ...] = (
+        *(
+            ("transpose", ((1, 0),)),
+            ("flip", ()),
+            ("roll", (2, 1)),
+            ("roll", (3,)),
+            ("tile", ((2, 1),)),
+            ("repeat", (2, 0)),
+            ("repeat", (2,)),
+        ),
+        *(("pad", (1,)), ("broadcast_to", ((2, 3, 3),)), ("tril", ()), ("split", ((1,), 1))),
+    )
+    part = x[::-1, 1:, 3].T[::2, 1::2]
+    for kind, arguments in calls:
+
+        def call(arrays: Any, x: Any, kind: str = kind, arguments: tuple[Any, ...] = arguments) -> Any:
+            return getattr(arrays, kind)(x[::-1, 1:, 3].T[::2, 1::2], *arguments)
+
+        expected = getattr(np, kind)(part, *arguments)
+        yield Sample(f"{kind} {dtype.value} strided{arguments}", call, (x,), tuple(expected) if kind == "split" else np.asarray(expected))
 
 
 def _ramps() -> Iterator[Sample]:
@@ -217,7 +274,7 @@ def _indexed_samples(rng: np.random.Generator) -> Iterator[Sample]:
                 call = partial(_call, "take_along_axis", (axis,), {})
                 yield Sample(f"take_along_axis {name}", call, (x, indices), np.take_along_axis(x, indices, axis))
                 yield from _changing("put_along_axis", x, indices, values, axis, name, np.put_along_axis)
-        for dtype in (DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64, DType.UINT32, DType.UINT64):
+        for dtype in (*sampling.ALL_FLOATS, DType.INT32, DType.INT64, DType.UINT32, DType.UINT64):
             for x in (sampling.random(rng, (40,), dtype), sampling.random(rng, (5, 7, 3), dtype)):
                 for axis in range(-1, x.ndim):
                     places = list(x.shape)
@@ -252,14 +309,16 @@ def _changing(kind: str, x: Array, indices: Array, values: Array, axis: int, nam
     """Yield samples of an op that changes ``x``: of one value for each place, of a number, and of the same indices along all other axes."""
 
     def changed(at: Array, to: Any) -> Array:
-        result: Array = x.astype(np.float64) if kind == "scatter_add" and x.dtype.kind == "f" else x.copy()
-        change(result, at, to, axis)
+        result: Array = sampling.wide(x).copy() if kind == "scatter_add" and DType.of(x.dtype).is_floating else x.copy()
+        change(result, at, sampling.wide(np.asarray(to)) if kind == "scatter_add" else to, axis)
         return result
 
     def number(arrays: Any, x: Any, indices: Any) -> Any:
         return getattr(arrays, kind)(x, indices, 1, axis)
 
-    error = sampling.sums(DType.of(x.dtype), 200) if kind == "scatter_add" else 0.0
+    # Each sum of 16-bit floats is rounded.
+    dtype = DType.of(x.dtype)
+    error = (16 * sampling.rounding(dtype) if dtype.itemsize == 2 else sampling.sums(dtype, 200)) if kind == "scatter_add" else 0.0
     yield Sample(f"{kind} {name}", partial(_call, kind, (axis,), {}), (x, indices, values), changed(indices, values), error)
     yield Sample(f"{kind} {name} number", number, (x, indices), changed(indices, x.dtype.type(1)), error)
     rows = np.moveaxis(indices, axis, 0).reshape(indices.shape[axis], -1)[:, 0].copy()
@@ -272,6 +331,7 @@ _COPYING = ("part", "transpose", "flip", "roll", "broadcast_to", "tile", "repeat
 PART = BackendPart(
     {
         **dict.fromkeys(_COPYING, _copying),
+        "pad": _padding,
         "tril": _triangle(np.tril),
         "triu": _triangle(np.triu),
         "arange": _ramp,

@@ -182,6 +182,10 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
                 error,
             )
             yield Sample(f"gemv {what}", lambda blas, a, x: blas.gemv(a, x), (a, b[:, 0].copy()), product[:, 0], error)
+            stored = np.zeros((k + 2, m + 3), a.dtype)
+            stored[1:-1, 2:-1] = a.T
+            yield Sample(f"gemm of views {what}", lambda blas, a, b: blas.gemm(a[1:-1, 2:-1].T, b), (stored, b), product, error)
+            yield Sample(f"gemm of reversed views {what}", lambda blas, a, b: blas.gemm(a[::-1], b), (a, b), product[::-1], error)
             three = sampling.random(rng, (3, m, k), dtype)
             batched = sampling.wide(three) @ sampling.wide(b)
             yield Sample(f"gemm_batched {what}", lambda blas, a, b: blas.gemm_batched(a, b), (three, b), batched, error)

@@ -10,9 +10,10 @@ import numpy as np
 
 from accel.compute import BinaryOp, ComputeBackend, UnaryOp, result_dtype
 from accel.cpu import costs
-from accel.cpu.families import sampling
+from accel.cpu.families import fused, sampling
+from accel.cpu.families.functions import BINARY, EXACT, FUNCTIONS, UFUNCS, power
 from accel.cpu.families.precision import blocks, wider
-from accel.cpu.views import Array, array
+from accel.cpu.views import Array, array, operand
 from accel.dtype import DType
 from accel.family import BackendPart, Sample
 from accel.views import broadcast
@@ -24,141 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PART", "binary", "unary"]
 
-
-def _sigmoid(x: Array) -> Array:
-    # 1 / (1 + exp(-x)) overflows for very negative x. In exp(min(x, 0)) / (1 + exp(-|x|)) nothing does, and no branch depends on the data.
-    numerator = np.minimum(x, x.dtype.type(0))
-    np.exp(numerator, out=numerator)
-    denominator = np.absolute(x)
-    np.negative(denominator, out=denominator)
-    np.exp(denominator, out=denominator)
-    np.add(denominator, x.dtype.type(1), out=denominator)
-    quotient: Array = np.divide(numerator, denominator, out=numerator)
-    return quotient
-
-
-def _erfc(x: Array) -> Any:
-    """Return ``1 - erf(x)``, with few digits lost where it is small: Chebyshev's polynomial in t of its logarithm without ``t * exp(-x ** 2)``."""
-    kind = x.dtype.type
-    z = np.absolute(x)
-    t = kind(2) / (kind(2) + z)
-    twice = kind(4) * t - kind(2)
-    d, before = np.zeros_like(z), np.zeros_like(z)
-    for coefficient in reversed(_ERFC[1:]):
-        d, before = twice * d - before + kind(coefficient), d
-    result = t * np.exp(-z * z + kind(0.5) * (kind(_ERFC[0]) + twice * d) - before)
-    return np.where(x < 0, kind(2) - result, result)
-
-
-_ERFC = (
-    *(-1.3026537197817094, 0.6419697923564902, 0.019476473204185836, -0.009561514786808632, -0.0009465953444820369, 0.00036683949785276145),
-    *(4.252332480690777e-05, -2.0278578112534242e-05, -1.6242900046470256e-06, 1.3036558355805232e-06, 1.5626441722066142e-08),
-    *(-8.523809591492654e-08, 6.5290544390988515e-09, 5.059343495551469e-09, -9.91364156493033e-10, -2.273651222931836e-10),
-    *(9.646791102015527e-11, 2.3940380830391146e-12, -6.886027526497553e-12, 8.944879273090725e-13, 3.130921399342958e-13),
-    *(-1.1270822361367252e-13, 3.810905255189232e-16, 7.106097613609237e-15),
-)
-
-
-def _gelu(x: Array) -> Any:
-    return x * x.dtype.type(0.5) * _erfc(x * x.dtype.type(-math.sqrt(0.5)))
-
-
-def _gelu_tanh(x: Array) -> Any:
-    # (1 + tanh(u)) / 2 is sigmoid(2 * u), which loses no digits where tanh is near -1.
-    kind = x.dtype.type
-    return x * _sigmoid(kind(2 * math.sqrt(2 / math.pi)) * (x + kind(0.044715) * x * x * x))
-
-
-def _silu(x: Array) -> Any:
-    return x * _sigmoid(x)
-
-
-def _softplus(x: Array) -> Any:
-    return np.maximum(x, x.dtype.type(0)) + np.log1p(np.exp(-np.absolute(x)))
-
-
-def _leaky_relu(x: Array) -> Any:
-    return np.where(x > 0, x, x * x.dtype.type(0.01))
-
-
-def _elu(x: Array) -> Any:
-    return np.where(x > 0, x, np.expm1(np.minimum(x, x.dtype.type(0))))
-
-
-def _rsqrt(x: Array) -> Any:
-    return x.dtype.type(1) / np.sqrt(x)
-
-
-def _power(a: Array, b: Array) -> Any:
-    """Return ``a ** b`` of integers."""
-    if a.dtype.kind == "u":
-        return np.power(a, b)
-    powers = np.power(a, np.maximum(b, b.dtype.type(0)))
-    quotients = np.where(a == 1, a, np.where(a == -1, np.where(b & b.dtype.type(1), a, -a), a.dtype.type(0)))
-    return np.where(b < 0, quotients, powers)
-
-
-_BINARY: dict[BinaryOp, np.ufunc] = {
-    BinaryOp.ADD: np.add,
-    BinaryOp.SUB: np.subtract,
-    BinaryOp.MUL: np.multiply,
-    BinaryOp.DIV: np.divide,
-    BinaryOp.MAX: np.maximum,
-    BinaryOp.MIN: np.minimum,
-    BinaryOp.POW: np.power,
-    BinaryOp.REMAINDER: np.remainder,
-    BinaryOp.EQUAL: np.equal,
-    BinaryOp.NOT_EQUAL: np.not_equal,
-    BinaryOp.LESS: np.less,
-    BinaryOp.LESS_EQUAL: np.less_equal,
-    BinaryOp.GREATER: np.greater,
-    BinaryOp.GREATER_EQUAL: np.greater_equal,
-    BinaryOp.LOGICAL_AND: np.logical_and,
-    BinaryOp.LOGICAL_OR: np.logical_or,
-    BinaryOp.LOGICAL_XOR: np.logical_xor,
-}
-_UFUNCS: dict[UnaryOp, np.ufunc] = {
-    UnaryOp.TANH: np.tanh,
-    UnaryOp.EXP: np.exp,
-    UnaryOp.LOG: np.log,
-    UnaryOp.SQRT: np.sqrt,
-    UnaryOp.ABS: np.absolute,
-    UnaryOp.NEG: np.negative,
-    UnaryOp.SIN: np.sin,
-    UnaryOp.COS: np.cos,
-    UnaryOp.TAN: np.tan,
-    UnaryOp.ASIN: np.arcsin,
-    UnaryOp.ACOS: np.arccos,
-    UnaryOp.ATAN: np.arctan,
-    UnaryOp.SINH: np.sinh,
-    UnaryOp.COSH: np.cosh,
-    UnaryOp.LOG1P: np.log1p,
-    UnaryOp.EXPM1: np.expm1,
-    UnaryOp.LOG2: np.log2,
-    UnaryOp.EXP2: np.exp2,
-    UnaryOp.RECIPROCAL: np.reciprocal,
-    UnaryOp.SIGN: np.sign,
-    UnaryOp.FLOOR: np.floor,
-    UnaryOp.CEIL: np.ceil,
-    UnaryOp.ROUND: np.rint,
-    UnaryOp.ISNAN: np.isnan,
-    UnaryOp.ISINF: np.isinf,
-    UnaryOp.ISFINITE: np.isfinite,
-    UnaryOp.LOGICAL_NOT: np.logical_not,
-}
-_FUNCTIONS: dict[UnaryOp, Callable[[Array], Array]] = {
-    UnaryOp.SIGMOID: _sigmoid,
-    UnaryOp.GELU: _gelu,
-    UnaryOp.GELU_TANH: _gelu_tanh,
-    UnaryOp.SILU: _silu,
-    UnaryOp.SOFTPLUS: _softplus,
-    UnaryOp.LEAKY_RELU: _leaky_relu,
-    UnaryOp.ELU: _elu,
-    UnaryOp.RSQRT: _rsqrt,
-}
-# What only picks, signs or compares elements rounds nothing, and is faster without conversions.
-_EXACT = frozenset({np.maximum, np.minimum, np.absolute, np.negative, np.sign, np.floor, np.ceil, np.rint, np.isnan, np.isinf, np.isfinite})
-
 # Temporaries of this size stay in the second-level cache.
 _CACHE = 1 << 18
 
@@ -169,8 +35,8 @@ def unary(op: UnaryOp, source: int, destination: int, n: int, dtype: np.dtype[An
     x, out = array(source, (n,), dtype), array(destination, (n,), _result(op, dtype))
     if op is UnaryOp.RELU:
         _apply(np.maximum, (x, dtype.type(0)), out)
-    elif (function := _FUNCTIONS.get(op)) is None:
-        _apply(_UFUNCS[op], (x,), out)
+    elif (function := FUNCTIONS.get(op)) is None:
+        _apply(UFUNCS[op], (x,), out)
     else:
         _in_blocks(function, x, out)
 
@@ -188,14 +54,14 @@ def _result(op: UnaryOp | BinaryOp, dtype: np.dtype[Any]) -> np.dtype[Any]:
 def _binary(op: BinaryOp, operands: Sequence[Array], out: Array) -> None:
     """Compute a function of two arrays that are broadcast."""
     if op is BinaryOp.POW and out.dtype.kind == "i":
-        out[...] = _power(*operands)
+        out[...] = power(*operands)
     else:
-        _apply(_BINARY[op], operands, out)
+        _apply(BINARY[op], operands, out)
 
 
 def _apply(ufunc: np.ufunc, operands: Sequence[Any], out: Array) -> None:
     wide = wider(out.dtype)
-    if wide is out.dtype or ufunc in _EXACT:
+    if wide is out.dtype or ufunc in EXACT:
         ufunc(*operands, out=out)
     else:
         # numpy converts in small pieces through its own buffers: no temporary, one rounding.
@@ -211,7 +77,7 @@ def _in_blocks(function: Callable[[Array], Array], x: Array, out: Array) -> None
 def _operands(arguments: Sequence[Any], inputs: Sequence[int]) -> list[Array]:
     """Return the operands of an op as arrays; numbers are arrays already."""
     addresses = iter(inputs)
-    return [each if isinstance(each, np.ndarray) else array(next(addresses), each.shape, each.dtype.numpy) for each in arguments]
+    return [each if isinstance(each, np.ndarray) else operand(next(addresses), each) for each in arguments]
 
 
 def _kernel(compute: Callable[[Any, list[Array], Array], None], dtype_of: Callable[[Any, Any], np.dtype[Any]]) -> Kernel:
@@ -230,7 +96,7 @@ def _kernel(compute: Callable[[Any, list[Array], Array], None], dtype_of: Callab
         shape = broadcast(*[each.shape for each in arguments])
         if 0 not in shape:
             operands = _operands(arguments, inputs)
-            out = array(outputs[0], shape, dtype_of(op, operands[-1]))
+            out = array(outputs[0], shape, dtype_of(op, operands[-1])) if op.out is None else operand(outputs[0], op.out)
             lane.stream.submit(partial(_quietly, compute, op, operands, out), costs.elements((len(operands) + 1) * out.size, out.dtype))
 
     return kernel
@@ -269,20 +135,38 @@ def _binary_kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[
         _binary_of_broadcast(lane, op, inputs, outputs)
 
 
+def _unary_kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    x, dtype = op.x, op.x.dtype.numpy
+    if op.is_plain():
+        lane.compute.unary(op.op, inputs[0], outputs[0], x.size, dtype=x.dtype)
+    else:
+        out = array(outputs[0], x.shape, _result(op.op, dtype)) if op.out is None else operand(outputs[0], op.out)
+        lane.stream.submit(partial(_strided_unary, op.op, operand(inputs[0], x), out), costs.elements(4 * x.size, dtype))
+
+
+def _strided_unary(op: UnaryOp, x: Array, out: Array) -> None:
+    dense, result = np.ascontiguousarray(x), np.empty(x.shape, out.dtype)
+    unary(op, dense.ctypes.data, result.ctypes.data, x.size, x.dtype)
+    out[...] = result
+
+
 _KERNELS: dict[str, Kernel] = {
+    "unary": _unary_kernel,
     "binary": _binary_kernel,
     "where": _kernel(_where, lambda op, last: last.dtype),
     "clip": _kernel(_clip, lambda op, last: last.dtype),
     "cast": _kernel(_cast, lambda op, last: op.dtype.numpy),
+    "fused": fused.kernel,
 }
 
 
 _NUMBERS = (*sampling.ALL_FLOATS, *sampling.COMPLEX, DType.INT32, DType.INT64, DType.UINT8)
 _OFFERED = ComputeBackend.CAPABILITIES
 _REFERENCES: dict[UnaryOp, Callable[[Array], Any]] = {
-    **_UFUNCS,
+    **UFUNCS,
     UnaryOp.RELU: lambda x: np.where(x < 0, np.zeros_like(x), x),
     UnaryOp.SIGMOID: lambda x: 1 / (1 + np.exp(-x)),
+    UnaryOp.ERF: np.vectorize(math.erf, otypes=[np.float64]),
     UnaryOp.GELU: lambda x: x * np.vectorize(math.erfc, otypes=[np.float64])(-x * math.sqrt(0.5)) / 2,
     UnaryOp.GELU_TANH: lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
     UnaryOp.SILU: lambda x: x / (1 + np.exp(-x)),
@@ -315,6 +199,8 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _binary_samples(rng)
     yield from _broadcast_samples(rng)
     yield from _cast_samples(rng)
+    yield from fused.samples(rng)
+    yield from _strided_samples(rng)
 
 
 def _unary_samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -368,10 +254,10 @@ def _unary_expected(op: UnaryOp, x: Array) -> Array:
 @np.errstate(all="ignore")
 def _expected(op: BinaryOp, x: Array, y: Array) -> Any:
     if x.dtype.kind == "b":
-        return _BINARY[op](x, y)
+        return BINARY[op](x, y)
     if op is BinaryOp.REMAINDER and x.dtype.kind in "iu":
         return np.where(y == 0, 0, sampling.wide(x) % np.where(y == 0, 1, sampling.wide(y)))
-    return _BINARY[op](sampling.wide(x), sampling.wide(y))
+    return BINARY[op](sampling.wide(x), sampling.wide(y))
 
 
 def _error(dtype: DType) -> float:
@@ -402,6 +288,22 @@ def _broadcast_samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample(f"binary add {what}", lambda elementwise, x: elementwise.binary("add", x, 2), (x,), sampling.wide(x) + 2)
         yield Sample(f"binary sub {what}", lambda elementwise, x: elementwise.binary("sub", 100, x), (x,), 100 - sampling.wide(x))
         yield Sample(f"binary less {what}", lambda elementwise, x: elementwise.binary("less", x, 1), (x,), x < one)
+
+
+def _strided_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for dtype in (*sampling.ALL_FLOATS, DType.INT32, DType.UINT8):
+        x, y = _operand(rng, (6, 9), dtype), _operand(rng, (9, 6), dtype)
+        what, wide, error = f"{dtype.value} strided", sampling.wide(x), _error(dtype)
+        yield Sample(f"unary neg {what}", lambda elementwise, x: elementwise.unary("neg", x[::-2, 1:8:3]), (x,), -x[::-2, 1:8:3])
+        yield Sample(
+            f"binary add {what}", lambda elementwise, x, y: elementwise.binary("add", x, y.T), (x, y), wide + sampling.wide(y.T), error
+        )
+        yield Sample(f"binary mul {what}", lambda elementwise, x: elementwise.binary("mul", x[:, 4:], 2), (x,), wide[:, 4:] * 2, error)
+        yield Sample(f"clip {what}", lambda elementwise, x: elementwise.clip(x[1], max=x[:, 2][:1]), (x,), np.minimum(x[1], x[0, 2]))
+        yield Sample(f"cast {what}", lambda elementwise, x: elementwise.cast(x.T, "float64"), (x,), x.T.astype(np.float64))
+        yield Sample(
+            f"unary abs {what} out", lambda elementwise, x: elementwise.unary("abs", x[:, 1::2], out=x[:, :8:2]), (x,), np.abs(x[:, 1::2])
+        )
 
 
 def _cast_to(dtype: DType, elementwise: Any, x: Any) -> Any:

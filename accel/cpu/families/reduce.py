@@ -12,7 +12,7 @@ from accel.compute import ComputeBackend, ReduceOp, result_dtype
 from accel.cpu import costs
 from accel.cpu.families import sampling
 from accel.cpu.families.precision import wider
-from accel.cpu.views import array
+from accel.cpu.views import array, operand
 from accel.dtype import DType
 from accel.family import BackendPart, Sample
 
@@ -37,7 +37,7 @@ _NOTHING |= dict.fromkeys((ReduceOp.MEAN, ReduceOp.VAR, ReduceOp.STD), math.nan)
 
 def reduce(op: ReduceOp, source: int, destination: int, outer: int, length: int, inner: int, dtype: np.dtype[Any]) -> None:
     """Reduce the middle axis of a C-contiguous ``[outer, length, inner]`` array to ``[outer, inner]``; ``length`` may be 0 but for :data:`EXTREMES`."""
-    _reduce(op, source, (outer, length, inner), (1,), 0, array(destination, (outer, inner), _result(op, dtype)), dtype)
+    _reduce(op, array(source, (outer, length, inner), dtype), (1,), 0, array(destination, (outer, inner), _result(op, dtype)))
 
 
 def _result(op: ReduceOp, dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -45,13 +45,13 @@ def _result(op: ReduceOp, dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 @np.errstate(all="ignore")
-def _reduce(op: ReduceOp, source: int, shape: tuple[int, ...], axes: tuple[int, ...], ddof: int, out: Array, dtype: np.dtype[Any]) -> None:
-    """Reduce axes of a C-contiguous array."""
-    count = math.prod(shape[axis] for axis in axes)
+def _reduce(op: ReduceOp, x: Array, axes: tuple[int, ...], ddof: int, out: Array) -> None:
+    """Reduce axes of an array."""
+    dtype, count = x.dtype, math.prod(x.shape[axis] for axis in axes)
     if not count:
         out[...] = _NOTHING.get(op, 0)
         return
-    x, wide = array(source, shape, dtype), wider(dtype)
+    wide = wider(dtype)
     ufunc = _UFUNC.get(op)
     if ufunc is None:
         out[...] = _others(op, x.astype(wide, copy=False), axes, count - ddof)
@@ -85,13 +85,11 @@ def _kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -
     if middle is not None:
         lane.compute.reduce(op.op, inputs[0], outputs[0], middle, 1, dtype=op.x.dtype)
         return
-    runs = op.runs()
-    kept = tuple([length for length, is_reduced in runs if not is_reduced])
+    x, axes, dtype = op.x, op.axes(), op.x.dtype.numpy
+    kept = tuple([length for axis, length in enumerate(x.shape) if axis not in axes])
     if 0 not in kept:
-        out = array(outputs[0], kept, _result(op.op, op.x.dtype.numpy))
-        axes = tuple([axis for axis, (_, is_reduced) in enumerate(runs) if is_reduced])
-        work = partial(_reduce, op.op, inputs[0], tuple([length for length, _ in runs]), axes, op.ddof, out, op.x.dtype.numpy)
-        lane.stream.submit(work, costs.elements(op.x.size, op.x.dtype.numpy))
+        work = partial(_reduce, op.op, operand(inputs[0], x), axes, op.ddof, array(outputs[0], kept, _result(op.op, dtype)))
+        lane.stream.submit(work, costs.elements(x.size, dtype))
 
 
 def _log_of_sum(x: Array, axis: Any = None, keepdims: bool = False) -> Any:
@@ -145,6 +143,20 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
                 x = _operand(rng, op, shape, dtype)
                 for keepdims, ddof in ((False, 0), (True, 1 if op in _SPREADS else 0)) if shape == (3, 5, 4) else ((False, 0),):
                     yield _sample(op, x, axis, keepdims, ddof, dtype)
+            x = _operand(rng, op, (6, 40, 5), dtype)
+            for axis in (0, -1, None):
+                yield _strided_sample(op, x, axis, dtype)
+
+
+@np.errstate(all="ignore")
+def _strided_sample(op: ReduceOp, x: Array, axis: Any, dtype: DType) -> Sample:
+    def call(reduce: Any, x: Any) -> Any:
+        return reduce(op, x.T[1:4, ::-3], axis=axis)
+
+    expected = np.asarray(_NUMPY[op](sampling.wide(x.T[1:4, ::-3]), axis=axis))
+    return Sample(
+        f"reduce {op.value} {dtype.value} strided axis={axis}", call, (x,), expected, 0.0 if op in _EXACT else sampling.sums(dtype, x.size)
+    )
 
 
 @np.errstate(all="ignore")

@@ -152,15 +152,18 @@ def _blocks(seed: int, offset: int, count: int, per_block: int) -> tuple[Array, 
 
 
 def _normals(words: Array, dtype: DType) -> Array:
-    """Return standard normal numbers by the transform of Box and Muller in higher precision."""
+    """Return standard normal numbers by the transform of Box and Muller in higher precision, of fractions that are rounded as the kernels round them."""
     radius: Array
     angle: Array
+    # Near 1 the logarithm tells the rounding of a fraction from the fraction itself.
     if dtype is DType.FLOAT32:
-        radius, angle = (words[:, 0::2] + 0.5) * 2.0**-32, words[:, 1::2] * 2.0**-32
+        radius = (words[:, 0::2].astype(np.float32) * np.float32(2.0**-32) + np.float32(2.0**-33)).astype(np.float64)
+        angle = words[:, 1::2] * 2.0**-32
     else:
         pairs = (words[:, 0::2].astype(_U64) | words[:, 1::2].astype(_U64) << np.uint64(32)) >> np.uint64(11)
         wide = pairs.astype(np.longdouble)
-        radius, angle = (wide[:, :1] + 0.5) * np.longdouble(2.0) ** -53, wide[:, 1:] * np.longdouble(2.0) ** -53
+        radius = ((pairs[:, :1].astype(np.float64) + 0.5) * 2.0**-53).astype(np.longdouble)
+        angle = wide[:, 1:] * np.longdouble(2.0) ** -53
     length, turn = np.sqrt(-2 * np.log(radius)), 8 * np.arctan(angle.dtype.type(1)) * angle
     return np.stack((length * np.cos(turn), length * np.sin(turn)), axis=2).reshape(-1)
 

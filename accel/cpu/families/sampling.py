@@ -45,7 +45,7 @@ def sums(dtype: DType, count: int = 1) -> float:
     """Return the error of sums of ``count`` products, relative to the largest, in the type that ``dtype`` is accumulated in; 0 for integers."""
     if dtype.is_integer:
         return 0.0
-    return 4.0 * max(count, 1) * rounding(DType.FLOAT32 if dtype.itemsize == 2 else dtype)
+    return 4.0 * max(count, 1) * rounding(DType.FLOAT32 if dtype.itemsize <= 2 else dtype)
 
 
 def rounding(dtype: DType) -> float:

@@ -43,6 +43,7 @@ _UNARY: dict[UnaryOp, Callable[[Array], Any]] = {
     UnaryOp.SIGMOID: _sigmoid,
     UnaryOp.ABS: np.abs,
     UnaryOp.NEG: np.negative,
+    UnaryOp.ERF: np.vectorize(math.erf, otypes=[np.float64]),
     UnaryOp.GELU: lambda x: x * np.vectorize(math.erfc, otypes=[np.float64])(-x * math.sqrt(0.5)) / 2,
     UnaryOp.GELU_TANH: lambda x: x * _sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)),
     UnaryOp.SILU: lambda x: x * _sigmoid(x),

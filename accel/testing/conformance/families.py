@@ -1,7 +1,8 @@
-"""Every op of every family, by the samples of the CPU: awaited, batched and replayed by a graph."""
+"""Every op of every family, by the samples of the CPU: awaited, batched, replayed by a graph, and on strided views."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from accel.cpu.parts import PARTS
 from accel.dtype import DType
 from accel.errors import UnsupportedError
+from accel.ops import SizedOp
 from accel.testing.conformance.device_harness import opened
 from accel.testing.conformance.harness import rounding, wide
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from accel.device import Device
     from accel.family import Sample
     from accel.ops import Family
+    from accel.ref import AccelRef
     from accel.testing.conformance.harness import Array, Harness
 
 __all__ = ["check_samples", "samples_of"]
@@ -28,7 +31,7 @@ def samples_of(family: Family, rng: np.random.Generator) -> list[Sample]:
 
 
 async def check_samples(harness: Harness, family: Family) -> None:
-    """Check every sample of a family that the backend offers: awaited, in a batch, and in a graph that is replayed."""
+    """Check every sample of a family that the backend offers: awaited, in a batch, in a graph that is replayed, and on strided views."""
     samples = samples_of(family, harness.rng)
     sampled = {sample.name.split()[0] for sample in samples}
     assert sampled == {op.kind for op in family.ops}, f"the samples of {family.name} are of {sorted(sampled)}"
@@ -42,6 +45,8 @@ async def check_samples(harness: Harness, family: Family) -> None:
             offered += 1
             if offered % 8 == 1:  # the same kernels: a few show that batches and graphs call them rightly
                 await _check_recorded(harness, device, family, sample)
+            elif offered % 8 == 5:
+                await _check_strided(harness, device, family, sample)
 
 
 async def _check_awaited(harness: Harness, device: Device, family: Family, sample: Sample) -> None:
@@ -54,15 +59,34 @@ async def _check_recorded(harness: Harness, device: Device, family: Family, samp
     refs = [await device.put(array) for array in sample.operands]
     async with device.batch() as batch:
         made = sample.call(batch.family(family.namespace), *refs)
-    await _compare(harness, device, made, sample, "in a batch")
+    await _compare(harness, device, await _trimmed(device, family, sample, made), sample, "in a batch")
     refs = [await device.put(array) for array in sample.operands]
     async with device.graph() as graph:
         made = sample.call(graph.family(family.namespace), *refs)
     for ref, array in zip(refs, sample.operands, strict=True):
         await device.put(array, out=ref)
     await graph.replay()
-    await _compare(harness, device, made, sample, "replayed")
+    await _compare(harness, device, await _trimmed(device, family, sample, made), sample, "replayed")
     await graph.aclose()
+
+
+async def _trimmed(device: Device, family: Family, sample: Sample, made: Any) -> Any:
+    """Return what a method of the device would have, of results whose last one may be how many elements there are."""
+    op = next(op for op in family.ops if op.kind == sample.name.split()[0])
+    return op.trimmed(made, int(await device.get(made[-1]))) if issubclass(op, SizedOp) else made
+
+
+async def _check_strided(harness: Harness, device: Device, family: Family, sample: Sample) -> None:
+    """Check a sample whose operands are every second element, along axes in another order, of larger buffers."""
+    views: list[AccelRef] = []
+    for array in sample.operands:
+        order = harness.rng.permutation(array.ndim)
+        place = (slice(1, None, 2),) * array.ndim
+        whole = np.zeros([2 * array.shape[axis] + 1 for axis in order], array.dtype)
+        whole[place] = array.transpose(order)
+        views.append((await device.put(whole))[place].transpose([int(axis) for axis in np.argsort(order)]))
+    with contextlib.suppress(UnsupportedError):  # a backend need not take them
+        await _compare(harness, device, await sample.call(device.family(family.namespace), *views), sample, "on strided views")
 
 
 async def _compare(harness: Harness, device: Device, made: Any, sample: Sample, how: str) -> None:

@@ -39,6 +39,8 @@ struct Max { template <class W> static DEVICE W of(W a, W b) { return larger(a, 
 struct Min { template <class W> static DEVICE W of(W a, W b) { return smaller(a, b); } };
 
 struct Gelu { template <class W> static DEVICE W of(W x) { return x * normcdf(x); } };
+// In half the instructions; for large negative x it is 0 within float's rounding of 1.
+struct HalfGelu { static DEVICE float of(float x) { const float half = 0.5f * x; return half + half * erff(x * 0.70710678f); } };
 struct GeluTanh {
   // (1 + tanh(u)) / 2 is sigmoid(2 * u), which loses no digits where tanh is near -1.
   template <class W> static DEVICE W of(W x) { return x * Sigmoid::of(W(1.5957691216057308) * (x + W(0.044715) * x * x * x)); }
@@ -59,6 +61,7 @@ struct Log1p { template <class W> static DEVICE W of(W x) { return log1p(x); } }
 struct Expm1 { template <class W> static DEVICE W of(W x) { return expm1(x); } };
 struct Log2 { template <class W> static DEVICE W of(W x) { return log2(x); } };
 struct Exp2 { template <class W> static DEVICE W of(W x) { return exp2(x); } };
+struct Erf { template <class W> static DEVICE W of(W x) { return erf(x); } };
 struct Rsqrt { template <class W> static DEVICE W of(W x) { return rsqrt(x); } };
 struct Reciprocal { template <class W> static DEVICE W of(W x) { return W(1) / x; } };
 struct Sign { template <class W> static DEVICE W of(W x) { return x != x ? x : (W)((x > W(0)) - (x < W(0))); } };
@@ -116,7 +119,12 @@ struct LogicalAnd { static DEVICE bool of(bool a, bool b) { return a && b; } };
 struct LogicalOr { static DEVICE bool of(bool a, bool b) { return a || b; } };
 struct LogicalXor { static DEVICE bool of(bool a, bool b) { return a != b; } };
 
-template <class F, class U, class T> DEVICE U apply(T x) { return narrow<U>(F::of(widen(x))); }
+// What computes a function of elements of type T: those of 16 bits keep so few digits that less will do.
+template <class F, class T> struct For { typedef F type; };
+template <> struct For<Gelu, f16> { typedef HalfGelu type; };
+template <> struct For<Gelu, bf16> { typedef HalfGelu type; };
+
+template <class F, class U, class T> DEVICE U apply(T x) { return narrow<U>(For<F, T>::type::of(widen(x))); }
 template <class F, class U, class T> DEVICE U apply(T a, T b) { return narrow<U>(F::of(widen(a), widen(b))); }
 
 template <class T> DEVICE Pack<T, Lanes<T>::count> load_pack(const T* p) {

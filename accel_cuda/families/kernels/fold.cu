@@ -49,7 +49,10 @@ template <bool is_max> struct FoldPlace {
     if (a != a) return b == b;
     return is_max ? a > b : a < b;
   }
-  template <class W> static DEVICE void take(Place<W>& s, W x, i64 index) { merge<W>(s, Place<W>{x, index}); }
+  // Of a thread's elements the later ones have higher indices.
+  template <class W> static DEVICE void take(Place<W>& s, W x, i64 index) {
+    if (s.index < 0 || is_before(x, s.value)) s = Place<W>{x, index};
+  }
   template <class W> static DEVICE void merge(Place<W>& s, const Place<W>& t) {
     if (t.index < 0) return;
     if (s.index < 0 || is_before(t.value, s.value) || (!is_before(s.value, t.value) && t.index < s.index)) s = t;
@@ -105,10 +108,43 @@ struct FoldLogsumexp {
   template <class U, class W> static DEVICE U result(const Exponents<W>& s, i64, i64) { return narrow<U>(s.most + log(s.sum)); }
 };
 
+// Several elements of one thread. Element k has the index first + k / PER * step + k % PER.
+template <class F> struct Several {
+  template <int PER, class S, class W, int N> static DEVICE void take(S& s, const W (&x)[N], i64 first, i64 step) {
+#pragma unroll
+    for (int k = 0; k < N; ++k) F::template take<W>(s, x[k], first + k / PER * step + k % PER);
+  }
+};
+// Their own mean and squared deviations, then one division for all of them.
+struct SeveralSpread {
+  template <int PER, class W, int N> static DEVICE void take(Spread<W>& s, const W (&x)[N], i64, i64) {
+    Spread<W> all = {W(N), W(0), W(0)};
+#pragma unroll
+    for (int k = 0; k < N; ++k) all.mean += x[k];
+    all.mean *= W(1) / W(N);
+#pragma unroll
+    for (int k = 0; k < N; ++k) all.squares += (x[k] - all.mean) * (x[k] - all.mean);
+    FoldVar::merge<W>(s, all);
+  }
+};
+template <> struct Several<FoldVar> : SeveralSpread {};
+template <> struct Several<FoldStd> : SeveralSpread {};
+// One exponential for each; an infinity less itself is no number.
+template <> struct Several<FoldLogsumexp> {
+  template <int PER, class W, int N> static DEVICE void take(Exponents<W>& s, const W (&x)[N], i64, i64) {
+    Exponents<W> all = {x[0], W(0)};
+#pragma unroll
+    for (int k = 1; k < N; ++k) all.most = larger(all.most, x[k]);
+#pragma unroll
+    for (int k = 0; k < N; ++k) all.sum += x[k] == all.most ? W(1) : exp(x[k] - all.most);
+    FoldLogsumexp::merge<W>(s, all);
+  }
+};
+
 // Sizes are in elements. A block folds a chunk of the elements of some results; threads that share a result are neighbours where its elements are.
 struct Fold {
   u64 x, y, states;  // states: where chunks leave theirs
-  i64 results, length, chunk, ddof, width, are_neighbours;
+  i64 results, length, chunk, ddof, width, are_neighbours, packs;  // packs: whether elements lie together, and can be taken 16 bytes at a time
   i64 kept_dims, kept_lengths[FOLD_DIMS], kept_strides[FOLD_DIMS];
   i64 folded_dims, folded_lengths[FOLD_DIMS], folded_strides[FOLD_DIMS];
 };
@@ -139,6 +175,43 @@ template <class F, class W> DEVICE void merge_lanes(typename F::template State<W
   state = states[threadIdx.x];
 }
 
+// Folds what one of the threads takes that share a result, with several loads in flight.
+template <class F, class T, class S> DEVICE void fold_run(const Fold& f, S& state, const T* x, i64 first, i64 last, u32 lane, i64 width) {
+  typedef typename Wide<T>::type W;
+  i64 i = first + lane;
+  if (f.packs) {
+    constexpr int P = Lanes<T>::count, N = P < 16 ? 4 : 2;
+    const i64 whole = last - (last - first) % P;
+    for (i = first + (i64)lane * P; i + (N - 1) * width * P < whole; i += N * width * P) {
+      Pack<T, P> packs[N];
+      W values[N * P];
+#pragma unroll
+      for (int k = 0; k < N; ++k) packs[k] = load_whole<T>(x + i + k * width * P);
+#pragma unroll
+      for (int k = 0; k < N * P; ++k) values[k] = widen(packs[k / P].v[k % P]);
+      Several<F>::template take<P>(state, values, i, width * P);
+    }
+    for (; i < whole; i += width * P) {
+      const Pack<T, P> pack = load_whole<T>(x + i);
+      W values[P];
+#pragma unroll
+      for (int k = 0; k < P; ++k) values[k] = widen(pack.v[k]);
+      Several<F>::template take<P>(state, values, i, 1);
+    }
+    i = whole + lane;
+  } else if (f.folded_dims == 1) {
+    constexpr int N = 8;
+    const i64 stride = f.folded_strides[0];
+    for (; i + (N - 1) * width < last; i += N * width) {
+      W values[N];
+#pragma unroll
+      for (int k = 0; k < N; ++k) values[k] = widen(x[(i + k * width) * stride]);
+      Several<F>::template take<1>(state, values, i, width);
+    }
+  }
+  for (; i < last; i += width) F::template take<W>(state, widen(x[offset_in(i, f.length, f.folded_dims, f.folded_lengths, f.folded_strides)]), i);
+}
+
 template <class F, class T, class U> DEVICE void fold(const Fold& f) {
   typedef typename Wide<T>::type W;
   typedef typename F::template State<W> State;
@@ -149,8 +222,7 @@ template <class F, class T, class U> DEVICE void fold(const Fold& f) {
   State state = F::template none<W>();
   if (result < f.results) {
     const T* x = (const T*)f.x + offset_in(result, f.results, f.kept_dims, f.kept_lengths, f.kept_strides);
-    for (i64 i = first + lane; i < last; i += width)
-      F::template take<W>(state, widen(x[offset_in(i, f.length, f.folded_dims, f.folded_lengths, f.folded_strides)]), i);
+    fold_run<F>(f, state, x, first, last, lane, width);
   }
   merge_lanes<F, W>(state, lane, width, f.are_neighbours ? 1 : per_block);
   if (lane == 0 && result < f.results) {

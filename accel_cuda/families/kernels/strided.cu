@@ -20,13 +20,17 @@ template <class R, class S> struct Narrow<Complex<R>, Complex<S>> { static DEVIC
 
 // -- where elements are
 
-constexpr int DIMS = 8, OPERANDS = 3;
+#ifndef OPERANDS
+#define OPERANDS 3
+#endif
+constexpr int DIMS = 8;
 
-// Sizes are in elements. Dimension 0 is the outermost; an operand that is repeated has stride 0.
+// Sizes are in elements. Dimension 0 is the outermost; an operand that is repeated has stride 0. A result that is_spread is a strided view.
 struct Walk {
   u64 y, operand[OPERANDS];  // 0 for a number
   u64 number[OPERANDS][2];
   i64 size, packs, dims, lengths[DIMS], strides[OPERANDS][DIMS];  // packs: whether elements can be taken 16 bytes at a time
+  i64 is_spread, targets[DIMS];
 };
 
 template <class T> DEVICE const T* operand_of(const Walk& w, int k) { return (const T*)(w.operand[k] ? w.operand[k] : (u64)w.number[k]); }
@@ -48,6 +52,22 @@ template <int K, class I> DEVICE void locate(const Walk& w, I i, i64* at) {
 template <int K> DEVICE void locate(const Walk& w, i64 i, i64* at) {
   if (w.size <= 0x7fffffffll) locate<K, u32>(w, (u32)i, at);
   else locate<K, u64>(w, (u64)i, at);
+}
+
+// Finds where element i of the result is.
+template <class I> DEVICE i64 spread_target(const Walk& w, I i) {
+  i64 at = 0;
+#pragma unroll 1
+  for (int d = (int)w.dims - 1; d > 0; --d) {
+    const I next = i / (I)w.lengths[d];
+    at += (i64)(i - next * (I)w.lengths[d]) * w.targets[d];
+    i = next;
+  }
+  return at + (i64)i * w.targets[0];
+}
+DEVICE i64 target(const Walk& w, i64 i) {
+  if (!w.is_spread) return i;
+  return w.size <= 0x7fffffffll ? spread_target<u32>(w, (u32)i) : spread_target<u64>(w, (u64)i);
 }
 
 // N elements one after the other, or one N times.
@@ -80,17 +100,18 @@ template <class F, class U, class... T, int... K> DEVICE void strided(const Walk
   i64 at[sizeof...(K)];
   if (w.packs && i + N <= w.size) {
     locate<sizeof...(K)>(w, i, at);
-    *(Pack<U, N>*)(y + i) = of_packs<F, U, N>(take<T, N>(operand_of<T>(w, K) + at[K], w.strides[K][last] == 0)...);
+    *(Pack<U, N>*)(y + target(w, i)) = of_packs<F, U, N>(take<T, N>(operand_of<T>(w, K) + at[K], w.strides[K][last] == 0)...);
     return;
   }
 #pragma unroll 1
   for (i64 k = i; k < min(i + per, w.size); ++k) {
     locate<sizeof...(K)>(w, k, at);
-    y[k] = narrow<U>(F::of(widen(operand_of<T>(w, K)[at[K]])...));
+    y[target(w, k)] = narrow<U>(F::of(widen(operand_of<T>(w, K)[at[K]])...));
   }
 }
 
 #define KERNEL(name) extern "C" __global__ void __launch_bounds__(256) name(const __grid_constant__ Walk w)
+#define SPREAD(name, F, T, U) KERNEL(spread_##name##_##T) { strided<F, U, T>(w, Places<0>()); }
 #define BROADCAST(name, F, T, U) KERNEL(broadcast_##name##_##T) { strided<F, U, T, T>(w, Places<0, 1>()); }
 #define WHERE(bytes, T) KERNEL(where_##bytes) { strided<Pick, T, b8, T, T>(w, Places<0, 1, 2>()); }
 #define CLIP(T) KERNEL(broadcast_clip_##T) { strided<Clip, T, T, T, T>(w, Places<0, 1, 2>()); }

@@ -1,0 +1,125 @@
+"""Pooling, axis by axis: the largest of a window is the largest of the largest in its rows, and so for sums."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from accel.cpu import costs
+from accel.cpu.families import sampling
+from accel.cpu.families.precision import wider
+from accel.cpu.views import array
+from accel.family import Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from accel.backend import Kernel
+    from accel.cpu.views import Array
+    from accel.dtype import DType
+    from accel.ops.pooling import Windows
+
+__all__ = ["KERNELS", "samples"]
+
+
+def _pool(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    windows, (before, behind), dtype = op.windows(), op.ends(), op.x.dtype.numpy
+    if op.x.size:
+        x = array(inputs[0], (before, *windows.sizes, behind), dtype)
+        out = array(outputs[0], (before, *windows.counts, behind), dtype)
+        cost = costs.elements(4 * sum(windows.window) * op.x.size, dtype)
+        is_max = op.kind == "max_pool"
+        work = partial(_largest, x, out, windows) if is_max else partial(_means, x, out, windows, op.count_include_pad)
+        lane.stream.submit(work, cost)
+
+
+@np.errstate(all="ignore")
+def _largest(x: Array, out: Array, windows: Windows) -> None:
+    for axis in range(len(windows.sizes)):
+        x = _along(x, axis, windows, np.maximum, -math.inf)
+    out[...] = x
+
+
+@np.errstate(all="ignore")
+def _means(x: Array, out: Array, windows: Windows, counts_padding: bool) -> None:
+    made = x.astype(wider(x.dtype))
+    for axis, (size, length) in enumerate(zip(windows.sizes, windows.window, strict=True)):
+        made = _along(made, axis, windows, np.add, 0)
+        ones = np.ones((1, *(size if each == axis else 1 for each in range(len(windows.sizes))), 1), made.dtype)
+        made /= length if counts_padding else _along(ones, axis, windows, np.add, 0)
+    out[...] = made
+
+
+def _along(x: Array, axis: int, windows: Windows, combine: np.ufunc, nothing: float) -> Array:
+    """Combine the elements in windows along one axis of [before, ..., behind]; padding is left out."""
+    count, stride, before = windows.counts[axis], windows.stride[axis], windows.before[axis]
+    place, size = axis + 1, windows.sizes[axis]
+    made = np.full((*x.shape[:place], count, *x.shape[place + 1 :]), nothing, x.dtype)
+    ahead = (slice(None),) * place
+    for step in range(windows.window[axis]):
+        # The windows whose element number `step` is none of the padding.
+        first = max(0, -(-(before - step) // stride))
+        last = min(count, (size - 1 + before - step) // stride + 1)
+        if first < last:
+            start = first * stride - before + step
+            target = made[(*ahead, slice(first, last))]
+            combine(target, x[(*ahead, slice(start, start + (last - first - 1) * stride + 1, stride))], out=target)
+    return made
+
+
+KERNELS: Mapping[str, Kernel] = {"max_pool": _pool, "avg_pool": _pool}
+
+
+def samples(rng: np.random.Generator) -> Iterator[Sample]:
+    """Yield samples of every op here."""
+    calls: tuple[tuple[tuple[int, ...], Any, Any, Any], ...] = (
+        ((2, 3, 9), 3, 2, 1),
+        ((2, 8, 7, 5), (2, 3), None, 0),
+        ((1, 3, 8, 9), (3, 2), (1, 3), ((2, 0), (0, 1))),
+        ((2, 16, 3, 5, 4), (2, 3, 1), (1, 2, 2), (1, (2, 0), 0)),
+        ((3, 5, 1, 1), 1, 1, 0),
+        ((0, 2, 4), 2, None, 0),
+    )
+    for dtype in sampling.ALL_FLOATS:
+        for number, (shape, window, stride, padding) in enumerate(calls):
+            x = sampling.random(rng, shape, dtype)
+            if x.size > 30:
+                x.flat[7], x.flat[29] = np.nan, -np.inf
+            options = {"stride": stride, "padding": padding, "channels_last": number % 2 == 1}
+            yield from _samples(x, dtype, window, options, counts_padding=number % 3 != 0)
+
+
+@np.errstate(all="ignore")
+def _samples(x: Array, dtype: DType, window: Any, options: dict[str, Any], *, counts_padding: bool) -> Iterator[Sample]:
+    """Yield the samples of one (N, C, ...) array."""
+    spatial = tuple(range(2, x.ndim))
+    reach = window if isinstance(window, tuple) else (window,) * len(spatial)
+    steps = options["stride"] or window
+    pads = options["padding"] if isinstance(options["padding"], tuple) else (options["padding"],) * len(spatial)
+    every = (
+        slice(None),
+        slice(None),
+        *(slice(None, None, step) for step in (steps if isinstance(steps, tuple) else (steps,) * len(spatial))),
+    )
+
+    def patches(values: Array) -> Array:
+        padded = np.pad(values, ((0, 0), (0, 0), *(pad if isinstance(pad, tuple) else (pad, pad) for pad in pads)))
+        return np.lib.stride_tricks.sliding_window_view(padded, reach, spatial)[every]
+
+    within = tuple(range(x.ndim, 2 * x.ndim - 2))
+    values, is_inside = patches(sampling.wide(x)), patches(np.ones(x.shape, np.bool_))
+    count = math.prod(reach) if counts_padding else is_inside.sum(within)
+    largest, mean = np.where(is_inside, values, -np.inf).max(within), values.sum(within) / count
+    last = options["channels_last"]
+    for kind, expected, further in (("max_pool", largest, {}), ("avg_pool", mean, {"count_include_pad": counts_padding})):
+        x_given, made = (np.moveaxis(each, 1, -1).copy() if last else each for each in (x, expected))
+        name = f"{kind} {dtype.value}{list(x_given.shape)} {window} {options} {further}"
+        error = sampling.sums(dtype, math.prod(reach)) if kind == "avg_pool" else 0.0
+        yield Sample(name, partial(_call, kind, window, {**options, **further}), (x_given,), made, error)
+
+
+def _call(kind: str, window: Any, options: dict[str, Any], dnn: Any, x: Any) -> Any:
+    return getattr(dnn, kind)(x, window, **options)

@@ -1,0 +1,134 @@
+"""Cumulative operations through numpy; float16 and bfloat16 in float32."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from accel.cpu import costs
+from accel.cpu.families import sampling
+from accel.cpu.views import array
+from accel.dtype import DType
+from accel.family import BackendPart, Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from accel.cpu.views import Array
+
+__all__ = ["PART"]
+
+_FUNCTIONS: dict[str, np.ufunc] = {"cumsum": np.add, "cumprod": np.multiply, "cummax": np.maximum, "cummin": np.minimum}
+_INTEGERS = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DType.INT32, DType.UINT32, DType.INT64, DType.UINT64)
+
+
+def _kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    x, shape = op.x, op.lines()
+    if x.size:
+        source, out = (array(address, shape, x.dtype.numpy) for address in (inputs[0], outputs[0]))
+        lane.stream.submit(partial(_scan, op, source, out), costs.elements(4 * x.size, source.dtype))
+
+
+@np.errstate(all="ignore")
+def _scan(op: Any, x: Array, out: Array) -> None:
+    if x.dtype.itemsize == 2 and x.dtype.kind not in "iu":
+        x = x.astype(np.float32)
+    made = _FUNCTIONS[op.kind].accumulate(x, 1, dtype=x.dtype)
+    if op.exclusive:
+        out[:, 1:] = made[:, :-1]
+        out[:, 0] = np.frombuffer(op.neutral(), out.dtype)[0]
+    else:
+        out[...] = made
+
+
+def _segments(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    x, count = op.x, op.offsets.size - 1
+    width = math.prod(x.shape[1:])
+    source, offsets = array(inputs[0], (x.shape[0], width), x.dtype.numpy), array(inputs[1], (count + 1,), np.dtype(np.int64))
+    out, status = array(outputs[0], (count, width), source.dtype), array(outputs[1], (2,), np.dtype(np.int64))
+    lane.stream.submit(partial(_reduce, op, source, offsets, out, status), costs.elements(4 * (x.size + out.size), source.dtype))
+
+
+@np.errstate(all="ignore")
+def _reduce(op: Any, x: Array, offsets: Array, out: Array, status: Array) -> None:
+    begins, ends = offsets[:-1], offsets[1:]
+    wrong = (begins < 0) | (ends < begins) | (ends > len(x))
+    if wrong.any():
+        status[:] = 1, np.flatnonzero(wrong)[0]
+        return
+    out[...] = np.frombuffer(op.neutral(), out.dtype)[0]
+    is_full = begins < ends
+    if is_full.any():
+        values = x[: offsets[-1]]
+        if x.dtype.itemsize == 2 and x.dtype.kind not in "iu":
+            values = values.astype(np.float32)
+        out[is_full] = _FUNCTIONS[op.cumulative()].reduceat(values, begins[is_full], 0, values.dtype).astype(out.dtype)
+
+
+def _call(kind: str, axis: int, exclusive: bool, scan: Any, x: Any) -> Any:
+    return getattr(scan, kind)(x, axis, exclusive=exclusive)
+
+
+def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+    shapes: tuple[tuple[tuple[int, ...], int], ...] = (
+        ((1,), 0),
+        ((0,), 0),
+        ((5000,), -1),
+        ((3, 7, 5), 1),
+        ((40, 33), -1),
+        ((2, 3000), 1),
+        ((300, 4), 0),
+    )
+    yield from _segment_samples(rng)
+    for kind in _FUNCTIONS:
+        for dtype in (*sampling.ALL_FLOATS, *_INTEGERS):
+            for shape, axis in shapes:
+                x = sampling.random(rng, shape, dtype)
+                if kind == "cumprod" and not dtype.is_integer:
+                    x = np.asarray(1 + 0.01 * np.asarray(x, np.float64), dtype.numpy)
+                if not dtype.is_integer and kind in ("cummax", "cummin") and x.size > 1000:
+                    x.flat[-5] = np.nan
+                exclusive = bool(axis)
+                error = sampling.sums(dtype, 64) if kind in ("cumsum", "cumprod") else 0.0
+                call = partial(_call, kind, axis, exclusive)
+                yield Sample(f"{kind} {dtype.value}{list(shape)} axis={axis}", call, (x,), _expected(kind, x, axis, exclusive), error)
+
+
+def _segment_call(op: str, scan: Any, x: Any, offsets: Any) -> Any:
+    return scan.segment_reduce(op, x, offsets)
+
+
+def _segment_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for op, kind in (("sum", "cumsum"), ("prod", "cumprod"), ("max", "cummax"), ("min", "cummin")):
+        for dtype in (*sampling.ALL_FLOATS, *_INTEGERS):
+            for shape, count in (((1000,), 9), ((70, 5), 1), ((3,), 0), ((0,), 2)):
+                x = sampling.random(rng, shape, dtype)
+                if kind == "cumprod" and not dtype.is_integer:
+                    x = np.asarray(1 + 0.01 * np.asarray(x, np.float64), dtype.numpy)
+                offsets = np.sort(rng.integers(0, shape[0] + 1, count + 1))
+                offsets[count // 2 :][:2] = offsets[count // 2]  # one is empty
+                parts = [_expected(kind, x[begin:end], 0, end == begin)[-1:] for begin, end in itertools.pairwise(offsets)]
+                nothing = _expected(kind, np.zeros((1, *shape[1:]), x.dtype), 0, True)
+                expected = np.concatenate([nothing[:0], *(part if len(part) else nothing for part in parts)])
+                error = sampling.sums(dtype, 64) if kind in ("cumsum", "cumprod") else 0.0
+                yield Sample(f"segment_reduce {op} {dtype.value}{list(shape)}", partial(_segment_call, op), (x, offsets), expected, error)
+
+
+def _expected(kind: str, x: Array, axis: int, exclusive: bool) -> Array:
+    values = sampling.wide(x) if x.dtype.kind != "u" else x.astype(np.uint64)
+    limits: Any = np.iinfo(x.dtype) if x.dtype.kind in "iu" else None
+    least, most = (limits.min, limits.max) if limits else (-np.inf, np.inf)
+    start = {"cumsum": 0, "cumprod": 1, "cummax": least, "cummin": most}[kind]
+    with np.errstate(all="ignore"):
+        made = np.asarray(_FUNCTIONS[kind].accumulate(values, axis))
+    if exclusive:
+        made = np.roll(made, 1, axis)
+        made[(slice(None),) * (axis % x.ndim) + (slice(0, 1),)] = np.asarray(start).astype(made.dtype)
+    return made.astype(x.dtype) if x.dtype.kind in "iu" else made
+
+
+PART = BackendPart({**dict.fromkeys(_FUNCTIONS, _kernel), "segment_reduce": _segments}, samples=_samples)

@@ -1,0 +1,148 @@
+"""Ops on strided views that their kernels do not take: the views are copied before, and what was written is copied back after."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, cast
+
+from accel.engine.kernels import LIBRARIES
+from accel.engine.op_error import result_of
+from accel.errors import InvalidArgumentError
+from accel.ops import Copy, Empty, Part, Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from accel.engine.core import DeviceCore
+    from accel.ops import KernelOp
+    from accel.ref import AccelRef
+    from accel.storage.refs import Recording
+
+__all__ = ["OnCopies", "OpList", "on_copies"]
+
+_NO_FIELD = "Give each ref a field of the op, or a place in a tuple that is one; or copy it first: await device.arrays.part(view, ...)."
+
+
+class OnCopies(Plan):
+    """The plan of an op that runs on copies of some of its operands.
+
+    Attributes
+    ----------
+    copied : tuple of AccelRef
+        Strided views among ``reads`` and ``writes`` that the op's kernel does not take.
+    """
+
+    copied: tuple[AccelRef, ...]
+
+
+def on_copies(op: KernelOp, plan: Plan) -> Plan:
+    """Return the plan of an op that has strided operands; an :class:`OnCopies` if its kernel does not take all of them."""
+    strided = {id(ref): ref for ref in plan.reads + plan.writes if ref.is_strided and not op.takes_strided(ref)}
+    if not strided:
+        return plan
+    if not plan.writes and not plan.creates:
+        raise InvalidArgumentError(
+            f"{op.kind} takes no strided view: its elements are not one run", remedy="Copy it first: await device.arrays.part(view, ...)."
+        )
+    found = OnCopies(*plan)
+    found.copied = tuple(strided.values())
+    return found
+
+
+class OpList:
+    """Ops in the order in which they are sent, with the refs that they make, and those that copy operands between them.
+
+    Parameters
+    ----------
+    core
+        The device.
+    check
+        Returns the plan of an op; see :meth:`accel.engine.sender.Sender.check`.
+    generation
+        Of the refs.
+
+    Attributes
+    ----------
+    ops, plans, outputs : list
+        See :class:`~accel.engine.submission.BatchSubmission`.
+    """
+
+    def __init__(self, core: DeviceCore, check: Callable[[KernelOp, Recording | None], Plan], generation: int) -> None:
+        self._core = core
+        self._check = check
+        self._generation = generation
+        self._given: list[int] = []  # for each op, how many were given before
+        self._count = 0
+        self.ops: list[KernelOp] = []
+        self.plans: list[Plan] = []
+        self.outputs: list[tuple[AccelRef, ...]] = []
+
+    def __len__(self) -> int:
+        return self._count
+
+    def clear(self) -> None:
+        """Let go of the ops and what they make."""
+        self.ops, self.plans, self.outputs, self._count = [], [], [], 0
+
+    def number(self, index: int | None) -> int | None:
+        """Return which of the ops that were given op ``index`` is, or copies operands for; ``None`` if a child named none of them."""
+        return None if index is None or not 0 <= index < len(self._given) else self._given[index]
+
+    def add(self, op: KernelOp[Any], plan: Plan, recording: Recording | None = None) -> Any:
+        """Add a checked op, which a batch or graph records, and return its result."""
+        if isinstance(op, Copy) and isinstance(plan, OnCopies):
+            op = Part(op.source, ..., out=op.destination)
+            plan = self._check(op, recording)
+        result = self._add_on_copies(op, plan, recording) if isinstance(plan, OnCopies) else self._add(op, plan, recording)
+        self._count += 1
+        return result
+
+    def _add(self, op: KernelOp[Any], plan: Plan, recording: Recording | None, shown: tuple[AccelRef, ...] | None = None) -> Any:
+        """Add an op and return its result; ``shown`` are the refs that the caller knows what it writes by."""
+        core = self._core
+        made = core.refs.make(plan.creates, self._generation)
+        result = result_of(
+            op, (plan.writes if shown is None else shown) + made, core.loop
+        )  # of an op for which that fails, nothing is added
+        if recording is not None:
+            for ref in made:
+                core.refs.recording[ref.buffer] = recording
+        self.ops.append(op)
+        self.plans.append(plan)
+        self.outputs.append(made)
+        self._given.append(self._count)
+        return result
+
+    def _add_on_copies(self, op: KernelOp[Any], plan: OnCopies, recording: Recording | None) -> Any:
+        def copied(copy: KernelOp[AccelRef]) -> AccelRef:
+            made: AccelRef = self._add(copy, self._check(copy, recording), recording)
+            return made
+
+        copies: dict[int, AccelRef] = {}
+        for ref in plan.copied:
+            # What a user's kernel leaves out of a result stays as it is.
+            is_read = plan.updates or op.library not in LIBRARIES or any(ref is each for each in plan.reads)
+            copies[id(ref)] = copied(Part(ref, ...) if is_read else Empty(ref.shape, ref.dtype))
+        dense = _with_copies(op, copies)
+        found = self._check(dense, recording)
+        if isinstance(found, OnCopies):
+            raise InvalidArgumentError(f"{found.copied[0]!r} is in no field of {op.kind}", op=op.kind, remedy=_NO_FIELD)
+        result = self._add(dense, found, recording, plan.writes)
+        for ref in plan.copied:
+            if any(ref is each for each in plan.writes):
+                copied(Part(copies[id(ref)], ..., out=ref))
+        return result
+
+
+def _with_copies(op: Any, copies: Mapping[int, AccelRef]) -> KernelOp[Any]:
+    """Return the op with copies in the places of views."""
+    if not dataclasses.is_dataclass(op) or isinstance(op, type):
+        return cast("KernelOp[Any]", op)
+    changed: dict[str, Any] = {}
+    for field in dataclasses.fields(op):
+        value = getattr(op, field.name)
+        if id(value) in copies:
+            changed[field.name] = copies[id(value)]
+        elif type(value) is tuple and any(id(each) in copies for each in value):
+            changed[field.name] = tuple([copies.get(id(each), each) for each in value])
+    return cast("KernelOp[Any]", dataclasses.replace(op, **changed))

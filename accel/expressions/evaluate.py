@@ -1,0 +1,244 @@
+"""The evaluation of expressions: what is not computed yet is sent as one batch, and chains of functions of elements as one op each."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from accel.compute import BinaryOp, ComputeBackend, UnaryOp
+from accel.dtype import DType
+from accel.errors import InvalidArgumentError
+from accel.expressions.array import Array, Cut
+from accel.expressions.linear import product
+from accel.ops import Binary, Cast, Fused, Unary, Where
+from accel.ops.fused import CONVERSIONS, OPERANDS
+from accel.ref import AccelRef
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from accel.ops import FamilyOp
+    from accel.ops.linalg import Activation
+
+__all__ = ["evaluate"]
+
+_INSTRUCTIONS: Final = 64
+"""How many functions are fused at most: each takes registers of a GPU's thread."""
+
+_ACTIVATIONS: dict[str, Activation] = {"gelu_tanh": "gelu"}
+"""Functions that products of matrices apply to their results -> what they call them. Their relu is left out: whether it keeps NaN is the library's choice."""
+
+_BIASED = frozenset((DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64))
+"""Dtypes of products that a library adds a bias to."""
+
+_OFFERED = ComputeBackend.CAPABILITIES
+_UNARY = {op.value: (op, _OFFERED[f"unary.{op.value}"]) for op in UnaryOp}
+_BINARY = {op.value: (op, _OFFERED[f"binary.{op.value}"]) for op in BinaryOp}
+
+
+async def evaluate(*arrays: Array) -> tuple[Array, ...]:
+    """Compute several arrays of one device in one batch, and return them; what they have in common is computed once.
+
+    The batch is cut only where the host must know a size that depends on values: at ``nonzero``, ``unique_all`` and its kin, and ``x[mask]``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If one is no array, or they are of several devices.
+    AccelError
+        What an op raises; none of the arrays has its result then, and awaiting them again computes them anew.
+    """
+    for each in arrays:
+        if not isinstance(each, Array):
+            raise InvalidArgumentError(f"{each!r:.100} is no array of an expression", remedy="Give what functions of device.xp return.")
+        if each.device is not arrays[0].device:
+            raise InvalidArgumentError("the arrays are of several devices", remedy="Evaluate those of each device on their own.")
+    while wanted := [each for each in arrays if each.result is None]:
+        running = next((each.running for each in wanted if each.running is not None), None)
+        if running is None:
+            await _compute(wanted)
+        else:  # by another task; if that fails, this one computes
+            await asyncio.wait((running,))
+    return arrays
+
+
+async def _compute(roots: list[Array]) -> None:
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    for each in roots:
+        each.running = done
+    try:
+        device, order = roots[0].device, _order(roots)
+        while (cut := next((each for each in order if type(each.step) is Cut), None)) is not None:
+            # It is the first one: what it is computed from has none.
+            operands = [each for each in cut.inputs if each.result is None]
+            await _send(device, operands, _order(operands))
+            step = cut.step
+            assert isinstance(step, Cut)
+            cut.settle(await step.run(device, *[each.result for each in cut.inputs], *cut.arguments))
+            order = _order(roots)
+        await _send(device, roots, order)
+    finally:
+        for each in roots:
+            each.running = None
+        done.set_result(None)
+
+
+def _order(roots: Sequence[Array]) -> list[Array]:
+    """Return what is not computed yet, each array behind those that it is computed from."""
+    order: list[Array] = []
+    state: dict[Array, bool] = {}  # whether what an array is computed from is in the order
+    stack = [root for root in reversed(roots) if root.result is None]
+    while stack:
+        each = stack[-1]
+        known = state.get(each)
+        if known is None:
+            state[each] = False
+            stack.extend([i for i in each.inputs if isinstance(i, Array) and i.result is None and i not in state])
+            continue
+        stack.pop()
+        if not known:
+            state[each] = True
+            order.append(each)
+    return order
+
+
+class _Group:
+    """Functions of elements that one op computes.
+
+    Attributes
+    ----------
+    arrays
+        Their results, the last one first.
+    operands
+        The identities of what they are computed from: numbers, and arrays of other ops.
+    product, bias
+        The product of matrices that a bias is added to, if that, and perhaps an activation, is all that the op does.
+    """
+
+    __slots__ = ("arrays", "bias", "operands", "product")
+
+    def __init__(self, result: Array) -> None:
+        self.arrays = [result]
+        self.product: Array | None = None
+        self.bias: Array | None = None
+        self.operands = {id(each) for each in result.inputs}
+
+
+async def _send(device: Any, roots: Sequence[Array], order: Sequence[Array]) -> None:
+    """Send what ``order`` has as one batch, and let ``roots`` keep their results."""
+    if not order:
+        return
+    groups = _grouped(order, roots)
+    absorbed = {group.product for group in groups.values()}
+    refs: dict[Array, Any] = {}
+    async with device.batch() as batch:
+        for each in order:
+            step = each.step
+            if each in absorbed:
+                continue
+            if not isinstance(step, str):
+                assert callable(step)  # cuts are computed
+                refs[each] = step(batch, *[refs[i] if i.result is None else i.result for i in each.inputs], *each.arguments)
+            elif (group := groups.get(each)) is None:
+                continue
+            elif group.product is not None:
+                a, b, bias = (_value(i, refs) for i in (*group.product.inputs, group.bias))
+                refs[each] = product(batch, a, b, bias, _ACTIVATIONS.get(step))
+            else:
+                refs[each] = batch.run(_op_of(group, refs))
+    for root in roots:
+        if root.result is None:
+            root.settle(refs[root])
+
+
+def _grouped(order: Sequence[Array], roots: Sequence[Array]) -> dict[Array, _Group]:
+    """Return the ops of functions of elements, by their results.
+
+    A function joins the op that uses its result, if nothing else does, it has the op's shape, and the op does not get too large.
+    """
+    groups: dict[Array, _Group] = {}
+    users: dict[Array, _Group | None] = dict.fromkeys(roots)  # None: used by several ops, or kept
+    for each in reversed(order):
+        group = None
+        if isinstance(each.step, str):
+            group = users.get(each)
+            if group is not None and (each.shape != group.arrays[0].shape or len(group.arrays) == _INSTRUCTIONS):
+                group = None
+            operands = set() if group is None else group.operands | {id(i) for i in each.inputs}
+            operands.discard(id(each))
+            if group is None or len(operands) > OPERANDS:
+                group = groups[each] = _Group(each)
+            else:
+                group.arrays.append(each)
+                group.operands = operands
+        for i in each.inputs:
+            if isinstance(i, Array) and i.result is None and users.setdefault(i, group) is not group:
+                users[i] = None
+    for group in groups.values():
+        if group.arrays[-1].step == "add":
+            _join_product(group, users)
+    return groups
+
+
+def _join_product(group: _Group, users: dict[Array, _Group | None]) -> None:
+    """Let a product of matrices compute the op, if it can: a bias that is added to each row, and an activation."""
+    first, last = group.arrays[-1], group.arrays[0]
+    if len(group.arrays) > 2 or (last is not first and last.step not in _ACTIVATIONS) or first.dtype not in _BIASED:
+        return
+    for made, bias in (first.inputs, first.inputs[::-1]):
+        if (
+            isinstance(made, Array)
+            and isinstance(bias, Array)
+            and made.step is product
+            and users.get(made) is group
+            and made.shape == first.shape
+            and bias.shape == made.shape[-1:] != (None,)
+            and made.inputs[0].shape[-1]  # sums of no products take no bias
+        ):
+            group.product, group.bias = made, bias
+            return
+
+
+def _op_of(group: _Group, refs: dict[Array, Any]) -> FamilyOp:
+    """Return the op of a group: of one function the op that there is for it, else a fused one."""
+    members = group.arrays
+    if len(members) == 1 and (single := _single(members[0], [_value(i, refs) for i in members[0].inputs])) is not None:
+        return single
+    # By identity: arrays compare elements, and numbers that are equal may differ in sign.
+    places = {id(each): -1 for each in members}
+    operands: list[Any] = []
+    for each in members:
+        for i in each.inputs:
+            if id(i) not in places:
+                places[id(i)] = len(operands)
+                operands.append(_value(i, refs))
+    program: list[tuple[Any, ...]] = []
+    for number, each in enumerate(reversed(members), len(operands)):
+        program.append((each.step, *[places[id(i)] for i in each.inputs]))
+        places[id(each)] = number
+    return Fused(tuple(program), tuple(operands))
+
+
+def _value(value: Any, refs: dict[Array, Any]) -> Any:
+    """Return the ref of an array, or the number that ``value`` is."""
+    if not isinstance(value, Array):
+        return value
+    return refs[value] if value.result is None else value.result
+
+
+def _single(each: Array, values: list[Any]) -> FamilyOp | None:
+    """Return the op that computes one function, if there is one besides a fused one: its kernel need not be compiled for it."""
+    name = each.step
+    assert isinstance(name, str)
+    first = values[0]
+    if name in CONVERSIONS:
+        return Cast(first, CONVERSIONS[name])
+    if len(values) == 1 and name in _UNARY:
+        unary, dtypes = _UNARY[name]
+        return Unary(unary, first) if first.dtype in dtypes else None
+    if len(values) == 2 and name in _BINARY:
+        binary, dtypes = _BINARY[name]
+        return Binary(binary, *values) if next(each.dtype for each in values if isinstance(each, AccelRef)) in dtypes else None
+    if name == "where" and isinstance(first, AccelRef) and any(isinstance(each, AccelRef) for each in values[1:]):
+        return Where(*values)
+    return None

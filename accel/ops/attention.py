@@ -1,0 +1,228 @@
+"""Attention over arrays, over sequences of several lengths in one array, and over keys and values in pages."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
+
+from accel.compute import Causal
+from accel.dtype import DType
+from accel.errors import InvalidArgumentError
+from accel.ops.base import FamilyOp, Plan, Shape, factor, not_aliased, operand, result_in, same_dtype
+from accel.ops.fields import integer, set_fields
+from accel.ref import AccelRef
+
+__all__ = ["Attention", "AttentionForm", "PagedAttention", "RaggedAttention"]
+
+_ALIGNED = 16
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class AttentionForm(FamilyOp):
+    """``softmax(scale * q @ k^T) @ v``: what its forms share."""
+
+    library: ClassVar[str] = "dnn"
+
+    q: AccelRef
+    k: AccelRef
+    v: AccelRef
+    _: KW_ONLY
+    scale: float | None = None
+    causal: Causal = False
+    window: int | None = None
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert ``scale`` and ``window``."""
+        if self.scale is not None:
+            set_fields(self, scale=factor("scale", self.scale, DType.FLOAT64))
+        if self.window is not None:
+            set_fields(self, window=integer("window", self.window, "Give an int, or None."))
+
+    def multiplier(self) -> float:
+        """Return what the scores are multiplied by."""
+        dim = self.q.shape[-1]
+        return dim**-0.5 if self.scale is None and dim else float(self.scale or 0.0)
+
+    def _checked(self, ndim: int, heads: int) -> DType:
+        """Return the dtype; raise unless operands of ``ndim`` dimensions, with heads at axis ``heads``, and options fit together."""
+        q, k, v = operand("q", self.q, ndim=ndim), operand("k", self.k, ndim=ndim), operand("v", self.v, ndim=ndim)
+        kv_heads = k.shape[heads]
+        has_heads = q.shape[heads] % kv_heads == 0 if kv_heads else not q.shape[heads]
+        if k.shape[:-1] != v.shape[:-1] or q.shape[-1] != k.shape[-1] or not has_heads:
+            raise InvalidArgumentError(
+                f"q {q.shape}, k {k.shape} and v {v.shape} do not fit together",
+                remedy="Give q and k one head dimension, k and v as many heads as q or a divisor of them, and v as many elements as k.",
+            )
+        if self.causal not in (False, True, "bottom_right"):
+            raise InvalidArgumentError(f"causal is {self.causal!r}", remedy="Use False, True or 'bottom_right'.")
+        if self.window is not None and (self.window < 1 or self.causal is False):
+            raise InvalidArgumentError(
+                f"window is {self.window} with causal={self.causal!r}",
+                remedy="Give a window of at least 1 and causal=True or 'bottom_right'.",
+            )
+        return same_dtype(q=q, k=k, v=v)
+
+    def _planned(self, dtype: DType, **others: AccelRef) -> Plan:
+        """Return the plan of an op that reads ``others`` besides q, k and v."""
+        refs = {"q": self.q, "k": self.k, "v": self.v, **others}
+        not_aliased(self.out, **refs)
+        writes, creates = result_in(self.out, (*self.q.shape[:-1], self.v.shape[-1]), dtype)
+        return Plan(tuple(refs.values()), writes, creates, "attention", dtype)
+
+
+def _numbers(name: str, ref: AccelRef, shape: Shape) -> AccelRef:
+    """Return a ref of int32 numbers, one for each place of ``shape``."""
+    operand(name, ref, ndim=len(shape))
+    if ref.dtype is not DType.INT32 or ref.shape != shape:
+        raise InvalidArgumentError(f"{name} is {ref.dtype.value}{list(ref.shape)}", remedy=f"Give int32{list(shape)}.")
+    return ref
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Attention(AttentionForm):
+    """``softmax(scale * q @ k^T + bias) @ v`` per batch and head. A query that sees no key gives zeros.
+
+    Parameters
+    ----------
+    q
+        (batch, heads, seq_q, head_dim).
+    k
+        (batch, kv_heads, seq_kv, head_dim). With fewer heads than q, each of them serves as many neighbouring heads of q (GQA; MQA with one).
+    v
+        (batch, kv_heads, seq_kv, value_dim). Where no query sees it, it is finite all the same: a device may multiply it by 0.
+    scale
+        Multiplies the scores; ``None`` means ``head_dim ** -0.5``.
+    causal
+        See :data:`accel.compute.Causal`. With lengths, they stand for seq_q and seq_kv.
+    window
+        How many keys a query sees at most, up to the last that ``causal`` lets it see; ``None`` for all.
+    bias
+        Added to the scores: (batch, heads, seq_q, seq_kv), each of the first three may be 1; in the dtype of q. -infinity hides a key from a query, which must
+        see another one.
+    lengths_q, lengths_kv
+        int32 (batch,): how many queries, and how many keys, a batch has. The rest of k and v is not seen, and the rest of the result is zeros. Beyond
+        seq_q and seq_kv, or negative, they give undefined results.
+    out
+        (batch, heads, seq_q, value_dim).
+    """
+
+    kind: ClassVar[str] = "attention"
+
+    _: KW_ONLY
+    bias: AccelRef | None = None
+    lengths_q: AccelRef | None = None
+    lengths_kv: AccelRef | None = None
+
+    def takes_strided(self, ref: AccelRef) -> bool:
+        """See :meth:`KernelOp.takes_strided`: heads that were split off and transposed are read where they are, if rows begin at multiples of 16 bytes."""
+        *steps, last = ref.strides
+        is_aligned = not (ref.offset % _ALIGNED or ref.alignment % _ALIGNED) and all(
+            step >= 0 and step * ref.dtype.itemsize % _ALIGNED == 0 for step in steps
+        )
+        return last == 1 and is_aligned and (ref is self.q or ref is self.k or ref is self.v)
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        dtype = self._checked(4, 1)
+        batch, heads, seq_q, _ = self.q.shape
+        if self.k.shape[0] != batch:
+            raise InvalidArgumentError(f"q has {batch} batches and k {self.k.shape[0]}", remedy="Give q, k and v of one batch size.")
+        others: dict[str, AccelRef] = {}
+        if self.bias is not None:
+            others["bias"] = operand("bias", self.bias, ndim=4)
+            whole = batch, heads, seq_q, self.k.shape[2]
+            fits = all(given in (1, full) for given, full in zip(self.bias.shape[:3], whole[:3], strict=True))
+            if not fits or self.bias.shape[3] != whole[3] or self.bias.dtype is not dtype:
+                raise InvalidArgumentError(
+                    f"bias is {self.bias.dtype.value}{list(self.bias.shape)}",
+                    remedy=f"Give {dtype.value}{list(whole)}, or 1 in place of some of the first three.",
+                )
+        for name, lengths in (("lengths_q", self.lengths_q), ("lengths_kv", self.lengths_kv)):
+            if lengths is not None:
+                others[name] = _numbers(name, lengths, (batch,))
+        return self._planned(dtype, **others)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RaggedAttention(AttentionForm):
+    """Attention within sequences that lie one behind the other in one array, without padding.
+
+    Parameters
+    ----------
+    q
+        (tokens, heads, head_dim).
+    k, v
+        (tokens_kv, kv_heads, head_dim), and the same with value_dim.
+    offsets_q, offsets_kv
+        int32 (sequences + 1,): where each sequence begins, and the number of tokens at the end. They rise, from 0 to tokens and tokens_kv; other numbers give
+        undefined results.
+    longest_q, longest_kv
+        At least the length of the longest sequence; longer ones give undefined results. A device may prepare for these numbers, which takes time once: round
+        them up to a few values.
+    scale, causal, window
+        As for ``attention``, in each sequence.
+    out
+        (tokens, heads, value_dim).
+    """
+
+    kind: ClassVar[str] = "ragged_attention"
+
+    offsets_q: AccelRef
+    offsets_kv: AccelRef
+    _: KW_ONLY
+    longest_q: int
+    longest_kv: int
+
+    def __post_init__(self) -> None:
+        """Convert numbers."""
+        AttentionForm.__post_init__(self)
+        longest = {name: integer(name, getattr(self, name), "Give an int.") for name in ("longest_q", "longest_kv")}
+        set_fields(self, **longest)
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        dtype = self._checked(3, 1)
+        count = operand("offsets_q", self.offsets_q, ndim=1).size
+        if not count:
+            raise InvalidArgumentError("offsets_q is empty", remedy="Give one number more than there are sequences.")
+        if min(self.longest_q, self.longest_kv) < 0:
+            raise InvalidArgumentError(
+                f"longest_q is {self.longest_q} and longest_kv {self.longest_kv}", remedy="Give the length of the longest sequence."
+            )
+        offsets = {name: _numbers(name, ref, (count,)) for name, ref in (("offsets_q", self.offsets_q), ("offsets_kv", self.offsets_kv))}
+        return self._planned(dtype, **offsets)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PagedAttention(AttentionForm):
+    """Attention over keys and values in pages of a cache, which each sequence has in any order.
+
+    Parameters
+    ----------
+    q
+        (batch, heads, seq_q, head_dim).
+    k, v
+        The cache: (pages, kv_heads, page_size, head_dim), and the same with value_dim.
+    table
+        int32 (batch, most_pages): which pages hold a batch's keys, in order. Entries beyond its length are not used, and are numbers of pages all the same.
+    lengths_kv
+        int32 (batch,): how many keys each batch has, at most most_pages * page_size. Other numbers give undefined results.
+    scale, causal, window
+        As for ``attention``, with ``lengths_kv`` for seq_kv.
+    out
+        (batch, heads, seq_q, value_dim).
+    """
+
+    kind: ClassVar[str] = "paged_attention"
+
+    table: AccelRef
+    lengths_kv: AccelRef
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        dtype = self._checked(4, 1)
+        batch = self.q.shape[0]
+        operand("table", self.table, ndim=2)
+        table = _numbers("table", self.table, (batch, self.table.shape[1]))
+        return self._planned(dtype, table=table, lengths_kv=_numbers("lengths_kv", self.lengths_kv, (batch,)))

@@ -1,0 +1,374 @@
+"""Softmax, and norms: rows of elements that are brought to one scale, each row by itself."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from accel.dtype import DType
+from accel.errors import InvalidArgumentError
+from accel.ops.base import FamilyOp, Plan, Shape, as_shape, factor, in_place_or_apart, not_aliased, operand, result_in, same_dtype
+from accel.ops.fields import integer, set_fields
+from accel.ops.pieces import AXIS, axis_of
+from accel.ref import AccelRef
+
+__all__ = [
+    "BatchNorm",
+    "GroupNorm",
+    "InstanceNorm",
+    "LayerNorm",
+    "LogSoftmax",
+    "Norm",
+    "NormRows",
+    "Parameter",
+    "RmsNorm",
+    "RowNorm",
+    "Softmax",
+]
+
+
+class NormRows(NamedTuple):
+    """Rows of an array. Element i of row r has the weight and the bias number ``r % groups * (length // each) + i // each``.
+
+    Attributes
+    ----------
+    rows, length
+        How many rows, and elements of each.
+    groups
+        After how many rows weights are the same again.
+    each
+        How many elements, one behind the other, have one weight.
+    """
+
+    rows: int
+    length: int
+    groups: int = 1
+    each: int = 1
+
+
+def _around(x: AccelRef, axis: int) -> tuple[int, int, int]:
+    """Return how many elements are before, along and behind an axis."""
+    place = axis_of(axis, x.ndim)
+    return math.prod(x.shape[:place]), x.shape[place], math.prod(x.shape[place + 1 :])
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _AlongAxis(FamilyOp):
+    """An op on ``x`` along one axis."""
+
+    library: ClassVar[str] = "dnn"
+
+    x: AccelRef
+    axis: int = -1
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert ``axis``."""
+        set_fields(self, axis=integer("axis", self.axis, AXIS))
+
+    def middle(self) -> tuple[int, int, int]:
+        """Return how many elements are before, along and behind the axis."""
+        return _around(self.x, self.axis)
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x = operand("x", self.x)
+        self.middle()
+        in_place_or_apart(self.out, x=x)
+        writes, creates = result_in(self.out, x.shape, x.dtype)
+        return Plan((x,), writes, creates, "normalize", x.dtype)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Softmax(_AlongAxis):
+    """``exp(x)``, divided by its sum along ``axis``. ``out`` may be ``x``."""
+
+    kind: ClassVar[str] = "softmax"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LogSoftmax(_AlongAxis):
+    """``x - log(sum(exp(x)))`` along ``axis``. ``out`` may be ``x``."""
+
+    kind: ClassVar[str] = "log_softmax"
+
+
+class Parameter(NamedTuple):
+    """A weight, or another array of numbers that belong to elements of ``x``, of the shape that it must have; ``None`` where it is left out."""
+
+    name: str
+    ref: AccelRef | None
+    shape: Shape
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Norm(FamilyOp):
+    """An op that moves and scales elements of ``x``, and then multiplies by a weight and adds a bias."""
+
+    library: ClassVar[str] = "dnn"
+
+    x: AccelRef
+    _: KW_ONLY
+    eps: float = 1e-5
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert ``eps``."""
+        set_fields(self, eps=factor("eps", self.eps, DType.FLOAT64))
+
+    @abstractmethod
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Return what the op takes beside ``x``, in the order in which kernels do; raise if ``x`` does not have such a shape."""
+
+    def addresses(self, inputs: Sequence[int]) -> list[int]:
+        """Return the address of ``x``, and of each parameter or 0, given those of what the op reads."""
+        x, *given = inputs
+        following = iter(given)
+        return [x, *(0 if each.ref is None else next(following) for each in self.parameters())]
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x, given = operand("x", self.x), {}
+        if not 0 <= self.eps < math.inf:
+            raise InvalidArgumentError(f"eps is {self.eps}", remedy="Give a small number that is not negative, such as 1e-5.")
+        for name, ref, shape in self.parameters():
+            if ref is None:
+                continue
+            if operand(name, ref).shape != shape:
+                raise InvalidArgumentError(f"{name} has shape {ref.shape}, and {shape} is needed", remedy="Reshape it.")
+            given[name] = ref
+        in_place_or_apart(self.out, x=x)
+        not_aliased(self.out, **given)
+        writes, creates = result_in(self.out, x.shape, same_dtype(x=x, **given))
+        return Plan((x, *given.values()), writes, creates, "normalize", x.dtype)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RowNorm(Norm):
+    """A norm of rows, each by itself."""
+
+    @abstractmethod
+    def rows(self) -> NormRows:
+        """Return the rows."""
+
+
+def _trailing(x: AccelRef, normalized_shape: Any) -> Shape:
+    """Return ``normalized_shape``, if ``x`` ends so."""
+    shape = as_shape(normalized_shape)
+    if not shape or x.shape[-len(shape) :] != shape:
+        raise InvalidArgumentError(
+            f"x has shape {x.shape}, which does not end in normalized_shape {normalized_shape}", remedy="Give the last dimensions of x."
+        )
+    return shape
+
+
+def _trailing_rows(x: AccelRef, normalized_shape: Any) -> NormRows:
+    shape = as_shape(normalized_shape)
+    return NormRows(math.prod(x.shape[: -len(shape)]), math.prod(shape))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LayerNorm(RowNorm):
+    """``(x - mean) / sqrt(variance + eps) * weight + bias``, of the last dimensions together. ``out`` may be ``x``.
+
+    Parameters
+    ----------
+    x
+        Any shape that ends in ``normalized_shape``.
+    normalized_shape
+        The last dimensions of ``x``, over which the mean and the variance are taken; an int for the last one. The variance is that of all elements: ddof 0.
+    weight, bias
+        Of shape ``normalized_shape``; ``None`` leaves the step out.
+    eps
+        Keeps the divisor from 0.
+    out
+        As ``x``.
+    """
+
+    kind: ClassVar[str] = "layer_norm"
+
+    normalized_shape: int | Sequence[int]
+    weight: AccelRef | None = None
+    bias: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert ``normalized_shape`` and ``eps``."""
+        set_fields(self, normalized_shape=as_shape(self.normalized_shape), eps=factor("eps", self.eps, DType.FLOAT64))
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        """See :meth:`Norm.parameters`."""
+        shape = _trailing(self.x, self.normalized_shape)
+        return Parameter("weight", self.weight, shape), Parameter("bias", self.bias, shape)
+
+    def rows(self) -> NormRows:
+        """See :meth:`RowNorm.rows`."""
+        return _trailing_rows(self.x, self.normalized_shape)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RmsNorm(RowNorm):
+    """``x / sqrt(mean(x**2) + eps) * weight``, of the last dimensions together. ``out`` may be ``x``.
+
+    Parameters
+    ----------
+    x
+        Any shape that ends in ``normalized_shape``.
+    normalized_shape
+        The last dimensions of ``x``, over which the mean is taken; an int for the last one.
+    weight
+        Of shape ``normalized_shape``; ``None`` leaves the step out.
+    eps
+        Keeps the divisor from 0.
+    out
+        As ``x``.
+    """
+
+    kind: ClassVar[str] = "rms_norm"
+
+    normalized_shape: int | Sequence[int]
+    weight: AccelRef | None = None
+    _: KW_ONLY
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        """Convert ``normalized_shape`` and ``eps``."""
+        set_fields(self, normalized_shape=as_shape(self.normalized_shape), eps=factor("eps", self.eps, DType.FLOAT64))
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        """See :meth:`Norm.parameters`."""
+        return (Parameter("weight", self.weight, _trailing(self.x, self.normalized_shape)),)
+
+    def rows(self) -> NormRows:
+        """See :meth:`RowNorm.rows`."""
+        return _trailing_rows(self.x, self.normalized_shape)
+
+
+def _of_groups(x: AccelRef, groups: int) -> NormRows:
+    """Return the rows of an (N, C, ...) array whose channels form ``groups`` groups."""
+    count, channels, *spatial = x.shape
+    each = math.prod(spatial)
+    return NormRows(count * groups, channels // groups * each, groups, each)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class GroupNorm(RowNorm):
+    """Each group of channels of ``x`` scaled as by a layer norm, with one weight and bias for each channel. ``out`` may be ``x``.
+
+    Parameters
+    ----------
+    x
+        (N, C, ...).
+    num_groups
+        How many groups the channels are in; it divides C.
+    weight, bias
+        Of shape (C,); ``None`` leaves the step out.
+    eps
+        Keeps the divisor from 0.
+    out
+        As ``x``.
+    """
+
+    kind: ClassVar[str] = "group_norm"
+
+    num_groups: int
+    weight: AccelRef | None = None
+    bias: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert ``num_groups`` and ``eps``."""
+        set_fields(self, num_groups=integer("num_groups", self.num_groups, _GROUPS), eps=factor("eps", self.eps, DType.FLOAT64))
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        """See :meth:`Norm.parameters`."""
+        x, groups = self.x, self.num_groups
+        if x.ndim < 2 or groups < 1 or x.shape[1] % groups:
+            raise InvalidArgumentError(f"x has shape {x.shape}, and num_groups is {groups}", remedy=_GROUPS)
+        return Parameter("weight", self.weight, x.shape[1:2]), Parameter("bias", self.bias, x.shape[1:2])
+
+    def rows(self) -> NormRows:
+        """See :meth:`RowNorm.rows`."""
+        return _of_groups(self.x, self.num_groups)
+
+
+_GROUPS = "Give (N, C, ...), and a number of groups that divides C."
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class InstanceNorm(RowNorm):
+    """Each channel of each image of ``x`` scaled as by a layer norm, with one weight and bias for each channel. ``out`` may be ``x``.
+
+    Parameters
+    ----------
+    x
+        (N, C, ...).
+    weight, bias
+        Of shape (C,); ``None`` leaves the step out.
+    eps
+        Keeps the divisor from 0.
+    out
+        As ``x``.
+    """
+
+    kind: ClassVar[str] = "instance_norm"
+
+    weight: AccelRef | None = None
+    bias: AccelRef | None = None
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        """See :meth:`Norm.parameters`."""
+        x = self.x
+        if x.ndim < 3:
+            raise InvalidArgumentError(f"x has shape {x.shape}", remedy="Give (N, C, ...) with at least one spatial dimension.")
+        return Parameter("weight", self.weight, x.shape[1:2]), Parameter("bias", self.bias, x.shape[1:2])
+
+    def rows(self) -> NormRows:
+        """See :meth:`RowNorm.rows`."""
+        return _of_groups(self.x, self.x.shape[1])
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class BatchNorm(Norm):
+    """``(x - mean) / sqrt(var + eps) * weight + bias`` with the statistics of training, one number for each channel. ``out`` may be ``x``.
+
+    Parameters
+    ----------
+    x
+        (N, C, ...), or channels along another ``axis``.
+    mean, var
+        Of shape (C,).
+    weight, bias
+        Of shape (C,); ``None`` leaves the step out.
+    axis
+        Which axis of ``x`` has the channels.
+    eps
+        Keeps the divisor from 0.
+    out
+        As ``x``.
+    """
+
+    kind: ClassVar[str] = "batch_norm"
+
+    mean: AccelRef
+    var: AccelRef
+    weight: AccelRef | None = None
+    bias: AccelRef | None = None
+    _: KW_ONLY
+    axis: int = 1
+
+    def __post_init__(self) -> None:
+        """Convert ``axis`` and ``eps``."""
+        set_fields(self, axis=integer("axis", self.axis, AXIS), eps=factor("eps", self.eps, DType.FLOAT64))
+
+    def middle(self) -> tuple[int, int, int]:
+        """Return how many elements are before, along and behind the axis of channels."""
+        return _around(self.x, self.axis)
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        """See :meth:`Norm.parameters`."""
+        given = {"mean": operand("mean", self.mean), "var": operand("var", self.var), "weight": self.weight, "bias": self.bias}
+        shape = (self.middle()[1],)
+        return tuple([Parameter(name, ref, shape) for name, ref in given.items()])

@@ -1,0 +1,246 @@
+"""Cumulative sums, products and extremes along an axis, and those of segments."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import numpy as np
+
+from accel.compute import ReduceName, ReduceOp
+from accel.dtype import DType
+from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
+from accel.ops.base import FamilyOp, Plan, Shape, Spec, Status, in_place_or_apart, not_aliased, operand, result_in
+from accel.ops.family import Family
+from accel.ops.fields import integer, member, set_fields
+from accel.ops.namespace import OpNamespace, method
+from accel.ops.pieces import AXIS, axis_of, lines_of
+from accel.ref import AccelRef
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["FAMILY", "Cummax", "Cummin", "Cumprod", "Cumsum", "Scan", "ScanOps", "SegmentReduce"]
+
+M = TypeVar("M")
+
+_FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
+_CUMULATIVE = {ReduceOp.SUM: "cumsum", ReduceOp.PROD: "cumprod", ReduceOp.MAX: "cummax", ReduceOp.MIN: "cummin"}
+
+
+def _neutral(kind: str, dtype: DType) -> bytes:
+    """Return the element that changes nothing."""
+    if kind in ("cumsum", "cumprod"):
+        return np.asarray(int(kind == "cumprod"), dtype.numpy).tobytes()
+    if dtype.is_integer:
+        limits = np.iinfo(dtype.numpy)
+        return np.asarray(limits.min if kind == "cummax" else limits.max, dtype.numpy).tobytes()
+    return np.asarray(-np.inf if kind == "cummax" else np.inf, dtype.numpy).tobytes()
+
+
+def _check_dtype(op: FamilyOp, x: AccelRef) -> None:
+    if not x.dtype.is_integer and x.dtype not in _FLOATS:
+        raise UnsupportedError(
+            f"{op.kind} is not offered for {x.dtype.value}", remedy="Give integers or floats; device.elementwise.cast converts."
+        )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Scan(FamilyOp):
+    """What an operation makes of all elements of ``x`` up to each, along ``axis``.
+
+    Parameters
+    ----------
+    x
+        Any shape but 0-d, of integers, which wrap around, or floats; float16 and bfloat16 are accumulated in float32.
+    axis
+        Which axis.
+    exclusive
+        Whether each element itself is left out. The first result is then the operation's neutral element.
+    out
+        Buffer to write; ``x`` itself, or apart from it.
+    """
+
+    library: ClassVar[str] = "scan"
+
+    x: AccelRef
+    axis: int = -1
+    _: KW_ONLY
+    exclusive: bool = False
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert ``axis``."""
+        if type(self.axis) is not int:
+            set_fields(self, axis=integer("axis", self.axis, AXIS))
+
+    def lines(self) -> Shape:
+        """Return the number of elements before, along and behind the axis."""
+        return lines_of(self.x.shape, self.axis)
+
+    def neutral(self) -> bytes:
+        """Return the element that changes nothing, in the dtype of ``x``."""
+        return _neutral(self.kind, self.x.dtype)
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x = operand("x", self.x)
+        axis_of(self.axis, x.ndim)
+        if not isinstance(self.exclusive, (bool, np.bool_)):
+            raise InvalidArgumentError(f"exclusive is {self.exclusive!r}", remedy="Give True or False.")
+        _check_dtype(self, x)
+        in_place_or_apart(self.out, x=x)
+        writes, creates = result_in(self.out, x.shape, x.dtype)
+        return Plan((x,), writes, creates, dtype=x.dtype)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Cumsum(Scan):
+    """The sums of all elements of ``x`` up to each, along ``axis``, in the dtype of ``x``.
+
+    Parameters
+    ----------
+    x
+        Any shape but 0-d, of integers, which wrap around, or floats; float16 and bfloat16 are accumulated in float32.
+    axis
+        Which axis.
+    exclusive
+        Whether each element itself is left out. The first result is then 0.
+    out
+        Buffer to write; ``x`` itself, or apart from it.
+    """
+
+    kind: ClassVar[str] = "cumsum"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Cumprod(Scan):
+    """The products of all elements of ``x`` up to each, along ``axis``, in the dtype of ``x``.
+
+    Parameters
+    ----------
+    x, axis, out
+        As for ``cumsum``.
+    exclusive
+        Whether each element itself is left out. The first result is then 1.
+    """
+
+    kind: ClassVar[str] = "cumprod"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Cummax(Scan):
+    """The largest of all elements of ``x`` up to each, along ``axis``; NaN from the first NaN on.
+
+    Parameters
+    ----------
+    x, axis, out
+        As for ``cumsum``.
+    exclusive
+        Whether each element itself is left out. The first result is then the least number of the dtype, which for floats is minus infinity.
+    """
+
+    kind: ClassVar[str] = "cummax"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Cummin(Scan):
+    """The least of all elements of ``x`` up to each, along ``axis``; NaN from the first NaN on.
+
+    Parameters
+    ----------
+    x, axis, out
+        As for ``cumsum``.
+    exclusive
+        Whether each element itself is left out. The first result is then the largest number of the dtype, which for floats is infinity.
+    """
+
+    kind: ClassVar[str] = "cummin"
+
+
+def _failure(status: np.ndarray[Any, Any]) -> AccelError | None:
+    """Return the error of a status: whether a segment is wrong, and which."""
+    if not status[0]:
+        return None
+    return InvalidArgumentError(f"segment {int(status[1])} is no part of x", remedy="Give rising offsets, from 0 to the length of x.")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SegmentReduce(FamilyOp):
+    """What ``op`` makes of each segment of ``x`` along its first axis, in the dtype of ``x``; of an empty one the operation's neutral element.
+
+    Parameters
+    ----------
+    op
+        sum, prod, max or min. float16 and bfloat16 are accumulated in float32; NaN is the largest and the least.
+    x
+        Any shape but 0-d, of integers, which wrap around, or floats.
+    offsets
+        int64, of one dimension, rising: segment i is ``x[offsets[i]:offsets[i + 1]]``. Elements outside all segments are left out. The op raises if a
+        segment is no part of ``x``.
+    out
+        Buffer to write; not ``x`` or ``offsets``.
+    """
+
+    library: ClassVar[str] = "scan"
+    kind: ClassVar[str] = "segment_reduce"
+
+    op: ReduceName | ReduceOp
+    x: AccelRef
+    offsets: AccelRef
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert ``op``."""
+        set_fields(self, op=member(ReduceOp, self.op))
+
+    def cumulative(self) -> str:
+        """Return the kind of the cumulative op that has the same operation."""
+        return _CUMULATIVE[member(ReduceOp, self.op)]
+
+    def neutral(self) -> bytes:
+        """Return the element that changes nothing, in the dtype of ``x``."""
+        return _neutral(self.cumulative(), self.x.dtype)
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x, offsets = operand("x", self.x), operand("offsets", self.offsets, ndim=1)
+        if self.op not in _CUMULATIVE:
+            raise UnsupportedError(f"{member(ReduceOp, self.op).value} of segments is not offered", remedy="Use sum, prod, max or min.")
+        if not x.ndim or offsets.dtype is not DType.INT64 or not offsets.size:
+            raise InvalidArgumentError(
+                f"x has shape {x.shape}, offsets are {offsets.dtype.value}{list(offsets.shape)}",
+                remedy="Give x at least one dimension, and one int64 more than there are segments.",
+            )
+        _check_dtype(self, x)
+        not_aliased(self.out, x=x, offsets=offsets)
+        writes, creates = result_in(self.out, (offsets.size - 1, *x.shape[1:]), x.dtype)
+        return Plan((x, offsets), writes, creates, dtype=x.dtype, status=_STATUS)
+
+
+_STATUS = Status(Spec((2,), DType.INT64), _failure)
+
+
+class ScanOps(OpNamespace[M]):
+    """Cumulative sums, products and extremes, and those of segments."""
+
+    __slots__ = ()
+
+    library: ClassVar[str] = "scan"
+    aliases: ClassVar[Mapping[str, str]] = {
+        "cumulative_sum": ".cumsum(x, axis)",
+        "cumulative_prod": ".cumprod(x, axis)",
+        "associative_scan": ".cumsum(x, axis)",
+        "segment_sum": ".segment_reduce('sum', x, offsets)",
+        "reduceat": ".segment_reduce(op, x, offsets)",
+    }
+
+    cumsum = method(Cumsum)
+    cumprod = method(Cumprod)
+    cummax = method(Cummax)
+    cummin = method(Cummin)
+    segment_reduce = method(SegmentReduce)
+
+
+FAMILY = Family(ScanOps)

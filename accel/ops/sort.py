@@ -1,0 +1,342 @@
+"""Arrays in order, what is found in them, and how often."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+
+import numpy as np
+
+from accel.dtype import DType
+from accel.errors import AccelError, InvalidArgumentError
+from accel.ops.base import (
+    FamilyOp,
+    Plan,
+    Shape,
+    Spec,
+    Status,
+    in_place_or_apart,
+    not_aliased,
+    operand,
+    result_in,
+    same_dtype,
+)
+from accel.ops.family import Family
+from accel.ops.fields import integer, set_fields
+from accel.ops.found import Bincount, Compress, Histogram, Nonzero, Unique, UniqueAll, ordered
+from accel.ops.namespace import OpNamespace, method, sized_method
+from accel.ops.pieces import AXIS, INTEGERS, axis_of, lines_of
+from accel.ref import AccelRef
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["FAMILY", "Argsort", "Partition", "Searchsorted", "SegmentSort", "Sort", "SortOps", "Topk"]
+
+M = TypeVar("M")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Rising(FamilyOp):
+    library: ClassVar[str] = "sort"
+
+    x: AccelRef
+    axis: int = -1
+    _: KW_ONLY
+    descending: bool = False
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert ``axis``."""
+        if type(self.axis) is not int:
+            set_fields(self, axis=integer("axis", self.axis, AXIS))
+
+    @property
+    def falls(self) -> bool:
+        """Whether the largest comes first."""
+        return bool(self.descending)
+
+    def lines(self) -> Shape:
+        """Return the number of elements before, along and behind the axis."""
+        return lines_of(self.x.shape, self.axis)
+
+    def _checked(self) -> AccelRef:
+        x = ordered(self, "x", self.x)
+        axis_of(self.axis, x.ndim)
+        if not isinstance(self.descending, (bool, np.bool_)):
+            raise InvalidArgumentError(f"descending is {self.descending!r}", remedy="Give True or False.")
+        return x
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Sort(_Rising):
+    """``x`` with the elements along ``axis`` in rising order, or in falling one.
+
+    Parameters
+    ----------
+    x
+        Any shape but 0-d, of integers, bool or floats. NaN counts as larger than every number; NaNs come out as one NaN.
+    axis
+        Which axis.
+    descending
+        Whether the largest comes first.
+    out
+        Buffer to write; ``x`` itself, or apart from it.
+    """
+
+    kind: ClassVar[str] = "sort"
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x = self._checked()
+        in_place_or_apart(self.out, x=x)
+        writes, creates = result_in(self.out, x.shape, x.dtype)
+        return Plan((x,), writes, creates)
+
+
+def _segment_failure(status: np.ndarray[Any, Any]) -> AccelError | None:
+    """Return the error of a status: whether offsets do not cut x into segments, and where."""
+    if not status[0]:
+        return None
+    return InvalidArgumentError(
+        f"offset {int(status[1])} is no end of a segment of x", remedy="Give rising offsets, from 0 to the length of x."
+    )
+
+
+_SEGMENTS = Status(Spec((2,), DType.INT64), _segment_failure)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SegmentSort(FamilyOp):
+    """``x`` with the elements of each segment in rising order, or in falling one.
+
+    Parameters
+    ----------
+    x
+        One dimension; as for ``sort``.
+    offsets
+        int64, of one dimension, rising from 0 to the length of ``x``: segment i is ``x[offsets[i]:offsets[i + 1]]``. The op raises if they are not so.
+    descending
+        Whether the largest comes first.
+    out
+        Buffer to write; ``x`` itself, or apart from it.
+    """
+
+    library: ClassVar[str] = "sort"
+    kind: ClassVar[str] = "segment_sort"
+
+    x: AccelRef
+    offsets: AccelRef
+    _: KW_ONLY
+    descending: bool = False
+    out: AccelRef | None = None
+
+    @property
+    def falls(self) -> bool:
+        """Whether the largest comes first."""
+        return bool(self.descending)
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x, offsets = ordered(self, "x", self.x, ndim=1), operand("offsets", self.offsets, ndim=1)
+        if offsets.dtype is not DType.INT64 or not offsets.size:
+            raise InvalidArgumentError(
+                f"offsets are {offsets.dtype.value}{list(offsets.shape)}", remedy="Give one int64 more than there are segments."
+            )
+        if not isinstance(self.descending, (bool, np.bool_)):
+            raise InvalidArgumentError(f"descending is {self.descending!r}", remedy="Give True or False.")
+        in_place_or_apart(self.out, x=x)
+        not_aliased(self.out, offsets=offsets)
+        writes, creates = result_in(self.out, x.shape, x.dtype)
+        return Plan((x, offsets), writes, creates, status=_SEGMENTS)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Argsort(_Rising):
+    """The indices, int64, that would sort ``x`` along ``axis``. The sort is stable: of equal elements, the first one stays first.
+
+    Parameters
+    ----------
+    x, axis, descending
+        As for ``sort``.
+    out
+        Buffer to write; not ``x``.
+    """
+
+    kind: ClassVar[str] = "argsort"
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x = self._checked()
+        not_aliased(self.out, x=x)
+        writes, creates = result_in(self.out, x.shape, DType.INT64)
+        return Plan((x,), writes, creates)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Partition(FamilyOp):
+    """``x`` with the ``kth`` element along ``axis`` where it would be in order, none before it larger, none behind it smaller.
+
+    Parameters
+    ----------
+    x
+        As for ``sort``.
+    kth
+        An index along the axis; counted from the end where it is negative. Which order the others have is not said.
+    axis
+        Which axis.
+    out
+        Buffer to write; ``x`` itself, or apart from it.
+    """
+
+    library: ClassVar[str] = "sort"
+    kind: ClassVar[str] = "partition"
+    falls: ClassVar[bool] = False
+
+    x: AccelRef
+    kth: int
+    axis: int = -1
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert ``kth`` and ``axis``."""
+        set_fields(self, kth=integer("kth", self.kth, INTEGERS), axis=integer("axis", self.axis, AXIS))
+
+    def lines(self) -> Shape:
+        """Return the number of elements before, along and behind the axis."""
+        return lines_of(self.x.shape, self.axis)
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x = ordered(self, "x", self.x)
+        length = x.shape[axis_of(self.axis, x.ndim)]
+        if not -length <= self.kth < length:
+            raise InvalidArgumentError(f"kth is {self.kth}, and the axis has {length} elements", remedy="Give an index along the axis.")
+        in_place_or_apart(self.out, x=x)
+        writes, creates = result_in(self.out, x.shape, x.dtype)
+        return Plan((x,), writes, creates)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Topk(FamilyOp[tuple[AccelRef, AccelRef]]):
+    """The ``k`` largest elements of ``x`` along ``axis``, or the least, in order; and their indices, int64. Of equal elements the first ones are taken.
+
+    Parameters
+    ----------
+    x
+        As for ``sort``.
+    k
+        How many; at most the length of the axis.
+    axis
+        Which axis.
+    largest
+        Whether the largest are taken, the largest first; else the least, the least first. NaN counts as larger than every number.
+    """
+
+    library: ClassVar[str] = "sort"
+    kind: ClassVar[str] = "topk"
+
+    x: AccelRef
+    k: int
+    axis: int = -1
+    _: KW_ONLY
+    largest: bool = True
+
+    def __post_init__(self) -> None:
+        """Convert ``k`` and ``axis``."""
+        set_fields(self, k=integer("k", self.k, INTEGERS), axis=integer("axis", self.axis, AXIS))
+
+    def lines(self) -> Shape:
+        """Return the number of elements before, along and behind the axis."""
+        return lines_of(self.x.shape, self.axis)
+
+    @property
+    def falls(self) -> bool:
+        """Whether the largest comes first."""
+        return bool(self.largest)
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x = ordered(self, "x", self.x)
+        length = x.shape[axis_of(self.axis, x.ndim)]
+        if not 0 <= self.k <= length:
+            raise InvalidArgumentError(f"k is {self.k}, and the axis has {length} elements", remedy=f"Give 0 to {length}.")
+        if not isinstance(self.largest, (bool, np.bool_)):
+            raise InvalidArgumentError(f"largest is {self.largest!r}", remedy="Give True or False.")
+        axis = axis_of(self.axis, x.ndim)
+        shape = (*x.shape[:axis], self.k, *x.shape[axis + 1 :])
+        return Plan((x,), (), (Spec(shape, x.dtype), Spec(shape, DType.INT64)))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Searchsorted(FamilyOp):
+    """Where each element of ``v`` would be put into ``a`` to keep it in order: indices, int64, of the shape of ``v``.
+
+    Parameters
+    ----------
+    a
+        One dimension, in rising order, NaNs last.
+    v
+        Any shape, of the dtype of ``a``.
+    side
+        Whether it is put before equal elements, ``"left"``, or behind them, ``"right"``.
+    out
+        Buffer to write; not ``a`` or ``v``.
+    """
+
+    library: ClassVar[str] = "sort"
+    kind: ClassVar[str] = "searchsorted"
+
+    a: AccelRef
+    v: AccelRef
+    side: Literal["left", "right"] = "left"
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a, v = ordered(self, "a", self.a, ndim=1), operand("v", self.v)
+        same_dtype(a=a, v=v)
+        if self.side not in ("left", "right"):
+            raise InvalidArgumentError(f"side is {self.side!r}", remedy="Use 'left' or 'right'.")
+        not_aliased(self.out, a=a, v=v)
+        writes, creates = result_in(self.out, v.shape, DType.INT64)
+        return Plan((a, v), writes, creates)
+
+
+class SortOps(OpNamespace[M]):
+    """Arrays in order, what is found in them, and how often."""
+
+    __slots__ = ()
+
+    library: ClassVar[str] = "sort"
+    aliases: ClassVar[Mapping[str, str]] = {
+        "select": ".compress(condition, x)",
+        "masked_select": ".compress(condition, x)",
+        "extract": ".compress(condition, x)",
+        "flatnonzero": ".nonzero(x.ravel())",
+        "argwhere": ".nonzero(x)",
+        "lower_bound": ".searchsorted(a, v)",
+        "bucketize": ".searchsorted(a, v)",
+        "histc": ".histogram(x, bins, range)",
+        "unique_counts": ".unique_all(x)",
+        "unique_inverse": ".unique_all(x)",
+        "argpartition": ".argsort(x, axis)",
+    }
+
+    sort = method(Sort)
+    argsort = method(Argsort)
+    segment_sort = method(SegmentSort)
+    topk = method(Topk)
+    partition = method(Partition)
+    searchsorted = method(Searchsorted)
+    nonzero = sized_method(Nonzero)
+    compress = sized_method(Compress)
+    unique = sized_method(Unique)
+    unique_all = sized_method(UniqueAll)
+    bincount = method(Bincount)
+    histogram = method(Histogram)
+
+
+FAMILY = Family(SortOps)

@@ -1,0 +1,217 @@
+"""What P17 compares: an op of a family, and the same of PyTorch's, at a small, a typical and a large size. A new op is a line of :data:`LINES`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["LINES", "Line"]
+
+Size: TypeAlias = tuple[int, ...]
+Operand: TypeAlias = tuple[Size, str]
+
+
+class Line(NamedTuple):
+    """One op.
+
+    Attributes
+    ----------
+    family, what
+        What it is called in the table.
+    sizes
+        A small, a typical and a large one; they were chosen before anything was measured.
+    operands
+        Shapes and dtypes of the operands at a size.
+    ours
+        The call, given a device or a graph, and refs.
+    theirs
+        The call, given the module ``torch`` and tensors of the same shapes and dtypes.
+    """
+
+    family: str
+    what: str
+    sizes: tuple[Size, Size, Size]
+    operands: Callable[..., tuple[Operand, ...]]
+    ours: Callable[..., Any]
+    theirs: Callable[..., Any]
+
+
+_SIDES = ((64,), (1024,), (4096,))
+_MATRICES = ((64, 256), (2048, 4096), (8192, 8192))
+_FLAT = ((1 << 12,), (1 << 20,), (1 << 24,))
+_ROWS = ((16, 256), (4096, 1024), (16_384, 4096))
+
+_CHAIN = (
+    *(("mul", 0, 1), ("add", 3, 2), ("mul", 4, 1), ("add", 5, 2)),
+    *(("mul", 6, 1), ("add", 7, 2), ("mul", 8, 1), ("relu", 9)),
+)
+
+
+def _product(dtype: str) -> Callable[[int], tuple[Operand, ...]]:
+    return lambda n: (((n, n), dtype), ((n, n), dtype))
+
+
+def _one(dtype: str) -> Callable[..., tuple[Operand, ...]]:
+    return lambda *size: ((size, dtype),)
+
+
+def _linear(n: int) -> tuple[Operand, ...]:
+    return ((n, n), "bfloat16"), ((n, n), "bfloat16"), ((n,), "bfloat16")
+
+
+def _float8(n: int) -> tuple[Operand, ...]:
+    return ((n, n), "float8_e4m3fn"), ((n, n), "float8_e4m3fn"), ((1,), "float32")
+
+
+def _image(n: int, side: int, channels: int) -> tuple[Operand, ...]:
+    return ((n, side, side, channels), "float16"), ((channels, 3, 3, channels), "float16")
+
+
+def _heads(batch: int, heads: int, tokens: int, depth: int) -> tuple[Operand, ...]:
+    return (((batch, heads, tokens, depth), "bfloat16"),) * 3
+
+
+def _norm(rows: int, columns: int) -> tuple[Operand, ...]:
+    return ((rows, columns), "bfloat16"), ((columns,), "bfloat16"), ((columns,), "bfloat16")
+
+
+def _their_convolution(torch: Any, x: Any, w: Any) -> Any:
+    """Convolve tensors whose channels are last in memory."""
+    return torch.nn.functional.conv2d(x.permute(0, 3, 1, 2), w.permute(0, 3, 1, 2), padding=1)
+
+
+LINES: tuple[Line, ...] = (
+    Line("blas", "gemm float32", _SIDES, _product("float32"), lambda d, a, b: d.blas.gemm(a, b), lambda t, a, b: a @ b),
+    Line("blas", "gemm bfloat16", _SIDES, _product("bfloat16"), lambda d, a, b: d.blas.gemm(a, b), lambda t, a, b: a @ b),
+    Line("blas", "axpy float32", _FLAT, lambda n: (((n,), "float32"),) * 2, lambda d, x, y: d.blas.axpy(x, y), lambda t, x, y: y.add_(x)),
+    Line(
+        "linalg",
+        "matmul + bias + gelu bfloat16",
+        _SIDES,
+        _linear,
+        lambda d, a, b, bias: d.linalg.matmul(a, b, bias=bias, activation="gelu"),
+        lambda t, a, b, bias: t._addmm_activation(bias, a, b, use_gelu=True),  # noqa: SLF001 - PyTorch has it under this name only
+    ),
+    Line(
+        "linalg",
+        "linear + gelu bfloat16, PyTorch's two calls",
+        _SIDES,
+        _linear,
+        lambda d, x, w, bias: d.linalg.matmul(x, w, transpose_b=True, bias=bias, activation="gelu"),
+        lambda t, x, w, bias: t.nn.functional.gelu(t.nn.functional.linear(x, w, bias), approximate="tanh"),
+    ),
+    Line(
+        "linalg",
+        "matmul of stacks bfloat16",
+        ((8, 64), (64, 256), (64, 1024)),
+        lambda count, n: (((count, n, n), "bfloat16"),) * 2,
+        lambda d, a, b: d.linalg.matmul(a, b),
+        lambda t, a, b: t.bmm(a, b),
+    ),
+    Line(
+        "linalg",
+        "matmul of broadcast stacks float32",
+        ((4, 2, 32), (16, 8, 128), (16, 8, 512)),
+        lambda m, count, n: (((m, 1, n, n), "float32"), ((count, n, n), "float32")),
+        lambda d, a, b: d.linalg.matmul(a, b),
+        lambda t, a, b: t.matmul(a, b),
+    ),
+    Line(
+        "linalg",
+        "matmul float8 to bfloat16",
+        _SIDES,
+        _float8,
+        lambda d, a, b, s: d.linalg.matmul(a, b, transpose_b=True, scale_a=s, scale_b=s),
+        lambda t, a, b, s: t._scaled_mm(a, b.t(), scale_a=s, scale_b=s, out_dtype=t.bfloat16),  # noqa: SLF001 - PyTorch has it under this name only
+    ),
+    Line(
+        "linalg",
+        "matmul int8 to int32",
+        _SIDES,
+        _product("int8"),
+        lambda d, a, b: d.linalg.matmul(a, b, transpose_b=True),
+        lambda t, a, b: t._int_mm(a, b.t()),  # noqa: SLF001 - PyTorch has it under this name only
+    ),
+    Line(
+        "elementwise",
+        "add a row float32",
+        _MATRICES,
+        lambda m, n: (((m, n), "float32"), ((n,), "float32")),
+        lambda d, x, y: d.elementwise.binary("add", x, y),
+        lambda t, x, y: x + y,
+    ),
+    Line(
+        "elementwise",
+        "gelu bfloat16",
+        _MATRICES,
+        _one("bfloat16"),
+        lambda d, x: d.elementwise.unary("gelu", x),
+        lambda t, x: t.nn.functional.gelu(x),
+    ),
+    Line(
+        "elementwise",
+        "fused chain of 8 float32",
+        _FLAT,
+        _one("float32"),
+        lambda d, x: d.elementwise.fused(_CHAIN, (x, np.float32(0.75), np.float32(0.5))),
+        lambda t, x: t.relu((((x * 0.75 + 0.5) * 0.75 + 0.5) * 0.75 + 0.5) * 0.75),
+    ),
+    Line("reduce", "sum of rows float32", _MATRICES, _one("float32"), lambda d, x: d.reduce("sum", x, axis=1), lambda t, x: x.sum(1)),
+    Line("reduce", "sum of columns float32", _MATRICES, _one("float32"), lambda d, x: d.reduce("sum", x, axis=0), lambda t, x: x.sum(0)),
+    Line("reduce", "argmax of rows bfloat16", _MATRICES, _one("bfloat16"), lambda d, x: d.reduce("argmax", x, axis=1), lambda t, x: x.argmax(1)),
+    Line("arrays", "transpose float32", _MATRICES, _one("float32"), lambda d, x: d.arrays.transpose(x), lambda t, x: x.t().contiguous()),
+    Line(
+        "arrays",
+        "concatenate float32",
+        _MATRICES,
+        lambda m, n: (((m, n), "float32"),) * 2,
+        lambda d, x, y: d.arrays.concatenate((x, y), axis=1),
+        lambda t, x, y: t.cat((x, y), 1),
+    ),
+    Line("scan", "cumsum float32", _FLAT, _one("float32"), lambda d, x: d.scan.cumsum(x), lambda t, x: x.cumsum(0)),
+    Line("sort", "sort float32", _FLAT, _one("float32"), lambda d, x: d.sort.sort(x), lambda t, x: t.sort(x)[0]),
+    Line("sort", "argsort float32", _FLAT, _one("float32"), lambda d, x: d.sort.argsort(x), lambda t, x: t.argsort(x, stable=True)),
+    Line("sort", "topk 10 of rows float32", _ROWS, _one("float32"), lambda d, x: d.sort.topk(x, 10), lambda t, x: t.topk(x, 10)),
+    Line(
+        "dnn",
+        "conv2d 3x3 float16, channels last",
+        ((1, 14, 64), (32, 56, 64), (64, 56, 256)),
+        _image,
+        lambda d, x, w: d.dnn.conv2d(x, w, padding=1, channels_last=True),
+        _their_convolution,
+    ),
+    Line(
+        "dnn",
+        "attention bfloat16",
+        ((1, 8, 128, 64), (8, 16, 512, 64), (4, 32, 2048, 128)),
+        _heads,
+        lambda d, q, k, v: d.dnn.attention(q, k, v),
+        lambda t, q, k, v: t.nn.functional.scaled_dot_product_attention(q, k, v),
+    ),
+    Line(
+        "dnn",
+        "attention causal bfloat16",
+        ((1, 8, 128, 64), (8, 16, 512, 64), (4, 32, 2048, 128)),
+        _heads,
+        lambda d, q, k, v: d.dnn.attention(q, k, v, causal=True),
+        lambda t, q, k, v: t.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True),
+    ),
+    Line("dnn", "softmax of rows bfloat16", _ROWS, _one("bfloat16"), lambda d, x: d.dnn.softmax(x), lambda t, x: t.softmax(x, -1)),
+    Line(
+        "dnn",
+        "layer norm bfloat16",
+        _ROWS,
+        _norm,
+        lambda d, x, w, b: d.dnn.layer_norm(x, w.shape, w, b),
+        lambda t, x, w, b: t.nn.functional.layer_norm(x, w.shape, w, b),
+    ),
+    Line("fft", "fft of rows complex64", _ROWS, _one("complex64"), lambda d, x: d.fft.fft(x), lambda t, x: t.fft.fft(x)),
+    Line("fft", "fft of planes complex64", ((64, 64), (1024, 1024), (4096, 4096)), _one("complex64"),
+         lambda d, x: d.fft.fft(x, axes=(0, 1)), lambda t, x: t.fft.fft2(x)),
+    Line("rng", "uniform float32", _FLAT, _one("float32"), lambda d, x: d.rng.uniform(x.shape, seed=1), lambda t, x: t.rand_like(x)),
+    Line("rng", "normal float32", _FLAT, _one("float32"), lambda d, x: d.rng.normal(x.shape, seed=1), lambda t, x: t.randn_like(x)),
+)  # fmt: skip

@@ -1,0 +1,134 @@
+"""Convolutions by cuDNN."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from accel import DType, UnsupportedError
+
+if TYPE_CHECKING:
+    from accel_cuda.core.stream import CudaStream
+    from accel_cuda.families.cudnn import Cudnn, Room
+
+__all__ = ["CUDNN_TYPES", "ConvolutionWork", "convolve", "fill"]
+
+CUDNN_TYPES = {DType.FLOAT16: "HALF", DType.BFLOAT16: "BFLOAT16", DType.FLOAT32: "FLOAT", DType.FLOAT64: "DOUBLE"}
+"""What cuDNN calls element types."""
+
+_ROUNDING = ("DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION")
+# Transforms lose digits, and spread what is no number over a tile of the result.
+_TRANSFORMS = ("FFT", "WINOGRAD", "WINOGRAD_TILE_4x4", "WINOGRAD_TILE_6x6", "WINOGRAD_TILE_13x13")
+
+
+class ConvolutionWork(NamedTuple):
+    """What decides how a convolution is made. Shapes have the channels in their second place, and one dimension is the second of two.
+
+    Attributes
+    ----------
+    input, filter, output : tuple of int
+    before, after : tuple of int
+        The padding.
+    has_bias, is_rectified, is_last, allow_tf32 : bool
+        As the op says. One that is rectified has a bias.
+    """
+
+    dtype: DType
+    input: tuple[int, ...]
+    filter: tuple[int, ...]
+    output: tuple[int, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    has_bias: bool = False
+    is_rectified: bool = False
+    is_last: bool = False
+    allow_tf32: bool = False
+
+    @classmethod
+    def of(cls, op: Any) -> ConvolutionWork:
+        """Return what an op asks for."""
+        x, w, y = op.sizes()
+        borders = op.borders()
+        before, after = (tuple([pair[end] for pair in borders]) for end in (0, 1))
+        steps = before, after, op.strides(), op.dilations()
+        if len(x) == 3:
+            x, w, y = ((shape[0], shape[1], 1, shape[2]) for shape in (x, w, y))
+            before, after, stride, dilation = (0, *before), (0, *after), (1, *op.strides()), (1, *op.dilations())
+            steps = before, after, stride, dilation
+        is_rectified = op.activation is not None
+        return cls(op.input.dtype, x, w, y, *steps, op.bias is not None or is_rectified, is_rectified, op.channels_last, op.allow_tf32)
+
+    def nbytes(self) -> tuple[int, int, int, int]:
+        """Return the bytes of input, filter, bias and result."""
+        size = self.dtype.itemsize
+        return tuple([size * math.prod(shape) for shape in (self.input, self.filter, self.filter[:1], self.output)])  # type: ignore[return-value]  # four
+
+    def request(self) -> dict[str, Any]:
+        """See :meth:`accel_cuda.families.cudnn.Work.request`."""
+        without = list(_ROUNDING + _TRANSFORMS)
+        if self.dtype is DType.FLOAT32 and not self.allow_tf32:
+            without.append("TENSOR_CORE")
+        return {
+            "op": "convolution",
+            "dtype": CUDNN_TYPES[self.dtype],
+            "input": self.input,
+            "filter": self.filter,
+            "output": self.output,
+            "bias": (1, self.filter[0], *(1,) * (len(self.filter) - 2)) if self.has_bias else None,
+            "relu": self.is_rectified,
+            "channels_last": self.is_last,
+            "before": self.before,
+            "after": self.after,
+            "stride": self.stride,
+            "dilation": self.dilation,
+            "without": without,
+        }
+
+
+def convolve(stream: CudaStream, cudnn: Cudnn, work: ConvolutionWork, x: int, w: int, bias: int, y: int, room: Room) -> None:
+    """Enqueue a convolution into ``y``, which has elements. May block where the plan is new.
+
+    Parameters
+    ----------
+    bias
+        Address, or 0 for none.
+    room
+        What it works in; see :meth:`Cudnn.run`. A bias of zeros besides, if there is none and the plan has one.
+
+    Raises
+    ------
+    UnsupportedError
+        If cuDNN does not offer it.
+    """
+    sizes = work.nbytes()
+    if work.has_bias and not bias:
+        bias = room.take(sizes[2])
+        stream.fill(bias, bytes(1), sizes[2])
+    tensors = {1: (x, sizes[0]), 2: (w, sizes[1]), 3: (bias, sizes[2]), 4: (y, sizes[3])}
+    reason = cudnn.run(stream, work, tensors, room)
+    if reason is not None:
+        raise _refused(stream, reason)
+
+
+def fill(stream: CudaStream, work: ConvolutionWork, y: int) -> None:
+    """Enqueue a convolution of no channels, which is 0.
+
+    Raises
+    ------
+    UnsupportedError
+        If there is a bias.
+    """
+    if work.has_bias:
+        raise _refused(stream, "no channels")
+    stream.fill(y, bytes(1), work.nbytes()[3])
+
+
+def _refused(stream: CudaStream, reason: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"cuDNN does not offer this convolution: {reason}",
+        library="cudnn",
+        device=stream.context.description.spec,
+        remedy="Use other sizes, another order of the channels, or another dtype.",
+    )

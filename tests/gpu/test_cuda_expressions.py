@@ -1,0 +1,83 @@
+"""Expressions on the GPU: the values of chains, products and cuts, NaN in all of them, and how long a chain takes beside one function."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import accel
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("nothing_left")]
+
+
+@pytest.fixture
+async def device() -> AsyncIterator[accel.Device]:
+    async with accel.System() as system:
+        yield await system.open_device("cuda")
+
+
+def single(rng: np.random.Generator, *shape: int) -> np.ndarray[Any, Any]:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+async def test_layers(device: accel.Device, rng: np.random.Generator) -> None:
+    xp = device.xp
+    x, w, b, v = single(rng, 64, 33), single(rng, 33, 128), single(rng, 128), single(rng, 128, 10)
+    x[3, 5] = np.nan
+    hidden = (xp.asarray(x) @ xp.asarray(w) + xp.asarray(b)).relu()
+    gelu = (xp.asarray(x) @ xp.asarray(w) + xp.asarray(b)).gelu_tanh()
+    y = (hidden @ xp.asarray(v)).softmax()
+    await accel.evaluate(hidden, gelu, y)
+    wide = x.astype(np.float64) @ w + b
+    np.testing.assert_allclose(await hidden.numpy(), np.maximum(wide, 0), rtol=1e-4, atol=1e-4)
+    tanh = 0.5 * wide * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)))
+    np.testing.assert_allclose(await gelu.numpy(), tanh, rtol=1e-4, atol=1e-4)
+    powers = np.maximum(wide, 0) @ v
+    powers = np.exp(powers - powers.max(-1, keepdims=True))
+    np.testing.assert_allclose(await y.numpy(), powers / powers.sum(-1, keepdims=True), rtol=1e-3, atol=1e-4)
+
+
+async def test_normalization_views_and_masks(device: accel.Device, rng: np.random.Generator) -> None:
+    xp = device.xp
+    x = single(rng, 17, 40)
+    array = xp.asarray(x)
+    centred = array - array.mean(axis=1, keepdims=True)
+    normed = centred * ((centred * centred).mean(axis=1, keepdims=True) + 1e-5).rsqrt()
+    wide = x.astype(np.float64)
+    expected = (wide - wide.mean(1, keepdims=True)) / np.sqrt(wide.var(1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(await normed.numpy(), expected, rtol=1e-4, atol=1e-5)
+    part = (array[::2, 3:20].T * 2 + 1)[1:, ::-1]
+    np.testing.assert_allclose(await part.numpy(), (wide[::2, 3:20].T * 2 + 1)[1:, ::-1], rtol=1e-6)
+    np.testing.assert_array_equal(await (array[array > 0.5]).numpy(), x[x > 0.5])
+    np.testing.assert_array_equal(await xp.sort(array, axis=0, descending=True).numpy(), -np.sort(-x, axis=0))
+    np.testing.assert_allclose(await xp.cumulative_sum(array, axis=1).numpy(), np.cumsum(wide, axis=1), rtol=1e-4, atol=1e-4)
+
+
+async def test_a_chain_takes_little_longer_than_one_function(device: accel.Device, rng: np.random.Generator) -> None:
+    xp = device.xp
+    x = await xp.asarray(single(rng, 1 << 24))
+
+    def chain(length: int) -> accel.Array:
+        y = x
+        for number in range(length):
+            y = y * 0.75 if number % 2 else y + 0.5
+        return y
+
+    async def seconds(length: int) -> float:
+        times = []
+        for _ in range(30):
+            start = time.perf_counter()
+            await chain(length)
+            times.append(time.perf_counter() - start)
+        return statistics.median(times[5:])
+
+    one, eight = await seconds(1), await seconds(8)
+    print(f"64 MiB: one function {one * 1e6:.1f} us, a chain of 8 {eight * 1e6:.1f} us")
+    assert eight < 1.6 * one  # the budget is 1.3, on a quiet machine
