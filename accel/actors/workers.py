@@ -47,19 +47,24 @@ class _Job(ABC):
         """Set the outcome of the future."""
 
     def run(self) -> None:
-        """Run the function on this thread."""
+        """Run the function on this thread.
+
+        What the arguments kept alive is let go before the outcome is reported: the waiter may count what is left.
+        """
         if not self.starts():
             return
-        args, kwargs = self.arguments
+        function, (args, kwargs) = self.function, self.arguments
+        del self.function, self.arguments
+        result = failed = None
         try:
-            result = self.context.run(self.function, *args, **kwargs)
+            result = self.context.run(function, *args, **kwargs)
         except BaseException as error:
-            self.finish(None, error)
-        else:
-            self.finish(result, None)
+            failed = error
+        del function, args, kwargs
+        try:
+            self.finish(result, failed)
         finally:
-            # The waiter keeps an error, whose traceback keeps this frame: the arguments would live until the next garbage collection.
-            del self, args, kwargs
+            del self, result, failed  # the waiter keeps an error, whose traceback keeps this frame
 
 
 class _Submitted(_Job):

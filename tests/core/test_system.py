@@ -6,6 +6,9 @@ import asyncio
 import copy
 import pickle
 import sys
+import threading
+import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 from tests.system_support import Echo, Starts, Waits, accel_tasks, accel_threads, turns
+
+
+class Given:
+    """What a function on a worker thread is given."""
 
 
 def eager_loop() -> asyncio.AbstractEventLoop:
@@ -58,6 +65,29 @@ def test_a_whole_life_on_every_loop(factory: Callable[[], asyncio.AbstractEventL
 
     with asyncio.Runner(debug=debug, loop_factory=factory) as runner:
         runner.run(main())
+
+
+async def test_what_a_worker_was_given_is_let_go_before_it_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker is held up right behind its report: what the loop counts then does not depend on when the thread goes on."""
+    loop, go_on, report = asyncio.get_running_loop(), threading.Event(), asyncio.get_running_loop().call_soon_threadsafe
+
+    def held_up(*args: Any, **kwargs: Any) -> asyncio.Handle:
+        handle = report(*args, **kwargs)
+        assert go_on.wait(10)
+        return handle
+
+    def work(given: list[Given], *, also: Given) -> int:
+        return len(given)
+
+    given, also = Given(), Given()
+    left = weakref.WeakSet([given, also])
+    async with ActorSystem() as system:
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "call_soon_threadsafe", held_up)
+            assert await system.run_blocking(partial(work, [given]), also=also) == 1
+            del given, also
+            assert not left
+            go_on.set()
 
 
 async def test_names_are_unique_among_the_living() -> None:
