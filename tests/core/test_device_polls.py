@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import accel
 from accel import registry
-from tests.late_backend import LateDevice, LateEvent
+from accel.cpu.stream import CpuStream
+from tests.late_backend import LateDevice, LateEvent, LateStream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @pytest.fixture
 def queries(monkeypatch: pytest.MonkeyPatch) -> list[LateEvent]:
-    """Count the queries of marks of the device "late", whose own work ends at once."""
+    """Count the queries of marks of the device "late", whose own work ends at once.
+
+    It runs on the loop's thread: on another one it would take as many polls as the loop makes until the system runs that thread.
+    """
     queries: list[LateEvent] = []
     query = LateEvent.query
 
@@ -23,8 +30,12 @@ def queries(monkeypatch: pytest.MonkeyPatch) -> list[LateEvent]:
         queries.append(event)
         return query(event)
 
+    def at_once(stream: LateStream, work: Callable[[], object], cost: float = 0.0, keep: object = None) -> None:
+        CpuStream.submit(stream, work, 0.0, keep)
+
     monkeypatch.setitem(registry._BUILT_IN, "late", "tests.late_backend:LateBackend")
     monkeypatch.setattr(LateDevice, "delay", 0.0)
+    monkeypatch.setattr(LateStream, "submit", at_once)
     monkeypatch.setattr(LateEvent, "query", counting)
     return queries
 
