@@ -10,14 +10,25 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, cast
 
-import structlog
-
+from accel import _child
 from accel.errors import AccelError, said
 
 if TYPE_CHECKING:
+    import structlog
     from structlog.typing import EventDict, WrappedLogger
 
 __all__ = ["get_logger", "one_line"]
+
+_IN_CHILD = _child.is_deferred()
+
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "exception": logging.ERROR,
+    "critical": logging.CRITICAL,
+}
 
 
 def one_line(text: str) -> str:
@@ -39,6 +50,43 @@ def _render(_logger: WrappedLogger, _method: str, event: EventDict) -> tuple[tup
     return (text,), {"exc_info": exc_info, "extra": {"accel": {"event": name, **pairs}}}
 
 
+class _Logger:
+    """structlog's logger. A child process imports structlog with the first event that it logs, other processes at once.
+
+    Most children log nothing, and structlog, with rich where that is installed, is a sixth of what they would import. In a service the first event may
+    be of a fault, whose handling must not wait for an import on the loop.
+    """
+
+    __slots__ = ("_bound",)
+
+    def __init__(self) -> None:
+        self._bound = None if _IN_CHILD else _bind()
+
+    def __getattr__(self, method: str) -> Any:
+        if not logging.getLogger("accel").isEnabledFor(_LEVELS.get(method, logging.CRITICAL)):
+            return _drop
+        if self._bound is None:
+            self._bound = _bind()
+        return getattr(self._bound, method)
+
+
+def _drop(*args: object, **pairs: object) -> None:
+    """Log nothing: the level of the event is not enabled."""
+
+
+def _bind() -> structlog.stdlib.BoundLogger:
+    import structlog
+
+    proxy = structlog.wrap_logger(
+        logging.getLogger("accel"),
+        processors=[_render],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        context_class=dict,
+        cache_logger_on_first_use=True,
+    )
+    return cast("structlog.stdlib.BoundLogger", proxy.bind())
+
+
 def get_logger() -> structlog.stdlib.BoundLogger:
     """Return the logger that every module of accel uses.
 
@@ -53,11 +101,4 @@ def get_logger() -> structlog.stdlib.BoundLogger:
     All parts are given explicitly, so an application's ``structlog.configure`` changes nothing here, and an unconfigured structlog
     (which prints to standard output) is never reached.
     """
-    proxy = structlog.wrap_logger(
-        logging.getLogger("accel"),
-        processors=[structlog.stdlib.filter_by_level, _render],
-        wrapper_class=structlog.stdlib.BoundLogger,
-        context_class=dict,
-        cache_logger_on_first_use=True,
-    )
-    return cast("structlog.stdlib.BoundLogger", proxy.bind())
+    return cast("structlog.stdlib.BoundLogger", _Logger())
