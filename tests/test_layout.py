@@ -43,6 +43,7 @@ LAYERS = {
     "storage": 4,
     "engine": 5,
     "sharing": 6,
+    "models": 7,
     "remote": 7,
     "device": 8,
     "cpu": 9,  # its own imports are limited below; the number keeps the generic layers from importing it
@@ -56,9 +57,12 @@ LAYERS = {
 CPU_MAY_IMPORT = {*VOCABULARY, "memory", "cpu"}
 OUTSIDE_VOCABULARY = {"asyncio", "anyio"}
 CUDA_LAYERS = {"errors": 0, "core": 1, "families": 2, "device": 3, "backend": 4, "": 5}
-CUDA = {"accel_cuda", "cuda", "cupy", "nvmath", "torch"}
+CUDA = {"accel_cuda", "cuda", "cupy", "nvmath"}
+# Frameworks of models: imported by adapters, and by what reads a state dict.
+FRAMEWORKS = {"torch", "onnx", "onnxruntime", "safetensors"}
+MAY_IMPORT_FRAMEWORKS = ("accel.models.adapters.", "accel.models.weights")
 # Without rich: structlog loads it by itself where it is installed.
-NOT_WITH_ACCEL = CUDA | {"aiohttp", "fastapi", "pytest", "scipy", "starlette", "uvicorn"}
+NOT_WITH_ACCEL = CUDA | FRAMEWORKS | {"aiohttp", "fastapi", "pytest", "scipy", "starlette", "uvicorn"}
 
 
 @dataclass(frozen=True)
@@ -332,6 +336,17 @@ def test_accel_imports_nothing_of_cuda_not_even_for_typing() -> None:
         for module in modules("accel").values()
         for found in imports_of(module)
         if found.top in CUDA
+    ]
+    assert wrong == []
+
+
+def test_frameworks_of_models_are_imported_for_models_only() -> None:
+    wrong = [
+        f"{module.at(found.line)}: imports {found.module}"
+        for module in modules("accel").values()
+        if not module.name.startswith(MAY_IMPORT_FRAMEWORKS)
+        for found in imports_of(module)
+        if found.top in FRAMEWORKS
     ]
     assert wrong == []
 

@@ -16,6 +16,8 @@ EXTRAS: dict[str, dict[str, str]] = {
     "bench": {"matplotlib": "matplotlib"},
     "cuda": {"cuda": "cuda-bindings", "cuda.core": "cuda-core", "nvmath": "nvmath-python"},
     "dnn": {"cudnn": "nvidia-cudnn-frontend"},
+    "torch": {"torch": "torch"},
+    "onnx": {"onnxruntime": "onnxruntime"},
 }
 """Extra -> module -> distribution."""
 

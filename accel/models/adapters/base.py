@@ -1,0 +1,260 @@
+"""What a model of any framework looks like to a device, and how it is found where the model lives."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+import numpy as np
+
+from accel.engine.kernel_library import Operand
+from accel.errors import AccelError, BackendUnavailableError, InvalidArgumentError, LibraryError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from accel.backend import DeviceDescription
+    from accel.ops import Spec
+
+__all__ = ["Adapter", "ModelSource", "source_of"]
+
+Array = np.ndarray[Any, Any]
+
+_EXTRAS: Final = {"torch": "torch", "onnxruntime": "onnx"}
+
+
+class Adapter(Protocol):
+    """One model in one context. An object of the user's with :meth:`open` and :meth:`run` is one too: the others have defaults.
+
+    Methods are called one at a time, in the process where the context is, and not on an event loop. On a GPU what they do is enqueued into the stream of
+    the operands; on the CPU it has ended when they return.
+    """
+
+    def open(self, weights: Mapping[str, Operand], description: DeviceDescription, stream: Any) -> None:
+        """Build the model around its weights.
+
+        Parameters
+        ----------
+        weights
+            By name: memory of the device that stays where it is until :meth:`close`. It is only read: generations that follow use it too.
+        description
+            Of the device.
+        stream
+            To enqueue into.
+        """
+
+    def run(self, inputs: Mapping[str, Operand]) -> Any:
+        """Enqueue a forward, and return an array, a tuple or a mapping of arrays of the framework. Inputs are only read."""
+
+    def store(self, result: Any, output: Operand) -> None:
+        """Enqueue a copy of one array that :meth:`run` returned into an output of the same shape and dtype.
+
+        The default copies what numpy can read, on the CPU.
+        """
+
+    def warm(self, inputs: Mapping[str, tuple[Spec, float]]) -> None:
+        """Run once with inputs of these shapes and dtypes, filled with a number, so that the first request waits for no kernel to be made ready.
+
+        The default does so on the CPU.
+        """
+
+    def initial(self, given: Collection[str]) -> dict[str, Array]:
+        """Return the arrays that :meth:`open` needs beside those that the user gave by these names. Called before :meth:`open`, in any process.
+
+        The default returns none.
+        """
+
+    def close(self) -> None:
+        """Let the model go, and everything made of its weights. The default does nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """What makes a model's adapter, in whatever process; made by :func:`source_of`. It can be pickled if its target can.
+
+    Attributes
+    ----------
+    target : object
+        A file, ``"package.module:name"``, a function or class, or an adapter.
+    options : mapping
+        Keyword arguments of the adapter.
+    """
+
+    target: Any
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def adapter(self) -> Adapter:
+        """Return a new adapter. May block: it imports the framework.
+
+        Raises
+        ------
+        InvalidArgumentError
+            There is no such name, it is neither an adapter nor callable, or an option is not known.
+        BackendUnavailableError
+            The framework is not installed.
+        LibraryError
+            The module of the target could not be imported, or the class of the user's raised.
+        """
+        if isinstance(self.target, Path):
+            return self._made("onnx", "OnnxAdapter", self.target)
+        target = _resolved(self.target) if isinstance(self.target, str) else self.target
+        if _is_adapter(target):
+            if isinstance(target, type):
+                return _WithDefaults(_called(target, (), self.options))
+            if self.options:
+                raise InvalidArgumentError(f"{target!r} takes no options", remedy="Give its class, or set them before.")
+            return _WithDefaults(target)
+        if not callable(target):
+            raise InvalidArgumentError(
+                f"{self.target!r} is a {type(target).__name__}, not a model",
+                remedy="Give a function that returns a torch.nn.Module, a path ending in .onnx, or an object with open and run.",
+            )
+        return self._made("torch", "TorchAdapter", target)
+
+    def _made(self, framework: str, adapter: str, target: Any) -> Adapter:
+        """Import an adapter of ours, and its framework with it."""
+        try:
+            module = importlib.import_module(f"accel.models.adapters.{framework}")
+        except ImportError as error:
+            raise _unavailable(error) from error
+        return cast("Adapter", _called(getattr(module, adapter), (target,), self.options))
+
+
+def source_of(model: Any, options: Mapping[str, Any] | None = None) -> ModelSource:
+    """Return the source of a model. Imports nothing, and reads no file.
+
+    Parameters
+    ----------
+    model
+        ``"package.module:name"``, or what has that name: a function without parameters that returns a ``torch.nn.Module``, or a class with ``open`` and ``run``
+        (:class:`Adapter`); an instance of one; or a path that ends in ``.onnx``.
+    options
+        Keyword arguments of the adapter, or of the class.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is none of these.
+    """
+    given = {} if options is None else dict(options)
+    if isinstance(model, (str, os.PathLike)):
+        text = os.fspath(model)
+        if isinstance(text, str) and text.endswith(".onnx"):
+            return ModelSource(Path(text).absolute(), given)
+        parts = text.split(":") if isinstance(model, str) else []
+        if len(parts) == 2 and all(part.replace(".", "_").isidentifier() for part in parts):
+            return ModelSource(model, given)
+        raise InvalidArgumentError(f"{model!r} names no model", remedy="Give 'package.module:function', or a path that ends in .onnx.")
+    if any(each.__module__ == "torch.nn.modules.module" for each in type(model).__mro__):
+        raise InvalidArgumentError(
+            f"model is a {type(model).__name__}, which a later generation could not make again",
+            remedy="Give the function that builds it, and its state_dict() as weights.",
+        )
+    if not (_is_adapter(model) or callable(model)):
+        raise InvalidArgumentError(
+            f"model is a {type(model).__name__}", remedy="Give a function that returns a torch.nn.Module, or an object with open and run."
+        )
+    return ModelSource(model, given)
+
+
+class _WithDefaults:
+    """An adapter of the user's, with what it lacks. See :class:`Adapter` for the methods."""
+
+    def __init__(self, adapter: Any) -> None:
+        self._adapter = adapter
+        self._backend = ""
+
+    def open(self, weights: Mapping[str, Operand], description: DeviceDescription, stream: Any) -> None:
+        self._backend = description.backend
+        self._adapter.open(weights, description, stream)
+
+    def run(self, inputs: Mapping[str, Operand]) -> Any:
+        return self._adapter.run(inputs)
+
+    def store(self, result: Any, output: Operand) -> None:
+        if hasattr(self._adapter, "store"):
+            self._adapter.store(result, output)
+            return
+        if output.backend != "cpu":
+            raise UnsupportedError(
+                f"{type(self._adapter).__name__} has no method store",
+                remedy=f"Define store(result, output) for memory of {output.backend}.",
+            )
+        array = np.asarray(result)
+        if array.shape != output.shape or array.dtype != output.dtype.numpy:
+            raise InvalidArgumentError(
+                f"a result is {array.dtype}{list(array.shape)}, and its output {output.dtype.value}{list(output.shape)}",
+                remedy="Return arrays of one dtype, and of shapes that follow from those of the inputs.",
+            )
+        np.asarray(output)[...] = array
+
+    def warm(self, inputs: Mapping[str, tuple[Spec, float]]) -> None:
+        if hasattr(self._adapter, "warm"):
+            self._adapter.warm(inputs)
+        elif self._backend == "cpu":
+            arrays = {name: np.full(spec.shape, pad, spec.dtype.numpy) for name, (spec, pad) in inputs.items()}
+            self._adapter.run(
+                {name: Operand(array.ctypes.data, array.shape, inputs[name][0].dtype, False, "cpu") for name, array in arrays.items()}
+            )
+
+    def initial(self, given: Collection[str]) -> dict[str, Array]:
+        return dict(self._adapter.initial(given)) if hasattr(self._adapter, "initial") else {}
+
+    def close(self) -> None:
+        if hasattr(self._adapter, "close"):
+            self._adapter.close()
+
+
+def _is_adapter(value: object) -> bool:
+    return callable(getattr(value, "open", None)) and callable(getattr(value, "run", None))
+
+
+def _resolved(target: str) -> Any:
+    """Return what ``"package.module:name"`` names."""
+    module_name, _, path = target.partition(":")
+    try:
+        found = importlib.import_module(module_name)
+    except ImportError as error:
+        missing = getattr(error, "name", None) or ""
+        if missing and f"{module_name}.".startswith(f"{missing}."):
+            raise InvalidArgumentError(
+                f"{target!r}: there is no module {missing!r}",
+                remedy="Name a module that can be imported, and set PYTHONPATH if it is elsewhere.",
+            ) from error
+        if missing.partition(".")[0] in _EXTRAS:
+            raise _unavailable(error) from error
+        raise LibraryError(
+            f"importing {module_name} raised {error!r}", remedy="See its cause; the module must import by itself."
+        ) from error
+    except Exception as error:
+        raise LibraryError(
+            f"importing {module_name} raised {error!r}", remedy="See its cause; the module must import by itself."
+        ) from error
+    for name in path.split("."):
+        if not hasattr(found, name):
+            raise InvalidArgumentError(
+                f"{target!r}: module {module_name} has no {path!r}", remedy="Name a function or class of the module."
+            )
+        found = getattr(found, name)
+    return found
+
+
+def _called(factory: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+    try:
+        return factory(*arguments, **options)
+    except AccelError:
+        raise
+    except Exception as error:
+        raise LibraryError(f"{factory.__name__} could not be made: {error!r}", remedy="See its cause, and its options.") from error
+
+
+def _unavailable(error: ImportError) -> BackendUnavailableError:
+    """Return the error of a framework that is not installed, or not usable."""
+    name = (error.name or "").partition(".")[0]
+    extra = _EXTRAS.get(name)
+    remedy = f"Install it: pip install 'accel-actors[{extra}]'." if extra else "See its cause."
+    return BackendUnavailableError(f"{name or 'the framework'} cannot be imported: {error}", remedy=remedy)

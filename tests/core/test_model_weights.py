@@ -1,0 +1,424 @@
+"""Weights of models: what is in files, state dicts and mappings is on the device, bit for bit, also after a fault; a hostile file is an error."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+
+import accel
+from accel.models.safetensors import SafetensorsFile
+from accel.models.weights import load_weights
+from accel.testing import FaultPlan
+from tests.device_support import bounded, cancelled, failure, generation, opened, task, until, used
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+Array = np.ndarray[Any, Any]
+
+TORCH_DTYPES = {
+    **{name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")},
+    **{name: getattr(torch, name) for name in ("int8", "int16", "int32", "int64", "uint8", "bool", "complex64")},
+}
+
+
+async def blocking(function: Callable[..., Any], *args: Any) -> Any:
+    """Run a function as a system would: on another thread."""
+    return await asyncio.to_thread(function, *args)
+
+
+async def load(device: Any, source: Any, **options: Any) -> dict[str, accel.AccelRef]:
+    return await load_weights(device, source, run_blocking=blocking, **options)
+
+
+def some_tensors(rng: np.random.Generator) -> dict[str, torch.Tensor]:
+    """Return a tensor of random bits of each dtype, and a few of unusual shapes."""
+    found = {}
+    for name, dtype in TORCH_DTYPES.items():
+        nbytes = 15 * dtype.itemsize
+        bits = torch.from_numpy(rng.integers(0, 2 if name == "bool" else 256, nbytes, np.uint8))
+        found[name] = bits.view(dtype).reshape(3, 5)
+    found["scalar"] = torch.tensor(rng.standard_normal())
+    found["empty"] = torch.zeros((3, 0, 2), dtype=torch.bfloat16)
+    found["odd"] = torch.from_numpy(rng.integers(0, 256, 7, np.uint8))
+    found["large"] = torch.from_numpy(rng.standard_normal((300, 301)).astype(np.float32))
+    return found
+
+
+def bits(array: Any) -> tuple[tuple[int, ...], str, bytes]:
+    """Return what must be equal where two arrays have the same bits."""
+    if isinstance(array, torch.Tensor):
+        return (
+            tuple(array.shape),
+            str(array.dtype).removeprefix("torch."),
+            array.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(),
+        )
+    return array.shape, str(array.dtype), array.tobytes()
+
+
+async def check(device: accel.Device, refs: dict[str, accel.AccelRef], expected: dict[str, Any]) -> None:
+    assert refs.keys() == expected.keys()
+    for name, ref in refs.items():
+        assert ref.durable
+        assert bits(await device.get(ref)) == bits(expected[name]), name
+
+
+def saved(way: str, tensors: dict[str, torch.Tensor], folder: Path) -> Any:
+    """Write tensors, and return the source to load them from."""
+    names = list(tensors)
+    halves = [{name: tensors[name] for name in part} for part in (names[::2], names[1::2])]
+    if way == "mapping":
+        return tensors
+    if way == "list":
+        safetensors.torch.save_file(halves[0], folder / "half.safetensors")
+        return [str(folder / "half.safetensors"), halves[1]]
+    if way == "state dict":
+        torch.save(tensors, folder / "model.pt")
+        return folder / "model.pt"
+    if way == "file":
+        safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        return folder / "model.safetensors"
+    for number, half in enumerate(halves):
+        safetensors.torch.save_file(half, folder / f"model-{number}.safetensors")
+    if way == "index":
+        weight_map = {name: f"model-{number}.safetensors" for number, half in enumerate(halves) for name in half}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
+        return folder / "model.safetensors.index.json"
+    return folder
+
+
+@pytest.mark.parametrize("way", ["file", "folder", "index", "state dict", "mapping", "list"])
+async def test_every_source_has_the_same_bits_on_the_device(way: str, rng: np.random.Generator, tmp_path: Path) -> None:
+    tensors = some_tensors(rng)
+    source = saved(way, tensors, tmp_path)
+    async with opened() as device:
+        refs = await load(device, source)
+        await check(device, refs, tensors)
+
+
+async def test_weights_outlive_a_fault_without_their_files(rng: np.random.Generator, tmp_path: Path) -> None:
+    tensors = some_tensors(rng)
+    source = saved("folder", tensors, tmp_path)
+    async with opened(FaultPlan().poison_at(1, op="fill")) as device:
+        refs = await load(device, source)
+        for file in tmp_path.iterdir():
+            file.unlink()
+        await failure(device.zeros(3), accel.ContextPoisonedError)
+        await generation(device, 2)
+        await check(device, refs, tensors)
+
+
+async def test_weights_have_checksums(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    put = accel.Device.put
+
+    async def spied(self: accel.Device, array: Any, **options: Any) -> accel.AccelRef:
+        asked.append(options)
+        return await put(self, array, **options)
+
+    monkeypatch.setattr(accel.Device, "put", spied)
+    async with opened() as device:
+        await load(device, {"a": rng.standard_normal(3), "b": rng.standard_normal(4)})
+    assert asked == [{"durable": True, "checksum": True}] * 2
+
+
+async def test_tied_weights_are_one_buffer(rng: np.random.Generator, tmp_path: Path) -> None:
+    table = torch.from_numpy(rng.standard_normal((40, 8)).astype(np.float32))
+    array = rng.standard_normal(5)
+    tied = {"embedding": table, "head": table.view(40, 8), "part": table[:10], "transposed": table.T, "x": array, "y": array}
+    torch.save({"embedding": table, "head": table}, tmp_path / "tied.bin")
+    async with opened() as device:
+        before = used(device)
+        refs = await load(device, tied)
+        assert refs["embedding"] is refs["head"]
+        assert refs["x"] is refs["y"]
+        assert len({id(ref) for ref in refs.values()}) == 4
+        assert used(device) - before < 4 * table.nbytes
+        await check(device, refs, tied)
+        refs = await load(device, tmp_path / "tied.bin")
+        assert refs["embedding"] is refs["head"]
+
+
+async def test_numpy_arrays_of_any_layout_and_lists_are_taken(rng: np.random.Generator) -> None:
+    given = {
+        "fortran": np.asfortranarray(rng.standard_normal((4, 3))),
+        "swapped": rng.integers(0, 9, 5).astype(">i4"),
+        "strided": rng.standard_normal(20)[::3],
+        "bfloat16": rng.standard_normal(6).astype(ml_dtypes.bfloat16),
+        "list": [1.0, 2.0],
+        "number": 3,
+    }
+    async with opened() as device:
+        refs = await load(device, given)
+        for name, ref in refs.items():
+            np.testing.assert_array_equal(await device.get(ref), np.asarray(given[name]), name)
+
+
+async def test_progress_is_told_on_the_loop(rng: np.random.Generator, tmp_path: Path) -> None:
+    tensors = some_tensors(rng)
+    source = saved("folder", tensors, tmp_path)
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    told: list[tuple[int, int]] = []
+
+    def on_progress(done: int, of: int) -> None:
+        asyncio.get_running_loop()
+        told.append((done, of))
+
+    async with opened() as device:
+        await load(device, source, on_progress=on_progress)
+    assert told[0] == (0, total)
+    assert told[-1] == (total, total)
+    assert told == sorted(told)
+    assert len(told) == len(tensors) + 1
+
+
+class Failing:
+    """A device whose put of one number ends otherwise."""
+
+    def __init__(self, device: accel.Device, at: int, end: Callable[[], Awaitable[Any]]) -> None:
+        self._device = device
+        self._left = at
+        self._end = end
+
+    async def put(self, array: Any, **options: Any) -> Any:
+        self._left -= 1
+        return await (self._device.put(array, **options) if self._left else self._end())
+
+
+async def test_after_an_error_or_a_cancellation_nothing_is_left(rng: np.random.Generator, tmp_path: Path) -> None:
+    source = saved("file", some_tensors(rng), tmp_path)
+    reached = asyncio.Event()
+
+    async def full() -> None:
+        raise accel.OutOfMemoryError("no room")
+
+    async def never() -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    def unhappy(done: int, total: int) -> None:
+        if done:
+            raise ArithmeticError
+
+    async with opened() as device:
+        before = used(device)
+        error = await failure(load(Failing(device, 7, full), source), accel.OutOfMemoryError)
+        await until(lambda: used(device) == before, "the memory is free with the error in hand")
+        assert error.__traceback__ is not None
+        arithmetic = await failure(load(device, source, on_progress=unhappy), ArithmeticError)
+        await until(lambda: used(device) == before)
+        assert arithmetic.__traceback__ is not None
+        loading = task(load(Failing(device, 7, never), source))
+        await bounded(reached.wait())
+        assert used(device) > before
+        await cancelled(loading)
+        await until(lambda: used(device) == before)
+
+
+async def test_a_name_in_two_sources_is_refused(rng: np.random.Generator, tmp_path: Path) -> None:
+    source = saved("file", {"a": torch.zeros(3)}, tmp_path)
+    async with opened() as device:
+        error = await failure(load(device, [source, {"a": np.zeros(3)}]), accel.InvalidArgumentError)
+    assert "'a'" in str(error)
+
+
+async def test_an_onnx_file_is_one_array_of_its_bytes(rng: np.random.Generator, tmp_path: Path) -> None:
+    data = rng.bytes(1000)
+    (tmp_path / "m.onnx").write_bytes(data)
+    async with opened() as device:
+        refs = await load(device, tmp_path / "m.onnx")
+        assert list(refs) == ["model.onnx"]
+        assert (await device.get(refs["model.onnx"])).tobytes() == data
+
+
+class Payload:
+    """What runs code when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("/nonexistent/of-a-pickle",)
+
+
+async def test_what_cannot_be_loaded_is_refused_with_the_reason(tmp_path: Path) -> None:
+    torch.save({"a": Payload()}, tmp_path / "code.pt")
+    torch.save([torch.zeros(3)], tmp_path / "list.pt")
+    torch.save({"state": {"a": torch.zeros(3)}}, tmp_path / "nested.pt")
+    (tmp_path / "broken.bin").write_bytes(b"not a zip")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.gguf").touch()
+    cases: list[tuple[Any, str]] = [
+        (tmp_path / "code.pt", "weights_only"),
+        (tmp_path / "list.pt", "state dict"),
+        (tmp_path / "nested.pt", "weight 'state'"),
+        (tmp_path / "broken.bin", "torch does not read"),
+        (tmp_path / "missing.pt", "missing.pt"),
+        (tmp_path / "missing.safetensors", "cannot be read"),
+        (tmp_path / "missing.onnx", "cannot be read"),
+        (tmp_path / "empty", "has 0 files"),
+        (tmp_path / "a.gguf", "format"),
+        (3, "weights is a int"),
+        ({3: np.zeros(3)}, "name 3"),
+        ({"a": "text"}, "weight 'a'"),
+        ({"a": np.zeros(3, "O")}, "weight 'a'"),
+        ({"a": torch.zeros(3, device="meta")}, "meta"),
+        ({"a": torch.zeros(3, 3).to_sparse()}, "layout"),
+        ({"a": torch.zeros(3, dtype=torch.float8_e4m3fnuz)}, "weight 'a'"),
+    ]
+    async with opened() as device:
+        before = used(device)
+        for source, text in cases:
+            error = await failure(load(device, source), accel.InvalidArgumentError)
+            assert text in str(error), (source, str(error))
+        assert used(device) == before
+
+
+INDICES = ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}', '{"weight_map": {"a": "../b.safetensors"}}', "[" * 100_000]
+
+
+@pytest.mark.parametrize("text", INDICES, ids=lambda text: text[:30])
+async def test_an_invalid_index_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    async with opened() as device:
+        await failure(load(device, tmp_path), accel.InvalidArgumentError)
+
+
+async def test_an_index_that_names_what_is_not_there_is_refused(tmp_path: Path) -> None:
+    saved("index", {"a": torch.zeros(3), "b": torch.ones(3)}, tmp_path)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace('"b"', '"c"'))
+    async with opened() as device:
+        error = await failure(load(device, tmp_path), accel.InvalidArgumentError)
+        assert "'c'" in str(error)
+        index.write_text(index.read_text().replace("model-1", "model-7"))
+        await failure(load(device, tmp_path), accel.InvalidArgumentError)
+
+
+# -- hostile files
+
+
+def written(path: Path, header: Any, data: bytes = b"") -> Path:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return path
+
+
+def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+HEADERS: list[Any] = [
+    b"",
+    b" {}",
+    b"[]",
+    b"{",
+    b"\xff{}",
+    b"{" * 100_000,
+    b'{"a":' * 50_000,
+    b'{"a": NaN}',
+    json.dumps({"a": 1})[:-1].encode() + b', "a": 1}',
+    {"a": 1},
+    {"a": {}},
+    {"a": [1, 2, 3]},
+    {"\ud800": entry()},
+    {"__metadata__": [], "a": entry()},
+    {"__metadata__": {"x": 1}, "a": entry()},
+    *({"a": entry(dtype)} for dtype in (None, 3, ["F32"])),
+    *(
+        {"a": entry(shape=shape)}
+        for shape in (None, 2, [2.0], [True], [-2], [3], ["2"], [1 << 70], [2] * 100, [0, 1 << 58, 1 << 58], [1 << 58] * 1000)
+    ),
+    *(
+        {"a": entry(offsets=offsets)}
+        for offsets in (None, 8, [], [0], [0, 8, 8], [0.0, 8], [-8, 0], [8, 0], [0, 1 << 80], [0, 12], [1, 9], [0, 4])
+    ),
+    {"a": entry(), "b": entry()},
+    {"a": entry(), "b": entry(offsets=(4, 12))},
+    {"a": entry(), "b": entry(offsets=(16, 24))},
+    {},
+]
+
+
+@pytest.mark.parametrize("header", HEADERS, ids=lambda header: str(header)[:60])
+def test_an_invalid_header_is_refused(header: Any, tmp_path: Path) -> None:
+    path = written(tmp_path / "a.safetensors", header, bytes(8))
+    with pytest.raises(accel.InvalidArgumentError) as caught:
+        SafetensorsFile(path)
+    assert str(path) in str(caught.value)
+
+
+def test_invalid_lengths_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    for data in (b"", b"\0" * 7, b"\xff" * 8, (100).to_bytes(8, "little") + b"{}", bytes(8)):
+        path.write_bytes(data)
+        with pytest.raises(accel.InvalidArgumentError):
+            SafetensorsFile(path)
+
+
+def test_elements_that_no_device_has_are_unsupported(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.safetensors", {"a": entry("F8_E8M0", (8,))}, bytes(8))
+    with pytest.raises(accel.UnsupportedError, match="F8_E8M0"):
+        SafetensorsFile(path)
+
+
+def test_unaligned_tensors_are_read(rng: np.random.Generator, tmp_path: Path) -> None:
+    values = rng.standard_normal(3)
+    header = {"a": entry("U8", (1,), (0, 1)), "b": entry("F64", (3,), (1, 25))}
+    path = written(tmp_path / "a.safetensors", header, b"\7" + values.tobytes())
+    file = SafetensorsFile(path)
+    np.testing.assert_array_equal(file.array("b"), values)
+    assert not file.array("b").flags.writeable
+
+
+def test_mutated_files_are_refused_or_read_like_the_package_does(rng: np.random.Generator, tmp_path: Path) -> None:
+    seed = int(rng.integers(1 << 32))
+    rolled = random.Random(seed)
+    good = safetensors.torch.save({"ab": torch.arange(4.0), "c": torch.ones((2, 3), dtype=torch.bfloat16), "e": torch.zeros(0)}, {"k": "v"})
+    length = 8 + int.from_bytes(good[:8], "little")
+    path = tmp_path / "mutated.safetensors"
+    read = 0
+    for _ in range(500):
+        data = bytearray(good)
+        for _ in range(rolled.randint(1, 3)):
+            place = rolled.randrange(len(data) if rolled.random() < 0.1 else length)
+            way = rolled.random()
+            if way < 0.6:
+                data[place : place + 1] = rolled.choice(b'0123456789"{}[],:eE.-\\ \0\xffFI').to_bytes()
+            elif way < 0.8:
+                del data[place : place + rolled.randint(1, 4)]
+            else:
+                data[place:place] = data[rolled.randrange(len(data)) :][: rolled.randint(1, 4)]
+        path.write_bytes(data)
+        try:
+            file = SafetensorsFile(path)
+        except (accel.InvalidArgumentError, accel.UnsupportedError):
+            continue
+        expected = safetensors.torch.load(bytes(data))
+        assert {name: bits(file.array(name)) for name in file.tensors} == {name: bits(tensor) for name, tensor in expected.items()}, seed
+        read += 1
+    assert read > 5, "hardly a mutated file was valid: nothing was compared"
+
+
+@contextlib.asynccontextmanager
+async def child() -> AsyncIterator[accel.Device]:
+    async with accel.System() as system:
+        yield await system.open_device("cpu", host="process")
+
+
+async def test_a_device_in_a_child_gets_them_too(rng: np.random.Generator, tmp_path: Path) -> None:
+    tensors = some_tensors(rng)
+    source = saved("file", tensors, tmp_path)
+    async with child() as device:
+        await check(device, await load(device, source), tensors)
