@@ -12,7 +12,8 @@
     |  `- LinAlgError                 (numpy.linalg.LinAlgError) the device found that a matrix has no such solution
     |- CompileError                   a kernel's source did not compile
     |- HostDiedError                  the process that held the context ended
-    |- PoisonedInputError             this input makes the context fault
+    |- PoisonedInputError             this input makes the context fault, or hang
+    |- NonFiniteError                 a result that must be finite has a NaN or an infinity
     |- DeadlineExceededError          (TimeoutError) ``timeout=`` ran out
     |- MailboxFullError               a bounded queue has no room
     |- ActorStoppedError              the actor stopped before it could answer
@@ -50,6 +51,7 @@ __all__ = [
     "LibraryError",
     "LinAlgError",
     "MailboxFullError",
+    "NonFiniteError",
     "NotInitializedError",
     "OutOfMemoryError",
     "PoisonedInputError",
@@ -331,6 +333,8 @@ class HostDiedError(AccelError):
     ----------
     exit_code, signal : int or None
         How the process ended; one of the two is set once it is known.
+    hung : bool
+        Whether this process killed it, because it had not answered in time: an op that does not end, a process that is stopped.
     """
 
     default_scope = FaultScope.PROCESS
@@ -339,10 +343,13 @@ class HostDiedError(AccelError):
         "Once the device is ready, make the inputs anew (or use durable ones) and send the op again; device.state says how it is."
     )
 
-    def __init__(self, message: str = "", *, exit_code: int | None = None, signal: int | None = None, **fields: Any) -> None:
+    def __init__(
+        self, message: str = "", *, exit_code: int | None = None, signal: int | None = None, hung: bool = False, **fields: Any
+    ) -> None:
         super().__init__(message, **fields)
         self.exit_code = exit_code
         self.signal = signal
+        self.hung = hung
 
 
 class PoisonedInputError(AccelError):
@@ -352,13 +359,37 @@ class PoisonedInputError(AccelError):
     ----------
     item : object
         The input itself.
+    kind : {"fault", "hang"}
+        ``"fault"``: the context or its process died of it; ``.code`` is the driver's code, where there is one. ``"hang"``: it did not end in time.
+    remembered : bool
+        Whether the input was recognized as one that was found earlier, and has not run again.
     """
 
     default_remedy = "Do not send this input again; its siblings were answered."
 
-    def __init__(self, message: str = "", *, item: Any = None, **fields: Any) -> None:
+    def __init__(
+        self, message: str = "", *, item: Any = None, kind: Literal["fault", "hang"] = "fault", remembered: bool = False, **fields: Any
+    ) -> None:
         super().__init__(message, **fields)
         self.item = item
+        self.kind = kind
+        self.remembered = remembered
+
+
+class NonFiniteError(AccelError):
+    """A result that was to be finite has a NaN or an infinity.
+
+    Attributes
+    ----------
+    output : str or None
+        Name of the result, where it has one.
+    """
+
+    default_remedy = "Look for what makes it in the inputs, then in the weights; the device goes on."
+
+    def __init__(self, message: str = "", *, output: str | None = None, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.output = output
 
 
 class DeadlineExceededError(AccelError, TimeoutError):

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["HANG", "POISON", "Double", "Fragile", "Service", "double"]
 
 POISON = -1.0
-HANG = -2.0
+HANG = np.inf
 
 
 class Fragile(accel.KernelLibrary):
-    """Doubles, and takes the process with it where an element is poison."""
+    """Doubles, and takes the process with it where an element is poison, as every negative one is."""
 
     name = "fragile"
 
@@ -33,7 +33,7 @@ class Fragile(accel.KernelLibrary):
         source, target = np.asarray(inputs[0]), np.asarray(outputs[0])
 
         def work() -> None:
-            if (source == POISON).any():
+            if (source < 0).any():
                 os.kill(os.getpid(), signal.SIGKILL)
             if (source == HANG).any():
                 os.kill(os.getpid(), signal.SIGSTOP)

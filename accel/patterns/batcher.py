@@ -20,12 +20,13 @@ from accel.errors import (
 )
 from accel.hints import AsyncOnly
 from accel.patterns.isolation import Isolation
+from accel.patterns.poison_memory import PoisonMemory, content_fingerprint
 from accel.patterns.requests import BatcherStatistics, Counters, Request, RequestQueue
 from accel.patterns.root import RootTask
 from accel.patterns.runner import BatchRunner
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Hashable, Sequence
     from types import TracebackType
 
     from accel.device import Device
@@ -69,14 +70,22 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         ``size(item)`` says how many items a request counts for, from 1 to ``max_items``; ``None``: one each. A batch's sizes sum up to ``max_items``
         at most.
     idempotent
-        Whether the handler may get an item a second time after a rebuild: after a retryable error of scope CONTEXT or PROCESS, or a ref of an
-        earlier generation. Each item is retried once.
+        Whether the handler may get an item a second time: once after a rebuild, which is a retryable error of scope CONTEXT or PROCESS or a ref of an
+        earlier generation; and alone, after an exception of scope OP that failed the batch, so that it fails only the items that raise it alone.
     device
         Awaited before a retry, until it is ready again; ``None`` retries at once.
     quarantine
         ``await quarantine(other)`` puts the weights on another device, and returns the handler for it. With it, idempotent items that were on
-        ``device`` at a fault are not retried there, but in halves on ``device.quarantine()``, while ``device`` serves the others. The item that
-        faults the context by itself fails with :class:`~accel.PoisonedInputError`; the others are answered. The batcher keeps no record of it.
+        ``device`` at a fault are not retried there, but one by one on ``device.quarantine()``, while ``device`` serves the others. An item that
+        faults, or hangs, in two contexts there fails with :class:`~accel.PoisonedInputError`; the others are answered.
+    quarantine_idle
+        Seconds that the quarantine stays open after its last item, with its weights, so that the next poison finds it ready.
+    remember_poison
+        How many poisonous items are remembered; 0: none. One that is submitted again is refused at once, and never reaches the device. While none
+        is remembered, this costs nothing.
+    fingerprint
+        ``fingerprint(item)`` returns a hashable value that is equal for equal items, or ``None`` for an item that is not to be remembered. ``None``: a
+        hash of the content of numpy arrays, bytes, texts, numbers, and tuples, lists and dicts of these, up to 1 MiB; other items have none.
     close_timeout
         Seconds that closing waits for what was submitted.
 
@@ -103,15 +112,19 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         idempotent: bool = False,
         device: Recovering | None = None,
         quarantine: Callable[[Device], Awaitable[Callable[[list[T]], Awaitable[Sequence[R | Exception]]]]] | None = None,
+        quarantine_idle: float = 10.0,
+        remember_poison: int = 1024,
+        fingerprint: Callable[[T], Hashable] | None = None,
         close_timeout: float = 10.0,
     ) -> None:
         _check_counts(max_items=max_items, max_in_flight=max_in_flight)
         if max_pending is None:
             max_pending = 8 * max_items * max_in_flight
         _check_counts(max_pending=max_pending, least=max_items)
-        _check_seconds(max_delay=max_delay, close_timeout=close_timeout)
+        _check_counts(remember_poison=remember_poison, least=0)
+        _check_seconds(max_delay=max_delay, quarantine_idle=quarantine_idle, close_timeout=close_timeout)
         _check_choices(overload, idempotent)
-        _check_hooks(handler, size, device, quarantine)
+        _check_hooks(handler, size, device, quarantine, fingerprint)
         self._max_items = max_items
         self._max_delay = max_delay
         self._max_pending = max_pending
@@ -121,9 +134,12 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         self._close_timeout = close_timeout
         self._queue = RequestQueue(max_pending, _WAITERS * max_pending if overload == "wait" else 0)
         self._counters = Counters()
-        self._isolation = (
-            None if quarantine is None else Isolation(device, quarantine, self._counters, max_pending, self._launch, self._interrupted)
-        )
+        self._poison = PoisonMemory(remember_poison, content_fingerprint if fingerprint is None else fingerprint)
+        self._isolation = None
+        if quarantine is not None:
+            self._isolation = Isolation(
+                device, quarantine, self._counters, self._poison, max_pending, quarantine_idle, self._launch, self._interrupted
+            )
         self._runner = BatchRunner(handler, device, self._counters, self._isolation)
         self._in_flight = 0
         self._state: Literal["new", "open", "closing", "closed"] = "new"
@@ -174,6 +190,8 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
             raise self._not_open()
         if self._state == "open":
             self._state = "closing"
+            if self._isolation is not None:
+                self._isolation.close()
             self._launch()
         await self._root.join(self._close_timeout)
 
@@ -207,7 +225,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         Exception
             What the handler raised, or put in this item's place. Each caller gets its own instance, where the exception can be copied.
         PoisonedInputError
-            The item faults the context; only with ``quarantine=``.
+            The item faults the context, or hangs; only with ``quarantine=``. With ``.remembered`` it was found before, and has not run again.
         DeadlineExceededError
             ``timeout`` ran out.
         MailboxFullError
@@ -224,6 +242,9 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         loop = self._loop
         if loop is None or self._state != "open" or _get_running_loop() is not loop:
             raise self._not_open()
+        if self._poison and (poisoned := self._poison.recall(item)) is not None:
+            self._counters.refused += 1
+            raise poisoned
         size = 1 if self._size is None else self._measure(self._size(item))
         if self._launching is None:
             self._now = loop.time()  # one reading for all submissions of this event loop iteration
@@ -251,6 +272,10 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
 
     __call__ = submit
 
+    def forget_poison(self) -> None:
+        """Forget the poisonous items that are remembered, for instance because the handler serves other weights now."""
+        self._poison.clear()
+
     def statistics(self) -> BatcherStatistics:
         """Return the counters as they are now."""
         counters, queue = self._counters, self._queue
@@ -261,6 +286,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
             dropped=counters.dropped,
             abandoned=counters.abandoned,
             rejected=counters.rejected,
+            refused=counters.refused,
             retried=counters.retried,
             batches=counters.batches,
             mean_batch=counters.items / counters.batches if counters.batches else 0.0,
@@ -384,7 +410,7 @@ def _check_choices(overload: object, idempotent: object) -> None:
         raise InvalidArgumentError(f"idempotent is {idempotent!r}", remedy="Give True or False.")
 
 
-def _check_hooks(handler: object, size: object, device: object, quarantine: object) -> None:
+def _check_hooks(handler: object, size: object, device: object, quarantine: object, fingerprint: object) -> None:
     """Raise unless the functions can be called, and the device is a device."""
     if not callable(handler):
         raise InvalidArgumentError(f"handler is {handler!r}", remedy="Give a function defined with 'async def'.")
@@ -392,6 +418,10 @@ def _check_hooks(handler: object, size: object, device: object, quarantine: obje
         raise InvalidArgumentError(f"size is {size!r}", remedy="Give a function of one item, or None.")
     if device is not None and not callable(getattr(device, "generations", None)):
         raise InvalidArgumentError(f"device is {device!r}", remedy="Give an accel.Device, or None.")
+    if fingerprint is not None and (quarantine is None or not callable(fingerprint)):
+        raise InvalidArgumentError(
+            f"fingerprint is {fingerprint!r}, and quarantine {quarantine!r}", remedy="Give a function of one item, and quarantine= too."
+        )
     if quarantine is None:
         return
     if not callable(quarantine):

@@ -1,21 +1,23 @@
-"""The search for the item that faults contexts: items that were on the device at a fault are tried in halves, in quarantine, while the device serves."""
+"""Quarantine: each item that was on the device at a fault runs there alone, while the device serves others."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from accel._log import get_logger
 from accel.errors import AccelError, ClosedError, PoisonedInputError
 from accel.patterns.calling import call, until_ready
-from accel.patterns.outcome import is_fault, is_worth_a_retry, own_instance
+from accel.patterns.outcome import is_fault, is_worth_a_retry, kind_of_fault, own_instance
 from accel.patterns.quarantine import QuarantineHandler, UnusableError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 
     from accel.device import Device
+    from accel.patterns.poison_memory import PoisonMemory
     from accel.patterns.requests import Counters, Request
     from accel.patterns.root import RootTask
 
@@ -24,33 +26,36 @@ __all__ = ["Isolation"]
 logger = get_logger()
 
 _INCONCLUSIVE = 3
-"""How many times a trial is made whose errors do not concern its items, such as a ref of an earlier context."""
+"""How many times a trial is made whose error does not concern its item, such as a ref of an earlier context."""
+
+_UNWANTED = 10.0
+"""Seconds that a trial may go on after its caller has left, to find out whether the item is poison: it may hang."""
 
 
 class Isolation:
     """Answers each request that was on a device when it faulted: with its result, or with :class:`~accel.PoisonedInputError`.
 
-    It searches one batch after the other, each in trials of its halves. A half that faults costs the quarantine's context, and is halved again.
+    The suspects run one at a time. One that faults becomes the last, so that the others wait for one new child and not for two; if it faults again, in
+    another child, it is poison. So a poisonous item costs two children, and any other item none.
 
     Parameters
     ----------
     device
-        The :class:`accel.Device` that serves. A search begins when it is ready again, so that the search does not slow its recovery.
+        The :class:`accel.Device` that serves. Trials are made while it is ready, so that they do not slow its recovery.
     make
         ``await make(device)`` returns the handler for the quarantined device.
     counters
         Where the outcomes are counted.
+    memory
+        Remembers what is found. Without it a suspect whose caller has left is not tried.
     limit
-        Requests that may wait for their search.
+        Requests that may wait for their trial.
+    idle
+        Seconds that the quarantine stays open after the last trial.
     ended
-        Called when no search is left.
+        Called when the quarantine is closed.
     interrupted
         Makes the error for requests that are left over when the batcher closes.
-
-    Attributes
-    ----------
-    pending : int
-        Requests whose search has not ended.
     """
 
     def __init__(
@@ -58,183 +63,198 @@ class Isolation:
         device: Any,
         make: Callable[[Device], Awaitable[Any]],
         counters: Counters,
+        memory: PoisonMemory,
         limit: int,
+        idle: float,
         ended: Callable[[], None],
         interrupted: Callable[[], Exception],
     ) -> None:
         self._device = device
         self._quarantine = QuarantineHandler(device, make)
         self._counters = counters
+        self._memory = memory
         self._limit = limit
-        self._batches: deque[list[Request]] = deque()
-        self._is_running = False
-        self._trials = 0
+        self._idle = idle
         self._ended = ended
         self._interrupted = interrupted
+        self._suspects: deque[Request] = deque()
+        self._is_running = False
+        self._is_closing = False
+        self._wake = asyncio.Event()
+        self._faulted: set[Hashable] = set()
         self._root: RootTask
-        self.pending = 0
+
+    @property
+    def pending(self) -> int:
+        """Requests that wait for a trial, or are being tried."""
+        return len(self._suspects)
 
     def open(self, root: RootTask) -> None:
-        """Run the searches in ``root``."""
+        """Make the trials in a task of ``root``."""
         self._root = root
 
+    def close(self) -> None:
+        """Close the quarantine as soon as nothing is pending. Idempotent."""
+        self._is_closing = True
+        self._wake.set()
+
     def take(self, batch: list[Request]) -> None:
-        """Add a batch, whose requests have their ``fault`` set."""
-        if self.pending + len(batch) > self._limit:
-            self._fail(batch, f"{self.pending} items wait already to be tried in quarantine")
+        """Add requests, which have their ``fault`` set."""
+        suspects = [request for request in batch if self._is_wanted(request)]
+        if self.pending + len(suspects) > self._limit:
+            self._fail(suspects, f"{self.pending} items wait already to be tried in quarantine")
             return
-        self.pending += len(batch)
-        self._counters.isolated += len(batch)
-        self._batches.append(batch)
-        if not self._is_running:
+        self._counters.isolated += len(suspects)
+        self._suspects.extend(suspects)
+        self._wake.set()
+        if suspects and not self._is_running:
             self._begin()
+
+    def _is_wanted(self, request: Request) -> bool:
+        # Of one whose caller has left, only whether it is to be remembered is of interest.
+        return not request.future.done() or (self._memory.limit > 0 and not self._is_closing)
 
     def _begin(self) -> None:
         # Set first: an eager task runs before create_task returns.
         self._is_running = True
         if not self._root.start(self._run(), "accel-isolation", self._done):
-            self._fail_all()
+            self._interrupt()
 
     def _done(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or task.exception() is not None:
-            self._fail_all()
+            self._interrupt()
         self._is_running = False
-        if self._batches:  # added while the quarantine was being closed
+        if self._suspects:  # added while the quarantine was being closed
             self._begin()
         self._ended()
 
-    def _fail_all(self) -> None:
+    def _interrupt(self) -> None:
         self._is_running = False
-        self.pending = 0
         given: set[int] = set()
         error = self._interrupted()
-        while self._batches:
-            for request in _wanted(self._batches.popleft()):
-                self._settle(request, own_instance(error, given))
+        for request in self._taken():
+            self._settle(request, own_instance(error, given))
+
+    def _taken(self) -> list[Request]:
+        taken = list(self._suspects)
+        self._suspects.clear()
+        return taken
 
     async def _run(self) -> None:
         try:
-            while self._batches:
-                await self._search(self._batches[0])
-                self.pending -= len(self._batches.popleft())
+            while self._suspects or await self._more():
+                await self._try_all()
         except BaseException:
             await self._quarantine.aclose(abandon=True)
             raise
         await self._quarantine.aclose()
 
-    # -- the search
+    async def _more(self) -> bool:
+        """Wait for further suspects for as long as the quarantine may be idle; return whether there are any."""
+        self._wake.clear()
+        if not self._is_closing:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._idle):
+                    await self._wake.wait()
+        return bool(self._suspects)
 
-    async def _search(self, batch: list[Request]) -> None:
+    # -- the trials
+
+    async def _try_all(self) -> None:
         counters, loop = self._counters, asyncio.get_running_loop()
-        began, poisoned, self._trials = loop.time(), counters.poisoned, 0
+        began, poisoned, trials = loop.time(), counters.poisoned, 0
+        while self._suspects:
+            trials += 1
+            await self._try_first()
+        self._faulted.clear()
+        logger.info("isolation_ended", trials=trials, poisoned=counters.poisoned - poisoned, seconds=round(loop.time() - began, 3))
+
+    async def _try_first(self) -> None:
+        """Run the first suspect alone, and answer it; one that faults for the first time becomes the last."""
+        request = self._suspects[0]
         try:
             await until_ready(self._device)
-            for half in _halves(batch):
-                await self._is_clean(half)
+            result = self._memory.recall(request.item) or await self._outcome(request)
         except UnusableError as error:
             await self._quarantine.aclose(abandon=True)
-            self._fail(_wanted(batch), f"the quarantine could not be used: {error.__cause__}")
+            self._fail(self._taken(), f"the quarantine could not be used: {error.__cause__}")
         except StopAsyncIteration:
-            self._fail(_wanted(batch), "the device was closed", ClosedError("the device was closed before the item could be tried again"))
+            self._fail(self._taken(), "the device was closed", ClosedError("the device was closed before the item could be tried again"))
         except AccelError as error:
-            self._fail(_wanted(batch), f"the device did not come back: {error}", error)
-        logger.info(
-            "isolation_ended", items=len(batch), poisoned=counters.poisoned - poisoned, trials=self._trials, seconds=round(loop.time() - began, 3)
-        )  # fmt: skip
+            self._fail(self._taken(), f"the device did not come back: {error}", error)
+        else:
+            if is_fault(result) and self._is_first_fault(request):
+                self._suspects.rotate(-1)
+                return
+            self._suspects.popleft()
+            self._settle(request, self._poisoned(request, result) if is_fault(result) else result)
 
-    async def _is_clean(self, group: Sequence[Request]) -> bool:
-        """Try a group, answer its requests as far as possible, and return whether the context did not fault."""
-        wanted = _wanted(group)
-        if not wanted:
-            return True
-        results = await self._while_wanted(wanted)
-        if results is None:  # all its callers have left, and it may hang
-            await self._quarantine.aclose(abandon=True)
-            return True
-        faulted: list[Request] = []
-        given: set[int] = set()
-        fault: Any = None
-        for request, result in zip(wanted, results, strict=True):
-            if is_fault(result):
-                faulted.append(request)
-                fault = result
-            elif not request.future.done():
-                self._settle(request, own_instance(result, given) if isinstance(result, Exception) else result)
-        if not faulted:
-            return True
-        if len(wanted) == 1:
-            self._poisoned(wanted[0], fault)
-            return False
-        first, *second = _halves(faulted)
-        if await self._is_clean(first) and second and len(second[0]) > 1:
-            # The cause is in the other half, so that half is not tried as a whole.
-            for part in _halves(second[0]):
-                await self._is_clean(part)
-        elif second:
-            await self._is_clean(second[0])
-        return False
+    def _is_first_fault(self, request: Request) -> bool:
+        """Note that a context died of an item, and return whether that is new; equal items count as one."""
+        found = self._memory.key(request.item)
+        key = request if found is None else found
+        is_first = key not in self._faulted
+        self._faulted.add(key)
+        return is_first
 
-    async def _while_wanted(self, group: list[Request]) -> Sequence[Any] | None:
-        """Return the outcomes of a trial; ``None`` if all its callers have left."""
-        loop, left = asyncio.get_running_loop(), len(group)
+    async def _outcome(self, request: Request) -> Any:
+        """Return what the handler in quarantine gives for an item alone."""
+        result: Any = None
+        for _ in range(_INCONCLUSIVE):
+            if not self._is_wanted(request):
+                return None
+            result = await self._while_wanted(request, await self._quarantine.handler())
+            self._quarantine.check_usable([result])
+            if is_fault(result) or not (isinstance(result, Exception) and is_worth_a_retry(result)):
+                break
+        return result
+
+    async def _while_wanted(self, request: Request, handler: Callable[[list[Any]], Awaitable[Sequence[Any]]]) -> Any:
+        """Return the outcome of a call; ``None`` if it has not ended soon after its caller has left."""
+        loop, patience = asyncio.get_running_loop(), _UNWANTED if self._memory.limit else 0.0
         is_over = False
 
-        def gone(_: object) -> None:
-            nonlocal left
-            left -= 1
-            if not (left or is_over):
-                deadline.reschedule(loop.time())
+        def left(_: object) -> None:
+            if not is_over:
+                deadline.reschedule(loop.time() + patience)
 
-        for request in group:
-            request.future.add_done_callback(gone)
+        request.future.add_done_callback(left)
         try:
             async with asyncio.timeout(None) as deadline:
-                return await self._trial(group)
+                results = await call(handler, [request.item])
         except TimeoutError:
-            if not deadline.expired():
-                raise
+            await self._quarantine.aclose(abandon=True)
             return None
         finally:
             is_over = True
-            for request in group:
-                request.future.remove_done_callback(gone)
-
-    async def _trial(self, group: list[Request]) -> Sequence[Any]:
-        for attempt in range(_INCONCLUSIVE):
-            handler = await self._quarantine.handler()
-            self._trials += 1
-            results = await call(handler, [request.item for request in group])
-            if isinstance(results, Exception):
-                results = [results] * len(group)
-            self._quarantine.check_usable(results)
-            if attempt == _INCONCLUSIVE - 1 or not any(isinstance(each, Exception) and _is_inconclusive(each) for each in results):
-                break
-        found: Sequence[Any] = results
-        return found
+            request.future.remove_done_callback(left)
+        return results if isinstance(results, Exception) else results[0]
 
     # -- the answers
 
-    def _poisoned(self, request: Request, fault: AccelError) -> None:
-        if request.future.done():
-            return
+    def _poisoned(self, request: Request, fault: AccelError) -> PoisonedInputError:
+        """Return the error for a request whose item is poison, and remember the item."""
+        kind = kind_of_fault(fault)
+        what = "hung" if kind == "hang" else "faulted the context"
         error = PoisonedInputError(
-            f"the item was tried alone, in quarantine, and faulted the context: {fault.message}",
+            f"the item was tried alone, in quarantine, and {what}, twice: {fault.message}",
             item=request.item,
+            kind=kind,
             code=fault.code,
             library=fault.library,
             device=fault.device,
             op=fault.op,
         )
         error.__cause__ = fault
-        self._counters.poisoned += 1
-        logger.warning("poisoned_item", device=fault.device, op=fault.op, code=fault.code, trials=self._trials, error=fault)
-        self._settle(request, error)
+        self._memory.remember(error)
+        logger.warning("poisoned_item", device=fault.device, op=fault.op, code=fault.code, kind=kind, error=fault)
+        return error
 
-    def _fail(self, batch: Iterable[Request], why: str, error: Exception | None = None) -> None:
-        """Fail requests whose search ended early, with ``error`` or with the fault that they were in."""
+    def _fail(self, requests: Iterable[Request], why: str, error: Exception | None = None) -> None:
+        """Fail requests whose trials ended early, with ``error`` or with the fault that they were in."""
         given: set[int] = set()
         count = 0
-        for request in batch:
+        for request in requests:
             own = error or request.fault
             if request.future.done() or own is None:
                 continue
@@ -247,22 +267,13 @@ class Isolation:
 
     def _settle(self, request: Request, result: Any) -> None:
         request.fault = None
+        if isinstance(result, PoisonedInputError):
+            self._counters.poisoned += 1
+        if request.future.done():
+            return
         if isinstance(result, Exception):
             self._counters.failed += 1
-            request.future.set_exception(result)
+            request.future.set_exception(own_instance(result, set()))
         else:
             self._counters.answered += 1
             request.future.set_result(result)
-
-
-def _is_inconclusive(error: Exception) -> bool:
-    return is_worth_a_retry(error) and not is_fault(error)
-
-
-def _wanted(group: Iterable[Request]) -> list[Request]:
-    return [request for request in group if not request.future.done()]
-
-
-def _halves(group: Sequence[Request]) -> list[Sequence[Request]]:
-    middle = (len(group) + 1) // 2
-    return [half for half in (group[:middle], group[middle:]) if half]

@@ -1,12 +1,35 @@
-"""What an error means for a batch: whether to retry, whether to search for its cause, and an instance for each caller."""
+"""What an error means for a batch: whether to retry it, whole or item by item, whether to search for its cause, and an instance for each caller."""
 
 from __future__ import annotations
 
 import copy
+from typing import Literal
 
-from accel.errors import AccelError, ContextPoisonedError, FaultScope, StaleRefError
+from accel.errors import (
+    AccelError,
+    ActorStoppedError,
+    BackendUnavailableError,
+    ClosedError,
+    ContextPoisonedError,
+    FaultScope,
+    HostDiedError,
+    MailboxFullError,
+    NotInitializedError,
+    StaleRefError,
+)
 
-__all__ = ["is_fault", "is_suspicious", "is_worth_a_retry", "own_instance"]
+__all__ = ["is_fault", "is_of_an_item", "is_suspicious", "is_worth_a_retry", "kind_of_fault", "own_instance"]
+
+_OF_NO_ITEM = (
+    ActorStoppedError,
+    BackendUnavailableError,
+    ClosedError,
+    MailboxFullError,
+    NotInitializedError,
+    StaleRefError,
+    TimeoutError,
+)
+"""Errors that tell of the device, of its queue or of the time: they would meet each item of a batch alone too."""
 
 
 def is_worth_a_retry(error: Exception) -> bool:
@@ -32,6 +55,23 @@ def is_fault(error: object) -> bool:
 def is_suspicious(error: Exception) -> bool:
     """Return whether the work may be the cause of the fault, and another context follows."""
     return is_fault(error) and is_worth_a_retry(error)
+
+
+def is_of_an_item(error: Exception) -> bool:
+    """Return whether an error that a whole batch met may be of one of its items, so that the others are answered without that one."""
+    if isinstance(error, _OF_NO_ITEM):
+        return False
+    return not (isinstance(error, AccelError) and error.is_fault)
+
+
+def kind_of_fault(fault: BaseException) -> Literal["fault", "hang"]:
+    """Return whether a context died, or was ended because it hung."""
+    cause: BaseException | None = fault
+    while cause is not None:
+        if isinstance(cause, HostDiedError) and cause.hung:
+            return "hang"
+        cause = cause.__cause__
+    return "fault"
 
 
 def own_instance(error: Exception, given: set[int]) -> Exception:

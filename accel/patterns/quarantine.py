@@ -51,6 +51,8 @@ class QuarantineHandler:
         UnusableError
             If it cannot be made.
         """
+        if self._device is not None and self._device.state.value == "lost":  # while it was not used
+            await self.aclose(abandon=True)
         for attempt in range(_ATTEMPTS):
             try:
                 return await self._of_this_generation()  # type: ignore[no-any-return]

@@ -32,8 +32,10 @@ class BatcherStatistics:
         Requests cancelled or expired while the handler had them; what it gave was thrown away.
     rejected
         Requests refused because there was no room; not part of ``submitted``.
+    refused
+        Requests refused because their item was remembered as poison; not part of ``submitted``.
     retried
-        Requests that were handed to the handler a second time, after a rebuild.
+        How often a request was handed to the handler again: after a rebuild, or alone, because its batch had raised.
     batches
         Calls of the handler, those for retries included.
     mean_batch
@@ -45,11 +47,11 @@ class BatcherStatistics:
     in_flight
         Batches that the handler has now.
     isolated
-        Requests that were on the device at a fault and were searched for its cause; one by one, each of them counts as answered or failed.
+        Requests that were on the device at a fault, and went to quarantine.
     poisoned
-        Requests that were found to fault the context by themselves; they are part of ``failed``.
+        Requests of which quarantine found that they fault the context by themselves.
     isolating
-        Requests whose search has not ended.
+        Requests in quarantine now.
     """
 
     submitted: int
@@ -58,6 +60,7 @@ class BatcherStatistics:
     dropped: int
     abandoned: int
     rejected: int
+    refused: int
     retried: int
     batches: int
     mean_batch: float
@@ -81,6 +84,7 @@ class Counters:
         "isolated",
         "items",
         "poisoned",
+        "refused",
         "rejected",
         "retried",
         "submitted",
@@ -93,6 +97,7 @@ class Counters:
         self.dropped = 0
         self.abandoned = 0
         self.rejected = 0
+        self.refused = 0
         self.retried = 0
         self.isolated = 0
         self.poisoned = 0

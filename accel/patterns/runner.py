@@ -1,4 +1,4 @@
-"""Runs one batch: calls the handler, answers the callers, and retries once what a rebuild interrupted."""
+"""Runs one batch: calls the handler, answers the callers, and retries once what a rebuild interrupted or a neighbour may have failed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from accel.errors import ClosedError
 from accel.patterns.calling import call, until_ready
-from accel.patterns.outcome import is_suspicious, is_worth_a_retry, own_instance
+from accel.patterns.outcome import is_of_an_item, is_suspicious, is_worth_a_retry, own_instance
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -79,17 +79,28 @@ class BatchRunner:
         counters, items = self._counters, 0
         for request in wanted:
             items += request.size
-            request.is_launched = True
-            if request.is_retried:
+            if request.is_launched:
                 counters.retried += 1
+            request.is_launched = True
         counters.batches += 1
         counters.items += items
         began = time.perf_counter()
         results = await call(self._handler, [request.item for request in wanted])
         if isinstance(results, Exception):
+            if len(wanted) > 1 and not is_worth_a_retry(results) and is_of_an_item(results):
+                return await self._singly(wanted, results)
             return self._settle(wanted, repeat(results, len(wanted)))
         self.seconds_per_item += 0.2 * ((time.perf_counter() - began) / items - self.seconds_per_item)
         return self._settle(wanted, results)
+
+    async def _singly(self, batch: list[Request], error: Exception) -> list[Request]:
+        """Hand the idempotent items of a batch that raised to the handler one by one, and return the requests to retry after a rebuild."""
+        self.fail((request for request in batch if not request.is_idempotent), error)
+        again: list[Request] = []
+        for request in batch:
+            if request.is_idempotent:
+                again += await self._attempt([request])
+        return again
 
     def _settle(self, batch: list[Request], results: Iterable[Any]) -> list[Request]:
         """Answer the callers, and return the requests to retry."""
@@ -100,14 +111,14 @@ class BatchRunner:
         answered = 0
         for request, result in zip(batch, results, strict=True):
             future = request.future
-            if future.done():
-                continue
-            if not isinstance(result, Exception):
-                answered += 1
-                future.set_result(result)
-            elif isolation is not None and request.is_idempotent and is_suspicious(result):
+            if isolation is not None and request.is_idempotent and isinstance(result, Exception) and is_suspicious(result):
                 request.fault = result
                 suspects.append(request)
+            elif future.done():
+                continue
+            elif not isinstance(result, Exception):
+                answered += 1
+                future.set_result(result)
             elif request.is_idempotent and not request.is_retried and is_worth_a_retry(result):
                 request.is_retried = True
                 again.append(request)

@@ -212,7 +212,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
     def expired(self, why: str) -> None:
         """See :class:`~accel.remote.link.Listener`."""
         name = self._core.name
-        self._fail(HostDiedError(f"the child of {name} {why}", device=name, scope=FaultScope.CONTEXT))
+        self._fail(HostDiedError(f"the child of {name} {why}", hung=True, device=name, scope=FaultScope.CONTEXT))
 
     def exited(self, status: ExitStatus) -> None:
         """See :class:`~accel.remote.link.Listener`."""

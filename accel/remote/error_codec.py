@@ -208,8 +208,12 @@ _FIELDS: dict[str, Codec] = {
     "info": (_info, _info),
     "exit_code": _INTEGER,
     "signal": _INTEGER,
+    "hung": _TRUTH,
     "item": (_to_json, _to_json),
+    "kind": _one_of("fault", "hang"),
+    "remembered": _TRUTH,
+    "output": _NAME,
     "retry_after": (_real, _real),
 }
-_REQUIRED = {"message", "scope", "retryable", "remedy", "executed", "suspects", "reason", "log", "info"}
+_REQUIRED = {"message", "scope", "retryable", "remedy", "executed", "suspects", "reason", "log", "info", "hung", "kind", "remembered"}
 """Fields that are never ``None``; where they come as that, they keep their default."""

@@ -142,7 +142,7 @@ class StandbyActor(Actor[_Wish, None]):
         """Kill the spare; :meth:`exited` replaces it."""
         if self._link is not None:
             self._rest("none")
-            self._reason = HostDiedError(f"the spare child of {self._core.name} {why}", device=self._core.name)
+            self._reason = HostDiedError(f"the spare child of {self._core.name} {why}", hung=True, device=self._core.name)
             self._link.kill()
 
     def _failed(self, error: AccelError) -> None:

@@ -131,7 +131,12 @@ class Suspects:
         self._is_hunted = bool(_KILLERS & set(faults))
         self._poisonous_at = 0.0
         self.batcher: DynamicBatcher[float, float] = DynamicBatcher(
-            _handler_on(subject.device), max_items=_ITEMS, idempotent=True, device=subject.device, quarantine=_in_quarantine
+            _handler_on(subject.device),
+            max_items=_ITEMS,
+            idempotent=True,
+            device=subject.device,
+            quarantine=_in_quarantine,
+            remember_poison=0,  # the same poison comes again and again, and each time it is to be found
         )
 
     def forget(self) -> None:

@@ -209,6 +209,10 @@ async def test_room_left_by_a_cancelled_item_goes_to_the_first_who_waits() -> No
         {"size": 3},
         {"idempotent": "x"},
         {"device": 3},
+        {"remember_poison": -1},
+        {"remember_poison": 1.5},
+        {"quarantine_idle": -1},
+        {"fingerprint": str},
     ],
     ids=repr,
 )
@@ -235,6 +239,9 @@ def test_the_options_have_their_documented_defaults() -> None:
         "idempotent": False,
         "device": None,
         "quarantine": None,
+        "quarantine_idle": 10.0,
+        "remember_poison": 1024,
+        "fingerprint": None,
         "close_timeout": 10.0,
     }
 

@@ -47,7 +47,11 @@ VALUES: dict[str, Any] = {
     "info": (0, 3, -1),
     "exit_code": 1,
     "signal": 9,
+    "hung": True,
     "item": {"image": [1, 2.5, None, "x"]},
+    "kind": "hang",
+    "remembered": True,
+    "output": "scores",
     "retry_after": 0.25,
 }
 
@@ -226,6 +230,10 @@ WRONG = [
     *(("ContextPoisonedError", name, value) for name, value in [("executed", "yes"), ("suspects", "gemm"), ("suspects", [1])]),
     *(("MailboxFullError", "retry_after", value) for value in ["soon", True, 10**400, float("inf")]),
     ("StaleRefError", "reason", ["freed"]),
+    ("HostDiedError", "hung", 1),
+    ("PoisonedInputError", "kind", "fear"),
+    ("PoisonedInputError", "remembered", "yes"),
+    ("NonFiniteError", "output", ["scores"]),
 ]
 
 

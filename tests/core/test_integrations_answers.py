@@ -41,6 +41,7 @@ EXPECTED: dict[type[accel.AccelError], tuple[int, bool]] = {
     accel.DriverError: (500, False),
     accel.LibraryError: (500, False),
     accel.LinAlgError: (500, False),
+    accel.NonFiniteError: (500, False),
     accel.CompileError: (500, False),
     accel.NotInitializedError: (500, False),
     accel.BackendUnavailableError: (500, False),

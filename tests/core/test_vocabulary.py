@@ -45,8 +45,9 @@ OWN: dict[str, dict[str, Any]] = {
     "StaleRefError": {"reason": "torn"},
     "LinAlgError": {"info": (0, 3)},
     "CompileError": {"log": "line 1: no"},
-    "HostDiedError": {"exit_code": 1, "signal": 9},
-    "PoisonedInputError": {"item": [1, 2]},
+    "HostDiedError": {"exit_code": 1, "signal": 9, "hung": True},
+    "PoisonedInputError": {"item": [1, 2], "kind": "hang", "remembered": True},
+    "NonFiniteError": {"output": "scores"},
     "MailboxFullError": {"retry_after": 0.25},
 }
 
