@@ -1,0 +1,188 @@
+"""Modules of torch as models."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from accel.dtype import DType
+from accel.errors import InvalidArgumentError, UnsupportedError
+from accel.models.adapters.torch_state import assign, built, state_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+    from contextlib import AbstractContextManager
+
+    from accel.backend import DeviceDescription
+    from accel.engine.kernel_library import Operand
+    from accel.ops import Spec
+
+__all__ = ["TorchAdapter"]
+
+_FLOAT8 = (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
+
+
+class TorchAdapter:
+    """A module that a function builds, as an :class:`~accel.models.adapters.base.Adapter`.
+
+    The module is built without its parameters, which become views of the durable weights: they are shared by all generations, and need no gradients. A weight
+    keeps the dtype that it was loaded with. Buffers, and tensors that are plain attributes, are copies that belong to one generation.
+
+    Inputs are given to the module by name, as keyword arguments. It runs under ``torch.inference_mode()``, on CUDA in the stream of its operands.
+
+    Parameters
+    ----------
+    builder
+        Called without arguments, once in each context. It must build the same module each time; values that differ between builds are those of the first.
+    train
+        Leave the module in the mode in which the builder returned it; ``False`` calls ``eval()``.
+    threads
+        Threads that torch uses for one op on the CPU, set for the whole process; ``None`` leaves torch's own choice, one per core that the process may use.
+    graphs
+        Whether forwards may be captured into CUDA graphs. What is enqueued eagerly now, :meth:`run` and :meth:`store` on operands of one bucket, is
+        what would be captured; there is no capture yet, so both values run eagerly.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If an option has no such value.
+    """
+
+    def __init__(
+        self, builder: Callable[[], Any], *, train: bool = False, threads: int | None = None, graphs: Literal["auto", "off"] = "auto"
+    ) -> None:
+        if not isinstance(train, bool) or graphs not in ("auto", "off") or not (threads is None or (type(threads) is int and threads > 0)):
+            raise InvalidArgumentError(
+                f"train is {train!r}, threads {threads!r} and graphs {graphs!r}",
+                remedy="Give True or False, a positive number or None, and 'auto' or 'off'.",
+            )
+        self._builder = builder
+        self._train = train
+        self._threads = threads
+        self._module: torch.nn.Module | None = None
+        self._device = torch.device("cpu")
+        self._stream: Any = None
+        self._is_checked = False
+
+    def initial(self, given: Collection[str]) -> dict[str, torch.Tensor]:
+        """Return the tensors of the host that :meth:`open` needs beside those given; see :func:`~accel.models.adapters.torch_state.state_of`."""
+        return state_of(self._builder, given)
+
+    def open(self, weights: Mapping[str, Operand], description: DeviceDescription, stream: Any) -> None:
+        """Build the module around the weights; see :class:`~accel.models.adapters.base.Adapter`.
+
+        Raises
+        ------
+        LibraryError
+            The builder raised.
+        InvalidArgumentError
+            It returned no module, or the weights are not the module's.
+        UnsupportedError
+            The backend's memory is none that torch knows.
+        """
+        if description.backend not in ("cpu", "cuda"):
+            raise UnsupportedError(
+                f"torch does not know memory of {description.backend}", remedy="Use a device of the cpu or cuda backend."
+            )
+        self._device = torch.device("cpu") if description.backend == "cpu" else torch.device("cuda", description.index)
+        self._stream = stream
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
+        module = built(self._builder)
+        with _working_in(self._device, stream):
+            assign(module, {name: _tensor(weight) for name, weight in weights.items()})
+        self._module = module if self._train else module.eval()
+        self._is_checked = False
+
+    def run(self, inputs: Mapping[str, Operand]) -> Any:
+        """Enqueue a forward, and return what the module returns.
+
+        Raises
+        ------
+        UnsupportedError
+            The module has written an input or a parameter in place.
+        """
+        stream = next((each.stream for each in inputs.values()), self._stream)
+        with _working_in(self._device, stream):
+            return self._forward({name: _tensor(each) for name, each in inputs.items()})
+
+    def warm(self, inputs: Mapping[str, tuple[Spec, float]]) -> None:
+        """Run once with inputs of these shapes, on the stream that it was opened with."""
+        with _working_in(self._device, self._stream):
+            self._forward(
+                {
+                    name: torch.full(spec.shape, pad, dtype=getattr(torch, spec.dtype.value), device=self._device)
+                    for name, (spec, pad) in inputs.items()
+                }
+            )
+
+    def store(self, result: Any, output: Operand) -> None:
+        """Enqueue a copy of a tensor, of any strides, or of an array of numpy, into an output of its shape and dtype.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If shape or dtype differ.
+        UnsupportedError
+            If the tensor is not dense.
+        """
+        device = torch.device(output.backend, output.index)
+        with _working_in(device, output.stream), torch.inference_mode():
+            source = result if isinstance(result, torch.Tensor) else torch.from_numpy(np.array(result))
+            target = _tensor(output)
+            if source.layout is not torch.strided:
+                raise UnsupportedError(f"a result has the layout {source.layout}", remedy="Return dense tensors: x.to_dense().")
+            if source.shape != target.shape or source.dtype != target.dtype:
+                raise InvalidArgumentError(
+                    f"a result is {source.dtype}{list(source.shape)}, and its output {target.dtype}{list(target.shape)}",
+                    remedy="Return tensors of one dtype, and of shapes that follow from those of the inputs.",
+                )
+            target.copy_(source)
+
+    def close(self) -> None:
+        """Let the module go."""
+        self._module = None
+
+    def _forward(self, tensors: Mapping[str, torch.Tensor]) -> Any:
+        module = self._module
+        if module is None:
+            raise AssertionError("not open")
+        read = [("input", name, tensor) for name, tensor in tensors.items()]
+        if not self._is_checked:
+            read += [("parameter", name, tensor) for name, tensor in module.named_parameters()]
+        versions = [tensor._version for _, _, tensor in read]  # noqa: SLF001 - torch has no other name for it
+        with torch.inference_mode():
+            result = module(**tensors)
+        for (what, name, tensor), version in zip(read, versions, strict=True):
+            if tensor._version != version:  # noqa: SLF001
+                raise UnsupportedError(
+                    f"the module writes its {what} {name!r} in place, which others use",
+                    library="torch",
+                    remedy="Use an op that is not in place (inplace=False), or clone it first.",
+                )
+        self._is_checked = True
+        return result
+
+
+def _working_in(device: torch.device, stream: Any) -> AbstractContextManager[Any]:
+    """Return a block in which torch enqueues into a stream of the device's; on the CPU it has none."""
+    if device.type == "cpu":
+        return contextlib.nullcontext()
+    external: Any = torch.cuda.ExternalStream
+    block: AbstractContextManager[Any] = torch.cuda.stream(external(stream.handle, device=device))
+    return block
+
+
+def _tensor(operand: Operand) -> torch.Tensor:
+    """Return a tensor over an operand's memory."""
+    if operand.dtype in _FLOAT8:
+        # torch has taken float8 by DLPack only since 2.10; bytes it always took.
+        data: torch.Tensor = from_dlpack(dataclasses.replace(operand, dtype=DType.UINT8))
+        return data.view(getattr(torch, operand.dtype.value))
+    found: torch.Tensor = from_dlpack(operand)
+    return found
