@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
 from accel._log import get_logger
@@ -21,7 +20,8 @@ from accel.device.residents import Residents
 from accel.engine.kernel_library import KernelLibrary, kernels_of
 from accel.engine.kernels import LIBRARIES
 from accel.engine.lifecycle import DeviceState
-from accel.errors import InvalidArgumentError
+from accel.engine.registration import Registration, Unregistration
+from accel.errors import ContextPoisonedError, InvalidArgumentError
 from accel.expressions import Namespace
 from accel.hints import NoModel, NotEntered, hinted
 from accel.ops.namespace import Awaited, OpNamespace, Submitter
@@ -140,12 +140,15 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         library
             The class. An instance is made, and opened on a worker thread, now and for every later context.
         *args, **kwargs
-            What it is made with.
+            What it is made with. A durable ref, also in a dict, list or tuple, reaches it as an :class:`accel.Operand` over the same memory, which is kept as
+            long as the library is registered. :meth:`free` refuses such a ref, and ops of the library are refused while one is torn.
 
         Raises
         ------
         InvalidArgumentError
-            If the class has no name or no kernels, or the device has a library of this name.
+            If the class has no name or no kernels, or the device has a library of this name; if a ref is of another device, not durable, or strided.
+        StaleRefError
+            If the memory of a ref is gone, or torn.
         LibraryError
             If it cannot be made or opened; the device goes on without it.
         ContextPoisonedError
@@ -161,7 +164,7 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         name = library.name
         if name in core.own or name in core.families or name in LIBRARIES:
             raise InvalidArgumentError(f"{core.name} has a library {name!r}", remedy="Give yours another name.", device=core.name)
-        core.own[name] = partial(library, *args, **kwargs)
+        registration = core.own[name] = Registration.of(core.refs, library, args, kwargs)
         try:
             await self._sender.until_ready(None)
             while (day := self._host.context) is None:  # it has faulted again, in the turn in which this was told that it was ready
@@ -169,9 +172,52 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
             await day.port(name)
         except BaseException:
             context = self._host.context
-            if context is None or name not in context.own:
+            if core.own.get(name) is registration and (context is None or name not in context.own):
                 del core.own[name]
             raise
+
+    async def unregister(self, name: str) -> None:
+        """End a library that was registered. Returns once its instance is closed, and nothing of it is on the device.
+
+        Ops of the library that were sent before run; those that are sent later are refused, as of an unknown library, and so are replays of graphs that
+        have some. The refs that it was registered with are let go of. The name can be registered again.
+
+        Parameters
+        ----------
+        name
+            The library's.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If no such library is registered.
+        ClosedError, DeviceLostError
+            If the device ends before.
+        MailboxFullError
+            If the queue is full and the device was opened with ``overload="reject"``.
+
+        Notes
+        -----
+        It takes its place in the device's queue. Cancelling before its turn leaves the library registered; after that it ends all the same. Where a context
+        faults before its instance is closed, the instance goes with it. While the device is REBUILDING, the library is not opened ahead.
+        """
+        core = self._core
+        core.guard()
+        registration = core.own.get(name)
+        if registration is None:
+            raise InvalidArgumentError(
+                f"{core.name} has no registered library {name!r}", remedy="Give the name of a class that was registered.", device=core.name
+            )
+        registration.is_leaving = True
+        submission = Unregistration(name, core.loop.create_future(), core.refs.live_generation)
+        try:
+            await self._sender.run(None, None, submission)
+        except ContextPoisonedError:
+            if core.own.get(name) is registration:
+                raise
+        finally:
+            registration.is_leaving = False  # of one that stays
+            del submission
 
     async def resident(self, name: str, loader: Callable[[Device], Awaitable[T]], *, durable: bool = False) -> T:
         """Return a named value, such as a model's weights, which the device keeps; load it if it is not there.

@@ -220,6 +220,13 @@ class MemoryFace(MemoryExchange):
                 f"{ref!r} owns no memory", remedy="Free ref.base, the ref of the whole buffer; or just drop the view.", device=core.name
             )
         core.refs.sharing.check_free(ref)
+        holder = next((name for name, each in core.own.items() if each.holds(ref)), None)
+        if holder is not None:
+            raise InvalidArgumentError(
+                f"{ref!r} cannot be freed: library {holder!r} was registered with it",
+                remedy=f"First: await device.unregister({holder!r}).",
+                device=core.name,
+            )
         ref.is_freed = True
         submission = OpSubmission(ops.Free(ref), ops.Plan((), (), ()), core.loop.create_future(), core.refs.live_generation)
         try:

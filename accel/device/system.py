@@ -225,7 +225,8 @@ class System(ActorSystem):
         """Open a device like the one of ``core``, with its libraries, in a child of its own; :attr:`devices` does not show it."""
         own = DeviceCore(self, core.backend, core.description, quarantine_options(core.options), self._shared)
         set_restarts(own)
-        own.own.update(core.own)
+        # What is registered with this device's memory has none there.
+        own.own.update((name, each) for name, each in core.own.items() if not each.refs)
         device = await self._bring_up(own, "process", " quarantine")
         self._quarantines = [*(each for each in self._quarantines if each.state is not DeviceState.CLOSED), device]
         return device

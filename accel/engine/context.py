@@ -14,22 +14,21 @@ from accel._log import get_logger
 from accel.backend import ChecksAlive, CountsCommands, KnowsShortages, TakesWorkspace
 from accel.engine.failures import Failures
 from accel.engine.in_flight import ContextBase
-from accel.engine.kernels import LIBRARIES
+from accel.engine.kernel_table import KernelTable
 from accel.engine.lane import EventPool, Lane
 from accel.engine.lane_pool import LanePool
 from accel.engine.launches import BatchedOp, LaunchGroup, OpSubmission
 from accel.engine.offloaded import OffloadedCalls
 from accel.engine.op_error import raise_op_error, result_of
 from accel.engine.program import GraphSubmission, JoinsUses, Replay
+from accel.engine.registration import Unregistration
 from accel.engine.scratch import Scratch
 from accel.engine.status import STATUS_COMMANDS, PendingStatus
 from accel.engine.streams import BATCH, POOLED
 from accel.engine.submission import BatchSubmission
-from accel.errors import AccelError, ClosedError, InvalidArgumentError, UnsupportedError
-from accel.family import BackendPart
+from accel.errors import AccelError, ClosedError
 from accel.memory import Allocator, DurableUsage
-from accel.ops import FamilyOp, Free
-from accel.ops.families import FAMILIES
+from accel.ops import Free
 from accel.storage.buffers import Buffers, close_all
 from accel.storage.durable_slabs import DurableSlabs
 
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from accel.completion import Watcher
     from accel.engine.core import DeviceCore
     from accel.engine.in_flight import ContextOwner
-    from accel.engine.kernel_library import OwnLibrary
     from accel.engine.launches import Bound, Port
     from accel.engine.submission import Submission
     from accel.memory import Dependency, Timeline, Usage
@@ -80,6 +78,8 @@ class Context(ContextBase):
         Makes the kernel actor of a library; called once per library.
     equip_lane
         Asks that another lane of the pool takes ops of a library; see :class:`~accel.engine.lane_pool.LanePool`.
+    withdraw
+        Ends a registered library; see :func:`accel.engine.leaving.withdraw`.
     share
         Makes what shares its memory with other libraries; the context is not complete yet.
     """
@@ -92,6 +92,7 @@ class Context(ContextBase):
         watcher: Watcher,
         open_port: Callable[[str], Awaitable[Port]],
         equip_lane: Callable[[str], object],
+        withdraw: Callable[[Context, Unregistration], object],
         share: Callable[[Context], ContextSharing],
     ) -> None:
         super().__init__(core, owner)
@@ -104,7 +105,9 @@ class Context(ContextBase):
         )
         self.scratch = Scratch(device, allocator, core.system)
         self.events = EventPool(device)
-        self.own: dict[str, OwnLibrary] = {}
+        self.kernels = KernelTable(core, device, self.scratch)
+        self._found = self.kernels.found
+        self.own = self.kernels.own
         self.offloaded = OffloadedCalls(self.own)
         self.opening: AbstractContextManager[object] = nullcontext()  # entered while something is made that ops wait for
         self.sharing = share(self)
@@ -112,12 +115,11 @@ class Context(ContextBase):
         self.lanes: list[Lane] = []
         self.ports: dict[str, Port] = {}  # of the pool's libraries it is the first lane's
         self.pool = None if core.options.pool is None else LanePool(core.options.pool, POOLED, equip_lane)
-        self._kernels: dict[type[KernelOp], Kernel] = {}
         self._weigh: Callable[[KernelOp], int] | None = None
         if isinstance(device, CountsCommands):
             self._weigh, self.limit = device.commands, min(self.limit, device.queue_limit)
-        self._parts: dict[str, BackendPart] = {}  # of libraries and families that are not the backend's
         self._open_port = open_port
+        self._withdraw = withdraw
         self._chunk = max(1, self.limit // 2)
         self._to_close = threading.Lock()  # the thread that gets it closes the context, and keeps it
 
@@ -139,7 +141,7 @@ class Context(ContextBase):
         port = port or self.ports.get(op.library)
         if port is None and op.library in self.core.own:
             return False
-        kernel = self._kernels.get(type(op)) or self._kernel(op)
+        kernel = self._found.get(type(op)) or self.kernels.find(op)
         if port is None:
             return False
         plan = submission.plan
@@ -227,6 +229,9 @@ class Context(ContextBase):
             raise self.poisoned(error, submission) from None
 
     async def _dispatch(self, submission: Submission) -> None:
+        if isinstance(submission, Unregistration):
+            self._withdraw(self, submission)
+            return
         if isinstance(submission, OpSubmission):
             if isinstance(submission, GraphSubmission):
                 await self.open_own(submission.program.ops)
@@ -330,7 +335,7 @@ class Context(ContextBase):
 
     def _commands(self, op: KernelOp, plan: Plan) -> int:
         """Return what an op puts into the device's queues, on a device that counts."""
-        part = self._parts.get(op.library)
+        part = self.kernels.part(op.library)
         assert self._weigh is not None, "the device counts"
         return (self._weigh(op) if part is None else part.launches) + (0 if plan.status is None else STATUS_COMMANDS)
 
@@ -386,11 +391,13 @@ class Context(ContextBase):
             Gets those that are bound.
         """
         ops, plans, outputs = submission.ops, submission.plans, submission.outputs
-        buffers, kernels, scratch, faults = self.buffers, self._kernels, self.scratch, self.core.options.faults
+        buffers, found, scratch, faults = self.buffers, self._found, self.scratch, self.core.options.faults
         for index, commands in enumerate(weights, start):
             op, plan = ops[index], plans[index]
-            kernel = kernels.get(type(op)) or self._kernel(op)
+            kernel = found.get(type(op)) or self.kernels.find(op)
             refs = plan.writes
+            if type(op) is Replay:
+                op.check()
             self._check_operands(plan)
             if op.library not in lane.provided:
                 return False
@@ -415,58 +422,22 @@ class Context(ContextBase):
             for library in dict.fromkeys(op.library for op in ops if op.library in own):
                 await self.port(library)
 
-    def add_own(self, library: OwnLibrary) -> None:
-        """Take a registered library that was just made for this context."""
-        self.own[library.library.name] = library
-        self._parts[library.library.name] = library.part
+    def refuse_own(self, name: str) -> None:
+        """Take no more ops of a registered library; those that were taken run."""
+        self.kernels.refuse_own(name)
+        self.ports.pop(name, None)
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether the op is enqueued on another thread."""
-        if self._parts:
-            # The backend is not asked about the ops of these: it may have some of the same kind, with other fields.
-            part = self._parts.get(op.library)
-            if part is not None:
-                return part.may_block
-            if type(op) is Replay and any(part.may_block and op.calls(name) for name, part in self._parts.items()):
-                return True
-        return self.device.may_block(lane, op)
+        return self.kernels.may_block(lane, op)
 
     def is_capturable(self, op: KernelOp) -> bool:
         """Return whether what the op enqueues may be repeated by a graph."""
-        own, family = self.own.get(op.library), op.family if isinstance(op, FamilyOp) else None
-        if own is not None:
-            return own.library.capturable
-        part = None if family is None else family.part(self.core.description.backend)
-        return part is None or part.capturable
+        return self.kernels.is_capturable(op)
 
     def kernel_of(self, op: KernelOp) -> Kernel:
         """Return how the op is enqueued."""
-        return self._kernels.get(type(op)) or self._kernel(op)
-
-    def _kernel(self, op: KernelOp) -> Kernel:
-        """Return how the op is enqueued: by a kernel of the backend's own, else by the generic one of its family."""
-        name, backend = op.library, self.core.description.backend
-        family = op.family if isinstance(op, FamilyOp) else None
-        if family is not None and name not in self._parts and family not in FAMILIES:
-            if name in LIBRARIES:
-                raise InvalidArgumentError(f"there is another library {name!r}", op=op.kind, remedy="Give the family another name.")
-            brought = self._parts[name] = family.part(backend) or BackendPart({})
-            if brought.scratch is not None:
-                self.scratch.add(name, brought.scratch)
-        part = self._parts.get(name)
-        native = self.device.kernels(name) if part is None else part.kernels
-        kernel = native.get(op.kind) or (LIBRARIES.get(name, {}).get(op.kind) if family is None else family.kernel(op.kind, backend))
-        if kernel is None:
-            known = name in LIBRARIES or native or family is not None
-            what = f"{name} has no {op.kind}" if known else f"there is no library {name!r}"
-            remedy = "Use another device." if known else "Register it first: await device.register(YourLibrary)."
-            if name in self.own:
-                remedy = f"Mark a method of the library with @accel.kernel({type(op).__name__})."
-            elif family is None and isinstance(op, FamilyOp):
-                remedy = f"Make the accel.ops.Family of {type(op).__name__}, in a module that is imported."
-            raise UnsupportedError(f"{what} on {backend}", op=op.kind, device=self.core.name, remedy=remedy)
-        self._kernels[type(op)] = kernel
-        return kernel
+        return self._found.get(type(op)) or self.kernels.find(op)
 
     async def port(self, library: str) -> Port:
         """Return the port of a library; at its first use make it, off the loop.
@@ -478,6 +449,8 @@ class Context(ContextBase):
         """
         port = self.ports.get(library)
         if port is None:
+            if library in self.kernels.leaving:  # one of the same name was unregistered just before
+                await self.until(lambda: library not in self.kernels.leaving)
             try:
                 with self.opening:
                     port = await self._open_port(library)
@@ -487,7 +460,6 @@ class Context(ContextBase):
                 self.report_fault(error)
                 raise self.poisoned(error) from error.clone()
             self.check_alive()
-            self.ports[library] = port
         return port
 
     def hold(self, ref: AccelRef, usage: Usage, release: Callable[[], object] | None) -> None:

@@ -21,13 +21,15 @@ from accel.engine.context import Context
 from accel.engine.durable_binding import bind_durable
 from accel.engine.in_flight import fault_behind
 from accel.engine.kernel_actor import NEVER_ENDS, KernelActor
-from accel.engine.kernel_library import OwnLibrary
+from accel.engine.kernel_library import Operand, OwnLibrary
 from accel.engine.lane import Lane
 from accel.engine.launches import Port
+from accel.engine.leaving import LeavingLibraries, withdraw
 from accel.engine.op_error import op_error
 from accel.engine.program import Capture
+from accel.engine.registration import Unregistration
 from accel.engine.streams import BATCH
-from accel.errors import AccelError, ActorStoppedError, ClosedError, OutOfMemoryError
+from accel.errors import AccelError, ActorStoppedError, ClosedError, OutOfMemoryError, StaleRefError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from accel.engine.core import DeviceCore
     from accel.engine.in_flight import ContextOwner
     from accel.engine.lane_pool import LanePool
+    from accel.engine.registration import DurableArgument, Registration
 
 __all__ = ["ContextActor", "OpenLibrary"]
 
@@ -59,7 +62,14 @@ class EquipLane:
     library: str
 
 
-class ContextActor(Actor["OpenLibrary | EquipLane", "Port | AccelError | None"]):
+@dataclass(frozen=True, slots=True)
+class CloseLibrary:
+    """Asks that a registered library is closed, of which no more ops are sent. There is no answer but that of the submission."""
+
+    submission: Unregistration
+
+
+class ContextActor(Actor["OpenLibrary | EquipLane | CloseLibrary", "Port | AccelError | None"]):
     """Owns one context, its lanes, and its kernel actors (which are its children, and end with it).
 
     Parameters
@@ -82,6 +92,10 @@ class ContextActor(Actor["OpenLibrary | EquipLane", "Port | AccelError | None"])
         self._shared: list[Lane] = []  # by libraries, where the ``streams`` option bounds their number
         self._turn = itertools.count()
         self._lanes: dict[str, Lane] = {}  # of registered libraries that are being opened, or could not be
+        self._own_lanes: dict[str, Lane] = {}  # of registered libraries that are open
+        self._free_lanes: list[Lane] = []  # of registered libraries that have left
+        self._leaving: LeavingLibraries | None = None
+        self._is_calling = False  # code of a registered library, on a worker thread
 
     async def started(self, context: ActorContext) -> None:
         """Make the context, warm the libraries that were asked for, and declare the generation ready."""
@@ -93,9 +107,18 @@ class ContextActor(Actor["OpenLibrary | EquipLane", "Port | AccelError | None"])
         except BaseException:
             await core.system.run_blocking(_abandon, device)
             raise
+        actor = context.self_ref
         made = Context(
-            core, self._owner, device, watcher, partial(_open_port, context.self_ref), partial(_equip_lane, context.self_ref), self._share
+            core,
+            self._owner,
+            device,
+            watcher,
+            open_port=partial(_open_port, actor),
+            equip_lane=partial(_equip_lane, actor),
+            withdraw=partial(withdraw, close=partial(_close_library, actor)),
+            share=self._share,
         )
+        self._leaving = LeavingLibraries(made)
         try:
             # Not through the mailbox, which is not served before this returns.
             libraries = core.options.libraries
@@ -108,6 +131,7 @@ class ContextActor(Actor["OpenLibrary | EquipLane", "Port | AccelError | None"])
             await core.pinned.attach(device)
             await bind_durable(made)
             core.capabilities = made.lanes[0].compute.capabilities()
+            await self._open_eager(made, context)
             made.check_alive()
         except BaseException:
             await made.close(abandon=True)
@@ -120,30 +144,61 @@ class ContextActor(Actor["OpenLibrary | EquipLane", "Port | AccelError | None"])
         core.refs.sharing = made.sharing
         core.became_ready(began)
 
-    async def receive(self, message: OpenLibrary | EquipLane, context: ActorContext) -> Port | AccelError | None:
-        """Make the kernel actor of a library, or give a lane of the pool what a library needs there."""
+    async def receive(self, message: OpenLibrary | EquipLane | CloseLibrary, context: ActorContext) -> Port | AccelError | None:
+        """Make the kernel actor of a library, or begin to end it, or give a lane of the pool what a library needs there."""
         made = self._context
         assert made is not None, "a context actor that runs has a context"
         if isinstance(message, EquipLane):
             if made.pool is not None:
                 await self._equip_next(made, made.pool, message.library)
             return None
+        if isinstance(message, CloseLibrary):
+            self._close_library(made, message.submission, context)
+            return None
         # Whoever asked may not take the answer: the context before this one faulted meanwhile. So what was made is kept here.
         port = made.ports.get(message.library)
         if port is None:
             try:
-                await self._open_own(made, message.library, context)
-                port = made.ports[message.library] = await self._open(made, message.library, context)
+                port = made.ports[message.library] = await self._open_any(made, message.library, context)
             except Exception as error:  # what a library needs and is not there is not the context's end: it goes on
                 return op_error(error, f"opening library {message.library!r}", self._core.loop, library=message.library)
         return port
 
-    async def _open_own(self, made: Context, library: str, context: ActorContext) -> None:
-        """Make the instance of a library that was registered, if it is one, and open it with its stream."""
-        make = self._core.own.get(library)
-        if make is None:
-            return
-        own = await self._call_own(made, library, lambda: OwnLibrary(make(), self._core.description))
+    async def _open_any(self, made: Context, library: str, context: ActorContext) -> Port:
+        """Return the port of a library, made anew; of a registered one its instance too."""
+        registration = self._core.own.get(library)
+        if registration is None:
+            return await self._open(made, library, context)
+        own = await self._open_own(made, registration, context)
+        try:
+            port = await self._open(made, library, context)
+        except BaseException:
+            await self._core.system.run_blocking(own.close)
+            raise
+        if made.pool is None or library not in made.pool.libraries:
+            self._own_lanes[library] = port.lane
+        if self._core.own.get(library) is not registration:  # it was unregistered meanwhile, or the call that registered it was cancelled
+            await self._end_port(made, library, context)
+            await self._core.system.run_blocking(own.close)
+            self._give_lane(library)
+            raise ClosedError(f"library {library!r} is not registered any more", library=library, device=self._core.name)
+        made.kernels.add_own(own)
+        return port
+
+    async def _open_own(self, made: Context, registration: Registration, context: ActorContext) -> OwnLibrary:
+        """Make the instance of a registered library, and open it with its stream."""
+        library, description = registration.name, self._core.description
+
+        def operand(argument: DurableArgument) -> Operand:
+            block = made.buffers.blocks.get(argument.buffer)
+            if block is None:
+                raise StaleRefError(
+                    f"buffer {argument.buffer}, which library {library!r} was registered with, is not in memory any more", reason="freed"
+                )
+            address = block.address + argument.offset
+            return Operand(address, argument.shape, argument.dtype, False, description.backend, description.index)
+
+        own = await self._call_own(made, library, lambda: OwnLibrary(registration.make(operand), description))
         pool = made.pool if own.library.several_streams else None
         try:
             if pool is not None:
@@ -156,21 +211,55 @@ class ContextActor(Actor["OpenLibrary | EquipLane", "Port | AccelError | None"])
             if pool is not None:
                 pool.libraries.discard(library)
             raise
-        if self._core.own.get(library) is not make:  # the call that registered it was cancelled meanwhile
-            await self._core.system.run_blocking(own.close)
-            raise ClosedError(f"library {library!r} is not registered any more", library=library, device=self._core.name)
-        made.add_own(own)
+        return own
+
+    async def _open_eager(self, made: Context, context: ActorContext) -> None:
+        """Open the registered libraries that are to be open before the generation begins. It begins without those that cannot be."""
+        core = self._core
+        for registration in [each for each in core.own.values() if each.is_eager and not each.is_leaving]:
+            try:
+                registration.check()
+                made.ports[registration.name] = await self._open_any(made, registration.name, context)
+            except Exception as raised:
+                error = op_error(raised, f"opening library {registration.name!r}", core.loop, library=registration.name)
+                if error.is_fault:
+                    raise
+                logger.warning("library_not_opened", device=core.name, generation=made.generation, library=registration.name, error=error)
+
+    def _close_library(self, made: Context, submission: Unregistration, context: ActorContext) -> None:
+        """Begin to end a registered library, beside the mailbox: other libraries are opened meanwhile."""
+        assert self._leaving is not None, "an actor that runs has made a context"
+        library = submission.library
+        self._leaving.close(submission, partial(self._end_port, made, library, context), partial(self._give_lane, library))
+
+    @staticmethod
+    async def _end_port(made: Context, library: str, context: ActorContext) -> None:
+        """End the kernel actor of a registered library, with all that it has enqueued; those of the pool go on without it."""
+        if made.pool is not None:
+            made.pool.libraries.discard(library)
+        actor = next((child for child in context.children if child.name == library), None)
+        if actor is not None:
+            await actor.stop()
+
+    def _give_lane(self, library: str) -> None:
+        """Keep the lane that a registered library had to itself for the next one: streams are not closed before their context."""
+        lane = self._own_lanes.pop(library, None)
+        if lane is not None and self._core.options.lanes is None:
+            self._free_lanes.append(lane)
 
     async def _call_own(self, made: Context, library: str, call: Callable[[], T]) -> T:
         """Return what code of a registered library returns, called on a worker thread; raise what is behind what it raises."""
 
         def answer() -> T | AccelError:
+            self._is_calling = True
             try:
-                return call()
+                return made.offloaded.make(call)
             except BaseException as raised:  # also a CancelledError, which awaiting this must not raise
                 is_out_of_memory = made.is_out_of_memory(raised)
                 what = f"opening library {library!r}"
                 return op_error(raised, what, self._core.loop, is_out_of_memory=is_out_of_memory, library=library)
+            finally:
+                self._is_calling = False
 
         found = await self._core.system.run_blocking(answer)
         if isinstance(found, AccelError):
@@ -254,6 +343,11 @@ class ContextActor(Actor["OpenLibrary | EquipLane", "Port | AccelError | None"])
         return lane
 
     async def _new_lane(self, made: Context, library: str) -> Lane:
+        priorities = self._core.options.priorities
+        for lane in self._free_lanes if library in self._core.own else ():
+            if priorities.get(lane.name, 0) == priorities.get(library, 0):
+                self._free_lanes.remove(lane)
+                return lane
         lane = await self._core.system.run_blocking(made.offloaded.make, self._make_lane, made, library)
         made.lanes.append(lane)
         return lane
@@ -287,16 +381,18 @@ class ContextActor(Actor["OpenLibrary | EquipLane", "Port | AccelError | None"])
     async def stopped(self, context: ActorContext) -> None:
         """Give the context back; with nothing left in its streams, their threads have ended when this returns."""
         made = self._context
-        await self._close(abandon=made is None or made.fault is not None or made.in_flight > 0)
+        await self._close(abandon=made is None or made.fault is not None or made.in_flight > 0 or self._is_calling)
 
     async def _close(self, *, abandon: bool) -> None:
         made, self._context = self._context, None
         if made is not None:
             self._owner.published(None)
+            if self._leaving is not None:
+                await self._leaving.aclose()
             await made.close(abandon=abandon)
 
 
-_ContextActorRef: TypeAlias = "ActorRef[OpenLibrary | EquipLane, Port | AccelError | None]"
+_ContextActorRef: TypeAlias = "ActorRef[OpenLibrary | EquipLane | CloseLibrary, Port | AccelError | None]"
 
 
 async def _open_port(actor: _ContextActorRef, library: str) -> Port:
@@ -310,6 +406,11 @@ async def _open_port(actor: _ContextActorRef, library: str) -> Port:
 def _equip_lane(actor: _ContextActorRef, library: str) -> None:
     with contextlib.suppress(ActorStoppedError):  # the device closes
         actor.tell(EquipLane(library))
+
+
+def _close_library(actor: _ContextActorRef, submission: Unregistration) -> None:
+    with contextlib.suppress(ActorStoppedError):  # the device closes, and answers it
+        actor.tell(CloseLibrary(submission))
 
 
 def _abandon(device: AccelDevice) -> None:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from accel.actors import ActorSystem
     from accel.backend import AccelBackend, DeviceDescription
     from accel.dtype import DType
-    from accel.engine.kernel_library import KernelLibrary
     from accel.engine.options import DeviceOptions
+    from accel.engine.registration import Registration
     from accel.family import OpFamily
     from accel.storage.durable import DurableKeeper
 
@@ -69,7 +69,7 @@ class DeviceCore:
     workload : Workload
         Counts what is on its way.
     own : dict
-        Name -> what makes an instance, of the libraries that were registered.
+        Name -> registration, of the libraries of the user's own.
     families : dict
         Name -> family, of the families from outside ``accel`` whose ops were sent.
     capabilities : Mapping
@@ -108,7 +108,7 @@ class DeviceCore:
         self.pinned = PinnedMemory(self.name, self.loop, system, options.pinned_limit)
         self.memory_back = MemoryBack()
         self.workload = Workload()
-        self.own: dict[str, Callable[[], KernelLibrary]] = {}
+        self.own: dict[str, Registration] = {}
         self.families: dict[str, OpFamily] = {}
         self.capabilities: Mapping[str, frozenset[DType]] = {}
         self.restarts = 0

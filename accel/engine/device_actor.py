@@ -9,6 +9,7 @@ from accel.actors import Actor, ActorContext
 from accel.engine.launches import OpSubmission
 from accel.engine.op_error import op_error
 from accel.engine.program import GraphSubmission
+from accel.engine.registration import Unregistration
 from accel.engine.submission import BatchSubmission, Submission
 from accel.errors import AccelError, StaleRefError
 from accel.ops import Free
@@ -107,6 +108,8 @@ class DeviceActor(Actor[Submission, None]):
         """Return what was taken out of the queue before a submission, and uses a buffer that it uses, where not both only read it."""
         if not self._moving:
             return []
+        if isinstance(message, Unregistration):  # which of them are of its library is not known here
+            return list(self._moving)
         reads, writes = _uses(message)
         return [
             task
@@ -176,6 +179,8 @@ class DeviceActor(Actor[Submission, None]):
             for ref in (*plan.reads, *plan.writes):
                 if ref.generation != core.refs.live_generation:
                     core.refs.check(ref, None, plan)
+        if core.durable.any_torn and isinstance(submission, OpSubmission) and submission.op.library in core.own:
+            core.own[submission.op.library].check()
         if isinstance(submission, (BatchSubmission, GraphSubmission)):
             raise StaleRefError(
                 f"the context was rebuilt while the {'batch' if isinstance(submission, BatchSubmission) else 'graph'} was recorded",

@@ -114,7 +114,7 @@ class ContextBase(ABC):
             submission.over()
         if self.core.refs.is_closing:
             self.core.workload.settled()
-        self._wake()
+        self.wake()
         if self.after_retire is not None:
             self.after_retire()
 
@@ -130,7 +130,7 @@ class ContextBase(ABC):
         await self.until(lambda: self.commands + commands <= limit)
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        """Wait until something is so that only the end of ops brings about. Raises as :meth:`wait_for_room` does."""
+        """Wait until something is so that the end of ops brings about, or what calls :meth:`wake`. Raises as :meth:`wait_for_room` does."""
         self.check_alive()  # after a fault nothing retires, so that the wait would not end
         while not is_so():
             room = self.core.loop.create_future()
@@ -141,7 +141,8 @@ class ContextBase(ABC):
                 self._rooms.remove(room)
             self.check_alive()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Have those that wait in :meth:`until` look again."""
         for room in self._rooms:
             if not room.done():
                 room.set_result(None)
@@ -179,7 +180,7 @@ class ContextBase(ABC):
         is_over = lifecycle.is_final and lifecycle.cause is not error
         for submission in submissions:
             submission.reject(lifecycle.final_error() if is_over else self.poisoned(error, submission, suspects))
-        self._wake()
+        self.wake()
         self.core.workload.settled()
 
     def poisoned(self, error: AccelError, submission: Submission | None = None, suspects: tuple[str, ...] = ()) -> ContextPoisonedError:

@@ -36,6 +36,8 @@ _MARK = "__accel_kernel__"
 class Operand:
     """An array in device memory, as a kernel of the user's own gets it: valid until the kernel's work in the stream has ended.
 
+    One that stands for a durable ref among the arguments of :meth:`accel.Device.register` is valid as long as the library's instance.
+
     Array libraries take it without a copy: on CUDA devices by DLPack (``torch.from_dlpack``, every dtype but float4) or ``__cuda_array_interface__``
     (``cupy.asarray``, numba), on the CPU by ``np.asarray`` and DLPack. What is made of it must not outlive the op, and an input must not be written.
 
@@ -52,7 +54,7 @@ class Operand:
     index : int
         Of the device, among those of its backend.
     stream
-        The one that the kernel enqueues into, in whose order the memory may be used.
+        The one that the kernel enqueues into, in whose order the memory may be used; ``None`` where it may be read in any.
     """
 
     address: int
@@ -116,7 +118,7 @@ class Operand:
         Parameters
         ----------
         stream
-            The consumer's stream: the kernel's own one, because in no other is the memory ready, or -1.
+            The consumer's stream: the kernel's own one, because in no other is the memory ready, or -1. Any, where there is no :attr:`stream`.
         max_version
             The newest DLPack that the consumer knows.
         dl_device, copy
@@ -130,7 +132,7 @@ class Operand:
         device = self.__dlpack_device__()
         if copy or (dl_device is not None and tuple(dl_device) != device):
             raise BufferError("an operand is shared where it is, and not copied")
-        if self.backend == "cuda" and stream != -1 and stream != self.stream.__cuda_stream__()[1]:
+        if self.backend == "cuda" and self.stream is not None and stream != -1 and stream != self.stream.__cuda_stream__()[1]:
             raise BufferError(
                 f"the current stream ({stream}) is not the kernel's: take the operand inside "
                 "`with torch.cuda.stream(torch.cuda.ExternalStream(stream.handle))`, or what your library has for that"
@@ -175,6 +177,9 @@ class KernelLibrary:
 
     There is one instance per context: it is made, and :meth:`open` called, when the library is registered, and again after every rebuild.
 
+    Durable refs among the arguments of the registration, also in dicts, lists and tuples, reach ``__init__`` as :class:`Operand` over the same memory. They
+    are for reading: what writes the refs meanwhile is not ordered with the library's ops.
+
     Rules for a kernel method: it only *enqueues* into the stream that it is given, and waits for nothing. It reads ``inputs``, writes ``outputs``, and
     keeps neither. Memory of its own must stay until the stream has passed its use (torch's and CuPy's allocators see to that in a ``with stream`` block).
     A graph on a GPU calls it once, at the recording, and repeats what it enqueued: memory of its own must then stay as long as the graph, which those
@@ -196,6 +201,8 @@ class KernelLibrary:
     launches : int
         How many kernels and copies a kernel method enqueues at most. A GPU's queue takes about a thousand, and whatever enqueues more waits; so ops of this
         library are in flight only as long as the sum of their launches is below ``max_in_flight``. Counts on devices that have such a bound.
+    eager : bool
+        When the library is opened again after a rebuild: ``True`` before the generation is READY, ``False`` at its first op.
     capturable : bool
         Whether what a kernel method enqueues may be captured into a graph and repeated: it works in ``inputs``, ``outputs`` and what :meth:`open` made, and
         in no memory that an allocator may give to others between two replays. ``False`` has such recordings refused where graphs are captured.
@@ -208,6 +215,7 @@ class KernelLibrary:
     name: ClassVar[str]
     blocking: ClassVar[bool] = True
     capturable: ClassVar[bool] = False
+    eager: ClassVar[bool] = False
     launches: ClassVar[int] = 64
     several_streams: ClassVar[bool] = False
     description: DeviceDescription
@@ -222,7 +230,7 @@ class KernelLibrary:
         """
 
     def close(self) -> None:
-        """Give back what :meth:`open` made. Called on a worker thread, with nothing in the streams any more. Not called after a fault.
+        """Give back what :meth:`open` made. Called on a worker thread, with nothing of the library in the streams any more. Not called after a fault.
 
         What it raises is logged.
         """
@@ -242,11 +250,14 @@ class OwnLibrary:
     ----------
     part : BackendPart
         The kernels, as those of a family.
+    is_leaving : bool
+        Whether the library was unregistered: it takes no more ops.
     """
 
     def __init__(self, library: KernelLibrary, description: DeviceDescription) -> None:
         self.library = library
         library.description = self._description = description
+        self.is_leaving = False
         self._lock = threading.Lock()  # its own lane and that of batches may call it from two threads
         kernels = {op.kind: self._adapt(getattr(library, name)) for op, name in kernels_of(type(library)).items()}
         self.part = BackendPart(kernels, may_block=library.blocking, launches=library.launches)
@@ -294,8 +305,9 @@ def kernels_of(library: type[KernelLibrary]) -> dict[type[KernelOp[Any]], str]:
             f"{library.__name__}.launches is {launches!r}",
             remedy="Give the most kernels and copies that a kernel method enqueues, such as 64.",
         )
-    if not isinstance(library.several_streams, bool):
-        raise InvalidArgumentError(f"{library.__name__}.several_streams is {library.several_streams!r}", remedy="Set it to True or False.")
+    for option in ("several_streams", "eager"):
+        if not isinstance(getattr(library, option), bool):
+            raise InvalidArgumentError(f"{library.__name__}.{option} is {getattr(library, option)!r}", remedy="Set it to True or False.")
     found: dict[type[KernelOp[Any]], str] = {}
     for attribute in dir(library):
         op = getattr(getattr(library, attribute), _MARK, None)

@@ -12,12 +12,13 @@ from accel.ops import KernelOp, Plan, Spec, Status
 from accel.ref import AccelRef, RefView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy as np
 
     from accel.backend import AccelDevice, Kernel
     from accel.engine.core import DeviceCore
+    from accel.engine.kernel_library import OwnLibrary
     from accel.engine.lane import Lane
     from accel.engine.scratch import Scratch
     from accel.memory import Usage
@@ -47,6 +48,9 @@ class _GraphContext(LaunchContext, Protocol):
     scratch: Scratch
 
     @property
+    def own(self) -> Mapping[str, OwnLibrary]: ...
+
+    @property
     def sharing(self) -> JoinsUses: ...
 
     def kernel_of(self, op: KernelOp) -> Kernel:
@@ -70,12 +74,14 @@ class Program:
         All of ``outputs``, what the kernels work in, and where they write their statuses.
     native : object
         What the backend made of it, with a ``close`` method; ``None`` where the ops are enqueued one by one.
+    own : sequence of OwnLibrary
+        Registered libraries whose kernels it calls, or has captured.
     handle : AccelRef
         Stands for the program as for a buffer: replays write it, so that they follow each other, and its end is the program's.
     """
 
     __slots__ = (
-        "_launches", "_scratch", "_status", "_status_address", "_statuses", "handle", "made", "native", "ops", "outputs", "plan", "plans",
+        "_launches", "_scratch", "_status", "_status_address", "_statuses", "handle", "made", "native", "ops", "outputs", "own", "plan", "plans",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +92,7 @@ class Program:
         self.outputs = tuple(outputs)
         self.made = tuple([ref for refs in outputs for ref in refs])
         self.native: Any = None
+        self.own: Sequence[OwnLibrary] = ()
         self._scratch: AccelRef | None = None
         self._status: AccelRef | None = None
         self._status_address = 0
@@ -127,6 +134,7 @@ class Program:
         """
         if context.device.kernels(Capture.library):
             self._check_own(context)
+        self.own = [context.own[name] for name in dict.fromkeys(op.library for op in self.ops) if name in context.own]
         address = context.buffers.address
         work = [] if self._scratch is None else [address(self._scratch)]
         if self._status is not None:
@@ -270,7 +278,17 @@ class Replay(KernelOp[Any]):
         for ref in program.made:
             if ref.is_freed:
                 raise ref.stale_error()
+        self.check()
         return program.plan
+
+    def check(self) -> None:
+        """Raise if a library whose kernels it needs was unregistered, which may have been after :meth:`plan`."""
+        for own in self.program.own:
+            if own.is_leaving:
+                name = own.library.name
+                raise UnsupportedError(
+                    f"library {name!r} was unregistered after the graph was recorded", library=name, remedy="Record the graph anew."
+                )
 
     def takes_strided(self, ref: AccelRef) -> bool:
         """See :meth:`KernelOp.takes_strided`: its ops take them, or have recorded copies."""

@@ -116,6 +116,8 @@ class Sender:
         """Check the plan of a user's op, and that no other library or family of this device has its family's name."""
         check_plan(op, plan)
         core, family = self._core, getattr(op, "family", None)
+        if core.durable.any_torn and op.library in core.own:
+            core.own[op.library].check()
         if family is None or not isinstance(op, FamilyOp):  # in this order: the second is slow
             return
         if op.library in core.own or core.families.setdefault(op.library, family) != family:

@@ -132,6 +132,9 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
                 await self._last_is_gone()
             watchdog.begin(core.options.busy_timeout)
             await made.bind()
+            for registration in [each for each in core.own.values() if each.is_eager and not each.is_leaving]:
+                watchdog.begin(core.options.busy_timeout)
+                await made.open_ahead(registration)
             watchdog.end()
             made.check_alive()  # it may have ended right after it was ready
         except BaseException:
@@ -171,9 +174,9 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
     def _own(self) -> dict[str, bytes]:
         """Return the registered libraries that can be sent; ops of others are refused by the child."""
         found = {}
-        for name, make in self._core.own.items():
+        for name, registration in self._core.own.items():
             try:
-                found[name] = pickled_library(name, make)
+                found[name] = pickled_library(registration)
             except UnsupportedError as error:
                 logger.warning("library_not_sent", device=self._core.name, library=name, error=error)
         return found

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from accel.engine.launches import OpSubmission
 from accel.engine.op_error import op_error
 from accel.engine.program import GraphSubmission, Program
+from accel.engine.registration import Unregistration
 from accel.engine.submission import BatchSubmission
 from accel.remote.error_codec import encode_error
 from accel.remote.messages import Failure, Kind
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from accel.process.channel import Channel
     from accel.ref import AccelRef
 
-__all__ = ["Answers", "RemoteBatch", "RemoteGraph", "RemoteOp", "reject"]
+__all__ = ["Answers", "RemoteBatch", "RemoteGraph", "RemoteOp", "RemoteUnregistration", "reject"]
 
 _SEVERAL = 16
 """The child flushes after this many answers: the parent reads them while the child runs the next ops."""
@@ -116,6 +117,18 @@ class RemoteGraph(_Answered, GraphSubmission):
 
     def __init__(self, answer: Answers, number: int, program: Program, generation: int) -> None:
         super().__init__(program, asyncio.get_running_loop().create_future(), generation)
+        self._answer = answer
+        self._failed = None
+        self.number = number
+
+
+class RemoteUnregistration(_Answered, Unregistration):
+    """The end of a registered library of the parent's."""
+
+    __slots__ = ("_answer", "_failed", "number")
+
+    def __init__(self, answer: Answers, number: int, library: str, generation: int) -> None:
+        super().__init__(library, answer.loop.create_future(), generation)
         self._answer = answer
         self._failed = None
         self.number = number

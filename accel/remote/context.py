@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 from typing import TYPE_CHECKING, Any
 
+from accel._log import get_logger
 from accel.engine.checksums import verify
 from accel.engine.launches import OpSubmission
 from accel.engine.program import GraphSubmission
+from accel.engine.registration import Registration, Unregistration
 from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError, UnsupportedError
 from accel.ops import Free, Put
@@ -16,7 +19,7 @@ from accel.process.protocol import ProtocolError
 from accel.remote.arrays import COPIED_HERE
 from accel.remote.durable import kept_message
 from accel.remote.messages import Kind, pickled_library
-from accel.remote.pending_request import array_of
+from accel.remote.pending_request import PendingRequest, array_of
 from accel.remote.requests import RequestContext
 from accel.remote.transfers import MOST_OPS, ArrayTransfers
 
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from accel.remote.requests import Copy, Landed
 
 __all__ = ["NoSharing", "RemoteContext"]
+
+logger = get_logger()
 
 
 class RemoteContext(RequestContext):
@@ -89,15 +94,49 @@ class RemoteContext(RequestContext):
             await self._transfers.send_batch(submission)
             return
         assert isinstance(submission, OpSubmission), "there are two kinds"
-        if isinstance(submission, GraphSubmission):
+        if isinstance(submission, Unregistration):
+            self._withdraw(submission)
+        elif isinstance(submission, GraphSubmission):
             self.send_graph(submission)
         elif not submission.is_settled and not self.dispatch_now(submission):
             await self._transfers.send(submission)
 
     async def port(self, library: str) -> None:
         """Have the child make a registered library. Raises what keeps it from being sent, made or opened."""
-        await self.ask(Kind.REGISTER, pickle.dumps((library, pickled_library(library, self.core.own[library]))))
+        registration = self.core.own[library]
+        # The child serves no other message while it opens a library, so one of the same name that is leaving is waited for here.
+        await self.until(lambda: not any(isinstance(each, Unregistration) and each.library == library for each in self.submissions))
+        try:
+            await self.ask(Kind.REGISTER, pickled_library(registration))
+        except asyncio.CancelledError:
+            # The child opens it all the same, and has to close it before its memory is given to others.
+            unwanted = Unregistration(library, self.core.loop.create_future(), self.generation)
+            unwanted.future.cancel()
+            with contextlib.suppress(AccelError):  # the child is gone
+                self._withdraw(unwanted)
+            raise
         self.own[library] = True
+
+    async def open_ahead(self, registration: Registration) -> None:
+        """Have the child open a registered library before the generation begins, which it does without one that cannot be opened."""
+        name = registration.name
+        try:
+            registration.check()
+            await self.ask(Kind.OPEN, name.encode())
+        except AccelError as error:
+            self.check_alive()
+            logger.warning("library_not_opened", device=self.core.name, generation=self.generation, library=name, error=error)
+        else:
+            self.own[name] = True
+
+    def _withdraw(self, submission: Unregistration) -> None:
+        """Have the child end a registered library, after the ops that were sent before."""
+        self.check_alive()
+        name = submission.library
+        submission.registration = self.core.own.pop(name, None)
+        self.own.pop(name, None)
+        number = next(self._numbers)
+        self._post(number, PendingRequest(submission, 0, 1, ()), Kind.UNREGISTER, number.to_bytes(8, "little") + name.encode())
 
     async def compile(self, kernel: CompiledKernel) -> KernelLayout:
         """Have the child compile and load a kernel; see :class:`accel.device.compiler.CompilesApart`."""

@@ -13,10 +13,8 @@ from accel.engine.options import DeviceOptions
 from accel.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from accel.dtype import DType
-    from accel.engine.kernel_library import KernelLibrary
+    from accel.engine.registration import Registration
 
 __all__ = [
     "ArenaSlice",
@@ -52,7 +50,11 @@ class Kind(enum.IntEnum):
     GRAPH = 9
     """Ops to be captured."""
     REGISTER = 10
-    """A library of the user's own: a number, and its name and what makes it, pickled."""
+    """A library of the user's own, to be opened: a number, and the registration, pickled."""
+    OPEN = 13
+    """A registered library to be opened before the generation begins: a number, and its name."""
+    UNREGISTER = 14
+    """A registered library to be closed after the ops before: a number, and its name."""
     PING = 8
     """Are you there?"""
     BEGIN = 20
@@ -174,7 +176,7 @@ class Begin:
     generation
         Its number.
     own
-        Libraries that were registered: name -> what makes an instance, pickled.
+        Libraries that were registered: name -> registration, pickled.
     most_slabs
         How many slabs of durable memory the parent keeps.
     patience
@@ -211,8 +213,8 @@ WireOp: TypeAlias = tuple[int, list[Any], list[tuple[int, int]]]
 """An op as ``marshal`` takes it; see :mod:`accel.remote.op_codec`."""
 
 
-def pickled_library(name: str, make: Callable[[], KernelLibrary]) -> bytes:
-    """Return what makes a registered library as bytes.
+def pickled_library(registration: Registration) -> bytes:
+    """Return a registered library as bytes.
 
     Raises
     ------
@@ -220,14 +222,14 @@ def pickled_library(name: str, make: Callable[[], KernelLibrary]) -> bytes:
         If its class, or an argument, cannot be sent to another process.
     """
     try:
-        data = pickle.dumps(make)
+        data = pickle.dumps(registration)
         why: object = "what is in __main__ is not found in another process" if b"__main__" in data else None
     except Exception as error:  # pickle raises what it likes, and so do the arguments
         data, why = b"", error
     if why is not None:
         raise UnsupportedError(
-            f"library {name!r} cannot be sent to the device's process: {why}",
-            library=name,
+            f"library {registration.name!r} cannot be sent to the device's process: {why}",
+            library=registration.name,
             remedy="Define its class, and what it is made with, at the top of a module that can be imported.",
         )
     return data

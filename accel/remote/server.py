@@ -29,7 +29,7 @@ from accel.errors import AccelError, BackendUnavailableError, ClosedError, Fault
 from accel.fork import DeviceFiles, close_after_fork
 from accel.ops import KernelOp, Plan
 from accel.ref import AccelRef
-from accel.remote.answers import Answers, RemoteBatch, RemoteGraph, RemoteOp, reject
+from accel.remote.answers import Answers, RemoteBatch, RemoteGraph, RemoteOp, RemoteUnregistration, reject
 from accel.remote.blocks import MappedBlocks
 from accel.remote.busy import AnnouncedCalls, Busy
 from accel.remote.compiling import packed_layout
@@ -132,7 +132,7 @@ class Server:
         core = self._core
         core.memory_back.until = time.monotonic() + begin.patience
         self._announcer.begin(begin.generation, begin.most_slabs)
-        core.own.update((name, partial(_made, data)) for name, data in begin.own.items())
+        core.own.update((name, pickle.loads(data)) for name, data in begin.own.items())
         if not core.lifecycle.generation:
             await self._open()
         capabilities = {name: sorted(each.value for each in dtypes) for name, dtypes in core.capabilities.items()}
@@ -146,7 +146,7 @@ class Server:
         await self._system.spawn(ContextActor, self._core, self, Sharing, name="context", restart=once)
         self.context.on_fault = self.give_up
         self.context.opening = self._busy
-        self.context.offloaded = AnnouncedCalls(self._core.loop, self._busy, self._core.own)
+        self.context.offloaded = AnnouncedCalls(self._core.loop, self._busy, self.context.own)
 
     def published(self, context: Context | None) -> None:
         """See :class:`accel.engine.in_flight.ContextOwner`."""
@@ -193,6 +193,11 @@ class Server:
             await self._held(data, fds[0])
         elif kind == Kind.REGISTER:
             await self._register(data)
+        elif kind == Kind.OPEN:
+            await self._open_library(*_named(data))
+        elif kind == Kind.UNREGISTER:
+            number, name = _named(data)
+            await self.dispatch(RemoteUnregistration(self._answers, number, name, self.context.generation))
         elif kind == Kind.NAMED:
             self._learn(data)
         elif kind == Kind.COMPILE:
@@ -309,15 +314,20 @@ class Server:
 
     async def _register(self, data: bytes) -> None:
         (number,) = struct.unpack_from("<Q", data)
-        name, made = pickle.loads(data[8:])
-        self._core.own[name] = partial(_made, made)
+        registration = pickle.loads(data[8:])
+        self._core.own[registration.name] = registration
+        if not await self._open_library(number, registration.name):
+            self._core.own.pop(registration.name, None)
+
+    async def _open_library(self, number: int, name: str) -> bool:
+        """Open a registered library, and answer whether it is open."""
         try:
             await self.context.port(name)
         except Exception as error:
-            del self._core.own[name]
             self._refuse(number, error)
-        else:
-            self._answers.done(number)
+            return False
+        self._answers.done(number)
+        return True
 
     async def _held(self, data: bytes, fd: int) -> None:
         number, kept = kept_in(data, fd)
@@ -367,6 +377,7 @@ class Server:
         return ref
 
 
-def _made(data: bytes) -> Any:
-    """Make an instance of a registered library: the class is imported here."""
-    return pickle.loads(data)()
+def _named(data: bytes) -> tuple[int, str]:
+    """Return the number and the name of a message that has both."""
+    (number,) = struct.unpack_from("<Q", data)
+    return number, data[8:].decode()

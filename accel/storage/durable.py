@@ -384,6 +384,11 @@ class DurableBook:
             if entry is not None:
                 self._tear(entry, why)
 
+    @property
+    def any_torn(self) -> bool:
+        """Whether the contents of some buffer may not be sound."""
+        return bool(self._torn)
+
     def has_torn(self, ref: AccelRef) -> bool:
         """Return whether the contents of the buffer of ``ref`` are not sound, although its generation may live."""
         return ref.buffer in self._torn and self.is_torn(self.buffers[ref.buffer])

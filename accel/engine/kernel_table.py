@@ -1,0 +1,131 @@
+"""Which function enqueues an op in one context: a kernel of the backend, of a family, or of a registered library."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from accel.engine.kernels import LIBRARIES
+from accel.engine.program import Replay
+from accel.errors import InvalidArgumentError, UnsupportedError
+from accel.family import BackendPart
+from accel.ops import FamilyOp
+from accel.ops.families import FAMILIES
+
+if TYPE_CHECKING:
+    from accel.backend import AccelDevice, Kernel
+    from accel.engine.core import DeviceCore
+    from accel.engine.kernel_library import OwnLibrary
+    from accel.engine.scratch import Scratch
+    from accel.ops import KernelOp
+
+__all__ = ["KernelTable"]
+
+
+class KernelTable:
+    """The kernels of one context.
+
+    Parameters
+    ----------
+    core
+        What the device keeps over all generations.
+    device
+        The backend's context.
+    scratch
+        Is told what the ops of a family work in.
+
+    Attributes
+    ----------
+    found : dict
+        Class of ops -> kernel, as far as such ops were sent.
+    own : dict of str to OwnLibrary
+        The registered libraries that are open here.
+    leaving : set of str
+        Registered libraries that take no more ops.
+    """
+
+    def __init__(self, core: DeviceCore, device: AccelDevice, scratch: Scratch) -> None:
+        self._core = core
+        self._device = device
+        self._scratch = scratch
+        self._parts: dict[str, BackendPart] = {}  # of libraries and families that are not the backend's
+        self.found: dict[type[KernelOp], Kernel] = {}
+        self.own: dict[str, OwnLibrary] = {}
+        self.leaving: set[str] = set()
+
+    def part(self, library: str) -> BackendPart | None:
+        """Return the kernels of a library or family that is not the backend's, if there are any."""
+        return self._parts.get(library)
+
+    def find(self, op: KernelOp) -> Kernel:
+        """Return how the op is enqueued: by a kernel of the backend's own, else by the generic one of its family.
+
+        Raises
+        ------
+        UnsupportedError
+            If there is none.
+        InvalidArgumentError
+            If its family has the name of another library.
+        """
+        name, backend = op.library, self._core.description.backend
+        family = op.family if isinstance(op, FamilyOp) else None
+        if family is not None and name not in self._parts and family not in FAMILIES:
+            if name in LIBRARIES:
+                raise InvalidArgumentError(f"there is another library {name!r}", op=op.kind, remedy="Give the family another name.")
+            brought = self._parts[name] = family.part(backend) or BackendPart({})
+            if brought.scratch is not None:
+                self._scratch.add(name, brought.scratch)
+        is_leaving = name in self.leaving
+        part = None if is_leaving else self._parts.get(name)
+        native = self._device.kernels(name) if part is None else part.kernels
+        kernel = native.get(op.kind) or (LIBRARIES.get(name, {}).get(op.kind) if family is None else family.kernel(op.kind, backend))
+        if kernel is None:
+            known = name in LIBRARIES or native or family is not None
+            what = f"{name} has no {op.kind}" if known else f"there is no library {name!r}"
+            remedy = "Use another device." if known else "Register it first: await device.register(YourLibrary)."
+            if name in self.own and not is_leaving:
+                remedy = f"Mark a method of the library with @accel.kernel({type(op).__name__})."
+            elif family is None and isinstance(op, FamilyOp):
+                remedy = f"Make the accel.ops.Family of {type(op).__name__}, in a module that is imported."
+            raise UnsupportedError(f"{what} on {backend}", op=op.kind, device=self._core.name, remedy=remedy)
+        self.found[type(op)] = kernel
+        return kernel
+
+    def may_block(self, lane: Any, op: Any) -> bool:
+        """Return whether the op is enqueued on another thread."""
+        if self._parts:
+            # The backend is not asked about the ops of these: it may have some of the same kind, with other fields.
+            part = self._parts.get(op.library)
+            if part is not None:
+                return part.may_block
+            if type(op) is Replay and any(part.may_block and op.calls(name) for name, part in self._parts.items()):
+                return True
+        return self._device.may_block(lane, op)
+
+    def is_capturable(self, op: KernelOp) -> bool:
+        """Return whether what the op enqueues may be repeated by a graph."""
+        own, family = self.own.get(op.library), op.family if isinstance(op, FamilyOp) else None
+        if own is not None:
+            return own.library.capturable
+        part = None if family is None else family.part(self._core.description.backend)
+        return part is None or part.capturable
+
+    # -- registered libraries
+
+    def add_own(self, library: OwnLibrary) -> None:
+        """Take a registered library that was just made for this context."""
+        name = library.library.name
+        self.own[name], self._parts[name] = library, library.part
+
+    def refuse_own(self, name: str) -> None:
+        """Take no more ops of a registered library; those that were taken run."""
+        self.leaving.add(name)
+        for op in [op for op in self.found if op.library == name]:
+            del self.found[op]
+        if name in self.own:
+            self.own[name].is_leaving = True
+
+    def remove_own(self, name: str) -> None:
+        """Forget a registered library, whose instance is closed."""
+        self.leaving.discard(name)
+        self.own.pop(name, None)
+        self._parts.pop(name, None)

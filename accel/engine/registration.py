@@ -1,0 +1,188 @@
+"""A library of the user's own as a device keeps it over its generations: what makes an instance of it, the memory that it holds, and its end."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+
+from accel.dtype import DType
+from accel.engine.launches import OpSubmission
+from accel.errors import InvalidArgumentError
+from accel.ops import KernelOp, Plan
+from accel.ref import AccelRef
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Mapping
+
+    from accel.engine.kernel_library import KernelLibrary, Operand
+
+    Call: TypeAlias = tuple[type[KernelLibrary], tuple[Any, ...], dict[str, Any]]
+
+__all__ = ["DurableArgument", "Registration", "Unregistration"]
+
+
+class _Refs(Protocol):
+    """What is needed of the device's refs: see :class:`accel.storage.refs.Refs`."""
+
+    name: str
+
+    def check(self, ref: AccelRef) -> None:
+        """Raise unless the ref is of this device, and alive."""
+
+
+@dataclass(frozen=True, slots=True)
+class DurableArgument:
+    """Stands for a durable ref among the arguments of a registration.
+
+    Attributes
+    ----------
+    buffer : int
+        Number of the buffer.
+    offset : int
+        Bytes from the start of the buffer.
+    shape, dtype
+        Of the ref.
+    """
+
+    buffer: int
+    offset: int
+    shape: tuple[int, ...]
+    dtype: DType
+
+
+class Registration:
+    """A registered library. Pickling leaves its refs behind, and what unpickles it imports nothing of the user's before :meth:`make`.
+
+    Parameters
+    ----------
+    name
+        The library's.
+    call
+        The class, and the arguments with a :class:`DurableArgument` for each ref; or their pickle.
+    is_eager
+        Whether the library is opened before a generation begins.
+    refs
+        The refs among the arguments, whose memory is kept.
+
+    Attributes
+    ----------
+    is_leaving : bool
+        Whether ``unregister`` was called: it is not opened ahead any more.
+    """
+
+    def __init__(self, name: str, call: Call | bytes, *, is_eager: bool = False, refs: tuple[AccelRef, ...] = ()) -> None:
+        self.name = name
+        self.is_eager = is_eager
+        self.refs = refs
+        self.is_leaving = False
+        self._call = call
+        self._owners = {ref.buffer: ref.owner for ref in refs}
+
+    @classmethod
+    def of(cls, refs: _Refs, library: type[KernelLibrary], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Registration:
+        """Return the registration of a library with its arguments.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If a ref among them is of another device, not durable, or strided.
+        StaleRefError
+            If the memory of one is gone, or torn.
+        """
+        found: list[AccelRef] = []
+
+        def take(ref: AccelRef, place: str) -> DurableArgument:
+            refs.check(ref)
+            wrong = "not durable" if not ref.durable else "a strided view" if ref.is_strided else ""
+            if wrong:
+                raise InvalidArgumentError(
+                    f"{place} of library {library.name!r} is {wrong}: {ref!r}",
+                    library=library.name,
+                    device=refs.name,
+                    remedy="Give a contiguous ref that was made with durable=True: a library may be made again in a later generation.",
+                )
+            found.append(ref)
+            return DurableArgument(ref.buffer, ref.offset, ref.shape, ref.dtype)
+
+        # Positions are counted as Python's own messages count them.
+        taken_args = tuple([_replaced(each, f"argument {index}", AccelRef, take) for index, each in enumerate(args, 1)])
+        taken_kwargs = {name: _replaced(each, f"argument {name}", AccelRef, take) for name, each in kwargs.items()}
+        return cls(library.name, (library, taken_args, taken_kwargs), is_eager=library.eager, refs=tuple(found))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Registration, (self.name, self._call if isinstance(self._call, bytes) else pickle.dumps(self._call))
+
+    def make(self, operand: Callable[[DurableArgument], Operand]) -> KernelLibrary:
+        """Return a new instance, with what ``operand`` returns for each ref. Imports and calls code of the user's: not for the loop's thread."""
+        library, args, kwargs = pickle.loads(self._call) if isinstance(self._call, bytes) else self._call
+        args = [_replaced(each, "", DurableArgument, lambda each, _: operand(each)) for each in args]
+        kwargs = {name: _replaced(each, "", DurableArgument, lambda each, _: operand(each)) for name, each in kwargs.items()}
+        made: KernelLibrary = library(*args, **kwargs)
+        return made
+
+    def check(self) -> None:
+        """Raise :class:`~accel.StaleRefError` if the contents of a ref are gone, or torn: the library must not compute with them."""
+        for ref in self.refs:
+            ref.check()
+
+    def holds(self, ref: AccelRef) -> bool:
+        """Whether the library uses the memory of a ref of its device."""
+        return ref.buffer in self._owners
+
+
+def _replaced(value: Any, place: str, kind: type, replace: Callable[[Any, str], Any]) -> Any:
+    """Return ``value`` with each object of a class replaced, in dicts, lists and tuples too; ``value`` itself where there is none."""
+    if isinstance(value, kind):
+        return replace(value, place)
+    if isinstance(value, dict):
+        pairs = {key: _replaced(each, f"{place}[{key!r}]", kind, replace) for key, each in value.items()}
+        return pairs if any(pairs[key] is not each for key, each in value.items()) else value
+    if isinstance(value, (list, tuple)):
+        items = [_replaced(each, f"{place}[{index}]", kind, replace) for index, each in enumerate(value)]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        if isinstance(value, list):
+            return items
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Unregister(KernelOp[Any]):
+    """Ends a library, once the ops before it have."""
+
+    library: ClassVar[str] = "memory"
+    kind: ClassVar[str] = "unregister"
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        return _NOTHING
+
+
+_NOTHING = Plan((), (), ())
+
+
+class Unregistration(OpSubmission):
+    """The end of a registered library, in its place among the ops: those before it run.
+
+    Attributes
+    ----------
+    library : str
+        The library's name.
+    registration : Registration or None
+        What was registered. It keeps the refs until the instance is closed.
+    """
+
+    __slots__ = ("library", "registration")
+
+    def __init__(self, library: str, future: asyncio.Future[Any], generation: int) -> None:
+        super().__init__(_Unregister(), _NOTHING, future, generation)
+        self.library = library
+        self.registration: Registration | None = None
+
+    def release_operands(self) -> None:
+        """Let go of the refs."""
+        super().release_operands()
+        self.registration = None
