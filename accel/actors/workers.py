@@ -31,40 +31,48 @@ T = TypeVar("T")
 class _Job(ABC):
     """A function to run on a worker thread, and the future of its outcome."""
 
-    __slots__ = ("arguments", "context", "function")
+    __slots__ = ("arguments", "context", "error", "function", "result")
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, Any]) -> None:
         self.function = function
         self.arguments = arguments
         self.context = contextvars.copy_context()
+        self.result: Any = None
+        self.error: BaseException | None = None
 
     @abstractmethod
     def starts(self) -> bool:
         """Return whether the future is not cancelled; from here on it cannot be."""
 
     @abstractmethod
-    def finish(self, result: Any, error: BaseException | None) -> None:
+    def finish(self) -> None:
         """Set the outcome of the future."""
 
     def run(self) -> None:
         """Run the function on this thread.
 
-        What the arguments kept alive is let go before the outcome is reported: the waiter may count what is left.
+        The thread has let go of what it was given before the outcome is reported: the waiter may count what is left. The outcome is the job's, which lets
+        go of it for the waiter: this thread may still be here when the waiter drops it.
         """
         if not self.starts():
             return
         function, (args, kwargs) = self.function, self.arguments
         del self.function, self.arguments
-        result = failed = None
         try:
-            result = self.context.run(function, *args, **kwargs)
+            self.result = self.context.run(function, *args, **kwargs)
         except BaseException as error:
-            failed = error
+            self.error = error
         del function, args, kwargs
         try:
-            self.finish(result, failed)
+            self.finish()
         finally:
-            del self, result, failed  # the waiter keeps an error, whose traceback keeps this frame
+            del self  # the waiter keeps an error, whose traceback keeps this frame
+
+    def take(self) -> tuple[Any, BaseException | None]:
+        """Return the outcome, which this job keeps no longer."""
+        outcome = self.result, self.error
+        self.result = self.error = None
+        return outcome
 
 
 class _Submitted(_Job):
@@ -79,7 +87,8 @@ class _Submitted(_Job):
     def starts(self) -> bool:
         return self.future.set_running_or_notify_cancel()
 
-    def finish(self, result: Any, error: BaseException | None) -> None:
+    def finish(self) -> None:
+        result, error = self.take()
         if error is None:
             self.future.set_result(result)
         else:
@@ -99,12 +108,13 @@ class _Awaited(_Job):
     def starts(self) -> bool:
         return not self.future.done()  # a cancellation at this moment is the same as one a moment later
 
-    def finish(self, result: Any, error: BaseException | None) -> None:
+    def finish(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the waiter
-            self.loop.call_soon_threadsafe(self._settle, result, error, context=self.context)
+            self.loop.call_soon_threadsafe(self._settle, context=self.context)
 
-    def _settle(self, result: Any, error: BaseException | None) -> None:
-        future = self.future
+    def _settle(self) -> None:
+        future, (result, error) = self.future, self.take()
+        del self.future
         if future.done():
             return
         if error is None:
@@ -253,7 +263,8 @@ class WorkerPool:
             wake.release()
         for job in dropped:
             if job.starts():
-                job.finish(None, ClosedError("the worker pool closed before this started"))
+                job.error = ClosedError("the worker pool closed before this started")
+                job.finish()
 
     async def aclose(self, deadline: float) -> tuple[str, ...]:
         """Close, and wait until the threads have ended.
