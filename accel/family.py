@@ -31,6 +31,8 @@ class Sample:
         The result, or the tuple of all results; integers are compared exactly.
     error
         How far a result may be off, besides the rounding to its dtype, relative to the largest element of ``expected``.
+    terms
+        How large the numbers are whose sums the results are, if these may be much smaller: ``error`` is relative to it then.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Sample:
     operands: tuple[Array, ...]
     expected: Array | tuple[Array, ...]
     error: float = 0.0
+    terms: float = 0.0
 
 
 def _no_samples(rng: np.random.Generator) -> Iterator[Sample]:

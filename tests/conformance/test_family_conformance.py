@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
-from accel import registry
+from accel import DType, ReduceOp, registry
 from accel.cpu.backend import CpuBackend
+from accel.cpu.families import reduce
+from accel.cpu.parts import PARTS
+from accel.ops.families import FAMILIES
 from accel.testing.conformance import Check, checks
 from accel.testing.conformance.device_harness import DeviceHarness
+from accel.testing.conformance.families import check_samples
+from accel.testing.conformance.harness import difference
 from tests.late_backend import LateBackend
 
 if TYPE_CHECKING:
     from accel.backend import AccelBackend
+    from accel.family import Sample
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -25,3 +33,25 @@ async def test_family_conformance(check: Check, kind: str, monkeypatch: pytest.M
     backend: AccelBackend = LateBackend() if kind == "late" else CpuBackend()
     options: dict[str, Any] = {"host": "process"} if kind == "process" else {}
     await check.run(DeviceHarness(backend, options=options))
+
+
+async def test_a_sum_that_is_close_to_zero_is_as_good_as_its_terms(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    family = next(family for family in FAMILIES if family.name == "reduce")
+    half = rng.standard_normal(1500).astype(np.float32)
+    x = rng.permutation(np.concatenate([half, -half]))
+    right = reduce._sample(ReduceOp.SUM, x, None, False, 0, DType.FLOAT32)
+
+    async def checked(sample: Sample) -> None:
+        monkeypatch.setitem(PARTS, "reduce", replace(PARTS["reduce"], samples=lambda rng: iter([sample])))
+        await check_samples(DeviceHarness(CpuBackend()), family)
+
+    await checked(right)
+    with pytest.raises(AssertionError, match="1 of 1 are wrong"):
+        await checked(replace(right, expected=right.expected + 0.01 * np.abs(half).max()))
+
+
+def test_a_result_below_the_normal_numbers_is_rounded_to_their_spacing() -> None:
+    spacing = 2.0**-24  # float16's, below 2**-14
+    expected = np.array([2.4, 2.6]) * spacing
+    assert not difference(np.array([2, 3], np.float16) * np.float16(spacing), expected)
+    assert "2 of 2 are wrong" in difference(np.array([4, 1], np.float16) * np.float16(spacing), expected)

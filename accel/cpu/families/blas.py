@@ -199,7 +199,9 @@ def _vector_samples(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
         what = f"{dtype.value} n={n}"
         yield Sample(f"axpy {what}", lambda blas, x, y: blas.axpy(x, y, alpha=-0.5), (x, y), wide_y - wide_x / 2, error)
         yield Sample(f"scal {what}", lambda blas, x: blas.scal(x, 3.0), (x,), 3 * wide_x, error)
-        yield Sample(f"dot {what}", lambda blas, x, y: blas.dot(x, y), (x, y), np.asarray((wide_x * wide_y).sum()), error)
+        products = wide_x * wide_y
+        terms = float(np.abs(products).max(initial=0.0))
+        yield Sample(f"dot {what}", lambda blas, x, y: blas.dot(x, y), (x, y), np.asarray(products.sum()), error, terms)
         if not dtype.is_complex:
             yield Sample(f"nrm2 {what}", lambda blas, x: blas.nrm2(x), (x,), np.asarray(np.sqrt((wide_x**2).sum())), error)
 

@@ -154,9 +154,9 @@ def _strided_sample(op: ReduceOp, x: Array, axis: Any, dtype: DType) -> Sample:
         return reduce(op, x.T[1:4, ::-3], axis=axis)
 
     expected = np.asarray(_NUMPY[op](sampling.wide(x.T[1:4, ::-3]), axis=axis))
-    return Sample(
-        f"reduce {op.value} {dtype.value} strided axis={axis}", call, (x,), expected, 0.0 if op in _EXACT else sampling.sums(dtype, x.size)
-    )
+    error = 0.0 if op in _EXACT else sampling.sums(dtype, x.size)
+    name = f"reduce {op.value} {dtype.value} strided axis={axis}"
+    return Sample(name, call, (x,), expected, error, _terms(op, x.T[1:4, ::-3], expected))
 
 
 @np.errstate(all="ignore")
@@ -166,7 +166,15 @@ def _sample(op: ReduceOp, x: Array, axis: Any, keepdims: bool, ddof: int, dtype:
     expected = np.asarray(_NUMPY[op](sampling.wide(x), axis=axis, keepdims=keepdims, **options))
     error = 0.0 if op in _EXACT else sampling.sums(dtype, x.size)
     name = f"reduce {op.value} {dtype.value}{list(x.shape)} axis={axis} keepdims={keepdims} ddof={ddof}"
-    return Sample(name, partial(_call, op, axis, keepdims, ddof), (x,), expected, error)
+    return Sample(name, partial(_call, op, axis, keepdims, ddof), (x,), expected, error, _terms(op, x, expected))
+
+
+def _terms(op: ReduceOp, x: Array, expected: Array) -> float:
+    """Return how large what is added up is: a sum of few or of many random numbers may be close to 0."""
+    if op not in (ReduceOp.SUM, ReduceOp.MEAN):
+        return 0.0
+    largest = float(np.abs(sampling.wide(x)).max())
+    return largest if op is ReduceOp.SUM else largest * expected.size / x.size
 
 
 PART = BackendPart({"reduce": _kernel}, samples=_samples)

@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel.cpu.parts import PARTS
-from accel.dtype import DType
 from accel.errors import UnsupportedError
 from accel.ops import SizedOp
 from accel.testing.conformance.device_harness import opened
-from accel.testing.conformance.harness import rounding, wide
+from accel.testing.conformance.harness import difference
 
 if TYPE_CHECKING:
     from accel.device import Device
     from accel.family import Sample
     from accel.ops import Family
     from accel.ref import AccelRef
-    from accel.testing.conformance.harness import Array, Harness
+    from accel.testing.conformance.harness import Harness
 
 __all__ = ["check_samples", "samples_of"]
 
@@ -92,24 +91,7 @@ async def _check_strided(harness: Harness, device: Device, family: Family, sampl
 async def _compare(harness: Harness, device: Device, made: Any, sample: Sample, how: str) -> None:
     expected = sample.expected if isinstance(sample.expected, tuple) else (sample.expected,)
     for ref, wanted in zip(made if isinstance(made, tuple) else (made,), expected, strict=True):
-        wrong = _difference(await device.get(ref), wanted, sample.error)
+        sizes = np.abs(wanted[np.isfinite(wanted)])
+        largest = max(sizes.max(initial=0.0), sample.terms)
+        wrong = difference(await device.get(ref), wanted, sample.error * largest)
         assert not wrong, f"{sample.name}, {how} (seed {harness.seed}): {wrong}"
-
-
-def _difference(got: Array, expected: Array, error: float) -> str:
-    """Return what is wrong with a result, or nothing."""
-    if got.shape != expected.shape:
-        return f"the shape is {got.shape}, not {expected.shape}"
-    dtype = DType.of(got.dtype)
-    if dtype.is_integer or dtype.kind == "bool":
-        return "" if np.array_equal(got, expected.astype(got.dtype)) else f"{got!r} is not {expected!r}"
-    with np.errstate(all="ignore"):
-        rounded, value = wide(expected.astype(got.dtype)), wide(got)
-        sizes = np.where(np.isfinite(expected), np.abs(expected), 0)
-        allowed = 1.01 * rounding(dtype) * np.abs(expected) + error * (np.max(sizes) if sizes.size else 0.0)
-        same = (value == rounded) | (np.isnan(value) & np.isnan(rounded))
-        good = np.where(np.isfinite(rounded), np.abs(value - expected) <= allowed, same)
-    if good.all():
-        return ""
-    where = tuple(int(i) for i in np.argwhere(~good)[0])
-    return f"{int((~good).sum())} of {good.size} are wrong; at {where}: {value[where]}, expected {expected[where]}"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from accel.backend import AccelBackend, AccelDevice
     from accel.compute import ComputeBackend
 
-__all__ = ["Array", "Case", "Harness", "rounding", "sum_rounding", "wide"]
+__all__ = ["Array", "Case", "Harness", "difference", "rounding", "sum_rounding", "wide"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -149,32 +149,38 @@ class Case:
         self.require(got.tobytes() == np.ascontiguousarray(expected).tobytes(), f"{message} is {got!r}, not {expected!r}")
 
     def close_to(self, got: Array, expected: Array, error: Array | float = 0.0) -> None:
-        """Fail unless ``got`` is what ``expected`` rounds to.
+        """Fail unless ``got`` is what ``expected`` rounds to; see :func:`difference`."""
+        wrong = difference(got, expected, error)
+        self.require(not wrong, wrong)
 
-        Parameters
-        ----------
-        got
-            The result.
-        expected
-            The reference, in higher precision; integers are compared exactly.
-        error
-            How far the result may be off before it is rounded.
-        """
-        self.require(got.shape == expected.shape, f"the result has shape {got.shape}, not {expected.shape}")
-        dtype = DType.of(got.dtype)
-        if dtype.is_integer or dtype.kind == "bool":
-            self.same(got, expected.astype(got.dtype))
-            return
-        with np.errstate(all="ignore"):
-            value = wide(got)
-            rounded = wide(expected.astype(got.dtype))
-            unit = rounding(dtype)
-            allowed = 1.01 * unit * np.abs(expected) + error + float(_finfo(dtype).smallest_subnormal)
-            good = np.where(np.isfinite(rounded), np.abs(value - expected) <= allowed, _alike(value, rounded))
-        if not good.all():
-            where = tuple(int(i) for i in np.argwhere(~good)[0])
-            count = int((~good).sum())
-            self.require(False, f"{count} of {good.size} are wrong; at {where}: {value[where]}, expected {expected[where]}")
+
+def difference(got: Array, expected: Array, error: Array | float = 0.0) -> str:
+    """Return what is wrong with a result, or nothing.
+
+    Parameters
+    ----------
+    got
+        The result.
+    expected
+        The reference, in higher precision; integers are compared exactly.
+    error
+        How far the result may be off before it is rounded.
+    """
+    if got.shape != expected.shape:
+        return f"the result has shape {got.shape}, not {expected.shape}"
+    dtype = DType.of(got.dtype)
+    if dtype.is_integer or dtype.kind == "bool":
+        return "" if np.array_equal(got, expected.astype(got.dtype)) else f"the result is {got!r}, not {expected!r}"
+    with np.errstate(all="ignore"):
+        value = wide(got)
+        rounded = wide(expected.astype(got.dtype))
+        unit = rounding(dtype)
+        allowed = 1.01 * unit * np.abs(expected) + error + float(_finfo(dtype).smallest_subnormal)
+        good = np.where(np.isfinite(rounded), np.abs(value - expected) <= allowed, _alike(value, rounded))
+    if good.all():
+        return ""
+    where = tuple(int(i) for i in np.argwhere(~good)[0])
+    return f"{int((~good).sum())} of {good.size} are wrong; at {where}: {value[where]}, expected {expected[where]}"
 
 
 def poison(shape: tuple[int, ...] | int, dtype: DType) -> Array:
