@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import numpy as np
 
+from accel.dtype import DType
 from accel.engine.kernel_library import Operand
 from accel.errors import AccelError, BackendUnavailableError, InvalidArgumentError, LibraryError, UnsupportedError
+from accel.models.adapters import host
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -184,22 +186,17 @@ class _WithDefaults:
                 f"{type(self._adapter).__name__} has no method store",
                 remedy=f"Define store(result, output) for memory of {output.backend}.",
             )
-        array = np.asarray(result)
-        if array.shape != output.shape or array.dtype != output.dtype.numpy:
-            raise InvalidArgumentError(
-                f"a result is {array.dtype}{list(array.shape)}, and its output {output.dtype.value}{list(output.shape)}",
-                remedy="Return arrays of one dtype, and of shapes that follow from those of the inputs.",
-            )
-        np.asarray(output)[...] = array
+        host.store(result, output)
 
     def warm(self, inputs: Mapping[str, tuple[Spec, float]]) -> None:
         if hasattr(self._adapter, "warm"):
             self._adapter.warm(inputs)
         elif self._backend == "cpu":
-            arrays = {name: np.full(spec.shape, pad, spec.dtype.numpy) for name, (spec, pad) in inputs.items()}
-            self._adapter.run(
-                {name: Operand(array.ctypes.data, array.shape, inputs[name][0].dtype, False, "cpu") for name, array in arrays.items()}
-            )
+            arrays = host.filled(inputs)
+            operands = {
+                name: Operand(array.ctypes.data, array.shape, DType.of(array.dtype), False, "cpu") for name, array in arrays.items()
+            }
+            self._adapter.run(operands)
 
     def initial(self, given: Collection[str]) -> dict[str, Array]:
         return dict(self._adapter.initial(given)) if hasattr(self._adapter, "initial") else {}

@@ -1,0 +1,148 @@
+"""Models in ONNX files: what they compute, what they are made from after a fault, and what is refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import accel
+from accel import DType, Operand
+from accel.backend import DeviceDescription
+from accel.models.adapters.base import source_of
+from accel.models.adapters.onnx import OnnxAdapter, declared_inputs
+from accel.ops import Spec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+Array = np.ndarray[Any, Any]
+CPU = DeviceDescription("cpu", 0, "processor", "")
+
+
+def saved(path: Path, nodes: Any, inputs: Any, outputs: Any, weights: Mapping[str, Array]) -> Path:
+    """Write a model. Inputs and outputs are names with ONNX's dtype and shape."""
+    values = [[helper.make_tensor_value_info(name, *rest) for name, *rest in each] for each in (inputs, outputs)]
+    initializers = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    made = [helper.make_node(*node[:3], **(node[3] if len(node) > 3 else {})) for node in nodes]
+    graph = helper.make_graph(made, "test", values[0], values[1], initializers)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.checker.check_model(model)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def classifier(path: Path, rng: np.random.Generator) -> tuple[Path, dict[str, Array]]:
+    """Write a model of one input and one output."""
+    weights = {"w": rng.standard_normal((6, 4)).astype(np.float32), "b": rng.standard_normal(4).astype(np.float32)}
+    nodes = [("MatMul", ["x", "w"], ["xw"]), ("Add", ["xw", "b"], ["sum"]), ("Relu", ["sum"], ["y"])]
+    return saved(path, nodes, [("x", TensorProto.FLOAT, ["batch", 6])], [("y", TensorProto.FLOAT, ["batch", 4])], weights), weights
+
+
+def encoder(path: Path, rng: np.random.Generator) -> tuple[Path, Array]:
+    """Write a model of two inputs and two outputs."""
+    table = rng.standard_normal((50, 3))
+    nodes = [
+        ("Gather", ["table", "ids"], ["vectors"]),
+        ("Mul", ["vectors", "scale"], ["scaled"]),
+        ("ReduceSum", ["scaled", "axis"], ["sums"], {"keepdims": 0}),
+    ]
+    inputs = [("ids", TensorProto.INT64, ["batch size", "length"]), ("scale", TensorProto.DOUBLE, [None, None, 1])]
+    outputs = [("scaled", TensorProto.DOUBLE, ["a", "b", 3]), ("sums", TensorProto.DOUBLE, ["a", 3])]
+    return saved(path, nodes, inputs, outputs, {"table": table, "axis": np.array([1])}), table
+
+
+def operand(array: Array, *, is_output: bool = False) -> Operand:
+    return Operand(array.ctypes.data, array.shape, DType.of(array.dtype), is_output, "cpu")
+
+
+def opened(path: Path, **options: Any) -> Any:
+    """Open a model around the bytes of its file, which is gone then."""
+    adapter: Any = source_of(path, options).adapter()
+    memory = {name: np.array(array) for name, array in adapter.initial(()).items()}
+    path.unlink()
+    adapter.open({name: operand(array) for name, array in memory.items()}, CPU, None)
+    vars(adapter)["kept"] = memory
+    return adapter
+
+
+def test_one_output_is_an_array(rng: np.random.Generator, tmp_path: Path) -> None:
+    path, weights = classifier(tmp_path / "m.onnx", rng)
+    adapter = opened(path)
+    for rows in (1, 7):
+        x = rng.standard_normal((rows, 6)).astype(np.float32)
+        y = np.full((rows, 4), np.nan, np.float32)
+        adapter.store(adapter.run({"x": operand(x)}), operand(y, is_output=True))
+        expected = np.maximum(x.astype(np.float64) @ weights["w"] + weights["b"], 0)
+        np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(accel.InvalidArgumentError, match="a result is"):
+        adapter.store(y[:3], operand(y, is_output=True))
+    adapter.warm({"x": (Spec((8, 6), DType.FLOAT32), 0.0)})
+    adapter.close()
+
+
+def test_several_outputs_have_their_names(rng: np.random.Generator, tmp_path: Path) -> None:
+    path, table = encoder(tmp_path / "m.onnx", rng)
+    adapter = opened(path, threads=2)
+    ids, scale = rng.integers(0, 50, (4, 5)), rng.standard_normal((4, 5, 1))
+    found = adapter.run({"ids": operand(ids), "scale": operand(scale)})
+    assert list(found) == ["scaled", "sums"]
+    np.testing.assert_array_equal(found["scaled"], table[ids] * scale)
+    np.testing.assert_allclose(found["sums"], (table[ids] * scale).sum(axis=1), rtol=1e-12, atol=1e-12)
+
+
+def test_a_file_says_its_inputs(rng: np.random.Generator, tmp_path: Path) -> None:
+    assert declared_inputs(classifier(tmp_path / "a.onnx", rng)[0]) == {"x": (("batch", 6), DType.FLOAT32)}
+    found = declared_inputs(encoder(tmp_path / "b.onnx", rng)[0])
+    assert found["ids"] == (("batch size", "length"), DType.INT64)
+    (first, second, last), dtype = found["scale"]
+    assert dtype is DType.FLOAT64
+    assert last == 1
+    assert not isinstance(first, int)
+    assert not isinstance(second, int)
+
+
+def test_an_error_of_the_model_says_what(rng: np.random.Generator, tmp_path: Path) -> None:
+    path, _ = encoder(tmp_path / "m.onnx", rng)
+    adapter = opened(path)
+    ids, scale = np.array([[50]]), np.ones((1, 1, 1))
+    with pytest.raises(Exception, match="indices element out of data bounds"):
+        adapter.run({"ids": operand(ids), "scale": operand(scale)})
+
+
+def test_bytes_that_are_given_are_not_read_again(tmp_path: Path) -> None:
+    assert OnnxAdapter(tmp_path / "absent.onnx").initial({"model.onnx"}) == {}
+
+
+def test_what_cannot_run_is_refused_with_the_reason(rng: np.random.Generator, tmp_path: Path) -> None:
+    path, _ = classifier(tmp_path / "m.onnx", rng)
+    data = np.frombuffer(path.read_bytes(), np.uint8)
+    with pytest.raises(accel.UnsupportedError, match="CUDAExecutionProvider"):
+        source_of(path, {"providers": ["CUDAExecutionProvider", "CPUExecutionProvider"]}).adapter()
+    for threads in (0, 1.0):
+        with pytest.raises(accel.InvalidArgumentError, match="threads"):
+            source_of(path, {"threads": threads}).adapter()
+    adapter = source_of(path).adapter()
+    with pytest.raises(accel.UnsupportedError, match="cuda:0"):
+        adapter.open({"model.onnx": operand(data)}, DeviceDescription("cuda", 0, "gpu", ""), None)
+    with pytest.raises(accel.InvalidArgumentError, match="'w'"):
+        adapter.open({"w": operand(data)}, CPU, None)
+    for invalid in (rng.integers(0, 256, 100, np.uint8), data[:-20].copy(), np.zeros(0, np.uint8)):
+        with pytest.raises(accel.InvalidArgumentError, match="ONNX Runtime does not take"):
+            adapter.open({"model.onnx": operand(invalid)}, CPU, None)
+    for call in (lambda: OnnxAdapter(tmp_path / "absent.onnx").initial(()), lambda: declared_inputs(tmp_path / "absent.onnx")):
+        with pytest.raises(accel.InvalidArgumentError, match="cannot be read"):
+            call()
+
+
+def test_inputs_that_numpy_does_not_know_are_refused_by_name(tmp_path: Path) -> None:
+    for dtype, text in ((TensorProto.BFLOAT16, "tensor\\(bfloat16\\)"), (TensorProto.STRING, "tensor\\(string\\)")):
+        path = saved(tmp_path / "m.onnx", [("Identity", ["x"], ["y"])], [("x", dtype, ["n"])], [("y", dtype, ["n"])], {})
+        with pytest.raises(accel.UnsupportedError, match=text):
+            declared_inputs(path)
+        with pytest.raises(accel.UnsupportedError, match=text):
+            opened(path)
