@@ -39,7 +39,7 @@ __all__ = ["ROOMS", "main"]
 ROOT = Path(__file__).resolve().parents[1]
 
 _BATCHER = ("tests/core/test_batcher*.py", "tests/properties/test_batcher_properties.py")
-_SEARCH = ("tests/core/test_isolation.py", *_BATCHER)
+_SEARCH = ("tests/core/test_isolation.py", "tests/core/test_poison_memory.py", "tests/properties/test_isolation_properties.py")
 _DISPATCHER = (
     "tests/core/test_lane.py",
     "tests/core/test_launches.py",
@@ -118,8 +118,8 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "patterns": {
-        "accel/patterns/[!iq]*.py": _BATCHER,
-        "accel/patterns/[iq]*.py": _SEARCH,
+        "accel/patterns/[!ipq]*.py": (*_BATCHER, "tests/core/test_isolation.py"),
+        "accel/patterns/[ipq]*.py": _SEARCH,
     },
 }
 """For each room: the files to mutate, and the tests that must fail."""

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 __all__ = ["Item", "Serving", "Twin", "died", "hung"]
 
 Item = tuple[str, int]
-"""What becomes of it, and a number: ``("fine", 3)``. Others are ``poison``, ``hang``, ``once`` (faults once in quarantine), ``error`` and ``stale``."""
+"""What becomes of it, and a number: ``("fine", 3)``. See :meth:`Serving.make` for the others."""
+
+FAULTS = frozenset({"poison", "hang", "once", "late", "stale", "lost"})
+"""Items of which the device that serves faults."""
 
 
 def died() -> accel.ContextPoisonedError:
@@ -49,17 +52,35 @@ class Twin:
 
 
 class Serving:
-    """The device that serves, the handler on it, and what makes the handler in quarantine."""
+    """The device that serves, the handler on it, and what makes the handler in quarantine.
 
-    def __init__(self) -> None:
+    Attributes
+    ----------
+    served, tried, deaths, twins, starts
+        Calls of the handler; items that ran in quarantine; how often a context there died of each; quarantines; how often a handler was made there.
+    faults
+        Calls of the handler that are to fault whatever their items are.
+    ends
+        What is raised to those who wait for the device, if anything.
+    gate
+        Trials wait for it.
+    """
+
+    def __init__(self, faults: int = 0) -> None:
         self.served: list[list[Item]] = []
         self.tried: list[Item] = []
         self.deaths: Counter[Item] = Counter()
         self.twins: list[Twin] = []
+        self.starts = 0
+        self.faults = faults
+        self.ends: Exception | None = None
         self.gate = asyncio.Event()
         self.gate.set()
+        self.waits = asyncio.Event()
 
     async def generations(self) -> AsyncIterator[int]:
+        if self.ends is not None:
+            raise self.ends
         yield len(self.served) + 1
 
     @asynccontextmanager
@@ -71,24 +92,28 @@ class Serving:
     async def handler(self, items: list[Item]) -> list[int | Exception]:
         self.served.append(items)
         await asyncio.sleep(0)
-        if any(kind in ("poison", "hang", "once", "stale") for kind, _ in items):
+        if self.faults or any(kind in FAULTS for kind, _ in items):
+            self.faults = max(0, self.faults - 1)
             raise died()
         return [number for _, number in items]
 
     async def make(self, device: Any) -> Callable[[list[Item]], Awaitable[list[int | Exception]]]:
+        self.starts += 1
         generation = device.generation
 
         async def twin(items: list[Item]) -> list[int | Exception]:
             (item,) = items
             kind, number = item
-            await self.gate.wait()
-            if device.generation != generation:
-                raise AssertionError("the handler of a context that is gone")
+            assert device.generation == generation, "the handler is of a context that is gone"
             self.tried.append(item)
+            self.waits.set()
+            await self.gate.wait()
             if kind == "error":
                 raise ValueError(number)
-            if kind == "stale" and self.tried.count(item) == 1:
+            if kind == "stale" or (kind == "late" and self.tried.count(item) == 1):
                 raise accel.StaleRefError("of an earlier context")
+            if kind == "lost":
+                return [accel.DeviceLostError("lost")]
             if kind in ("poison", "hang") or (kind == "once" and not self.deaths[item]):
                 self.deaths[item] += 1
                 device.generation += 1

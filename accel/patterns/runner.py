@@ -87,7 +87,7 @@ class BatchRunner:
         began = time.perf_counter()
         results = await call(self._handler, [request.item for request in wanted])
         if isinstance(results, Exception):
-            if len(wanted) > 1 and not is_worth_a_retry(results) and is_of_an_item(results):
+            if len(wanted) > 1 and is_of_an_item(results):
                 return await self._singly(wanted, results)
             return self._settle(wanted, repeat(results, len(wanted)))
         self.seconds_per_item += 0.2 * ((time.perf_counter() - began) / items - self.seconds_per_item)
@@ -98,8 +98,7 @@ class BatchRunner:
         self.fail((request for request in batch if not request.is_idempotent), error)
         again: list[Request] = []
         for request in batch:
-            if request.is_idempotent:
-                again += await self._attempt([request])
+            again += await self._attempt([request])  # which does nothing for one that has failed
         return again
 
     def _settle(self, batch: list[Request], results: Iterable[Any]) -> list[Request]:

@@ -13,7 +13,7 @@ from accel.patterns import DynamicBatcher
 from tests.batcher_support import settled
 from tests.quarantine_support import Item, Serving
 
-KINDS = st.sampled_from(["fine", "fine", "fine", "poison", "hang", "once", "error", "stale"])
+KINDS = st.sampled_from(["fine", "fine", "fine", "poison", "hang", "once", "error", "late"])
 DEATHS = {"poison": 2, "hang": 2, "once": 1}
 
 
@@ -43,6 +43,7 @@ async def play(batches: list[list[str]], max_in_flight: int) -> None:
         deaths = {item: count for item, count in device.deaths.items() if count}
         asked = [item for served in device.served for item in served]
         assert deaths == {item: DEATHS[item[0]] for item in asked if item[0] in DEATHS}
+        assert device.starts <= 1 + sum(deaths.values())
         assert len(asked) == len(set(asked)), "what was on the device at a fault does not come back to it"
         assert len(device.twins) <= 1
 
