@@ -41,8 +41,18 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run every test that needs no GPU, with the coverage gate; with arguments, run pytest with these alone."""
-    install(session, extras="cpu,web,cli", groups=("tests",))
+    install(session, extras="cpu,web,cli", groups=("tests", "search"))
     session.run("pytest", *(session.posargs or ("-m", "not gpu", *TWO_AT_ONCE, *COVERAGE)), env=CHILDREN)
+
+
+@nox.session(name="search-train")
+def search_train(session: nox.Session) -> None:
+    """Train the encoder of ``examples/semantic_search`` in minutes of CPU, and measure it; ``-- --seeds 0 1 2`` measures two more.
+
+    An index may serve torch for CUDA under this pin, which is large; nothing here needs it.
+    """
+    install(session, groups=("search-train",))
+    session.run("python", "-m", "examples.semantic_search.train", *session.posargs)
 
 
 @nox.session

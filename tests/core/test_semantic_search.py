@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from examples.semantic_search import tokens
+from examples.semantic_search.corpus import Document, held_out, read_documents
+from examples.semantic_search.encoder import DIMENSIONS, MODEL, Encoder
+from examples.semantic_search.evaluate import evaluate, lexical_scores
+from examples.semantic_search.pairs import Pairs
+from examples.semantic_search.rank import ROW, TERMS, Lexicon, mean_reciprocal_rank
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def documents() -> list[Document]:
+    command = [sys.executable, "-m", "examples.semantic_search.corpus", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    return read_documents(done.stdout.splitlines())
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Encoder:
+    return Encoder()
+
+
+def some_document(name: str, summary: str, body: str) -> Document:
+    return Document(name, "(x)", summary, body)
+
+
+def test_the_corpus_has_each_object_once_and_every_package(documents: list[Document]) -> None:
+    assert len(documents) > 4500
+    assert [document.name for document in documents] == sorted({document.name for document in documents})
+    packages = Counter(document.name.split(".")[0] for document in documents)
+    assert all(packages[name] > 1000 for name in ("numpy", "scipy", "sklearn")), packages
+    by_name = {document.name: document for document in documents}
+    norm = by_name["numpy.linalg.norm"]
+    assert (norm.summary, norm.module) == ("Matrix or vector norm", "numpy.linalg")
+    assert norm.signature.startswith("(x, ord=None")
+    assert "Frobenius" in norm.body
+    assert "scipy.fft.fft" in by_name
+    assert "scipy.linalg.misc.norm" not in by_name, "an alias"
+    assert not any("0x" in document.signature for document in documents), "an address differs in every run"
+
+
+def test_held_out_summaries_are_unique_and_differ_by_seed(documents: list[Document]) -> None:
+    first, again, second = held_out(documents, 0), held_out(documents, 0), held_out(documents, 1)
+    assert first == again
+    assert len(set(first)) == len(set(second)) == 500
+    assert len(set(first) & set(second)) < 200
+    shared = Counter(document.summary for document in documents)
+    assert all(shared[documents[index].summary] == 1 for index in first)
+
+
+def test_names_are_split_into_words() -> None:
+    assert tokens.words("sklearn.LabelEncoder.get_feature_names2 LDA") == [
+        *("sklearn", "label", "encoder", "get", "feature", "names", "2", "lda"),
+    ]
+
+
+def test_tokens_are_hashed_cut_and_padded() -> None:
+    long = tokens.document_tokens(some_document("a.b", "c", "word " * 1000))
+    assert len(long) == tokens.DOCUMENT_LENGTH
+    rows = tokens.padded([tokens.tokens("solve a system"), [], tokens.tokens("solve")])
+    assert rows.shape == (3, 3)
+    assert rows.dtype == np.int64
+    assert rows[0, 0] == rows[2, 0] > 0
+    assert not rows[1].any()
+    assert rows.max() < tokens.VOCABULARY
+
+
+def test_tf_idf_equals_a_dense_product_in_higher_precision(rng: np.random.Generator) -> None:
+    words = [f"word{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(300)]
+    texts = [[str(word) for word in rng.choice(words, size=rng.integers(1, 120))] for _ in range(40)]
+    queries = [" ".join(rng.choice(words, size=6)) for _ in range(7)]
+    found = lexical_scores(texts, queries)
+
+    def weigh(rows: Sequence[Sequence[str]]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+        counts = np.array([[row.count(word) for word in words] for row in rows], np.float64)
+        weighed = np.where(counts > 0, 1 + np.log(np.maximum(counts, 1)), 0) * idf
+        return np.asarray(weighed / np.linalg.norm(weighed, axis=1, keepdims=True))
+
+    idf = np.log((1 + len(texts)) / (1 + np.array([sum(word in text for text in texts) for word in words], np.float64))) + 1
+    expected = weigh([tokens.words(query) for query in queries]) @ weigh(texts).T
+    # Two of 300 words may share one of 65536 terms; then a few scores differ.
+    assert np.isclose(found, expected, atol=1e-5).mean() > 0.9
+
+
+def test_a_long_document_keeps_its_heaviest_terms_and_new_words_count() -> None:
+    lexicon = Lexicon([["common"]] * 50)
+    rare = [f"rare{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(2 * ROW)]
+    terms, weights = lexicon.row(["common", *rare])
+    assert terms.shape == weights.shape == (ROW,)
+    assert terms.max() < TERMS
+    assert np.all(weights > 0)
+    assert lexicon.row(["common"])[0][0] not in terms
+    short, light = lexicon.row(["unheard"])
+    assert np.count_nonzero(light) == 1
+    assert lexicon.query("unheard")[short[0]] == pytest.approx(1.0)
+
+
+def test_the_mean_reciprocal_rank_counts_ties_as_their_mean_rank() -> None:
+    scores = np.array([[3.0, 2.0, 1.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    assert mean_reciprocal_rank(scores, [1, 0, 2]) == pytest.approx((1 / 2 + 1 / 1.5 + 1 / 2) / 3)
+
+
+def test_training_pairs_say_no_held_out_summary() -> None:
+    secret = "Rotate quickly all seven green wheels"
+    other = some_document(
+        "p.other", "Stop a wheel", f"One paragraph of some more words.\n\n{secret}, it says here.\n\nSee Also\n--------\nturn : {secret}."
+    )
+    documents = [
+        some_document("p.turn", secret, "The first of two paragraphs in here.\n\nAnd this one is the second one."),
+        some_document("p.same", "Turn one more wheel", "A text of some words, which is long enough."),
+        other,
+    ]
+    held = tokens.tokens(secret)
+    seen: set[tuple[int, ...]] = set()
+    pairs = Pairs(documents, {0}, 0)
+    for _ in range(300):
+        indices, queries, answers = pairs.batch([0, 1, 2])
+        assert len(indices) == len(queries) == len(answers) == 3
+        seen.update(tuple(query) for query in queries)
+    assert all(not set(held) <= set(query) for query in seen)
+    assert all(held != row[place : place + len(held)] for row in pairs.whole[:1] for place in range(len(row))), (
+        "the document has it no more"
+    )
+    assert tuple(tokens.tokens("Turn one more wheel")) in seen
+    assert len(seen) > 4
+
+
+def test_vectors_have_length_1_whatever_they_are_padded_to(encoder: Encoder, rng: np.random.Generator) -> None:
+    rows = [list(map(int, rng.integers(1, tokens.VOCABULARY, size))) for size in (1, 7, 190, 48)]
+    together, alone = encoder([*rows, []]), np.concatenate([encoder([row]) for row in rows])
+    assert together.shape == (5, DIMENSIONS)
+    assert np.allclose(np.linalg.norm(together.astype(np.float64), axis=1), 1, atol=1e-5)
+    assert np.allclose(together[:4], alone, atol=1e-4)
+
+
+def test_the_committed_model_finds_held_out_summaries_better_than_tf_idf_alone(documents: list[Document], encoder: Encoder) -> None:
+    assert MODEL.stat().st_size <= 10_000_000
+    result = evaluate(documents, int(encoder.metadata["seed"]), encoder)
+    assert result.both >= result.lexical + 0.04, result
+    assert result.dense > 0.3, result
+    assert str(result).count("|") == 6
