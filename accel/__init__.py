@@ -76,7 +76,9 @@ else:
         UnsupportedError,
     )
     from accel.expressions import Array, LazyArrayError, evaluate
+    from accel.models import Model, TensorSpec
     from accel.ops import KernelOp
+    from accel.patterns import ModelService, serve
     from accel.ref import AccelRef, AccelToken, RefView, StridedRef, ViewToken
 
 __version__ = "0.1.0"
@@ -126,6 +128,8 @@ __all__ = [
     "LinAlgError",
     "MailboxFullError",
     "MemoryInfo",
+    "Model",
+    "ModelService",
     "NonFiniteError",
     "NotInitializedError",
     "Operand",
@@ -141,6 +145,7 @@ __all__ = [
     "StridedRef",
     "SyncCompletion",
     "System",
+    "TensorSpec",
     "Terminated",
     "Transpose",
     "UnaryOp",
@@ -151,5 +156,6 @@ __all__ = [
     "kernel",
     "kernel_op",
     "patterns",
+    "serve",
     "testing",
 ]

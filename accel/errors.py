@@ -423,9 +423,19 @@ class ActorStoppedError(AccelError):
 
 
 class InvalidArgumentError(AccelError, ValueError):
-    """An argument is wrong."""
+    """An argument is wrong.
+
+    Parameters
+    ----------
+    argument
+        Its name, where the caller chose it: the input of a model, a field of a request.
+    """
 
     default_remedy = "The documentation of what was called says what it takes."
+
+    def __init__(self, message: str = "", *, argument: str | None = None, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.argument = argument
 
 
 class UnsupportedError(AccelError):

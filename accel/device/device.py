@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar
 
 from accel._log import get_logger
 from accel.device.batch import Batch
@@ -24,15 +24,17 @@ from accel.engine.registration import Registration, Unregistration
 from accel.errors import ContextPoisonedError, InvalidArgumentError
 from accel.expressions import Namespace
 from accel.hints import NoModel, NotEntered, hinted
+from accel.models import Model
 from accel.ops.namespace import Awaited, OpNamespace, Submitter
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
     from contextlib import AbstractAsyncContextManager
 
     from accel.engine.core import DeviceCore
     from accel.engine.host import Host
     from accel.engine.sender import Sender
+    from accel.models import TensorSpec
     from accel.ops import KernelOp
 
 __all__ = ["Device"]
@@ -158,13 +160,20 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         -----
         Cancelling before the instance is open leaves the device without the library; after that it has it.
         """
+        kernels_of(library)
+        await self.register_as(library.name, library, *args, **kwargs)
+
+    async def register_as(self, name: str, library: type[KernelLibrary], /, *args: Any, **kwargs: Any) -> None:
+        """Register a library under another name than its own, so that a device can have several of one class. Otherwise as :meth:`register`.
+
+        Ops of such a class have their library in a field, ``library: str``, and are those of the library that it names.
+        """
         core = self._core
         core.guard()
         kernels_of(library)
-        name = library.name
         if name in core.own or name in core.families or name in LIBRARIES:
             raise InvalidArgumentError(f"{core.name} has a library {name!r}", remedy="Give yours another name.", device=core.name)
-        registration = core.own[name] = Registration.of(core.refs, library, args, kwargs)
+        registration = core.own[name] = Registration.of(core.refs, name, library, args, kwargs)
         try:
             await self._sender.until_ready(None)
             while (day := self._host.context) is None:  # it has faulted again, in the turn in which this was told that it was ready
@@ -175,6 +184,8 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
             if core.own.get(name) is registration and (context is None or name not in context.own):
                 del core.own[name]
             raise
+        finally:
+            del registration  # an error's traceback keeps this frame, and the registration its refs
 
     async def unregister(self, name: str) -> None:
         """End a library that was registered. Returns once its instance is closed, and nothing of it is on the device.
@@ -218,6 +229,68 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         finally:
             registration.is_leaving = False  # of one that stays
             del submission
+
+    async def load_model(
+        self,
+        target: Any,
+        *,
+        weights: Any = None,
+        inputs: Mapping[str, TensorSpec] | None = None,
+        buckets: Mapping[str, Iterable[int]] | None = None,
+        graphs: Literal["auto", "off"] = "auto",
+        options: Mapping[str, Any] | None = None,
+        on_progress: Callable[[int, int], object] | None = None,
+    ) -> Model:
+        """Load a model and return it, ready: it has run once on every bucket.
+
+        Parameters
+        ----------
+        target
+            ``"package.module:name"``, or what has that name: a function that returns a ``torch.nn.Module``, or a class with ``open`` and ``run``
+            (:class:`accel.models.Adapter`); or a path that ends in ``.onnx``.
+        weights
+            A ``.safetensors`` file, a folder of them or their index; a file of ``torch.save``; a mapping of names to arrays or tensors; or a list of
+            these. ``None``: those that the model is built with, or that are in the ONNX file.
+        inputs
+            A :class:`~accel.TensorSpec` for each input, in the order in which the model takes them; ``None``: as an ONNX file says.
+        buckets
+            For named dimensions, the lengths that inputs are padded to: ``{"batch": (1, 8, 64)}``.
+        graphs
+            Whether forwards may be captured into CUDA graphs, one for each bucket, where the framework and the device can; ``"off"``: never.
+        options
+            More keyword arguments of the adapter: of a torch module ``train`` and ``threads``; of a class, its own.
+        on_progress
+            Called on the loop with the bytes of the weights that are on the device, and with their sum.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The target, the weights, the inputs or the buckets mean nothing, or do not go together.
+        BackendUnavailableError
+            The framework is not installed in the process where the model lives.
+        LibraryError
+            The model could not be built or run.
+        OutOfMemoryError
+            There is no room for the weights.
+        UnsupportedError
+            The device's memory does not outlive its contexts.
+
+        Notes
+        -----
+        After an error or a cancellation nothing is left on the device.
+        """
+        self._core.guard()
+        return await Model.load(
+            self,
+            target,
+            weights=weights,
+            inputs=inputs,
+            buckets=buckets,
+            graphs=graphs,
+            options=options,
+            on_progress=on_progress,
+            run_blocking=self._core.system.run_blocking,
+        )
 
     async def resident(self, name: str, loader: Callable[[Device], Awaitable[T]], *, durable: bool = False) -> T:
         """Return a named value, such as a model's weights, which the device keeps; load it if it is not there.

@@ -161,7 +161,8 @@ class ContextActor(Actor["OpenLibrary | EquipLane | CloseLibrary", "Port | Accel
             try:
                 port = made.ports[message.library] = await self._open_any(made, message.library, context)
             except Exception as error:  # what a library needs and is not there is not the context's end: it goes on
-                return op_error(error, f"opening library {message.library!r}", self._core.loop, library=message.library)
+                # A copy, without the traceback, which keeps the registration with its refs.
+                return op_error(error, f"opening library {message.library!r}", self._core.loop, library=message.library).clone()
         return port
 
     async def _open_any(self, made: Context, library: str, context: ActorContext) -> Port:
@@ -198,7 +199,7 @@ class ContextActor(Actor["OpenLibrary | EquipLane | CloseLibrary", "Port | Accel
             address = block.address + argument.offset
             return Operand(address, argument.shape, argument.dtype, False, description.backend, description.index)
 
-        own = await self._call_own(made, library, lambda: OwnLibrary(registration.make(operand), description))
+        own = await self._call_own(made, library, lambda: OwnLibrary(library, registration.make(operand), description))
         pool = made.pool if own.library.several_streams else None
         try:
             if pool is not None:
@@ -262,11 +263,12 @@ class ContextActor(Actor["OpenLibrary | EquipLane | CloseLibrary", "Port | Accel
                 self._is_calling = False
 
         found = await self._core.system.run_blocking(answer)
-        if isinstance(found, AccelError):
-            if isinstance(found, OutOfMemoryError):
-                made.buffers.release_idle()
-            raise found if found.is_fault else made.fault_of(made.lanes[0].stream, found) or found
-        return found
+        if not isinstance(found, AccelError):
+            return found
+        if isinstance(found, OutOfMemoryError):
+            made.buffers.release_idle()
+        # A copy: this frame keeps the error that it found, and the traceback this frame.
+        raise found.clone() if found.is_fault else made.fault_of(made.lanes[0].stream, found) or found.clone()
 
     async def _open(self, made: Context, library: str, context: ActorContext) -> Port:
         pool = made.pool

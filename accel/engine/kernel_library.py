@@ -241,6 +241,8 @@ class OwnLibrary:
 
     Parameters
     ----------
+    name
+        What it is registered as.
     library
         The instance.
     description
@@ -254,7 +256,8 @@ class OwnLibrary:
         Whether the library was unregistered: it takes no more ops.
     """
 
-    def __init__(self, library: KernelLibrary, description: DeviceDescription) -> None:
+    def __init__(self, name: str, library: KernelLibrary, description: DeviceDescription) -> None:
+        self.name = name
         self.library = library
         library.description = self._description = description
         self.is_leaving = False
@@ -281,7 +284,7 @@ class OwnLibrary:
         try:
             self.library.close()
         except Exception as error:
-            logger.warning("library_not_closed", library=self.library.name, error=error)
+            logger.warning("library_not_closed", library=self.name, error=error)
 
 
 def kernels_of(library: type[KernelLibrary]) -> dict[type[KernelOp[Any]], str]:
@@ -318,7 +321,7 @@ def kernels_of(library: type[KernelLibrary]) -> dict[type[KernelOp[Any]], str]:
                 f"{op!r}, which {library.__name__}.{attribute} is for, is not a KernelOp", remedy="Use a class of ops."
             )
         check_frozen(op)
-        if op.library != name:
+        if op.library != name and isinstance(op.library, str):  # else it is a field: each op says its library
             raise InvalidArgumentError(
                 f"{op.__name__} is of library {op.library!r} and {library.__name__} is {name!r}",
                 remedy=f'Set `library = "{name}"` in the op.',

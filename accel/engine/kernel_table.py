@@ -87,7 +87,8 @@ class KernelTable:
             elif family is None and isinstance(op, FamilyOp):
                 remedy = f"Make the accel.ops.Family of {type(op).__name__}, in a module that is imported."
             raise UnsupportedError(f"{what} on {backend}", op=op.kind, device=self._core.name, remedy=remedy)
-        self.found[type(op)] = kernel
+        if isinstance(type(op).library, str):  # else it is a field: ops of one class are of several libraries
+            self.found[type(op)] = kernel
         return kernel
 
     def may_block(self, lane: Any, op: Any) -> bool:
@@ -113,7 +114,7 @@ class KernelTable:
 
     def add_own(self, library: OwnLibrary) -> None:
         """Take a registered library that was just made for this context."""
-        name = library.library.name
+        name = library.name
         self.own[name], self._parts[name] = library, library.part
 
     def refuse_own(self, name: str) -> None:

@@ -285,7 +285,7 @@ class Replay(KernelOp[Any]):
         """Raise if a library whose kernels it needs was unregistered, which may have been after :meth:`plan`."""
         for own in self.program.own:
             if own.is_leaving:
-                name = own.library.name
+                name = own.name
                 raise UnsupportedError(
                     f"library {name!r} was unregistered after the graph was recorded", library=name, remedy="Record the graph anew."
                 )

@@ -81,8 +81,8 @@ class Registration:
         self._owners = {ref.buffer: ref.owner for ref in refs}
 
     @classmethod
-    def of(cls, refs: _Refs, library: type[KernelLibrary], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Registration:
-        """Return the registration of a library with its arguments.
+    def of(cls, refs: _Refs, name: str, library: type[KernelLibrary], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Registration:
+        """Return the registration of a library with its arguments, under a name.
 
         Raises
         ------
@@ -98,8 +98,8 @@ class Registration:
             wrong = "not durable" if not ref.durable else "a strided view" if ref.is_strided else ""
             if wrong:
                 raise InvalidArgumentError(
-                    f"{place} of library {library.name!r} is {wrong}: {ref!r}",
-                    library=library.name,
+                    f"{place} of library {name!r} is {wrong}: {ref!r}",
+                    library=name,
                     device=refs.name,
                     remedy="Give a contiguous ref that was made with durable=True: a library may be made again in a later generation.",
                 )
@@ -108,8 +108,8 @@ class Registration:
 
         # Positions are counted as Python's own messages count them.
         taken_args = tuple([_replaced(each, f"argument {index}", AccelRef, take) for index, each in enumerate(args, 1)])
-        taken_kwargs = {name: _replaced(each, f"argument {name}", AccelRef, take) for name, each in kwargs.items()}
-        return cls(library.name, (library, taken_args, taken_kwargs), is_eager=library.eager, refs=tuple(found))
+        taken_kwargs = {key: _replaced(each, f"argument {key}", AccelRef, take) for key, each in kwargs.items()}
+        return cls(name, (library, taken_args, taken_kwargs), is_eager=library.eager, refs=tuple(found))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Registration, (self.name, self._call if isinstance(self._call, bytes) else pickle.dumps(self._call))

@@ -1,1 +1,10 @@
 """Models on a device: inputs of bounded shapes, durable weights, and adapters to frameworks."""
+
+from __future__ import annotations
+
+from accel.models.adapters.base import Adapter, ModelSource
+from accel.models.model import Model
+from accel.models.outputs import OutputSpecs
+from accel.models.tensor_spec import Buckets, TensorSpec
+
+__all__ = ["Adapter", "Buckets", "Model", "ModelSource", "OutputSpecs", "TensorSpec"]

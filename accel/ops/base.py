@@ -9,6 +9,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, cast
 
 import numpy as np
@@ -290,7 +291,8 @@ def _fields_of(kind: type) -> tuple[str, ...] | None:
     """Return the names of a class's fields, or ``None`` if it is no op's. A user's op need not be a dataclass if it has no refs."""
     if not issubclass(kind, KernelOp):
         return None
-    if not all(isinstance(getattr(kind, name, None), str) for name in ("library", "kind")):
+    # A library that is a field is that of each op.
+    if not (isinstance(getattr(kind, "library", None), (str, MemberDescriptorType)) and isinstance(getattr(kind, "kind", None), str)):
         raise InvalidArgumentError(
             f"{kind.__name__} does not say its library and kind", remedy='Set `library = "mine"` and `kind = "name"` in the class.'
         )

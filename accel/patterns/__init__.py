@@ -5,5 +5,6 @@ from __future__ import annotations
 from accel.patterns.batcher import DynamicBatcher
 from accel.patterns.calling import Recovering
 from accel.patterns.requests import BatcherStatistics
+from accel.patterns.serving import ModelService, serve
 
-__all__ = ["BatcherStatistics", "DynamicBatcher", "Recovering"]
+__all__ = ["BatcherStatistics", "DynamicBatcher", "ModelService", "Recovering", "serve"]

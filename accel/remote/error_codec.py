@@ -213,6 +213,7 @@ _FIELDS: dict[str, Codec] = {
     "kind": _one_of("fault", "hang"),
     "remembered": _TRUTH,
     "output": _NAME,
+    "argument": _NAME,
     "retry_after": (_real, _real),
 }
 _REQUIRED = {"message", "scope", "retryable", "remedy", "executed", "suspects", "reason", "log", "info", "hung", "kind", "remembered"}

@@ -53,6 +53,7 @@ VALUES: dict[str, Any] = {
     "remembered": True,
     "output": "scores",
     "retry_after": 0.25,
+    "argument": "input_ids",
 }
 
 

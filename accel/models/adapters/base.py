@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
 
 import numpy as np
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from accel.backend import DeviceDescription
+    from accel.models.tensor_spec import TensorSpec
     from accel.ops import Spec
 
 __all__ = ["Adapter", "ModelSource", "source_of"]
@@ -84,10 +85,13 @@ class ModelSource:
         A file, ``"package.module:name"``, a function or class, or an adapter.
     options : mapping
         Keyword arguments of the adapter.
+    graphs : {"auto", "off"}
+        Whether forwards may be captured into CUDA graphs, where the framework can.
     """
 
     target: Any
     options: Mapping[str, Any] = field(default_factory=dict)
+    graphs: Literal["auto", "off"] = "auto"
 
     def adapter(self) -> Adapter:
         """Return a new adapter. May block: it imports the framework.
@@ -115,18 +119,30 @@ class ModelSource:
                 f"{self.target!r} is a {type(target).__name__}, not a model",
                 remedy="Give a function that returns a torch.nn.Module, a path ending in .onnx, or an object with open and run.",
             )
-        return self._made("torch", "TorchAdapter", target)
+        return self._made("torch", "TorchAdapter", target, graphs=self.graphs)
 
-    def _made(self, framework: str, adapter: str, target: Any) -> Adapter:
+    def input_specs(self) -> dict[str, TensorSpec]:
+        """Return what the model takes, as far as its file says that. May block.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It is no file that says it.
+        """
+        if not isinstance(self.target, Path):
+            raise InvalidArgumentError(
+                f"the inputs of {self.target!r} are not known",
+                argument="inputs",
+                remedy='Give inputs={"x": accel.TensorSpec(("batch", 784), "float32")}.',
+            )
+        return cast("dict[str, TensorSpec]", _ours("onnx").input_specs(self.target))
+
+    def _made(self, framework: str, adapter: str, target: Any, **options: Any) -> Adapter:
         """Import an adapter of ours, and its framework with it."""
-        try:
-            module = importlib.import_module(f"accel.models.adapters.{framework}")
-        except ImportError as error:
-            raise _unavailable(error) from error
-        return cast("Adapter", _called(getattr(module, adapter), (target,), self.options))
+        return cast("Adapter", _called(getattr(_ours(framework), adapter), (target,), {**self.options, **options}))
 
 
-def source_of(model: Any, options: Mapping[str, Any] | None = None) -> ModelSource:
+def source_of(model: Any, options: Mapping[str, Any] | None = None, *, graphs: Literal["auto", "off"] = "auto") -> ModelSource:
     """Return the source of a model. Imports nothing, and reads no file.
 
     Parameters
@@ -136,20 +152,24 @@ def source_of(model: Any, options: Mapping[str, Any] | None = None) -> ModelSour
         (:class:`Adapter`); an instance of one; or a path that ends in ``.onnx``.
     options
         Keyword arguments of the adapter, or of the class.
+    graphs
+        Whether forwards may be captured into CUDA graphs, where the framework can.
 
     Raises
     ------
     InvalidArgumentError
         It is none of these.
     """
+    if graphs not in ("auto", "off"):
+        raise InvalidArgumentError(f"graphs is {graphs!r}", argument="graphs", remedy="Give 'auto' or 'off'.")
     given = {} if options is None else dict(options)
     if isinstance(model, (str, os.PathLike)):
         text = os.fspath(model)
         if isinstance(text, str) and text.endswith(".onnx"):
-            return ModelSource(Path(text).absolute(), given)
+            return ModelSource(Path(text).absolute(), given, graphs)
         parts = text.split(":") if isinstance(model, str) else []
         if len(parts) == 2 and all(part.replace(".", "_").isidentifier() for part in parts):
-            return ModelSource(model, given)
+            return ModelSource(model, given, graphs)
         raise InvalidArgumentError(f"{model!r} names no model", remedy="Give 'package.module:function', or a path that ends in .onnx.")
     if any(each.__module__ == "torch.nn.modules.module" for each in type(model).__mro__):
         raise InvalidArgumentError(
@@ -160,7 +180,7 @@ def source_of(model: Any, options: Mapping[str, Any] | None = None) -> ModelSour
         raise InvalidArgumentError(
             f"model is a {type(model).__name__}", remedy="Give a function that returns a torch.nn.Module, or an object with open and run."
         )
-    return ModelSource(model, given)
+    return ModelSource(model, given, graphs)
 
 
 class _WithDefaults:
@@ -208,6 +228,14 @@ class _WithDefaults:
 
 def _is_adapter(value: object) -> bool:
     return callable(getattr(value, "open", None)) and callable(getattr(value, "run", None))
+
+
+def _ours(framework: str) -> Any:
+    """Import the module of an adapter, and its framework with it."""
+    try:
+        return importlib.import_module(f"accel.models.adapters.{framework}")
+    except ImportError as error:
+        raise _unavailable(error) from error
 
 
 def _resolved(target: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -15,7 +16,7 @@ from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.models.adapters.torch_state import assign, built, state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from contextlib import AbstractContextManager
 
     from accel.backend import DeviceDescription
@@ -33,7 +34,8 @@ class TorchAdapter:
     The module is built without its parameters, which become views of the durable weights: they are shared by all generations, and need no gradients. A weight
     keeps the dtype that it was loaded with. Buffers, and tensors that are plain attributes, are copies that belong to one generation.
 
-    Inputs are given to the module by name, as keyword arguments. It runs under ``torch.inference_mode()``, on CUDA in the stream of its operands.
+    Inputs are given to the module by name, as keyword arguments, if its ``forward`` has parameters of these names; else by position. It runs under
+    ``torch.inference_mode()``, on CUDA in the stream of its operands.
 
     Parameters
     ----------
@@ -67,6 +69,7 @@ class TorchAdapter:
         self._module: torch.nn.Module | None = None
         self._device = torch.device("cpu")
         self._stream: Any = None
+        self._named: Collection[str] | None = None
         self._is_checked = False
 
     def initial(self, given: Collection[str]) -> dict[str, torch.Tensor]:
@@ -97,6 +100,7 @@ class TorchAdapter:
         with _working_in(self._device, stream):
             assign(module, {name: _tensor(weight) for name, weight in weights.items()})
         self._module = module if self._train else module.eval()
+        self._named = _parameters(module)
         self._is_checked = False
 
     def run(self, inputs: Mapping[str, Operand]) -> Any:
@@ -148,6 +152,9 @@ class TorchAdapter:
         """Let the module go."""
         self._module = None
 
+    def _takes(self, names: Iterable[str]) -> bool:
+        return self._named is None or all(name in self._named for name in names)
+
     def _forward(self, tensors: Mapping[str, torch.Tensor]) -> Any:
         module = self._module
         if module is None:
@@ -157,7 +164,7 @@ class TorchAdapter:
             read += [("parameter", name, tensor) for name, tensor in module.named_parameters()]
         versions = [tensor._version for _, _, tensor in read]  # noqa: SLF001 - torch has no other name for it
         with torch.inference_mode():
-            result = module(**tensors)
+            result = module(**tensors) if self._takes(tensors) else module(*tensors.values())
         for (what, name, tensor), version in zip(read, versions, strict=True):
             if tensor._version != version:  # noqa: SLF001
                 raise UnsupportedError(
@@ -167,6 +174,14 @@ class TorchAdapter:
                 )
         self._is_checked = True
         return result
+
+
+def _parameters(module: torch.nn.Module) -> Collection[str] | None:
+    """Return the names of what ``forward`` takes by name; ``None`` for any."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return None
+    return {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
 
 
 def _working_in(device: torch.device, stream: Any) -> AbstractContextManager[Any]:

@@ -1,0 +1,176 @@
+"""A model in one context: the ops by which a device runs it, and the library that does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from accel.dtype import DType
+from accel.engine.kernel_library import KernelLibrary, Operand, kernel
+from accel.errors import InvalidArgumentError
+from accel.models.outputs import DESCRIPTION_NBYTES, dtype_of, encoded, flattened
+from accel.ops import KernelOp, Plan, Spec
+from accel.ref import AccelRef
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from accel.models.adapters.base import Adapter, ModelSource
+
+__all__ = ["Describe", "Forward", "InitialLibrary", "ModelLibrary"]
+
+_COST = 1.0
+"""Seconds that a forward is said to take on the CPU: more than what runs on the loop's thread."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Forward(KernelOp[tuple[AccelRef, ...]]):
+    """Run a model: inputs in the order of its specs, outputs as they were described."""
+
+    kind: ClassVar[str] = "forward"
+
+    library: str  # type: ignore[misc]  # each op says its model
+    inputs: tuple[AccelRef, ...]
+    outputs: tuple[Spec, ...]
+
+    def plan(self) -> Plan:
+        """Return what is read and made."""
+        return Plan(self.inputs, (), self.outputs)
+
+    def result(self, refs: tuple[AccelRef, ...]) -> tuple[AccelRef, ...]:
+        """Return all outputs, also a single one, as a tuple."""
+        return refs
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Describe(KernelOp[AccelRef]):
+    """Run a model and make a description of its outputs; see :meth:`~accel.models.outputs.OutputSpecs.decoded`."""
+
+    kind: ClassVar[str] = "describe"
+
+    library: str  # type: ignore[misc]  # each op says its model
+    inputs: tuple[AccelRef, ...]
+
+    def plan(self) -> Plan:
+        """Return what is read and made."""
+        return Plan(self.inputs, (), (Spec((DESCRIPTION_NBYTES,), DType.UINT8),))
+
+
+class InitialLibrary(KernelLibrary):
+    """The arrays that a model needs beside its weights, made in the process where it will live. ``describe`` tells which, ``forward`` writes them.
+
+    Parameters
+    ----------
+    source
+        Makes the adapter.
+    given
+        Names of the weights that there are.
+    """
+
+    name: ClassVar[str] = "model"
+
+    def __init__(self, source: ModelSource, given: tuple[str, ...]) -> None:
+        self._source = source
+        self._given = given
+        self._adapter: Adapter
+        self._arrays: dict[str, Any] = {}
+
+    def open(self, stream: Any) -> None:
+        """Make them."""
+        self._adapter = self._source.adapter()
+        self._arrays = dict(self._adapter.initial(self._given))
+
+    @kernel(Describe)
+    def describe(self, op: Describe, stream: Any, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
+        """Enqueue a description of the arrays."""
+        self._store(stream, [encoded(self._arrays)], outputs)
+
+    @kernel(Forward)
+    def forward(self, op: Forward, stream: Any, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
+        """Enqueue the arrays."""
+        self._store(stream, list(self._arrays.values()), outputs)
+
+    def _store(self, stream: Any, arrays: list[Any], outputs: Sequence[Operand]) -> None:
+        def work() -> None:
+            for array, output in zip(arrays, outputs, strict=True):
+                self._adapter.store(array, output)
+
+        _enqueue(self, stream, work)
+
+
+class ModelLibrary(KernelLibrary):
+    """One model in one context, opened before the generation is READY.
+
+    Parameters
+    ----------
+    source
+        Makes the adapter, in the process of the context.
+    inputs
+        Names of the model's inputs, in the order of the ops' operands.
+    weights
+        By name: memory that outlives the context, only read.
+    warm
+        For each bucket, shape, dtype and padding of each input: one forward is run for it when the library is opened.
+    """
+
+    name: ClassVar[str] = "model"
+    eager: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        source: ModelSource,
+        inputs: tuple[str, ...],
+        weights: Mapping[str, Operand],
+        warm: Sequence[Mapping[str, tuple[Spec, float]]],
+    ) -> None:
+        self._source = source
+        self._inputs = inputs
+        self._weights = weights
+        self._warm = warm
+        self._adapter: Adapter
+
+    def open(self, stream: Any) -> None:
+        """Build the model around its weights, and run it once for each bucket."""
+        self._adapter = self._source.adapter()
+        self._adapter.open(self._weights, self.description, stream)
+        for inputs in self._warm:
+            self._adapter.warm(inputs)
+
+    def close(self) -> None:
+        """Let the model go."""
+        self._adapter.close()
+
+    @kernel(Forward)
+    def forward(self, op: Forward, stream: Any, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
+        """Enqueue a forward."""
+
+        def work() -> None:
+            structure, names, results = flattened(self._run(stream, inputs))
+            given = [(tuple(result.shape), dtype_of(result)) for result in results]
+            wanted = [(output.shape, output.dtype) for output in outputs]
+            if given != wanted:
+                shapes = {name: tuple(input_.shape) for name, input_ in zip(self._inputs, inputs, strict=True)}
+                raise InvalidArgumentError(
+                    f"the model returned a {structure} of {given} ({', '.join(names)}) for inputs of {shapes}, and {wanted} before",
+                    remedy="The shapes of a model's outputs must depend on the shapes of its inputs alone.",
+                )
+            for result, output in zip(results, outputs, strict=True):
+                self._adapter.store(result, output)
+
+        _enqueue(self, stream, work)
+
+    @kernel(Describe)
+    def describe(self, op: Describe, stream: Any, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
+        """Enqueue a forward whose outputs are described."""
+        _enqueue(self, stream, lambda: self._adapter.store(encoded(self._run(stream, inputs)), outputs[0]))
+
+    def _run(self, stream: Any, inputs: Sequence[Operand]) -> Any:
+        return self._adapter.run(dict(zip(self._inputs, inputs, strict=True)))
+
+
+def _enqueue(library: KernelLibrary, stream: Any, work: Callable[[], None]) -> None:
+    """On the CPU the forward is the work of the stream; elsewhere the model enqueues, on the thread that calls this."""
+    if library.description.backend == "cpu":
+        stream.submit(work, _COST)
+    else:
+        work()

@@ -1,0 +1,260 @@
+"""Models on a device: loading, calling, buckets, faults, swaps, and serving them to many tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import accel
+from accel.testing import FaultPlan
+from tests.device_support import bounded, failure, task, used
+from tests.model_support import HANG, KILL, NAN, RAISE, SEQUENCES, Affine, Mean, X, affine, expected
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+HOSTS = ["inline", "process"]
+
+
+async def loaded(device: accel.Device, weights: Any, **options: Any) -> accel.Model:
+    return await device.load_model(Affine, **{"weights": weights, "inputs": X, "buckets": {"batch": (1, 4, 8)}, **options})
+
+
+def check_close(actual: Any, desired: np.ndarray[Any, Any]) -> None:
+    np.testing.assert_allclose(actual, desired, rtol=2e-6, atol=2e-6)
+
+
+def rows(rng: np.random.Generator, n: int) -> np.ndarray[Any, Any]:
+    return rng.standard_normal((n, 5), np.float32)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+async def test_a_model_answers_batches_of_any_size(host: Any, rng: np.random.Generator) -> None:
+    weights = affine(rng)
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host=host)
+        before = used(device)
+        told: list[tuple[int, int]] = []
+        model = await loaded(device, weights, on_progress=lambda done, total: told.append((done, total)))
+        nbytes = sum(each.nbytes for each in weights.values())
+        assert (told[0], told[-1]) == ((0, nbytes), (nbytes, nbytes))
+        assert model.outputs.shapes == (("batch", 3), ("batch",), ("batch",))
+        assert all(ref.durable for ref in model.weights.values())
+        for n in (1, 3, 8, 9, 21):
+            x = rows(rng, n)
+            answer = await model.numpy(x)
+            check_close(answer["y"], expected(weights, x))
+            np.testing.assert_allclose(answer["total"], expected(weights, x).sum(axis=1), rtol=2e-5, atol=2e-5)
+            refs = await model(x=await device.put(x))
+            assert refs["y"].shape == (n, 3)
+            np.testing.assert_array_equal(await device.get(refs["y"]), answer["y"])
+            del refs
+        assert (await model.numpy(x=[[1, 2, 3, 4, 5]]))["y"].dtype == np.float32
+        assert model.version == 1
+        await model.aclose()
+        await model.aclose()
+        assert used(device) == before
+        with pytest.raises(accel.ClosedError):
+            await model(rows(rng, 1))
+
+
+@pytest.mark.parametrize("host", HOSTS)
+async def test_lengths_are_padded_and_cut(host: Any, rng: np.random.Generator) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host=host)
+        model = await device.load_model(Mean, inputs=SEQUENCES, buckets={"batch": (4,), "length": (6, 8)})
+        assert model.outputs.shapes == (("batch",), ("batch", "length"))
+        ids = rng.integers(0, 1000, (3, 7))
+        mean, doubled = await model.numpy(ids, mask=np.ones((3, 7)))
+        np.testing.assert_allclose(mean, ids.mean(axis=1))
+        np.testing.assert_array_equal(doubled, 2 * ids)
+        refs = await model(await device.put(ids), mask=np.ones((3, 7)))
+        np.testing.assert_array_equal(await device.get(refs[1]), 2 * ids)
+        async with accel.serve(model) as service:
+            items = [rng.integers(0, 1000, n) for n in (1, 8, 5, 3, 7, 2)]
+            answers = await bounded(asyncio.gather(*[service.submit({"ids": each, "mask": np.ones(len(each))}) for each in items]))
+            for item, (mean, doubled) in zip(items, answers, strict=True):
+                np.testing.assert_allclose(mean, item.mean())
+                np.testing.assert_array_equal(doubled, 2 * item)
+            error = await failure(service.submit({"ids": np.ones(9, int), "mask": np.ones(9)}), accel.InvalidArgumentError)
+            assert error.argument == "ids"
+            error = await failure(service.submit({"ids": np.ones(3, int), "mask": np.ones(4)}), accel.InvalidArgumentError)
+            assert error.argument == "mask"
+            assert service.statistics().submitted == len(items)
+
+
+async def test_what_does_not_fit_is_refused_before_anything_is_sent(rng: np.random.Generator) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        for wrong in ({"inputs": None}, {"buckets": {"length": (3,)}}, {"graphs": "often"}):
+            before = used(device)
+            await failure(loaded(device, affine(rng), **wrong), accel.InvalidArgumentError)
+            assert used(device) == before
+        await failure(loaded(device, {"w": [1, "a"]}), accel.InvalidArgumentError)
+        model = await loaded(device, affine(rng))
+        for given, argument in (({}, "x"), ({"x": rows(rng, 2), "z": 1}, "z"), ({"x": rows(rng, 2)[:, :4]}, "x"), ({"x": "text"}, "x")):
+            error = await failure(model(**given), accel.InvalidArgumentError)
+            assert error.argument == argument
+        await failure(model(rows(rng, 2), x=rows(rng, 2)), accel.InvalidArgumentError)
+        await failure(model(rows(rng, 2), rows(rng, 2)), accel.InvalidArgumentError)
+        await failure(model(await device.put(rng.standard_normal((2, 5)))), accel.InvalidArgumentError)
+        await failure(model(rows(rng, 2), timeout=1e-9), accel.DeadlineExceededError)
+        wrong_options: list[dict[str, Any]] = [{"max_items": 9}, {"max_items": 0}, {"max_delay": -1}]
+        for options in wrong_options:
+            with pytest.raises(accel.InvalidArgumentError):
+                accel.serve(model, **options)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+async def test_a_model_is_there_again_when_the_device_is(
+    host: Any, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With nothing read again, and before the generation is announced."""
+    log = tmp_path / "opens"
+    monkeypatch.setenv("ACCEL_TEST_OPENS", str(log))
+    weights, source = affine(rng), tmp_path / "w.npz"
+    plan = FaultPlan().poison_at(3, op="forward")  # the first tells which arrays there are beside the weights
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host=host, faults=plan)
+        model = await loaded(device, weights)
+        x = rows(rng, 3)
+        await model.numpy(x)
+        await failure(model.numpy(x), accel.ContextPoisonedError)
+        generations = device.generations()
+        async for generation in generations:
+            if generation == 2:
+                assert len(log.read_text().split()) == 2
+                break
+        check_close((await bounded(model.numpy(x)))["y"], expected(weights, x))
+        assert not source.exists()
+        if host == "process":
+            pid = device.info().pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            async for generation in generations:
+                if generation == 3:
+                    break
+            check_close((await bounded(model.numpy(x)))["y"], expected(weights, x))
+            assert len(log.read_text().split()) == 3
+
+
+POISONS = [
+    pytest.param(KILL, accel.PoisonedInputError, id="killed"),
+    pytest.param(HANG, accel.PoisonedInputError, id="hung"),
+    pytest.param(NAN, accel.NonFiniteError, id="not finite"),
+    pytest.param(RAISE, accel.LibraryError, id="raised"),
+]
+
+
+@pytest.mark.parametrize(("value", "kind"), POISONS)
+@pytest.mark.timeout(120)
+async def test_one_poisonous_request_is_named_and_the_others_are_answered(rng: np.random.Generator, value: float, kind: type) -> None:
+    weights, x = affine(rng), rows(rng, 8)
+    x[3, 2] = value
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", hang_timeout=1.0)
+        model = await loaded(device, weights)
+        async with accel.serve(model, check_finite=True) as service:
+            answers: list[Any] = await asyncio.gather(*[service.submit(each) for each in x], return_exceptions=True)
+            assert type(answers.pop(3)) is kind
+            check_close([each["y"] for each in answers], expected(weights, np.delete(x, 3, axis=0)))
+
+
+@pytest.mark.parametrize("host", HOSTS)
+async def test_weights_are_swapped_while_clients_ask(host: Any, rng: np.random.Generator) -> None:
+    """No request fails, and no answer is of two versions."""
+    versions = {number: affine(rng, number) for number in range(1, 5)}
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host=host)
+        model = await loaded(device, versions[1])
+        before = used(device)
+        async with accel.serve(model) as service:
+            seen: set[int] = set()
+            is_over = False
+
+            async def client() -> None:
+                while not is_over:
+                    x = rows(rng, 1)
+                    answer = await service.submit(x[0])
+                    version = int(answer["version"])
+                    check_close(answer["y"], expected(versions[version], x)[0])
+                    np.testing.assert_allclose(answer["total"], answer["y"].sum(), rtol=2e-5, atol=2e-5)
+                    seen.add(version)
+
+            clients = [task(client()) for _ in range(16)]
+            for number in (2, 3, 4):
+                canary = rows(rng, 1)
+                compared: list[Any] = []
+
+                async def compare(old: Any, new: Any, compared: list[Any] = compared) -> bool:
+                    compared += [old, new]
+                    return True
+
+                assert await model.swap(versions[number], canaries=[canary[0]], compare=compare) == number
+                for answer, version in zip(compared, (number - 1, number), strict=True):
+                    check_close(answer["y"], expected(versions[version], canary)[0])
+                while number not in seen:
+                    await asyncio.sleep(0)
+            await model.release()
+            is_over = True
+            await bounded(asyncio.gather(*clients))
+            assert service.statistics().failed == 0
+        assert seen == {1, 2, 3, 4}
+        assert used(device) == before
+
+
+async def test_a_swap_that_goes_wrong_changes_nothing(rng: np.random.Generator) -> None:
+    weights, x = affine(rng), rows(rng, 1)
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        model = await loaded(device, weights)
+        before = used(device)
+        good = affine(rng, 2)
+        bad = {**good, "b": np.full(3, np.nan, np.float32)}
+        await failure(model.swap(bad, canaries=[x[0]]), accel.NonFiniteError)
+        await failure(model.swap(good, canaries=[x[0]], compare=lambda old, new: False), accel.LibraryError)
+        await failure(model.swap({"w": good["w"]}), accel.LibraryError)
+        await failure(model.swap({**good, "w": np.zeros((4, 3), np.float32)}), accel.LibraryError)
+        await failure(model.swap(good, canaries=[x]), accel.InvalidArgumentError)
+        await failure(model.rollback(), accel.InvalidArgumentError)
+        assert (model.version, used(device)) == (1, before)
+        check_close((await model.numpy(x))["y"], expected(weights, x))
+        assert await model.swap(good) == 2
+        assert await model.rollback() == 1
+        assert used(device) == before
+        check_close((await model.numpy(x))["y"], expected(weights, x))
+
+
+async def test_a_swap_without_room_is_refused_before_anything_is_read(rng: np.random.Generator) -> None:
+    large = {"spare": np.zeros(5 << 20, np.uint8)}
+    async with accel.System() as system:
+        device = await system.open_device("cpu", memory_limit=8 << 20)
+        model = await loaded(device, affine(rng) | large)
+        told: list[int] = []
+        error = await failure(model.swap(affine(rng, 2) | large, on_progress=lambda done, _: told.append(done)), accel.OutOfMemoryError)
+        assert (told, error.limit, model.version) == ([], 8 << 20, 1)
+        await model.numpy(rows(rng, 2))
+
+
+async def test_weights_that_fail_in_service_are_rolled_back(rng: np.random.Generator) -> None:
+    weights, x = affine(rng), rows(rng, 4)
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        model = await loaded(device, weights)
+        async with accel.serve(model, check_finite=True) as service:
+            await model.swap({**affine(rng, 2), "b": np.full(3, np.nan, np.float32)})
+            assert model.version == 2
+            answers = await bounded(asyncio.gather(*[service.submit(each) for each in x]))
+            check_close([each["y"] for each in answers], expected(weights, x))
+            assert model.version == 1
+            poison = rows(rng, 1)[0]
+            poison[0] = NAN
+            await failure(service.submit(poison), accel.NonFiniteError)
+            assert model.version == 1

@@ -1,0 +1,69 @@
+"""Models for tests: plain objects with ``open`` and ``run``, which a child process can import."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import accel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+KILL, HANG, RAISE, NAN = 666.0, 667.0, 668.0, 669.0
+"""Values of an input that kill the process, hang, raise, and make a NaN."""
+
+
+class Affine:
+    """``tanh(x @ w + b)`` of rows, their sum, and what version the weights are of; ``version`` is one more weight."""
+
+    def open(self, weights: Mapping[str, accel.Operand], *_: Any) -> None:
+        self._weights = {name: np.asarray(each) for name, each in weights.items()}
+        log = os.environ.get("ACCEL_TEST_OPENS")
+        if log:
+            with Path(log).open("a") as file:
+                file.write(f"{os.getpid()}\n")
+
+    def run(self, inputs: Mapping[str, accel.Operand]) -> dict[str, np.ndarray[Any, Any]]:
+        x = np.asarray(inputs["x"])
+        if (x == KILL).any():
+            os.kill(os.getpid(), signal.SIGKILL)
+        if (x == HANG).any():
+            threading.Event().wait()
+        if (x == RAISE).any():
+            raise ArithmeticError("the model raised this")
+        made = np.tanh(x @ self._weights["w"] + self._weights["b"])
+        made[(x == NAN).any(axis=1)] = np.nan
+        return {"y": made, "total": made.sum(axis=1), "version": np.full(len(x), self._weights["version"])}
+
+
+def affine(rng: np.random.Generator, version: int = 1) -> dict[str, np.ndarray[Any, Any]]:
+    """Return weights of :class:`Affine` for 5 inputs and 3 outputs."""
+    w, b = rng.standard_normal((5, 3), np.float32), rng.standard_normal(3, np.float32)
+    return {"w": w, "b": b, "version": np.array(version, np.int64)}
+
+
+def expected(weights: dict[str, np.ndarray[Any, Any]], x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return ``y`` in double precision."""
+    y: np.ndarray[Any, Any] = np.tanh(x.astype(float) @ weights["w"].astype(float) + weights["b"].astype(float))
+    return y
+
+
+class Mean:
+    """The mean of each sequence, by its mask, and the sequence doubled: outputs that follow the length, and without weights."""
+
+    def open(self, weights: Mapping[str, accel.Operand], *_: Any) -> None:
+        assert not weights
+
+    def run(self, inputs: Mapping[str, accel.Operand]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        ids, mask = np.asarray(inputs["ids"]), np.asarray(inputs["mask"])
+        return (ids * mask).sum(axis=1) / mask.sum(axis=1).clip(1), 2 * ids
+
+
+X = {"x": accel.TensorSpec(("batch", 5), "float32")}
+SEQUENCES = {"ids": accel.TensorSpec(("batch", "length"), "int64", pad=-1), "mask": accel.TensorSpec(("batch", "length"), "float64")}
