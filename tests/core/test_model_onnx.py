@@ -13,7 +13,8 @@ import accel
 from accel import DType, Operand
 from accel.backend import DeviceDescription
 from accel.models.adapters.base import source_of
-from accel.models.adapters.onnx import OnnxAdapter, declared_inputs
+from accel.models.adapters.onnx import OnnxAdapter, input_specs
+from accel.models.tensor_spec import TensorSpec
 from accel.ops import Spec
 
 if TYPE_CHECKING:
@@ -96,14 +97,26 @@ def test_several_outputs_have_their_names(rng: np.random.Generator, tmp_path: Pa
 
 
 def test_a_file_says_its_inputs(rng: np.random.Generator, tmp_path: Path) -> None:
-    assert declared_inputs(classifier(tmp_path / "a.onnx", rng)[0]) == {"x": (("batch", 6), DType.FLOAT32)}
-    found = declared_inputs(encoder(tmp_path / "b.onnx", rng)[0])
-    assert found["ids"] == (("batch size", "length"), DType.INT64)
-    (first, second, last), dtype = found["scale"]
-    assert dtype is DType.FLOAT64
-    assert last == 1
-    assert not isinstance(first, int)
-    assert not isinstance(second, int)
+    assert input_specs(classifier(tmp_path / "a.onnx", rng)[0]) == {"x": TensorSpec(("batch", 6), "float32")}
+    cases: list[tuple[dict[str, list[Any]], dict[str, tuple[Any, ...]]]] = [
+        ({"a": ["N", "sequence length"], "b": ["N", 3]}, {"a": ("batch", "sequence_length"), "b": ("batch", 3)}),
+        ({"a": ["N", "N"]}, {"a": ("N", "N")}),
+        ({"a": ["N"], "b": ["M"]}, {"a": ("N",), "b": ("M",)}),
+        ({"a": ["N"], "b": []}, {"a": ("N",), "b": ()}),
+        ({"a": ["length", "batch"]}, {"a": ("batch", "dim_batch")}),
+        ({"a": [4, None, "2d"]}, {"a": (4, "a_1", "dim_2d")}),
+        ({"in.0": [None, 2]}, {"in.0": ("batch", 2)}),
+    ]
+    for given, expected in cases:
+        inputs = [(name, TensorProto.INT32, shape) for name, shape in given.items()]
+        path = saved(
+            tmp_path / "b.onnx",
+            [("Identity", [next(iter(given))], ["y"])],
+            inputs,
+            [("y", TensorProto.INT32, next(iter(given.values())))],
+            {},
+        )
+        assert input_specs(path) == {name: TensorSpec(shape, "int32") for name, shape in expected.items()}
 
 
 def test_an_error_of_the_model_says_what(rng: np.random.Generator, tmp_path: Path) -> None:
@@ -134,7 +147,7 @@ def test_what_cannot_run_is_refused_with_the_reason(rng: np.random.Generator, tm
     for invalid in (rng.integers(0, 256, 100, np.uint8), data[:-20].copy(), np.zeros(0, np.uint8)):
         with pytest.raises(accel.InvalidArgumentError, match="ONNX Runtime does not take"):
             adapter.open({"model.onnx": operand(invalid)}, CPU, None)
-    for call in (lambda: OnnxAdapter(tmp_path / "absent.onnx").initial(()), lambda: declared_inputs(tmp_path / "absent.onnx")):
+    for call in (lambda: OnnxAdapter(tmp_path / "absent.onnx").initial(()), lambda: input_specs(tmp_path / "absent.onnx")):
         with pytest.raises(accel.InvalidArgumentError, match="cannot be read"):
             call()
 
@@ -143,6 +156,6 @@ def test_inputs_that_numpy_does_not_know_are_refused_by_name(tmp_path: Path) -> 
     for dtype, text in ((TensorProto.BFLOAT16, "tensor\\(bfloat16\\)"), (TensorProto.STRING, "tensor\\(string\\)")):
         path = saved(tmp_path / "m.onnx", [("Identity", ["x"], ["y"])], [("x", dtype, ["n"])], [("y", dtype, ["n"])], {})
         with pytest.raises(accel.UnsupportedError, match=text):
-            declared_inputs(path)
+            input_specs(path)
         with pytest.raises(accel.UnsupportedError, match=text):
             opened(path)

@@ -199,6 +199,31 @@ class Failing:
         return await (self._device.put(array, **options) if self._left else self._end())
 
 
+class Nothing:
+    """A device that keeps nothing of what it reads."""
+
+    def __init__(self) -> None:
+        self.anonymous: list[int] = []
+        self.sums: list[int] = []
+
+    async def put(self, array: Any, **_: Any) -> Any:
+        self.sums.append(int(array.sum(dtype=np.int64)))
+        with open("/proc/self/status") as status:
+            self.anonymous += [int(line.split()[1]) for line in status if line.startswith("RssAnon")]
+        return object()
+
+
+async def test_a_file_takes_no_memory_of_the_host(rng: np.random.Generator, tmp_path: Path) -> None:
+    tensors = {f"t{n}": torch.from_numpy(rng.integers(0, 256, 16 << 20, np.uint8)) for n in range(3)}
+    sums = sorted(int(tensor.sum()) for tensor in tensors.values())
+    source = saved("file", tensors, tmp_path)
+    del tensors
+    device = Nothing()
+    await load(device, source)
+    assert sorted(device.sums) == sums
+    assert max(device.anonymous) - min(device.anonymous) < 8 << 10, "KiB that are not the file's own pages"
+
+
 async def test_after_an_error_or_a_cancellation_nothing_is_left(rng: np.random.Generator, tmp_path: Path) -> None:
     source = saved("file", some_tensors(rng), tmp_path)
     reached = asyncio.Event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -11,6 +12,7 @@ import onnxruntime
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.models.adapters import host
+from accel.models.tensor_spec import BATCH, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from accel.engine.kernel_library import Operand
     from accel.ops import Spec
 
-__all__ = ["OnnxAdapter", "declared_inputs"]
+__all__ = ["OnnxAdapter", "input_specs"]
 
 Array = np.ndarray[Any, Any]
 
@@ -132,8 +134,11 @@ class OnnxAdapter:
         return results[0] if len(results) == 1 else dict(zip(self._outputs, results, strict=True))
 
 
-def declared_inputs(path: Path) -> dict[str, tuple[tuple[int | str | None, ...], DType]]:
-    """Return what a file says of its inputs: for each dimension a length, a name or ``None``, and the dtype. May block: it reads the file.
+def input_specs(path: Path) -> dict[str, TensorSpec]:
+    """Return what a file says of its inputs. May block: it reads the file.
+
+    A first dimension that has no length, and one name in all inputs, is the batch. Others keep their names; characters that no name of Python has become
+    underscores, and a dimension without a name is called after its input and its place.
 
     Raises
     ------
@@ -142,8 +147,19 @@ def declared_inputs(path: Path) -> dict[str, tuple[tuple[int | str | None, ...],
     UnsupportedError
         An input is of a type that numpy does not know.
     """
-    session = _session(_read(path), path, 1, optimizes=False)
-    return {each.name: (tuple(each.shape), _dtype(each)) for each in session.get_inputs()}
+    inputs = _session(_read(path), path, 1, optimizes=False).get_inputs()
+    shapes = {each.name: [_dimension(each.name, place, dim) for place, dim in enumerate(each.shape)] for each in inputs}
+    first = next((shape[0] for shape in shapes.values() if shape), 0)
+    if isinstance(first, str) and all(shape[:1] == [first] and first not in shape[1:] for shape in shapes.values()):
+        shapes = {name: [BATCH, *shape[1:]] for name, shape in shapes.items()}
+    return {each.name: TensorSpec(shapes[each.name], _dtype(each)) for each in inputs}
+
+
+def _dimension(name: str, place: int, dim: int | str | None) -> int | str:
+    if isinstance(dim, int) and dim >= 0:
+        return dim
+    found = re.sub(r"\W", "_", dim if isinstance(dim, str) and dim else f"{name}_{place}")
+    return f"dim_{found}" if not found.isidentifier() or (found == BATCH and place) else found
 
 
 def _read(path: Path) -> bytes:
