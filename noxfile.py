@@ -41,7 +41,7 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run every test that needs no GPU, with the coverage gate; with arguments, run pytest with these alone."""
-    install(session, extras="cpu,web,cli", groups=("tests", "search"))
+    install(session, extras="cpu,web,cli,metrics", groups=("tests", "search"))
     session.run("pytest", *(session.posargs or ("-m", "not gpu", *TWO_AT_ONCE, *COVERAGE)), env=CHILDREN)
 
 
@@ -66,7 +66,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Type-check the packages, the tests, the examples, the benchmarks and this file."""
-    install(session, extras="cpu,web,cli", groups=("types",))
+    install(session, extras="cpu,web,cli,metrics", groups=("types",))
     # mypy refuses a folder without Python files.
     targets = [name for name in TYPED if Path(name).is_file() or any(Path(name).rglob("*.py"))]
     session.run("mypy", "--strict", *(session.posargs or targets))
@@ -130,14 +130,14 @@ def gpu(session: nox.Session) -> None:
             "no NVIDIA driver here (libcuda.so.1 does not load), so no GPU test can run. Run this session on a machine with an NVIDIA GPU "
             "and its driver; `python3 -m nox -s tests` runs everything that needs no GPU"
         )
-    install(session, extras="cpu,web,cli,cuda", groups=("tests",))
+    install(session, extras="cpu,web,cli,metrics,cuda", groups=("tests",))
     session.run("pytest", "-m", "gpu", *(session.posargs or ("tests/gpu",)))
 
 
 @nox.session
 def hardware(session: nox.Session) -> None:
     """Make the record of a machine with a GPU: tests, budgets, service, demo, memcheck, kernels, in about 20 minutes; ``-- --list`` shows the parts."""
-    install(session, extras="cpu,web,cli,bench,cuda", groups=("tests",))
+    install(session, extras="cpu,web,cli,metrics,bench,cuda", groups=("tests",))
     session.install("cupy-cuda13x", "torch")  # what is measured beside
     session.run("python", "benchmarks/hardware.py", *session.posargs)
 
@@ -145,14 +145,14 @@ def hardware(session: nox.Session) -> None:
 @nox.session
 def memcheck(session: nox.Session) -> None:
     """Run every CUDA kernel of the backend under compute-sanitizer, which comes with the CUDA toolkit; takes minutes."""
-    install(session, extras="cpu,web,cli,cuda", groups=("tests",))
+    install(session, extras="cpu,web,cli,metrics,cuda", groups=("tests",))
     session.run("python", "-m", "tests.gpu.memcheck", *session.posargs)
 
 
 @nox.session
 def mutants(session: nox.Session) -> None:
     """Break the code in 100 places a room, and count what its tests notice; takes hours. ``-- actors --sample 20 --seed 7`` does less."""
-    install(session, extras="cpu,web,cli", groups=("mutants",))
+    install(session, extras="cpu,web,cli,metrics", groups=("mutants",))
     session.run("python", "-m", "tests.mutants", *session.posargs, interrupt_timeout=15.0, terminate_timeout=5.0)
 
 

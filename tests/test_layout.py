@@ -62,7 +62,7 @@ CUDA = {"accel_cuda", "cuda", "cupy", "nvmath"}
 FRAMEWORKS = {"torch", "onnx", "onnxruntime", "safetensors"}
 MAY_IMPORT_FRAMEWORKS = ("accel.models.adapters.", "accel.models.weights")
 # Without rich: structlog loads it by itself where it is installed.
-NOT_WITH_ACCEL = CUDA | FRAMEWORKS | {"aiohttp", "fastapi", "pytest", "scipy", "starlette", "uvicorn"}
+NOT_WITH_ACCEL = CUDA | FRAMEWORKS | {"aiohttp", "fastapi", "prometheus_client", "pytest", "scipy", "starlette", "uvicorn"}
 
 
 @dataclass(frozen=True)

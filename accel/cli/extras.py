@@ -13,6 +13,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "cpu": {"scipy": "scipy"},
     "web": {"fastapi": "fastapi", "uvicorn": "uvicorn", "aiohttp": "aiohttp"},
     "cli": {"rich": "rich"},
+    "metrics": {"prometheus_client": "prometheus_client"},
     "bench": {"matplotlib": "matplotlib"},
     "cuda": {"cuda": "cuda-bindings", "cuda.core": "cuda-core", "nvmath": "nvmath-python"},
     "dnn": {"cudnn": "nvidia-cudnn-frontend"},

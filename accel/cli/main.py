@@ -41,7 +41,7 @@ COMMANDS = {
     "devices": Command("accel.cli.devices", "list the devices that can be opened"),
     "demo": Command("accel.cli.demo", "serve real digits with supervised actors, through a fault"),
     "bench": Command("accel.cli.bench", "measure this machine beside raw twins, and hold the numbers against the budgets"),
-    "serve": Command("accel.cli.serve", "start the example service"),
+    "serve": Command("accel.cli.serve", "serve models, functions or an application over HTTP"),
 }
 
 

@@ -23,6 +23,7 @@ from accel.errors import (
     HostDiedError,
     InvalidArgumentError,
     MailboxFullError,
+    NonFiniteError,
     OutOfMemoryError,
     PoisonedInputError,
     StaleRefError,
@@ -65,6 +66,7 @@ _GONE = _Rule(503, "The service cannot do this work any more.", False)
 _NO_MEMORY = _Rule(503, "The accelerator has no memory for the request now. Send it again later.", True)
 _LATE = _Rule(504, "The work did not end in time.", True)
 _WRONG = _Rule(422, None, False)
+_NOT_FINITE = _Rule(500, "The model has no finite answer to this input.", False)
 _FAILED = _Rule(500, "The service failed on the request.", False)
 
 # The most specific class of an error that is listed decides, so a service's own subclasses are answered like their parents.
@@ -80,6 +82,7 @@ _RULES: Mapping[type[BaseException], _Rule] = {
     InvalidArgumentError: _WRONG,
     UnsupportedError: _WRONG,
     PoisonedInputError: _WRONG,
+    NonFiniteError: _NOT_FINITE,
 }
 
 
@@ -113,7 +116,7 @@ def error_answer(error: AccelError, device: Device | None) -> Answer:
         The device that serves. Its state decides between 429 (too much work) and 503 (not able to work). ``None`` if there is none.
     """
     rule = _rule(error, device)
-    if rule is _FAILED or (rule is _GONE and device is not None and device.state is DeviceState.READY):
+    if rule.status == 500 or (rule is _GONE and device is not None and device.state is DeviceState.READY):
         logger.error("request_failed", error=error)
     generation = error.generation
     if generation is None and device is not None:
@@ -127,6 +130,8 @@ def error_answer(error: AccelError, device: Device | None) -> Answer:
         "retryable": rule.retryable,
         "generation": generation,
     }
+    if isinstance(error, InvalidArgumentError) and error.argument is not None:
+        body["field"] = error.argument
     return Answer(rule.status, body, headers)
 
 

@@ -21,6 +21,7 @@ from accel.device import Device, System
 from accel.errors import AccelError, InvalidArgumentError
 from accel.integrations._answers import Answer, error_answer, health_answer, ready_answer
 from accel.integrations._bodies import UNKNOWN_CHARSET, check_limit, has_known_charset
+from accel.integrations._models import ModelRoute, check_json
 from accel.integrations._opening import OnLost, check_on_lost, open_system
 
 try:
@@ -34,15 +35,21 @@ if TYPE_CHECKING:
 
     from aiohttp.typedefs import Middleware
 
+    from accel.integrations.metrics import Metrics
+    from accel.patterns import ModelService
+
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-__all__ = ["DEVICE", "SYSTEM", "cleanup_ctx", "error_middleware", "install", "read_json"]
+__all__ = ["DEVICE", "METRICS", "SYSTEM", "add_model", "cleanup_ctx", "error_middleware", "install", "read_json"]
 
 SYSTEM: web.AppKey[System] = web.AppKey("accel_system", System)
 """``app[SYSTEM]`` is the system."""
 
 DEVICE: web.AppKey[Device] = web.AppKey("accel_device", Device)
 """``app[DEVICE]`` is the device."""
+
+METRICS: web.AppKey[Metrics] = web.AppKey("accel_metrics")
+"""``app[METRICS]`` are the metrics, where :func:`install` was given a path for them."""
 
 
 def cleanup_ctx(
@@ -116,12 +123,13 @@ def install(
     *,
     live: str | None = "/healthz",
     ready: str | None = "/readyz",
+    metrics: str | None = None,
     body_limit: int | None = None,
     close_timeout: float = 10.0,
     on_lost: OnLost = "stay",
     **options: Any,
 ) -> None:
-    """Add all of it: :func:`cleanup_ctx`, :func:`error_middleware`, the limit of bodies and the health routes.
+    """Add all of it: :func:`cleanup_ctx`, :func:`error_middleware`, the limit of bodies, and the routes of health and metrics.
 
     Parameters
     ----------
@@ -131,6 +139,9 @@ def install(
         As for :func:`cleanup_ctx`.
     live, ready
         Paths of the two routes; ``None`` leaves one out. *live* is 503 once the device is lost, *ready* whenever it does not serve.
+    metrics
+        Path of the metrics for Prometheus, which need prometheus_client; ``None``: no such route. ``app[METRICS]`` is the
+        :class:`~accel.integrations.metrics.Metrics`: it has the device and the models of :func:`add_model`, and other batchers by ``add``.
     body_limit
         The most bytes of a body, after decompression; a handler that reads a longer one is answered with 413. ``None``: the application's
         ``client_max_size``, which is 1 MiB unless it was given. What a handler reads from ``request.content`` itself is not counted.
@@ -139,6 +150,8 @@ def install(
     ------
     InvalidArgumentError
         ``body_limit`` is not an int of at least 1.
+    ImportError
+        ``metrics`` is given, and prometheus_client is not installed.
 
     Notes
     -----
@@ -152,6 +165,88 @@ def install(
     for path, answer in ((live, health_answer), (ready, ready_answer)):
         if path is not None:
             app.router.add_get(path, _health_route(answer))
+    if metrics is not None:
+        _add_metrics(app, metrics)
+
+
+def add_model(
+    app: web.Application,
+    path: str,
+    service: web.AppKey[ModelService],
+    *,
+    name: str | None = None,
+    timeout: float | None = 30.0,
+    max_list: int = 64,
+    body_limit: int | None = 1 << 20,
+) -> None:
+    """Serve a model at a path: POST one item as JSON, or ``{"items": [...]}`` at ``path + "/list"``.
+
+    Each input of the model is a field of the body, without the batch dimension; so is each output of the answer. A model that returns one array, or a
+    tuple, has the field ``output``, or ``outputs``. NaN and infinities are ``null`` in answers. Items of concurrent requests are batched by the service.
+
+    Parameters
+    ----------
+    app
+        The application, before it starts and after :func:`install`, which answers its errors.
+    path
+        Begins with a slash.
+    service
+        The key under which a cleanup context puts what :func:`accel.serve` returned, entered. With ``overload="reject"`` it answers 429 when it is full.
+    name
+        The label ``model`` of metrics; ``None``: the path without its first slash.
+    timeout
+        Seconds for the answer to an item, after which it is 504; ``None`` waits as long as it takes.
+    max_list
+        The most items of one request; 0 leaves out the route of lists. If one item fails, the answer is its error.
+    body_limit
+        The most bytes of a body, after decompression; a longer one is answered with 413 before it is parsed. ``None``: the limit of :func:`install`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        An option is out of range.
+    UnsupportedError
+        When the application starts: an input or output is complex, which JSON has not.
+    """
+    check_limit(body_limit)
+    route = ModelRoute(path.removeprefix("/") if name is None else name, timeout, max_list)
+
+    async def started(app: web.Application) -> None:
+        opened = app[service]
+        check_json(opened)
+        if METRICS in app:
+            app[METRICS].add(route.name, opened)
+
+    async def body(request: web.Request) -> Any:
+        return await read_json(request if body_limit is None else request.clone(client_max_size=body_limit))
+
+    async def one(request: web.Request) -> web.Response:
+        return _json(await route.one(app[service], await body(request), app.get(METRICS)))
+
+    async def many(request: web.Request) -> web.Response:
+        found = await body(request)
+        return _json(await route.many(app[service], found.get("items") if isinstance(found, dict) else None, app.get(METRICS)))
+
+    app.on_startup.append(started)  # after the cleanup contexts
+    app.router.add_post(path, one)
+    if max_list:
+        app.router.add_post(f"{path.rstrip('/')}/list", many)
+
+
+def _json(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type="application/json")
+
+
+def _add_metrics(app: web.Application, path: str) -> None:
+    from accel.integrations.metrics import Metrics  # here, because it needs an extra of its own
+
+    shown = app[METRICS] = Metrics(lambda: app.get(DEVICE))
+
+    async def route(request: web.Request) -> web.StreamResponse:
+        body, content_type = shown.render(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type, "Cache-Control": "no-store"})
+
+    app.router.add_get(path, route)
 
 
 def _body_middleware(limit: int | None) -> Middleware:

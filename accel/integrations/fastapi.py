@@ -10,12 +10,13 @@
         async with cancel_on_disconnect(request):
             return await classifier.submit(image)
 
+A model needs no handler: :func:`add_model` in ``open_classifier`` makes its routes.
+
 Needs FastAPI: ``pip install '.[web]'``, in a checkout.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import inspect
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ try:
     from starlette.requests import ClientDisconnect, HTTPConnection
 
     from accel.integrations._fastapi_bodies import BodyMiddleware, on_invalid
+    from accel.integrations._fastapi_disconnect import cancel_on_disconnect
+    from accel.integrations._fastapi_models import add_model
 except ImportError as missing:
     message = "accel.integrations.fastapi needs FastAPI. In a checkout, run: pip install '.[web]'"
     raise ImportError(message, name=missing.name) from missing
@@ -47,6 +50,7 @@ __all__ = [
     "AccelState",
     "DeviceDependency",
     "SystemDependency",
+    "add_model",
     "cancel_on_disconnect",
     "get_device",
     "get_state",
@@ -168,8 +172,15 @@ DeviceDependency = Annotated[Device, Depends(get_device)]
 """A handler's parameter of this type is the device."""
 
 
-def install(app: FastAPI, *, live: str | None = "/healthz", ready: str | None = "/readyz", body_limit: int | None = None) -> None:
-    """Answer errors of accel with HTTP statuses, limit bodies, and add the health routes.
+def install(
+    app: FastAPI,
+    *,
+    live: str | None = "/healthz",
+    ready: str | None = "/readyz",
+    metrics: str | None = None,
+    body_limit: int | None = None,
+) -> None:
+    """Answer errors of accel with HTTP statuses, limit bodies, and add the routes of health and metrics.
 
     Parameters
     ----------
@@ -178,6 +189,9 @@ def install(app: FastAPI, *, live: str | None = "/healthz", ready: str | None = 
     live, ready
         Paths of the two routes; ``None`` leaves one out. *live* is 503 once the device is lost, *ready* whenever it does not serve.
         Both are 503, with a hint, if the lifespan has opened no device.
+    metrics
+        Path of the metrics for Prometheus, which need prometheus_client; ``None``: no such route. ``app.state.accel_metrics`` is the
+        :class:`~accel.integrations.metrics.Metrics`: it has the device and the models of :func:`add_model`, and other batchers by ``add``.
     body_limit
         The most bytes of a body; a longer one is answered with 413 when so much of it has been read. ``None``: no limit.
 
@@ -185,6 +199,8 @@ def install(app: FastAPI, *, live: str | None = "/healthz", ready: str | None = 
     ------
     InvalidArgumentError
         ``body_limit`` is not an int of at least 1.
+    ImportError
+        ``metrics`` is given, and prometheus_client is not installed.
 
     Notes
     -----
@@ -203,6 +219,24 @@ def install(app: FastAPI, *, live: str | None = "/healthz", ready: str | None = 
     for path, answer in ((live, health_answer), (ready, ready_answer)):
         if path is not None:
             app.add_api_route(path, _health_route(answer), methods=["GET", "HEAD"], include_in_schema=False)
+    if metrics is not None:
+        _add_metrics(app, metrics)
+
+
+def _add_metrics(app: FastAPI, path: str) -> None:
+    from accel.integrations.metrics import Metrics  # here, because it needs an extra of its own
+
+    def device() -> Device | None:
+        found = getattr(app.state, "accel", None)
+        return found.device if isinstance(found, AccelState) else None
+
+    shown = app.state.accel_metrics = Metrics(device)
+
+    async def route(request: Request) -> Response:
+        body, content_type = shown.render(request.headers.get("accept", ""))
+        return Response(body, headers={"Content-Type": content_type, "Cache-Control": "no-store"})
+
+    app.add_route(path, route, ["GET"], include_in_schema=False)
 
 
 def _health_route(answer: Callable[[Device], Answer]) -> Callable[[HTTPConnection], Any]:
@@ -229,59 +263,3 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
     return Response(status_code=499)
-
-
-@contextlib.asynccontextmanager
-async def cancel_on_disconnect(request: Request) -> AsyncIterator[None]:
-    """Cancel the block when the client goes away: ``async with cancel_on_disconnect(request): ...``.
-
-    Starlette lets a handler run on after its client has disconnected. Within the block, the disconnect cancels the handler: work that has not
-    reached the device is dropped.
-
-    Parameters
-    ----------
-    request
-        The handler's request. Its body is read (and kept) before the block begins.
-
-    Raises
-    ------
-    starlette.requests.ClientDisconnect
-        The client went away; :func:`install` answers it.
-    """
-    # RuntimeError: a form, or the handler's own reading, has used the stream up, and nothing is left to read.
-    with contextlib.suppress(RuntimeError):
-        await request.body()
-    task = asyncio.current_task()
-    assert task is not None, "a handler runs in a task"
-    before = task.cancelling()
-    gone = False
-
-    async def watch() -> None:
-        nonlocal gone
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        gone = True
-        task.cancel()
-
-    failed: Exception | None = None
-    async with asyncio.TaskGroup() as group:
-        watcher = group.create_task(watch(), name="accel-disconnect-watch")
-        try:
-            yield
-        except Exception as error:  # raised again below, outside the group, which would wrap it
-            failed = error
-        except asyncio.CancelledError:
-            # The watcher's cancellation becomes an error below; one from outside is raised.
-            if not gone or task.cancelling() > before + 1:
-                raise
-        finally:
-            watcher.cancel()
-            if gone:
-                task.uncancel()
-    if gone:
-        raise ClientDisconnect from failed
-    if failed is not None:
-        try:
-            raise failed
-        finally:
-            del failed  # its traceback holds this frame

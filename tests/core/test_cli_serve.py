@@ -3,10 +3,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import io
 import os
 import re
 import signal
 import socket
+import sys
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -16,11 +18,68 @@ import pytest
 import accel
 from accel.cli import serve
 from accel.cli.digits import Model, load_digits
+from accel.cli.progress import LoadingProgress
+from tests.device_support import bounded, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
-CLIENTS = 200
+CLIENTS = 60
+
+MODULE = """
+import contextlib
+import accel
+import numpy as np
+from aiohttp import web
+from fastapi import FastAPI
+from tests.model_support import SEQUENCES, Affine, Mean, X
+
+NUMBER = 3
+WEIGHTS = {"w": np.ones((5, 3), np.float32), "b": np.zeros(3, np.float32), "version": np.array(1)}
+
+async def model(device, on_progress=None):
+    return await device.load_model(Affine, weights=WEIGHTS, inputs=X, buckets={"batch": (1, 4)}, on_progress=on_progress)
+
+async def service(device):
+    return accel.serve(await model(device), max_items=2)
+
+@contextlib.asynccontextmanager
+async def managed(device):
+    async with accel.serve(await model(device)) as found:
+        yield found
+
+async def nothing(device):
+    return 3
+
+async def broken(device):
+    raise LookupError("no weights")
+
+def double(numbers):
+    return 2 * np.asarray(numbers)
+
+async def total(numbers):
+    return {"sum": sum(numbers)}
+
+asgi = FastAPI()
+aio = web.Application()
+
+@asgi.get("/hello")
+async def hello():
+    return "asgi"
+
+async def hello_aio(request):
+    return web.json_response("aiohttp")
+
+aio.router.add_get("/hello", hello_aio)
+
+@contextlib.asynccontextmanager
+async def failing(app):
+    raise LookupError("no start")
+    yield
+
+fails = FastAPI(lifespan=failing)
+"""
 
 
 def arguments(*words: str) -> argparse.Namespace:
@@ -29,23 +88,20 @@ def arguments(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-@pytest.fixture(params=["fastapi", "aiohttp"])
-def framework(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @contextlib.asynccontextmanager
-async def running(monkeypatch: pytest.MonkeyPatch, number: signal.Signals, *words: str) -> AsyncIterator[aiohttp.ClientSession]:
+async def running(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, *words: str, said: list[str]
+) -> AsyncIterator[aiohttp.ClientSession]:
     """Run the command in this process, and end it with a signal."""
     listening = asyncio.get_running_loop().create_future()
     monkeypatch.setattr(serve, "print", lambda text, **_: listening.set_result(text), raising=False)
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(serve.run(arguments("--device", "cpu", "--port", "0", *words)))
+        task = group.create_task(serve.run(arguments("--port", "0", *words)))
         try:
-            line = await listening
+            line = await bounded(listening)
+            said.append(line)
             found = re.search(r"http://[\d.]+:\d+", line)
             assert found is not None
-            assert "on cpu:0 at" in line
             async with aiohttp.ClientSession(found[0], connector=aiohttp.TCPConnector(limit=0)) as session:
                 yield session
         finally:
@@ -53,14 +109,15 @@ async def running(monkeypatch: pytest.MonkeyPatch, number: signal.Signals, *word
     assert task.result() == 0
 
 
-async def test_no_request_is_lost_or_wrong_through_a_fault(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_request_is_lost_or_wrong_through_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     digits = load_digits()
     async with accel.System() as system:
         model = await Model.load(await system.open_device("cpu"), digits)
     images = digits.held_out_images[:CLIENTS]
     expected = np.argmax(model.reference(images), axis=1).tolist()
+    said: list[str] = []
 
-    async with running(monkeypatch, signal.SIGTERM, "--framework", framework, "--fault-at", "40") as session:
+    async with running(monkeypatch, signal.SIGTERM, "--device", "cpu", "--fault-at", "10", said=said) as session:
 
         async def client(image: list[float]) -> list[tuple[int, Any]]:
             answers = []
@@ -73,12 +130,17 @@ async def test_no_request_is_lost_or_wrong_through_a_fault(framework: str, monke
         async with session.get("/readyz") as answer:
             assert await answer.json() == {"ok": True, "state": "ready", "generation": 2}
     assert answers == [[(200, {"digit": digit})] * 3 for digit in expected]
+    assert said[0].startswith("Serving digits, samples on cpu:0 at http://127.0.0.1:")
 
 
-async def test_what_is_no_image_is_refused_alone(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(monkeypatch, signal.SIGINT, "--framework", framework) as session:
-        async with session.get("/samples/100003") as answer:
+async def test_what_is_no_image_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    async with running(monkeypatch, signal.SIGINT, "--device", "cpu", said=said) as session:
+        async with session.post("/samples", json=100_003) as answer:
             sample = await answer.json()
+        assert set(sample) == {"pixels", "label"}
+        async with session.post("/samples", json="x") as answer:
+            assert answer.status == 422
         good = session.post("/digits", json=sample)
         wrong: list[Any] = [
             [],
@@ -128,9 +190,161 @@ async def test_a_device_that_is_not_there_is_told_before_anything_starts() -> No
         await serve.run(arguments("--device", "cpu:99"))
 
 
-@pytest.mark.parametrize("words", [["--port", "65536"], ["--port", "-1"], ["--port", "x"], ["--fault-at", "0"], ["--framework", "flask"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--port", "65536"],
+        ["--port", "-1"],
+        ["--port", "x"],
+        ["--fault-at", "0"],
+        ["--max-items", "0"],
+        ["--max-delay", "-1"],
+        ["--timeout", "0"],
+    ],
+)
 def test_wrong_arguments_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         arguments(*words)
     assert left.value.code == 2
     assert words[0] in capsys.readouterr().err
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the name of a module in the current folder, of this test alone."""
+    name = f"served_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    (tmp_path / f"{name}_imports.py").write_text("import there_is_none_of_this")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return name
+
+
+@pytest.mark.parametrize("target", ["model", "service", "managed"])
+async def test_what_a_function_of_the_device_returns_is_served(
+    target: str, app: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rng: np.random.Generator
+) -> None:
+    x, said = rng.standard_normal(5), list[str]()
+    async with running(monkeypatch, signal.SIGTERM, "--device", "cpu", f"{app}:{target}", said=said) as session:
+        async with session.post(f"/{target}", json={"x": x.tolist()}) as answer:
+            assert answer.status == 200
+            np.testing.assert_allclose((await answer.json())["y"], np.tanh([x.sum()] * 3), rtol=1e-5, atol=1e-5)
+        async with session.post(f"/{target}", json={"x": [1]}) as answer:
+            assert answer.status == 422
+        async with session.get("/metrics") as answer:
+            assert f'accel_requests_total{{device="cpu:0",model="{target}",outcome="answered"}} 1.0' in await answer.text()
+        async with session.get("/openapi.json") as answer:
+            assert set((await answer.json())["paths"]) == {f"/{target}", f"/{target}/list"}
+    told = capsys.readouterr().err
+    assert ("loading model: 0.0 of 0.0 MiB" in told) is (target == "model")
+
+
+async def test_several_functions_are_served_at_their_names(app: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("--device", "cpu", "--body-limit", "100", f"{app}:double", f"{app}:total")
+    async with running(monkeypatch, signal.SIGTERM, *words, said=[]) as session:
+        async with session.post("/double", json=[1, 2.5]) as answer:
+            assert (answer.status, await answer.json()) == (200, [2.0, 5.0])
+        async with session.post("/total", json=[1, 2]) as answer:
+            assert (answer.status, await answer.json()) == (200, {"sum": 3})
+        async with session.post("/total", json=[1] * 100) as answer:
+            assert answer.status == 413
+        async with session.post("/total", data=b"{", headers={"content-type": "application/json"}) as answer:
+            assert answer.status == 422
+
+
+@pytest.mark.parametrize(("target", "said_by"), [("asgi", "asgi"), ("aio", "aiohttp")])
+async def test_an_application_is_served_as_it_is(target: str, said_by: str, app: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    async with running(monkeypatch, signal.SIGTERM, f"{app}:{target}", said=said) as session, session.get("/hello") as answer:
+        assert await answer.json() == said_by
+    assert said[0].startswith(f"Serving {target} at http://127.0.0.1:")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["nowhere:model"], "no module 'nowhere'"),
+        (["{app}:absent"], "has no 'absent'"),
+        (["{app}:NUMBER"], "is a int that cannot be served"),
+        (["{app}"], "names nothing to serve"),
+        (["{app}:model", "{app}:model"], "have one name"),
+        (["{app}:asgi", "{app}:model"], "is served alone"),
+        (["--device", "cpu", "--standby", "none", "{app}:asgi"], "takes no --standby, --device"),
+        (["absent.onnx"], "no file absent.onnx"),
+    ],
+)
+async def test_what_cannot_be_served_is_said_in_a_line(words: list[str], text: str, app: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await serve.run(arguments(*(word.format(app=app) for word in words))) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("accel: ")
+    assert text in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["{app}:nothing"], "made a int, which cannot be served"),
+        (["--max-items", "3", "{app}:service"], "without max_items"),
+        (["--max-items", "3", "{app}:double"], "without max_items"),
+        (["--max-items", "9", "{app}:model"], "the largest batch of"),
+    ],
+)
+async def test_what_turns_out_not_to_be_servable_is_raised(words: list[str], text: str, app: str) -> None:
+    with pytest.raises(accel.InvalidArgumentError, match=text):
+        await bounded(serve.run(arguments("--device", "cpu", "--port", "0", *(word.format(app=app) for word in words))))
+
+
+async def test_errors_of_what_is_served_are_its_own(app: str, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(LookupError, match="no weights"):
+        await bounded(serve.run(arguments("--device", "cpu", "--port", "0", f"{app}:broken")))
+    with pytest.raises(ModuleNotFoundError, match="there_is_none_of_this"):
+        await bounded(serve.run(arguments("--device", "cpu", "--port", "0", f"{app}_imports:model")))
+    assert await bounded(serve.run(arguments("--port", "0", f"{app}:fails"))) == 1
+
+
+async def test_a_signal_while_a_model_is_loaded_ends_the_loading(app: str, tmp_path: Path) -> None:
+    (tmp_path / f"{app}_slow.py").write_text(
+        """
+import asyncio
+entered, left = asyncio.Event(), []
+async def slow(device):
+    entered.set()
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        left.append(device)
+"""
+    )
+    serving = asyncio.ensure_future(serve.run(arguments("--device", "cpu", "--port", "0", f"{app}_slow:slow")))
+    await until(lambda: f"{app}_slow" in sys.modules and sys.modules[f"{app}_slow"].entered.is_set())
+    os.kill(os.getpid(), signal.SIGINT)
+    assert await bounded(serving) == 0
+    assert sys.modules[f"{app}_slow"].left[0].state is accel.DeviceState.CLOSED
+
+
+class Terminal(io.StringIO):
+    """What is written to a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("out", [io.StringIO, Terminal])
+def test_the_loading_of_weights_is_shown(out: type[io.StringIO]) -> None:
+    shown = out()
+    with LoadingProgress("embed", shown) as progress:
+        for mib in range(0, 201, 5):
+            progress.update(mib << 20, 200 << 20)
+    text = shown.getvalue()
+    assert "loading embed" in text
+    assert ("200.0 of 200.0 MiB" if out is io.StringIO else "200.0/200.0 MiB") in text
+    if out is io.StringIO:
+        assert text.count("\n") == 11, "a line a tenth"
+
+
+def test_a_model_without_weights_shows_no_loading() -> None:
+    shown = Terminal()
+    with LoadingProgress("embed", shown) as progress:
+        progress.update(0, 0)
+    assert shown.getvalue() == ""

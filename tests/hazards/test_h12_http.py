@@ -33,8 +33,7 @@ GOOD = json.dumps({"pixels": [0.5] * 64}).encode()
 LONG = 16 << 20
 
 PROGRAMS = {
-    "serve fastapi": ["-m", "accel", "serve", "--framework", "fastapi", "--device", "cpu", "--port", "0"],
-    "serve aiohttp": ["-m", "accel", "serve", "--framework", "aiohttp", "--device", "cpu", "--port", "0"],
+    "serve": ["-m", "accel", "serve", "--device", "cpu", "--port", "0"],
     "fastapi example": ["examples/fastapi_digits.py"],
     "aiohttp example": ["examples/aiohttp_digits.py"],
 }

@@ -1,0 +1,75 @@
+"""The application of `accel serve` for models and functions: one device, and a route for each. Imported when it is needed, because it needs FastAPI."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+from accel.cli.progress import LoadingProgress
+from accel.cli.targets import opened
+from accel.integrations.encoding import dumps
+from accel.integrations.fastapi import add_model, cancel_on_disconnect, install, lifespan
+from accel.patterns import ModelService
+
+# After the integration, whose ImportError says what to install.
+from fastapi import Body, FastAPI, Request, Response  # isort: skip
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from accel import Device
+    from accel.cli.targets import Function, Target
+
+__all__ = ["make_app"]
+
+
+def make_app(
+    targets: Sequence[Target], device: str, model_options: dict[str, Any], *, timeout: float, body_limit: int, **options: Any
+) -> FastAPI:
+    """Return the application.
+
+    Parameters
+    ----------
+    targets
+        What it serves, each at its name.
+    device
+        Which one to open.
+    model_options
+        Of :func:`accel.serve`, for each model.
+    timeout
+        Seconds for an answer of a model.
+    body_limit
+        The most bytes of a body.
+    **options
+        Of :func:`accel.integrations.fastapi.lifespan`.
+    """
+
+    @contextlib.asynccontextmanager
+    async def setup(opened_device: Device) -> AsyncIterator[None]:
+        async with contextlib.AsyncExitStack() as stack:
+            for target in targets:
+                with LoadingProgress(target.name, sys.stderr) as progress:
+                    served = await stack.enter_async_context(opened(target, opened_device, model_options, progress.update))
+                path = f"/{target.name}"
+                if isinstance(served, ModelService):
+                    add_model(app, path, served, timeout=timeout, body_limit=body_limit)
+                else:
+                    _add_function(app, path, served)
+            yield
+
+    app = FastAPI(title=f"accel serve {' '.join(target.name for target in targets)}", lifespan=lifespan(setup, device=device, **options))
+    has_metrics = importlib.util.find_spec("prometheus_client") is not None
+    install(app, body_limit=body_limit, metrics="/metrics" if has_metrics else None)
+    return app
+
+
+def _add_function(app: FastAPI, path: str, function: Function) -> None:
+    async def answer(request: Request, body: Annotated[Any, Body()]) -> Response:
+        async with cancel_on_disconnect(request):
+            return Response(await dumps(await function(body)), media_type="application/json")
+
+    # FastAPI would look up the names of the annotations in a module that has them for type checkers alone.
+    answer.__annotations__.update({"request": Request, "body": Annotated[Any, Body()], "return": Response})
+    app.add_api_route(path, answer, methods=["POST"], response_model=None, name=path.strip("/"))

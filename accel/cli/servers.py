@@ -1,0 +1,75 @@
+"""The servers of `accel serve`: an application on a listening socket, until it is asked to end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterator
+
+__all__ = ["serve_aiohttp", "serve_asgi"]
+
+_PATIENCE = 10
+"""Seconds for the requests in flight at the end."""
+
+
+async def serve_asgi(
+    app: Any, bound: socket.socket, stop: asyncio.Event, started: Callable[[], None], *, lifespan: Literal["auto", "off"]
+) -> bool:
+    """Serve an ASGI application until ``stop`` is set, then answer what is in flight.
+
+    Parameters
+    ----------
+    app, bound, stop
+        What to serve, where, until when.
+    started
+        Called once requests are taken.
+    lifespan
+        Whether the application is started and ended too, if it wants that.
+
+    Returns
+    -------
+    bool
+        Whether it started; if not, uvicorn has said why.
+    """
+    import uvicorn  # as the framework of the application, where it is needed
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield  # the command has its own handlers; uvicorn would end the process by the signal that stopped it
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            try:
+                await super().startup(sockets)
+            except SystemExit:  # newer versions end the process, and not their task, when the application does not start
+                self.should_exit = True
+            if self.started:
+                started()
+
+    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan=lifespan, ws="none", timeout_graceful_shutdown=_PATIENCE)
+    server = Server(config)
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(server.serve([bound]), name="accel-serve")
+        waiting = group.create_task(stop.wait(), name="accel-serve-stop")
+        await asyncio.wait([serving, waiting], return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit = True
+        waiting.cancel()
+    return bool(server.started)
+
+
+async def serve_aiohttp(app: Any, bound: socket.socket, stop: asyncio.Event, started: Callable[[], None]) -> None:
+    """Serve an aiohttp application until ``stop`` is set, then answer what is in flight; otherwise as :func:`serve_asgi`."""
+    from aiohttp import web
+
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_PATIENCE)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, bound, backlog=512).start()
+        started()
+        await stop.wait()
+    finally:
+        await runner.cleanup()

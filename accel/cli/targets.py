@@ -1,0 +1,179 @@
+"""What `accel serve` is told to serve: found by name, told apart, and opened on a device."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import inspect
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from accel import Model, serve
+from accel.errors import InvalidArgumentError
+from accel.patterns import ModelService
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from accel import Device
+
+__all__ = ["Function", "Served", "Target", "find_target", "opened"]
+
+Kind: TypeAlias = Literal["asgi", "aiohttp", "maker", "function", "onnx"]
+Function: TypeAlias = "Callable[[Any], Awaitable[Any]]"
+"""Answers the JSON of a request."""
+Served: TypeAlias = "ModelService | Function"
+OnProgress: TypeAlias = "Callable[[int, int], None]"
+
+_ASGI = ("scope", "receive", "send")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What was named.
+
+    Parameters
+    ----------
+    text
+        As it was written.
+    name
+        Its last part: the path that it is served at.
+    kind
+        ``"asgi"`` and ``"aiohttp"``: an application. ``"maker"``: a function of the device, that makes what is served. ``"function"``: one of a request's JSON.
+        ``"onnx"``: the path of a model.
+    value
+        The object, or the path.
+    """
+
+    text: str
+    name: str
+    kind: Kind
+    value: Any
+
+    @property
+    def is_application(self) -> bool:
+        """Whether it has routes of its own."""
+        return self.kind in ("asgi", "aiohttp")
+
+
+def find_target(text: str) -> Target:
+    """Import ``"package.module:name"``, from the current folder too, or look for the file of a model. May block.
+
+    Raises
+    ------
+    InvalidArgumentError
+        There is no such module, name or file, or it cannot be served.
+    ImportError
+        The module imports what is not installed.
+    """
+    if text.endswith(".onnx"):
+        path = Path(text)
+        if not path.is_file():
+            raise InvalidArgumentError(f"there is no file {text}", remedy="Name a model's file, or 'package.module:name'.")
+        return Target(text, path.stem, "onnx", path)
+    module_name, _, name = text.partition(":")
+    if not name or not all(part.isidentifier() for part in (*module_name.split("."), *name.split("."))):
+        raise InvalidArgumentError(f"{text!r} names nothing to serve", remedy="Give 'package.module:name', or a path that ends in .onnx.")
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise InvalidArgumentError(
+            f"{text!r}: there is no module {error.name!r} in {folder} or on Python's path", remedy="Run it in the module's folder."
+        ) from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise InvalidArgumentError(
+                f"{text!r}: {module_name} has no {name!r}", remedy="Name a function or an application of the module."
+            )
+        found = getattr(found, part)
+    return Target(text, name.rpartition(".")[2], _kind(text, found), found)
+
+
+def _kind(text: str, value: Any) -> Kind:
+    web = sys.modules.get("aiohttp.web")
+    if web is not None and isinstance(value, web.Application):
+        return "aiohttp"
+    try:
+        parameters = tuple(inspect.signature(value).parameters.values()) if callable(value) else ()
+    except ValueError:  # a function of C that does not say
+        parameters = ()
+    needed = [
+        each.name for each in parameters if each.default is each.empty and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
+    if tuple(needed) == _ASGI:
+        return "asgi"
+    if needed == ["device"]:
+        return "maker"
+    if len(needed) == 1:
+        return "function"
+    raise InvalidArgumentError(
+        f"{text!r} is a {type(value).__name__} that cannot be served",
+        remedy="Name a function of `device` that returns a model or a service, a function of a request's JSON, or an ASGI or aiohttp application.",
+    )
+
+
+@contextlib.asynccontextmanager
+async def opened(target: Target, device: Device, options: dict[str, Any], on_progress: OnProgress) -> AsyncIterator[Served]:
+    """Open what a target makes on a device, until the block ends.
+
+    Parameters
+    ----------
+    target
+        No application.
+    device
+        Where it runs.
+    options
+        Of :func:`accel.serve`, for a model. What is ready made takes none.
+    on_progress
+        Given to :meth:`accel.Device.load_model`: by this, or by a maker that has a parameter of this name.
+
+    Raises
+    ------
+    InvalidArgumentError
+        What a maker returned cannot be served, or takes no options.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        made = target.value
+        if target.kind == "onnx":
+            made = await device.load_model(made, on_progress=on_progress)
+        elif target.kind == "maker":
+            takes_progress = "on_progress" in inspect.signature(made).parameters
+            made = made(device, on_progress=on_progress) if takes_progress else made(device)
+            if inspect.isawaitable(made):
+                made = await made
+            if isinstance(made, contextlib.AbstractAsyncContextManager):  # a service, or what yields one
+                made = await stack.enter_async_context(made)
+        if isinstance(made, Model):
+            yield await stack.enter_async_context(serve(made, **{"overload": "reject", **options}))
+            return
+        if options:
+            raise InvalidArgumentError(
+                f"{target.text!r} is served as it is made, without {', '.join(options)}",
+                remedy="Return the model, or set them where it is made.",
+            )
+        yield made if isinstance(made, ModelService) else _function(target, made)
+
+
+def _function(target: Target, made: Any) -> Function:
+    """Return what answers with the result of ``made``; a function that is not async runs in a thread."""
+    if not callable(made):
+        raise InvalidArgumentError(
+            f"{target.text!r} made a {type(made).__name__}, which cannot be served",
+            remedy="Return a Model, a ModelService, or a function of a request's JSON.",
+        )
+    blocks = inspect.isroutine(made) and not inspect.iscoroutinefunction(made)
+
+    async def answer(body: Any) -> Any:
+        found = await asyncio.to_thread(made, body) if blocks else made(body)
+        return await found if inspect.isawaitable(found) else found
+
+    return answer

@@ -1,0 +1,228 @@
+"""The routes of a model in a FastAPI application, and their schemas. Imported by :mod:`accel.integrations.fastapi` alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from accel.errors import InvalidArgumentError
+from accel.integrations._bodies import check_limit
+from accel.integrations._fastapi_bodies import BodyMiddleware
+from accel.integrations._fastapi_disconnect import cancel_on_disconnect
+from accel.integrations._models import ModelRoute, check_json
+from accel.patterns import ModelService
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from accel.dtype import DType
+    from accel.models import Buckets, OutputSpecs
+    from accel.models.tensor_spec import Sizes
+
+__all__ = ["add_model"]
+
+
+class ErrorAnswer(BaseModel):
+    """Why a request was not answered."""
+
+    error: str = Field(description="The error's class.", examples=["DeadlineExceededError"])
+    detail: str = Field(description="What happened, in a sentence.")
+    retryable: bool = Field(description="Whether the same request may be answered later.")
+    generation: int | None = Field(description="Number of the device's context.")
+    field: str | None = Field(None, description="The input that is wrong.", examples=["input_ids"])
+
+
+class InvalidField(BaseModel):
+    """What is wrong with one place of the body."""
+
+    type: str
+    loc: list[str | int] = Field(examples=[["body", "input_ids"]])
+    msg: str
+
+
+class InvalidAnswer(BaseModel):
+    """Why the body does not fit its schema."""
+
+    detail: list[InvalidField]
+
+
+class RefusedAnswer(BaseModel):
+    """Why the body was not read."""
+
+    detail: str
+
+
+_RETRY_AFTER = {"Retry-After": {"description": "Whole seconds, from 1 to 60.", "schema": {"type": "integer"}}}
+
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    413: {"model": RefusedAnswer, "description": "The body is too long"},
+    422: {
+        "model": InvalidAnswer | ErrorAnswer,
+        "description": "The body does not fit, or makes the accelerator fault (`PoisonedInputError`)",
+    },
+    429: {"model": ErrorAnswer, "description": "The service has as much work as it takes", "headers": _RETRY_AFTER},
+    500: {"model": ErrorAnswer, "description": "The model failed on the request"},
+    503: {"model": ErrorAnswer, "description": "The accelerator was restarted, or is not there", "headers": _RETRY_AFTER},
+    504: {"model": ErrorAnswer, "description": "The answer did not come in time"},
+}
+
+
+def add_model(
+    app: FastAPI,
+    path: str,
+    service: ModelService,
+    *,
+    name: str | None = None,
+    timeout: float | None = 30.0,
+    max_list: int = 64,
+    body_limit: int | None = 1 << 20,
+) -> None:
+    """Serve a model at a path: POST one item as JSON, or a list of them at ``path + "/list"``. For ``setup`` of :func:`lifespan`, as the model must be loaded.
+
+    Each input of the model is a field of the body, without the batch dimension; so is each output of the answer. A model that returns one array, or a
+    tuple, has the field ``output``, or ``outputs``. NaN and infinities are ``null`` in answers. Items of concurrent requests are batched by the service.
+
+    Parameters
+    ----------
+    app
+        The application; :func:`install` answers its errors.
+    path
+        Begins with a slash. A second call with a path, as when the lifespan is entered again, puts another service of the same model there.
+    service
+        What :func:`accel.serve` returned, entered. With ``overload="reject"`` it answers 429 when it is full.
+    name
+        The label ``model`` of metrics; ``None``: the path without its first slash.
+    timeout
+        Seconds for the answer to an item, after which it is 504; ``None`` waits as long as it takes.
+    max_list
+        The most items of one request; 0 leaves out the route of lists. If one item fails, the answer is its error.
+    body_limit
+        The most bytes of a body; a longer one is answered with 413 before it is parsed. ``None``: the limit of :func:`install`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The service is none, or another model is at this path, or an option is out of range.
+    UnsupportedError
+        An input or output is complex, which JSON has not.
+
+    Notes
+    -----
+    When the client goes away, its items that have not been sent to the device are dropped.
+    """
+    if not isinstance(service, ModelService):
+        raise InvalidArgumentError(f"service is {service!r}", remedy="Give what accel.serve(model) returned.")
+    if not path.startswith("/"):
+        raise InvalidArgumentError(f"path is {path!r}", remedy="Begin it with a slash.")
+    check_limit(body_limit)
+    check_json(service)
+    route = ModelRoute(path.removeprefix("/") if name is None else name, timeout, max_list)
+    metrics = getattr(app.state, "accel_metrics", None)
+    if metrics is not None:
+        metrics.add(route.name, service)
+    served: dict[str, ModelService] | None = getattr(app.state, "accel_services", None)
+    if served is None:
+        served = app.state.accel_services = {}
+    before = served.get(path)
+    if before is not None and (before.model.inputs, before.model.outputs) != (service.model.inputs, service.model.outputs):
+        raise InvalidArgumentError(f"{path} serves {before.model!r} already", remedy="Choose another path for another model.")
+    served[path] = service
+    if before is None:
+        _add_routes(app, path, route, served, body_limit)
+
+
+def _add_routes(app: FastAPI, path: str, route: ModelRoute, served: Mapping[str, ModelService], body_limit: int | None) -> None:
+    """Add the routes, which look for their service at each request: another one of the same model may have taken its place."""
+    model, metrics = served[path].model, getattr(app.state, "accel_metrics", None)
+    title = "".join(part.capitalize() for part in route.name.replace("-", "_").replace("/", "_").split("_")) or "Model"
+    item, fields = _item(f"{title}Item", model.buckets)
+    answer = _answer(f"{title}Answer", model.outputs)
+
+    def values(body: BaseModel) -> dict[str, Any]:
+        return {name: getattr(body, field) for field, name in fields.items()}
+
+    async def one(request: Request, body: Any) -> Response:
+        async with cancel_on_disconnect(request):
+            return _json(await route.one(served[path], values(body), metrics))
+
+    async def many(request: Request, body: Any) -> Response:
+        async with cancel_on_disconnect(request):
+            return _json(await route.many(served[path], [values(each) for each in body.items], metrics))
+
+    def add(at: str, endpoint: Any, taken: type[BaseModel], given: type[BaseModel], summary: str) -> None:
+        endpoint.__annotations__["body"] = taken  # known only now, when the model is
+        endpoint.__annotations__["request"] = Request
+        app.add_api_route(at, endpoint, methods=["POST"], response_model=given, responses=_RESPONSES, name=at.strip("/"), summary=summary)
+        added = app.router.routes[-1]
+        assert hasattr(added, "app"), "a route of FastAPI has an application"
+        added.app = BodyMiddleware(added.app, body_limit)
+
+    add(path, one, item, answer, f"Run {route.name} on one item")
+    if route.max_list:
+        length = Field(min_length=1, max_length=route.max_list)
+        items = create_model(f"{title}Items", __config__=_STRICT, items=(Annotated[list[item], length], ...))  # type: ignore[arg-type, valid-type]
+        answers = create_model(f"{title}Answers", items=(list[answer], ...))  # type: ignore[valid-type]
+        add(f"{path.rstrip('/')}/list", many, items, answers, f"Run {route.name} on several items")
+    app.openapi_schema = None  # made anew, with these routes, when it is asked for
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
+
+
+_STRICT = ConfigDict(strict=True, extra="forbid")
+
+
+def _item(title: str, buckets: Buckets) -> tuple[type[BaseModel], dict[str, str]]:
+    """Return the schema of an item, and which input each of its attributes is. Inputs have any names: those of a schema's methods, too."""
+    fields = {f"input_{place}": name for place, name in enumerate(buckets.inputs)}
+    longest = {dim: lengths[-1] for dim, lengths in buckets.lengths.items()}
+    definitions: dict[str, Any] = {
+        field: (_nested(spec.shape[1:], _number(spec.dtype), longest), Field(alias=name, description=_said(spec.shape[1:], spec.dtype)))
+        for (field, name), spec in zip(fields.items(), buckets.inputs.values(), strict=True)
+    }
+    return create_model(title, __config__=_STRICT, **definitions), fields
+
+
+def _answer(title: str, outputs: OutputSpecs) -> type[BaseModel]:
+    """Return the schema of the answer to an item. It is written and not checked: the encoder takes arrays as they are."""
+    types = [
+        (_nested(shape[1:], _number_or_null(dtype), {}), _said(shape[1:], dtype))
+        for shape, dtype in zip(outputs.shapes, outputs.dtypes, strict=True)
+    ]
+    if outputs.structure == "tuple":
+        return create_model(title, outputs=(tuple[tuple(kind for kind, _ in types)], ...))  # type: ignore[arg-type, misc]
+    names = ("output",) if outputs.structure == "array" else outputs.names
+    definitions: dict[str, Any] = {
+        f"output_{place}": (kind, Field(alias=name, description=said))
+        for place, (name, (kind, said)) in enumerate(zip(names, types, strict=True))
+    }
+    return create_model(title, **definitions)
+
+
+def _nested(shape: tuple[int | str, ...], number: Any, longest: Sizes) -> Any:
+    """Return the type of lists of a shape: as long as it says, or up to the longest bucket."""
+    for dim in reversed(shape):
+        low, high = (1, longest.get(dim)) if isinstance(dim, str) else (dim, dim)
+        number = Annotated[list[number], Field(min_length=low, max_length=high)]
+    return number
+
+
+def _number(dtype: DType) -> Any:
+    if dtype.kind == "bool":
+        return bool
+    if dtype.kind == "float":
+        return Annotated[float, Field(allow_inf_nan=False)]
+    limits = np.iinfo(dtype.numpy)
+    return Annotated[int, Field(ge=int(limits.min), le=int(limits.max))]
+
+
+def _number_or_null(dtype: DType) -> Any:
+    return float | None if dtype.kind == "float" else _number(dtype)
+
+
+def _said(shape: tuple[int | str, ...], dtype: DType) -> str:
+    return f"{dtype.value} of shape ({', '.join(map(str, shape))})" if shape else dtype.value

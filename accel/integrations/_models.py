@@ -1,0 +1,135 @@
+"""A model's route, whatever the framework: JSON of one item, or of several, in; JSON of the model's answers out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from accel.errors import InvalidArgumentError, MailboxFullError, UnsupportedError
+from accel.integrations.encoding import dumps
+
+if TYPE_CHECKING:
+    from accel.integrations.metrics import Metrics
+    from accel.models import OutputSpecs
+    from accel.patterns import ModelService
+
+__all__ = ["ModelRoute", "check_json"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRoute:
+    """What both frameworks do with the body of a request to a model.
+
+    Parameters
+    ----------
+    name
+        The label ``model`` of metrics.
+    timeout
+        Seconds for an answer; ``None`` waits as long as it takes.
+    max_list
+        Items that one request may have.
+    """
+
+    name: str
+    timeout: float | None
+    max_list: int
+
+    def __post_init__(self) -> None:
+        if self.timeout is not None and not (isinstance(self.timeout, (int, float)) and self.timeout > 0):
+            raise InvalidArgumentError(f"timeout is {self.timeout!r}", remedy="Give seconds, or None.")
+        if isinstance(self.max_list, bool) or not isinstance(self.max_list, int) or self.max_list < 0:
+            raise InvalidArgumentError(f"max_list is {self.max_list!r}", remedy="Give how many items a request may have; 0 for no route.")
+
+    async def one(self, service: ModelService, item: Any, metrics: Metrics | None) -> bytes:
+        """Return the body of the answer to one item, a mapping of the model's inputs.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It is no such item; ``argument`` names the input.
+        AccelError
+            What the service raised.
+        """
+        return await dumps(await self._answered(service, _arrays(service, item), metrics))
+
+    async def many(self, service: ModelService, items: Any, metrics: Metrics | None) -> bytes:
+        """Return the body of the answers to a list of items, in order. If one fails, its error is raised when all have ended.
+
+        Raises
+        ------
+        InvalidArgumentError
+            There are none or too many, or one is no item.
+        AccelError
+            What the service raised for the first that failed.
+        """
+        if not isinstance(items, list) or not 1 <= len(items) <= self.max_list:
+            raise InvalidArgumentError("items is no list of the right length", argument="items", remedy=f"Give 1 to {self.max_list} items.")
+        arrays = []
+        for place, item in enumerate(items):
+            try:
+                arrays.append(_arrays(service, item))
+            except InvalidArgumentError as error:
+                where = f"items[{place}]" if error.argument is None else f"items[{place}].{error.argument}"
+                raise error.clone(argument=where) from error
+        answers = await asyncio.gather(*(self._answered(service, each, metrics) for each in arrays), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return await dumps({"items": answers})
+
+    async def _answered(self, service: ModelService, arrays: Mapping[str, Any], metrics: Metrics | None) -> Mapping[str, Any]:
+        began, taken = perf_counter(), True
+        try:
+            answer = await service.submit(arrays, timeout=self.timeout)
+        except (MailboxFullError, asyncio.CancelledError):
+            taken = False  # or its client left: how long that took says nothing of the service
+            raise
+        finally:
+            if taken and metrics is not None:
+                metrics.observe(self.name, perf_counter() - began)
+        return _named(service.model.outputs, answer)
+
+
+def check_json(service: ModelService) -> None:
+    """Raise unless JSON has the dtypes of a model's inputs and outputs.
+
+    Raises
+    ------
+    UnsupportedError
+        One is complex.
+    """
+    model = service.model
+    dtypes = {name: spec.dtype for name, spec in model.inputs.items()} | dict(zip(model.outputs.names, model.outputs.dtypes, strict=True))
+    for name, dtype in dtypes.items():
+        if dtype.kind == "complex":
+            raise UnsupportedError(
+                f"{name!r} of {model!r} is {dtype.value}, which JSON has not", remedy="Have the model take and return reals."
+            )
+
+
+def _arrays(service: ModelService, item: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """Return an item as the service takes it."""
+    model = service.model
+    if not isinstance(item, Mapping):
+        raise InvalidArgumentError(f"an item is a {type(item).__name__}", remedy=f"Give an object with {', '.join(model.inputs)}.")
+    with np.errstate(over="ignore"):  # numbers beyond a float32 become infinite, and are refused below
+        arrays = model.item(dict(item))
+    for name, array in arrays.items():
+        if model.inputs[name].dtype.kind == "float" and not np.isfinite(array).all():
+            raise InvalidArgumentError(
+                f"input {name!r} has a number beyond {model.inputs[name].dtype.value}", argument=name, remedy="Give finite numbers."
+            )
+    return arrays
+
+
+def _named(outputs: OutputSpecs, answer: Any) -> Mapping[str, Any]:
+    """Return what a model gave for an item as an object: its outputs by name, or ``output``, or ``outputs`` of a tuple."""
+    if outputs.structure == "dict":
+        found: Mapping[str, Any] = answer
+        return found
+    return {"output" if outputs.structure == "array" else "outputs": answer}

@@ -1,0 +1,160 @@
+"""Metrics: what is scraped is what services and devices count, before and after a fault, in the format of Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+import accel
+from accel.integrations.fastapi import install, lifespan
+from accel.integrations.metrics import Metrics
+from accel.patterns import DynamicBatcher
+from accel.testing import FaultPlan
+from tests.device_support import bounded
+from tests.http_support import affine_service, on_aiohttp, on_fastapi, row
+from tests.model_support import affine
+
+if TYPE_CHECKING:
+    import numpy as np
+
+M = {"device": "cpu:0", "model": "m"}
+
+
+class Scrape:
+    """The samples of one scrape."""
+
+    def __init__(self, text: bytes) -> None:
+        self.families = {family.name: family for family in text_string_to_metric_families(text.decode())}
+        self._samples = {
+            (sample.name, frozenset(sample.labels.items())): sample.value for family in self.families.values() for sample in family.samples
+        }
+
+    def __call__(self, name: str, **labels: str) -> float:
+        return self._samples[name, frozenset(labels.items())]
+
+
+@pytest.fixture(params=[on_fastapi, on_aiohttp], ids=["fastapi", "aiohttp"])
+def serving(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+async def test_a_scrape_has_what_happened_before_and_after_a_fault(serving: Any, rng: np.random.Generator) -> None:
+    plan = FaultPlan()
+    async with serving(affine_service(affine(rng), max_items=4), {}, faults=plan, memory_limit=1 << 26) as client:
+        status, body, headers = await client.get("/metrics")
+        first = Scrape(body)
+        assert (status, headers["Content-Type"].partition(";")[0], headers["Cache-Control"]) == (200, "text/plain", "no-store")
+        assert first("accel_requests_total", outcome="answered", **M) == first("accel_request_duration_seconds_count", **M) == 0
+        assert (first("accel_device_generation", device="cpu:0"), first("accel_device_faults_total", device="cpu:0")) == (1, 0)
+
+        plan.poison_at(plan.count + 5)
+        await asyncio.gather(*(client.post({"x": row(rng)}) for _ in range(20)))
+        assert (await client.post({"x": []}))[0] == 422
+        later = Scrape((await client.get("/metrics"))[1])
+        statistics, info = client.service.statistics(), client.device.info()
+    assert statistics.retried >= 1
+    assert later("accel_requests_total", outcome="answered", **M) == later("accel_request_duration_seconds_count", **M) == 20
+    assert later("accel_request_duration_seconds_bucket", le="+Inf", **M) == 20
+    assert later("accel_request_duration_seconds_sum", **M) > 0
+    assert later("accel_requests_retried_total", **M) == statistics.retried
+    assert later("accel_batch_items_count", **M) == statistics.batches
+    assert later("accel_batch_items_sum", **M) == pytest.approx(statistics.batches * statistics.mean_batch)
+    assert later("accel_model_version", **M) == 1
+    for name in ("generation", "faults_total", "restarts_total"):
+        assert later(f"accel_device_{name}", device="cpu:0") == {"generation": 2}.get(name, 1)
+    assert later("accel_device_state", device="cpu:0", state="ready") == 1
+    assert later("accel_device_state", device="cpu:0", state="rebuilding") == 0
+    for name in ("used", "durable", "reserved", "limit"):
+        assert later(f"accel_device_memory_{name}_bytes", device="cpu:0") == getattr(info.memory, name)
+
+
+async def test_names_and_types_are_those_of_the_conventions(rng: np.random.Generator) -> None:
+    async with on_fastapi(affine_service(affine(rng)), {"name": "affine"}) as client:
+        await client.post({"x": row(rng)})
+        text = (await client.get("/metrics"))[1]
+        openmetrics = client.service  # kept alive until the text is parsed
+    families = Scrape(text).families
+    for family in families.values():
+        assert family.name.startswith("accel_")
+        assert family.documentation.endswith(".")
+        for sample in family.samples:
+            assert ("device" in sample.labels) or family.type == "histogram"
+            assert sample.labels.get("model", "affine") == "affine"
+            if family.type == "counter":
+                assert sample.name.endswith(("_total", "_created"))
+    assert families["accel_request_duration_seconds"].type == "histogram"
+    assert openmetrics.model is not None
+
+
+async def test_openmetrics_is_given_to_a_scraper_that_asks_for_it() -> None:
+    text, content_type = Metrics(lambda: None).render("application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    families = parse_openmetrics(text.decode())  # type: ignore[no-untyped-call]
+    assert [family.name for family in families] == ["accel_request_duration_seconds"]
+
+
+async def test_a_model_that_is_closed_has_no_version(rng: np.random.Generator) -> None:
+    async with on_fastapi(affine_service(affine(rng)), {}) as client:
+        await client.service.model.aclose()
+        scrape = Scrape((await client.get("/metrics"))[1])
+    assert not scrape.families["accel_model_version"].samples
+
+
+async def test_a_device_that_is_lost_says_so(rng: np.random.Generator) -> None:
+    plan = FaultPlan()
+    async with on_fastapi(affine_service(affine(rng)), {}, faults=plan, restart=accel.RestartStrategy(max_restarts=0)) as client:
+        plan.poison_at(plan.count + 1)
+        await client.post({"x": row(rng)})
+        scrape = Scrape((await client.get("/metrics"))[1])
+    assert scrape("accel_device_state", device="cpu:0", state="lost") == 1
+    assert (scrape("accel_device_faults_total", device="cpu:0"), scrape("accel_device_ready", device="cpu:0")) == (1, 0)
+
+
+async def test_any_batcher_can_be_shown_and_each_application_has_its_own_metrics() -> None:
+    async def double(items: list[int]) -> list[int]:
+        return [2 * item for item in items]
+
+    @contextlib.asynccontextmanager
+    async def setup(device: accel.Device) -> Any:
+        async with DynamicBatcher(double, device=device) as batcher:
+            app.state.accel_metrics.add("double", batcher)
+            yield batcher
+
+    app, other = FastAPI(lifespan=lifespan(setup, device="cpu")), FastAPI()
+    install(app, metrics="/m")
+    install(other, metrics="/m")
+    async with app.router.lifespan_context(app):
+        await bounded(app.state.accel.state.submit(1))
+        texts = []
+        for each in (app, other):
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(each), base_url="http://test") as client:
+                texts.append((await client.get("/m")).content)
+        assert Scrape(texts[0])("accel_requests_total", outcome="answered", device="cpu:0", model="double") == 1
+        assert Scrape(texts[1]).families.keys() == {"accel_request_duration_seconds"}
+    with pytest.raises(accel.InvalidArgumentError, match="DynamicBatcher"):
+        app.state.accel_metrics.add("none", object())
+
+
+def test_without_prometheus_client_the_error_says_what_to_install() -> None:
+    program = """
+import sys
+sys.modules["prometheus_client"] = None
+from fastapi import FastAPI
+from accel.integrations.fastapi import install
+install(FastAPI())
+try:
+    install(FastAPI(), metrics="/metrics")
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "pip install '.[metrics]'" in done.stdout
