@@ -79,7 +79,8 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         ``device`` at a fault are not retried there, but one by one on ``device.quarantine()``, while ``device`` serves the others. An item that
         faults, or hangs, in two contexts there fails with :class:`~accel.PoisonedInputError`; the others are answered.
     quarantine_idle
-        Seconds that the quarantine stays open after its last item, with its weights, so that the next poison finds it ready.
+        Seconds that the quarantine stays open after its last item, with the weights put again after a fault there, so that the next poison finds it
+        ready. ``0`` closes it at once; ``math.inf`` opens it with the batcher and keeps it, so that the first fault finds it ready too.
     remember_poison
         How many poisonous items are remembered; 0: none. One that is submitted again is refused at once, and never reaches the device. While none
         is remembered, this costs nothing.
@@ -122,7 +123,9 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
             max_pending = 8 * max_items * max_in_flight
         _check_counts(max_pending=max_pending, least=max_items)
         _check_counts(remember_poison=remember_poison, least=0)
-        _check_seconds(max_delay=max_delay, quarantine_idle=quarantine_idle, close_timeout=close_timeout)
+        _check_seconds(max_delay=max_delay, close_timeout=close_timeout)
+        if quarantine_idle != math.inf:
+            _check_seconds(quarantine_idle=quarantine_idle)
         _check_choices(overload, idempotent)
         _check_hooks(handler, size, device, quarantine, fingerprint)
         self._max_items = max_items
@@ -160,9 +163,9 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
         self._root = RootTask("accel-batcher", self._ended)
         self._loop = self._root.loop
         self._state = "open"
+        await self._root.open()
         if self._isolation is not None:
             self._isolation.open(self._root)
-        await self._root.open()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

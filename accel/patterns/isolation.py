@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +36,8 @@ _UNWANTED = 10.0
 class Isolation:
     """Answers each request that was on a device when it faulted: with its result, or with :class:`~accel.PoisonedInputError`.
 
-    The suspects run one at a time. One that faults becomes the last, so that the others wait for one new child and not for two; if it faults again, in
-    another child, it is poison. So a poisonous item costs two children, and any other item none.
+    The suspects run one at a time. One that faults runs again when all others have run, so that these wait for one new child and not for two; if it
+    faults again, in another child, it is poison. So a poisonous item costs two children, and any other item none.
 
     Parameters
     ----------
@@ -51,7 +52,7 @@ class Isolation:
     limit
         Requests that may wait for their trial.
     idle
-        Seconds that the quarantine stays open after the last trial.
+        Seconds that the quarantine stays open, with a handler ready, after the last trial; with infinity it is opened ahead.
     ended
         Called when the quarantine is closed.
     interrupted
@@ -78,25 +79,30 @@ class Isolation:
         self._ended = ended
         self._interrupted = interrupted
         self._suspects: deque[Request] = deque()
+        self._repeats: deque[Request] = deque()
         self._is_running = False
         self._is_closing = False
         self._wake = asyncio.Event()
+        self._idling: asyncio.Timeout | None = None
         self._faulted: set[Hashable] = set()
         self._root: RootTask
 
     @property
     def pending(self) -> int:
         """Requests that wait for a trial, or are being tried."""
-        return len(self._suspects)
+        return len(self._suspects) + len(self._repeats)
 
     def open(self, root: RootTask) -> None:
-        """Make the trials in a task of ``root``."""
+        """Make the trials in tasks of ``root``, which is open."""
         self._root = root
+        if self._idle == math.inf:
+            self._begin()
 
     def close(self) -> None:
         """Close the quarantine as soon as nothing is pending. Idempotent."""
         self._is_closing = True
-        self._wake.set()
+        if self._idling is not None:
+            self._idling.reschedule(self._root.loop.time())
 
     def take(self, batch: list[Request]) -> None:
         """Add requests, which have their ``fault`` set."""
@@ -124,7 +130,7 @@ class Isolation:
         if task.cancelled() or task.exception() is not None:
             self._interrupt()
         self._is_running = False
-        if self._suspects:  # added while the quarantine was being closed
+        if self.pending:  # added while the quarantine was being closed
             self._begin()
         self._ended()
 
@@ -136,13 +142,14 @@ class Isolation:
             self._settle(request, own_instance(error, given))
 
     def _taken(self) -> list[Request]:
-        taken = list(self._suspects)
+        taken = [*self._suspects, *self._repeats]
         self._suspects.clear()
+        self._repeats.clear()
         return taken
 
     async def _run(self) -> None:
         try:
-            while self._suspects or await self._more():
+            while self.pending or await self._more():
                 await self._try_all()
         except BaseException:
             await self._quarantine.aclose(abandon=True)
@@ -152,28 +159,44 @@ class Isolation:
     async def _more(self) -> bool:
         """Wait for further suspects for as long as the quarantine may be idle; return whether there are any."""
         self._wake.clear()
-        if not self._is_closing:
+        is_kept = self._idle == math.inf or (self._idle > 0 and self._quarantine.is_open)
+        if is_kept and not self._is_closing:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._idle):
+                async with asyncio.timeout(None) as self._idling:
+                    await self._get_ready()
+                    if self._idle < math.inf:
+                        self._idling.reschedule(self._root.loop.time() + self._idle)
                     await self._wake.wait()
+            self._idling = None
         return bool(self._suspects)
+
+    async def _get_ready(self) -> None:
+        """Make the handler ahead of the next suspect: the context of the last one may have died of it."""
+        try:
+            await self._quarantine.handler()
+        except UnusableError as error:  # which the next suspect will be told, if it is still so
+            logger.warning("quarantine_not_ready", error=error.__cause__)
+            await self._quarantine.aclose(abandon=True)
 
     # -- the trials
 
     async def _try_all(self) -> None:
         counters, loop = self._counters, asyncio.get_running_loop()
         began, poisoned, trials = loop.time(), counters.poisoned, 0
-        while self._suspects:
+        while self.pending:
             trials += 1
-            await self._try_first()
+            await self._try_next()
         self._faulted.clear()
         logger.info("isolation_ended", trials=trials, poisoned=counters.poisoned - poisoned, seconds=round(loop.time() - began, 3))
 
-    async def _try_first(self) -> None:
-        """Run the first suspect alone, and answer it; one that faults for the first time becomes the last."""
-        request = self._suspects[0]
+    async def _try_next(self) -> None:
+        """Run one suspect alone, and answer it; one that faults for the first time is repeated when there is no other."""
         try:
             await until_ready(self._device)
+            if not self._suspects:
+                await self._quarantine.handler()  # it may take seconds, in which others may come
+            queue = self._suspects or self._repeats
+            request = queue[0]
             result = self._memory.recall(request.item) or await self._outcome(request)
         except UnusableError as error:
             await self._quarantine.aclose(abandon=True)
@@ -183,10 +206,10 @@ class Isolation:
         except AccelError as error:
             self._fail(self._taken(), f"the device did not come back: {error}", error)
         else:
+            queue.popleft()
             if is_fault(result) and self._is_first_fault(request):
-                self._suspects.rotate(-1)
+                self._repeats.append(request)
                 return
-            self._suspects.popleft()
             self._settle(request, self._poisoned(request, result) if is_fault(result) else result)
 
     def _is_first_fault(self, request: Request) -> bool:

@@ -43,6 +43,11 @@ class QuarantineHandler:
         self._generation = 0
         self._handler: Any = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a device in quarantine, which may be lost by now."""
+        return self._device is not None
+
     async def handler(self) -> Callable[[list[Any]], Awaitable[Sequence[Any]]]:
         """Return the handler when it can be used, which may take a new process and new weights.
 

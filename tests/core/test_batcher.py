@@ -212,6 +212,7 @@ async def test_room_left_by_a_cancelled_item_goes_to_the_first_who_waits() -> No
         {"remember_poison": -1},
         {"remember_poison": 1.5},
         {"quarantine_idle": -1},
+        {"quarantine_idle": "1"},
         {"fingerprint": str},
     ],
     ids=repr,

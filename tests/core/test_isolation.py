@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -54,11 +55,31 @@ async def test_the_others_are_answered_before_an_item_that_faulted_runs_again(ca
     assert kinds(results) == [accel.PoisonedInputError, 1, 3]
     assert device.tried == [POISON, FINE, ("fine", 3), POISON]
     assert device.served == [[POISON, FINE, ("fine", 3)]], "what may be poison does not come back to the device that serves"
-    assert (device.starts, len(device.twins)) == (2, 1)
+    assert (device.deaths, len(device.twins)) == ({POISON: 2}, 1)
     assert (statistics.isolated, statistics.poisoned, statistics.answered, statistics.failed, statistics.retried) == (3, 1, 2, 1, 0)
     told = [getattr(record, "accel", {}) for record in caplog.records]
     assert [(each["trials"], each["poisoned"]) for each in told if each.get("event") == "isolation_ended"] == [(4, 1)]
     assert [(each["kind"], each["code"]) for each in told if each.get("event") == "poisoned_item"] == [("fault", 700)]
+
+
+async def test_others_that_come_meanwhile_run_before_it_too() -> None:
+    device, gate = Serving(), asyncio.Event()
+
+    async def make(twin: Any) -> Any:
+        if device.deaths:
+            await gate.wait()
+        return await device.make(twin)
+
+    other: Item = ("poison", 3)
+    async with serving(device, quarantine=make) as batcher:
+        asked = [task(batcher.submit(POISON))]
+        await until(lambda: device.deaths)
+        asked += [task(batcher.submit(item)) for item in (other, FINE)]
+        await until(lambda: batcher.statistics().isolating == 3)
+        gate.set()
+        results = await bounded(asyncio.gather(*asked, return_exceptions=True))
+        assert kinds(results) == [accel.PoisonedInputError, accel.PoisonedInputError, 1]
+    assert device.tried == [POISON, other, FINE, POISON, other]
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("poison", "fault"), ("hang", "hang")])
@@ -295,6 +316,67 @@ async def test_it_stays_open_for_the_next_poison() -> None:
         assert len(device.twins) == 1
         assert device.twins[0].state is accel.DeviceState.READY
     assert device.deaths == {("poison", number): 2 for number in range(10)}
+
+
+async def test_it_is_ready_before_the_next_poison_comes() -> None:
+    device = Serving()
+    async with serving(device) as batcher:
+        assert kinds(await answers(batcher, [POISON])) == [accel.PoisonedInputError]
+        await until(lambda: device.starts == 3)
+        assert kinds(await answers(batcher, [("poison", 3)])) == [accel.PoisonedInputError]
+        await until(lambda: device.starts == 5)
+        assert len(device.twins) == 1
+
+
+async def test_it_may_be_ready_before_the_first() -> None:
+    device = Serving()
+    async with serving(device, quarantine_idle=math.inf) as batcher:
+        await until(lambda: device.starts == 1)
+        assert device.served == []
+        assert kinds(await answers(batcher, [POISON, FINE])) == [accel.PoisonedInputError, 1]
+    assert len(device.twins) == 1
+
+
+async def test_one_that_is_not_ready_ahead_is_made_when_it_is_needed(caplog: pytest.LogCaptureFixture) -> None:
+    device = Serving()
+
+    async def make(twin: Any) -> Any:
+        if len(device.twins) == 1:
+            raise accel.OutOfMemoryError("no room yet")
+        return await device.make(twin)
+
+    async with serving(device, quarantine=make, quarantine_idle=math.inf) as batcher:
+        await until(lambda: "quarantine_not_ready" in caplog.text)
+        await until(lambda: device.twins[0].state is accel.DeviceState.CLOSED)
+        assert kinds(await answers(batcher, [POISON, FINE])) == [accel.PoisonedInputError, 1]
+
+
+async def test_suspects_wait_for_one_that_gets_ready() -> None:
+    device, gate = Serving(), asyncio.Event()
+
+    async def make(twin: Any) -> Any:
+        await gate.wait()
+        return await device.make(twin)
+
+    async with serving(device, quarantine=make, quarantine_idle=math.inf) as batcher:
+        await until(lambda: device.twins)
+        asked = [task(batcher.submit(item)) for item in (FINE, POISON)]
+        await until(lambda: batcher.statistics().isolating == 2)
+        gate.set()
+        assert kinds(await bounded(asyncio.gather(*asked, return_exceptions=True))) == [1, accel.PoisonedInputError]
+        assert len(device.twins) == 1
+
+
+async def test_closing_does_not_wait_for_one_that_gets_ready() -> None:
+    device = Serving()
+
+    async def make(twin: Any) -> Any:
+        await asyncio.Event().wait()
+
+    async with serving(device, quarantine=make, quarantine_idle=math.inf, close_timeout=3600.0) as batcher:
+        await until(lambda: device.twins)
+        await bounded(batcher.aclose())
+        assert device.twins[0].state is accel.DeviceState.CLOSED
 
 
 async def test_it_closes_when_it_was_idle_and_opens_again() -> None:

@@ -79,7 +79,7 @@ async def find_poison(host: Any) -> None:
             else:
                 assert result == 2 * item
         assert others > 0
-        assert service.starts == 2
+        assert service.starts <= 3
         assert (device.generation, device.info().restarts, device.state) == (2, 1, accel.DeviceState.READY)
         print(
             f"host={host}: found in {last - began:.2f} s with {service.starts} contexts, {len(service.tried)} trials, {others} others served meanwhile"
