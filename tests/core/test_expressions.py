@@ -59,7 +59,7 @@ async def test_a_layer_is_one_batch(device: accel.Device, rng: np.random.Generat
     assert not sent
     assert await y is y
     expected = np.maximum(x.astype(np.float64) @ w + b, 0).sum(axis=1)
-    np.testing.assert_allclose(await y.numpy(), expected, rtol=1e-5)
+    np.testing.assert_allclose(await y.numpy(), expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(await device.get(y.ref), await y.numpy())
     assert [[type(op) for op in batch] for batch in sent] == [[ops.Put, ops.Matmul, ops.Fused, ops.Reduce]]
     # A bias, and an activation that keeps NaN, belong to the product, unless it is kept.
@@ -77,7 +77,7 @@ async def test_a_layer_is_one_batch(device: accel.Device, rng: np.random.Generat
         await made
         assert sum(not isinstance(op, ops.Put) for op in sent[-1]) == count
     first, second = await accel.evaluate(kept, kept + row)
-    np.testing.assert_allclose(await second.numpy(), await (first + row).numpy(), rtol=1e-6)
+    np.testing.assert_allclose(await second.numpy(), await (first + row).numpy(), rtol=1e-6, atol=1e-6)
 
 
 async def test_a_chain_is_one_op_and_a_function_alone_its_own(
@@ -89,7 +89,7 @@ async def test_a_chain_is_one_op_and_a_function_alone_its_own(
     y = leaf
     for number in range(8):
         y = y * 1.5 - number
-    np.testing.assert_allclose(await y.numpy(), _chain(x), rtol=1e-5)
+    np.testing.assert_allclose(await y.numpy(), _chain(x), rtol=1e-5, atol=1e-5)
     await leaf.exp()
     await (leaf + 1)
     await leaf.astype("float64")
@@ -381,5 +381,5 @@ async def test_expressions_run_in_a_child_process(rng: np.random.Generator) -> N
         array = xp.asarray(x)
         picked = ((array @ array.T) * 2 + 1).relu()[:, 1:3]
         expected = np.maximum((x.astype(np.float64) @ x.T) * 2 + 1, 0)[:, 1:3]
-        np.testing.assert_allclose(await picked.numpy(), expected, rtol=1e-5)
+        np.testing.assert_allclose(await picked.numpy(), expected, rtol=1e-5, atol=1e-5)
         np.testing.assert_array_equal(await array[array > 0].numpy(), x[x > 0])
