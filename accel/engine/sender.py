@@ -6,7 +6,7 @@ import asyncio
 import functools
 import math
 import types
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from accel.engine.lifecycle import DeviceState
 from accel.engine.op_error import op_error
 from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError, ActorStoppedError, DeadlineExceededError, InvalidArgumentError, MailboxFullError, UnsupportedError
-from accel.ops.base import FamilyOp, SizedOp, check_plan, with_refs
+from accel.ops.base import FamilyOp, check_plan, with_refs
 from accel.ops.memory import Get
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from accel.engine.core import DeviceCore
     from accel.engine.submission import Submission
     from accel.ops import KernelOp, Plan
+    from accel.ops.base import SizedOp
     from accel.ref import AccelRef
     from accel.storage.refs import Recording
 
@@ -131,7 +132,7 @@ class Sender:
 
     def submit(self, op: FamilyOp[Any]) -> Coroutine[Any, Any, Any]:
         """Return :meth:`run` of a family's op, by the name of the family's method: Python names it where the ``await`` was forgotten."""
-        running = self._run_sized(op) if isinstance(op, SizedOp) else self.run(op, op.timeout)
+        running = self._run_sized(cast("SizedOp[Any, Any]", op)) if op.is_sized else self.run(op, op.timeout)
         running.__qualname__ = _method_of(type(op))  # type: ignore[attr-defined]
         return running
 

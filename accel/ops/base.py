@@ -177,6 +177,8 @@ class FamilyOp(KernelOp[R_co]):
 
     family: ClassVar[OpFamily | None] = None
     """Set by the :class:`~accel.ops.Family` that has the op."""
+    is_sized: ClassVar[bool] = False
+    """Whether it is a :class:`SizedOp`; asked for every op, and ``isinstance`` of an abstract class is slow."""
 
     timeout: float | None = field(default=None, kw_only=True, repr=False)
 
@@ -196,6 +198,8 @@ class SizedOp(FamilyOp[R_co], Generic[A_co, R_co]):
     size
         How many elements there is room for; without it, the most that there may be.
     """
+
+    is_sized: ClassVar[bool] = True
 
     size: int | None = field(default=None, kw_only=True)
 
