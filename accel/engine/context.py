@@ -294,7 +294,7 @@ class Context(ContextBase):
             return self.ports[BATCH]
         if submission.places:  # some of it is there already
             return pool.port_of(submission.places[0][0])
-        libraries = {each.library for each in set(submission.classes)}
+        libraries = set(submission.libraries)
         if not pool.libraries.issuperset(libraries - {"memory"}):
             return self.ports[BATCH]
         return pool.choose({BATCH, *(libraries & pool.lending)}, submission.plans[0], self.buffers.blocks)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from accel.engine.status import PendingStatus
     from accel.engine.submission import Submission
     from accel.memory import Dependency, Timeline, Usage
-    from accel.ops import KernelOp, Plan
+    from accel.ops import Plan
     from accel.ref import AccelRef
     from accel.storage.buffers import Buffers, Held
     from accel.storage.durable_slabs import DurableSlabs
@@ -285,21 +285,21 @@ class Failures:
             self._spared.clear()
 
     def _error(self, key: Dependency, raised: BaseException) -> AccelError:
-        core, op = self._context.core, self._op(*key)
-        library, kind = (None, None) if op is None else (op.library, op.kind)
+        core = self._context.core
+        library, kind = self._op(*key)
         error = op_error(raised, f"the work of {kind} of library {library!r}", core.loop, library=library)
         return error.clone(op=error.op or kind, library=error.library or library, device=core.name, generation=self._context.generation)
 
-    def _op(self, lane: Timeline, seq: int) -> type[KernelOp] | None:
-        """Return the class of the op with a number. One whose work was just reported has not retired."""
+    def _op(self, lane: Timeline, seq: int) -> tuple[str | None, str | None]:
+        """Return the library and the kind of the op with a number. One whose work was just reported has not retired."""
         for submission in self._context.submissions:
             if isinstance(submission, BatchSubmission):
                 for other, first, start, count in submission.places:
                     if other is lane and first <= seq < first + count:
-                        return submission.classes[start + seq - first]
+                        return submission.libraries[start + seq - first], submission.kinds[start + seq - first]
             elif isinstance(submission, OpSubmission) and submission.lane is lane and submission.seq == seq:
-                return submission.op_class
-        return None
+                return submission.library, submission.name
+        return None, None
 
 
 def _is_part(ref: AccelRef, block: Block | Held) -> bool:

@@ -180,7 +180,7 @@ class OpSubmission(Submission):
     ----------
     made : tuple of AccelRef or None
         The refs of its results, where they were made before.
-    op_class : type
+    library : str
         The op's.
     op, plan
         The work, and what it does to memory; ``None`` when it has reached the device, so that operands are not kept from being freed.
@@ -191,7 +191,7 @@ class OpSubmission(Submission):
     """
 
     __slots__ = (
-        "_context", "action", "commands", "dependencies", "enqueued_at", "event", "inputs", "is_offloaded", "kernel", "kind", "lane", "made", "op", "op_class",
+        "_context", "action", "commands", "dependencies", "enqueued_at", "event", "inputs", "is_offloaded", "kernel", "kind", "lane", "library", "made", "op",
         "outputs", "plan", "seq", "stream",
     )  # fmt: skip
 
@@ -213,7 +213,7 @@ class OpSubmission(Submission):
         self.outstanding = 0
         self.result = None
         self.timer = None
-        self.op_class = type(op)
+        self.library = op.library
         self.op: Any = op
         self.plan: Plan | None = plan
         self.made: tuple[AccelRef, ...] | None = None

@@ -140,11 +140,11 @@ class BatchSubmission(Submission):
         How many, from the first, have a place in line.
     places : list of tuple
         Where those are: a lane, their first number there, the index of the first, and how many.
-    classes : tuple of type
+    libraries : tuple of str
         Of the ops.
     """
 
-    __slots__ = ("_kinds", "_plans", "classes", "ops", "outputs", "places", "sent", "sound")
+    __slots__ = ("_kinds", "_plans", "libraries", "ops", "outputs", "places", "sent", "sound")
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class BatchSubmission(Submission):
         self.outputs = outputs
         self.sound = self.sent = 0
         self.places: list[tuple[Lane, int, int, int]] = []
-        self.classes = tuple([type(op) for op in ops])
+        self.libraries = tuple([op.library for op in ops])
         self._kinds = tuple([op.kind for op in ops])
 
     @property

@@ -159,7 +159,7 @@ class Model:
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else f"version {self.version}"
-        return f"<Model {self._source} on {self._device.name} {state}>"
+        return f"<Model {self._source.name} on {self._device.name} {state}>"
 
     # -- what it is
 

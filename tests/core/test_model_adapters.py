@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import dataclasses
+import os
 import pickle
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -411,3 +414,32 @@ def test_a_source_imports_no_framework() -> None:
         "assert not {'torch', 'onnxruntime', 'app'} & sys.modules.keys()\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.timeout(120)
+async def test_a_device_serves_a_module_with_the_bits_of_torch(rng: np.random.Generator) -> None:
+    """In a child, from the weights of this process, and again after its death."""
+    module = model_zoo.mlp().eval()
+    x = rng.standard_normal((5, WIDTH)).astype(np.float32)
+    with torch.inference_mode():
+        expected = module(torch.from_numpy(np.concatenate([x, np.zeros((3, WIDTH), np.float32)])))[:5].numpy()
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process")
+        model = await device.load_model(
+            "tests.model_zoo:mlp",
+            weights=module.state_dict(),
+            inputs={"x": accel.TensorSpec(("batch", WIDTH), "float32")},
+            buckets={"batch": (1, 8)},
+            options={"threads": 1},
+        )
+        np.testing.assert_array_equal(await model.numpy(x), expected)
+        pid = device.info().pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        async for generation in device.generations():
+            if generation == 2:
+                break
+        np.testing.assert_array_equal(await model.numpy(x), expected)
+        async with accel.serve(model) as service:
+            answers = await asyncio.gather(*[service.submit(each) for each in x])
+        np.testing.assert_allclose(answers, expected, rtol=1e-5, atol=1e-6)

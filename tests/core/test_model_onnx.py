@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from accel.models.adapters.base import source_of
 from accel.models.adapters.onnx import OnnxAdapter, input_specs
 from accel.models.tensor_spec import TensorSpec
 from accel.ops import Spec
+from tests.device_support import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -119,6 +122,11 @@ def test_a_file_says_its_inputs(rng: np.random.Generator, tmp_path: Path) -> Non
         assert input_specs(path) == {name: TensorSpec(shape, "int32") for name, shape in expected.items()}
 
 
+def test_a_files_dimensions_become_names(rng: np.random.Generator, tmp_path: Path) -> None:
+    found = source_of(encoder(tmp_path / "b.onnx", rng)[0]).input_specs()
+    assert [spec.shape for spec in found.values()] == [("batch", "length"), ("batch", "scale_1", 1)]
+
+
 def test_an_error_of_the_model_says_what(rng: np.random.Generator, tmp_path: Path) -> None:
     path, _ = encoder(tmp_path / "m.onnx", rng)
     adapter = opened(path)
@@ -159,3 +167,27 @@ def test_inputs_that_numpy_does_not_know_are_refused_by_name(tmp_path: Path) -> 
             input_specs(path)
         with pytest.raises(accel.UnsupportedError, match=text):
             opened(path)
+
+
+async def test_a_device_serves_a_file_that_says_its_inputs(rng: np.random.Generator, tmp_path: Path) -> None:
+    path, weights = classifier(tmp_path / "m.onnx", rng)
+    x = rng.standard_normal((7, 6)).astype(np.float32)
+    expected = np.maximum(x.astype(np.float64) @ weights["w"] + weights["b"], 0)
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process")
+        model = await device.load_model(path, buckets={"batch": (2, 4)})
+        path.unlink()
+        assert model.inputs == {"x": accel.TensorSpec(("batch", 6), "float32")}
+        for generation in (1, 2):
+            np.testing.assert_allclose(await model.numpy(x), expected, rtol=1e-5, atol=1e-5)
+            assert device.generation == generation
+            pid = device.info().pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await bounded(until_generation(device, generation + 1))
+
+
+async def until_generation(device: accel.Device, number: int) -> None:
+    async for generation in device.generations():
+        if generation >= number:
+            return
