@@ -122,11 +122,6 @@ def test_a_file_says_its_inputs(rng: np.random.Generator, tmp_path: Path) -> Non
         assert input_specs(path) == {name: TensorSpec(shape, "int32") for name, shape in expected.items()}
 
 
-def test_a_files_dimensions_become_names(rng: np.random.Generator, tmp_path: Path) -> None:
-    found = source_of(encoder(tmp_path / "b.onnx", rng)[0]).input_specs()
-    assert [spec.shape for spec in found.values()] == [("batch", "length"), ("batch", "scale_1", 1)]
-
-
 def test_an_error_of_the_model_says_what(rng: np.random.Generator, tmp_path: Path) -> None:
     path, _ = encoder(tmp_path / "m.onnx", rng)
     adapter = opened(path)

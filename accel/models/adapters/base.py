@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +15,12 @@ from accel.dtype import DType
 from accel.engine.kernel_library import Operand
 from accel.errors import AccelError, BackendUnavailableError, InvalidArgumentError, LibraryError, UnsupportedError
 from accel.models.adapters import host
-from accel.models.tensor_spec import BATCH, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from accel.backend import DeviceDescription
+    from accel.models.tensor_spec import TensorSpec
     from accel.ops import Spec
 
 __all__ = ["Adapter", "ModelSource", "source_of"]
@@ -130,7 +129,7 @@ class ModelSource:
         return self._made("torch", "TorchAdapter", target, graphs=self.graphs)
 
     def input_specs(self) -> dict[str, TensorSpec]:
-        """Return what the model takes, as far as its file says that: a first dimension of any length is ``"batch"``. May block.
+        """Return what the model takes, as its file says. May block.
 
         Raises
         ------
@@ -143,8 +142,8 @@ class ModelSource:
                 argument="inputs",
                 remedy='Give inputs={"x": accel.TensorSpec(("batch", 784), "float32")}.',
             )
-        declared = _ours("onnx").declared_inputs(self.target)
-        return {name: TensorSpec(_dims(name, shape), dtype) for name, (shape, dtype) in declared.items()}
+        found: dict[str, TensorSpec] = _ours("onnx").input_specs(self.target)
+        return found
 
     def _made(self, framework: str, adapter: str, target: Any, **options: Any) -> Adapter:
         """Import an adapter of ours, and its framework with it."""
@@ -237,20 +236,6 @@ class _WithDefaults:
 
 def _is_adapter(value: object) -> bool:
     return callable(getattr(value, "open", None)) and callable(getattr(value, "run", None))
-
-
-def _dims(name: str, shape: tuple[int | str | None, ...]) -> tuple[int | str, ...]:
-    """Return the dimensions of an input of a file, whose names may be none, or any text."""
-    dims: list[int | str] = []
-    for place, dim in enumerate(shape):
-        if isinstance(dim, int):
-            dims.append(dim)
-        elif not place:
-            dims.append(BATCH)
-        else:
-            text = re.sub(r"\W", "_", dim or f"{name}_{place}")
-            dims.append(text if text.isidentifier() and text != BATCH else f"_{text}")
-    return tuple(dims)
 
 
 def _ours(framework: str) -> Any:
