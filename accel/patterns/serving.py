@@ -42,6 +42,8 @@ class ModelService(DynamicBatcher[Any, Any]):
             )
         self.model = model
         self._check_finite = check_finite
+        self._apart: Model | None = None  # on the device in quarantine, with the weights of this version
+        self._apart_version = 0
         super().__init__(
             self._answer,
             max_items=max_items,
@@ -78,8 +80,13 @@ class ModelService(DynamicBatcher[Any, Any]):
         return await self.model.rows(items, check_finite=self._check_finite)
 
     async def _quarantined(self, device: Device) -> Callable[[list[Any]], Awaitable[list[Any]]]:
-        """Return the handler on a device in quarantine, which has none of this one's memory."""
-        model = await self.model.on(device)
+        """Return the handler on a device in quarantine. What was loaded there is there again after a fault, unless other weights serve now."""
+        version = self.model.version
+        if self._apart is None or self._apart.device is not device or self._apart_version != version:
+            if self._apart is not None and self._apart.device is device:
+                await self._apart.aclose()
+            self._apart, self._apart_version = await self.model.on(device), version
+        model = self._apart
 
         async def answer(items: list[Any]) -> list[Any]:
             return await model.rows(items, check_finite=self._check_finite)
