@@ -82,7 +82,7 @@ class _Version:
     Attributes
     ----------
     number : int
-        From 1, counted up by every swap.
+        From 1, counted up by every swap, also after a rollback.
     library : str
         Its name.
     weights : dict of str to AccelRef
@@ -129,6 +129,7 @@ class Model:
         self._source = source
         self._buckets = buckets
         self._versions: list[_Version] = []  # the one that serves is last, behind the one that it replaced
+        self._latest = 0  # number of a version; none is used for two sets of weights that served
         self._left: list[_Version] = []  # rolled back by themselves, and not unregistered yet
         self._swapping = asyncio.Lock()
         self._is_closed = False
@@ -154,7 +155,7 @@ class Model:
         if weights is None and isinstance(source.target, Path):
             weights = source.target
         model = cls(device, source, Buckets(inputs, buckets), run_blocking)
-        model._versions.append(await model._load(weights, on_progress))
+        model._serve(await model._load(weights, on_progress))
         return model
 
     def __repr__(self) -> str:
@@ -190,7 +191,7 @@ class Model:
 
     @property
     def version(self) -> int:
-        """Which weights serve: 1, and one more after every :meth:`swap`."""
+        """Which weights serve: 1, and after a :meth:`swap` one more than any before."""
         return self._serving.number
 
     @property
@@ -384,13 +385,16 @@ class Model:
 
     # -- versions
 
+    def _serve(self, version: _Version) -> None:
+        self._versions.append(version)
+        self._latest = version.number
+
     async def _load(self, weights: Any, on_progress: Progress | None) -> _Version:
         """Put weights on the device, build the model around them, and see what it returns."""
         buckets = self._buckets
         given = () if weights is None else weights
         refs = await load_weights(self._device, given, run_blocking=self._run_blocking, on_progress=on_progress)
-        number = self._versions[-1].number + 1 if self._versions else 1
-        version = _Version(number, f"model-{next(_numbers)}", refs)
+        version = _Version(self._latest + 1, f"model-{next(_numbers)}", refs)
         warm = [{name: (Spec(spec.of_size(each), spec.dtype), spec.pad) for name, spec in buckets.inputs.items()} for each in buckets.all()]
         try:
             refs |= await load_weights(self._device, await self._initial(tuple(refs)), run_blocking=self._run_blocking)
@@ -485,7 +489,7 @@ class Model:
             except BaseException:
                 await self._unregister(new)
                 raise
-            self._versions.append(new)
+            self._serve(new)
         logger.info("model_swapped", device=self._device.name, version=new.number, canaries=len(items))
         return new.number
 
@@ -517,7 +521,7 @@ class Model:
         version = self._serving
         with version:
             arrays = {name: await self._device.get(ref) for name, ref in version.weights.items()}
-        model._versions.append(await model._load(arrays, None))
+        model._serve(await model._load(arrays, None))
         return model
 
     async def aclose(self) -> None:

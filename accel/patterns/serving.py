@@ -80,18 +80,25 @@ class ModelService(DynamicBatcher[Any, Any]):
         return await self.model.rows(items, check_finite=self._check_finite)
 
     async def _quarantined(self, device: Device) -> Callable[[list[Any]], Awaitable[list[Any]]]:
-        """Return the handler on a device in quarantine. What was loaded there is there again after a fault, unless other weights serve now."""
-        version = self.model.version
-        if self._apart is None or self._apart.device is not device or self._apart_version != version:
-            if self._apart is not None and self._apart.device is device:
-                await self._apart.aclose()
-            self._apart, self._apart_version = await self.model.on(device), version
-        model = self._apart
+        """Return the handler on a device in quarantine, which has none of this one's memory."""
 
         async def answer(items: list[Any]) -> list[Any]:
-            return await model.rows(items, check_finite=self._check_finite)
+            apart = await self._model_apart(device)
+            return await apart.rows(items, check_finite=self._check_finite)
 
+        await self._model_apart(device)
         return answer
+
+    async def _model_apart(self, device: Device) -> Model:
+        """Return the model in quarantine, with the weights that serve now. It is loaded once: its weights are durable there too."""
+        apart, version = self._apart, self.model.version
+        if apart is None or apart.device is not device or self._apart_version != version:
+            self._apart = None
+            if apart is not None and apart.device is device:
+                await apart.aclose()
+            self._apart = apart = await self.model.on(device)
+            self._apart_version = version
+        return apart
 
 
 _ITEMS = 64

@@ -146,7 +146,6 @@ async def test_a_model_is_there_again_when_the_device_is(
 
 
 POISONS = [
-    pytest.param(KILL, accel.PoisonedInputError, id="killed"),
     pytest.param(HANG, accel.PoisonedInputError, id="hung"),
     pytest.param(NAN, accel.NonFiniteError, id="not finite"),
     pytest.param(RAISE, accel.LibraryError, id="raised"),
@@ -165,6 +164,35 @@ async def test_one_poisonous_request_is_named_and_the_others_are_answered(rng: n
             answers: list[Any] = await asyncio.gather(*[service.submit(each) for each in x], return_exceptions=True)
             assert type(answers.pop(3)) is kind
             check_close([each["y"] for each in answers], expected(weights, np.delete(x, 3, axis=0)))
+
+
+@pytest.mark.timeout(120)
+async def test_a_request_that_kills_is_named_by_a_quarantine_that_loads_each_version_once(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twins: list[accel.Model] = []
+    make = accel.Model.on
+
+    async def counted(self: accel.Model, device: Any) -> accel.Model:
+        twins.append(await make(self, device))
+        return twins[-1]
+
+    monkeypatch.setattr(accel.Model, "on", counted)
+    weights, x = {number: affine(rng, number) for number in (1, 2)}, rows(rng, 4)
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process")
+        model = await loaded(device, weights[1])
+        async with accel.serve(model, quarantine_idle=60.0) as service:
+            for number in (1, 2):
+                x[2, 1] = KILL + number / 16  # another poison
+                async with asyncio.timeout(60):
+                    answers: list[Any] = await asyncio.gather(*map(service.submit, x), return_exceptions=True)
+                assert type(answers.pop(2)) is accel.PoisonedInputError
+                check_close([each["y"] for each in answers], expected(weights[number], np.delete(x, 2, axis=0)))
+                assert {int(each["version"]) for each in answers} == {number}, "not what served before"
+                if number == 1:
+                    await model.swap(weights[2])
+        assert len(twins) == 2
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -227,6 +255,8 @@ async def test_a_swap_that_goes_wrong_changes_nothing(rng: np.random.Generator) 
         assert (model.version, used(device)) == (1, before)
         check_close((await model.numpy(x))["y"], expected(weights, x))
         assert await model.swap(good) == 2
+        assert await model.rollback() == 1
+        assert await model.swap(good) == 3, "2 were other weights, perhaps"
         assert await model.rollback() == 1
         assert used(device) == before
         check_close((await model.numpy(x))["y"], expected(weights, x))
