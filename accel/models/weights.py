@@ -224,7 +224,7 @@ def _state_dict(path: Path) -> Mapping[Any, Any]:
         import torch
     except ImportError as error:
         raise BackendUnavailableError(
-            f"{path} is read by torch, which is not installed", remedy="pip install 'accel-actors[torch]'"
+            f"{path} is read by torch, which is not installed", remedy="pip install '.[torch]'  # in a checkout"
         ) from error
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)

@@ -24,7 +24,6 @@ def extras() -> set[str]:
         ("import accel.integrations.fastapi", "fastapi"),
         ("import accel.integrations.aiohttp", "aiohttp"),
         ("from accel.cli import main; main(['serve'])", "fastapi"),
-        ("from accel.cli import main; main(['serve', '--framework', 'aiohttp'])", "aiohttp"),
         ("from accel.cli import main; main(['serve', '--device', 'cuda'])", "cuda"),
     ],
 )

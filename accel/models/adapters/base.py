@@ -289,5 +289,5 @@ def _unavailable(error: ImportError) -> BackendUnavailableError:
     """Return the error of a framework that is not installed, or not usable."""
     name = (error.name or "").partition(".")[0]
     extra = _EXTRAS.get(name)
-    remedy = f"Install it: pip install 'accel-actors[{extra}]'." if extra else "See its cause."
+    remedy = f"Install it: pip install '.[{extra}]'  # in a checkout" if extra else "See its cause."
     return BackendUnavailableError(f"{name or 'the framework'} cannot be imported: {error}", remedy=remedy)
