@@ -45,6 +45,13 @@ def tests(session: nox.Session) -> None:
     session.run("pytest", *(session.posargs or ("-m", "not gpu", *TWO_AT_ONCE, *COVERAGE)), env=CHILDREN)
 
 
+@nox.session
+def search(session: nox.Session) -> None:
+    """Serve ``examples/semantic_search``: a page that searches the documentation of numpy, scipy and scikit-learn; PORT=8000, unless set."""
+    install(session, extras="cpu,web", groups=("search",))
+    session.run("python", "-m", "examples.semantic_search.app", *session.posargs, interrupt_timeout=15.0, terminate_timeout=5.0)
+
+
 @nox.session(name="search-train")
 def search_train(session: nox.Session) -> None:
     """Train the encoder of ``examples/semantic_search`` in minutes of CPU, and measure it; ``-- --seeds 0 1 2`` measures two more.

@@ -10,18 +10,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 import pytest
 
 from accel.cli.digits import load_digits
 from tests.device_support import until
+from tests.program_support import ROOT, python, started
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-ROOT = Path(__file__).resolve().parents[2]
 CLIENTS = 200
 FAULT_AT = 150
 
@@ -30,52 +27,6 @@ PROGRAMS = {
     "aiohttp example": ["examples/aiohttp_digits.py"],
     "serve": ["-m", "accel", "serve", "--device", "cpu", "--port", "0", "--fault-at", str(FAULT_AT)],
 }
-
-
-class Program:
-    """A service in a process of its own."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-        self.output = ""
-        self.port = 0
-
-    async def listening(self) -> None:
-        assert self.process.stdout is not None
-        async for line in self.process.stdout:
-            self.output += line.decode()
-            if found := re.search(r"http://127\.0\.0\.1:(\d+)", line.decode()):
-                self.port = int(found[1])
-                return
-        raise AssertionError(self.output)
-
-    async def ended(self) -> int:
-        assert self.process.stdout is not None
-        self.output += (await self.process.stdout.read()).decode()
-        return await self.process.wait()
-
-
-@contextlib.asynccontextmanager
-async def started(command: list[str]) -> AsyncIterator[Program]:
-    environment = os.environ | {
-        "PORT": "0",
-        "ACCEL_DEVICE": "cpu",
-        "FAULT_AT": str(FAULT_AT),
-        "PYTHONPATH": str(ROOT),
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONWARNINGS": "default",
-    }
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *command, cwd=ROOT, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    try:
-        program = Program(process)
-        await program.listening()
-        yield program
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.communicate()
 
 
 NONSENSE = [
@@ -214,7 +165,8 @@ async def classify_all(session: aiohttp.ClientSession, images: list[Any]) -> lis
 @pytest.mark.parametrize("command", PROGRAMS.values(), ids=PROGRAMS)
 async def test_it_survives_a_fault_under_load_and_a_graceful_end(command: list[str]) -> None:
     digits = load_digits()
-    async with started(command) as program:
+    variables = {"PORT": "0", "ACCEL_DEVICE": "cpu", "FAULT_AT": str(FAULT_AT)}
+    async with started(python(*command), **variables) as program:
         base = f"http://127.0.0.1:{program.port}"
         async with aiohttp.ClientSession(base, connector=aiohttp.TCPConnector(limit=0)) as session:
             images = [{"pixels": pixels.tolist()} for pixels in digits.held_out_images[:CLIENTS]]

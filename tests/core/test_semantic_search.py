@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+import accel
+from accel.testing import FaultPlan
 from examples.semantic_search import tokens
 from examples.semantic_search.corpus import Document, held_out, read_documents
 from examples.semantic_search.encoder import DIMENSIONS, MODEL, Encoder
 from examples.semantic_search.evaluate import evaluate, lexical_scores
+from examples.semantic_search.index import Index, Query
 from examples.semantic_search.pairs import Pairs
 from examples.semantic_search.rank import ROW, TERMS, Lexicon, mean_reciprocal_rank
+from tests.device_support import bounded, opened
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,6 +149,48 @@ def test_vectors_have_length_1_whatever_they_are_padded_to(encoder: Encoder, rng
     assert together.shape == (5, DIMENSIONS)
     assert np.allclose(np.linalg.norm(together.astype(np.float64), axis=1), 1, atol=1e-5)
     assert np.allclose(together[:4], alone, atol=1e-4)
+
+
+async def test_the_torch_module_computes_what_the_onnx_file_does(encoder: Encoder, rng: np.random.Generator) -> None:
+    from examples.semantic_search.torch_encoder import TorchEncoder, exported_weights
+
+    rows = rng.integers(1, tokens.VOCABULARY, (5, 30))
+    async with opened() as device:
+        spec = accel.TensorSpec(("batch", "length"), "int64", pad=0)
+        model = await device.load_model(TorchEncoder, weights=exported_weights(), inputs={"input_ids": spec}, buckets={"length": (48,)})
+        found = await bounded(model.numpy(rows))
+    assert np.allclose(found, encoder(rows.tolist()), atol=1e-5)
+
+
+async def test_an_index_finds_what_numpy_does_also_while_rows_are_added_and_through_faults(rng: np.random.Generator) -> None:
+    vectors = rng.standard_normal((60, DIMENSIONS)).astype(np.float32)
+    terms = rng.integers(0, TERMS, (60, ROW)).astype(np.int32)
+    weights = rng.random((60, ROW)).astype(np.float32)
+    queries = [Query(rng.standard_normal(DIMENSIONS).astype(np.float32), rng.standard_normal(TERMS).astype(np.float32)) for _ in range(3)]
+
+    async def check(index: Index, count: int) -> None:
+        for query, (scores, rows) in zip(queries, await bounded(index.search(queries, 7)), strict=True):
+            exact = vectors[:count].astype(np.float64) @ query.vector + 0.5 * (
+                query.lexical[terms[:count]].astype(np.float64) * weights[:count]
+            ).sum(axis=1)
+            assert np.allclose(scores, np.sort(exact)[::-1][:7], rtol=1e-4, atol=1e-3)
+            assert np.array_equal(rows, np.argsort(-exact)[:7])
+
+    faults = FaultPlan()
+    async with opened(faults) as device:
+        index = await Index.create(device, 60)
+        empty = await bounded(index.search(queries[:1], 7))
+        assert [len(part) for part in empty[0]] == [0, 0]
+        assert await index.add(vectors[:20], terms[:20], weights[:20]) == 0
+        await check(index, 20)
+        # The second of the three writes faults: it leaves its buffer torn, and all is written again.
+        faults.poison_at(faults.count + 2)
+        assert await bounded(index.add(vectors[20:50], terms[20:50], weights[20:50])) == 20
+        assert device.generation == 2
+        await check(index, 50)
+        with pytest.raises(accel.InvalidArgumentError, match="61 documents do not fit"):
+            await index.add(vectors[:11], terms[:11], weights[:11])
+        await check(index, 50)
 
 
 def test_the_committed_model_finds_held_out_summaries_better_than_tf_idf_alone(documents: list[Document], encoder: Encoder) -> None:
