@@ -118,7 +118,8 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "patterns": {
-        "accel/patterns/[!ipq]*.py": (*_BATCHER, "tests/core/test_isolation.py"),
+        "accel/patterns/[!ipqs]*.py": (*_BATCHER, "tests/core/test_isolation.py"),
+        "accel/patterns/serving.py": ("tests/core/test_model.py",),
         "accel/patterns/[ipq]*.py": _SEARCH,
     },
 }

@@ -54,7 +54,8 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
     ----------
     handler
         ``await handler(items)`` returns one result per item, in order. An exception in the place of a result fails that item alone; one that is
-        raised fails the batch. It runs in a task of the batcher's own, with empty context variables, up to ``max_in_flight`` times at once.
+        raised fails the batch, but see ``idempotent``. It runs in a task of the batcher's own, with empty context variables, up to ``max_in_flight``
+        times at once.
     max_items
         Items in a batch; 1 turns batching off, and nothing else changes.
     max_delay
