@@ -125,13 +125,19 @@ class Metrics:
         for field, (name, text) in _GAUGES.items():
             yield _filled(GaugeMetricFamily(name, text, labels=_LABELS), read, field)
 
+        models = [(labels, service.model) for labels, service, _ in read if hasattr(service, "model")]
         versions = GaugeMetricFamily("accel_model_version", "Number of the weights that serve, from 1.", labels=_LABELS)
-        for labels, service, _ in read:
-            model = getattr(service, "model", None)
-            if model is not None:
-                with contextlib.suppress(ClosedError):  # the model, and its weights with it
-                    versions.add_metric(labels, model.version)
+        forwards = CounterMetricFamily(
+            "accel_model_forwards", "Runs of the model, by the bucket that its inputs were padded to.", labels=(*_LABELS, "bucket")
+        )
+        for labels, model in models:
+            with contextlib.suppress(ClosedError):  # the model, and its weights with it
+                versions.add_metric(labels, model.version)
+            for lengths, count in model.forwards.items():
+                bucket = ",".join(f"{dim}={length}" for dim, length in zip(model.buckets.lengths, lengths, strict=True))
+                forwards.add_metric((*labels, bucket), count)
         yield versions
+        yield forwards
 
 
 _OUTCOMES = ("answered", "failed", "dropped", "abandoned", "rejected", "refused")

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import itertools
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
@@ -131,6 +132,7 @@ class Model:
         self._versions: list[_Version] = []  # the one that serves is last, behind the one that it replaced
         self._latest = 0  # number of a version; none is used for two sets of weights that served
         self._left: list[_Version] = []  # rolled back by themselves, and not unregistered yet
+        self._forwards: Counter[tuple[int, ...]] = Counter()
         self._swapping = asyncio.Lock()
         self._is_closed = False
 
@@ -188,6 +190,11 @@ class Model:
     def weights(self) -> dict[str, AccelRef]:
         """The durable refs of the weights that serve, by name."""
         return dict(self._serving.weights)
+
+    @property
+    def forwards(self) -> dict[tuple[int, ...], int]:
+        """How often it was run in each bucket; the keys are the bucket's lengths, in the order of ``buckets.lengths``."""
+        return dict(self._forwards)
 
     @property
     def version(self) -> int:
@@ -362,6 +369,7 @@ class Model:
         deadline = _deadline(timeout)
         operands = [await self._operand(name, each, bucket, deadline) for name, each in arrays.items()]
         op = Forward(version.library, tuple(operands), version.outputs.specs(bucket))
+        self._forwards[tuple([bucket[dim] for dim in self._buckets.lengths])] += 1
         made: tuple[AccelRef, ...] = await self._device.run(op, timeout=_left(deadline))
         if not to_host:
             return made

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, save
 
 import accel
 from accel.cli import serve
@@ -237,6 +238,15 @@ async def test_what_a_function_of_the_device_returns_is_served(
             assert set((await answer.json())["paths"]) == {f"/{target}", f"/{target}/list"}
     told = capsys.readouterr().err
     assert ("loading model: 0.0 of 0.0 MiB" in told) is (target == "model")
+
+
+async def test_the_model_of_a_file_is_served(app: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, made = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 3]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Abs", ["x"], ["y"])], "test", [given], [made])
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "absolute.onnx")
+    async with running(monkeypatch, signal.SIGTERM, "--device", "cpu", "absolute.onnx", said=[]) as session:
+        answers = await asyncio.gather(*(session.post("/absolute", json={"x": [-1, n, 0.5]}) for n in range(20)))
+        assert [await answer.json() for answer in answers] == [{"output": [1.0, float(n), 0.5]} for n in range(20)]
 
 
 async def test_several_functions_are_served_at_their_names(app: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,10 @@ async def test_a_scrape_has_what_happened_before_and_after_a_fault(serving: Any,
     assert later("accel_batch_items_count", **M) == statistics.batches
     assert later("accel_batch_items_sum", **M) == pytest.approx(statistics.batches * statistics.mean_batch)
     assert later("accel_model_version", **M) == 1
+    forwards = client.service.model.forwards
+    assert set(forwards) <= {(1,), (4,)}
+    assert sum(forwards.values()) >= statistics.batches >= 5
+    assert [later("accel_model_forwards_total", bucket=f"batch={n}", **M) for (n,) in forwards] == list(forwards.values())
     for name in ("generation", "faults_total", "restarts_total"):
         assert later(f"accel_device_{name}", device="cpu:0") == {"generation": 2}.get(name, 1)
     assert later("accel_device_state", device="cpu:0", state="ready") == 1
