@@ -228,7 +228,9 @@ def leaves(result: Any) -> dict[str, torch.Tensor]:
 class Doubling:
     """A model of numpy: what a user writes who has another framework."""
 
-    def __init__(self, factor: float = 2.0) -> None:
+    def __init__(self, factor: float | None = 2.0) -> None:
+        if factor is None:
+            raise ArithmeticError("no factor")
         self.factor = factor
 
     def open(self, weights: Any, description: Any, stream: Any) -> None:

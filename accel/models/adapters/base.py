@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -278,11 +279,17 @@ def _resolved(target: str) -> Any:
 
 def _called(factory: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
     try:
+        inspect.signature(factory).bind(*arguments, **options)
+    except TypeError as error:
+        raise InvalidArgumentError(
+            f"{factory.__name__} cannot be made with options {dict(options)!r}: {error}", argument="options"
+        ) from None
+    try:
         return factory(*arguments, **options)
     except AccelError:
         raise
     except Exception as error:
-        raise LibraryError(f"{factory.__name__} could not be made: {error!r}", remedy="See its cause, and its options.") from error
+        raise LibraryError(f"{factory.__name__} could not be made: {error!r}", remedy="See its cause.") from error
 
 
 def _unavailable(error: ImportError) -> BackendUnavailableError:

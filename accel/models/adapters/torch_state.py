@@ -15,13 +15,14 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from accel._log import get_logger
 from accel.errors import InvalidArgumentError, LibraryError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
 __all__ = ["assign", "built", "state_of"]
 
@@ -29,6 +30,12 @@ logger = get_logger()
 
 _LEFTOVER: Final = "leftover:"
 """Begins the names of what is in no state dict."""
+
+_NOT_ELEMENTS: Final = (
+    *("as_strided_", "detach_", "rename_", "requires_grad_", "resize_", "resize_as_", "set_", "share_memory_"),
+    *("squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_"),
+)
+"""What ends like a function that writes elements, and changes other things of a tensor."""
 
 _OF_EVERY_MODULE: Final = frozenset(vars(nn.Module()))
 
@@ -86,12 +93,30 @@ def built(builder: Callable[[], Any]) -> nn.Module:
 
     hook = register_module_parameter_registration_hook(on_meta)  # type: ignore[arg-type]
     try:
-        return _called(builder)
+        with _NoFilling():
+            return _called(builder)
     except LibraryError as error:
         logger.info("torch_module_built_with_parameters", reason=repr(error.__cause__))
     finally:
         hook.remove()
     return _called(builder)
+
+
+class _NoFilling(TorchFunctionMode):
+    """Leaves out what writes elements of tensors that have none.
+
+    It would change nothing, but torch imports its compiler to find that out, for 1.7 s of the processor: for ``normal_``, with which an embedding begins.
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function, or return the tensor that it was to write."""
+        given = kwargs or {}
+        name = getattr(function, "__name__", "")
+        if name.endswith("_") and not name.startswith("__") and name not in _NOT_ELEMENTS:
+            target = args[0] if args else given.get("tensor")  # torch.nn.init names it
+            if isinstance(target, torch.Tensor) and target.is_meta:
+                return target
+        return function(*args, **given)
 
 
 def assign(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -122,8 +147,9 @@ def assign(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
     except RuntimeError as error:
         raise InvalidArgumentError(f"the weights do not fit the module: {error}", remedy="Give those of this module.") from error
     if found.missing_keys or found.unexpected_keys:
+        wrong = (("the module has", found.unexpected_keys), ("the weights have", found.missing_keys))
         raise InvalidArgumentError(
-            f"the module has no {_some(found.unexpected_keys)} and the weights have no {_some(found.missing_keys)}",
+            " and ".join(f"{what} no {_some(names)}" for what, names in wrong if names),
             remedy="Give the weights of this module, by the names of its state_dict().",
         )
     for first, *others in ties:
@@ -276,10 +302,7 @@ def _called(builder: Callable[[], Any]) -> nn.Module:
     return module
 
 
-def _some(names: Collection[str]) -> str:
+def _some(names: Sequence[str]) -> str:
     """Return a few of the names, as a part of a sentence."""
-    return ", ".join(chain(_first(names, 3), [f"({len(names) - 3} more)"] * (len(names) > 3))) or "others"
-
-
-def _first(names: Collection[str], count: int) -> Iterator[str]:
-    return (repr(name) for name, _ in zip(names, range(count), strict=False))
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(map(repr, names[:3])) + more
