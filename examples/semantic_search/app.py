@@ -7,6 +7,7 @@ To run it, in a checkout: ``nox -s search``; or, in an environment with ``'.[web
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -110,6 +111,8 @@ def main() -> None:
     text = os.environ.get("PORT") or "8000"
     if not (text.isascii() and text.isdecimal() and int(text) <= 65535):
         sys.exit(f"PORT is {text!r}: give a whole number from 0 to 65535")
+    # On SIGTERM uvicorn answers what is in flight, closes the lifespan, and then raises the signal once more: that is the end, and a good one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     uvicorn.run(app, host="127.0.0.1", port=int(text), timeout_graceful_shutdown=10)
 
 

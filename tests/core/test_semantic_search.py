@@ -18,7 +18,7 @@ from examples.semantic_search.evaluate import evaluate, lexical_scores
 from examples.semantic_search.index import Index, Query
 from examples.semantic_search.pairs import Pairs
 from examples.semantic_search.rank import ROW, TERMS, Lexicon, mean_reciprocal_rank
-from tests.device_support import bounded, opened
+from tests.device_support import bounded, cancelled, opened, task, until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -188,6 +188,13 @@ async def test_an_index_finds_what_numpy_does_also_while_rows_are_added_and_thro
         assert await bounded(index.add(vectors[20:50], terms[20:50], weights[20:50])) == 20
         assert device.generation == 2
         await check(index, 50)
+        # An insertion that is cancelled between the fault and its repair leaves the buffer torn: the next search repairs it.
+        faults.poison_at(faults.count + 2)
+        adding = task(index.add(vectors[50:], terms[50:], weights[50:]))
+        await until(lambda: device.state is not accel.DeviceState.READY, "the fault")
+        await cancelled(adding)
+        await check(index, 50)
+        assert device.generation == 3
         with pytest.raises(accel.InvalidArgumentError, match="61 documents do not fit"):
             await index.add(vectors[:11], terms[:11], weights[:11])
         await check(index, 50)
