@@ -11,7 +11,7 @@ CORE = ("numpy", "ml_dtypes", "anyio", "structlog")
 
 EXTRAS: dict[str, dict[str, str]] = {
     "cpu": {"scipy": "scipy"},
-    "web": {"fastapi": "fastapi", "uvicorn": "uvicorn", "aiohttp": "aiohttp"},
+    "web": {"fastapi": "fastapi", "pydantic": "pydantic", "uvicorn": "uvicorn", "aiohttp": "aiohttp"},
     "cli": {"rich": "rich"},
     "metrics": {"prometheus_client": "prometheus_client"},
     "bench": {"matplotlib": "matplotlib"},

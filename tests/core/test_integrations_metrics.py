@@ -71,7 +71,7 @@ async def test_a_scrape_has_what_happened_before_and_after_a_fault(serving: Any,
     assert later("accel_model_version", **M) == 1
     forwards = client.service.model.forwards
     assert set(forwards) <= {(1,), (4,)}
-    assert sum(forwards.values()) >= statistics.batches >= 5
+    assert sum(forwards.values()) >= 5, "20 items, and 4 in a batch at most; a batch may meet the fault before its forward"
     assert [later("accel_model_forwards_total", bucket=f"batch={n}", **M) for (n,) in forwards] == list(forwards.values())
     for name in ("generation", "faults_total", "restarts_total"):
         assert later(f"accel_device_{name}", device="cpu:0") == {"generation": 2}.get(name, 1)
