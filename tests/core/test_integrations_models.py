@@ -230,6 +230,26 @@ async def test_a_fault_in_the_middle_fails_no_request(serving: Any, rng: np.rand
     np.testing.assert_allclose([body["y"] for _, body, _ in answers], expected(weights, x), **TOLERANCE)
 
 
+async def test_a_swap_under_load_fails_no_request_and_mixes_no_answer(serving: Any, rng: np.random.Generator) -> None:
+    versions, x = {1: affine(rng, 1), 2: affine(rng, 2)}, rows(rng, 8)
+    async with serving(affine_service(versions[1]), {}) as client:
+
+        async def seen() -> set[int]:
+            answers = await asyncio.gather(*(client.post({"x": each.tolist()}) for each in x))
+            assert {status for status, _, _ in answers} == {200}
+            for item, (_, body, _) in zip(x, answers, strict=True):
+                np.testing.assert_allclose(body["y"], expected(versions[body["version"]], item), **TOLERANCE)
+            return {body["version"] for _, body, _ in answers}
+
+        assert await seen() == {1}
+        swap = asyncio.ensure_future(client.service.model.swap(versions[2], canaries=[x[0]]))
+        while not swap.done():
+            assert await seen() <= {1, 2}
+        assert await swap == 2
+        assert await seen() == {2}
+        assert 'accel_model_version{device="cpu:0",model="m"} 2.0' in (await client.get("/metrics"))[1].decode()
+
+
 async def test_a_poisonous_request_is_422_and_the_others_are_answered(rng: np.random.Generator) -> None:
     weights, x = affine(rng), rows(rng, 3)
     async with asyncio.timeout(50), on_fastapi(affine_service(weights, quarantine=True), {}, host="process") as client:
