@@ -12,6 +12,7 @@ import numpy as np
 
 import accel
 from accel.ops import Plan, Spec
+from tests.device_support import bounded
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -64,6 +65,7 @@ class Affine(accel.KernelLibrary):
         stream.submit(work, 1.0 if op.pause else 1e-6)
 
     def close(self) -> None:
+        del self.w, self.b  # work that came after this would fail
         self.note("close")
 
 
@@ -77,6 +79,25 @@ class Spread(Eager):
     """The same on the streams of the built-in libraries."""
 
     several_streams = True
+
+
+class Weights:
+    """Random weights, on the device and here."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.w, self.b = rng.standard_normal((6, 6)), rng.standard_normal(6)
+        self._rng = rng
+
+    async def put(self, device: accel.Device) -> dict[str, accel.AccelRef]:
+        pair = await device.put(np.stack([np.zeros(6), self.b]), durable=True)
+        return {"w": await device.put(self.w, durable=True), "b": pair[1]}
+
+    async def holds(self, device: accel.Device) -> None:
+        """See that the library computes with these weights."""
+        x = self._rng.standard_normal((3, 6))
+        y = await bounded(device.get(await device.run(Apply(await device.put(x)))))
+        exact = x.astype(np.longdouble) @ self.w.astype(np.longdouble) + self.b
+        np.testing.assert_allclose(y, exact.astype(np.float64), rtol=1e-12, atol=1e-12)
 
 
 def read(journal: Path) -> list[str]:

@@ -182,10 +182,11 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         except BaseException:
             context = self._host.context
             if core.own.get(name) is registration and (context is None or name not in context.own):
-                del core.own[name]
+                core.withdraw_own(name)
             raise
         finally:
             del registration  # an error's traceback keeps this frame, and the registration its refs
+        core.own_changed()
 
     async def unregister(self, name: str) -> None:
         """End a library that was registered. Returns once its instance is closed, and nothing of it is on the device.
@@ -227,8 +228,10 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
             if core.own.get(name) is registration:
                 raise
         finally:
-            registration.is_leaving = False  # of one that stays
-            del submission
+            if core.own.get(name) is registration:  # it stays
+                registration.is_leaving = False
+                core.own_changed()
+            del submission, registration  # as above
 
     async def load_model(
         self,

@@ -34,8 +34,8 @@ def check_hosting(
     """
     if host not in ("auto", "inline", "process"):
         raise InvalidArgumentError(f"host is {host!r}", remedy="Use 'auto', 'inline' or 'process'.")
-    if standby not in ("none", "imports", "context"):
-        raise InvalidArgumentError(f"standby is {standby!r}", remedy="Use 'none', 'imports' or 'context'.")
+    if standby not in ("none", "imports", "context", "model"):
+        raise InvalidArgumentError(f"standby is {standby!r}", remedy="Use 'none', 'imports', 'context' or 'model'.")
     _check_above_zero("hang_timeout", hang_timeout, "Give seconds above 0, or None.")
     _check_above_zero("stall_after", stall_after, "Give seconds above 0, or None.")
     _check_above_zero("busy_timeout", busy_timeout)
@@ -86,7 +86,7 @@ def _check_inline(standby: str, hang_timeout: float | None, busy_timeout: float,
         )
 
 
-def check_shareable(backend: AccelBackend, index: int, standby: Literal["none", "imports", "context"]) -> None:
+def check_shareable(backend: AccelBackend, index: int, standby: Literal["none", "imports", "context", "model"]) -> None:
     """See that a spare child may have a context while another process has one. May block.
 
     Raises
@@ -95,5 +95,5 @@ def check_shareable(backend: AccelBackend, index: int, standby: Literal["none", 
         If the device is one process's at a time.
     """
     check: Any = getattr(backend, "check_shareable", None)
-    if standby == "context" and check is not None:
+    if standby in ("context", "model") and check is not None:
         check(index)

@@ -101,7 +101,7 @@ class System(ActorSystem):
         max_in_flight: int = 512,
         overload: Literal["wait", "reject"] = "wait",
         restart: RestartStrategy | None = None,
-        standby: Literal["none", "imports", "context"] = "none",
+        standby: Literal["none", "imports", "context", "model"] = "none",
         hang_timeout: float | None = None,
         busy_timeout: float = BUSY_TIMEOUT,
         heartbeat_interval: float = HEARTBEAT_INTERVAL,
@@ -144,7 +144,8 @@ class System(ActorSystem):
             How often contexts are rebuilt, and how fast; ``None`` is ``RestartStrategy()``.
         standby
             A spare child, which takes over when a fault has taken the context: one that has done its ``"imports"``, or that has a ``"context"`` too and what
-            ``libraries`` need, which costs the memory of an idle context (on a GPU about 525 MiB). It is started in the background once the device is
+            ``libraries`` need, which costs the memory of an idle context (on a GPU about 525 MiB), or that for a ``"model"`` has also mapped the memory that
+            registered libraries hold, and opened those that are :attr:`~accel.KernelLibrary.eager`. It is started in the background once the device is
             ready, and replaced when it was used or has died; :meth:`Device.info` says how it is. Not for ``host="inline"``.
         hang_timeout
             Seconds after which a device on which ops are, and none of them ends, counts as hung: its child is killed, and another one goes on. Loading and

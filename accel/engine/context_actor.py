@@ -191,13 +191,12 @@ class ContextActor(Actor["OpenLibrary | EquipLane | CloseLibrary", "Port | Accel
         library, description = registration.name, self._core.description
 
         def operand(argument: DurableArgument) -> Operand:
-            block = made.buffers.blocks.get(argument.buffer)
-            if block is None:
+            address = made.durables.address(made.buffers, argument.buffer)
+            if address is None:
                 raise StaleRefError(
                     f"buffer {argument.buffer}, which library {library!r} was registered with, is not in memory any more", reason="freed"
                 )
-            address = block.address + argument.offset
-            return Operand(address, argument.shape, argument.dtype, False, description.backend, description.index)
+            return Operand(address + argument.offset, argument.shape, argument.dtype, False, description.backend, description.index)
 
         own = await self._call_own(made, library, lambda: OwnLibrary(library, registration.make(operand), description))
         pool = made.pool if own.library.several_streams else None

@@ -70,6 +70,8 @@ class DeviceCore:
         Counts what is on its way.
     own : dict
         Name -> registration, of the libraries of the user's own.
+    own_listeners : list of callable
+        Called when that has changed.
     families : dict
         Name -> family, of the families from outside ``accel`` whose ops were sent.
     capabilities : Mapping
@@ -109,6 +111,7 @@ class DeviceCore:
         self.memory_back = MemoryBack()
         self.workload = Workload()
         self.own: dict[str, Registration] = {}
+        self.own_listeners: list[Callable[[], object]] = []
         self.families: dict[str, OpFamily] = {}
         self.capabilities: Mapping[str, frozenset[DType]] = {}
         self.restarts = 0
@@ -163,6 +166,17 @@ class DeviceCore:
         return self.lifecycle.state is DeviceState.READY
 
     # -- changes of state
+
+    def withdraw_own(self, name: str) -> Registration | None:
+        """Forget a registered library, and return its registration if it is there."""
+        registration = self.own.pop(name, None)
+        self.own_changed()
+        return registration
+
+    def own_changed(self) -> None:
+        """Tell that a library was registered, or is no longer."""
+        for listener in self.own_listeners:
+            listener()
 
     def became_ready(self, began: float, **pairs: object) -> None:
         """Enter the next generation, whose context has been made since ``began``, and log that at the level of the fault before it."""

@@ -32,7 +32,7 @@ def withdraw(context: Context, submission: Unregistration, close: Callable[[Unre
     """
     context.check_alive()
     name = submission.library
-    submission.registration = context.core.own.pop(name, None)
+    submission.registration = context.core.withdraw_own(name)
     context.refuse_own(name)
     submission.outstanding = 1
     context.sent(submission, 1, 0)

@@ -62,7 +62,7 @@ class DeviceOptions:
     restart: RestartStrategy
     faults: FaultSource | None
     debug: bool
-    standby: Literal["none", "imports", "context"] = "none"
+    standby: Literal["none", "imports", "context", "model"] = "none"
     hang_timeout: float | None = None
     busy_timeout: float = BUSY_TIMEOUT
     heartbeat_interval: float = HEARTBEAT_INTERVAL

@@ -68,6 +68,8 @@ class Registration:
 
     Attributes
     ----------
+    buffers : frozenset of int
+        Numbers of the refs' buffers.
     is_leaving : bool
         Whether ``unregister`` was called: it is not opened ahead any more.
     """
@@ -78,7 +80,7 @@ class Registration:
         self.refs = refs
         self.is_leaving = False
         self._call = call
-        self._owners = {ref.buffer: ref.owner for ref in refs}
+        self.buffers = frozenset(ref.buffer for ref in refs)
 
     @classmethod
     def of(cls, refs: _Refs, name: str, library: type[KernelLibrary], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Registration:
@@ -129,7 +131,7 @@ class Registration:
 
     def holds(self, ref: AccelRef) -> bool:
         """Whether the library uses the memory of a ref of its device."""
-        return ref.buffer in self._owners
+        return ref.buffer in self.buffers
 
 
 def _replaced(value: Any, place: str, kind: type, replace: Callable[[Any, str], Any]) -> Any:

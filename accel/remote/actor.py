@@ -122,9 +122,11 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
             self.exited(link.child.exit)
         link.ping()
         is_first = not core.lifecycle.generation
-        begin = Begin(made.generation, self._own(), core.durable.most_slabs, 0.0 if is_first else _MEMORY_BACK)
-        link.tell(Kind.BEGIN, pickle.dumps(begin))
         try:
+            if not ready.done():  # as it is of a child that has ended
+                await made.drop_unregistered()
+            begin = Begin(made.generation, self._own(), core.durable.most_slabs, 0.0 if is_first else _MEMORY_BACK)
+            link.tell(Kind.BEGIN, pickle.dumps(begin))
             core.capabilities = await ready
             watchdog.end()
             if core.durable.buffers:
@@ -138,6 +140,8 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
             watchdog.end()
             made.check_alive()  # it may have ended right after it was ready
         except BaseException:
+            if not ready.cancel() and not ready.cancelled():
+                ready.exception()  # seen: what was raised may be another consequence
             self._context = self._link = None
             made.end()
             self._children.kill(link, made.gone)
@@ -202,6 +206,8 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
             ready.set_result(offer)
         elif kind in (Kind.REFUSED, Kind.FAULT):
             ready.set_exception(decode_error(data))
+        elif kind in (Kind.DONE, Kind.FAILED) and made is not None and self._link is not None and self._link.asked:
+            made.received(kind, data, fds)  # the answers to what it was asked as a spare
         elif kind not in (Kind.MEMORY, Kind.BUSY):
             ready.set_exception(
                 HostDiedError(f"the child of {self._core.name} began with a message of kind {kind}", device=self._core.name)
@@ -225,6 +231,8 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
         made, ready = self._context, self._ready
         if ready is not None and not ready.done():
             ready.set_exception(error)
+            if self._link is not None:
+                self._link.give_up(error)
         elif made is not None:
             made.report_fault(error)
 

@@ -171,6 +171,11 @@ class Answers:
         self._ended: list[int] = []
         self._told = (0, 0)
 
+    def begin(self) -> None:
+        """Send the answers of a spare child before its generation begins, whose parent knows nothing of its memory."""
+        self.flush()
+        self._told = (0, 0)
+
     def done(self, number: int) -> None:
         """Send a success: at once if nothing is in flight any more or there are several, else at the end of this loop iteration."""
         ended = self._ended

@@ -118,11 +118,11 @@ class RemoteContext(RequestContext):
         self.own[library] = True
 
     async def open_ahead(self, registration: Registration) -> None:
-        """Have the child open a registered library before the generation begins, which it does without one that cannot be opened."""
+        """Have the child open a registered library, unless it is open, before the generation begins; it does so without one that cannot be opened."""
         name = registration.name
         try:
             registration.check()
-            await self.ask(Kind.OPEN, name.encode())
+            await self.ask(Kind.REGISTER, pickled_library(registration))
         except AccelError as error:
             self.check_alive()
             logger.warning("library_not_opened", device=self.core.name, generation=self.generation, library=name, error=error)
@@ -133,7 +133,7 @@ class RemoteContext(RequestContext):
         """Have the child end a registered library, after the ops that were sent before."""
         self.check_alive()
         name = submission.library
-        submission.registration = self.core.own.pop(name, None)
+        submission.registration = self.core.withdraw_own(name)
         self.own.pop(name, None)
         number = next(self._numbers)
         self._post(number, PendingRequest(submission, 0, 1, ()), Kind.UNREGISTER, number.to_bytes(8, "little") + name.encode())
@@ -149,17 +149,23 @@ class RemoteContext(RequestContext):
         assert layout is not None, "it was given up"
         return layout
 
+    async def drop_unregistered(self) -> None:
+        """Have a spare child close the libraries that were unregistered since it has opened them."""
+        libraries = self._link.libraries
+        for name in [name for name, registration in libraries.items() if self.core.own.get(name) is not registration]:
+            del libraries[name]
+            await self.ask(Kind.UNREGISTER, name.encode())
+        libraries.clear()  # or it would keep their memory when they are unregistered
+
     async def bind(self) -> None:
-        """Have the child bind what is durable of the generation before; nothing else was sent to it yet."""
+        """Have the child bind what is durable of the generation before; no op was sent to it yet."""
         kept = await self.core.durable.to_bind()
         self.check_alive()  # after a fault no answer comes
-        answers = []
-        for slab in kept:
-            number = next(self._numbers)
-            answers.append(self._asked.setdefault(number, self.core.loop.create_future()))
-            self._tell(Kind.HELD, kept_message(number, slab), fds=(slab.fd,))
-        errors = await asyncio.gather(*answers, return_exceptions=True)
+        errors = await asyncio.gather(
+            *[self._link.ask(Kind.HELD, kept_message(slab), fds=(slab.fd,)) for slab in kept], return_exceptions=True
+        )
         self.check_alive()
+        self._link.unmap(set(self._link.mapped).difference(slab.number for slab in kept))
         for slab, error in zip(kept, errors, strict=True):
             if isinstance(error, AccelError):  # this child may be honest, and the one that made the slab not
                 self.core.durable.slab_not_bound(slab.number, error)

@@ -25,20 +25,20 @@ __all__ = ["Announcer", "DurableShare", "kept_in", "kept_message"]
 
 _SLAB = struct.Struct("<QQ")
 _PLACE = struct.Struct("<QQQQ")
-_HEAD = struct.Struct("<QQQ")
+_HEAD = struct.Struct("<QQ")
 _NUMBER = struct.Struct("<Q")
 _PER_GENERATION = 1 << 32
 
 
-def kept_message(number: int, slab: Kept) -> bytes:
-    """Return the payload of a HELD message; ``number`` is that of its answer."""
-    return _HEAD.pack(number, slab.number, slab.nbytes) + b"".join(_PLACE.pack(*block) for block in slab.blocks)
+def kept_message(slab: Kept) -> bytes:
+    """Return the payload of a HELD message, without the number of its answer."""
+    return _HEAD.pack(slab.number, slab.nbytes) + b"".join(_PLACE.pack(*block) for block in slab.blocks)
 
 
-def kept_in(data: bytes, fd: int) -> tuple[int, Kept]:
+def kept_in(data: bytes, fd: int) -> Kept:
     """Return what :func:`kept_message` was given."""
-    number, slab, nbytes = _HEAD.unpack_from(data)
-    return number, Kept(slab, nbytes, fd, tuple(_PLACE.iter_unpack(data[_HEAD.size :])))
+    number, nbytes = _HEAD.unpack_from(data)
+    return Kept(number, nbytes, fd, tuple(_PLACE.iter_unpack(data[_HEAD.size :])))
 
 
 class Announcer:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import logging
 import os
 import pickle
+import struct
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from accel._log import get_logger
@@ -19,9 +21,11 @@ from accel.remote.messages import Config, Kind
 from accel.remote.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import asyncio
+    from collections.abc import Iterable, Sequence
 
     from accel.engine.core import DeviceCore
+    from accel.engine.registration import Registration
     from accel.errors import AccelError
     from accel.memory import HostBlock
     from accel.process.exit_status import ExitStatus
@@ -72,7 +76,15 @@ class Link:
     listener : Listener
         Receives what the child sends.
     is_warm : bool
-        Whether the child has prepared all that it can before a generation begins.
+        Whether the child has prepared all that it is to have before a generation begins.
+    numbers : iterator of int
+        Numbers of requests.
+    asked : dict of int to Future
+        Questions that take no place in the order of ops, and are not answered.
+    mapped : dict
+        Of a spare child: number -> blocks, of the slabs of durable memory that it has mapped.
+    libraries : dict
+        Of a spare child: name -> registration, of the libraries that it was to open.
     known : set of int
         Numbers of the blocks of host memory that the child has been sent.
     """
@@ -88,9 +100,13 @@ class Link:
         self._busy_since: float | None = None
         self._busy_before = 0.0
         self.known: set[int] = set()
+        self.numbers = itertools.count(1)
+        self.asked: dict[int, asyncio.Future[Any]] = {}
+        self.mapped: dict[int, tuple[tuple[int, int, int, int], ...]] = {}
+        self.libraries: dict[str, Registration] = {}
 
     @classmethod
-    async def start(cls, core: DeviceCore, ahead: Literal["imports", "context"], listener: Listener) -> Link:
+    async def start(cls, core: DeviceCore, ahead: Literal["imports", "context", "model"], listener: Listener) -> Link:
         """Start a child, and have it make ready what can be before a generation begins. Does not wait for that.
 
         Raises
@@ -143,6 +159,31 @@ class Link:
         except ClosedError:
             return
 
+    def ask(self, kind: Kind, data: bytes, fds: Sequence[int] = ()) -> asyncio.Future[Any]:
+        """Send a question, and return what ends with the answer, or the child's error. The listener ends the questions of a child that is gone."""
+        number = next(self.numbers)
+        answer = self.asked[number] = self._core.loop.create_future()
+        self.tell(kind, number.to_bytes(8, "little") + data, fds=fds)
+        return answer  # a cancelled caller leaves the entry: the answer still comes
+
+    def answered(self, number: int, error: AccelError | None, answer: object = None) -> bool:
+        """Take the answer to a question; return whether there was such a question."""
+        asked = self.asked.pop(number, None)
+        if asked is not None and not asked.done():
+            asked.set_result(answer) if error is None else asked.set_exception(error)
+        return asked is not None
+
+    def give_up(self, error: AccelError) -> None:
+        """End the questions: the child will not answer."""
+        for number in tuple(self.asked):
+            self.answered(number, error.clone())
+
+    def unmap(self, numbers: Iterable[int]) -> None:
+        """Have a spare child let slabs go."""
+        gone = [number for number in numbers if self.mapped.pop(number, None) is not None]
+        if gone:
+            self.tell(Kind.HELD_GONE, struct.pack(f"<{len(gone)}Q", *gone))
+
     def ping(self) -> None:
         """Ask the child whether its loop runs."""
         self.tell(Kind.PING)
@@ -183,8 +224,6 @@ class Link:
             self.rest()
             if data != b"\0":
                 self._busy_since = self._core.loop.time()
-        elif kind == Kind.WARM:
-            self.is_warm = True
         self.listener.received(kind, data, fds)
 
     def _log(self, data: bytes) -> None:
@@ -209,7 +248,7 @@ class Link:
         self.listener.exited(status)
 
 
-def _config(core: DeviceCore, ahead: Literal["imports", "context"]) -> Config:
+def _config(core: DeviceCore, ahead: Literal["imports", "context", "model"]) -> Config:
     options: Any = core.options
     kind = type(core.backend)
     return Config(
@@ -219,6 +258,6 @@ def _config(core: DeviceCore, ahead: Literal["imports", "context"]) -> Config:
         dataclasses.replace(
             options, faults=None, restart=RestartStrategy(), priorities=dict(options.priorities), overload="wait", stall_after=None
         ),
-        ahead,
+        "imports" if ahead == "imports" else "context",
         logging.getLogger("accel").getEffectiveLevel(),
     )

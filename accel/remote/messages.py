@@ -51,9 +51,7 @@ class Kind(enum.IntEnum):
     """Ops to be captured."""
     REGISTER = 10
     """A library of the user's own, to be opened: a number, and the registration, pickled."""
-    OPEN = 13
-    """A registered library to be opened before the generation begins: a number, and its name."""
-    UNREGISTER = 14
+    UNREGISTER = 13
     """A registered library to be closed after the ops before: a number, and its name."""
     PING = 8
     """Are you there?"""
@@ -66,7 +64,9 @@ class Kind(enum.IntEnum):
     BLOCK_GONE = 12
     """A block of host memory that was given back: its number. No op that was not answered uses it."""
     HELD = 11
-    """A slab of durable memory, with its descriptor and what lives in it: to be bound before the generation begins."""
+    """A slab of durable memory, with its descriptor and what lives in it: to be bound before the generation begins. A spare child only maps it."""
+    HELD_GONE = 14
+    """Numbers of slabs that a spare child has mapped, and no registered library of its needs any more."""
 
     READY = 101
     """The context is there; what it offers."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import pickle
 import struct
 from typing import TYPE_CHECKING, TypeAlias
@@ -74,10 +73,10 @@ class RequestContext(ContextBase):
         self.device = None  # it is in the child
         self._arrays = SharedArrays(core.pinned, link.known, link.announce)
         self._ops = OpWriter(lambda number, named: link.tell(Kind.NAMED, _NUMBER.pack(number) + pickle.dumps(named)))
-        self._numbers = itertools.count(1)
+        self._numbers = link.numbers
         self._sent: dict[int, PendingRequest] = {}
         self._landing: dict[int, CopyBack] = {}  # of answered gets: what is still to be copied
-        self._asked: dict[int, asyncio.Future[KernelLayout | None]] = {}
+        self._asked = link.asked
         self.own: dict[str, bool] = {}
         self._live: dict[int, int] = {}
         link.watchdog.watch(self._sent, self._asked)
@@ -235,10 +234,7 @@ class RequestContext(ContextBase):
     async def ask(self, kind: Kind, data: bytes) -> KernelLayout | None:
         """Send a question, which takes no place in the order of ops, and return its answer."""
         self.check_alive()
-        number = next(self._numbers)
-        answer = self._asked[number] = self.core.loop.create_future()
-        self._tell(kind, _NUMBER.pack(number) + data)
-        told: KernelLayout | None = await answer  # a cancelled caller leaves the entry: the answer still comes
+        told: KernelLayout | None = await self._link.ask(kind, data)
         return told
 
     def _post(self, number: int, sent: PendingRequest, kind: Kind, data: bytes) -> None:
@@ -315,10 +311,7 @@ class RequestContext(ContextBase):
             raise ProtocolError(f"the child of {self.core.name} sent a message of kind {kind}", device=self.core.name)
 
     def _ended(self, number: int, error: AccelError | None, index: int, answer: KernelLayout | None = None) -> None:
-        asked = self._asked.pop(number, None)
-        if asked is not None:
-            if not asked.done():
-                asked.set_result(answer) if error is None else asked.set_exception(error)
+        if self._link.answered(number, error, answer):
             return
         self._durable.ended(number)
         sent = self._sent.pop(number, None)

@@ -90,6 +90,7 @@ class Server:
         self._script = InjectedFaults()
         self._announcer = Announcer(channel)
         self._release = threading.Event()
+        self._has_begun = False
         self._busy = Busy(channel)
         self._blocks = MappedBlocks(system, self._busy)
         self._reader = OpReader(self._ref, self._blocks.array, self._programs)
@@ -129,11 +130,13 @@ class Server:
 
     async def begin(self, begin: Begin) -> None:
         """Begin the generation, and report what its context offers."""
-        core = self._core
+        core, self._has_begun = self._core, True
         core.memory_back.until = time.monotonic() + begin.patience
         self._announcer.begin(begin.generation, begin.most_slabs)
         core.own.update((name, pickle.loads(data)) for name, data in begin.own.items())
-        if not core.lifecycle.generation:
+        if core.lifecycle.generation:
+            self._answers.begin()
+        else:
             await self._open()
         capabilities = {name: sorted(each.value for each in dtypes) for name, dtypes in core.capabilities.items()}
         offer = {"capabilities": capabilities, "durable": self.context.durables.is_offered}
@@ -193,11 +196,11 @@ class Server:
             await self._held(data, fds[0])
         elif kind == Kind.REGISTER:
             await self._register(data)
-        elif kind == Kind.OPEN:
-            await self._open_library(*_named(data))
         elif kind == Kind.UNREGISTER:
-            number, name = _named(data)
-            await self.dispatch(RemoteUnregistration(self._answers, number, name, self.context.generation))
+            await self.dispatch(RemoteUnregistration(self._answers, _number(data), data[8:].decode(), self.context.generation))
+        elif kind == Kind.HELD_GONE:
+            for (number,) in struct.iter_unpack("<Q", data):
+                await self.context.durables.unmap(number)
         elif kind == Kind.NAMED:
             self._learn(data)
         elif kind == Kind.COMPILE:
@@ -313,26 +316,27 @@ class Server:
             reject(submission, error, self._core.loop)
 
     async def _register(self, data: bytes) -> None:
-        (number,) = struct.unpack_from("<Q", data)
-        registration = pickle.loads(data[8:])
-        self._core.own[registration.name] = registration
-        if not await self._open_library(number, registration.name):
-            self._core.own.pop(registration.name, None)
-
-    async def _open_library(self, number: int, name: str) -> bool:
-        """Open a registered library, and answer whether it is open."""
+        """Open a library, and answer whether it is open. One that the generation began with stays registered if it is not."""
+        number, registration = _number(data), pickle.loads(data[8:])
+        name = registration.name
+        is_new = name not in self._core.own
+        self._core.own[name] = registration
         try:
             await self.context.port(name)
         except Exception as error:
+            if is_new:
+                self._core.own.pop(name, None)
             self._refuse(number, error)
-            return False
-        self._answers.done(number)
-        return True
+        else:
+            self._answers.done(number)
 
     async def _held(self, data: bytes, fd: int) -> None:
-        number, kept = kept_in(data, fd)
+        number, kept, durables = _number(data), kept_in(data[8:], fd), self.context.durables
         try:
-            await self.context.durables.bind(self.context.buffers, (kept,))
+            if self._has_begun:
+                await durables.bind(self.context.buffers, (kept,))
+            else:
+                await durables.map_ahead(kept)
         except Exception as error:
             self._refuse(number, error)
         else:
@@ -377,7 +381,7 @@ class Server:
         return ref
 
 
-def _named(data: bytes) -> tuple[int, str]:
-    """Return the number and the name of a message that has both."""
+def _number(data: bytes) -> int:
+    """Return the number that a message begins with, by which the answer names it."""
     (number,) = struct.unpack_from("<Q", data)
-    return number, data[8:].decode()
+    return int(number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import struct
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -13,8 +14,9 @@ from accel.actors.supervision import RestartBudget
 from accel.errors import AccelError, FaultScope, HostDiedError
 from accel.process.protocol import ProtocolError
 from accel.remote.error_codec import decode_error
+from accel.remote.filling import Filling
 from accel.remote.link import Link
-from accel.remote.messages import Kind
+from accel.remote.messages import Failure, Kind
 
 if TYPE_CHECKING:
     import asyncio
@@ -34,6 +36,7 @@ _BUDGET = RestartStrategy(max_restarts=5, within=60.0, backoff=(0.2, 10.0))
 
 class _Wish(enum.Enum):
     LOOK = "look"  # see whether there is to be a spare
+    FILL = "fill"  # bring the spare up to what is registered
 
 
 class StandbyActor(Actor[_Wish, None]):
@@ -46,12 +49,12 @@ class StandbyActor(Actor[_Wish, None]):
     children
         Told of the spare.
     ahead
-        What the spare makes ready: its ``"imports"``, or its ``"context"`` too.
+        What the spare makes ready: its ``"imports"``, or its ``"context"`` too, or what a ``"model"`` needs besides; see :class:`Filling`.
     """
 
     carries_context: ClassVar[bool] = False
 
-    def __init__(self, core: DeviceCore, children: Children, ahead: Literal["imports", "context"]) -> None:
+    def __init__(self, core: DeviceCore, children: Children, ahead: Literal["imports", "context", "model"]) -> None:
         self._core = core
         self._children = children
         self._ahead = ahead
@@ -62,12 +65,19 @@ class StandbyActor(Actor[_Wish, None]):
         self._reason: AccelError | None = None
         self._is_missed = False  # the log has said that there is none
         self._wish: Callable[[], None] = _nothing
+        self._send: Callable[[_Wish], None] = lambda _: None
+        self._filling = Filling(core) if ahead == "model" else None
+        self._has_context = False  # the spare, so that it can be filled
+        self._is_filling = False
 
     async def started(self, context: ActorContext) -> None:
         """Offer the spare that there will be, and begin with it."""
         core = self._core
         self._children.take_spare = self._take_sound
-        self._wish = lambda: _tell(context.self_ref)
+        self._send = lambda wish: None if core.refs.is_closing else _tell(context.self_ref, wish)
+        self._wish = lambda: self._send(_Wish.LOOK)
+        if self._filling is not None:
+            core.own_listeners.append(self._refill)
         core.lifecycle.listeners.append(self._wish)
         self._wish()
 
@@ -77,14 +87,54 @@ class StandbyActor(Actor[_Wish, None]):
         if core.lifecycle.is_final:
             await self._end_spare()
             return
+        if message is _Wish.FILL:
+            await self._fill()
+            return
         if self._link is not None or self._retry is not None or core.refs.is_closing or not core.is_ready:
             return
         self._children.standby = "starting"
+        self._has_context = False
         self._began = time.perf_counter()
         try:
             self._link = await Link.start(core, self._ahead, self)
         except AccelError as error:
             self._failed(error)
+
+    def _refill(self) -> None:
+        """Have the spare filled, if it has a context: libraries were registered, or are no longer. It is not ready until then."""
+        link = self._link
+        if link is not None and self._has_context:
+            link.is_warm = False
+            self._children.standby = "starting"
+            if not self._is_filling:  # else it goes on until nothing is left to do
+                self._send(_Wish.FILL)
+
+    async def _fill(self) -> None:
+        """Have the spare open what is registered; it is ready after that."""
+        link = self._link
+        if self._filling is None or link is None or not self._has_context:
+            return
+
+        def is_spare() -> bool:
+            return self._link is link and self._reason is None
+
+        self._is_filling = True
+        try:
+            await self._filling.fill(link, is_spare)
+        finally:
+            self._is_filling = False
+        if is_spare():
+            self._warm(link)
+
+    def _warm(self, link: Link) -> None:
+        """Take note that the spare has all that it is to have."""
+        link.is_warm = True
+        link.watchdog.end()
+        self._children.standby = "ready"
+        if self._began:
+            log, self._is_missed = logger.warning if self._is_missed else logger.info, False
+            seconds, self._began = round(time.perf_counter() - self._began, 4), 0.0
+            log("standby_ready", device=self._core.name, standby=self._ahead, pid=link.pid, seconds=seconds)
 
     def _take_sound(self) -> Link | None:
         """Hand the spare over, unless it was given up: its watchdog has stopped, and would not bound a promotion."""
@@ -110,11 +160,17 @@ class StandbyActor(Actor[_Wish, None]):
         if link is None or self._reason is not None:  # handed over, or given up
             return
         if kind == Kind.WARM:
-            self._children.standby = "ready"
-            link.watchdog.end()
+            self._has_context = True
             self._announce(link)
-            log, self._is_missed = logger.warning if self._is_missed else logger.info, False
-            log("standby_ready", device=core.name, standby=self._ahead, pid=link.pid, seconds=round(time.perf_counter() - self._began, 4))
+            if self._filling is None:
+                self._warm(link)
+            else:
+                self._refill()
+        elif kind == Kind.DONE:
+            for (number,) in struct.iter_unpack("<Q", data):
+                self._answered(link, number, None)
+        elif kind == Kind.FAILED:
+            self._answered(link, Failure.unpack_from(data)[0], decode_error(data[Failure.size :]))
         elif kind in (Kind.REFUSED, Kind.FAULT):
             self._reason = decode_error(data)
             link.kill()
@@ -123,9 +179,13 @@ class StandbyActor(Actor[_Wish, None]):
 
     def _announce(self, link: Link) -> None:
         """Have the spare map, and register, the host memory that there is: it need not when it is promoted."""
-        if self._ahead == "context":
+        if self._ahead != "imports":
             for block in self._core.pinned.arena.blocks():
                 link.announce(block.number, block)
+
+    def _answered(self, link: Link, number: int, error: AccelError | None) -> None:
+        if not link.answered(number, error):
+            raise ProtocolError(f"the spare child of {self._core.name} answered what it was not asked", device=self._core.name)
 
     def lost(self, error: AccelError | None) -> None:
         """See :class:`~accel.remote.link.Listener`."""
@@ -136,7 +196,9 @@ class StandbyActor(Actor[_Wish, None]):
         link, self._link = self._link, None
         if link is not None:
             link.channel.close()
-            self._failed(self._reason or status.error(device=self._core.name, scope=FaultScope.CONTEXT))
+            error = self._reason or status.error(device=self._core.name, scope=FaultScope.CONTEXT)
+            link.give_up(error)
+            self._failed(error)
 
     def expired(self, why: str) -> None:
         """Kill the spare; :meth:`exited` replaces it."""
@@ -180,6 +242,8 @@ class StandbyActor(Actor[_Wish, None]):
         core = self._core
         if self._wish in core.lifecycle.listeners:
             core.lifecycle.listeners.remove(self._wish)
+        if self._refill in core.own_listeners:
+            core.own_listeners.remove(self._refill)
         self._children.take_spare = _no_spare
         await self._end_spare()
 
@@ -190,9 +254,9 @@ class StandbyActor(Actor[_Wish, None]):
             await self._children.gone()
 
 
-def _tell(actor: Any) -> None:
+def _tell(actor: Any, wish: _Wish) -> None:
     with contextlib.suppress(AccelError):  # it has stopped, or has more than enough such wishes
-        actor.tell(_Wish.LOOK)
+        actor.tell(wish)
 
 
 def _nothing() -> None:

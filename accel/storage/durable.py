@@ -459,6 +459,15 @@ class DurableBook:
                 slab.mapped = None
         return [Kept(number, slab.nbytes, slab.fd, tuple(self._blocks(slab))) for number, slab in self._slabs.items()]
 
+    def slabs_of(self, buffers: Iterable[int]) -> list[Kept]:
+        """Return the slabs that buffers are in, each with those of the buffers that are in it."""
+        found: dict[int, list[tuple[int, int, int, int]]] = {}
+        for buffer in buffers:
+            entry = self.buffers.get(buffer)
+            if entry is not None and entry.slab is not None:
+                found.setdefault(entry.slab, []).append((buffer, entry.offset, entry.nbytes, entry.size))
+        return [Kept(number, self._slabs[number].nbytes, self._slabs[number].fd, tuple(sorted(each))) for number, each in found.items()]
+
     def apply_frees(self) -> None:
         """Give back what belongs to refs that were dropped while there is no context."""
         for buffer in list(self._refs.dropped):

@@ -60,6 +60,8 @@ class DurableSlabs:
         self._device = device
         self._numbers: dict[SlabMemory, int] = {}
         self._living: dict[SlabMemory, int] = {}  # how many buffers are in each
+        self._ahead: dict[int, HeldSlab] = {}  # mapped, and not bound yet; by number
+        self._places: dict[int, tuple[int, int]] = {}  # of buffers in those: number of the slab, and offset
         self._left: list[SlabMemory] = []
         self._closing: asyncio.Task[None] | None = None
         self.buffers: set[int] = set()
@@ -148,6 +150,8 @@ class DurableSlabs:
     def close(self) -> None:
         """Give back what was not. May block."""
         _close(self._left)
+        _close([*self._ahead.values()])
+        self._ahead.clear()
 
     # -- what was there before
 
@@ -161,17 +165,16 @@ class DurableSlabs:
         AccelError
             What keeps it from mapping one.
         """
-        device = self._device
         made: list[HeldSlab] = []
         for number, nbytes, fd, blocks in kept:
-            if not isinstance(device, ImportsSlabs):
-                raise UnsupportedError("this backend maps no slab of another context", device=self._name)
-            slab = await acquire(self._system, partial(device.import_slab, fd, nbytes), lambda slab: slab.close())
+            slab = self._ahead.get(number) or await self._map(fd, nbytes)
             try:
                 found = buffers.allocator.restore(slab, [(offset, wanted, size) for _, offset, wanted, size in blocks])
             except InvalidArgumentError:
-                await self._system.run_blocking(slab.close)
+                if number not in self._ahead:
+                    await self._system.run_blocking(slab.close)
                 raise
+            self._ahead.pop(number, None)
             self._numbers[slab] = number
             self._living[slab] = 0
             for (buffer, *_), block in zip(blocks, found, strict=True):
@@ -179,6 +182,49 @@ class DurableSlabs:
                 self._adopt(buffers, buffer, block)
             made.append(slab)
         return made
+
+    async def _map(self, fd: int, nbytes: int) -> HeldSlab:
+        device = self._device
+        if not isinstance(device, ImportsSlabs):
+            raise UnsupportedError("this backend maps no slab of another context", device=self._name)
+        return await acquire(self._system, partial(device.import_slab, fd, nbytes), lambda slab: slab.close())
+
+    async def map_ahead(self, kept: Kept) -> None:
+        """Map a slab that another context uses, for libraries that read buffers there. :meth:`bind` makes it this context's: until then nothing is cut from it.
+
+        Parameters
+        ----------
+        kept
+            The slab, with the buffers that are read. One that is mapped stays so, and has these from now on.
+
+        Raises
+        ------
+        UnsupportedError, AccelError
+            As :meth:`bind` does.
+        """
+        if kept.number not in self._ahead:
+            self._ahead[kept.number] = await self._map(kept.fd, kept.nbytes)
+        self._forget(kept.number)
+        self._places.update((buffer, (kept.number, offset)) for buffer, offset, _, _ in kept.blocks)
+
+    async def unmap(self, number: int) -> None:
+        """Let a slab go that was mapped ahead, and is not bound; nothing reads there any more."""
+        slab = self._ahead.pop(number, None)
+        self._forget(number)
+        if slab is not None:
+            await self._system.run_blocking(slab.close)
+
+    def _forget(self, number: int) -> None:
+        self._places = {buffer: place for buffer, place in self._places.items() if place[0] != number}
+
+    def address(self, buffers: Buffers, buffer: int) -> int | None:
+        """Return where a durable buffer is, bound or mapped ahead. Any thread may ask."""
+        block = buffers.blocks.get(buffer)
+        if block is not None:
+            return block.address
+        number, offset = self._places.get(buffer, (None, 0))
+        slab = None if number is None else self._ahead.get(number)
+        return None if slab is None else slab.address + offset
 
 
 def _close(slabs: list[SlabMemory]) -> None:
