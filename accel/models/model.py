@@ -5,114 +5,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import itertools
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
 from accel._log import get_logger
-from accel.errors import AccelError, ClosedError, InvalidArgumentError, LibraryError, NonFiniteError, OutOfMemoryError
+from accel.errors import AccelError, ClosedError, InvalidArgumentError, LibraryError, MailboxFullError, NonFiniteError, OutOfMemoryError
 from accel.models.adapters.base import source_of
-from accel.models.library import Describe, Forward, InitialLibrary, ModelLibrary
-from accel.models.outputs import OutputSpecs
+from accel.models.library import Forward
 from accel.models.tensor_spec import BATCH, Buckets, TensorSpec
-from accel.models.weights import load_weights
-from accel.ops import Spec
-from accel.ref import AccelRef
+from accel.models.version import VersionLoader, deadline_of, left
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-    from accel.models.adapters.base import ModelSource
+    from accel.models.outputs import OutputSpecs
     from accel.models.tensor_spec import Inputs, Sizes
+    from accel.models.version import ModelDevice, Version
     from accel.models.weights import Progress, RunBlocking
+    from accel.ref import AccelRef
 
-__all__ = ["Model", "ModelDevice"]
+__all__ = ["Model"]
 
 logger = get_logger()
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Compare: TypeAlias = "Callable[[Any, Any], bool | Awaitable[bool]]"
 """Says whether the answers of the old and the new weights to one canary go together."""
-
-_TRIED = 16
-"""Length of a dimension without buckets on which a model is tried."""
-
-_numbers = itertools.count(1)
-"""Of models in this process: the names of their libraries."""
-
-
-class ModelDevice(Protocol):
-    """What a model needs of :class:`accel.Device`."""
-
-    @property
-    def name(self) -> str:
-        """Backend and index."""
-
-    @property
-    def arrays(self) -> Any:
-        """Ops that rearrange."""
-
-    def info(self) -> Any:
-        """See :meth:`accel.Device.info`."""
-
-    async def put(self, array: Any, *, durable: bool = False, checksum: bool = False, timeout: float | None = None) -> AccelRef:
-        """See :meth:`accel.Device.put`."""
-
-    async def get(self, ref: AccelRef, *, timeout: float | None = None) -> Array:
-        """See :meth:`accel.Device.get`."""
-
-    async def free(self, ref: AccelRef) -> None:
-        """See :meth:`accel.Device.free`."""
-
-    async def run(self, op: Any, *, timeout: float | None = None) -> Any:
-        """See :meth:`accel.Device.run`."""
-
-    async def register_as(self, name: str, library: Any, /, *args: Any, **kwargs: Any) -> None:
-        """See :meth:`accel.Device.register_as`."""
-
-    async def unregister(self, name: str) -> None:
-        """See :meth:`accel.Device.unregister`."""
-
-
-class _Version:
-    """One set of weights, and the library that runs the model with them.
-
-    Attributes
-    ----------
-    number : int
-        From 1, counted up by every swap, also after a rollback.
-    library : str
-        Its name.
-    weights : dict of str to AccelRef
-        Durable.
-    outputs : OutputSpecs
-        What the model returns.
-    """
-
-    def __init__(self, number: int, library: str, weights: dict[str, AccelRef]) -> None:
-        self.number = number
-        self.library = library
-        self.weights = weights
-        self.outputs: OutputSpecs
-        self._calls = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    def __enter__(self) -> None:
-        self._calls += 1
-        self._idle.clear()
-
-    def __exit__(self, *_: object) -> None:
-        self._calls -= 1
-        if not self._calls:
-            self._idle.set()
-
-    async def drained(self) -> None:
-        """Wait until no call uses it."""
-        await self._idle.wait()
 
 
 class Model:
@@ -124,14 +45,14 @@ class Model:
     All methods are for the device's loop.
     """
 
-    def __init__(self, device: ModelDevice, source: ModelSource, buckets: Buckets, run_blocking: RunBlocking) -> None:
+    def __init__(self, name: str, device: ModelDevice, buckets: Buckets, loader: VersionLoader) -> None:
+        self._name = name
         self._device = device
-        self._run_blocking = run_blocking
-        self._source = source
         self._buckets = buckets
-        self._versions: list[_Version] = []  # the one that serves is last, behind the one that it replaced
+        self._loader = loader
+        self._versions: list[Version] = []  # the one that serves is last, behind the one that it replaced
         self._latest = 0  # number of a version; none is used for two sets of weights that served
-        self._left: list[_Version] = []  # rolled back by themselves, and not unregistered yet
+        self._left: list[Version] = []  # that are to be unloaded
         self._forwards: Counter[tuple[int, ...]] = Counter()
         self._swapping = asyncio.Lock()
         self._is_closed = False
@@ -156,13 +77,14 @@ class Model:
             inputs = await run_blocking(source.input_specs)
         if weights is None and isinstance(source.target, Path):
             weights = source.target
-        model = cls(device, source, Buckets(inputs, buckets), run_blocking)
-        model._serve(await model._load(weights, on_progress))
+        checked = Buckets(inputs, buckets)
+        model = cls(source.name, device, checked, VersionLoader(device, source, checked, run_blocking))
+        model._serve(await model._loader.load(1, weights, on_progress))
         return model
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else f"version {self.version}"
-        return f"<Model {self._source.name} on {self._device.name} {state}>"
+        return f"<Model {self._name} on {self._device.name} {state}>"
 
     # -- what it is
 
@@ -202,7 +124,7 @@ class Model:
         return self._serving.number
 
     @property
-    def _serving(self) -> _Version:
+    def _serving(self) -> Version:
         if self._is_closed:
             raise ClosedError(f"the model on {self._device.name} is closed", device=self._device.name, remedy="Load it again.")
         return self._versions[-1]
@@ -262,7 +184,7 @@ class Model:
         return results
 
     async def _attempt(
-        self, version: _Version, items: Sequence[Mapping[str, Array]], *, check_finite: bool
+        self, version: Version, items: Sequence[Mapping[str, Array]], *, check_finite: bool
     ) -> tuple[list[Any] | None, AccelError | None]:
         """Return results, if there are any, and the first error that is the model's own, of all items or in the place of a result."""
         try:
@@ -275,19 +197,20 @@ class Model:
             results = [self._checked(each) for each in results]
         return results, next((each for each in results if isinstance(each, AccelError)), None)
 
-    def _roll_back(self, failed: _Version, error: AccelError) -> None:
+    def _roll_back(self, failed: Version, error: AccelError) -> None:
         """Serve the weights of before, which answer what these cannot, unless they do already."""
         if failed is self._versions[-1]:
             self._left.append(self._versions.pop())
             logger.error("model_rolled_back", device=self._device.name, version=self.version, left=failed.number, error=error)
 
-    async def _rows(self, version: _Version, items: Sequence[Mapping[str, Array]]) -> list[Any]:
+    async def _rows(self, version: Version, items: Sequence[Mapping[str, Array]]) -> list[Any]:
         buckets = self._buckets
         sizes = [buckets.sizes({name: each.shape for name, each in item.items()}, is_item=True) for item in items]
         largest = {dim: max(each[dim] for each in sizes) for dim in sizes[0]}
         bucket = buckets.bucket({BATCH: len(items), **largest})
         with version:
-            arrays = await self._forward(version, buckets.stacked(items, bucket), bucket, {BATCH: len(items)}, None, to_host=True)
+            self._count(bucket)
+            arrays = await version.forward(buckets.stacked(items, bucket), bucket, {BATCH: len(items)}, None, to_host=True)
         return [version.outputs.row(arrays, place, each) for place, each in enumerate(sizes)]
 
     def item(self, given: Any) -> dict[str, Array]:
@@ -335,16 +258,16 @@ class Model:
         with version:
             if most is None or rows <= most:
                 return version.outputs.joined(await self._part(version, arrays, sizes, timeout, to_host=to_host))
-            deadline = _deadline(timeout)
+            deadline = deadline_of(timeout)
             parts = []
             for start in range(0, rows, most):
                 is_split = {name: spec.shape[:1] == (BATCH,) for name, spec in buckets.inputs.items()}
                 part = {name: each[start : start + most] if is_split[name] else each for name, each in arrays.items()}
                 some = {**sizes, BATCH: min(most, rows - start)}
-                parts.append(await self._part(version, part, some, _left(deadline), to_host=to_host))
-            return version.outputs.joined(await self._together(version, parts, _left(deadline), to_host=to_host))
+                parts.append(await self._part(version, part, some, left(deadline), to_host=to_host))
+            return version.outputs.joined(await self._together(version, parts, left(deadline), to_host=to_host))
 
-    async def _together(self, version: _Version, parts: list[list[Any]], timeout: float | None, *, to_host: bool) -> list[Any]:
+    async def _together(self, version: Version, parts: list[list[Any]], timeout: float | None, *, to_host: bool) -> list[Any]:
         """Return the outputs of a batch whose parts were run one after another."""
         together = []
         for name, shape, pieces in zip(version.outputs.names, version.outputs.shapes, zip(*parts, strict=True), strict=True):
@@ -356,98 +279,21 @@ class Model:
             together.append(np.concatenate(pieces) if to_host else await self._device.arrays.concatenate(pieces, axis=0, timeout=timeout))
         return together
 
-    async def _part(self, version: _Version, arrays: Mapping[str, Any], sizes: Sizes, timeout: float | None, *, to_host: bool) -> list[Any]:
+    async def _part(self, version: Version, arrays: Mapping[str, Any], sizes: Sizes, timeout: float | None, *, to_host: bool) -> list[Any]:
         """Run inputs that fit a bucket, and return the outputs, cut to their size."""
         bucket = self._buckets.bucket(sizes)
-        outputs = await self._forward(version, arrays, bucket, sizes, timeout, to_host=to_host)
+        self._count(bucket)
+        outputs = await version.forward(arrays, bucket, sizes, timeout, to_host=to_host)
         return version.outputs.cut(outputs, sizes)
 
-    async def _forward(
-        self, version: _Version, arrays: Mapping[str, Any], bucket: Sizes, sizes: Sizes, timeout: float | None, *, to_host: bool
-    ) -> Sequence[Any]:
-        """Run inputs in a bucket. On the host the outputs have only the rows that are wanted, in their other dimensions they are as the bucket has them."""
-        deadline = _deadline(timeout)
-        operands = [await self._operand(name, each, bucket, deadline) for name, each in arrays.items()]
-        op = Forward(version.library, tuple(operands), version.outputs.specs(bucket))
+    def _count(self, bucket: Sizes) -> None:
         self._forwards[tuple([bucket[dim] for dim in self._buckets.lengths])] += 1
-        made: tuple[AccelRef, ...] = await self._device.run(op, timeout=_left(deadline))
-        if not to_host:
-            return made
-        rows = sizes.get(BATCH)
-        found = []
-        for ref, shape in zip(made, version.outputs.shapes, strict=True):
-            wanted = ref[:rows] if shape[:1] == (BATCH,) and rows != ref.shape[0] else ref
-            found.append(await self._device.get(wanted, timeout=_left(deadline)))
-        return found
-
-    async def _operand(self, name: str, value: Any, bucket: Sizes, deadline: float | None) -> AccelRef:
-        """Return an input on the device, of the size of a bucket."""
-        spec = self._buckets.inputs[name]
-        if not isinstance(value, AccelRef):
-            return await self._device.put(self._buckets.padded(name, value, bucket), timeout=_left(deadline))
-        widths = [(0, wanted - length) for wanted, length in zip(spec.of_size(bucket), value.shape, strict=True)]
-        if not any(after for _, after in widths):
-            return value
-        padded: AccelRef = await self._device.arrays.pad(value, widths, value=spec.pad, timeout=_left(deadline))
-        return padded
 
     # -- versions
 
-    def _serve(self, version: _Version) -> None:
+    def _serve(self, version: Version) -> None:
         self._versions.append(version)
         self._latest = version.number
-
-    async def _load(self, weights: Any, on_progress: Progress | None) -> _Version:
-        """Put weights on the device, build the model around them, and see what it returns."""
-        buckets = self._buckets
-        given = () if weights is None else weights
-        refs = await load_weights(self._device, given, run_blocking=self._run_blocking, on_progress=on_progress)
-        version = _Version(self._latest + 1, f"model-{next(_numbers)}", refs)
-        warm = [{name: (Spec(spec.of_size(each), spec.dtype), spec.pad) for name, spec in buckets.inputs.items()} for each in buckets.all()]
-        try:
-            refs |= await load_weights(self._device, await self._initial(tuple(refs)), run_blocking=self._run_blocking)
-            await self._device.register_as(version.library, ModelLibrary, self._source, tuple(buckets.inputs), refs, warm)
-            try:
-                version.outputs = await self._described(version)
-            except BaseException:
-                await self._unregister(version)
-                raise
-        except BaseException:
-            refs.clear()  # the traceback keeps this frame
-            raise
-        return version
-
-    async def _initial(self, given: tuple[str, ...]) -> dict[str, Array]:
-        """Return the arrays that the model needs and was not given, such as tables that are no weights, or all of its weights."""
-        device, library = self._device, f"model-{next(_numbers)}-initial"
-        await device.register_as(library, InitialLibrary, self._source, given)
-        try:
-            made = OutputSpecs.decoded(await device.get(await device.run(Describe(library, ()))))
-            refs = await device.run(Forward(library, (), made.specs({})))
-            return {name: await device.get(ref) for name, ref in zip(made.names, refs, strict=True)}
-        finally:
-            await device.unregister(library)
-
-    async def _described(self, version: _Version) -> OutputSpecs:
-        """Return what the model returns. It is run on two lengths of each dimension: what is different between the outputs follows that dimension."""
-        buckets = self._buckets
-        lengths = {dim: _two_lengths(dim, buckets.lengths.get(dim)) for dim in buckets.dims}
-        sizes = {dim: length for dim, (length, _) in lengths.items()}
-        found = await self._describe(version, sizes)
-        for dim, (_, other) in lengths.items():
-            changed = {**sizes, dim: other}
-            found = found.named(sizes, await self._describe(version, changed), changed)
-        return found
-
-    async def _describe(self, version: _Version, sizes: Sizes) -> OutputSpecs:
-        device = self._device
-        inputs = [await device.put(np.full(spec.of_size(sizes), spec.pad, spec.dtype.numpy)) for spec in self._buckets.inputs.values()]
-        return OutputSpecs.decoded(await device.get(await device.run(Describe(version.library, tuple(inputs)))))
-
-    async def _unregister(self, version: _Version) -> None:
-        with contextlib.suppress(ClosedError):  # the device is closed, and the library with it
-            await self._device.unregister(version.library)
-        version.weights.clear()
 
     async def swap(
         self,
@@ -491,11 +337,13 @@ class Model:
             await self._release()
             self._check_room(old)
             items = [self.item(each) for each in canaries]
-            new = await self._load(weights, on_progress)
+            new = await self._loader.load(self._latest + 1, weights, on_progress)
             try:
                 await self._check_canaries(old, new, items, compare)
             except BaseException:
-                await self._unregister(new)
+                self._left.append(new)
+                with contextlib.suppress(MailboxFullError):  # it goes with the next swap, or with the model
+                    await self._release()
                 raise
             self._serve(new)
         logger.info("model_swapped", device=self._device.name, version=new.number, canaries=len(items))
@@ -525,11 +373,11 @@ class Model:
 
     async def on(self, device: Any) -> Model:
         """Return the same model, with copies of the weights that serve, on another device."""
-        model = Model(device, self._source, self._buckets, self._run_blocking)
+        model = Model(self._name, device, self._buckets, self._loader.elsewhere(device))
         version = self._serving
         with version:
             arrays = {name: await self._device.get(ref) for name, ref in version.weights.items()}
-        model._serve(await model._load(arrays, None))
+        model._serve(await model._loader.load(1, arrays))
         return model
 
     async def aclose(self) -> None:
@@ -544,10 +392,11 @@ class Model:
         self._left += self._versions[:-1]
         del self._versions[:-1]
         while self._left:
-            await self._left[-1].drained()
-            await self._unregister(self._left.pop())
+            version = self._left[0]
+            await version.unload()
+            self._left.remove(version)
 
-    def _check_room(self, old: _Version) -> None:
+    def _check_room(self, old: Version) -> None:
         """Refuse a swap for which there is no memory: before anything is read."""
         memory, needed = self._device.info().memory, sum(ref.nbytes for ref in old.weights.values())
         if memory.limit is not None and memory.used + needed > memory.limit:
@@ -560,7 +409,7 @@ class Model:
                 remedy="Open the device with a larger memory_limit, or free other buffers first.",
             )
 
-    async def _check_canaries(self, old: _Version, new: _Version, items: list[dict[str, Array]], compare: Compare | None) -> None:
+    async def _check_canaries(self, old: Version, new: Version, items: list[dict[str, Array]], compare: Compare | None) -> None:
         for number, item in enumerate(items):
             answers = [await self._answer(version, item) for version in (old, new)]
             checked = self._checked(answers[1])
@@ -577,23 +426,5 @@ class Model:
                     remedy="Look at the weights; the model serves its old ones.",
                 )
 
-    async def _answer(self, version: _Version, item: dict[str, Array]) -> Any:
+    async def _answer(self, version: Version, item: dict[str, Array]) -> Any:
         return (await self._rows(version, [item]))[0]
-
-
-def _two_lengths(dim: str, lengths: tuple[int, ...] | None) -> tuple[int, int]:
-    """Return two lengths of a dimension on which to try a model: of its buckets, if it has two."""
-    if lengths is None:
-        return (1, 2) if dim == BATCH else (_TRIED, _TRIED + 1)
-    if len(lengths) > 1:
-        return lengths[0], lengths[1]
-    return lengths[0], lengths[0] - 1 or 2
-
-
-def _deadline(timeout: float | None) -> float | None:
-    return None if timeout is None else asyncio.get_running_loop().time() + timeout
-
-
-def _left(deadline: float | None) -> float | None:
-    """Return the seconds until a deadline; with none left, as little as the device takes for an answer."""
-    return None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 1e-9)

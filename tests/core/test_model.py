@@ -288,3 +288,14 @@ async def test_weights_that_fail_in_service_are_rolled_back(rng: np.random.Gener
             poison[0] = NAN
             await failure(service.submit(poison), accel.NonFiniteError)
             assert model.version == 1
+
+
+async def test_a_model_of_a_lost_device_closes(rng: np.random.Generator) -> None:
+    plan = FaultPlan().poison_at(2, op="forward")
+    async with accel.System() as system:
+        device = await system.open_device("cpu", faults=plan, restart=accel.RestartStrategy(max_restarts=0))
+        model = await loaded(device, affine(rng))
+        await failure(model.numpy(rows(rng, 1)), accel.ContextPoisonedError)
+        assert device.state is accel.DeviceState.LOST
+        await failure(model.numpy(rows(rng, 1)), accel.DeviceLostError)
+        await bounded(model.aclose())

@@ -173,4 +173,4 @@ def test_results_are_put_together_as_the_model_returns_them() -> None:
         with pytest.raises(InvalidArgumentError):
             flattened(wrong)
     with pytest.raises(InvalidArgumentError):
-        encoded([x] * 4000)
+        encoded([x] * 20_000)

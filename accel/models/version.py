@@ -1,0 +1,239 @@
+"""One set of a model's weights on a device: loaded, described, run, and let go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+
+from accel.errors import ClosedError, DeviceLostError
+from accel.models.library import Describe, Forward, InitialLibrary, ModelLibrary
+from accel.models.outputs import OutputSpecs
+from accel.models.tensor_spec import BATCH
+from accel.models.weights import load_weights
+from accel.ops import Spec
+from accel.ref import AccelRef
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from accel.models.adapters.base import ModelSource
+    from accel.models.tensor_spec import Buckets, Sizes
+    from accel.models.weights import Progress, RunBlocking
+
+__all__ = ["ModelDevice", "Version", "VersionLoader", "deadline_of", "left"]
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+_TRIED = 16
+"""Length of a dimension without buckets on which a model is tried."""
+
+_numbers = itertools.count(1)
+"""Of models in this process: the names of their libraries."""
+
+
+class ModelDevice(Protocol):
+    """What a model needs of :class:`accel.Device`."""
+
+    @property
+    def name(self) -> str:
+        """Backend and index."""
+
+    @property
+    def arrays(self) -> Any:
+        """Ops that rearrange."""
+
+    def info(self) -> Any:
+        """See :meth:`accel.Device.info`."""
+
+    async def put(self, array: Any, *, durable: bool = False, checksum: bool = False, timeout: float | None = None) -> AccelRef:
+        """See :meth:`accel.Device.put`."""
+
+    async def get(self, ref: AccelRef, *, timeout: float | None = None) -> Array:
+        """See :meth:`accel.Device.get`."""
+
+    async def free(self, ref: AccelRef) -> None:
+        """See :meth:`accel.Device.free`."""
+
+    async def run(self, op: Any, *, timeout: float | None = None) -> Any:
+        """See :meth:`accel.Device.run`."""
+
+    async def register_as(self, name: str, library: Any, /, *args: Any, **kwargs: Any) -> None:
+        """See :meth:`accel.Device.register_as`."""
+
+    async def unregister(self, name: str) -> None:
+        """See :meth:`accel.Device.unregister`."""
+
+
+class Version:
+    """One set of weights, and the library that runs the model with them; made by :class:`VersionLoader`.
+
+    ``with version`` counts a call that uses it.
+
+    Attributes
+    ----------
+    number : int
+        From 1, counted up by every swap, also after a rollback.
+    library : str
+        Its name.
+    weights : dict of str to AccelRef
+        Durable.
+    outputs : OutputSpecs
+        What the model returns.
+    """
+
+    def __init__(self, device: ModelDevice, buckets: Buckets, number: int, library: str, weights: dict[str, AccelRef]) -> None:
+        self._device = device
+        self._buckets = buckets
+        self.number = number
+        self.library = library
+        self.weights = weights
+        self.outputs: OutputSpecs
+        self._calls = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def __enter__(self) -> None:
+        self._calls += 1
+        self._idle.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self._calls -= 1
+        if not self._calls:
+            self._idle.set()
+
+    async def forward(
+        self, arrays: Mapping[str, Any], bucket: Sizes, sizes: Sizes, timeout: float | None, *, to_host: bool
+    ) -> Sequence[Any]:
+        """Run inputs in a bucket. On the host the outputs have only the rows that are wanted, in their other dimensions they are as the bucket has them."""
+        deadline = deadline_of(timeout)
+        operands = [await self._operand(name, each, bucket, deadline) for name, each in arrays.items()]
+        op = Forward(self.library, tuple(operands), self.outputs.specs(bucket))
+        made: tuple[AccelRef, ...] = await self._device.run(op, timeout=left(deadline))
+        if not to_host:
+            return made
+        rows = sizes.get(BATCH)
+        found = []
+        for ref, shape in zip(made, self.outputs.shapes, strict=True):
+            wanted = ref[:rows] if shape[:1] == (BATCH,) and rows != ref.shape[0] else ref
+            found.append(await self._device.get(wanted, timeout=left(deadline)))
+        return found
+
+    async def _operand(self, name: str, value: Any, bucket: Sizes, deadline: float | None) -> AccelRef:
+        """Return an input on the device, of the size of a bucket."""
+        spec = self._buckets.inputs[name]
+        if not isinstance(value, AccelRef):
+            return await self._device.put(self._buckets.padded(name, value, bucket), timeout=left(deadline))
+        widths = [(0, wanted - length) for wanted, length in zip(spec.of_size(bucket), value.shape, strict=True)]
+        if not any(after for _, after in widths):
+            return value
+        padded: AccelRef = await self._device.arrays.pad(value, widths, value=spec.pad, timeout=left(deadline))
+        return padded
+
+    async def unload(self) -> None:
+        """Wait until no call uses it, and let the library and the weights go.
+
+        Raises
+        ------
+        MailboxFullError
+            The device was opened with ``overload="reject"`` and is full. Nothing has changed.
+        """
+        await self._idle.wait()
+        with contextlib.suppress(ClosedError, DeviceLostError):  # the library has gone with the device
+            await self._device.unregister(self.library)
+        self.weights.clear()
+
+
+class VersionLoader:
+    """Makes versions of one model on one device.
+
+    Parameters
+    ----------
+    device
+        Where.
+    source
+        Makes the model's adapter.
+    buckets
+        The model's inputs.
+    run_blocking
+        Runs what blocks.
+    """
+
+    def __init__(self, device: ModelDevice, source: ModelSource, buckets: Buckets, run_blocking: RunBlocking) -> None:
+        self._device = device
+        self._source = source
+        self._buckets = buckets
+        self._run_blocking = run_blocking
+
+    def elsewhere(self, device: ModelDevice) -> VersionLoader:
+        """Return a loader of the same model on another device."""
+        return VersionLoader(device, self._source, self._buckets, self._run_blocking)
+
+    async def load(self, number: int, weights: Any, on_progress: Progress | None = None) -> Version:
+        """Put weights on the device, build the model around them, and see what it returns. After an error nothing of it is left."""
+        buckets = self._buckets
+        given = () if weights is None else weights
+        refs = await load_weights(self._device, given, run_blocking=self._run_blocking, on_progress=on_progress)
+        version = Version(self._device, buckets, number, f"model-{next(_numbers)}", refs)
+        warm = [{name: (Spec(spec.of_size(each), spec.dtype), spec.pad) for name, spec in buckets.inputs.items()} for each in buckets.all()]
+        try:
+            refs |= await load_weights(self._device, await self._initial(tuple(refs)), run_blocking=self._run_blocking)
+            await self._device.register_as(version.library, ModelLibrary, self._source, tuple(buckets.inputs), refs, warm)
+            try:
+                version.outputs = await self._described(version)
+            except BaseException:
+                await version.unload()
+                raise
+        except BaseException:
+            refs.clear()  # the traceback keeps this frame
+            raise
+        return version
+
+    async def _initial(self, given: tuple[str, ...]) -> dict[str, Array]:
+        """Return the arrays that the model needs and was not given, such as tables that are no weights, or all of its weights."""
+        device, library = self._device, f"model-{next(_numbers)}-initial"
+        await device.register_as(library, InitialLibrary, self._source, given)
+        try:
+            made = OutputSpecs.decoded(await device.get(await device.run(Describe(library, ()))))
+            refs = await device.run(Forward(library, (), made.specs({})))
+            return {name: await device.get(ref) for name, ref in zip(made.names, refs, strict=True)}
+        finally:
+            await device.unregister(library)
+
+    async def _described(self, version: Version) -> OutputSpecs:
+        """Return what the model returns. It is run on two lengths of each dimension: what is different between the outputs follows that dimension."""
+        buckets = self._buckets
+        lengths = {dim: _two_lengths(dim, buckets.lengths.get(dim)) for dim in buckets.dims}
+        sizes = {dim: length for dim, (length, _) in lengths.items()}
+        found = await self._describe(version, sizes)
+        for dim, (_, other) in lengths.items():
+            changed = {**sizes, dim: other}
+            found = found.named(sizes, await self._describe(version, changed), changed)
+        return found
+
+    async def _describe(self, version: Version, sizes: Sizes) -> OutputSpecs:
+        device = self._device
+        inputs = [await device.put(np.full(spec.of_size(sizes), spec.pad, spec.dtype.numpy)) for spec in self._buckets.inputs.values()]
+        return OutputSpecs.decoded(await device.get(await device.run(Describe(version.library, tuple(inputs)))))
+
+
+def _two_lengths(dim: str, lengths: tuple[int, ...] | None) -> tuple[int, int]:
+    """Return two lengths of a dimension on which to try a model: of its buckets, if it has two."""
+    if lengths is None:
+        return (1, 2) if dim == BATCH else (_TRIED, _TRIED + 1)
+    if len(lengths) > 1:
+        return lengths[0], lengths[1]
+    return lengths[0], lengths[0] - 1 or 2
+
+
+def deadline_of(timeout: float | None) -> float | None:
+    """Return the loop's time at which a timeout that begins now ends."""
+    return None if timeout is None else asyncio.get_running_loop().time() + timeout
+
+
+def left(deadline: float | None) -> float | None:
+    """Return the seconds until a deadline; with none left, as little as the device takes for an answer."""
+    return None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 1e-9)
