@@ -259,7 +259,7 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         buckets
             For named dimensions, the lengths that inputs are padded to: ``{"batch": (1, 8, 64)}``.
         graphs
-            Whether forwards may be captured into CUDA graphs, one for each bucket, where the framework and the device can; ``"off"``: never.
+            ``"auto"``: forwards may be captured into CUDA graphs, one for each bucket; ``"off"``: never. No adapter captures yet: both run eagerly.
         options
             More keyword arguments of the adapter: of a torch module ``train`` and ``threads``; of a class, its own.
         on_progress
