@@ -327,7 +327,12 @@ async def slow(device):
 """
     )
     serving = asyncio.ensure_future(serve.run(arguments("--device", "cpu", "--port", "0", f"{app}_slow:slow")))
-    await until(lambda: f"{app}_slow" in sys.modules and sys.modules[f"{app}_slow"].entered.is_set())
+
+    def is_loading() -> bool:
+        entered = getattr(sys.modules.get(f"{app}_slow"), "entered", None)  # it is imported on another thread
+        return entered is not None and entered.is_set()
+
+    await until(is_loading)
     os.kill(os.getpid(), signal.SIGINT)
     assert await bounded(serving) == 0
     assert sys.modules[f"{app}_slow"].left[0].state is accel.DeviceState.CLOSED
