@@ -80,6 +80,9 @@ class Isolation:
         self._interrupted = interrupted
         self._suspects: deque[Request] = deque()
         self._repeats: deque[Request] = deque()
+        self._arrived = self._tried = 0  # suspects, since the isolation was made
+        self._bound = 0  # how many of them run before the first repeat; those that come later run behind it
+        self._is_bound_last = False
         self._is_running = False
         self._is_closing = False
         self._wake = asyncio.Event()
@@ -112,6 +115,7 @@ class Isolation:
             return
         self._counters.isolated += len(suspects)
         self._suspects.extend(suspects)
+        self._arrived += len(suspects)
         self._wake.set()
         if suspects and not self._is_running:
             self._begin()
@@ -145,6 +149,7 @@ class Isolation:
         taken = [*self._suspects, *self._repeats]
         self._suspects.clear()
         self._repeats.clear()
+        self._tried = self._arrived
         return taken
 
     async def _run(self) -> None:
@@ -190,12 +195,13 @@ class Isolation:
         logger.info("isolation_ended", trials=trials, poisoned=counters.poisoned - poisoned, seconds=round(loop.time() - began, 3))
 
     async def _try_next(self) -> None:
-        """Run one suspect alone, and answer it; one that faults for the first time is repeated when there is no other."""
+        """Run one suspect alone, and answer it; one that faults for the first time is repeated behind the others that are there."""
         try:
             await until_ready(self._device)
-            if not self._suspects:
+            if not (self._suspects or self._is_bound_last):
                 await self._quarantine.handler()  # it may take seconds, in which others may come
-            queue = self._suspects or self._repeats
+                self._bound, self._is_bound_last = self._arrived, True
+            queue = self._next_queue()
             request = queue[0]
             result = self._memory.recall(request.item) or await self._outcome(request)
         except UnusableError as error:
@@ -207,10 +213,21 @@ class Isolation:
             self._fail(self._taken(), f"the device did not come back: {error}", error)
         else:
             queue.popleft()
+            is_repeat = queue is self._repeats
+            if not is_repeat:
+                self._tried += 1
+            if is_repeat or not self._repeats:  # what is next there lets those pass that are there now
+                self._bound, self._is_bound_last = self._arrived, False
             if is_fault(result) and self._is_first_fault(request):
                 self._repeats.append(request)
                 return
             self._settle(request, self._poisoned(request, result) if is_fault(result) else result)
+
+    def _next_queue(self) -> deque[Request]:
+        """Return where the next request is. Without the bound a repeat would wait for as long as suspects keep coming."""
+        if self._repeats and (not self._suspects or self._tried >= self._bound):
+            return self._repeats
+        return self._suspects
 
     def _is_first_fault(self, request: Request) -> bool:
         """Note that a context died of an item, and return whether that is new; equal items count as one."""

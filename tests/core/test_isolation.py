@@ -82,6 +82,30 @@ async def test_others_that_come_meanwhile_run_before_it_too() -> None:
     assert device.tried == [POISON, other, FINE, POISON, other]
 
 
+async def test_others_that_keep_coming_do_not_put_it_off_for_ever() -> None:
+    device = Serving()
+    asked: list[asyncio.Task[int]] = []
+
+    async def make(twin: Any) -> Any:
+        handler = await device.make(twin)
+
+        async def answer(items: list[Item]) -> Any:
+            if not asked[0].done():  # with each trial another suspect comes, and is there before the trial ends
+                before = batcher.statistics().isolating
+                asked.append(task(batcher.submit(("poison", len(asked) + 10))))
+                await until(lambda: batcher.statistics().isolating > before)
+            return await handler(items)
+
+        return answer
+
+    async with serving(device, quarantine=make) as batcher:
+        asked.append(task(batcher.submit(POISON)))
+        await bounded(asyncio.wait(asked[:1]))
+        assert device.tried.index(POISON, 1) <= 3
+        results = await bounded(asyncio.gather(*asked, return_exceptions=True))
+    assert set(kinds(results)) == {accel.PoisonedInputError}
+
+
 @pytest.mark.parametrize(("kind", "expected"), [("poison", "fault"), ("hang", "hang")])
 async def test_the_error_says_what_the_item_does(kind: str, expected: str) -> None:
     async with serving(Serving()) as batcher:
