@@ -89,9 +89,11 @@ class CopyBack:
     def copy(self) -> None:
         """Copy, and give the shared memory back; does nothing if that was given back meanwhile. Blocks."""
         if self._claim.acquire(blocking=False):
-            for each in self._arrays:
-                each.land()
-            close_all(self._arrays)
+            try:
+                for each in self._arrays:
+                    each.land()
+            finally:
+                close_all(self._arrays)
 
     def give_up(self) -> None:
         """Give the shared memory back, unless it is being copied: then it is given back after that."""

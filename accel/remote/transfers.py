@@ -214,17 +214,25 @@ class ArrayTransfers:
     async def _get(self, transfer: _ArrayTransfer, first: Block) -> AccelError | None:
         """Fetch all parts of an array: the next is on its way while the last is copied here, if there is room for both. Return what went wrong there."""
         piece: Block | None = first
-        landing, error = None, None
-        while transfer.left and error is None and not transfer.submission.is_settled:
-            piece = piece or self._pinned.take(min(transfer.left, self._pinned.part))
-            if piece is None:  # with the last part in hand it would wait for itself
-                error, landing = await self._land(landing), None
-                if error is not None:
-                    break
-                piece = await self._next(transfer)
-            outgoing, piece = self._arrays.within(piece, transfer.part(piece)), None
-            sent = transfer.send(Get(transfer.view(outgoing), outgoing.array), [], outgoing), outgoing
-            error, landing = error or await self._land(landing), sent
+        landing: tuple[_Answer, SharedArray] | None = None
+        error: AccelError | None = None
+        try:
+            while transfer.left and error is None and not transfer.submission.is_settled:
+                piece = piece or self._pinned.take(min(transfer.left, self._pinned.part))
+                if piece is None:  # with the last part in hand it would wait for itself
+                    landed, landing = landing, None
+                    error = await self._land(landed)
+                    if error is not None:
+                        break
+                    piece = await self._next(transfer)
+                outgoing, piece = self._arrays.within(piece, transfer.part(piece)), None
+                sent = transfer.send(Get(transfer.view(outgoing), outgoing.array), [], outgoing), outgoing
+                landed, landing = landing, sent
+                error = await self._land(landed)
+        except BaseException:
+            if landing is not None and landing[0].done() and landing[0].result() is None:
+                landing[1].close()  # it has come; of one that has not, the child may still write the memory
+            raise
         return await self._land(landing) or error
 
     async def _land(self, sent: tuple[_Answer, SharedArray] | None) -> AccelError | None:

@@ -84,7 +84,7 @@ async def test_others_that_come_meanwhile_run_before_it_too() -> None:
 
 async def test_others_that_keep_coming_do_not_put_it_off_for_ever() -> None:
     device = Serving()
-    asked: list[asyncio.Task[int]] = []
+    asked: list[asyncio.Future[int]] = []
 
     async def make(twin: Any) -> Any:
         handler = await device.make(twin)
