@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +14,9 @@ import pytest
 
 import accel
 from accel.remote import arrays
+from accel.remote.transfers import ArrayTransfers, _ArrayTransfer
 from accel.storage.pinned import PinnedMemory
-from tests.device_support import cancelled, child_pid, failure, task, until
+from tests.device_support import cancelled, child_pid, failure, opened, task, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -146,3 +148,36 @@ async def test_what_finds_room_in_the_turn_of_a_fault_is_not_sent_to_the_child_t
         np.testing.assert_array_equal(await device.get(await device.put(np.arange(3.0))), np.arange(3.0))
         assert device.generation == 2
         assert device.info().pinned.used == 0
+
+
+@pytest.mark.parametrize("has_come", [True, False])
+async def test_a_part_is_given_back_where_the_next_one_cannot_be_sent(has_come: bool) -> None:
+    """If it has come. The memory of one that has not is the child's until that is gone."""
+    loop, made, array = asyncio.get_running_loop(), list[SimpleNamespace](), np.zeros(300, np.uint8)
+
+    def within(piece: Any, part: Any) -> Any:
+        shared = SimpleNamespace(array=part, place=SimpleNamespace(shape=part.shape), is_closed=False)
+        shared.close = lambda: setattr(shared, "is_closed", True)
+        made.append(shared)
+        return shared
+
+    def send_part(submission: Any, op: Any, buffers: Any, outgoing: Any, action: Any) -> Any:
+        answer = loop.create_future()
+        if len(made) > 1:
+            outgoing.close()
+            raise accel.ContextPoisonedError("the child is gone")
+        if has_come:
+            answer.set_result(None)
+        return answer
+
+    pinned = SimpleNamespace(part=100, take=lambda nbytes: SimpleNamespace(nbytes=100))
+    core = SimpleNamespace(pinned=pinned, loop=loop, system=SimpleNamespace(run_blocking=None))
+    context: Any = SimpleNamespace(core=core, send_part=send_part)
+    places: Any = SimpleNamespace(within=within)
+    async with opened() as device:
+        ref = await device.put(array)
+        submission: Any = SimpleNamespace(is_settled=False)
+        transfer = _ArrayTransfer(context, submission, array, ref, None)
+        with pytest.raises(accel.ContextPoisonedError):
+            await ArrayTransfers(context, places)._get(transfer, pinned.take(100))
+    assert [each.is_closed for each in made] == [has_come, True]
