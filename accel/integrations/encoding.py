@@ -32,7 +32,7 @@ async def dumps(value: Any) -> bytes:
 
 
 def _pieces(value: Any) -> Iterator[str]:
-    """Yield JSON text, with so many numbers in a piece that large arrays have several and small objects one."""
+    """Yield JSON text in pieces of about ``_PIECE`` numbers, between which the event loop can run."""
     text, numbers = "", 0
     for part, count in _parts(value):
         text += part

@@ -59,7 +59,7 @@ class Index:
 
     @classmethod
     async def create(cls, device: accel.Device, capacity: int) -> Index:
-        """Make an empty index for so many documents."""
+        """Make an empty index with room for ``capacity`` documents."""
         rows = (np.zeros((capacity, DIMENSIONS), np.float32), np.zeros((capacity, ROW), np.int32), np.zeros((capacity, ROW), np.float32))
         return cls(device, rows, tuple([await device.put(array, durable=True) for array in rows]))
 
