@@ -17,6 +17,7 @@ from accel._log import get_logger
 from accel.actors import Actor, ActorContext, ActorRef
 from accel.actors.acquire import acquire
 from accel.backend import PreparesLibraries, TellsFaults
+from accel.engine.captures import captures_of
 from accel.engine.context import Context
 from accel.engine.durable_binding import bind_durable
 from accel.engine.in_flight import fault_behind
@@ -199,14 +200,15 @@ class ContextActor(Actor["OpenLibrary | EquipLane | CloseLibrary", "Port | Accel
             return Operand(address + argument.offset, argument.shape, argument.dtype, False, description.backend, description.index)
 
         own = await self._call_own(made, library, lambda: OwnLibrary(library, registration.make(operand), description))
-        pool = made.pool if own.library.several_streams else None
+        captures, pool = own.library.captures, made.pool if own.library.several_streams else None
         try:
             if pool is not None:
                 pool.libraries.add(library)
                 lane = (await self._first_of(made, pool, context)).lane
             else:
-                lane = self._lanes[library] = self._lanes.get(library) or await self._lane(made, library)
-            await self._call_own(made, library, lambda: own.library.open(lane.stream))
+                lane = self._lanes[library] = self._lanes.get(library) or await self._lane(made, library, captures=captures)
+            with captures_of(self._core).one_more() if captures else contextlib.nullcontext():
+                await self._call_own(made, library, lambda: own.library.open(lane.stream))
         except BaseException:
             if pool is not None:
                 pool.libraries.discard(library)
@@ -244,7 +246,7 @@ class ContextActor(Actor["OpenLibrary | EquipLane | CloseLibrary", "Port | Accel
     def _give_lane(self, library: str) -> None:
         """Keep the lane that a registered library had to itself for the next one: streams are not closed before their context."""
         lane = self._own_lanes.pop(library, None)
-        if lane is not None and self._core.options.lanes is None:
+        if lane is not None and lane not in self._shared:
             self._free_lanes.append(lane)
 
     async def _call_own(self, made: Context, library: str, call: Callable[[], T]) -> T:
@@ -279,7 +281,7 @@ class ContextActor(Actor["OpenLibrary | EquipLane | CloseLibrary", "Port | Accel
             return pool.ports[0]
         shared = self._lanes.get(library)
         if shared is None:
-            shared = self._lanes[library] = await self._lane(made, library)
+            shared = self._lanes[library] = await self._lane(made, library, captures=library == Capture.library)
         await made.provide_workspaces(shared, library)
         port = await self._port(made, shared, library, context)
         del self._lanes[library]
@@ -331,16 +333,16 @@ class ContextActor(Actor["OpenLibrary | EquipLane | CloseLibrary", "Port | Accel
         if isinstance(made.device, PreparesLibraries) and library in (*self._core.options.libraries, BATCH):
             await self._core.system.run_blocking(made.offloaded.make, made.device.prepare, library, lane.compute)
 
-    async def _lane(self, made: Context, library: str) -> Lane:
+    async def _lane(self, made: Context, library: str, *, captures: bool) -> Lane:
         """Return the lane that the ``streams`` option gives to a library."""
         limit = self._core.options.lanes
-        # While a stream is captured, whatever is enqueued there becomes a part of the graph: so captures have a stream of their own.
-        is_shared = library != Capture.library
-        if is_shared and limit is not None and len(self._shared) >= limit:
+        # While a stream is captured, whatever is enqueued there becomes a part of the graph: so what captures has a stream of its own.
+        if captures or limit is None:
+            return await self._new_lane(made, library)
+        if len(self._shared) >= limit:
             return self._shared[next(self._turn) % limit]
         lane = await self._new_lane(made, library)
-        if is_shared:
-            self._shared.append(lane)
+        self._shared.append(lane)
         return lane
 
     async def _new_lane(self, made: Context, library: str) -> Lane:

@@ -206,6 +206,9 @@ class KernelLibrary:
     capturable : bool
         Whether what a kernel method enqueues may be captured into a graph and repeated: it works in ``inputs``, ``outputs`` and what :meth:`open` made, and
         in no memory that an allocator may give to others between two replays. ``False`` has such recordings refused where graphs are captured.
+    captures : bool
+        Whether :meth:`open` captures its stream into graphs. The library then shares its stream with no other, whatever the device's ``streams`` say, and
+        memory that other libraries gave back is not waited for while it opens: CUDA would break the capture off.
     several_streams : bool
         Whether independent ops of this library may run on several streams at a time, as those of the built-in libraries do with ``streams="balanced"``.
         Methods are still called one at a time, but work of two ops overlaps on the device: what :meth:`open` made is only read, or each op has its own.
@@ -215,6 +218,7 @@ class KernelLibrary:
     name: ClassVar[str]
     blocking: ClassVar[bool] = True
     capturable: ClassVar[bool] = False
+    captures: ClassVar[bool] = False
     eager: ClassVar[bool] = False
     launches: ClassVar[int] = 64
     several_streams: ClassVar[bool] = False
@@ -308,9 +312,13 @@ def kernels_of(library: type[KernelLibrary]) -> dict[type[KernelOp[Any]], str]:
             f"{library.__name__}.launches is {launches!r}",
             remedy="Give the most kernels and copies that a kernel method enqueues, such as 64.",
         )
-    for option in ("several_streams", "eager"):
+    for option in ("several_streams", "eager", "captures"):
         if not isinstance(getattr(library, option), bool):
             raise InvalidArgumentError(f"{library.__name__}.{option} is {getattr(library, option)!r}", remedy="Set it to True or False.")
+    if library.captures and library.several_streams:
+        raise InvalidArgumentError(
+            f"{library.__name__} captures its stream, and has several", remedy="Set captures or several_streams to False."
+        )
     found: dict[type[KernelOp[Any]], str] = {}
     for attribute in dir(library):
         op = getattr(getattr(library, attribute), _MARK, None)

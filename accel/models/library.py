@@ -114,6 +114,7 @@ class ModelLibrary(KernelLibrary):
     """
 
     name: ClassVar[str] = "model"
+    captures: ClassVar[bool] = True
     eager: ClassVar[bool] = True
 
     def __init__(
@@ -133,7 +134,7 @@ class ModelLibrary(KernelLibrary):
         """Build the model around its weights, and run it once for each bucket."""
         self._adapter = self._source.adapter()
         self._adapter.open(self._weights, self.description, stream)
-        for inputs in self._warm:
+        for inputs in reversed(self._warm):  # the largest first: what it needed is room for the others
             self._adapter.warm(inputs)
 
     def close(self) -> None:
@@ -162,7 +163,10 @@ class ModelLibrary(KernelLibrary):
     @kernel(Describe)
     def describe(self, op: Describe, stream: Any, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
         """Enqueue a forward whose outputs are described."""
-        _enqueue(self, stream, lambda: self._adapter.store(encoded(self._run(stream, inputs)), outputs[0]))
+        _enqueue(self, stream, lambda: self._adapter.store(self._described(stream, inputs), outputs[0]))
+
+    def _described(self, stream: Any, inputs: Sequence[Operand]) -> Any:
+        return encoded(self._run(stream, inputs), is_captured=self._adapter.is_captured)
 
     def _run(self, stream: Any, inputs: Sequence[Operand]) -> Any:
         return self._adapter.run(dict(zip(self._inputs, inputs, strict=True)))

@@ -60,8 +60,15 @@ def dtype_of(array: Any) -> DType:
     return DType.of(str(array.dtype).removeprefix("torch."))
 
 
-def encoded(result: Any) -> np.ndarray[Any, Any]:
+def encoded(result: Any, *, is_captured: bool = False) -> np.ndarray[Any, Any]:
     """Return the description of a model's result, for :meth:`OutputSpecs.decoded`, as an array of bytes.
+
+    Parameters
+    ----------
+    result
+        What the model returned.
+    is_captured
+        Whether it replays CUDA graphs.
 
     Raises
     ------
@@ -70,7 +77,7 @@ def encoded(result: Any) -> np.ndarray[Any, Any]:
     """
     structure, names, arrays = flattened(result)
     outputs = [[name, [int(n) for n in array.shape], dtype_of(array).value] for name, array in zip(names, arrays, strict=True)]
-    text = json.dumps([structure, outputs]).encode()
+    text = json.dumps([structure, outputs, is_captured]).encode()
     if len(text) > DESCRIPTION_NBYTES:
         raise InvalidArgumentError(f"the model has {len(names)} outputs", remedy="Return fewer arrays.")
     return np.frombuffer(text.ljust(DESCRIPTION_NBYTES), np.uint8)
@@ -90,19 +97,22 @@ class OutputSpecs:
         Of the arrays; a dimension that follows one of the inputs' has its name.
     dtypes
         Of the arrays.
+    is_captured
+        Whether the model makes them by replaying CUDA graphs.
     """
 
     structure: Structure
     names: tuple[str, ...]
     shapes: tuple[tuple[int | str, ...], ...]
     dtypes: tuple[DType, ...]
+    is_captured: bool = False
 
     @classmethod
     def decoded(cls, data: np.ndarray[Any, Any]) -> OutputSpecs:
         """Return the specs, with lengths alone, that :func:`encoded` described."""
-        structure, outputs = json.loads(data.tobytes())
+        structure, outputs, is_captured = json.loads(data.tobytes())
         names, shapes, dtypes = zip(*outputs, strict=True) if outputs else ((), (), ())
-        return cls(structure, tuple(names), tuple(map(tuple, shapes)), tuple(map(DType.of, dtypes)))
+        return cls(structure, tuple(names), tuple(map(tuple, shapes)), tuple(map(DType.of, dtypes)), is_captured)
 
     def named(self, sizes: Sizes, other: OutputSpecs, other_sizes: Sizes) -> OutputSpecs:
         """Return the specs with names where the outputs for two sizes of inputs differ as these do.

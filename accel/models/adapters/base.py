@@ -38,6 +38,10 @@ class Adapter(Protocol):
     the operands; on the CPU it has ended when they return.
     """
 
+    @property
+    def is_captured(self) -> bool:
+        """Whether forwards of the warmed buckets replay CUDA graphs. The default says that they do not."""
+
     def open(self, weights: Mapping[str, Operand], description: DeviceDescription, stream: Any) -> None:
         """Build the model around its weights.
 
@@ -87,7 +91,7 @@ class ModelSource:
     options : mapping
         Keyword arguments of the adapter.
     graphs : {"auto", "off"}
-        Whether forwards may be captured into CUDA graphs, where the framework can.
+        Whether the forwards of buckets are captured into CUDA graphs, where the framework can.
     """
 
     target: Any
@@ -162,7 +166,7 @@ def source_of(model: Any, options: Mapping[str, Any] | None = None, *, graphs: L
     options
         Keyword arguments of the adapter, or of the class.
     graphs
-        Whether forwards may be captured into CUDA graphs, where the framework can.
+        Whether the forwards of buckets are captured into CUDA graphs, where the framework can.
 
     Raises
     ------
@@ -198,6 +202,10 @@ class _WithDefaults:
     def __init__(self, adapter: Any) -> None:
         self._adapter = adapter
         self._backend = ""
+
+    @property
+    def is_captured(self) -> bool:
+        return bool(getattr(self._adapter, "is_captured", False))
 
     def open(self, weights: Mapping[str, Operand], description: DeviceDescription, stream: Any) -> None:
         self._backend = description.backend

@@ -64,6 +64,8 @@ class OnnxAdapter:
         If another provider is named.
     """
 
+    is_captured: Final = False
+
     def __init__(self, path: Path, *, threads: int | None = None, providers: Sequence[str] = (_CPU,)) -> None:
         if not (threads is None or (type(threads) is int and threads > 0)):
             raise InvalidArgumentError(f"threads is {threads!r}", remedy="Give a positive number, or None.")

@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from torch.utils.dlpack import from_dlpack
 
+from accel._log import get_logger
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
+from accel.models.adapters.torch_graph import CapturedForward
 from accel.models.adapters.torch_state import assign, built, state_of
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from accel.ops import Spec
 
 __all__ = ["TorchAdapter"]
+
+logger = get_logger()
 
 _FLOAT8 = (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
 
@@ -46,8 +50,9 @@ class TorchAdapter:
     threads
         Threads that torch uses for one op on the CPU, set for the whole process; ``None`` leaves torch's own choice, one per core that the process may use.
     graphs
-        Whether forwards may be captured into CUDA graphs. What is enqueued eagerly now, :meth:`run` and :meth:`store` on operands of one bucket, is
-        what would be captured; there is no capture yet, so both values run eagerly.
+        ``"auto"`` captures the forward of each bucket into a CUDA graph when it is warmed, on CUDA and without ``train``: what Python does in a forward
+        beside calling torch is then done once, and not for each request. If one bucket cannot be captured, all run eagerly, and the log says why
+        (``model_not_captured``). ``"off"`` captures none.
 
     Raises
     ------
@@ -66,11 +71,20 @@ class TorchAdapter:
         self._builder = builder
         self._train = train
         self._threads = threads
+        self._graphs_wanted = graphs == "auto"
         self._module: torch.nn.Module | None = None
         self._device = torch.device("cpu")
         self._stream: Any = None
         self._named: Collection[str] | None = None
         self._is_checked = False
+        self._graphs: dict[tuple[tuple[int, ...], ...], CapturedForward] = {}
+        self._pool: Any = None  # of the graphs; None: there are to be none
+        self._last: Any = None  # stream of the last run
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether the buckets that were warmed replay graphs."""
+        return bool(self._graphs)
 
     def initial(self, given: Collection[str]) -> dict[str, torch.Tensor]:
         """Return the tensors of the host that :meth:`open` needs beside those given; see :func:`~accel.models.adapters.torch_state.state_of`."""
@@ -93,7 +107,7 @@ class TorchAdapter:
                 f"torch does not know memory of {description.backend}", remedy="Use a device of the cpu or cuda backend."
             )
         self._device = torch.device("cpu") if description.backend == "cpu" else torch.device("cuda", description.index)
-        self._stream = stream
+        self._stream = self._last = stream
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         module = built(self._builder)
@@ -102,6 +116,8 @@ class TorchAdapter:
         self._module = module if self._train else module.eval()
         self._named = _parameters(module)
         self._is_checked = False
+        if self._device.type == "cuda" and self._graphs_wanted and not self._train:
+            self._pool = torch.cuda.graph_pool_handle()
 
     def run(self, inputs: Mapping[str, Operand]) -> Any:
         """Enqueue a forward, and return what the module returns.
@@ -113,17 +129,24 @@ class TorchAdapter:
         """
         stream = next((each.stream for each in inputs.values()), self._stream)
         with _working_in(self._device, stream):
-            return self._forward({name: _tensor(each) for name, each in inputs.items()})
+            if self._graphs and stream is not self._last:
+                # Graphs share memory, also with what ran eagerly in their stream: batches have another one.
+                torch.cuda.current_stream(self._device).wait_stream(_external(self._device, self._last))
+                self._last = stream
+            tensors = {name: _tensor(each) for name, each in inputs.items()}
+            captured = self._graphs.get(tuple([each.shape for each in inputs.values()]))
+            return self._forward(tensors) if captured is None else captured.replay(tensors)
 
     def warm(self, inputs: Mapping[str, tuple[Spec, float]]) -> None:
-        """Run once with inputs of these shapes, on the stream that it was opened with."""
+        """Run once with inputs of these shapes, on the stream that it was opened with, and capture that into a graph if there are to be any."""
         with _working_in(self._device, self._stream):
-            self._forward(
-                {
-                    name: torch.full(spec.shape, pad, dtype=getattr(torch, spec.dtype.value), device=self._device)
-                    for name, (spec, pad) in inputs.items()
-                }
-            )
+            tensors = {
+                name: torch.full(spec.shape, pad, dtype=getattr(torch, spec.dtype.value), device=self._device)
+                for name, (spec, pad) in inputs.items()
+            }
+            self._forward(tensors)
+            if self._pool is not None:
+                self._capture(tensors)
 
     def store(self, result: Any, output: Operand) -> None:
         """Enqueue a copy of a tensor, of any strides, or of an array of numpy, into an output of its shape and dtype.
@@ -149,8 +172,20 @@ class TorchAdapter:
             target.copy_(source)
 
     def close(self) -> None:
-        """Let the module go."""
+        """Let the module and its graphs go."""
+        self._graphs.clear()
         self._module = None
+
+    def _capture(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        try:
+            captured = CapturedForward(self._forward, tensors, self._pool)
+        except Exception as error:
+            self._graphs.clear()
+            self._pool = None
+            shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+            logger.info("model_not_captured", model=getattr(self._builder, "__qualname__", repr(self._builder)), inputs=shapes, error=error)
+        else:
+            self._graphs[tuple([tuple(tensor.shape) for tensor in tensors.values()])] = captured
 
     def _takes(self, names: Iterable[str]) -> bool:
         return self._named is None or all(name in self._named for name in names)
@@ -188,9 +223,14 @@ def _working_in(device: torch.device, stream: Any) -> AbstractContextManager[Any
     """Return a block in which torch enqueues into a stream of the device's; on the CPU it has none."""
     if device.type == "cpu":
         return contextlib.nullcontext()
-    external: Any = torch.cuda.ExternalStream
-    block: AbstractContextManager[Any] = torch.cuda.stream(external(stream.handle, device=device))
+    block: AbstractContextManager[Any] = torch.cuda.stream(_external(device, stream))
     return block
+
+
+def _external(device: torch.device, stream: Any) -> Any:
+    """Return a stream of the device's as torch knows it."""
+    external: Any = torch.cuda.ExternalStream
+    return external(stream.handle, device=device)
 
 
 def _tensor(operand: Operand) -> torch.Tensor:

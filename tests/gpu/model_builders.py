@@ -1,0 +1,80 @@
+"""Modules of torch for the GPU tests of models, which a child process can import."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+WORDS, WIDTH, CLASSES = 1000, 64, 10
+
+
+class Encoder(nn.Module):
+    """Token ids to vectors, and how many ids are no padding. An id out of range asserts on the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(WORDS, WIDTH)
+        self.register_buffer("scale", torch.rand(WIDTH) + 0.5, persistent=False)
+        layer = nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, 0.0, "gelu", batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        mask = (ids != 0).unsqueeze(-1)
+        hidden = self.layers(self.tokens(ids), src_key_padding_mask=ids == 0) * mask
+        return {"vector": hidden.sum(1) / mask.sum(1).clamp(min=1) * self.scale, "words": mask.sum((1, 2))}
+
+
+class Classifier(nn.Module):
+    """Images to logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3), nn.ReLU()
+        )
+        self.head = nn.Linear(32, CLASSES)
+
+    def forward(self, image: torch.Tensor) -> Any:
+        return self.head(self.conv(image).mean((2, 3)))
+
+
+class Waiting(nn.Module):
+    """Has the host decide by a result, which no graph can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.linear(x)
+        return -y if y.sum().item() < 0 else y
+
+
+class Version(nn.Module):
+    """Its only weight plus zero times the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = nn.Parameter(torch.zeros(()))
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return torch.stack((self.number.expand(len(x)), self.linear(x).sum(1) * 0 + self.number), dim=1)
+
+
+def encoder() -> nn.Module:
+    return Encoder()
+
+
+def classifier() -> nn.Module:
+    return Classifier()
+
+
+def waiting() -> nn.Module:
+    return Waiting()
+
+
+def version() -> nn.Module:
+    return Version()
