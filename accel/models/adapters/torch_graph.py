@@ -10,7 +10,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from torch.cuda import _POOL_HANDLE as Pool
+    from torch.cuda import _POOL_HANDLE
 
 __all__ = ["CapturedForward"]
 
@@ -37,7 +37,9 @@ class CapturedForward:
         capturing any more.
     """
 
-    def __init__(self, forward: Callable[[Mapping[str, torch.Tensor]], Any], inputs: Mapping[str, torch.Tensor], pool: Pool) -> None:
+    def __init__(
+        self, forward: Callable[[Mapping[str, torch.Tensor]], Any], inputs: Mapping[str, torch.Tensor], pool: _POOL_HANDLE
+    ) -> None:
         self._inputs = inputs
         self._graph = torch.cuda.CUDAGraph()
         self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -56,7 +58,7 @@ class CapturedForward:
         return self._result
 
 
-def _end_failed(graph: torch.cuda.CUDAGraph, pool: Pool) -> None:
+def _end_failed(graph: torch.cuda.CUDAGraph, pool: _POOL_HANDLE) -> None:
     """End a capture that failed. Torch's own end of it leaves the allocator as if it still went on, if CUDA had broken it off."""
     with contextlib.suppress(RuntimeError):
         graph.capture_end()
