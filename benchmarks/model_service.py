@@ -1,7 +1,8 @@
 """P15: an encoder of MiniLM's shape as a service of 256 clients, numpy in and out: accel's hosts beside a batcher written by hand.
 
 ``python benchmarks/model_service.py [--backend cpu] [--clients 256] [--seconds 4] [--rounds 3] [--json FILE]``; needs torch. The subjects take turns, in one
-process; a round that does not count comes first. On a GPU the hand-written batcher has a twin with a CUDA graph for each batch size.
+process; a round that does not count comes first. On a GPU the hand-written batcher has a twin with a CUDA graph for each batch size, and accel runs with
+graphs and without.
 """
 
 from __future__ import annotations
@@ -78,7 +79,13 @@ class ByHand:
             batch = [await self._queue.get()]
             while len(batch) < BATCHES[-1] and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
-            vectors = await asyncio.to_thread(self._run, np.stack([ids for ids, _ in batch]))
+            try:
+                vectors = await asyncio.to_thread(self._run, np.stack([ids for ids, _ in batch]))
+            except Exception as error:
+                for _, future in batch:
+                    if not future.done():
+                        future.set_exception(error)
+                continue
             for (_, future), vector in zip(batch, vectors, strict=True):
                 if not future.done():
                     future.set_result(vector)
@@ -118,10 +125,11 @@ def captured(module: Any, device: str) -> Callable[[np.ndarray[Any, Any]], np.nd
 
     def run(ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         graph, taken, vectors = graphs[next(size for size in BATCHES if size >= len(ids))]
-        taken[: len(ids)].copy_(torch.from_numpy(ids), non_blocking=True)
-        graph.replay()
-        found: np.ndarray[Any, Any] = vectors[: len(ids)].cpu().numpy()
-        return found
+        with torch.inference_mode():
+            taken[: len(ids)].copy_(torch.from_numpy(ids), non_blocking=True)
+            graph.replay()
+            found: np.ndarray[Any, Any] = vectors[: len(ids)].cpu().numpy()
+            return found
 
     return run
 
@@ -140,7 +148,7 @@ async def by_hand(run: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -
 
 
 @contextlib.asynccontextmanager
-async def by_accel(backend: str, host: Any, weights: dict[str, Any]) -> AsyncIterator[Submit]:
+async def by_accel(backend: str, host: Any, weights: dict[str, Any], graphs: Any) -> AsyncIterator[Submit]:
     """Serve with accel."""
     builder = "build_half" if backend == "cuda" else "build"
     async with accel.System() as system:
@@ -150,6 +158,7 @@ async def by_accel(backend: str, host: Any, weights: dict[str, Any]) -> AsyncIte
             weights=weights,
             inputs={"input_ids": accel.TensorSpec(("batch", LENGTH), "int64")},
             buckets={"batch": BATCHES},
+            graphs=graphs,
         )
         async with accel.serve(model) as service:
             yield service.submit
@@ -195,14 +204,16 @@ async def compare(backend: str, clients: int, seconds: float, rounds: int) -> di
     found: dict[str, list[dict[str, float]]] = {}
     async with contextlib.AsyncExitStack() as stack:
         subjects = {name: await stack.enter_async_context(by_hand(make(module, backend))) for name, make in hands.items()}
-        for host in ("inline", "process"):
-            subjects[f"accel, {host}"] = await stack.enter_async_context(by_accel(backend, host, weights))
+        for host in ("inline", "process", "auto"):
+            for graphs in ("off", "auto") if backend == "cuda" else ("off",):
+                name = f"accel {host}, {'graphs' if graphs == 'auto' else 'eager'}"
+                subjects[name] = await stack.enter_async_context(by_accel(backend, host, weights, graphs))
         for number in range(rounds + 1):
             for name, submit in subjects.items():
                 row = await measured(submit, clients, seconds if number else min(seconds, 1.0))
                 if number:
                     found.setdefault(name, []).append(row)
-                    print(f"{name:18}", *(f"{key} {value:9.2f}" for key, value in row.items()), flush=True)
+                    print(f"{name:22}", *(f"{key} {value:9.2f}" for key, value in row.items()), flush=True)
     return {name: {key: statistics.median(row[key] for row in rows) for key in rows[0]} for name, rows in found.items()}
 
 
@@ -219,7 +230,7 @@ def main() -> None:
     first = medians[HAND]["requests_per_s"]
     print()
     for name, row in medians.items():
-        print(f"{name:18}", *(f"{key} {value:9.2f}" for key, value in row.items()), f"{row['requests_per_s'] / first:6.2f}x")
+        print(f"{name:22}", *(f"{key} {value:9.2f}" for key, value in row.items()), f"{row['requests_per_s'] / first:6.2f}x")
     if given.json is not None:
         given.json.write_text(json.dumps(medians, indent=1))
 
