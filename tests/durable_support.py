@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import mmap
 import os
 import signal
 from dataclasses import dataclass
@@ -102,3 +103,22 @@ def seeded() -> tuple[np.random.Generator, str]:
     """Return a generator, and what tests say of it when they fail."""
     seed = int(np.random.SeedSequence().generate_state(1)[0])
     return np.random.default_rng(seed), f"seed {seed}"
+
+
+def wild_write(array: Array, new: int | None = None) -> None:
+    """Change one byte of the device memory that holds ``array``, as a stray kernel would: to ``new``, or to what it is not."""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if "memfd:accel-slab" not in os.readlink(f"/proc/self/fd/{name}"):
+                continue
+        except FileNotFoundError:
+            continue
+        with mmap.mmap(int(name), 0) as memory:
+            at = memory.find(array.tobytes())
+            if at >= 0:
+                place = at + array.nbytes // 2
+                memory[place] = memory[place] ^ 0xFF if new is None else new
+                found += 1
+                break
+    assert found, "the buffer is in no slab that this process holds"

@@ -195,10 +195,38 @@ class MemoryFace(MemoryExchange):
         deadline = self._sender.deadline(timeout) if checksum else None
         result: AccelRef = await self._sender.run(op, timeout)
         if checksum:
-            whole = result.base if isinstance(result, RefView) else result
-            self._core.durable.check(whole)
-            await self._sender.keep_checksum(whole, deadline)
+            await self._keep_checksum(result, deadline)
         return result
+
+    async def keep_checksum(self, ref: AccelRef, *, timeout: float | None = None) -> None:
+        """Keep a checksum of a durable buffer from now on, as if it had been made with ``checksum=True``: see :meth:`empty`.
+
+        A buffer that is filled in parts has its first checksum made once, after the last part.
+
+        Parameters
+        ----------
+        ref
+            The buffer.
+        timeout
+            As in :meth:`run`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It is not durable.
+        UnsupportedError
+            The backend makes no checksums.
+        """
+        if not operand("ref", ref).durable:
+            raise InvalidArgumentError(f"{ref!r} is not durable", remedy="Make the buffer with durable=True.")
+        self._core.guard()
+        self._sender.check(ops.Checksum(ref))
+        await self._keep_checksum(ref, self._sender.deadline(timeout))
+
+    async def _keep_checksum(self, ref: AccelRef, deadline: float | None) -> None:
+        whole = ref.base if isinstance(ref, RefView) else ref
+        self._core.durable.check(whole)
+        await self._sender.keep_checksum(whole, deadline)
 
     async def copy(self, source: AccelRef, destination: AccelRef, *, timeout: float | None = None) -> AccelRef:
         """Copy one buffer into another of the same shape and dtype, and return the destination."""

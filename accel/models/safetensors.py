@@ -1,4 +1,4 @@
-"""Files of the safetensors format, read without its package: the header is validated, and the data mapped.
+"""Files of the safetensors format, read without its package: the header is validated, and the data read part by part.
 
 The format: eight bytes with the length of the header (little-endian), the header in JSON, the data of the tensors without gaps. numpy's readers of it do not
 know bfloat16 and float8. See https://huggingface.co/docs/safetensors for what each field means.
@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
 import os
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
-
-import numpy as np
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
@@ -68,10 +66,9 @@ class StoredTensor:
 
 
 class SafetensorsFile:
-    """A file that is mapped read-only: its arrays are read from the disk when they are used, and keep the map.
+    """A file whose header was read. It stays open for as long as this object lives.
 
-    Opening it reads the header and may block. The file must not be truncated while an array of it is in use: the system ends a process that reads
-    what is no longer there.
+    Making one may block.
 
     Parameters
     ----------
@@ -92,27 +89,45 @@ class SafetensorsFile:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         try:
-            with path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size < 8:
-                    raise _invalid(path, f"it has {size} bytes, and the length of the header alone takes 8")
-                self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+            self._fd = os.open(path, os.O_RDONLY)
         except (OSError, ValueError) as error:
-            if isinstance(error, InvalidArgumentError):
-                raise
-            raise InvalidArgumentError(f"{path} cannot be read: {error}", remedy="Give the path of a readable file.") from error
-        length = int.from_bytes(self._map[:8], "little")
-        if length > min(_MOST_HEADER, size - 8):
-            raise _invalid(path, f"its header has {length} bytes, and the file {size}")
+            raise self._unreadable(error) from error
+        weakref.finalize(self, os.close, self._fd)
+        try:
+            size = os.fstat(self._fd).st_size
+            if size < 8:
+                raise _invalid(path, f"it has {size} bytes, and the length of the header alone takes 8")
+            length = int.from_bytes(os.pread(self._fd, 8, 0), "little")
+            if length > min(_MOST_HEADER, size - 8):
+                raise _invalid(path, f"its header has {length} bytes, and the file {size}")
+            header = os.pread(self._fd, length, 8)
+        except OSError as error:
+            raise self._unreadable(error) from error
         self._start = 8 + length
-        self.tensors = parse_header(self._map[8 : self._start], size - self._start, path)
+        self.tensors = parse_header(header, size - self._start, path)
 
-    def array(self, name: str) -> np.ndarray[Any, Any]:
-        """Return a tensor as a read-only array in the mapped file, where it may lie unaligned."""
-        stored = self.tensors[name]
-        data = np.frombuffer(self._map, np.uint8, stored.end - stored.begin, self._start + stored.begin)
-        return data.view(stored.dtype.numpy).reshape(stored.shape)
+    def read(self, name: str, start: int, out: memoryview) -> None:
+        """Fill ``out`` with bytes of a tensor, from ``start`` on. May block; several threads may call it at once.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The file cannot be read any more, or was truncated.
+        """
+        place, done = self._start + self.tensors[name].begin + start, 0
+        while done < len(out):
+            try:
+                count = os.preadv(self._fd, [out[done:]], place + done)
+            except OSError as error:
+                raise self._unreadable(error) from error
+            if not count:
+                raise _invalid(self._path, f"it ends at byte {place + done}, within tensor {name!r}: it was truncated after it was opened")
+            done += count
+
+    def _unreadable(self, error: Exception) -> InvalidArgumentError:
+        return InvalidArgumentError(f"{self._path} cannot be read: {error}", remedy="Give the path of a readable file.")
 
 
 def parse_header(header: bytes, size: int, path: Path) -> dict[str, StoredTensor]:

@@ -13,7 +13,7 @@ from accel.errors import ClosedError, DeviceLostError
 from accel.models.library import Describe, Forward, InitialLibrary, ModelLibrary
 from accel.models.outputs import OutputSpecs
 from accel.models.tensor_spec import BATCH
-from accel.models.weights import load_weights
+from accel.models.weights import WeightsDevice, load_weights
 from accel.ops import Spec
 from accel.ref import AccelRef
 
@@ -35,7 +35,7 @@ _numbers = itertools.count(1)
 """Of models in this process: the names of their libraries."""
 
 
-class ModelDevice(Protocol):
+class ModelDevice(WeightsDevice, Protocol):
     """What a model needs of :class:`accel.Device`."""
 
     @property
@@ -46,10 +46,7 @@ class ModelDevice(Protocol):
     def arrays(self) -> Any:
         """Ops that rearrange."""
 
-    def info(self) -> Any:
-        """See :meth:`accel.Device.info`."""
-
-    async def put(self, array: Any, *, durable: bool = False, checksum: bool = False, timeout: float | None = None) -> AccelRef:
+    async def put(self, array: Any, *, out: AccelRef | None = None, timeout: float | None = None) -> AccelRef:
         """See :meth:`accel.Device.put`."""
 
     async def get(self, ref: AccelRef, *, timeout: float | None = None) -> Array:

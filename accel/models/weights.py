@@ -1,17 +1,24 @@
-"""Weights of models: named arrays out of files, state dicts and mappings, put into durable buffers with checksums."""
+"""Weights of models: named arrays out of files, state dicts and mappings, put into durable buffers with checksums.
+
+Their bytes go through chunks of pinned memory: worker threads fill some, while the device copies others.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import os
+import traceback
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
-from accel.dtype import DType, native
+from accel.dtype import DType, DTypeLike, native
 from accel.errors import AccelError, BackendUnavailableError, InvalidArgumentError
 from accel.models.safetensors import SafetensorsFile
 
@@ -30,17 +37,35 @@ RunBlocking: TypeAlias = "Callable[..., Awaitable[Any]]"
 
 _INDEX: Final = ".safetensors.index.json"
 _PICKLED: Final = (".pt", ".pth", ".bin", ".ckpt")
-_PAGE: Final = 4096
+
+_CHUNK: Final = 16 << 20
+"""Bytes of a chunk: larger ones are no faster."""
+
+_IN_FLIGHT: Final = 8
+"""Chunks that are filled or copied at once."""
 
 
 class WeightsDevice(Protocol):
     """What weights are put on: an :class:`accel.Device`."""
 
-    async def put(self, array: Any, *, durable: bool, checksum: bool) -> AccelRef:
-        """Copy an array to the device."""
+    def info(self) -> Any:
+        """See :meth:`accel.Device.info`."""
 
-    async def free(self, ref: AccelRef) -> None:
-        """Give a buffer back."""
+    async def empty(self, shape: Any, dtype: DTypeLike, *, durable: bool = False) -> AccelRef:
+        """See :meth:`accel.Device.empty`."""
+
+    async def pinned(self, shape: Any, dtype: DTypeLike) -> Array:
+        """See :meth:`accel.Device.pinned`."""
+
+    async def put(self, array: Any, *, out: AccelRef | None = None) -> AccelRef:
+        """See :meth:`accel.Device.put`."""
+
+    async def keep_checksum(self, ref: AccelRef) -> None:
+        """See :meth:`accel.Device.keep_checksum`."""
+
+
+Read: TypeAlias = "Callable[[int, memoryview], object]"
+"""Fills memory with the bytes of an array, from a place on. May block; several threads call it at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +75,24 @@ class _Weight:
     Attributes
     ----------
     name : str
-    nbytes : int
+    shape : tuple of int
+    dtype : DType
     identity : Hashable
         Equal for names of one array, such as an embedding and the output layer that shares its weights.
-    read : callable
-        Returns the array. May block.
+    open : callable
+        Returns what reads it. May block.
     """
 
     name: str
-    nbytes: int
+    shape: tuple[int, ...]
+    dtype: DType
     identity: Hashable
-    read: Callable[[], Array]
+    open: Callable[[], Read]
+
+    @property
+    def nbytes(self) -> int:
+        """Of its elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 async def load_weights(
@@ -99,43 +131,93 @@ async def load_weights(
 
     Notes
     -----
-    Safetensors files are mapped and read one tensor at a time, so host memory does not grow with them; they must not be truncated meanwhile. A state
-    dict is mapped by torch, and unpickled with ``weights_only=True``, which runs no code of the file. After an error or a cancellation everything that
-    was put is freed.
+    The memory of the host that this takes does not grow with the weights: files are read in chunks, a few at once. They must not be changed meanwhile. A
+    state dict is mapped by torch, and unpickled with ``weights_only=True``, which runs no code of the file. After an error or a cancellation everything
+    that was put is freed.
     """
     weights = await run_blocking(_collect, source)
-    total, done = sum(each.nbytes for each in {each.identity: each for each in weights}.values()), 0
-    refs: dict[str, AccelRef] = {}
-    put: dict[Hashable, AccelRef] = {}
+    loading = _Loading(device, {each.identity: each for each in weights}, run_blocking, on_progress)
+    failed: BaseException | None = None
     try:
-        _tell(on_progress, done, total)
-        for each in weights:
-            if each.identity not in put:
-                array = await run_blocking(_ready, each)
-                put[each.identity] = await device.put(array, durable=True, checksum=True)
-                del array
-                done += each.nbytes
-                _tell(on_progress, done, total)
-            refs[each.name] = put[each.identity]
+        await loading.run()
+    except BaseExceptionGroup as group:
+        failed = group.exceptions[0]
     except BaseException:
-        # The traceback keeps this frame, so the refs are let go here; buffers are freed in the order of the device.
-        refs.clear()
-        put.clear()
+        loading.refs.clear()
         raise
-    return refs
+    if failed is None:
+        return {each.name: loading.refs[each.identity] for each in weights}
+    # The error keeps the frames that it was raised in, and they would keep refs.
+    loading.refs.clear()
+    traceback.clear_frames(failed.__traceback__)
+    try:
+        raise failed
+    finally:
+        del failed  # its traceback holds this frame
 
 
-def _tell(on_progress: Progress | None, done: int, total: int) -> None:
-    if on_progress is not None:
-        on_progress(done, total)
+class _Loading:
+    """Weights on their way to a device.
 
+    Parameters
+    ----------
+    weights
+        By identity. The others are those of :func:`load_weights`.
 
-def _ready(weight: _Weight) -> Array:
-    """Return the array with its pages in memory, so that copying it on the loop's thread waits for no disk."""
-    array = weight.read()
-    if array.nbytes:
-        array.reshape(-1).view(np.uint8)[::_PAGE].max()
-    return array
+    Attributes
+    ----------
+    refs : dict
+        What is on the device, or on its way, by identity.
+    """
+
+    def __init__(
+        self, device: WeightsDevice, weights: Mapping[Hashable, _Weight], run_blocking: RunBlocking, on_progress: Progress | None
+    ) -> None:
+        self._device = device
+        self._weights = weights
+        self._run_blocking = run_blocking
+        self._on_progress = on_progress
+        self._done, self._total = 0, sum(each.nbytes for each in weights.values())
+        self._chunks: dict[Hashable, int] = {}  # of each array, how many chunks are still to come
+        self._room = asyncio.Semaphore(_IN_FLIGHT)
+        self.refs: dict[Hashable, AccelRef] = {}
+
+    async def run(self) -> None:
+        """Put all arrays; raises a group of what went wrong."""
+        # A chunk never waits for room with a part of it: so any limit will do.
+        size = max(min(_CHUNK, self._device.info().pinned.limit // _IN_FLIGHT), 1)
+        self._tell(0)
+        async with asyncio.TaskGroup() as group:
+            for identity, each in self._weights.items():
+                await self._room.acquire()
+                read = await self._run_blocking(each.open)
+                self.refs[identity] = await self._device.empty(each.shape, each.dtype, durable=True)
+                starts = range(0, each.nbytes, size) or (0,)
+                self._chunks[identity] = len(starts)
+                for start in starts:
+                    if start:
+                        await self._room.acquire()
+                    group.create_task(self._move(identity, read, start, min(size, each.nbytes - start)))
+
+    async def _move(self, identity: Hashable, read: Read, start: int, nbytes: int) -> None:
+        """Put one chunk; the last one of an array completes it."""
+        try:
+            if nbytes:
+                chunk = await self._device.pinned(nbytes, DType.UINT8)
+                await self._run_blocking(read, start, chunk.data)
+                await self._device.put(chunk, out=self.refs[identity].ravel().view(DType.UINT8)[start : start + nbytes])
+                del chunk
+            self._chunks[identity] -= 1
+            if not self._chunks[identity]:
+                await self._device.keep_checksum(self.refs[identity])
+                self._tell(self._weights[identity].nbytes)
+        finally:
+            self._room.release()
+
+    def _tell(self, nbytes: int) -> None:
+        self._done += nbytes
+        if self._on_progress is not None:
+            self._on_progress(self._done, self._total)
 
 
 def _collect(source: Any) -> list[_Weight]:
@@ -209,7 +291,7 @@ def _stored(path: Path, wanted: set[str] | None) -> Iterator[_Weight]:
         raise InvalidArgumentError(f"{path} has no tensor {min(missing)!r}, which the index names", remedy="Download both files again.")
     for name, stored in file.tensors.items():
         if wanted is None or name in wanted:
-            yield _Weight(name, stored.end - stored.begin, (path, name), lambda name=name: file.array(name))  # type: ignore[misc]
+            yield _Weight(name, stored.shape, stored.dtype, (path, name), lambda name=name: partial(file.read, name))  # type: ignore[misc]
 
 
 def _read_bytes(path: Path) -> Array:
@@ -247,7 +329,17 @@ def _mapped(arrays: Mapping[Any, Any], source: str) -> Iterator[_Weight]:
             array, identity = _host_array(value)
         except AccelError as error:
             raise error.clone(message=f"weight {name!r} of {source}: {error.message}") from error
-        yield _Weight(name, array.nbytes, identity, lambda array=array: native(array))  # type: ignore[misc]
+        yield _Weight(name, array.shape, DType.of(array.dtype.newbyteorder("=")), identity, partial(_reader, array))
+
+
+def _reader(array: Array) -> Read:
+    """Return what reads an array of the host; one of another layout is rearranged first."""
+    data = native(array).reshape(-1).view(np.uint8)
+
+    def read(start: int, out: memoryview) -> None:
+        np.copyto(np.frombuffer(out, np.uint8), data[start : start + len(out)])
+
+    return read
 
 
 def _host_array(value: Any) -> tuple[Array, Hashable]:

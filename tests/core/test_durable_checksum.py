@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import mmap
-import os
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,32 +13,13 @@ import accel
 from accel.cpu.backend import CpuDevice
 from accel.testing import FaultPlan
 from tests.device_support import bounded, cancelled, failure, task, until
-from tests.durable_support import WAYS, Array, Patient, Way, conv, opened, seeded
+from tests.durable_support import WAYS, Array, Patient, Way, conv, opened, seeded, wild_write
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 EVERYWHERE = pytest.mark.parametrize("way", WAYS)
-
-
-def wild_write(array: Array, new: int | None = None) -> None:
-    """Change one byte of the device memory that holds ``array``, as a stray kernel would: to ``new``, or to what it is not."""
-    found = 0
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            if "memfd:accel-slab" not in os.readlink(f"/proc/self/fd/{name}"):
-                continue
-        except FileNotFoundError:
-            continue
-        with mmap.mmap(int(name), 0) as memory:
-            at = memory.find(array.tobytes())
-            if at >= 0:
-                place = at + array.nbytes // 2
-                memory[place] = memory[place] ^ 0xFF if new is None else new
-                found += 1
-                break
-    assert found, "the buffer is in no slab that this process holds"
 
 
 @EVERYWHERE
@@ -65,6 +44,25 @@ async def test_a_wild_write_is_found_at_the_rebuild(way: Way, caplog: pytest.Log
         await device.put(first, out=hit)
         await patient.fault()
         np.testing.assert_array_equal(await device.get(hit), first, seed)
+
+
+@EVERYWHERE
+async def test_a_checksum_is_kept_of_a_buffer_that_was_filled_in_parts(way: Way) -> None:
+    rng, seed = seeded()
+    first, second = rng.integers(0, 100, (2, 5000), np.uint8)
+    async with opened(way) as patient:
+        device = patient.device
+        hit, missed = await device.empty(5000, "uint8", durable=True), await device.empty(5000, "uint8", durable=True)
+        for ref, values in ((hit, first), (missed, second)):
+            for start in (0, 3000):
+                await device.put(values[start : start + 3000], out=ref[start : start + 3000])
+            await device.keep_checksum(ref[:10])
+        wild_write(first, 200)
+        await patient.fault()
+        assert (await failure(device.get(hit), accel.StaleRefError)).reason == "torn"
+        np.testing.assert_array_equal(await device.get(missed), second, seed)
+        await failure(device.keep_checksum(hit), accel.StaleRefError)
+        await failure(device.keep_checksum(await device.zeros(3)), accel.InvalidArgumentError)
 
 
 @EVERYWHERE

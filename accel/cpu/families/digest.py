@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 __all__ = ["checksum"]
 
-_BYTES_PER_SECOND = 5e8
+_BYTES_PER_SECOND = 1.5e9
 
 
 def checksum(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Store 64 bits of the BLAKE2b hash of the bytes. It does not hold the GIL where they are many."""
+    """Store 64 bits of the SHA-1 hash of the bytes: the fastest that the standard library has. It does not hold the GIL where they are many."""
     source, result, nbytes = inputs[0], outputs[0], op.source.nbytes
 
     def work() -> None:
         content = array(source, (nbytes,), np.dtype(np.uint8)) if nbytes else b""
-        digest = hashlib.blake2b(content, digest_size=8).digest()  # type: ignore[arg-type]  # an array is a buffer
-        array(result, (1,), np.dtype(np.uint64))[0] = int.from_bytes(digest, "little")
+        digest = hashlib.sha1(content, usedforsecurity=False).digest()  # type: ignore[arg-type]  # an array is a buffer
+        array(result, (1,), np.dtype(np.uint64))[0] = int.from_bytes(digest[:8], "little")
 
     lane.stream.submit(work, nbytes / _BYTES_PER_SECOND)
