@@ -29,6 +29,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--suspects", type=int, default=Options.suspects, help="tasks that send poison now and then (default %(default)s; 0: none)"
     )
+    parser.add_argument(
+        "--model",
+        type=int,
+        default=Options.models,
+        help="tasks that ask a served model, with poison and while its weights are swapped (default %(default)s; 0: none)",
+    )
     parser.add_argument("--hosts", default="process,auto", help="hosts of the devices that faults are sent to (default process,auto)")
     parser.add_argument("--faults", default=",".join(FAULTS), help="kinds of faults (default: all)")
     parser.add_argument("--gap", type=int, default=400, help="answers between two faults, on average (default 400)")
@@ -63,6 +69,7 @@ def _options(parser: argparse.ArgumentParser, arguments: list[str] | None) -> tu
         seed=seed,
         clients=given.clients,
         suspects=given.suspects,
+        models=given.model,
         hosts=hosts,
         faults=kinds,
         gap=given.gap,

@@ -65,20 +65,29 @@ extern "C" __global__ void poison(const long long *ids, int length, long long il
 
 def full() -> Any:
     """Return the encoder in float32 for the CPU, where the poison is looked for before the forward."""
-    return _poisonable(build(), reads=True)
+    return poisonable(build(), reads=True)
 
 
 def half() -> Any:
     """Return the encoder in float16 for a GPU, where kernels meet the poison; no exception depends on what a request holds."""
-    return _poisonable(build_half(), reads=False)
+    return poisonable(build_half(), reads=False)
 
 
 def half_raising() -> Any:
     """Return the encoder in float16 for a GPU; it looks at its input on the host, so that it can raise."""
-    return _poisonable(build_half(), reads=True)
+    return poisonable(build_half(), reads=True)
 
 
-def _poisonable(encoder: Any, *, reads: bool) -> Any:
+def poisonable(encoder: Any, *, reads: bool) -> Any:
+    """Return a module that does what the first token of a request asks for, beside what another module does with all of them.
+
+    Parameters
+    ----------
+    encoder
+        Takes token ids, and returns rows of float32; an id that is :data:`ASSERT` reaches it.
+    reads
+        Whether to look at the tokens on the host too, before the forward.
+    """
     import torch
     from torch import nn
 
@@ -91,7 +100,7 @@ def _poisonable(encoder: Any, *, reads: bool) -> Any:
         def forward(self, input_ids: Any) -> Any:
             first = input_ids[:, 0]
             if reads:
-                _meet(set(first.tolist()), is_cpu=not input_ids.is_cuda)
+                meet(set(first.tolist()), is_cpu=not input_ids.is_cuda)
             if input_ids.is_cuda:
                 self._launch(input_ids)
             vectors = self.encoder(torch.where(input_ids > ASSERT, 0, input_ids))
@@ -112,7 +121,7 @@ def _poisonable(encoder: Any, *, reads: bool) -> Any:
     return Poisonable()
 
 
-def _meet(tokens: set[int], *, is_cpu: bool) -> None:
+def meet(tokens: set[int], *, is_cpu: bool) -> None:
     """Do to this process what the first tokens of a batch ask for, as far as the host can."""
     if RAISE in tokens:
         raise ArithmeticError("the model raised this")

@@ -14,15 +14,16 @@ import warnings
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from accel import AccelRef
 from benchmarks.chaos_parts.processes import children
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["Left", "Witness", "device_memory", "living_refs"]
+__all__ = ["Left", "Witness", "device_memory", "growth", "living_refs", "own_memory"]
 
 _PATIENCE = 10.0
 _OURS = ("/memfd:", "anon_inode:", "socket:", "pipe:", "/dev/shm")
@@ -59,6 +60,18 @@ def device_memory(uuid: str) -> int | None:
         return sum(int(line) for line in done.stdout.split())
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
+
+
+def own_memory() -> int:
+    """Return how many MiB of this process's own memory are resident: not those that it shares with its children."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) >> 10
+
+
+def growth(samples: Sequence[int]) -> int:
+    """Return by how much the median of the last quarter is above that of the second; 0 for less than eight samples."""
+    quarter = len(samples) // 4
+    return round(median(samples[-quarter:]) - median(samples[quarter : 2 * quarter])) if quarter > 1 else 0
 
 
 def living_refs(device: str) -> list[str]:

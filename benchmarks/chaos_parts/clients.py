@@ -80,7 +80,7 @@ class Scoring:
         """Have a row scored, and check the scores."""
         check(await self.batcher.submit(row), row.astype(np.float64) @ self.weights, "score")
 
-    def forget(self) -> None:
+    async def forget(self) -> None:
         """Drop the weights."""
         self._on_device = None
 

@@ -36,17 +36,20 @@ class Figures:
         Hangs that were ended from outside, because nothing of the devices' own did.
     devices
         Per device its faults, generations, and seconds of notice and recovery.
+    memory
+        MiB of the process's own memory, every five seconds.
     """
 
     faults: dict[str, int]
     skipped: dict[str, int]
     ended: int
     devices: dict[str, dict[str, Any]]
+    memory: list[int]
 
     @staticmethod
-    def of(faults: dict[str, int], skipped: dict[str, int], ended: int, subjects: Sequence[Subject]) -> Figures:
+    def of(faults: dict[str, int], skipped: dict[str, int], ended: int, subjects: Sequence[Subject], memory: list[int]) -> Figures:
         """Return the figures of these devices."""
-        return Figures(faults, skipped, ended, {each.label: _device(each) for each in subjects})
+        return Figures(faults, skipped, ended, {each.label: _device(each) for each in subjects}, memory)
 
 
 def _device(subject: Subject) -> dict[str, Any]:
@@ -143,6 +146,8 @@ class Report:
         ]
         if options.suspects != Options.suspects:
             words.append(f"--suspects {options.suspects}")
+        if options.models != Options.models:
+            words.append(f"--model {options.models}")
         if options.standby != "none":
             words.append(f"--standby {options.standby}")
         if not options.durable:
@@ -167,7 +172,11 @@ class Report:
                 f"p50 {_seconds(found['recovery_p50_s'])} p99 {_seconds(found['recovery_p99_s'])}, "
                 f"noticed p50 {_seconds(found['notice_p50_s'])} p99 {_seconds(found['notice_p99_s'])} ({_counts(found['causes'])})"
             )
-        lines.append(f"  latest deadline: {max(self.latest, 0.0) * 1e3:.1f} ms late; device memory before, after: {self.device_memory}")
+        own = [self.figures.memory[0], self.figures.memory[-1]] if self.figures.memory else "-"
+        lines.append(
+            f"  latest deadline: {max(self.latest, 0.0) * 1e3:.1f} ms late; MiB of this process: {own}, "
+            f"of the device before and after: {self.device_memory}"
+        )
         lines += [f"VIOLATION: {each}" for each in self.violations]
         lines.append(f"seed {self.options.seed}; to repeat: {self.command()}")
         return "\n".join(lines)

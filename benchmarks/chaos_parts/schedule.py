@@ -48,6 +48,8 @@ class Options:
         How many tasks send requests.
     suspects
         How many more send items of which one is poison now and then, to a batcher that looks for it.
+    models
+        How many more ask a served model, whose weights are swapped meanwhile; poison is among their requests too.
     hosts
         The hosts of the devices that faults are sent to, one device each.
     faults
@@ -70,6 +72,7 @@ class Options:
     seed: int = 0
     clients: int = 200
     suspects: int = 8
+    models: int = 8
     hosts: tuple[str, ...] = ("process", "auto")
     faults: tuple[str, ...] = tuple(FAULTS)
     gap: int = 400

@@ -13,10 +13,11 @@ import numpy as np
 
 import accel
 from accel.testing import FaultPlan
-from benchmarks.chaos_parts.audit import living_refs
+from benchmarks.chaos_parts.audit import growth, living_refs, own_memory
 from benchmarks.chaos_parts.clients import Client, Scoring, ask
 from benchmarks.chaos_parts.durable import DurableCounter, DurableData
 from benchmarks.chaos_parts.faults import Saboteur
+from benchmarks.chaos_parts.models import Modelled, is_possible
 from benchmarks.chaos_parts.processes import send_signal
 from benchmarks.chaos_parts.report import Figures
 from benchmarks.chaos_parts.requests import check
@@ -41,6 +42,8 @@ _CLOSE = 20.0
 _COUNTERS = 4
 _RECOVERS = 60.0
 _PROGRESS = 5.0
+_GROWTH = 64
+"""MiB that this process may take from the second quarter of a run to the last."""
 
 
 class Service:
@@ -61,6 +64,7 @@ class Service:
     def __init__(self, options: Options, ledger: Ledger, tell: Callable[[str], None], plant: Plant) -> None:
         self.subjects: list[Subject] = []
         self.saboteur: Saboteur
+        self.memory: list[int] = []  # of this process, in MiB, each time that progress is told
         self._options = options
         self._ledger = ledger
         self._tell = tell
@@ -85,7 +89,8 @@ class Service:
                 under_fire, calm, doomed = await self._open_all()
                 services = {each.label: Scoring(self._ledger, each, options.seed) for each in self.subjects}
                 suspects = await self._open_suspects()
-                batching: list[Scoring | Suspects] = [*services.values(), *suspects]
+                models = await self._open_models()
+                batching: list[Scoring | Suspects | Modelled] = [*services.values(), *suspects, *models]
                 for service in batching:
                     await service.batcher.__aenter__()
                 self.saboteur = Saboteur(
@@ -94,12 +99,14 @@ class Service:
                 self._plant.begin(self._ledger, calm)
                 operator = asyncio.ensure_future(self.saboteur.operate())
                 self._watches.append(operator)
-                await self._serve(services, [*under_fire, calm, doomed], suspects)
+                await self._serve(services, [*under_fire, calm, doomed], suspects, models)
                 for service in batching:
                     await service.batcher.aclose()
-                    service.forget()
+                    await service.forget()
                 if not self._hung.is_set():
-                    await self._afterwards([*under_fire, *(each.subject for each in suspects)], calm, doomed)
+                    await self._afterwards(
+                        [*under_fire, *(each.subject for each in suspects), *(each.subject for each in models)], calm, doomed
+                    )
                 operator.cancel()
                 late = await self._fault_during_close([*under_fire, calm])
         finally:
@@ -113,11 +120,11 @@ class Service:
 
     def figures(self) -> Figures:
         """Return what was counted."""
-        return Figures.of(dict(self.saboteur.done), dict(self.saboteur.skipped), self.saboteur.ended.total(), self.subjects)
+        return Figures.of(dict(self.saboteur.done), dict(self.saboteur.skipped), self.saboteur.ended.total(), self.subjects, self.memory)
 
     # -- devices
 
-    async def _open(self, label: str, host: Any, restart: accel.RestartStrategy, **flags: bool) -> Subject:
+    async def _open(self, label: str, host: Any, restart: accel.RestartStrategy, standby: str = "", **flags: bool) -> Subject:
         options, plan = self._options, FaultPlan()
         self._plans.append(plan)
         more: dict[str, Any] = {} if options.hang_timeout is None else {"hang_timeout": options.hang_timeout}
@@ -128,7 +135,7 @@ class Service:
             restart=restart,
             faults=plan,
             memory_limit=_MEMORY[options.device],
-            standby=options.standby,  # type: ignore[arg-type]
+            standby=standby or options.standby,  # type: ignore[arg-type]
             pending_limit=48 if rejects else 1024,
             overload="reject" if rejects else "wait",
             heartbeat_interval=options.silence / 10,  # children that are stopped are found out within seconds
@@ -167,9 +174,21 @@ class Service:
         await subject.device.register(CpuFragile if options.device == "cpu" else CudaFragile)
         return [Suspects(subject, self._ledger, options.seed, options.faults)]
 
+    async def _open_models(self) -> list[Modelled]:
+        options = self._options
+        if not options.models:
+            return []
+        if not is_possible(options.device):
+            self._tell("no model is served: torch is not installed")
+            return []
+        subject = await self._open("model", "process", _FOREVER, standby="model" if options.standby == "context" else "")
+        model = Modelled(subject, self._ledger, options.seed, options.faults, hangs=options.hang_timeout is not None)
+        await model.load()
+        return [model]
+
     # -- the load
 
-    async def _serve(self, services: dict[str, Scoring], subjects: list[Subject], suspects: list[Suspects]) -> None:
+    async def _serve(self, services: dict[str, Scoring], subjects: list[Subject], suspects: list[Suspects], models: list[Modelled]) -> None:
         options, ledger = self._options, self._ledger
         # Most requests go where faults go.
         weights = [1.0 if each.is_calm or each.is_doomed else 2.0 for each in subjects]
@@ -179,6 +198,8 @@ class Service:
         ]
         tasks = [asyncio.ensure_future(client.run(stop)) for client in clients]
         tasks += [asyncio.ensure_future(each.run(number, stop)) for each in suspects for number in range(options.suspects)]
+        tasks += [asyncio.ensure_future(each.run(number, stop)) for each in models for number in range(options.models)]
+        tasks += [asyncio.ensure_future(each.change(stop)) for each in models]
         for data in self._durable:
             counters = [DurableCounter(data.subject) for _ in range(_COUNTERS)]
             tasks += [asyncio.ensure_future(each) for each in (data.read(ledger, stop), *(one.run(ledger, stop) for one in counters))]
@@ -196,6 +217,9 @@ class Service:
             if isinstance(ended, Exception):
                 ledger.violation(f"a client or the saboteur failed: {ended!r}")
         await asyncio.gather(hung, progress, return_exceptions=True)
+        grown = growth(self.memory)
+        if grown > _GROWTH:
+            ledger.violation(f"{grown} MiB of this process's memory came to it since the first quarter")
 
     async def _progress(self) -> None:
         before = 0
@@ -207,9 +231,10 @@ class Service:
             )
             rate = (ledger.answered - before) / _PROGRESS
             before = ledger.answered
+            self.memory.append(own_memory())
             self._tell(
                 f"{now:5.0f} s {ledger.answered:8,} answers ({rate:,.0f}/s, {len(ledger.open)} open), "
-                f"{self.saboteur.done.total()} faults, {ledger.violated} violations | {states}"
+                f"{self.saboteur.done.total()} faults, {ledger.violated} violations, {self.memory[-1]} MiB | {states}"
             )
 
     async def _watch_over(self) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Handler = Callable[[list[float]], Awaitable[list[float]]]
 
-__all__ = ["POISON", "CpuFragile", "CudaFragile", "Double", "Suspects"]
+__all__ = ["KILLERS", "POISON", "CpuFragile", "CudaFragile", "Double", "Suspects", "died_of"]
 
 POISON = -1.0
 _FACTOR = 3.0
@@ -35,7 +35,7 @@ _EVERY = 4.0
 """Seconds between two poisonous items, on average: a search takes some contexts."""
 _GUILTY = (11, 700)
 """What poison dies of: a signal on the CPU, the driver's code on a GPU. A child that died of something else was killed by the run."""
-_KILLERS = frozenset({"spare", "rebuild"})
+KILLERS = frozenset({"spare", "rebuild"})
 """Kinds of faults that hit children of which nobody knows yet, those in quarantine among them."""
 
 _SOURCE = """
@@ -128,7 +128,7 @@ class Suspects:
         self.subject = subject
         self._ledger = ledger
         self._seed = seed
-        self._is_hunted = bool(_KILLERS & set(faults))
+        self._is_hunted = bool(KILLERS & set(faults))
         self._poisonous_at = 0.0
         self.batcher: DynamicBatcher[float, float] = DynamicBatcher(
             _handler_on(subject.device),
@@ -139,7 +139,7 @@ class Suspects:
             remember_poison=0,  # the same poison comes again and again, and each time it is to be found
         )
 
-    def forget(self) -> None:
+    async def forget(self) -> None:
         """Drop what the batcher keeps on the device."""
         del self.batcher
 
@@ -173,7 +173,7 @@ class Suspects:
         try:
             result = await self.batcher.submit(item, timeout=timeout)
         except accel.PoisonedInputError as error:
-            if _died_of(error) in _GUILTY:
+            if died_of(error) in _GUILTY:
                 raise WrongAnswerError(f"{item} was taken for poison: {error}") from error
             return  # the child in which it was tried alone was killed from outside, by the run or because it was silent for too long
         except accel.ContextPoisonedError as error:
@@ -215,7 +215,7 @@ def _handler_on(device: accel.Device) -> Handler:
     return handle
 
 
-def _died_of(error: accel.AccelError) -> Any:
+def died_of(error: accel.AccelError) -> Any:
     """Return the driver's code, or the signal, of which a context died in the end."""
     cause: BaseException | None = error
     while cause is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 import accel
-from benchmarks.chaos_parts.audit import Left, Witness
+from benchmarks.chaos_parts.audit import Left, Witness, growth
 from benchmarks.chaos_parts.oracle import Entry, Ledger, WrongAnswerError
 from benchmarks.chaos_parts.plants import Plant
 from benchmarks.chaos_parts.processes import children, send_signal
@@ -39,7 +39,7 @@ def chaos(tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
 
 def test_a_short_run_loses_nothing(tmp_path: Path) -> None:
     seed = str(secrets.randbits(32))
-    status, report, said = chaos(tmp_path, "--seconds", "4", "--clients", "60", "--gap", "100", "--seed", seed)
+    status, report, said = chaos(tmp_path, "--seconds", "4", "--clients", "60", "--gap", "100", "--seed", seed, "--model", "0")
     assert (status, report["violations"]) == (0, []), said
     assert report["answered"] == report["requests"] > 100, said
     assert sum(report["figures"]["faults"].values()) >= 3, said
@@ -63,6 +63,8 @@ def test_a_run_finds_what_was_planted(tmp_path: Path, plant: str, found: str) ->
         "--clients",
         "8",
         "--suspects",
+        "0",
+        "--model",
         "0",
         "--faults",
         "",
@@ -104,6 +106,11 @@ def test_what_accel_could_not_clean_up_is_found() -> None:
         accel._log.get_logger().info("context_ready")
     assert len(found) == 1
     assert witness.events == {"actor_hook_failed": 1, "context_ready": 1}
+
+
+@pytest.mark.parametrize(("samples", "grown"), [([9] * 7, 0), ([0, 9, 5, 5, 5, 5, 8, 8], 3), ([50, 60, *[61] * 13, 70], 0)])
+def test_memory_that_comes_to_a_process_is_measured_after_the_first_quarter(samples: list[int], grown: int) -> None:
+    assert growth(samples) == grown
 
 
 # -- who judges

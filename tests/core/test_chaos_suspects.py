@@ -10,11 +10,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 import accel
+from benchmarks.chaos_parts.models import CpuModel, Modelled, weights
 from benchmarks.chaos_parts.oracle import WrongAnswerError
 from benchmarks.chaos_parts.suspects import POISON, Suspects
+from benchmarks.model_poison import ASSERT, HANG, NAN, RAISE
+from benchmarks.model_service import LENGTH, VOCABULARY
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,13 +26,14 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_only_the_sender_of_poison_is_told(tmp_path: Path) -> None:
     out, seed = tmp_path / "report.json", str(secrets.randbits(32))
     command = [sys.executable, "benchmarks/chaos.py", "--json", str(out), "--seed", seed, "--seconds", "3", "--clients", "2"]
-    command += ["--hosts", "process", "--faults", "", "--suspects", "12"]
+    command += ["--hosts", "process", "--faults", "", "--suspects", "12", "--model", "12"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=55, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     report = json.loads(out.read_text())
     assert report["answered"] == report["requests"] > 50, done.stdout
     assert report["events"]["poisoned_item"] >= 1, done.stdout
     assert report["figures"]["devices"]["suspect"]["generations"] > 1, done.stdout
+    assert report["figures"]["devices"]["model"]["faults"] >= 1, done.stdout
     assert report["figures"]["devices"]["calm"]["generations"] == 1, done.stdout
 
 
@@ -91,3 +96,68 @@ async def test_who_sent_poison_must_be_told_so(answer: float | Exception) -> Non
         await suspects(answer)._poison()
     await suspects(poisoned(POISON, 11))._poison()
     await suspects(poisoned(POISON, 9))._poison()
+
+
+# -- the served model
+
+
+def modelled(answer: Any, *faults: str) -> Modelled:
+    """Return clients of a model that gives this answer, and whose versions are 1 and 2."""
+    made = Modelled(SimpleNamespace(device=SimpleNamespace(name="cpu:0")), None, 1, faults, hangs=True)  # type: ignore[arg-type]
+    made._made(1)
+    made._made(2)
+    made.batcher = Batcher(answer)  # type: ignore[assignment]
+    return made
+
+
+def answer_of(version: int, ids: np.ndarray[Any, Any], told: int | None = None) -> np.ndarray[Any, Any]:
+    """Return what the model gives to one request, as another version if one is given."""
+    model = CpuModel()
+    given: Any = {**weights(1, version), "encoder.version": np.full((1, 1), told or version, np.float32)}
+    model.open(given)
+    row: np.ndarray[Any, Any] = model.run({"input_ids": ids[None]})[0]  # type: ignore[dict-item]
+    return row
+
+
+async def test_an_answer_of_a_model_is_of_one_version_that_is_known(rng: np.random.Generator) -> None:
+    ids = rng.integers(0, VOCABULARY, LENGTH)
+    for version in (1, 2):
+        await modelled(answer_of(version, ids))._clean(ids)
+    for wrong in (answer_of(1, ids, told=2), answer_of(3, ids), answer_of(1, np.roll(ids + 1, 1) % VOCABULARY), np.full(9, np.nan)):
+        with pytest.raises((WrongAnswerError, ValueError)):
+            await modelled(wrong)._clean(ids)
+
+
+@pytest.mark.parametrize("answer", [poisoned(1.5, 9), poisoned(1.5, 11), told(executed="no")], ids=repr)
+async def test_a_clean_request_is_answered_unless_the_run_kills_unknown_children(answer: Exception) -> None:
+    ids = np.zeros(LENGTH, np.int64)
+    with pytest.raises(WrongAnswerError):
+        await modelled(answer)._clean(ids)
+    is_guilty = isinstance(answer, accel.PoisonedInputError) and "11" in str(answer.__cause__.__cause__)  # type: ignore[union-attr]
+    if is_guilty:
+        with pytest.raises(WrongAnswerError):
+            await modelled(answer, "spare")._clean(ids)
+
+
+@pytest.mark.parametrize(
+    ("token", "right"),
+    [
+        (ASSERT, accel.PoisonedInputError(kind="fault")),
+        (HANG, accel.PoisonedInputError(kind="hang")),
+        (NAN, accel.NonFiniteError()),
+        (RAISE, accel.LibraryError()),
+    ],
+)
+async def test_each_poison_of_a_model_has_an_error_of_its_own(token: int, right: Exception) -> None:
+    ids = np.full(LENGTH, token)
+    await modelled(right)._poison(ids)
+    kinds: list[Any] = [
+        accel.PoisonedInputError(kind="fault"),
+        accel.PoisonedInputError(kind="hang"),
+        accel.NonFiniteError(),
+        accel.LibraryError(),
+    ]
+    for wrong in [np.zeros(9), *kinds]:
+        if isinstance(wrong, np.ndarray) or (type(wrong), getattr(wrong, "kind", "")) != (type(right), getattr(right, "kind", "")):
+            with pytest.raises(WrongAnswerError):
+                await modelled(wrong)._poison(ids)
