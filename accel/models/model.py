@@ -205,13 +205,13 @@ class Model:
 
     async def _rows(self, version: Version, items: Sequence[Mapping[str, Array]]) -> list[Any]:
         buckets = self._buckets
-        sizes = [buckets.sizes({name: each.shape for name, each in item.items()}, is_item=True) for item in items]
+        sizes = [buckets.item_sizes(item) for item in items]
         largest = {dim: max(each[dim] for each in sizes) for dim in sizes[0]}
         bucket = buckets.bucket({BATCH: len(items), **largest})
         with version:
             self._count(bucket)
             arrays = await version.forward(buckets.stacked(items, bucket), bucket, {BATCH: len(items)}, None, to_host=True)
-        return [version.outputs.row(arrays, place, each) for place, each in enumerate(sizes)]
+        return version.outputs.rows(arrays, sizes)
 
     def item(self, given: Any) -> dict[str, Array]:
         """Return one request as :meth:`rows` takes it: a mapping of inputs, or the only input, without the batch dimension.
@@ -225,7 +225,7 @@ class Model:
         named = self._given((), given) if isinstance(given, dict) else self._given((given,), {})
         buckets.check_names(named)
         arrays: dict[str, Array] = {name: buckets.array(name, named[name], is_item=True) for name in buckets.inputs}
-        buckets.bucket(buckets.sizes({name: each.shape for name, each in arrays.items()}, is_item=True))
+        buckets.item_sizes(arrays)
         return arrays
 
     def _given(self, args: tuple[Any, ...], inputs: Inputs) -> dict[str, Any]:

@@ -145,9 +145,14 @@ class OutputSpecs:
         """Return the parts of the arrays, or refs, that belong to inputs of ``sizes``."""
         return [cut(array, shape, sizes) for array, shape in zip(arrays, self.shapes, strict=True)]
 
-    def row(self, arrays: Sequence[Any], place: int, sizes: Sizes) -> Any:
-        """Return what a model gives for row ``place`` of a batch, whose other dimensions have ``sizes``."""
-        return self.joined([cut(array[place], shape[1:], sizes) for array, shape in zip(arrays, self.shapes, strict=True)])
+    def rows(self, arrays: Sequence[Any], sizes: Sequence[Sizes]) -> list[Any]:
+        """Return what a model gives for each row of a batch; ``sizes`` are those of the rows' other dimensions."""
+        found = []
+        for array, shape in zip(arrays, self.shapes, strict=True):
+            inner = shape[1:]
+            is_cut = any(isinstance(dim, str) for dim in inner)
+            found.append([cut(array[place], inner, each) if is_cut else array[place] for place, each in enumerate(sizes)])
+        return found[0] if self.structure == "array" else [self.joined(row) for row in zip(*found, strict=True)]
 
     def joined(self, arrays: Sequence[Any]) -> Any:
         """Return arrays as the model returns them: one array, a tuple or a dict."""

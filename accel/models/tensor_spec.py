@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -107,6 +108,7 @@ class Buckets:
                     remedy='Give lengths for dimensions of the inputs: {"batch": (1, 8, 64)}.',
                 )
             self.lengths[dim] = tuple(sorted(set(found)))
+        self._sizes_of_item = functools.lru_cache(1024)(self._item_sizes)  # requests have few shapes, and come one by one
 
     @property
     def is_batched(self) -> bool:
@@ -201,6 +203,21 @@ class Buckets:
                 )
         return found
 
+    def item_sizes(self, item: Mapping[str, Array]) -> Sizes:
+        """Return the length of each named dimension in a request, whose inputs have no batch dimension.
+
+        Raises
+        ------
+        InvalidArgumentError
+            As :meth:`sizes` and :meth:`bucket` do.
+        """
+        return self._sizes_of_item(*[item[name].shape for name in self.inputs])
+
+    def _item_sizes(self, *shapes: tuple[int, ...]) -> Sizes:
+        found = self.sizes(dict(zip(self.inputs, shapes, strict=True)), is_item=True)
+        self.bucket(found)
+        return found
+
     def padded(self, name: str, array: Array, bucket: Sizes) -> Array:
         """Return an input, filled up to the sizes of a bucket; one that fits is not copied."""
         spec = self.inputs[name]
@@ -209,10 +226,7 @@ class Buckets:
 
     def stacked(self, items: Sequence[Mapping[str, Array]], bucket: Sizes) -> dict[str, Array]:
         """Return one array an input, of the sizes of a bucket, that has the items, without a batch dimension, as its first rows."""
-        return {
-            name: _filled(spec, spec.of_size(bucket), [((row,), item[name]) for row, item in enumerate(items)])
-            for name, spec in self.inputs.items()
-        }
+        return {name: _stacked(spec, spec.of_size(bucket), [item[name] for item in items]) for name, spec in self.inputs.items()}
 
 
 def cut(array: Any, shape: Sequence[int | str], sizes: Sizes) -> Any:
@@ -223,8 +237,10 @@ def cut(array: Any, shape: Sequence[int | str], sizes: Sizes) -> Any:
 
 
 def _array(name: str, value: Any, spec: TensorSpec, is_item: bool) -> Array:
-    check_awaited(name, value)
     wanted = spec.dtype.numpy
+    if type(value) is np.ndarray and value.dtype == wanted:
+        return value
+    check_awaited(name, value)
     try:
         array = np.asarray(value)
         # Python's numbers have no dtype of their own: they take that of the input, if it has room.
@@ -246,6 +262,12 @@ def _array(name: str, value: Any, spec: TensorSpec, is_item: bool) -> Array:
 def _wanted(spec: TensorSpec, is_item: bool) -> str:
     shape = spec.shape[1:] if is_item else spec.shape
     return f"{spec.dtype.value} of shape ({', '.join(map(str, shape))})"
+
+
+def _stacked(spec: TensorSpec, shape: tuple[int, ...], rows: list[Array]) -> Array:
+    if len(rows) == shape[0] and all(row.shape == shape[1:] for row in rows):
+        return np.stack(rows)
+    return _filled(spec, shape, [((place,), row) for place, row in enumerate(rows)])
 
 
 def _filled(spec: TensorSpec, shape: tuple[int, ...], parts: Iterable[tuple[tuple[int, ...], Array]]) -> Array:

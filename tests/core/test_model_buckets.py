@@ -147,7 +147,7 @@ def test_outputs_are_cut_along_the_dimensions_that_follow_the_inputs(sizes: dict
     cut = found.joined(found.cut(arrays, {"batch": 3, "length": 7}))
     np.testing.assert_array_equal(cut["scores"], arrays[1][:3, :, :7, :7])
     np.testing.assert_array_equal(cut["odd"], arrays[3][:7, :3])
-    row = found.row(arrays, 2, {"length": 4})
+    row = found.rows(arrays, [{"length": 4}] * 3)[2]
     np.testing.assert_array_equal(row["scores"], arrays[1][2, :, :4, :4])
     np.testing.assert_array_equal(row["vector"], arrays[0][2])
 
