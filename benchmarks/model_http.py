@@ -1,0 +1,285 @@
+"""The encoder of ``model_service.py`` over HTTP: accel with FastAPI beside LitServe, and what a poisonous request costs each.
+
+``python benchmarks/model_http.py [--backend cpu] [--clients 256] [--seconds 5] [--rounds 3] [--json FILE]``; needs torch, ``accel[web]`` and, for
+that part, litserve. Each server is a process of its own, and so are the clients, eight of them. Servers take turns. At the end a token out of range is sent to
+each: on a GPU it asserts on the device, on the CPU torch raises.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # children import this file by its name in the package
+
+import aiohttp
+import numpy as np
+import torch
+
+from benchmarks.model_service import BATCHES, LENGTH, VOCABULARY, build, build_half
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+try:
+    import litserve
+except ImportError:
+    litserve = None
+
+_LitAPI: Any = object if litserve is None else litserve.LitAPI
+
+DRIVERS = 8
+DELAY = 0.002
+"""Seconds that an item waits for others, in both."""
+PATHS = {"accel": "/encode", "accel eager": "/encode", "litserve": "/predict"}
+OVER = 10.0
+"""Seconds for which answers are counted after the poison."""
+
+
+def serve_accel(backend: str, port: int, graphs: Any) -> None:
+    """Serve with accel in FastAPI, until killed."""
+    import uvicorn
+    from fastapi import FastAPI
+
+    import accel
+    from accel.integrations.fastapi import add_model, install, lifespan
+
+    @contextlib.asynccontextmanager
+    async def setup(device: accel.Device) -> AsyncIterator[Any]:
+        model = await device.load_model(
+            f"benchmarks.model_service:{'build_half' if backend == 'cuda' else 'build'}",
+            weights=_weights(backend),
+            inputs={"input_ids": accel.TensorSpec(("batch", LENGTH), "int64")},
+            buckets={"batch": BATCHES},
+            graphs=graphs,
+        )
+        async with accel.serve(model, max_delay=DELAY) as service:
+            add_model(app, "/encode", service)
+            yield service
+
+    app = FastAPI(lifespan=lifespan(setup, device=backend, host="process", standby="model"))
+    install(app)
+    uvicorn.run(app, port=port, log_level="error", access_log=False)
+
+
+class LitEncoder(_LitAPI):  # type: ignore[misc, valid-type]
+    """The encoder as LitServe wants it."""
+
+    def __init__(self, backend: str) -> None:
+        super().__init__(max_batch_size=BATCHES[-1], batch_timeout=DELAY)
+        self.backend = backend
+
+    def setup(self, device: str) -> None:
+        """Build it."""
+        module = (build_half() if self.backend == "cuda" else build()).eval()
+        module.load_state_dict(_weights(self.backend))
+        self.at, self.module = device, module.to(device)
+
+    def decode_request(self, request):  # type: ignore[no-untyped-def]  # LitServe takes an annotation for FastAPI's
+        """Return the ids."""
+        return torch.tensor(request["input_ids"])
+
+    def batch(self, inputs: list[Any]) -> Any:
+        """Return the ids of a batch."""
+        return torch.stack(inputs)
+
+    def predict(self, x: Any) -> Any:
+        """Return the vectors."""
+        with torch.inference_mode():
+            return self.module(x.to(self.at, non_blocking=True)).cpu()
+
+    def unbatch(self, output: Any) -> list[Any]:
+        """Return them one by one."""
+        return list(output)
+
+    def encode_response(self, output: Any) -> Any:
+        """Return what is sent."""
+        return {"output": output.tolist()}
+
+
+def serve_litserve(backend: str, port: int) -> None:
+    """Serve with LitServe, until killed."""
+    server = litserve.LitServer(LitEncoder(backend), accelerator=backend, devices=1, workers_per_device=1)
+    server.run(host="127.0.0.1", port=port, log_level="error", generate_client_file=False)
+
+
+def _weights(backend: str) -> dict[str, Any]:
+    return dict((build_half() if backend == "cuda" else build()).state_dict())
+
+
+# -- clients
+
+
+async def drive(url: str, clients: int, seconds: float, seed: int) -> dict[str, Any]:
+    """Send requests from many tasks, and return latencies in milliseconds, and what went wrong."""
+    latencies, wrong = list[float](), dict[str, int]()
+    end = time.perf_counter() + seconds
+
+    async def client(number: int) -> None:
+        rng = np.random.default_rng((seed, number))
+        while time.perf_counter() < end:
+            body = json.dumps({"input_ids": rng.integers(0, VOCABULARY, LENGTH).tolist()})
+            began = time.perf_counter()
+            try:
+                async with session.post(url, data=body, headers={"content-type": "application/json"}) as response:
+                    data = await response.read()
+                    what = str(response.status) if response.status != 200 else ""
+            except (aiohttp.ClientError, TimeoutError) as error:
+                what = type(error).__name__
+            if what:
+                wrong[what] = wrong.get(what, 0) + 1
+                await asyncio.sleep(0.05)
+                continue
+            latencies.append(1e3 * (time.perf_counter() - began))
+            if len(latencies) % 64 == 1:
+                assert abs(float(np.linalg.norm(json.loads(data)["output"])) - 1) < 1e-2
+
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=30)) as session:
+        await asyncio.gather(*(client(number) for number in range(clients)))
+    return {"latencies": latencies, "wrong": wrong}
+
+
+def load(url: str, clients: int, seconds: float) -> dict[str, Any]:
+    """Drive a server from several processes."""
+    command = [sys.executable, __file__, "--drive", url, "--clients", str(clients // DRIVERS), "--seconds", str(seconds)]
+    drivers = [subprocess.Popen([*command, "--seed", str(number)], stdout=subprocess.PIPE, text=True) for number in range(DRIVERS)]
+    found = [json.loads(each.communicate()[0]) for each in drivers]
+    latencies = np.concatenate([each["latencies"] for each in found])
+    wrong: dict[str, int] = {}
+    for each in found:
+        for what, count in each["wrong"].items():
+            wrong[what] = wrong.get(what, 0) + count
+    p50, p99 = np.percentile(latencies, (50, 99)) if latencies.size else (np.nan, np.nan)
+    return {"requests_per_s": latencies.size / seconds, "p50_ms": float(p50), "p99_ms": float(p99), "wrong": wrong}
+
+
+async def poisoned(url: str) -> dict[str, Any]:
+    """Send a token out of range; return how it was answered, and how good requests, one after another, fared in the time after it."""
+    good = json.dumps({"input_ids": [1] * LENGTH})
+    bad = json.dumps({"input_ids": [1] * (LENGTH - 1) + [100 * VOCABULARY]})
+    headers = {"content-type": "application/json"}
+    answered, failed, worst, last = 0, 0, 0.0, time.perf_counter()
+    async with aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=30)) as session:
+
+        async def send() -> str:
+            try:
+                async with session.post(url, data=bad) as response:
+                    return f"{response.status} {(await response.text())[:120]}"
+            except (aiohttp.ClientError, TimeoutError) as error:
+                return type(error).__name__
+
+        sent, end = asyncio.create_task(send()), time.perf_counter() + OVER
+        while time.perf_counter() < end:
+            try:
+                async with session.post(url, data=good) as response:
+                    is_good = response.status == 200
+                    await response.read()
+            except (aiohttp.ClientError, TimeoutError):
+                is_good = False
+            answered, failed = answered + is_good, failed + (not is_good)
+            if is_good:
+                worst, last = max(worst, time.perf_counter() - last), time.perf_counter()
+            else:
+                await asyncio.sleep(0.05)
+        return {
+            "poison": await sent,
+            "answered": answered,
+            "failed": failed,
+            "longest_without_answer_s": max(worst, time.perf_counter() - last),
+        }
+
+
+# -- servers
+
+
+@contextlib.contextmanager
+def server(name: str, backend: str) -> Iterator[str]:
+    """Have a server run; yield the address of its route."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    command = [sys.executable, __file__, "--serve", name, "--backend", backend, "--port", str(port)]
+    process = subprocess.Popen(command, start_new_session=True)
+    url = f"http://127.0.0.1:{port}{PATHS[name]}"
+    try:
+        asyncio.run(_ready(url, process))
+        yield url
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+async def _ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a request is answered."""
+    body = {"input_ids": [1] * LENGTH}
+    async with aiohttp.ClientSession() as session, asyncio.timeout(120):
+        while True:
+            with contextlib.suppress(aiohttp.ClientError):
+                async with session.post(url, json=body) as response:
+                    if response.status == 200:
+                        return
+            if process.poll() is not None:
+                raise RuntimeError(f"the server ended with {process.returncode}")
+            await asyncio.sleep(0.1)
+
+
+def main() -> None:
+    """Measure, and print the medians."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--clients", type=int, default=256)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of one block of a server")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="write the results there")
+    for hidden in ("--serve", "--drive", "--port", "--seed"):
+        parser.add_argument(hidden, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.serve == "litserve":
+        serve_litserve(given.backend, int(given.port))
+    elif given.serve:
+        serve_accel(given.backend, int(given.port), "off" if "eager" in given.serve else "auto")
+    elif given.drive:
+        print(json.dumps(asyncio.run(drive(given.drive, given.clients, given.seconds, int(given.seed)))))
+    else:
+        _compare(given)
+
+
+def _compare(given: argparse.Namespace) -> None:
+    names = [
+        "accel",
+        *(["accel eager"] if given.backend == "cuda" else []),
+        *(["litserve"] if litserve else []),
+    ]
+    found: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        urls = {name: stack.enter_context(server(name, given.backend)) for name in names}
+        for number in range(given.rounds + 1):
+            for name, url in urls.items():
+                row = load(url, given.clients, given.seconds if number else min(given.seconds, 2.0))
+                if number:
+                    found.setdefault(name, {"rounds": []})["rounds"].append(row)
+                    print(f"{name:12}", row, flush=True)
+        for name, url in urls.items():
+            found[name]["poison"] = asyncio.run(poisoned(url))
+            print(f"{name:12}", found[name]["poison"], flush=True)
+    for name, each in found.items():
+        each["median"] = {key: statistics.median(row[key] for row in each["rounds"]) for key in ("requests_per_s", "p50_ms", "p99_ms")}
+        print(f"{name:12}", *(f"{key} {value:9.2f}" for key, value in each["median"].items()))
+    if given.json is not None:
+        given.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
