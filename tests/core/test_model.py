@@ -216,7 +216,7 @@ async def test_weights_are_swapped_while_clients_ask(host: Any, rng: np.random.G
                     np.testing.assert_allclose(answer["total"], answer["y"].sum(), rtol=2e-5, atol=2e-5)
                     seen.add(version)
 
-            clients = [task(client()) for _ in range(16)]
+            clients = [task(client()) for _ in range(256)]
             for number in (2, 3, 4):
                 canary = rows(rng, 1)
                 compared: list[Any] = []
