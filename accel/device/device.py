@@ -250,7 +250,8 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         ----------
         target
             ``"package.module:name"``, or what has that name: a function that returns a ``torch.nn.Module``, or a class with ``open`` and ``run``
-            (:class:`accel.models.Adapter`); or a path that ends in ``.onnx``.
+            (:class:`accel.models.Adapter`); or a path that ends in ``.onnx``. Or ``async def function(device, *, x, weights)`` that returns refs, itself: it
+            gets the inputs as refs by name, and the weights, if there are any, as a mapping of durable refs, and runs in this process.
         weights
             A ``.safetensors`` file, a folder of them or their index; a file of ``torch.save``; a mapping of names to arrays or tensors; or a list of
             these. ``None``: those that the model is built with, or that are in the ONNX file.
@@ -261,7 +262,7 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         graphs
             ``"auto"``: forwards may be captured into CUDA graphs, one for each bucket; ``"off"``: never. No adapter captures yet: both run eagerly.
         options
-            More keyword arguments of the adapter: of a torch module ``train`` and ``threads``; of a class, its own.
+            More keyword arguments of the adapter: of a torch module ``train`` and ``threads``; of a class or a coroutine function, its own.
         on_progress
             Called on the loop with the bytes of the weights that are on the device, and with their sum.
 

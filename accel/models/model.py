@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from accel.models.outputs import OutputSpecs
+    from accel.models.runner import ModelDevice
     from accel.models.tensor_spec import Inputs, Sizes
-    from accel.models.version import ModelDevice, Version
+    from accel.models.version import Version
     from accel.models.weights import Progress, RunBlocking
     from accel.ref import AccelRef
 

@@ -4,69 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from accel.errors import ClosedError, DeviceLostError
-from accel.models.library import Describe, Forward, InitialLibrary, ModelLibrary
-from accel.models.outputs import OutputSpecs
+from accel.models.runner import FunctionRunner, LibraryRunner
 from accel.models.tensor_spec import BATCH
-from accel.models.weights import WeightsDevice, load_weights
-from accel.ops import Spec
+from accel.models.weights import load_weights
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from accel.models.adapters.base import ModelSource
+    from accel.models.outputs import OutputSpecs
+    from accel.models.runner import ModelDevice, Runner
     from accel.models.tensor_spec import Buckets, Sizes
     from accel.models.weights import Progress, RunBlocking
 
-__all__ = ["ModelDevice", "Version", "VersionLoader", "deadline_of", "left"]
+__all__ = ["Version", "VersionLoader", "deadline_of", "left"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
 _TRIED = 16
 """Length of a dimension without buckets on which a model is tried."""
 
-_numbers = itertools.count(1)
-"""Of models in this process: the names of their libraries."""
-
-
-class ModelDevice(WeightsDevice, Protocol):
-    """What a model needs of :class:`accel.Device`."""
-
-    @property
-    def name(self) -> str:
-        """Backend and index."""
-
-    @property
-    def arrays(self) -> Any:
-        """Ops that rearrange."""
-
-    async def put(self, array: Any, *, out: AccelRef | None = None, timeout: float | None = None) -> AccelRef:
-        """See :meth:`accel.Device.put`."""
-
-    async def get(self, ref: AccelRef, *, timeout: float | None = None) -> Array:
-        """See :meth:`accel.Device.get`."""
-
-    async def free(self, ref: AccelRef) -> None:
-        """See :meth:`accel.Device.free`."""
-
-    async def run(self, op: Any, *, timeout: float | None = None) -> Any:
-        """See :meth:`accel.Device.run`."""
-
-    async def register_as(self, name: str, library: Any, /, *args: Any, **kwargs: Any) -> None:
-        """See :meth:`accel.Device.register_as`."""
-
-    async def unregister(self, name: str) -> None:
-        """See :meth:`accel.Device.unregister`."""
-
 
 class Version:
-    """One set of weights, and the library that runs the model with them; made by :class:`VersionLoader`.
+    """One set of weights, and what runs the model with them; made by :class:`VersionLoader`.
 
     ``with version`` counts a call that uses it.
 
@@ -74,19 +40,17 @@ class Version:
     ----------
     number : int
         From 1, counted up by every swap, also after a rollback.
-    library : str
-        Its name.
     weights : dict of str to AccelRef
         Durable.
     outputs : OutputSpecs
         What the model returns.
     """
 
-    def __init__(self, device: ModelDevice, buckets: Buckets, number: int, library: str, weights: dict[str, AccelRef]) -> None:
+    def __init__(self, device: ModelDevice, buckets: Buckets, number: int, runner: Runner, weights: dict[str, AccelRef]) -> None:
         self._device = device
         self._buckets = buckets
         self.number = number
-        self.library = library
+        self._runner = runner
         self.weights = weights
         self.outputs: OutputSpecs
         self._calls = 0
@@ -108,8 +72,7 @@ class Version:
         """Run inputs in a bucket. On the host the outputs have only the rows that are wanted, in their other dimensions they are as the bucket has them."""
         deadline = deadline_of(timeout)
         operands = [await self._operand(name, each, bucket, deadline) for name, each in arrays.items()]
-        op = Forward(self.library, tuple(operands), self.outputs.specs(bucket))
-        made: tuple[AccelRef, ...] = await self._device.run(op, timeout=left(deadline))
+        made = await self._runner.run(tuple(operands), self.outputs.specs(bucket), left(deadline))
         if not to_host:
             return made
         rows = sizes.get(BATCH)
@@ -131,7 +94,7 @@ class Version:
         return padded
 
     async def unload(self) -> None:
-        """Wait until no call uses it, and let the library and the weights go.
+        """Wait until no call uses it, and let the model and its weights go.
 
         Raises
         ------
@@ -139,8 +102,8 @@ class Version:
             The device was opened with ``overload="reject"`` and is full. Nothing has changed.
         """
         await self._idle.wait()
-        with contextlib.suppress(ClosedError, DeviceLostError):  # the library has gone with the device
-            await self._device.unregister(self.library)
+        with contextlib.suppress(ClosedError, DeviceLostError):  # it has gone with the device
+            await self._runner.close()
         self.weights.clear()
 
 
@@ -174,13 +137,14 @@ class VersionLoader:
         buckets = self._buckets
         given = () if weights is None else weights
         refs = await load_weights(self._device, given, run_blocking=self._run_blocking, on_progress=on_progress)
-        version = Version(self._device, buckets, number, f"model-{next(_numbers)}", refs)
-        warm = [{name: (Spec(spec.of_size(each), spec.dtype), spec.pad) for name, spec in buckets.inputs.items()} for each in buckets.all()]
+        make = LibraryRunner if self._source.function is None else FunctionRunner
+        runner = make(self._device, self._source, buckets)
+        version = Version(self._device, buckets, number, runner, refs)
         try:
-            refs |= await load_weights(self._device, await self._initial(tuple(refs)), run_blocking=self._run_blocking)
-            await self._device.register_as(version.library, ModelLibrary, self._source, tuple(buckets.inputs), refs, warm)
+            refs |= await load_weights(self._device, await runner.initial(tuple(refs)), run_blocking=self._run_blocking)
+            await runner.open(refs)
             try:
-                version.outputs = await self._described(version)
+                version.outputs = await self._described(runner)
             except BaseException:
                 await version.unload()
                 raise
@@ -189,32 +153,21 @@ class VersionLoader:
             raise
         return version
 
-    async def _initial(self, given: tuple[str, ...]) -> dict[str, Array]:
-        """Return the arrays that the model needs and was not given, such as tables that are no weights, or all of its weights."""
-        device, library = self._device, f"model-{next(_numbers)}-initial"
-        await device.register_as(library, InitialLibrary, self._source, given)
-        try:
-            made = OutputSpecs.decoded(await device.get(await device.run(Describe(library, ()))))
-            refs = await device.run(Forward(library, (), made.specs({})))
-            return {name: await device.get(ref) for name, ref in zip(made.names, refs, strict=True)}
-        finally:
-            await device.unregister(library)
-
-    async def _described(self, version: Version) -> OutputSpecs:
+    async def _described(self, runner: Runner) -> OutputSpecs:
         """Return what the model returns. It is run on two lengths of each dimension: what is different between the outputs follows that dimension."""
         buckets = self._buckets
         lengths = {dim: _two_lengths(dim, buckets.lengths.get(dim)) for dim in buckets.dims}
         sizes = {dim: length for dim, (length, _) in lengths.items()}
-        found = await self._describe(version, sizes)
+        found = await self._describe(runner, sizes)
         for dim, (_, other) in lengths.items():
             changed = {**sizes, dim: other}
-            found = found.named(sizes, await self._describe(version, changed), changed)
+            found = found.named(sizes, await self._describe(runner, changed), changed)
         return found
 
-    async def _describe(self, version: Version, sizes: Sizes) -> OutputSpecs:
+    async def _describe(self, runner: Runner, sizes: Sizes) -> OutputSpecs:
         device = self._device
         inputs = [await device.put(np.full(spec.of_size(sizes), spec.pad, spec.dtype.numpy)) for spec in self._buckets.inputs.values()]
-        return OutputSpecs.decoded(await device.get(await device.run(Describe(version.library, tuple(inputs)))))
+        return await runner.describe(tuple(inputs))
 
 
 def _two_lengths(dim: str, lengths: tuple[int, ...] | None) -> tuple[int, int]:

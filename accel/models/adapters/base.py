@@ -18,7 +18,7 @@ from accel.errors import AccelError, BackendUnavailableError, InvalidArgumentErr
 from accel.models.adapters import host
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Awaitable, Callable, Collection
 
     from accel.backend import DeviceDescription
     from accel.models.tensor_spec import TensorSpec
@@ -105,6 +105,11 @@ class ModelSource:
             return self.target if isinstance(self.target, str) else self.target.name
         return str(getattr(self.target, "__qualname__", type(self.target).__qualname__))
 
+    @property
+    def function(self) -> Callable[..., Awaitable[Any]] | None:
+        """The target, if it is a coroutine function: one of refs, which runs in the process that opened the device."""
+        return self.target if inspect.iscoroutinefunction(self.target) else None
+
     def adapter(self) -> Adapter:
         """Return a new adapter. May block: it imports the framework.
 
@@ -120,6 +125,11 @@ class ModelSource:
         if isinstance(self.target, Path):
             return self._made("onnx", "OnnxAdapter", self.target)
         target = _resolved(self.target) if isinstance(self.target, str) else self.target
+        if inspect.iscoroutinefunction(target):
+            raise InvalidArgumentError(
+                f"{self.target!r} is a coroutine function, which runs in the process that opened the device",
+                remedy="Give the function itself, not its name.",
+            )
         if _is_adapter(target):
             if isinstance(target, type):
                 return _WithDefaults(_called(target, (), self.options))
@@ -162,9 +172,9 @@ def source_of(model: Any, options: Mapping[str, Any] | None = None, *, graphs: L
     ----------
     model
         ``"package.module:name"``, or what has that name: a function without parameters that returns a ``torch.nn.Module``, or a class with ``open`` and ``run``
-        (:class:`Adapter`); an instance of one; or a path that ends in ``.onnx``.
+        (:class:`Adapter`); an instance of one; a coroutine function of refs; or a path that ends in ``.onnx``.
     options
-        Keyword arguments of the adapter, or of the class.
+        Keyword arguments of the adapter, of the class, or of the coroutine function.
     graphs
         Whether the forwards of buckets are captured into CUDA graphs, where the framework can.
 

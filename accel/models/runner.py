@@ -1,0 +1,221 @@
+"""What runs a model on inputs that have the sizes of a bucket: a library in the device's context, or a function of refs."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+
+from accel.errors import AccelError, DeadlineExceededError, InvalidArgumentError, LibraryError
+from accel.models.library import Describe, Forward, InitialLibrary, ModelLibrary
+from accel.models.outputs import OutputSpecs, flattened
+from accel.models.weights import WeightsDevice
+from accel.ops import Spec
+from accel.ref import AccelRef
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from accel.models.adapters.base import ModelSource
+    from accel.models.tensor_spec import Buckets
+
+__all__ = ["FunctionRunner", "LibraryRunner", "ModelDevice", "Runner"]
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+_numbers = itertools.count(1)
+"""Of models in this process: the names of their libraries."""
+
+
+class ModelDevice(WeightsDevice, Protocol):
+    """What a model needs of :class:`accel.Device`."""
+
+    @property
+    def name(self) -> str:
+        """Backend and index."""
+
+    @property
+    def arrays(self) -> Any:
+        """Ops that rearrange."""
+
+    async def put(self, array: Any, *, out: AccelRef | None = None, timeout: float | None = None) -> AccelRef:
+        """See :meth:`accel.Device.put`."""
+
+    async def get(self, ref: AccelRef, *, timeout: float | None = None) -> Array:
+        """See :meth:`accel.Device.get`."""
+
+    async def free(self, ref: AccelRef) -> None:
+        """See :meth:`accel.Device.free`."""
+
+    async def run(self, op: Any, *, timeout: float | None = None) -> Any:
+        """See :meth:`accel.Device.run`."""
+
+    async def register_as(self, name: str, library: Any, /, *args: Any, **kwargs: Any) -> None:
+        """See :meth:`accel.Device.register_as`."""
+
+    async def unregister(self, name: str) -> None:
+        """See :meth:`accel.Device.unregister`."""
+
+
+class Runner(Protocol):
+    """Runs a model with one set of weights."""
+
+    async def initial(self, given: tuple[str, ...]) -> dict[str, Array]:
+        """Return the arrays that it needs beside the weights of these names."""
+
+    async def open(self, weights: dict[str, AccelRef]) -> None:
+        """Make the model ready with its weights, in every bucket. The dict is the caller's, who empties it when the weights are to go."""
+
+    async def describe(self, operands: tuple[AccelRef, ...]) -> OutputSpecs:
+        """Run the model, and return what it returns for these inputs."""
+
+    async def run(self, operands: tuple[AccelRef, ...], outputs: tuple[Spec, ...], timeout: float | None) -> Sequence[AccelRef]:
+        """Run the model, and return the outputs, which are as ``outputs`` says."""
+
+    async def close(self) -> None:
+        """Let it go; nothing runs."""
+
+
+class LibraryRunner:
+    """Runs a model where the context is: :class:`~accel.models.library.ModelLibrary`.
+
+    Parameters
+    ----------
+    device
+        Where.
+    source
+        Makes the model's adapter.
+    buckets
+        The model's inputs.
+    """
+
+    def __init__(self, device: ModelDevice, source: ModelSource, buckets: Buckets) -> None:
+        self._device = device
+        self._source = source
+        self._buckets = buckets
+        self._library = f"model-{next(_numbers)}"
+
+    async def initial(self, given: tuple[str, ...]) -> dict[str, Array]:
+        """See :class:`Runner`: tables that are no weights, or all of the weights."""
+        device, library = self._device, f"{self._library}-initial"
+        await device.register_as(library, InitialLibrary, self._source, given)
+        try:
+            made = OutputSpecs.decoded(await device.get(await device.run(Describe(library, ()))))
+            refs = await device.run(Forward(library, (), made.specs({})))
+            return {name: await device.get(ref) for name, ref in zip(made.names, refs, strict=True)}
+        finally:
+            await device.unregister(library)
+
+    async def open(self, weights: dict[str, AccelRef]) -> None:
+        """See :class:`Runner`."""
+        await self._device.register_as(
+            self._library, ModelLibrary, self._source, tuple(self._buckets.inputs), weights, _warm(self._buckets)
+        )
+
+    async def describe(self, operands: tuple[AccelRef, ...]) -> OutputSpecs:
+        """See :class:`Runner`."""
+        return OutputSpecs.decoded(await self._device.get(await self._device.run(Describe(self._library, operands))))
+
+    async def run(self, operands: tuple[AccelRef, ...], outputs: tuple[Spec, ...], timeout: float | None) -> Sequence[AccelRef]:
+        """See :class:`Runner`."""
+        made: tuple[AccelRef, ...] = await self._device.run(Forward(self._library, operands, outputs), timeout=timeout)
+        return made
+
+    async def close(self) -> None:
+        """See :class:`Runner`."""
+        await self._device.unregister(self._library)
+
+
+class FunctionRunner:
+    """Runs a coroutine function of refs, in the process that opened the device. The parameters are those of :class:`LibraryRunner`."""
+
+    def __init__(self, device: ModelDevice, source: ModelSource, buckets: Buckets) -> None:
+        self._device = device
+        self._function = source.target
+        self._name = source.name
+        self._options = source.options
+        self._buckets = buckets
+        self._weights: Mapping[str, AccelRef] | None = None
+
+    async def initial(self, given: tuple[str, ...]) -> dict[str, Array]:
+        """See :class:`Runner`: a function has the weights that it is given."""
+        return {}
+
+    async def open(self, weights: dict[str, AccelRef]) -> None:
+        """See :class:`Runner`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The function does not take the inputs, the weights or the options.
+        """
+        parameters = inspect.signature(self._function).parameters
+        if weights or "weights" in parameters:
+            self._weights = MappingProxyType(weights)  # a view: it keeps no weights that are to go
+        try:
+            inspect.signature(self._function).bind(self._device, **self._arguments(dict.fromkeys(self._buckets.inputs)))
+        except TypeError as error:
+            raise InvalidArgumentError(
+                f"{self._name} does not take the inputs {', '.join(self._buckets.inputs)}: {error}",
+                argument="inputs",
+                remedy="Give a function of the device, and by name of the inputs, of weights, if there are any, and of the options.",
+            ) from None
+        for inputs in _warm(self._buckets):
+            await self._called(
+                tuple([await self._device.put(np.full(spec.shape, pad, spec.dtype.numpy)) for spec, pad in inputs.values()]), None
+            )
+
+    async def describe(self, operands: tuple[AccelRef, ...]) -> OutputSpecs:
+        """See :class:`Runner`."""
+        structure, names, refs = flattened(await self._called(operands, None))
+        for name, ref in zip(names, refs, strict=True):
+            if not isinstance(ref, AccelRef):
+                raise InvalidArgumentError(
+                    f"output {name!r} of {self._name} is a {type(ref).__name__}", remedy="Return refs; await what makes them."
+                )
+        return OutputSpecs(structure, names, tuple([ref.shape for ref in refs]), tuple([ref.dtype for ref in refs]))
+
+    async def run(self, operands: tuple[AccelRef, ...], outputs: tuple[Spec, ...], timeout: float | None) -> Sequence[AccelRef]:
+        """See :class:`Runner`."""
+        _, _, refs = flattened(await self._called(operands, timeout))
+        given = [(ref.shape, ref.dtype) for ref in refs]
+        wanted = [(each.shape, each.dtype) for each in outputs]
+        if given != wanted:
+            raise InvalidArgumentError(
+                f"{self._name} returned {given} for inputs of {[ref.shape for ref in operands]}, and {wanted} before",
+                remedy="The shapes of a model's outputs must depend on the shapes of its inputs alone.",
+            )
+        return refs
+
+    async def close(self) -> None:
+        """See :class:`Runner`."""
+
+    async def _called(self, operands: tuple[AccelRef, ...], timeout: float | None) -> Any:
+        """Await the function. What it raises itself is the model's error, as it is of a model in a library."""
+        named = dict(zip(self._buckets.inputs, operands, strict=True))
+        try:
+            async with asyncio.timeout(timeout) as limit:
+                return await self._function(self._device, **self._arguments(named))
+        except AccelError:
+            raise
+        except Exception as error:
+            if limit.expired():
+                raise DeadlineExceededError(
+                    f"{self._name} did not end within {timeout:g} s", op=Forward.kind, device=self._device.name
+                ) from None
+            raise LibraryError(
+                f"{self._name} raised {error!r}", op=Forward.kind, device=self._device.name, remedy="See its cause."
+            ) from error
+
+    def _arguments(self, inputs: Mapping[str, AccelRef | None]) -> dict[str, Any]:
+        weights = {} if self._weights is None else {"weights": self._weights}
+        return {**self._options, **weights, **inputs}
+
+
+def _warm(buckets: Buckets) -> list[dict[str, tuple[Spec, float]]]:
+    """Return shape, dtype and padding of each input in each bucket."""
+    return [{name: (Spec(spec.of_size(sizes), spec.dtype), spec.pad) for name, spec in buckets.inputs.items()} for sizes in buckets.all()]
