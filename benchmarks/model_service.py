@@ -148,7 +148,7 @@ async def by_hand(run: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -
 
 
 @contextlib.asynccontextmanager
-async def by_accel(backend: str, host: Any, weights: dict[str, Any], graphs: Any) -> AsyncIterator[Submit]:
+async def by_accel(backend: str, host: Any, weights: dict[str, Any], graphs: Any, in_flight: int) -> AsyncIterator[Submit]:
     """Serve with accel."""
     builder = "build_half" if backend == "cuda" else "build"
     async with accel.System() as system:
@@ -160,7 +160,7 @@ async def by_accel(backend: str, host: Any, weights: dict[str, Any], graphs: Any
             buckets={"batch": BATCHES},
             graphs=graphs,
         )
-        async with accel.serve(model) as service:
+        async with accel.serve(model, max_in_flight=in_flight) as service:
             yield service.submit
 
 
@@ -195,7 +195,7 @@ async def measured(submit: Submit, clients: int, seconds: float) -> dict[str, fl
     }
 
 
-async def compare(backend: str, clients: int, seconds: float, rounds: int) -> dict[str, dict[str, float]]:
+async def compare(backend: str, clients: int, seconds: float, rounds: int, hosts: list[str], in_flight: int) -> dict[str, dict[str, float]]:
     """Return the medians of the rounds, by subject."""
     module = (build_half() if backend == "cuda" else build()).eval()
     weights = {name: tensor.clone() for name, tensor in module.state_dict().items()}
@@ -204,10 +204,10 @@ async def compare(backend: str, clients: int, seconds: float, rounds: int) -> di
     found: dict[str, list[dict[str, float]]] = {}
     async with contextlib.AsyncExitStack() as stack:
         subjects = {name: await stack.enter_async_context(by_hand(make(module, backend))) for name, make in hands.items()}
-        for host in ("inline", "process", "auto"):
+        for host in hosts:
             for graphs in ("off", "auto") if backend == "cuda" else ("off",):
                 name = f"accel {host}, {'graphs' if graphs == 'auto' else 'eager'}"
-                subjects[name] = await stack.enter_async_context(by_accel(backend, host, weights, graphs))
+                subjects[name] = await stack.enter_async_context(by_accel(backend, host, weights, graphs, in_flight))
         for number in range(rounds + 1):
             for name, submit in subjects.items():
                 row = await measured(submit, clients, seconds if number else min(seconds, 1.0))
@@ -224,9 +224,11 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=4.0, help="of one block of a subject")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--hosts", default="inline,process,auto", help="of accel (default %(default)s)")
+    parser.add_argument("--in-flight", type=int, default=2, help="accel's max_in_flight (default %(default)s)")
     parser.add_argument("--json", type=Path, help="write the medians there")
     given = parser.parse_args()
-    medians = asyncio.run(compare(given.backend, given.clients, given.seconds, given.rounds))
+    medians = asyncio.run(compare(given.backend, given.clients, given.seconds, given.rounds, given.hosts.split(","), given.in_flight))
     first = medians[HAND]["requests_per_s"]
     print()
     for name, row in medians.items():
