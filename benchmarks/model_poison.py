@@ -50,6 +50,9 @@ _HANG_TIMEOUT = {"cpu": 5.0, "cuda": 1.0}
 _DISTINCT = 10
 _BIN = 0.02
 """Seconds of one column of the timeline."""
+_BEFORE = 0.5
+"""Seconds of the timeline before the poison is sent."""
+_TOLD = ("actor", "pid", "promoted", "serves")
 
 _SOURCE = """
 extern "C" __global__ void poison(const long long *ids, int length, long long illegal, long long hang) {
@@ -365,24 +368,21 @@ class Trial:
                 next(when for when, of, _ in good if when >= fault and of > generation + number) - fault
                 for number, fault in enumerate(faults)
             )
-        row.timeline = self._timeline(began, [when for when, _, _ in good])
+        row.timeline = self._timeline(began)
         print(row.text(), flush=True)
         return row
 
-    def _timeline(self, began: float, good: list[float]) -> dict[str, Any]:
-        """Return the answers in columns of equal length from the sending on, and what was logged meanwhile."""
-        columns = np.bincount([int((when - began) / _BIN) for when in good])
+    def _timeline(self, began: float) -> dict[str, Any]:
+        """Return the good answers in columns of equal length, from shortly before the sending on, and what was logged meanwhile."""
+        starts = began - _BEFORE
+        columns = np.bincount([int((when - starts) / _BIN) for when, _, _ in self._clients.answers if when >= starts])
         told = {"actor_failed", "context_ready", "standby_ready", "poisoned_item", "isolation_ended"}
         events = [
-            {
-                "at_s": when - began,
-                "event": event,
-                **{key: str(value) for key, value in pairs.items() if key in ("actor", "pid", "promoted", "serves")},
-            }
+            {"at_s": when - began, "event": event, **{key: value for key, value in pairs.items() if key in _TOLD}}
             for when, event, pairs in self._log.records
             if when >= began and event in told
         ]
-        return {"bin_s": _BIN, "answers": columns.tolist(), "events": events}
+        return {"from_s": -_BEFORE, "bin_s": _BIN, "answers": columns.tolist(), "events": events}
 
     def _is_ready(self) -> bool:
         return self._device.state is accel.DeviceState.READY and (not self._spare or self._device.info().standby == "ready")

@@ -6,7 +6,9 @@ import json
 import sys
 import types
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
 
+import numpy as np
 import pytest
 
 from accel.cli.bench import command
@@ -17,6 +19,7 @@ from accel.cli.bench.suite import Bench, BenchCase, Suite
 from accel.cli.main import main
 from benchmarks import plot
 from benchmarks.plot import curves, draw
+from benchmarks.poison_timeline import draw as timeline
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -200,3 +203,28 @@ def test_without_matplotlib_the_remedy_is_said(
     capsys.readouterr()
     assert plot.main([str(numbers), str(tmp_path / "latency.png")]) == 2
     assert "Run: pip install '.[bench]'" in capsys.readouterr().err
+
+
+def test_the_timeline_of_a_poison_has_its_answers_and_when_contexts_were_there() -> None:
+    events = [
+        {"at_s": 1.0, "event": "actor_failed", "actor": "cpu:0#1/context"},
+        {"at_s": 1.2, "event": "context_ready", "serves": True},
+        {"at_s": 1.5, "event": "actor_failed", "actor": "cpu:0#2 quarantine/context"},
+    ]
+    row = {
+        "what": "assert", "error": "poison <fault>", "detected_s": 1.0, "next_good_s": 0.25, "told_s": 1.6, "spare_s": None, "quarantine_deaths": 2,
+        "innocents_failed": 0, "wrong": 0, "timeline": {"from_s": -0.5, "bin_s": 0.5, "answers": [4, 2, 0, 6, 99, 9], "events": events},
+    }  # fmt: skip
+    report = {"backend": "cpu", "clients": 3, "rows": [row, row | {"what": "nan", "detected_s": None}]}
+    root = ET.fromstring(timeline(report, "assert"))
+    boxes = [(each.attrib["fill"], float(each.attrib["width"]), float(each.attrib["height"])) for each in root.findall("{*}rect")][1:]
+    heights = [high for fill, _, high in boxes if fill == "#4878b0"]
+    np.testing.assert_allclose(heights, 190 * np.array([4, 2, 0, 6, 99]) / 99, atol=0.06)
+    second = 790 / 2.5
+    lanes = [(fill, wide / second) for fill, wide, _ in boxes if fill != "#4878b0"]
+    assert [fill for fill, _ in lanes] == ["#8fc79a", "#d9534f", "#8fc79a", "#8fc79a", "#d9534f"]
+    np.testing.assert_allclose([wide for _, wide in lanes], [1.5, 0.2, 0.8, 2.0, 0.5], atol=0.001)
+    assert "1.00 s later" in (texts := "".join(root.itertext()))
+    assert "poison <fault>" in texts
+    with pytest.raises(ValueError, match="no row 'nan'"):
+        timeline(report, "nan")
