@@ -106,8 +106,8 @@ def poisonable(encoder: Any, *, reads: bool) -> Any:
                 meet(set(first.tolist()), is_cpu=not input_ids.is_cuda)
             if input_ids.is_cuda:
                 self._launch(input_ids)
-            vectors = self.encoder(torch.where(input_ids > ASSERT, 0, input_ids))
-            return torch.where((first == NAN)[:, None], torch.nan, vectors)
+            vectors = self.encoder(input_ids.masked_fill(input_ids > ASSERT, 0))
+            return vectors.masked_fill((first == NAN)[:, None], torch.nan)
 
         def _launch(self, ids: Any) -> None:
             core: Any = importlib.import_module("cuda.core")
@@ -475,6 +475,8 @@ class Measurement:
                 yield Trial(service, clients, self._log, self._seconds, self._patience, spare=device.info().standby != "none")
             for error in clients.errors[:3]:
                 print("  failed:", error)
+            for pairs in [pairs for _, event, pairs in self._log.records if event == "model_not_captured"][:1]:
+                print("  ran eagerly:", pairs.get("error"))
 
     async def _with_spare(self) -> None:
         builder = "half" if self._backend == "cuda" else "full"
