@@ -1,11 +1,13 @@
 """Search the documentation of numpy, scipy and scikit-learn by what a function does.
 
 To run it, in a checkout: ``nox -s search``; or, in an environment with ``'.[web]'`` and the dependency group ``search``,
-``python -m examples.semantic_search.app``. PORT=8000 and ACCEL_DEVICE=cpu, unless set. It answers searches while it still encodes the documents.
+``python -m examples.semantic_search.app``. PORT=8000 and ACCEL_DEVICE=cpu, unless set. ``--model FOLDER`` takes a
+``transformers`` model of yours as the encoder. It answers searches while it still encodes the documents.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
@@ -21,7 +23,7 @@ from pydantic import BaseModel, Field
 import accel
 from accel.integrations.fastapi import DeviceDependency, get_state, install, lifespan
 from examples.semantic_search.corpus import Document, versions
-from examples.semantic_search.service import Search, open_search
+from examples.semantic_search.service import FOLDER, Search, open_search
 
 PAGE = Path(__file__).with_name("page.html")
 
@@ -99,7 +101,7 @@ async def poison(search: Served, device: DeviceDependency) -> dict[str, Any]:
     before, started = device.generation, time.perf_counter()
     try:
         await search.send_poison()
-    except accel.PoisonedInputError as error:
+    except (accel.PoisonedInputError, accel.LibraryError) as error:
         outcome = {"error": type(error).__name__, "message": str(error), "cause": type(error.__cause__).__name__}
     else:
         raise HTTPException(500, "the poison was answered")
@@ -108,6 +110,11 @@ async def poison(search: Served, device: DeviceDependency) -> dict[str, Any]:
 
 def main() -> None:
     """Serve until Ctrl-C or SIGTERM."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="of a transformers model, instead of the committed encoder")
+    given = parser.parse_args()
+    if given.model is not None:
+        os.environ[FOLDER] = str(given.model.resolve())
     text = os.environ.get("PORT") or "8000"
     if not (text.isascii() and text.isdecimal() and int(text) <= 65535):
         sys.exit(f"PORT is {text!r}: give a whole number from 0 to 65535")

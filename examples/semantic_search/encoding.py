@@ -1,23 +1,32 @@
-"""The encoder on a device: a model that is loaded once, and served in batches to many tasks."""
+"""The encoder on a device, the committed one or a user's: a model that is loaded once, and served in batches to many tasks."""
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import accel
 from accel.models.adapters.onnx import OnnxAdapter
+from examples.semantic_search.corpus import Document
 from examples.semantic_search.encoder import MODEL
-from examples.semantic_search.tokens import DOCUMENT_LENGTH, QUERY_LENGTH, VOCABULARY
+from examples.semantic_search.tokens import DOCUMENT_LENGTH, QUERY_LENGTH, VOCABULARY, document_tokens, prose, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
+
 
 POISON = [1 << 50]
 """A row that the tokenizer never makes: it names an embedding far behind the last one."""
+
+
+_IDS = accel.TensorSpec(("batch", "length"), "int64", pad=0)
+_BUCKETS = {"batch": (1, 8, 64), "length": (8, QUERY_LENGTH, DOCUMENT_LENGTH)}
 
 
 class UncheckedEncoder(OnnxAdapter):
@@ -35,12 +44,66 @@ class UncheckedEncoder(OnnxAdapter):
         return super().run(inputs)
 
 
-async def load_encoder(device: accel.Device) -> accel.Model:
-    """Load the encoder, ready for batches of up to 64 queries or documents: by ONNX Runtime on a CPU, by torch elsewhere."""
-    inputs = {"input_ids": accel.TensorSpec(("batch", "length"), "int64", pad=0)}
-    buckets = {"batch": (1, 8, 64), "length": (8, QUERY_LENGTH, DOCUMENT_LENGTH)}
-    if device.info().backend == "cpu":
-        return await device.load_model(UncheckedEncoder, options={"path": MODEL}, inputs=inputs, buckets=buckets)
-    from examples.semantic_search.torch_encoder import TorchEncoder, exported_weights
+@dataclass(frozen=True, slots=True)
+class TextEncoder:
+    """An encoder on a device, and what makes its inputs of texts.
 
-    return await device.load_model(TorchEncoder, weights=await asyncio.to_thread(exported_weights), inputs=inputs, buckets=buckets)
+    Attributes
+    ----------
+    model
+        Gives vectors of length 1.
+    query, document
+        Make an item of the model. Any thread may call them.
+    poison
+        An item that no text makes, and that ends the process of the model where lookups are not checked.
+    """
+
+    model: accel.Model
+    query: Callable[[str], Any]
+    document: Callable[[Document], Any]
+    poison: Any
+
+    @property
+    def dimensions(self) -> int:
+        """Numbers in a vector."""
+        _, found = self.model.outputs.shapes[0]
+        return int(found)
+
+
+async def load_encoder(device: accel.Device, folder: Path | None = None) -> TextEncoder:
+    """Load an encoder, ready for batches of up to 64 queries or documents.
+
+    Parameters
+    ----------
+    device
+        Where it computes.
+    folder
+        Of a ``transformers`` model. Without it the committed encoder is loaded: by ONNX Runtime on a CPU, by torch elsewhere.
+    """
+    if folder is not None:
+        return await _load_transformer(device, folder)
+    if device.info().backend == "cpu":
+        model = await device.load_model(UncheckedEncoder, options={"path": MODEL}, inputs={"input_ids": _IDS}, buckets=_BUCKETS)
+    else:
+        from examples.semantic_search.torch_encoder import TorchEncoder, exported_weights
+
+        weights = await asyncio.to_thread(exported_weights)
+        model = await device.load_model(TorchEncoder, weights=weights, inputs={"input_ids": _IDS}, buckets=_BUCKETS)
+    return TextEncoder(
+        model, lambda text: np.array(tokens(text) or [0]), lambda document: np.array(document_tokens(document)), np.array(POISON)
+    )
+
+
+async def _load_transformer(device: accel.Device, folder: Path) -> TextEncoder:
+    from examples.semantic_search.transformer import Tokenizer, builder_of
+
+    tokenizer = await asyncio.to_thread(Tokenizer, folder)
+    model = await device.load_model(
+        builder_of(folder), weights=folder / "model.safetensors", inputs={"input_ids": _IDS, "attention_mask": _IDS}, buckets=_BUCKETS
+    )
+
+    def document_item(document: Document) -> Any:
+        return tokenizer(f"{document.name} {document.summary} {document.signature} {prose(document)}", DOCUMENT_LENGTH)
+
+    poison = {"input_ids": np.array(POISON), "attention_mask": np.ones(1, np.int64)}
+    return TextEncoder(model, lambda text: tokenizer(text, QUERY_LENGTH), document_item, poison)

@@ -25,7 +25,7 @@ class Query:
     Attributes
     ----------
     vector
-        Of the encoder, float32 (DIMENSIONS,).
+        Of the encoder, float32 (dimensions,).
     lexical
         Of :meth:`Lexicon.query`, float32 (TERMS,).
     """
@@ -45,7 +45,7 @@ class Index:
     device
         Where the index is.
     rows
-        On the host: vectors, float32 (capacity, DIMENSIONS); terms, int32 (capacity, ROW); weights, float32 (capacity, ROW).
+        On the host: vectors, float32 (capacity, dimensions); terms, int32 (capacity, ROW); weights, float32 (capacity, ROW).
     refs
         The same on the device.
     """
@@ -58,9 +58,9 @@ class Index:
         self._writing = asyncio.Lock()
 
     @classmethod
-    async def create(cls, device: accel.Device, capacity: int) -> Index:
-        """Make an empty index with room for ``capacity`` documents."""
-        rows = (np.zeros((capacity, DIMENSIONS), np.float32), np.zeros((capacity, ROW), np.int32), np.zeros((capacity, ROW), np.float32))
+    async def create(cls, device: accel.Device, capacity: int, dimensions: int = DIMENSIONS) -> Index:
+        """Make an empty index with room for ``capacity`` documents, whose vectors have so many ``dimensions``."""
+        rows = (np.zeros((capacity, dimensions), np.float32), np.zeros((capacity, ROW), np.int32), np.zeros((capacity, ROW), np.float32))
         return cls(device, rows, tuple([await device.put(array, durable=True) for array in rows]))
 
     async def add(self, vectors: Array, terms: Array, weights: Array) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,10 +15,9 @@ import numpy as np
 import accel
 from accel.patterns import DynamicBatcher
 from examples.semantic_search.corpus import Document, read_documents
-from examples.semantic_search.encoding import POISON, load_encoder
+from examples.semantic_search.encoding import TextEncoder, load_encoder
 from examples.semantic_search.index import Index, Query
 from examples.semantic_search.rank import Lexicon, lexical_words
-from examples.semantic_search.tokens import document_tokens, tokens
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -28,6 +29,9 @@ CAPACITY = 8192
 
 CHUNK = 256
 """Documents that are encoded, and become searchable, at a time."""
+
+FOLDER = "SEARCH_MODEL"
+"""Environment variable with the folder of a ``transformers`` model."""
 
 _MOST = 50
 """Results of a ranking; a request gets the first of them."""
@@ -43,18 +47,21 @@ class Search:
     index
         Where the documents are on the device.
     encoder
-        Gives a row of token ids its vector.
+        Gives an item of a text its vector.
     phase
         ``"reading"`` the docstrings, ``"encoding"`` them, ``"ready"`` or ``"failed"``.
     total
         Documents of the corpus; 0 while they are read.
     """
 
-    def __init__(self, index: Index, encoder: accel.ModelService, ranker: DynamicBatcher[Query, tuple[Array, Array]]) -> None:
+    def __init__(
+        self, index: Index, texts: TextEncoder, encoder: accel.ModelService, ranker: DynamicBatcher[Query, tuple[Array, Array]]
+    ) -> None:
         self.index = index
         self.encoder = encoder
         self.phase = "reading"
         self.total = 0
+        self._texts = texts
         self._ranker = ranker
         self._documents: list[Document] = []
         self._lexicon = Lexicon([])
@@ -62,7 +69,7 @@ class Search:
     async def find(self, text: str, k: int) -> list[tuple[Document, float]]:
         """Return the ``k`` best documents for a text, and their scores, the best first."""
         lexicon = self._lexicon
-        vector = await self.encoder.submit(np.array(tokens(text) or [0]), timeout=10.0)
+        vector = await self.encoder.submit(self._texts.query(text), timeout=10.0)
         scores, rows = await self._ranker.submit(Query(vector, lexicon.query(text)), timeout=10.0)
         return [(self._documents[row], float(score)) for score, row in zip(scores[:k], rows[:k], strict=True)]
 
@@ -76,9 +83,11 @@ class Search:
         Raises
         ------
         PoisonedInputError
-            Always: it was found, or it was known already and not even tried.
+            It was found, or it was known already and not even tried.
+        LibraryError
+            The model checks its lookups: it has only refused this one.
         """
-        await self.encoder.submit(np.array(POISON))
+        await self.encoder.submit(self._texts.poison)
 
     async def load(self) -> None:
         """Read and encode the corpus."""
@@ -94,16 +103,16 @@ class Search:
             _log.exception("the corpus could not be loaded")
 
     async def _add(self, documents: Sequence[Document]) -> int:
-        def prepare() -> tuple[list[Array], Array, Array]:
+        def prepare() -> tuple[list[Any], Array, Array]:
             rows = [self._lexicon.row(lexical_words(document)) for document in documents]
             return (
-                [np.array(document_tokens(document)) for document in documents],
+                [self._texts.document(document) for document in documents],
                 np.stack([row[0] for row in rows]),
                 np.stack([row[1] for row in rows]),
             )
 
-        ids, terms, weights = await asyncio.to_thread(prepare)
-        vectors = await asyncio.gather(*map(self.encoder.submit, ids))
+        items, terms, weights = await asyncio.to_thread(prepare)
+        vectors = await asyncio.gather(*map(self.encoder.submit, items))
         row = await self.index.add(np.stack(vectors), terms, weights)
         self._documents += documents  # no other task runs between the two lines, so rows and documents agree
         return row
@@ -111,16 +120,17 @@ class Search:
 
 @contextlib.asynccontextmanager
 async def open_search(device: accel.Device) -> AsyncIterator[Search]:
-    """Serve from the start; documents arrive in the background."""
-    index = await Index.create(device, CAPACITY)
-    model = await load_encoder(device)
+    """Serve from the start; documents arrive in the background. The environment variable ``SEARCH_MODEL`` names the folder of another encoder."""
+    folder = os.environ.get(FOLDER)
+    texts = await load_encoder(device, Path(folder) if folder else None)
+    index = await Index.create(device, CAPACITY, texts.dimensions)
 
     async def rank(queries: list[Query]) -> list[tuple[Array, Array]]:
         return await index.search(queries, _MOST)
 
     # Ranking twice does no harm, so a batch that a fault cuts short is tried again: idempotent.
-    async with accel.serve(model) as encoder, DynamicBatcher(rank, max_items=16, device=device, idempotent=True) as ranker:
-        search = Search(index, encoder, ranker)
+    async with accel.serve(texts.model) as encoder, DynamicBatcher(rank, max_items=16, device=device, idempotent=True) as ranker:
+        search = Search(index, texts, encoder, ranker)
         loading = asyncio.create_task(search.load(), name="load-corpus")
         try:
             yield search

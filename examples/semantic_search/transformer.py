@@ -1,0 +1,65 @@
+"""A folder of the user's own ``transformers`` model as the encoder: its vectors are the means of the last layer's, over the tokens of a text.
+
+The folder is what ``save_pretrained`` of a base model and its tokenizer writes: ``config.json``, ``model.safetensors``, ``tokenizer.json`` and others.
+Nothing is downloaded, and no code of the folder is run.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch.nn import functional
+from transformers import AutoConfig, AutoModel, AutoTokenizer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import nn
+
+__all__ = ["Tokenizer", "builder_of"]
+
+Array = np.ndarray[Any, Any]
+
+
+def builder_of(folder: Path) -> partial[nn.Module]:
+    """Return what builds the module, in whatever process: :func:`pooled` of the folder."""
+    return partial(pooled, str(folder))
+
+
+def pooled(folder: str) -> nn.Module:
+    """Return a model of the folder's configuration, whose forward returns vectors of length 1. Its parameters have the names that they have in the file."""
+    module: Any = AutoModel.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))
+
+    class Pooled(type(module)):  # type: ignore[misc]  # of the configuration
+        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+            hidden = super().forward(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+            mask = attention_mask.unsqueeze(-1).to(hidden.dtype)
+            mean = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
+            return functional.normalize(mean.float(), dim=-1)
+
+    module.__class__ = Pooled
+    return module  # type: ignore[no-any-return]
+
+
+class Tokenizer:
+    """Makes the model's inputs of texts. Any thread may call it.
+
+    Parameters
+    ----------
+    folder
+        Of the model.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        self("", 1)  # a first call may change its settings, which are then in use
+
+    def __call__(self, text: str, length: int) -> dict[str, Array]:
+        """Return the ids of a text, at most ``length``, and their mask."""
+        ids = self._tokenizer(text, truncation=False, verbose=False)["input_ids"]
+        if len(ids) > length:
+            ids = [*ids[: length - 1], ids[-1]]  # the last one says that the text ends
+        found = np.array(ids or [0])
+        return {"input_ids": found, "attention_mask": np.ones_like(found)}
