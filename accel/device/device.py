@@ -260,7 +260,8 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         buckets
             For named dimensions, the lengths that inputs are padded to: ``{"batch": (1, 8, 64)}``.
         graphs
-            ``"auto"``: forwards may be captured into CUDA graphs, one for each bucket; ``"off"``: never. No adapter captures yet: both run eagerly.
+            ``"auto"``: the forwards of torch modules on CUDA are captured into graphs, one for each bucket, if all dimensions have buckets; what cannot be
+            captured runs eagerly, and the log says why. ``"off"``: all runs eagerly.
         options
             More keyword arguments of the adapter: of a torch module ``train`` and ``threads``; of a class or a coroutine function, its own.
         on_progress

@@ -130,14 +130,15 @@ class Metrics:
         forwards = CounterMetricFamily(
             "accel_model_forwards", "Runs of the model, by the bucket that its inputs were padded to.", labels=(*_LABELS, "bucket")
         )
+        replays = CounterMetricFamily("accel_model_graph_replays", "Runs of the model that replayed a CUDA graph.", labels=_LABELS)
         for labels, model in models:
+            replays.add_metric(labels, model.replays)
             with contextlib.suppress(ClosedError):  # the model, and its weights with it
                 versions.add_metric(labels, model.version)
             for lengths, count in model.forwards.items():
                 bucket = ",".join(f"{dim}={length}" for dim, length in zip(model.buckets.lengths, lengths, strict=True))
                 forwards.add_metric((*labels, bucket), count)
-        yield versions
-        yield forwards
+        yield from (versions, forwards, replays)
 
 
 _OUTCOMES = ("answered", "failed", "dropped", "abandoned", "rejected", "refused")

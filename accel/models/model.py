@@ -55,6 +55,7 @@ class Model:
         self._latest = 0  # number of a version; none is used for two sets of weights that served
         self._left: list[Version] = []  # that are to be unloaded
         self._forwards: Counter[tuple[int, ...]] = Counter()
+        self._replays = 0
         self._swapping = asyncio.Lock()
         self._is_closed = False
 
@@ -118,6 +119,11 @@ class Model:
     def forwards(self) -> dict[tuple[int, ...], int]:
         """How often it was run in each bucket; the keys are the bucket's lengths, in the order of ``buckets.lengths``."""
         return dict(self._forwards)
+
+    @property
+    def replays(self) -> int:
+        """How many of them replayed a CUDA graph."""
+        return self._replays
 
     @property
     def version(self) -> int:
@@ -210,7 +216,7 @@ class Model:
         largest = {dim: max(each[dim] for each in sizes) for dim in sizes[0]}
         bucket = buckets.bucket({BATCH: len(items), **largest})
         with version:
-            self._count(bucket)
+            self._count(version, bucket)
             arrays = await version.forward(buckets.stacked(items, bucket), bucket, {BATCH: len(items)}, None, to_host=True)
         return version.outputs.rows(arrays, sizes)
 
@@ -283,12 +289,13 @@ class Model:
     async def _part(self, version: Version, arrays: Mapping[str, Any], sizes: Sizes, timeout: float | None, *, to_host: bool) -> list[Any]:
         """Run inputs that fit a bucket, and return the outputs, cut to their size."""
         bucket = self._buckets.bucket(sizes)
-        self._count(bucket)
+        self._count(version, bucket)
         outputs = await version.forward(arrays, bucket, sizes, timeout, to_host=to_host)
         return version.outputs.cut(outputs, sizes)
 
-    def _count(self, bucket: Sizes) -> None:
+    def _count(self, version: Version, bucket: Sizes) -> None:
         self._forwards[tuple([bucket[dim] for dim in self._buckets.lengths])] += 1
+        self._replays += version.outputs.is_captured
 
     # -- versions
 

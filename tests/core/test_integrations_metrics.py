@@ -73,6 +73,7 @@ async def test_a_scrape_has_what_happened_before_and_after_a_fault(serving: Any,
     assert set(forwards) <= {(1,), (4,)}
     assert sum(forwards.values()) >= 5, "20 items, and 4 in a batch at most; a batch may meet the fault before its forward"
     assert [later("accel_model_forwards_total", bucket=f"batch={n}", **M) for (n,) in forwards] == list(forwards.values())
+    assert later("accel_model_graph_replays_total", **M) == 0, "on the CPU"
     for name in ("generation", "faults_total", "restarts_total"):
         assert later(f"accel_device_{name}", device="cpu:0") == {"generation": 2}.get(name, 1)
     assert later("accel_device_state", device="cpu:0", state="ready") == 1

@@ -12,12 +12,16 @@ import pytest
 
 import accel
 from accel.cpu.backend import CpuDevice
+from accel.engine.captures import captures_of
+from accel.engine.kernel_library import kernels_of
 from accel.ops.base import Plan, Spec
 from accel.testing import FaultPlan
 from tests.device_support import bounded, failure, generation, in_flight, opened, task
 from tests.own_library_support import Spread
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from accel.cpu.stream import CpuStream
     from accel.engine.lane_pool import LanePool
 
@@ -354,3 +358,42 @@ async def test_a_library_that_does_not_open_is_not_spread_and_the_choice_is_chec
     async with opened(streams="single") as device:
         await device.register(Spreading)
         await device.get(await device.run(Spread(await device.put(X))))
+
+
+class Capturing(Kept):
+    """Has captures going on while it opens."""
+
+    captures = True
+    going_on: ClassVar[Callable[[], int]]
+    opened: ClassVar[list[tuple[Any, int]]]
+
+    def open(self, stream: Any) -> None:
+        self.opened.append((stream, type(self).going_on()))
+
+
+@pytest.mark.parametrize("streams", ["single", "pooled(2)", "balanced"])
+async def test_a_library_that_captures_shares_its_stream_with_nothing(streams: str) -> None:
+    async with opened(streams=streams) as device:
+        captures = captures_of(device._core)
+        Capturing.opened, Capturing.going_on = [], lambda: captures.count
+        x = await device.elementwise.unary("neg", await device.put(X))
+        for _ in range(2):
+            await device.register(Capturing)
+            np.testing.assert_array_equal(await device.get(await device.run(Spread(x))), -X)
+            await device.unregister("spread")
+            assert captures.count == 0
+        await device.register(Kept)
+        np.testing.assert_array_equal(await device.get(await device.run(Spread(x))), -X)
+        (stream, count), (again, _) = Capturing.opened
+        assert count == 1, "memory of others is not waited for meanwhile"
+        assert stream is again, "it is kept for the next one"
+        others = {name: port.lane.stream for name, port in device._host.context.ports.items() if name != "spread"}
+        assert stream not in others.values(), others
+
+
+def test_a_library_that_captures_has_one_stream() -> None:
+    class Both(Capturing):
+        several_streams = True
+
+    with pytest.raises(accel.InvalidArgumentError, match="captures"):
+        kernels_of(Both)
