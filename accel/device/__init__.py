@@ -6,7 +6,7 @@ from accel.device.batch import Batch
 from accel.device.compiler import Compiler, DeviceKernel, Launches
 from accel.device.device import Device
 from accel.device.graph import Graph
-from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo, PinnedInfo
+from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo, PinnedInfo, SpareInfo
 from accel.device.system import System
 from accel.engine.kernel_library import KernelLibrary, Operand, kernel
 from accel.engine.kernel_op import kernel_op
@@ -29,6 +29,7 @@ __all__ = [
     "MemoryInfo",
     "Operand",
     "PinnedInfo",
+    "SpareInfo",
     "StreamStrategy",
     "System",
     "kernel",

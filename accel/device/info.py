@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accel.engine.lifecycle import DeviceState
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
     from accel.engine.core import DeviceCore
     from accel.engine.host import Host
 
-__all__ = ["DeviceHealth", "DeviceInfo", "MemoryInfo", "PinnedInfo", "snapshot"]
+__all__ = ["DeviceHealth", "DeviceInfo", "MemoryInfo", "PinnedInfo", "SpareInfo", "snapshot"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,23 @@ class MemoryInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class SpareInfo:
+    """The spare child of ``standby=``.
+
+    Parameters
+    ----------
+    pid
+        Its process id.
+    host_nbytes
+        Bytes of host memory that it has alone, without files and memory that it shares with other processes, such as durable memory of the CPU; 0 if it has
+        just ended.
+    """
+
+    pid: int
+    host_nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceInfo:
     """A device at one moment.
 
@@ -67,6 +86,8 @@ class DeviceInfo:
         Host memory under ``pinned_limit``.
     standby
         State of the spare child: ``"none"``, ``"starting"``, ``"ready"`` or ``"failed"``. After ``"failed"`` the next generation starts another one.
+    spare
+        The spare child; ``None`` while there is none.
     """
 
     name: str
@@ -82,6 +103,7 @@ class DeviceInfo:
     memory: MemoryInfo
     pinned: PinnedInfo
     standby: str = "none"
+    spare: SpareInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,4 +154,15 @@ def snapshot(core: DeviceCore, host: Host, queue: MailboxStatistics) -> DeviceIn
         memory=MemoryInfo(used, core.durable.used, reserved, core.options.memory_limit, workspace),
         pinned=core.pinned.info(),
         standby=host.children.standby,
+        spare=_spare(host.children.spare_pid),
     )
+
+
+def _spare(pid: int | None) -> SpareInfo | None:
+    if pid is None:
+        return None
+    try:
+        resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[1:3]
+    except OSError:  # it has ended
+        return SpareInfo(pid, 0)
+    return SpareInfo(pid, (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE"))

@@ -37,9 +37,12 @@ class ChildProcesses(Protocol):
     ----------
     standby : str
         The state of the spare child; see :class:`~accel.DeviceInfo`.
+    spare_pid : int or None
+        Its process id.
     """
 
     standby: str
+    spare_pid: int | None
 
     async def gone(self) -> bool:
         """Wait until the children that were killed have ended, and return whether they have."""

@@ -31,6 +31,8 @@ class Children:
     ----------
     standby : str
         What there is of a spare child: ``"none"``, ``"starting"``, ``"ready"``, or ``"failed"``: its budget is spent.
+    spare_pid : int or None
+        Its process id.
     take_spare : callable
         Returns the spare child, which is then the caller's, or ``None``.
     """
@@ -38,6 +40,7 @@ class Children:
     def __init__(self, device: str) -> None:
         self._device = device
         self.standby = "none"
+        self.spare_pid: int | None = None
         self.take_spare: Callable[[], Link | None] = lambda: None
         self._ending: dict[DyingChild, None] = {}
 

@@ -99,6 +99,8 @@ class StandbyActor(Actor[_Wish, None]):
             self._link = await Link.start(core, self._ahead, self)
         except AccelError as error:
             self._failed(error)
+        else:
+            self._children.spare_pid = self._link.pid
 
     def _refill(self) -> None:
         """Have the spare filled, if it has a context: libraries were registered, or are no longer. It is not ready until then."""
@@ -143,6 +145,7 @@ class StandbyActor(Actor[_Wish, None]):
     def _take(self) -> Link | None:
         """Hand the spare over."""
         link, self._link, self._reason = self._link, None, None
+        self._children.spare_pid = None
         self._rest("none")
         return link
 
@@ -194,6 +197,7 @@ class StandbyActor(Actor[_Wish, None]):
     def exited(self, status: ExitStatus) -> None:
         """Replace it, after a while, and as long as the budget lasts."""
         link, self._link = self._link, None
+        self._children.spare_pid = None
         if link is not None:
             link.channel.close()
             error = self._reason or status.error(device=self._core.name, scope=FaultScope.CONTEXT)

@@ -1,0 +1,59 @@
+"""What a device says of its spare child."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import accel
+from tests.device_support import child_pid, generation, until
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def anonymous(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) << 10
+
+
+async def test_the_spare_and_its_memory_are_known() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", standby="context")
+        await until(lambda: device.info().standby == "ready", "the spare")
+        first = device.info().spare
+        assert first is not None
+        assert first.pid != child_pid(device)
+        assert Path(f"/proc/{first.pid}/stat").read_text().split()[3] == str(os.getpid())
+        # The kernel counts pages in batches.
+        np.testing.assert_allclose(first.host_nbytes, anonymous(first.pid), atol=4 << 20)
+        assert first.host_nbytes > 4 << 20
+        os.kill(child_pid(device), signal.SIGKILL)
+        await generation(device, 2)
+        assert child_pid(device) == first.pid
+        await until(lambda: device.info().standby == "ready", "the next spare")
+        second = device.info().spare
+        assert second is not None
+        assert second.pid != first.pid
+    assert device.info().spare is None
+
+
+async def test_a_device_without_a_spare_says_so() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process")
+        assert device.info().spare is None
+
+
+async def test_a_spare_that_died_is_none() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", standby="context")
+        await until(lambda: device.info().standby == "ready", "the spare")
+        spare = device.info().spare
+        assert spare is not None
+        os.kill(spare.pid, signal.SIGKILL)
+        await until(lambda: device.info().spare is None, "the death of the spare is seen")
+        await until(lambda: device.info().standby == "ready", "the next spare")
+        assert device.info().spare is not None
