@@ -73,7 +73,7 @@ def serve_accel(backend: str, port: int, graphs: Any) -> None:
     uvicorn.run(app, port=port, log_level="error", access_log=False)
 
 
-class LitEncoder(_LitAPI):  # type: ignore[misc, valid-type]
+class LitEncoder(_LitAPI):  # type: ignore[misc]
     """The encoder as LitServe wants it."""
 
     def __init__(self, backend: str) -> None:

@@ -90,7 +90,7 @@ async def test_replays_in_two_streams_do_not_overwrite_each_other(rng: np.random
     async with accel.System() as system:
         device = await system.open_device("cuda", host="inline")
         model = await device.load_model(encoder, weights=weights, inputs=IDS, buckets={"batch": (4, 16), "length": (32,)})
-        serving = model._serving
+        serving: Any = model._serving
 
         async def called(ids: np.ndarray[Any, Any]) -> Any:
             return await model.numpy(ids)
@@ -98,7 +98,7 @@ async def test_replays_in_two_streams_do_not_overwrite_each_other(rng: np.random
         async def batched(ids: np.ndarray[Any, Any]) -> Any:
             ref = await device.put(ids)
             async with device.batch() as batch:
-                refs = batch.run(Forward(serving.library, (ref,), serving.outputs.specs({"batch": len(ids), "length": 32})))
+                refs = batch.run(Forward(serving._runner._library, (ref,), serving.outputs.specs({"batch": len(ids), "length": 32})))
             return dict(zip(serving.outputs.names, [await device.get(each) for each in refs], strict=True))
 
         given = [sentences(rng, int(rows), 32) for rows in rng.choice((4, 16), 60)]
