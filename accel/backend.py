@@ -389,7 +389,9 @@ class PreloadsLibraries(Protocol):
     """What an :class:`~accel.AccelBackend` has besides if a child process can make something ready without a context: imports, shared libraries."""
 
     def preload(self, libraries: Sequence[str]) -> None:
-        """Load what contexts need, and what ``libraries`` do, so far as that takes nothing from a device. May block.
+        """Load what contexts need, and what ``libraries`` do. May block.
+
+        It initializes no driver and leaves no thread running: children may be forked of the process afterwards.
 
         Raises
         ------

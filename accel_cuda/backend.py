@@ -50,8 +50,7 @@ class CudaBackend:
             return None
 
     def preload(self, libraries: Sequence[str]) -> None:
-        """Load the driver, the compiler, and what the named families call; see :class:`accel.backend.PreloadsLibraries`. Makes no context."""
-        load_driver()
+        """Load the bindings, the compiler, and what the named families call; see :class:`accel.backend.PreloadsLibraries`. Initializes no driver."""
         for needed in requirements(library for name in libraries if name in PARTS for library in PARTS[name].libraries):
             needed.load()
 

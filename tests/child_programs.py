@@ -69,7 +69,13 @@ async def describes_itself(sock: socket.socket) -> None:
             targets[fd] = os.readlink(f"/proc/self/fd/{fd}")
         except OSError:  # the descriptor of the listing
             continue
+    with open("/proc/self/status", encoding="ascii") as file:
+        status = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
     about = {
+        "cwd": os.getcwd(),
+        "umask": status["Umask"],
+        "signals": [status["SigIgn"], status["SigCgt"]],
+        "blocked": status["SigBlk"],
         "fds": targets,
         "sock": sock.fileno(),
         "sid": os.getsid(0),
@@ -82,6 +88,27 @@ async def describes_itself(sock: socket.socket) -> None:
         "inheritable": [fd for fd in map(int, targets) if fd > 2 and os.get_inheritable(fd)],
     }
     send(sock, json.dumps(about).encode() + b"\n")
+    await until_end(sock)
+
+
+async def draws(sock: socket.socket) -> None:
+    import random
+
+    import numpy as np
+
+    from tests.fork_support import IMPORTED_BY
+
+    send(sock, json.dumps({"imported_by": IMPORTED_BY, "random": random.random(), "numpy": np.random.random()}).encode() + b"\n")
+    await until_end(sock)
+
+
+async def multiplies(sock: socket.socket) -> None:
+    import numpy as np
+
+    seed = int(await asyncio.get_running_loop().sock_recv(sock, 100))
+    a = np.random.default_rng(seed).standard_normal((700, 700))
+    total = float(np.abs(a @ a).sum())
+    send(sock, json.dumps({"sum": total, "threads": len(os.listdir("/proc/self/task"))}).encode() + b"\n")
     await until_end(sock)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from pathlib import Path
@@ -30,6 +31,41 @@ def children() -> set[int]:
         except OSError:  # the thread ended
             continue
     return found
+
+
+def _children_of(pid: int) -> set[int]:
+    found: set[int] = set()
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):  # the thread has ended
+                found.update(map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split()))
+    return found
+
+
+def _arguments(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def forkservers() -> set[int]:
+    """Return the forkservers of this process's devices."""
+    return {pid for pid in _children_of(os.getpid()) if b"--forkserver" in _arguments(pid)}
+
+
+def workers() -> set[int]:
+    """Return the children of this process's devices, started or forked, that run: not what is between its fork and its own session, or program."""
+    servers = forkservers()
+    found = (_children_of(os.getpid()) - servers).union(*map(_children_of, servers))
+    return {pid for pid in found if b"accel.process.worker" in _arguments(pid) and _leads(pid)}
+
+
+def _leads(pid: int) -> bool:
+    try:
+        return os.getsid(pid) == pid
+    except ProcessLookupError:
+        return False
 
 
 def held() -> tuple[int, int, set[int]]:

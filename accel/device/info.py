@@ -53,7 +53,7 @@ class SpareInfo:
         Its process id.
     host_nbytes
         Bytes of host memory that it has alone, without files and memory that it shares with other processes, such as durable memory of the CPU; 0 if it has
-        just ended.
+        just ended. What it shares with the forkserver until one of the two writes there is counted.
     """
 
     pid: int

@@ -23,9 +23,11 @@ from accel.engine.options import BUSY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIM
 from accel.engine.sender import Sender
 from accel.errors import AccelError, InvalidArgumentError
 from accel.hints import hinted
+from accel.process.forks import ForkSource
 from accel.registry import find_device
 from accel.remote.actor import RemoteContextActor
 from accel.remote.children import Children
+from accel.remote.forkserver import ForkserverActor
 from accel.remote.standby import StandbyActor
 from accel.sharing.sharing import Sharing
 from accel.shortage import raise_shortage
@@ -201,10 +203,15 @@ class System(ActorSystem):
         self._devices = [*self.devices, device]
         return device
 
-    async def _bring_up(self, core: DeviceCore, place: str, suffix: str = "") -> Device:
+    async def _bring_up(self, core: DeviceCore, place: str, suffix: str = "", forkserver: ForkSource | None = None) -> Device:
         """Open a device whose contexts are made in this process (``"inline"``), in children (``"process"``), or here until a fault (``"auto"``)."""
         self._opened += 1
-        children, standby = Children(core.name), core.options.standby
+        source, standby = forkserver or ForkSource(), core.options.standby
+        children = Children(core.name, source)
+
+        async def start_forkserver(owner: ActorContext) -> None:
+            if standby != "none" and forkserver is None:
+                await owner.spawn(ForkserverActor, core, source, name="forkserver")
 
         async def start_spare(owner: ActorContext) -> None:
             if standby != "none":
@@ -215,20 +222,21 @@ class System(ActorSystem):
             inline=None if place == "process" else partial(ContextActor, share=Sharing),
             remote=None if place == "inline" else partial(RemoteContextActor, children=children),
             children=children,
+            start_forkserver=start_forkserver,
             start_spare=start_spare,
         )
         name = f"{core.name}#{self._opened}{suffix}"
         actor = await self.spawn(DeviceActor, core, host, name=name, mailbox_size=core.options.pending_limit, restart=NEVER_ENDS)
-        core.refs.device = device = Device(core, Sender(core, actor), host, actor, partial(self._open_quarantine, core))
+        core.refs.device = device = Device(core, Sender(core, actor), host, actor, partial(self._open_quarantine, core, source))
         return device
 
-    async def _open_quarantine(self, core: DeviceCore) -> Device:
+    async def _open_quarantine(self, core: DeviceCore, forkserver: ForkSource) -> Device:
         """Open a device like the one of ``core``, with its libraries, in a child of its own; :attr:`devices` does not show it."""
         own = DeviceCore(self, core.backend, core.description, quarantine_options(core.options), self._shared)
         set_restarts(own)
         # What is registered with this device's memory has none there.
         own.own.update((name, each) for name, each in core.own.items() if not each.refs)
-        device = await self._bring_up(own, "process", " quarantine")
+        device = await self._bring_up(own, "process", " quarantine", forkserver)
         self._quarantines = [*(each for each in self._quarantines if each.state is not DeviceState.CLOSED), device]
         return device
 

@@ -64,8 +64,9 @@ class Host:
         Makes the actor that keeps a context in a child; ``None`` where the device never moves to one.
     children
         The other child processes of the device.
-    start_spare
-        Starts the actor that keeps a spare child, under the device's actor; ``None`` without one.
+    start_forkserver, start_spare
+        Start the actors that keep a forkserver and a spare child, under the device's actor; ``None`` without them. The first one is stopped last, because
+        the forkserver collects children.
 
     Attributes
     ----------
@@ -83,6 +84,7 @@ class Host:
         inline: MakeContextActor | None,
         remote: MakeContextActor | None,
         children: ChildProcesses,
+        start_forkserver: Callable[[ActorContext], Awaitable[object]] | None = None,
         start_spare: Callable[[ActorContext], Awaitable[object]] | None = None,
     ) -> None:
         self.kind = "process" if inline is None else "inline"
@@ -90,6 +92,7 @@ class Host:
         self.children = children
         self._core = core
         self._makers = {"inline": inline, "process": remote}
+        self._start_forkserver = start_forkserver
         self._start_spare = start_spare
         self._user_decides = core.options.restart.decide
         self._restart = dataclasses.replace(core.options.restart, decide=self._verdict_for)
@@ -116,6 +119,8 @@ class Host:
             If there is no context to be had.
         """
         self._owner = owner
+        if self._start_forkserver is not None:
+            await self._start_forkserver(owner)
         keeper = await self._start(owner)
         self._monitor = await owner.spawn(_Monitor, self, name="monitor")
         keeper.watch(self._monitor)

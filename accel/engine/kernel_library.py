@@ -224,6 +224,13 @@ class KernelLibrary:
     several_streams: ClassVar[bool] = False
     description: DeviceDescription
 
+    @classmethod
+    def preload(cls, *args: Any, **kwargs: Any) -> None:
+        """Import what :meth:`open` will, besides the module of this class, with the arguments of the registration. It makes nothing, and uses no device.
+
+        With ``standby=`` it is called in a process that children are forked from, so that they need not import. No thread may run when it returns.
+        """
+
     def open(self, stream: Any) -> None:
         """Prepare: imports, handles, weights. Called once, on a worker thread, before the first kernel.
 
@@ -339,7 +346,7 @@ def kernels_of(library: type[KernelLibrary]) -> dict[type[KernelOp[Any]], str]:
                 f"{library.__name__} has two kernels for {op.kind!r}", remedy="Give each class of ops a kind of its own."
             )
         found[op] = attribute
-    for attribute in ("open", "close", *found.values()):
+    for attribute in ("preload", "open", "close", *found.values()):
         if inspect.iscoroutinefunction(getattr(library, attribute)):
             raise InvalidArgumentError(
                 f"{library.__name__}.{attribute} is a coroutine function, and nothing awaits it",

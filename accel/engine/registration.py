@@ -116,6 +116,11 @@ class Registration:
     def __reduce__(self) -> tuple[Any, ...]:
         return Registration, (self.name, self._call if isinstance(self._call, bytes) else pickle.dumps(self._call))
 
+    def preload(self) -> None:
+        """Import what making and opening an instance takes, and make none; see :meth:`KernelLibrary.preload`."""
+        library, args, kwargs = pickle.loads(self._call) if isinstance(self._call, bytes) else self._call
+        library.preload(*args, **kwargs)
+
     def make(self, operand: Callable[[DurableArgument], Operand]) -> KernelLibrary:
         """Return a new instance, with what ``operand`` returns for each ref. Imports and calls code of the user's: not for the loop's thread."""
         library, args, kwargs = pickle.loads(self._call) if isinstance(self._call, bytes) else self._call

@@ -130,6 +130,11 @@ class ModelLibrary(KernelLibrary):
         self._warm = warm
         self._adapter: Adapter
 
+    @classmethod
+    def preload(cls, source: ModelSource, *args: Any, **kwargs: Any) -> None:
+        """Import the framework, and the module of the model."""
+        source.preload()
+
     def open(self, stream: Any) -> None:
         """Build the model around its weights, and run it once for each bucket."""
         self._adapter = self._source.adapter()

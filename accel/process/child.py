@@ -8,17 +8,20 @@ import errno
 import fcntl
 import os
 import re
+import struct
 import termios
 from typing import TYPE_CHECKING, Any, Self
 
 from accel.actors.checks import check_seconds
 from accel.errors import ClosedError, HostDiedError, InvalidArgumentError, OutOfMemoryError
 from accel.process.exit_status import ExitStatus
+from accel.process.forkserver import STATUS
 from accel.process.spawn_timeout import CHECK_INTERVAL, SpawnTimeout
 from accel.process.spawning import Spawned, cannot_start, spawn
 
 if TYPE_CHECKING:
     import concurrent.futures
+    import socket
     from collections.abc import Callable, Mapping
 
     from accel.actors.system import ActorSystem
@@ -32,6 +35,8 @@ _MOST_PIECES = 64
 """How much is read at the end: more than a pipe holds, and an end where a descendant of the child goes on writing."""
 _END = 10.0
 """Seconds that a process which was killed gets to end: one that sits in the kernel ends when that lets it go, if ever."""
+_TELLING = 1.0
+"""Seconds that a forkserver gets to tell how a child has ended: it does so at once, unless a library that it imports holds the GIL."""
 _READING = 0.25
 """Seconds that the owner of the socket gets to read what the child had sent before it died."""
 
@@ -55,14 +60,15 @@ class ChildProcess:
     :attr:`sock`. ``on_exit`` is called in the first turn that finds nothing unread there, or after 0.25 s if it is not read; then those in
     :meth:`wait` go on.
 
-    The process dies with this one, whatever ends it, and with the system's spawner thread, so with the system.
+    The process dies with this one, whatever ends it, and one that was started also with the system's spawner thread, so with the system.
     """
 
     def __init__(self, spawned: Spawned, on_exit: Callable[[ExitStatus], None] | None) -> None:
-        self.pid = spawned.popen.pid
+        self.pid = spawned.pid
         self.sock = spawned.sock
         self.exit: ExitStatus | None = None
         self._killed_at: float | None = None
+        self._telling: asyncio.TimerHandle | None = None
         self._spawned = spawned
         self._tail = b""
         self._on_exit = on_exit
@@ -89,6 +95,7 @@ class ChildProcess:
         env: Mapping[str, str] | None = None,
         uvloop: bool = False,
         on_exit: Callable[[ExitStatus], None] | None = None,
+        forkserver: bool = False,
     ) -> Self:
         """Start a process; returns as soon as its interpreter runs, long before it has imported anything.
 
@@ -105,6 +112,8 @@ class ChildProcess:
             Whether the child runs on uvloop's event loop.
         on_exit
             Called once, on the loop, after the process has ended.
+        forkserver
+            Whether the process is a forkserver, whose imports ``target`` does; see :class:`~accel.process.forks.Forks`.
 
         Raises
         ------
@@ -121,8 +130,9 @@ class ChildProcess:
         """
         more = _checked(target, env)
         timeout = SpawnTimeout()
+        flags = [*(["--uvloop"] if uvloop else []), *(["--forkserver"] if forkserver else [])]
         try:
-            future = system.spawner.submit(spawn, target, more, timeout, uvloop=uvloop)
+            future = system.spawner.submit(spawn, target, more, timeout, flags)
         except OutOfMemoryError as error:  # no more threads
             raise cannot_start(error) from error
         cancelled = await _unbroken(future, timeout)
@@ -130,7 +140,11 @@ class ChildProcess:
             if future.exception() is None:
                 await _undo(system, future.result())
             raise cancelled
-        spawned = future.result()
+        return await cls.of(system, future.result(), on_exit)
+
+    @classmethod
+    async def of(cls, system: ActorSystem, spawned: Spawned, on_exit: Callable[[ExitStatus], None] | None) -> Self:
+        """Take charge of a process that was started, or forked; it is destroyed if that fails."""
         try:
             return cls(spawned, on_exit)
         except BaseException:
@@ -251,8 +265,32 @@ class ChildProcess:
         if self._spawned.pidfd < 0:  # a fork shares the loop's selector with its parent, whose child this is
             return
         self._loop.remove_reader(self._spawned.pidfd)
-        code, number = self._reap()
+        bond = self._spawned.bond
+        if bond is None:
+            self._over(*self._reap())
+            return
+        # Its forkserver is about to tell how it ended; or is gone, and so is the other end of the bond.
+        self._telling = self._loop.call_later(_TELLING, self._told, bond)
+        self._loop.add_reader(bond.fileno(), self._told, bond)
+
+    def _told(self, bond: socket.socket) -> None:
+        """Take what the forkserver of a dead process says."""
+        assert self._telling is not None, "it is waited for"
+        self._telling.cancel()
+        if bond.fileno() < 0:  # a fork shares the loop's selector with its parent
+            return
+        self._loop.remove_reader(bond.fileno())
+        try:
+            (code,) = STATUS.unpack(bond.recv(STATUS.size))
+        except (OSError, struct.error):
+            self._over(*self._reap())  # an orphan may have become this process's own child
+        else:
+            self._over(*((code, None) if code >= 0 else (None, -code)))
+
+    def _over(self, code: int | None, number: int | None) -> None:
+        """Take note of how the process has ended."""
         self._spawned.close_pidfd()
+        self._spawned.close_bond()
         for _ in range(_MOST_PIECES):
             if not self._read():
                 break
@@ -262,16 +300,16 @@ class ChildProcess:
 
     def _reap(self) -> tuple[int | None, int | None]:
         try:
-            info = os.waitid(os.P_PIDFD, self._spawned.pidfd, os.WEXITED)
+            info = os.waitid(os.P_PIDFD, self._spawned.pidfd, os.WEXITED | os.WNOHANG)
         except ChildProcessError:  # other code waits for all children, or ignores SIGCHLD
             info = None
         if info is None:
-            self._spawned.popen.returncode = 0  # it is over, and is not to be waited for
+            self._spawned.set_returncode(0)  # it is over, and is not to be waited for
             return None, None
         if info.si_code == os.CLD_EXITED:
-            self._spawned.popen.returncode = info.si_status
+            self._spawned.set_returncode(info.si_status)
             return info.si_status, None
-        self._spawned.popen.returncode = -info.si_status
+        self._spawned.set_returncode(-info.si_status)
         return None, info.si_status
 
     def _unread(self) -> bool:

@@ -64,6 +64,6 @@ class ExitStatus:
                 name = "unnamed"
             return f"was ended by signal {self.signal} ({name})"
         if self.code is None:
-            return "ended, and something else in this process took its exit status"
+            return "ended, and something else took its exit status: code in this process, or the end of the forkserver that it came from"
         meaning = _MEANINGS.get(self.code)
         return f"ended with exit code {self.code}" + (f" ({meaning})" if meaning else "")

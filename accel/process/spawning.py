@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -18,11 +19,11 @@ from accel.fork import close_after_fork
 from accel.shortage import REMEDIES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from accel.process.spawn_timeout import SpawnTimeout
 
-__all__ = ["Spawned", "cannot_start", "spawn"]
+__all__ = ["Spawned", "cannot_start", "python_path", "spawn"]
 
 _END = 10.0
 """Seconds that a process which was killed gets to end."""
@@ -41,20 +42,26 @@ class Spawned:
 
     Attributes
     ----------
-    popen
-        The process. Only the code that sets its ``returncode`` may wait for it.
+    pid
+        Its number.
     pidfd
         Names the process, even after its number was given to another; -1 once it is closed.
     sock
         This process's end of the socket pair.
     stderr
         Reading end of the pipe that the child writes stdout and stderr to; non-blocking; -1 once it is closed.
+    popen
+        A process that this one has started, and collects. Only the code that sets its ``returncode`` may wait for it. ``None`` for one that was forked.
+    bond
+        To a process that was forked: it ends when this is closed, and its forkserver writes here how it ended. Non-blocking.
     """
 
-    popen: subprocess.Popen[bytes]
+    pid: int
     pidfd: int
     sock: socket.socket
     stderr: int
+    popen: subprocess.Popen[bytes] | None = None
+    bond: socket.socket | None = None
 
     def __post_init__(self) -> None:
         close_after_fork(self)
@@ -71,6 +78,16 @@ class Spawned:
         if pidfd >= 0:
             os.close(pidfd)
 
+    def set_returncode(self, code: int) -> None:
+        """Take note that the process is not to be waited for any more."""
+        if self.popen is not None:
+            self.popen.returncode = code
+
+    def close_bond(self) -> None:
+        """Close the connection that a forked process lives by. Idempotent."""
+        if self.bond is not None:
+            self.bond.close()
+
     def close_stderr(self) -> None:
         """Close the pipe. Idempotent."""
         stderr, self.stderr = self.stderr, -1
@@ -79,7 +96,8 @@ class Spawned:
 
     def close_inherited(self) -> None:
         """See :class:`accel.fork.Inherited`. The process is the parent's: nothing here waits for it."""
-        self.popen.returncode = 0
+        self.set_returncode(0)
+        self.close_bond()
         self.sock.close()
         self.close_stderr()
         self.close_pidfd()
@@ -88,9 +106,15 @@ class Spawned:
         """Kill the process, wait for its end, for ten seconds at most, and close everything. Blocks."""
         self.kill()
         self.sock.close()
+        self.close_bond()
         self.close_stderr()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.popen.wait(_END)
+        if self.popen is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.popen.wait(_END)
+        elif self.pidfd >= 0:
+            poll = select.poll()
+            poll.register(self.pidfd, select.POLLIN)
+            poll.poll(_END * 1e3)
         self.close_pidfd()
 
 
@@ -106,18 +130,20 @@ def cannot_start(error: Exception) -> BackendUnavailableError:
     return new
 
 
+def python_path() -> list[str]:
+    """Return where this process finds modules, for a child that is to find them there too."""
+    return [path or os.getcwd() for path in sys.path if isinstance(path, str)]
+
+
 def _environment(more: Mapping[str, str]) -> dict[str, str]:
     # As PYTHONPATH, so that the child finds `accel` and the function wherever this process would, in the same order.
-    paths = [path or os.getcwd() for path in sys.path if isinstance(path, str)]
-    return {**os.environ, **more, "PYTHONPATH": os.pathsep.join(path for path in paths if os.pathsep not in path)}
+    return {**os.environ, **more, "PYTHONPATH": os.pathsep.join(path for path in python_path() if os.pathsep not in path)}
 
 
-def _command(fd: int, target: str, env: Mapping[str, str], *, uvloop: bool) -> list[str]:
-    command = [sys.executable, "-P", "-m", _child.WORKER, str(fd), str(os.getpid()), target]
-    if uvloop:
-        command.append("--uvloop")
-    python_path = env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
-    return command if python_path is None else [*command, f"--python-path={python_path}"]
+def _command(fd: int, target: str, env: Mapping[str, str], flags: Iterable[str]) -> list[str]:
+    command = [sys.executable, "-P", "-m", _child.WORKER, str(fd), str(os.getpid()), target, *flags]
+    own = env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+    return command if own is None else [*command, f"--python-path={own}"]
 
 
 def _reap(popen: subprocess.Popen[bytes]) -> None:
@@ -125,7 +151,7 @@ def _reap(popen: subprocess.Popen[bytes]) -> None:
     popen.wait()
 
 
-def spawn(target: str, env: Mapping[str, str], timeout: SpawnTimeout, *, uvloop: bool) -> Spawned:
+def spawn(target: str, env: Mapping[str, str], timeout: SpawnTimeout, flags: Iterable[str]) -> Spawned:
     """Start the worker as a fresh interpreter, in a session of its own. Blocks for some milliseconds.
 
     Parameters
@@ -136,8 +162,8 @@ def spawn(target: str, env: Mapping[str, str], timeout: SpawnTimeout, *, uvloop:
         Environment variables to set, besides this process's.
     timeout
         Lets another thread end this call.
-    uvloop
-        Whether the child's loop is uvloop's.
+    flags
+        Flags of the worker: see :mod:`accel.process.worker`.
 
     Raises
     ------
@@ -156,12 +182,12 @@ def spawn(target: str, env: Mapping[str, str], timeout: SpawnTimeout, *, uvloop:
             undo.callback(ours.close)
             ours.setblocking(False)
             with theirs:
-                popen, stderr = _start(theirs.fileno(), _command(theirs.fileno(), target, env, uvloop=uvloop), env, timeout)
+                popen, stderr = _start(theirs.fileno(), _command(theirs.fileno(), target, env, flags), env, timeout)
             undo.callback(os.close, stderr)
             undo.callback(_reap, popen)
             pidfd = os.pidfd_open(popen.pid)
             undo.pop_all()
-            return Spawned(popen, pidfd, ours, stderr)
+            return Spawned(popen.pid, pidfd, ours, stderr, popen)
     except OSError as error:
         raise cannot_start(error) from error
 

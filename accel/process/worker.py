@@ -1,8 +1,11 @@
-"""The program of a child process: ``python -m accel.process.worker FD PARENT_PID MODULE:FUNCTION [--uvloop] [--python-path TEXT]``.
+"""The program of a child process: ``python -m accel.process.worker FD PARENT_PID MODULE:FUNCTION [--uvloop | --forkserver] [--python-path TEXT]``.
 
 It binds its life to its parent's (see ``accel._child``, which runs first), imports ``MODULE`` and runs ``FUNCTION(sock)``, a coroutine
 function, on an event loop of its own. ``sock`` is the non-blocking stream socket that was inherited as descriptor ``FD``; when it reaches its
 end, the function is expected to return. Started by :class:`accel.process.child.ChildProcess`.
+
+With ``--forkserver`` the process answers requests to fork, and ``FUNCTION(data)``, a plain function, imports what the forks will need; see
+:mod:`accel.process.forkserver`. A fork goes on here, as a process that was started for it does.
 
 Exit codes
 ----------
@@ -42,6 +45,8 @@ from accel import _child
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from accel.process.forkserver import Forked
+
 __all__ = ["EXIT_TIMEOUT", "main"]
 
 EXIT_TIMEOUT = 3.0
@@ -54,6 +59,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("parent", type=int, help="process id of the parent")
     parser.add_argument("target", help="MODULE:FUNCTION to run")
     parser.add_argument("--uvloop", action="store_true", help="run on uvloop's event loop")
+    parser.add_argument("--forkserver", action="store_true", help="fork children that run other functions")
     parser.add_argument("--python-path", help="the parent's own PYTHONPATH")
     return parser.parse_args(arguments)
 
@@ -71,36 +77,48 @@ def _give_up(seconds: float) -> None:
     os._exit(_child.CLOSED_WITHOUT_END)
 
 
-def _watch(sock: socket.socket, parent: int) -> None:
-    """End the process some time after the parent went, or closed its end, from a thread that neither the loop nor native code can stop.
-
-    Native code that keeps the GIL can: then the signal of the parent's death is what ends the process.
-    """
+def _pidfd_of(parent: int) -> int:
     try:
         lives = os.pidfd_open(parent)
     except ProcessLookupError:
         os._exit(_child.ORPHAN)
+    if os.getppid() != parent:  # it went before its descriptor was opened
+        os._exit(_child.ORPHAN)
+    return lives
+
+
+def _watch(sock: socket.socket, lives: int) -> None:
+    """End the process some time after the parent went, or closed its end, from a thread that neither the loop nor native code can stop.
+
+    Native code that keeps the GIL can: then the signal of the parent's death is what ends the process.
+
+    Parameters
+    ----------
+    sock
+        The connection to the parent.
+    lives
+        The parent's pidfd.
+    """
     # Not poll(): an epoll set forgets a socket that is closed, and does not take the next one of that number for it.
     poll = select.epoll()
     poll.register(lives, select.EPOLLIN)
     poll.register(sock.fileno(), 0)  # the hang-up is told without being asked for
 
     def wait() -> None:
-        if os.getppid() == parent:  # else it went before its descriptor was opened
-            poll.poll()
+        poll.poll()
         _give_up(EXIT_TIMEOUT)
 
     threading.Thread(target=wait, name="accel-watchdog", daemon=True).start()
 
 
-def _find(target: str) -> Callable[[socket.socket], Coroutine[Any, Any, None]]:
+def _find(target: str) -> Callable[..., Any]:
     module, _, path = target.partition(":")
     found: Any = importlib.import_module(module)
     for name in path.split("."):
         found = getattr(found, name)
     if not callable(found):
         raise TypeError(f"{target} is no function")
-    function: Callable[[socket.socket], Coroutine[Any, Any, None]] = found
+    function: Callable[..., Any] = found
     return function
 
 
@@ -117,7 +135,7 @@ async def _serve(function: Callable[[socket.socket], Coroutine[Any, Any, None]],
         threading.Thread(target=_give_up, args=(EXIT_TIMEOUT,), name="accel-leaving", daemon=True).start()
 
 
-def _run(options: argparse.Namespace, sock: socket.socket) -> int:
+def _run(options: argparse.Namespace | Forked, sock: socket.socket) -> int:
     try:
         function = _find(options.target)
     except Exception:
@@ -130,6 +148,13 @@ def _run(options: argparse.Namespace, sock: socket.socket) -> int:
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(_serve(function, sock))
+
+
+def _fork_children(target: str, sock: socket.socket) -> Forked:
+    """Serve as a forkserver; return in each fork."""
+    from accel.process.forkserver import Forkserver
+
+    return Forkserver(sock, _find(target)).serve()
 
 
 def main(arguments: list[str]) -> int:
@@ -154,10 +179,15 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         print(f"descriptor {options.fd} is not the socket of a child process: {error}", file=sys.stderr)
         return _child.USAGE
+    lives = _pidfd_of(options.parent)
+    order: argparse.Namespace | Forked = options
+    if options.forkserver:
+        order = _fork_children(options.target, sock)
+        sock = socket.socket(fileno=order.fd)
     with sock:
         sock.setblocking(False)
-        _watch(sock, options.parent)
-        return _run(options, sock)
+        _watch(sock, lives)
+        return _run(order, sock)
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
             except AccelError as error:
                 logger.warning("standby_not_promoted", device=core.name, standby=core.options.standby, pid=spare.pid, error=error)
         ready = self._ready = core.loop.create_future()  # it may refuse at once
-        link = await Link.start(core, "imports", self)
+        link = await Link.start(core, "imports", self, self._children.forkserver)
         try:
             # The next one does its imports while the last one ends, and is to find the memory of that.
             await self._children.gone()

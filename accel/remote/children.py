@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from accel.errors import AccelError
     from accel.process.exit_status import ExitStatus
+    from accel.process.forks import ForkSource
     from accel.remote.link import Link
 
 __all__ = ["Children"]
@@ -26,6 +27,8 @@ class Children:
     ----------
     device
         Its name.
+    forkserver
+        What children are forked from, where there is such a process.
 
     Attributes
     ----------
@@ -37,7 +40,8 @@ class Children:
         Returns the spare child, which is then the caller's, or ``None``.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, forkserver: ForkSource) -> None:
+        self.forkserver = forkserver
         self._device = device
         self.standby = "none"
         self.spare_pid: int | None = None

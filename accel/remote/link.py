@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from accel.errors import AccelError
     from accel.memory import HostBlock
     from accel.process.exit_status import ExitStatus
+    from accel.process.forks import ForkSource
 
-__all__ = ["MAX_ANSWER", "STARTUP_TIMEOUT", "TARGET", "Link", "Listener"]
+__all__ = ["MAX_ANSWER", "STARTUP_TIMEOUT", "TARGET", "Link", "Listener", "backend_name", "is_uvloop"]
 
 logger = get_logger()
 
@@ -106,8 +107,10 @@ class Link:
         self.libraries: dict[str, Registration] = {}
 
     @classmethod
-    async def start(cls, core: DeviceCore, ahead: Literal["imports", "context", "model"], listener: Listener) -> Link:
-        """Start a child, and have it make ready what can be before a generation begins. Does not wait for that.
+    async def start(
+        cls, core: DeviceCore, ahead: Literal["imports", "context", "model"], listener: Listener, forkserver: ForkSource
+    ) -> Link:
+        """Start or fork a child, and have it make ready what can be before a generation begins. Does not wait for that.
 
         Raises
         ------
@@ -123,8 +126,10 @@ class Link:
                 device=core.name,
                 remedy="Give objects of classes that are defined at the top of a module that can be imported.",
             ) from error
-        uvloop = type(core.loop).__module__.startswith("uvloop")
-        link.child = await ChildProcess.start(core.system, TARGET, uvloop=uvloop, on_exit=link._exited)
+        uvloop = is_uvloop(core.loop)
+        forks = forkserver.forks
+        child = None if forks is None else await forks.fork(TARGET, uvloop=uvloop, on_exit=link._exited)
+        link.child = child or await ChildProcess.start(core.system, TARGET, uvloop=uvloop, on_exit=link._exited)
         link.channel = Channel(
             link.child.sock, core.loop, on_message=link._received, on_lost=link._lost, max_received=MAX_ANSWER, dispose=core.disposal.close
         )
@@ -248,11 +253,21 @@ class Link:
         self.listener.exited(status)
 
 
+def is_uvloop(loop: asyncio.AbstractEventLoop) -> bool:
+    """Return whether a child of this loop has a loop of uvloop's too."""
+    return type(loop).__module__.startswith("uvloop")
+
+
+def backend_name(core: DeviceCore) -> str:
+    """Return ``"MODULE:CLASS"`` of a device's backend, by which a child finds it."""
+    kind = type(core.backend)
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
 def _config(core: DeviceCore, ahead: Literal["imports", "context", "model"]) -> Config:
     options: Any = core.options
-    kind = type(core.backend)
     return Config(
-        f"{kind.__module__}:{kind.__qualname__}",
+        backend_name(core),
         core.description.uuid,
         core.name,
         dataclasses.replace(

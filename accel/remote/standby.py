@@ -79,6 +79,7 @@ class StandbyActor(Actor[_Wish, None]):
         if self._filling is not None:
             core.own_listeners.append(self._refill)
         core.lifecycle.listeners.append(self._wish)
+        self._children.forkserver.listeners.append(self._wish)
         self._wish()
 
     async def receive(self, message: _Wish, context: ActorContext) -> None:
@@ -93,10 +94,12 @@ class StandbyActor(Actor[_Wish, None]):
         if self._link is not None or self._retry is not None or core.refs.is_closing or not core.is_ready:
             return
         self._children.standby = "starting"
+        if self._children.forkserver.is_importing:  # the spare would do the same imports once more
+            return
         self._has_context = False
         self._began = time.perf_counter()
         try:
-            self._link = await Link.start(core, self._ahead, self)
+            self._link = await Link.start(core, self._ahead, self, self._children.forkserver)
         except AccelError as error:
             self._failed(error)
         else:
@@ -246,6 +249,8 @@ class StandbyActor(Actor[_Wish, None]):
         core = self._core
         if self._wish in core.lifecycle.listeners:
             core.lifecycle.listeners.remove(self._wish)
+        if self._wish in self._children.forkserver.listeners:
+            self._children.forkserver.listeners.remove(self._wish)
         if self._refill in core.own_listeners:
             core.own_listeners.remove(self._refill)
         self._children.take_spare = _no_spare

@@ -28,35 +28,30 @@ def _arguments(pid: int) -> list[bytes]:
         return []
 
 
+def _is_ours(pid: int) -> bool:
+    """Return whether a process is a child of this one, or a worker: another process may have forked, or adopted, it."""
+    arguments = _arguments(pid)
+    return parent_of(pid) == os.getpid() or (_WORKER in arguments and str(os.getpid()).encode() in arguments)
+
+
 def children() -> set[int]:
-    """Return this process's children, and the workers that it started and that somebody else has adopted."""
-    me, found = os.getpid(), set()
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        pid = int(name)
-        if parent_of(pid) == me:
-            found.add(pid)
-        else:
-            arguments = _arguments(pid)
-            if _WORKER in arguments and str(me).encode() in arguments:
-                found.add(pid)
-    return found
+    """Return this process's children, and all workers that it or its forkservers have started."""
+    return {int(name) for name in os.listdir("/proc") if name.isdigit() and _is_ours(int(name))}
 
 
 def workers() -> set[int]:
-    """Return those of this process's children that run a device's program, or are about to: not one that was forked and is not another program yet."""
+    """Return those of this process's children that run a device's program, or are about to, and forkservers: not one that is not another program yet."""
     return {pid for pid in children() if _WORKER in _arguments(pid)}
 
 
 def send_signal(pid: int, number: int) -> bool:
-    """Send a signal to a child of this process, and to nobody else; return whether it was there."""
-    if pid == os.getpid() or parent_of(pid) != os.getpid():
+    """Send a signal to a child or worker of this process, and to no other; return whether it was there."""
+    if pid == os.getpid() or not _is_ours(pid):
         return False
     with contextlib.suppress(ProcessLookupError):
         descriptor = os.pidfd_open(pid)
         try:
-            if parent_of(pid) == os.getpid():
+            if _is_ours(pid):
                 signal.pidfd_send_signal(descriptor, number)
                 return True
         finally:

@@ -18,8 +18,9 @@ from accel.actors import ActorSystem
 from accel.process import child as child_module
 from accel.process.child import ChildProcess
 from accel.remote import actor
-from tests.child_support import OURS, children, no_child_left
-from tests.device_support import bounded, child_pid, failure, generation, until
+from benchmarks.chaos_parts.processes import children as everything
+from tests.child_support import OURS, no_child_left, workers
+from tests.device_support import bounded, child_pid, failure, generation, turns, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -40,15 +41,16 @@ async def unkillable(nothing_left: None, no_child_left: None, monkeypatch: pytes
     """Have signals by descriptor end nobody; the test's children are ended for real afterwards, and seen to be collected."""
     monkeypatch.setattr(child_module, "_END", 0.3)
     monkeypatch.setattr(actor, "_GRACE", 0.3)
-    before = children()
+    before = everything()
     with monkeypatch.context() as patch:
         patch.setattr("signal.pidfd_send_signal", lambda *_: None)
         yield
-    left = children() - before
+    left = everything() - before
     for pid in left:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    await until(lambda: not left & children(), "the end of those that were left")
+    await until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in left), "the end of those that were left")
+    await turns()  # in which it is told
 
 
 async def test_closing_a_child_ends_with_an_error() -> None:
@@ -109,7 +111,7 @@ async def test_a_spare_that_was_given_up_and_does_not_end_is_not_promoted() -> N
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", standby="imports", heartbeat_interval=0.05, heartbeat_timeout=0.2)
         await until(lambda: device.info().standby == "ready", "the spare")
-        (spare,) = children() - {child_pid(device)}
+        (spare,) = workers() - {child_pid(device)}
         os.kill(spare, signal.SIGSTOP)
         await until(lambda: device.info().standby == "none", "its end")
         give_up(device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -16,6 +15,7 @@ import pytest
 import accel
 from accel.remote import actor, standby
 from accel.testing import FaultPlan
+from tests.child_support import workers
 from tests.device_support import child_pid
 from tests.own_library_support import Scale, Scaling
 
@@ -37,26 +37,9 @@ async def spare_ready(device: accel.Device) -> None:
     await until(lambda: device.info().standby == "ready")
 
 
-def children() -> set[int]:
-    """Return the child processes that run. One that is stopped between its fork and its exec would stop this process too: it is none yet."""
-    found: set[int] = set()
-    for task in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children", encoding="ascii") as file:
-            found.update(map(int, file.read().split()))
-    return {pid for pid in found if _is_worker(pid)}
-
-
-def _is_worker(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return b"accel.process.worker" in file.read()
-    except OSError:
-        return False
-
-
 def spare_of(device: accel.Device) -> int:
     """Return the process that is the device's spare child; the only other one that there is."""
-    (pid,) = children() - {device.info().pid}
+    (pid,) = workers() - {device.info().pid}
     return pid
 
 
@@ -93,7 +76,7 @@ async def test_the_spare_is_promoted_and_replaced(
         assert (ready["promoted"], ready["pid"]) == (ahead, spare)
         await spare_ready(device)
         assert spare_of(device) != spare
-    assert not children()
+    assert not workers()
 
 
 async def test_the_first_generation_waits_for_no_spare_and_says_how_it_is() -> None:
@@ -135,7 +118,7 @@ async def test_a_spare_that_is_killed_is_replaced_and_the_device_goes_on(is_read
         x = await device.put(np.arange(4.0))
         if is_ready:
             await spare_ready(device)
-        await until(lambda: len(children()) == 2)
+        await until(lambda: len(workers()) == 2)
         first = spare_of(device)
         os.kill(first, signal.SIGKILL)
         await until(lambda: events(caplog, "standby_lost"))
@@ -172,7 +155,7 @@ async def test_a_spare_that_is_stopped_is_given_up_when_it_is_needed(monkeypatch
         await asyncio.wait_for(device.zeros(4), 20)
         assert device.generation == 2
         assert device.info().pid != spare
-        assert spare not in children()
+        assert spare not in workers()
 
 
 @pytest.mark.parametrize("is_ready", [True, False])
@@ -181,7 +164,7 @@ async def test_a_spare_that_is_stopped_is_found_out(is_ready: bool) -> None:
         device = await system.open_device("cpu", host="process", standby="context", heartbeat_interval=0.05, heartbeat_timeout=0.2)
         if is_ready:
             await spare_ready(device)
-        await until(lambda: len(children()) == 2)
+        await until(lambda: len(workers()) == 2)
         first = spare_of(device)
         os.kill(first, signal.SIGSTOP)
         await until(lambda: device.info().standby == "ready" and spare_of(device) != first)
@@ -197,7 +180,7 @@ async def test_spares_that_keep_dying_are_given_up_once_and_tried_with_the_next_
         seen: set[int] = set()
         async with asyncio.timeout(30):
             while device.info().standby != "failed":
-                for pid in children() - {device.info().pid} - seen:
+                for pid in workers() - {device.info().pid} - seen:
                     seen.add(pid)
                     os.kill(pid, signal.SIGKILL)
                 await asyncio.sleep(0.002)
@@ -214,7 +197,7 @@ async def test_spares_that_keep_dying_are_given_up_once_and_tried_with_the_next_
 async def test_a_fault_while_the_spare_starts() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", standby="context", faults=FaultPlan().poison_at(1, LOST))
-        await until(lambda: device.info().standby == "starting" and len(children()) == 2)
+        await until(lambda: device.info().standby == "starting" and len(workers()) == 2)
         spare = spare_of(device)
         await fault(device)
         await asyncio.wait_for(device.zeros(4), 20)
@@ -234,7 +217,7 @@ async def test_faults_one_after_the_other() -> None:
         await asyncio.wait_for(device.zeros(4), 30)
         assert device.generation == 6
         await spare_ready(device)
-        assert len(children()) == 2
+        assert len(workers()) == 2
 
 
 @pytest.mark.parametrize("turns", [0, 1, 3, 10, 100])
@@ -246,7 +229,7 @@ async def test_close_while_the_spare_starts(turns: int) -> None:
         began = time.perf_counter()
         await device.aclose()
         assert time.perf_counter() - began < 3
-        assert not children()
+        assert not workers()
 
 
 async def test_a_device_that_is_lost_has_no_spare() -> None:
@@ -255,7 +238,7 @@ async def test_a_device_that_is_lost_has_no_spare() -> None:
         device = await system.open_device("cpu", host="process", standby="context", restart=once, faults=FaultPlan().poison_at(1, LOST))
         await spare_ready(device)
         await fault(device)
-        await until(lambda: not children())
+        await until(lambda: not workers())
         assert (device.state, device.info().standby) == (accel.DeviceState.LOST, "none")
 
 

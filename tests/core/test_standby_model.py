@@ -15,6 +15,7 @@ import pytest
 import accel
 from accel.testing import FaultPlan
 from tests.affine_support import Affine, Eager, Weights, pids, read
+from tests.child_support import workers
 from tests.device_support import bounded, child_pid, failure, generation, opened, until, used
 
 if TYPE_CHECKING:
@@ -44,10 +45,7 @@ async def ready(device: accel.Device) -> None:
 
 def spare_of(device: accel.Device) -> int:
     """Return the process of the spare child."""
-    found: set[int] = set()
-    for thread in os.listdir("/proc/self/task"):
-        found.update(map(int, Path(f"/proc/self/task/{thread}/children").read_text().split()))
-    (pid,) = {pid for pid in found if b"accel.process.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()} - {device.info().pid}
+    (pid,) = workers() - {device.info().pid}
     return pid
 
 

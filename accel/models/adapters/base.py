@@ -143,6 +143,19 @@ class ModelSource:
             )
         return self._made("torch", "TorchAdapter", target, graphs=self.graphs)
 
+    def preload(self) -> None:
+        """Import what :meth:`adapter` does, and make nothing.
+
+        Raises
+        ------
+        InvalidArgumentError, BackendUnavailableError, LibraryError
+            As :meth:`adapter` does.
+        """
+        if isinstance(self.target, Path):
+            _ours("onnx")
+        elif not _is_adapter(_resolved(self.target) if isinstance(self.target, str) else self.target):
+            _ours("torch")
+
     def input_specs(self) -> dict[str, TensorSpec]:
         """Return what the model takes, as its file says. May block.
 

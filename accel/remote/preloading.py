@@ -1,0 +1,70 @@
+"""What a device's forkserver imports, so that its children need not."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+from dataclasses import dataclass
+
+from accel.backend import PreloadsLibraries
+from accel.engine.registration import Registration
+
+__all__ = ["Preload", "preload"]
+
+
+@dataclass(frozen=True, slots=True)
+class Preload:
+    """What is to be imported.
+
+    Attributes
+    ----------
+    backend
+        ``"MODULE:CLASS"``.
+    libraries
+        Built-in libraries whose shared libraries are loaded too.
+    modules
+        Modules that every child of the device imports.
+    registration
+        A registered library; ``None`` stands for what comes before: the backend, and what every child imports.
+    """
+
+    backend: str
+    libraries: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    registration: Registration | None = None
+
+
+def preload(data: bytes) -> str:
+    """Import what a pickled :class:`Preload` says, and return why this process must not be forked then, or ``""``.
+
+    Raises
+    ------
+    Exception
+        What an import raises; what came before it is there.
+    """
+    wanted: Preload = pickle.loads(data)
+    module, _, name = wanted.backend.partition(":")
+    for each in ("accel.device", "structlog", *wanted.modules, module):
+        importlib.import_module(each)
+    kind = getattr(importlib.import_module(module), name)
+    try:
+        if wanted.registration is not None:
+            wanted.registration.preload()
+        elif isinstance(backend := kind(), PreloadsLibraries):
+            backend.preload(wanted.libraries)
+    finally:
+        opened = _opened(tuple(getattr(kind, "device_files", ())))
+    return f"a driver is in use: {opened} is open" if opened else ""
+
+
+def _opened(prefixes: tuple[str, ...]) -> str:
+    """Return a file of a driver that this process has open, or ``""``: a driver that was initialized is of no use in a fork."""
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:  # the descriptor that listed the folder
+            continue
+        if target.startswith(prefixes):
+            return target
+    return ""
