@@ -41,6 +41,9 @@ _PICKLED: Final = (".pt", ".pth", ".bin", ".ckpt")
 _CHUNK: Final = 16 << 20
 """Bytes of a chunk: larger ones are no faster."""
 
+_LEAST: Final = 64 << 10
+"""Bytes of the chunks where hardly any pinned memory is free."""
+
 _IN_FLIGHT: Final = 8
 """Chunks that are filled or copied at once."""
 
@@ -184,8 +187,9 @@ class _Loading:
 
     async def run(self) -> None:
         """Put all arrays; raises a group of what went wrong."""
-        # A chunk never waits for room with a part of it: so any limit will do.
-        size = max(min(_CHUNK, self._device.info().pinned.limit // _IN_FLIGHT), 1)
+        # A chunk never waits for room with a part of it: so any limit will do. What others hold may never come back.
+        pinned = self._device.info().pinned
+        size = max(min(_CHUNK, (pinned.limit - pinned.used) // _IN_FLIGHT), min(_LEAST, pinned.limit // _IN_FLIGHT), 1)
         self._tell(0)
         async with asyncio.TaskGroup() as group:
             for identity, each in self._weights.items():

@@ -163,6 +163,15 @@ async def test_arrays_of_many_chunks_are_whole(
             assert device.info().pinned.used == 0
 
 
+@pytest.mark.parametrize("host", ["inline", "process"])
+async def test_pinned_memory_that_others_hold_is_not_waited_for(host: Any, rng: np.random.Generator) -> None:
+    arrays = {"a": rng.integers(0, 256, 3 << 20, np.uint8)}
+    async with opened(host=host, pinned_limit=8 << 20) as device:
+        held = await device.pinned(15 << 19, "uint8")
+        await check(device, await bounded(load(device, arrays)), arrays)
+        assert device.info().pinned.used == held.nbytes
+
+
 async def test_tied_weights_are_one_buffer(rng: np.random.Generator, tmp_path: Path) -> None:
     table = torch.from_numpy(rng.standard_normal((40, 8)).astype(np.float32))
     array = rng.standard_normal(5)
