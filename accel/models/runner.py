@@ -156,6 +156,12 @@ class FunctionRunner:
         parameters = inspect.signature(self._function).parameters
         if weights or "weights" in parameters:
             self._weights = MappingProxyType(weights)  # a view: it keeps no weights that are to go
+        names = [*self._buckets.inputs, *self._options, *([] if self._weights is None else ["weights"])]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise InvalidArgumentError(
+                f"{self._name} would get two arguments {twice!r}", remedy="Give inputs, options and the weights different names."
+            )
         try:
             inspect.signature(self._function).bind(self._device, **self._arguments(dict.fromkeys(self._buckets.inputs)))
         except TypeError as error:

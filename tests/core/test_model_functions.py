@@ -174,6 +174,9 @@ async def test_what_is_no_such_function_is_refused(rng: np.random.Generator) -> 
     async def on_host(device: accel.Device, *, x: accel.AccelRef) -> Any:
         return await device.get(x)
 
+    async def anything(device: accel.Device, **given: Any) -> Any:
+        return await device.zeros(3)
+
     async def fickle(device: accel.Device, *, x: accel.AccelRef) -> Any:
         return await device.elementwise.cast(x, "float64") if x.shape[0] > 5 else x
 
@@ -185,6 +188,9 @@ async def test_what_is_no_such_function_is_refused(rng: np.random.Generator) -> 
             (masked, {}),
             (scaled, {"weights": affine(rng)}),
             (scaled, {"options": {"of": 3}}),
+            (scaled, {"options": {"x": 3}}),
+            (tanh_of_affine, {"weights": affine(rng), "options": {"weights": {}}}),
+            (anything, {"weights": affine(rng), "inputs": {"weights": X["x"]}}),
             ("tests.core.test_model_functions:scaled", {}),
         ]
         for function, options in cases:
