@@ -151,7 +151,8 @@ class Modelled:
 
     def _made(self, version: int) -> Mapping[str, Array]:
         made = self._versions[version] = weights(self._seed, version)
-        self._versions.pop(version - _KEPT, None)
+        if len(self._versions) > _KEPT:
+            del self._versions[min(self._versions)]
         return made
 
     async def forget(self) -> None:
@@ -192,7 +193,11 @@ class Modelled:
 
     async def _swap(self, version: int, canary: Array) -> None:
         """Serve another version; a fault meanwhile leaves the old one in service."""
-        await self._model.swap(self._made(version), canaries=[canary])
+        try:
+            await self._model.swap(self._made(version), canaries=[canary])
+        except BaseException:
+            del self._versions[version]  # it never served; the one that does must stay known
+            raise
         await self._model.release()
 
     async def _clean(self, ids: Array) -> None:
