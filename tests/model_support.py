@@ -15,6 +15,8 @@ import accel
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from accel.ops import Spec
+
 KILL, HANG, RAISE, NAN = 666.0, 667.0, 668.0, 669.0
 """Values of an input that kill the process, hang, raise, and make a NaN."""
 
@@ -63,6 +65,15 @@ class Mean:
     def run(self, inputs: Mapping[str, accel.Operand]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         ids, mask = np.asarray(inputs["ids"]), np.asarray(inputs["mask"])
         return (ids * mask).sum(axis=1) / mask.sum(axis=1).clip(1), 2 * ids
+
+
+class Replaying(Affine):
+    """One that says that it replays graphs; ``version`` is the bucket that was warmed last."""
+
+    is_captured = True
+
+    def warm(self, inputs: Mapping[str, tuple[Spec, float]]) -> None:
+        self._weights["version"] = np.array(inputs["x"][0].shape[0])
 
 
 X = {"x": accel.TensorSpec(("batch", 5), "float32")}

@@ -201,7 +201,8 @@ class MemoryFace(MemoryExchange):
     async def keep_checksum(self, ref: AccelRef, *, timeout: float | None = None) -> None:
         """Keep a checksum of a durable buffer from now on, as if it had been made with ``checksum=True``: see :meth:`empty`.
 
-        A buffer that is filled in parts has its first checksum made once, after the last part.
+        A buffer that is filled in parts has its first checksum made once, after the last part. A fault or the deadline may end the call before there is one:
+        that raises nothing, the log has ``checksum_not_made``, and the next write or rebuild makes it.
 
         Parameters
         ----------
@@ -214,6 +215,8 @@ class MemoryFace(MemoryExchange):
         ------
         InvalidArgumentError
             It is not durable.
+        StaleRefError
+            It was freed, or is torn.
         UnsupportedError
             The backend makes no checksums.
         """

@@ -13,7 +13,7 @@ import pytest
 import accel
 from accel.testing import FaultPlan
 from tests.device_support import bounded, failure, task, used
-from tests.model_support import HANG, KILL, NAN, RAISE, SEQUENCES, Affine, Mean, X, affine, expected
+from tests.model_support import HANG, KILL, NAN, RAISE, SEQUENCES, Affine, Mean, Replaying, X, affine, expected
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 HOSTS = ["inline", "process"]
 
 
-async def loaded(device: accel.Device, weights: Any, **options: Any) -> accel.Model:
-    return await device.load_model(Affine, **{"weights": weights, "inputs": X, "buckets": {"batch": (1, 4, 8)}, **options})
+async def loaded(device: accel.Device, weights: Any, model: Any = Affine, **options: Any) -> accel.Model:
+    return await device.load_model(model, **{"weights": weights, "inputs": X, "buckets": {"batch": (1, 4, 8)}, **options})
 
 
 def check_close(actual: Any, desired: np.ndarray[Any, Any]) -> None:
@@ -63,6 +63,21 @@ async def test_a_model_answers_batches_of_any_size(host: Any, rng: np.random.Gen
         assert used(device) == before
         with pytest.raises(accel.ClosedError):
             await model(rows(rng, 1))
+
+
+@pytest.mark.parametrize(("made", "is_captured"), [(Affine, False), (Replaying, True)])
+async def test_replays_are_counted_and_the_largest_bucket_is_warmed_first(made: Any, is_captured: bool, rng: np.random.Generator) -> None:
+    weights = affine(rng, 7)
+    async with accel.System() as system:
+        model = await loaded(await system.open_device("cpu"), weights, model=made)
+        assert model.outputs.is_captured is is_captured
+        assert model.replays == 0
+        answer = await model.numpy(rows(rng, 21))
+        assert set(answer["version"]) == {1 if is_captured else 7}
+        async with accel.serve(model) as service:
+            await service.submit(rows(rng, 1)[0])
+        assert model.forwards == {(8,): 3, (1,): 1}
+        assert model.replays == (4 if is_captured else 0)
 
 
 @pytest.mark.parametrize("host", HOSTS)
