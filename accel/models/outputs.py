@@ -152,7 +152,7 @@ class OutputSpecs:
             inner = shape[1:]
             is_cut = any(isinstance(dim, str) for dim in inner)
             found.append([cut(array[place], inner, each) if is_cut else array[place] for place, each in enumerate(sizes)])
-        return found[0] if self.structure == "array" else [self.joined(row) for row in zip(*found, strict=True)]
+        return found[0] if self.structure == "array" else [self.joined([each[place] for each in found]) for place in range(len(sizes))]
 
     def joined(self, arrays: Sequence[Any]) -> Any:
         """Return arrays as the model returns them: one array, a tuple or a dict."""

@@ -140,6 +140,7 @@ class FunctionRunner:
         self._options = source.options
         self._buckets = buckets
         self._weights: Mapping[str, AccelRef] | None = None
+        self._outputs: tuple[str, ...] = ()  # names, in their order
 
     async def initial(self, given: tuple[str, ...]) -> dict[str, Array]:
         """See :class:`Runner`: a function has the weights that it is given."""
@@ -183,17 +184,18 @@ class FunctionRunner:
                 raise InvalidArgumentError(
                     f"output {name!r} of {self._name} is a {type(ref).__name__}", remedy="Return refs; await what makes them."
                 )
+        self._outputs = names
         return OutputSpecs(structure, names, tuple([ref.shape for ref in refs]), tuple([ref.dtype for ref in refs]))
 
     async def run(self, operands: tuple[AccelRef, ...], outputs: tuple[Spec, ...], timeout: float | None) -> Sequence[AccelRef]:
         """See :class:`Runner`."""
-        _, _, refs = flattened(await self._called(operands, timeout))
-        given = [(ref.shape, ref.dtype) for ref in refs]
-        wanted = [(each.shape, each.dtype) for each in outputs]
+        _, names, refs = flattened(await self._called(operands, timeout))
+        given = [(name, ref.shape, ref.dtype) for name, ref in zip(names, refs, strict=True)]
+        wanted = [(name, each.shape, each.dtype) for name, each in zip(self._outputs, outputs, strict=True)]
         if given != wanted:
             raise InvalidArgumentError(
                 f"{self._name} returned {given} for inputs of {[ref.shape for ref in operands]}, and {wanted} before",
-                remedy="The shapes of a model's outputs must depend on the shapes of its inputs alone.",
+                remedy="Names, order and shapes of a model's outputs must depend on the shapes of its inputs alone.",
             )
         return refs
 

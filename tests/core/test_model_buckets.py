@@ -150,6 +150,7 @@ def test_outputs_are_cut_along_the_dimensions_that_follow_the_inputs(sizes: dict
     row = found.rows(arrays, [{"length": 4}] * 3)[2]
     np.testing.assert_array_equal(row["scores"], arrays[1][2, :, :4, :4])
     np.testing.assert_array_equal(row["vector"], arrays[0][2])
+    assert OutputSpecs("dict", (), (), ()).rows([], [{}] * 3) == [{}] * 3
 
 
 def test_outputs_that_change_their_kind_are_refused() -> None:

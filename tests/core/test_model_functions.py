@@ -180,6 +180,10 @@ async def test_what_is_no_such_function_is_refused(rng: np.random.Generator) -> 
     async def fickle(device: accel.Device, *, x: accel.AccelRef) -> Any:
         return await device.elementwise.cast(x, "float64") if x.shape[0] > 5 else x
 
+    async def turning(device: accel.Device, *, x: accel.AccelRef) -> Any:
+        found = {"a": x, "b": await device.elementwise.unary("neg", x)}
+        return dict(reversed(found.items())) if x.shape[0] > 5 else found
+
     async with accel.System() as system:
         device = await system.open_device("cpu")
         before = used(device)
@@ -197,5 +201,6 @@ async def test_what_is_no_such_function_is_refused(rng: np.random.Generator) -> 
             await failure(device.load_model(function, **{"inputs": X, **options}), accel.InvalidArgumentError)
             gc.collect()  # what pytest has kept of the error
             await until(lambda: used(device) == before)
-        model = await device.load_model(fickle, inputs=X)
-        await failure(model.numpy(rows(rng, 9)), accel.InvalidArgumentError)
+        for function in (fickle, turning):
+            model = await device.load_model(function, inputs=X)
+            await failure(model.numpy(rows(rng, 9)), accel.InvalidArgumentError)
