@@ -140,23 +140,24 @@ async def load_weights(
     """
     weights = await run_blocking(_collect, source)
     loading = _Loading(device, {each.identity: each for each in weights}, run_blocking, on_progress)
-    failed: BaseException | None = None
+    errors: tuple[BaseException, ...] = ()
     try:
         await loading.run()
     except BaseExceptionGroup as group:
-        failed = group.exceptions[0]
+        errors = group.exceptions
     except BaseException:
         loading.refs.clear()
         raise
-    if failed is None:
+    if not errors:
         return {each.name: loading.refs[each.identity] for each in weights}
-    # The error keeps the frames that it was raised in, and they would keep refs.
+    # Errors keep the frames that they were raised in, and these would keep refs: those of the chunks beside the first, too.
     loading.refs.clear()
-    traceback.clear_frames(failed.__traceback__)
+    for each in errors:
+        traceback.clear_frames(each.__traceback__)
     try:
-        raise failed
+        raise errors[0]
     finally:
-        del failed  # its traceback holds this frame
+        del each, errors  # their tracebacks hold this frame
 
 
 class _Loading:

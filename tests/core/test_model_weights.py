@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import random
@@ -278,6 +279,22 @@ async def test_a_file_that_is_truncated_while_it_is_read_is_an_error(rng: np.ran
         error = await failure(load(device, source, on_progress=truncate), accel.InvalidArgumentError)
         assert str(source) in str(error)
         await until(lambda: used(device) == before)
+
+
+@pytest.mark.parametrize("host", ["inline", "process"])
+async def test_after_a_fault_nothing_is_left(host: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "_CHUNK", 100_000)
+    async with opened(FaultPlan().poison_at(9, op="put"), host=host) as device:
+        before = used(device)
+        arrays = {str(n): rng.standard_normal(40_000) for n in range(5)}
+        gc.disable()
+        try:
+            error = await failure(load(device, arrays), accel.ContextPoisonedError)
+            await generation(device, 2)
+            await until(lambda: used(device) == before and not device.info().pinned.used, "the memory is free with the error in hand")
+            assert error.__traceback__ is not None
+        finally:
+            gc.enable()
 
 
 async def test_after_an_error_or_a_cancellation_nothing_is_left(
