@@ -229,7 +229,7 @@ class Model:
             It does not fit the specs, or is longer than the longest bucket; ``argument`` names the input.
         """
         buckets = self._buckets
-        named = self._given((), given) if isinstance(given, dict) else self._given((given,), {})
+        named = given if isinstance(given, dict) else {next(iter(buckets.inputs)): given}
         buckets.check_names(named)
         arrays: dict[str, Array] = {name: buckets.array(name, named[name], is_item=True) for name in buckets.inputs}
         buckets.item_sizes(arrays)

@@ -174,6 +174,8 @@ class Buckets:
 
     def check_names(self, given: Inputs) -> None:
         """Raise unless every input is there, and nothing else."""
+        if given.keys() == self.inputs.keys():
+            return
         for name in (*self.inputs, *given):
             if name not in given or name not in self.inputs:
                 what = "is missing" if name in self.inputs else "is none of the model's"
@@ -265,8 +267,8 @@ def _wanted(spec: TensorSpec, is_item: bool) -> str:
 
 
 def _stacked(spec: TensorSpec, shape: tuple[int, ...], rows: list[Array]) -> Array:
-    if len(rows) == shape[0] and all(row.shape == shape[1:] for row in rows):
-        return np.stack(rows)
+    if len(shape) > 1 and len(rows) == shape[0] and all(row.shape == shape[1:] for row in rows):
+        return np.concatenate(rows).reshape(shape)  # np.stack takes three times as long
     return _filled(spec, shape, [((place,), row) for place, row in enumerate(rows)])
 
 
