@@ -25,13 +25,14 @@ _COST = 1.0
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Forward(KernelOp[tuple[AccelRef, ...]]):
-    """Run a model: inputs in the order of its specs, outputs as they were described."""
+    """Run a model: inputs in the order of its specs, outputs, with their names, as they were described."""
 
     kind: ClassVar[str] = "forward"
 
     library: str  # type: ignore[misc]  # each op says its model
     inputs: tuple[AccelRef, ...]
     outputs: tuple[Spec, ...]
+    names: tuple[str, ...]
 
     def plan(self) -> Plan:
         """Return what is read and made."""
@@ -152,13 +153,13 @@ class ModelLibrary(KernelLibrary):
 
         def work() -> None:
             structure, names, results = flattened(self._run(stream, inputs))
-            given = [(tuple(result.shape), dtype_of(result)) for result in results]
-            wanted = [(output.shape, output.dtype) for output in outputs]
+            given = [(name, tuple(result.shape), dtype_of(result)) for name, result in zip(names, results, strict=True)]
+            wanted = [(name, output.shape, output.dtype) for name, output in zip(op.names, outputs, strict=True)]
             if given != wanted:
                 shapes = {name: tuple(input_.shape) for name, input_ in zip(self._inputs, inputs, strict=True)}
                 raise InvalidArgumentError(
-                    f"the model returned a {structure} of {given} ({', '.join(names)}) for inputs of {shapes}, and {wanted} before",
-                    remedy="The shapes of a model's outputs must depend on the shapes of its inputs alone.",
+                    f"the model returned a {structure} of {given} for inputs of {shapes}, and {wanted} before",
+                    remedy="Names, order and shapes of a model's outputs must depend on the shapes of its inputs alone.",
                 )
             for result, output in zip(results, outputs, strict=True):
                 self._adapter.store(result, output)

@@ -98,6 +98,7 @@ class LibraryRunner:
         self._source = source
         self._buckets = buckets
         self._library = f"model-{next(_numbers)}"
+        self._outputs: tuple[str, ...] = ()  # names, in their order
 
     async def initial(self, given: tuple[str, ...]) -> dict[str, Array]:
         """See :class:`Runner`: tables that are no weights, or all of the weights."""
@@ -105,7 +106,7 @@ class LibraryRunner:
         await device.register_as(library, InitialLibrary, self._source, given)
         try:
             made = OutputSpecs.decoded(await device.get(await device.run(Describe(library, ()))))
-            refs = await device.run(Forward(library, (), made.specs({})))
+            refs = await device.run(Forward(library, (), made.specs({}), made.names))
             return {name: await device.get(ref) for name, ref in zip(made.names, refs, strict=True)}
         finally:
             await device.unregister(library)
@@ -118,11 +119,13 @@ class LibraryRunner:
 
     async def describe(self, operands: tuple[AccelRef, ...]) -> OutputSpecs:
         """See :class:`Runner`."""
-        return OutputSpecs.decoded(await self._device.get(await self._device.run(Describe(self._library, operands))))
+        found = OutputSpecs.decoded(await self._device.get(await self._device.run(Describe(self._library, operands))))
+        self._outputs = found.names
+        return found
 
     async def run(self, operands: tuple[AccelRef, ...], outputs: tuple[Spec, ...], timeout: float | None) -> Sequence[AccelRef]:
         """See :class:`Runner`."""
-        made: tuple[AccelRef, ...] = await self._device.run(Forward(self._library, operands, outputs), timeout=timeout)
+        made: tuple[AccelRef, ...] = await self._device.run(Forward(self._library, operands, outputs, self._outputs), timeout=timeout)
         return made
 
     async def close(self) -> None:

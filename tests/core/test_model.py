@@ -13,7 +13,7 @@ import pytest
 import accel
 from accel.testing import FaultPlan
 from tests.device_support import bounded, failure, task, used
-from tests.model_support import HANG, KILL, NAN, RAISE, SEQUENCES, Affine, Mean, Replaying, X, affine, expected
+from tests.model_support import HANG, KILL, NAN, RAISE, SEQUENCES, Affine, Mean, Replaying, Turning, X, affine, expected
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,6 +63,18 @@ async def test_a_model_answers_batches_of_any_size(host: Any, rng: np.random.Gen
         assert used(device) == before
         with pytest.raises(accel.ClosedError):
             await model(rows(rng, 1))
+
+
+@pytest.mark.parametrize("host", HOSTS)
+async def test_outputs_that_change_their_order_are_not_mistaken_for_each_other(host: Any) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host=host)
+        model = await device.load_model(Turning, inputs=X, buckets={"batch": (1, 4)})
+        x = np.ones((2, 5), np.float32)
+        np.testing.assert_array_equal((await model.numpy(x))["half"], x / 2)
+        with pytest.raises(accel.InvalidArgumentError, match="order"):
+            await model.numpy(-x)
+        np.testing.assert_array_equal((await model.numpy(x))["double"], x * 2)
 
 
 @pytest.mark.parametrize(("made", "is_captured"), [(Affine, False), (Replaying, True)])

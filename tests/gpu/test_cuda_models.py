@@ -98,7 +98,8 @@ async def test_replays_in_two_streams_do_not_overwrite_each_other(rng: np.random
         async def batched(ids: np.ndarray[Any, Any]) -> Any:
             ref = await device.put(ids)
             async with device.batch() as batch:
-                refs = batch.run(Forward(serving._runner._library, (ref,), serving.outputs.specs({"batch": len(ids), "length": 32})))
+                specs = serving.outputs.specs({"batch": len(ids), "length": 32})
+                refs = batch.run(Forward(serving._runner._library, (ref,), specs, serving.outputs.names))
             return dict(zip(serving.outputs.names, [await device.get(each) for each in refs], strict=True))
 
         given = [sentences(rng, int(rows), 32) for rows in rng.choice((4, 16), 60)]
@@ -111,7 +112,6 @@ async def test_replays_in_two_streams_do_not_overwrite_each_other(rng: np.random
 async def test_what_cannot_be_captured_runs_eagerly_and_the_log_says_why(
     host: Any, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO")
     module, weights = state(waiting, rng)
     other, other_weights = state(classifier, rng)
     async with accel.System() as system:

@@ -183,7 +183,8 @@ class TorchAdapter:
             self._graphs.clear()
             self._pool = None
             shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-            logger.info("model_not_captured", model=getattr(self._builder, "__qualname__", repr(self._builder)), inputs=shapes, error=error)
+            name = getattr(self._builder, "__qualname__", repr(self._builder))
+            logger.warning("model_not_captured", model=name, inputs=shapes, error=error, remedy='It runs eagerly; graphs="off" says so.')
         else:
             self._graphs[tuple([tuple(tensor.shape) for tensor in tensors.values()])] = captured
 
