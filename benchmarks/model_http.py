@@ -1,8 +1,15 @@
 """The encoder of ``model_service.py`` over HTTP: accel with FastAPI beside LitServe, and what a poisonous request costs each.
 
-``python benchmarks/model_http.py [--backend cpu] [--clients 256] [--seconds 5] [--rounds 3] [--json FILE]``; needs torch, ``accel[web]`` and, for
-that part, litserve. Each server is a process of its own, and so are the clients, eight of them. Servers take turns. At the end a token out of range is sent to
-each: on a GPU it asserts on the device, on the CPU torch raises.
+``python benchmarks/model_http.py [--backend cpu] [--clients 256] [--seconds 5] [--rounds 3] [--workers 4] [--json FILE]``; needs torch, ``accel[web]`` and,
+for that part, litserve. Each server is a process of its own, and so are the clients, eight of them, which begin together. Servers take turns; LitServe, whose
+workers poll, is stopped while others are measured. At the end a token out of range is sent to each: on a GPU it asserts on the device, on the CPU torch
+raises.
+
+LitServe has the settings that its documentation gives for many requests: ``workers_per_device`` is the number of cores on a CPU, and 4 on a GPU, as in its
+example for production; each worker has a model and gathers its own batches. There is a process for HTTP for each worker, its recommended default.
+``fast_queue`` is set, though 0.2.19 ignores it (Lightning-AI/LitServe issue 751). ``restart_workers`` is not: it restarts processes that died, costs a
+message for each request, and an exception of torch does not end the process. On a GPU LitServe runs with the CUDA graphs of ``model_service.py``'s
+hand-written batcher, and without.
 """
 
 from __future__ import annotations
@@ -25,12 +32,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # children import 
 
 import aiohttp
 import numpy as np
-import torch
 
-from benchmarks.model_service import BATCHES, LENGTH, VOCABULARY, build, build_half
+from benchmarks.model_service import BATCHES, LENGTH, VOCABULARY, build, build_half, captured, eager
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 try:
     import litserve
@@ -40,9 +46,9 @@ except ImportError:
 _LitAPI: Any = object if litserve is None else litserve.LitAPI
 
 DRIVERS = 8
+CORES = len(os.sched_getaffinity(0))
 DELAY = 0.002
 """Seconds that an item waits for others, in both."""
-PATHS = {"accel": "/encode", "accel eager": "/encode", "litserve": "/predict"}
 OVER = 10.0
 """Seconds for which answers are counted after the poison."""
 
@@ -76,42 +82,45 @@ def serve_accel(backend: str, port: int, graphs: Any) -> None:
 class LitEncoder(_LitAPI):  # type: ignore[misc]
     """The encoder as LitServe wants it."""
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str, graphs: bool, threads: int) -> None:
         super().__init__(max_batch_size=BATCHES[-1], batch_timeout=DELAY)
-        self.backend = backend
+        self.backend, self.graphs, self.threads = backend, graphs, threads
 
     def setup(self, device: str) -> None:
         """Build it."""
+        import torch
+
+        torch.set_num_threads(self.threads)  # workers share the cores
         module = (build_half() if self.backend == "cuda" else build()).eval()
         module.load_state_dict(_weights(self.backend))
-        self.at, self.module = device, module.to(device)
+        self.run = (captured if self.graphs else eager)(module.to(device), device)
 
     def decode_request(self, request):  # type: ignore[no-untyped-def]  # LitServe takes an annotation for FastAPI's
         """Return the ids."""
-        return torch.tensor(request["input_ids"])
+        return request["input_ids"]
 
     def batch(self, inputs: list[Any]) -> Any:
         """Return the ids of a batch."""
-        return torch.stack(inputs)
+        return np.array(inputs)
 
     def predict(self, x: Any) -> Any:
         """Return the vectors."""
-        with torch.inference_mode():
-            return self.module(x.to(self.at, non_blocking=True)).cpu()
+        return self.run(x)
 
     def unbatch(self, output: Any) -> list[Any]:
         """Return them one by one."""
-        return list(output)
+        return list(output.tolist())
 
-    def encode_response(self, output: Any) -> Any:
+    def encode_response(self, output: Any) -> Any:  # with an annotation FastAPI encodes the answer eight times as fast
         """Return what is sent."""
-        return {"output": output.tolist()}
+        return {"output": output}
 
 
-def serve_litserve(backend: str, port: int) -> None:
+def serve_litserve(backend: str, port: int, graphs: bool, workers: int) -> None:
     """Serve with LitServe, until killed."""
-    server = litserve.LitServer(LitEncoder(backend), accelerator=backend, devices=1, workers_per_device=1)
-    server.run(host="127.0.0.1", port=port, log_level="error", generate_client_file=False)
+    encoder = LitEncoder(backend, graphs, max(1, CORES // workers))
+    server = litserve.LitServer(encoder, accelerator=backend, devices=1, workers_per_device=workers, fast_queue=True)
+    server.run(host="127.0.0.1", port=port, log_level="error", access_log=False, generate_client_file=False)
 
 
 def _weights(backend: str) -> dict[str, Any]:
@@ -124,7 +133,10 @@ def _weights(backend: str) -> dict[str, Any]:
 async def drive(url: str, clients: int, seconds: float, seed: int) -> dict[str, Any]:
     """Send requests from many tasks, and return latencies in milliseconds, and what went wrong."""
     latencies, wrong = list[float](), dict[str, int]()
-    end = time.perf_counter() + seconds
+    print("ready", flush=True)
+    sys.stdin.readline()
+    start = time.perf_counter()
+    end = start + seconds
 
     async def client(number: int) -> None:
         rng = np.random.default_rng((seed, number))
@@ -148,13 +160,23 @@ async def drive(url: str, clients: int, seconds: float, seed: int) -> dict[str, 
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=30)) as session:
         await asyncio.gather(*(client(number) for number in range(clients)))
-    return {"latencies": latencies, "wrong": wrong}
+    return {"latencies": latencies, "wrong": wrong, "seconds": time.perf_counter() - start}
 
 
 def load(url: str, clients: int, seconds: float) -> dict[str, Any]:
-    """Drive a server from several processes."""
+    """Drive a server from several processes, which begin when all are ready."""
     command = [sys.executable, __file__, "--drive", url, "--clients", str(clients // DRIVERS), "--seconds", str(seconds)]
-    drivers = [subprocess.Popen([*command, "--seed", str(number)], stdout=subprocess.PIPE, text=True) for number in range(DRIVERS)]
+    drivers = [
+        subprocess.Popen([*command, "--seed", str(number)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for number in range(DRIVERS)
+    ]
+    for each in drivers:
+        assert each.stdout is not None
+        assert each.stdout.readline() == "ready\n"
+    for each in drivers:
+        assert each.stdin is not None
+        each.stdin.write("go\n")
+        each.stdin.flush()
     found = [json.loads(each.communicate()[0]) for each in drivers]
     latencies = np.concatenate([each["latencies"] for each in found])
     wrong: dict[str, int] = {}
@@ -162,7 +184,12 @@ def load(url: str, clients: int, seconds: float) -> dict[str, Any]:
         for what, count in each["wrong"].items():
             wrong[what] = wrong.get(what, 0) + count
     p50, p99 = np.percentile(latencies, (50, 99)) if latencies.size else (np.nan, np.nan)
-    return {"requests_per_s": latencies.size / seconds, "p50_ms": float(p50), "p99_ms": float(p99), "wrong": wrong}
+    return {
+        "requests_per_s": latencies.size / max(each["seconds"] for each in found),
+        "p50_ms": float(p50),
+        "p99_ms": float(p99),
+        "wrong": wrong,
+    }
 
 
 async def poisoned(url: str) -> dict[str, Any]:
@@ -205,17 +232,31 @@ async def poisoned(url: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def server(name: str, backend: str) -> Iterator[str]:
-    """Have a server run; yield the address of its route."""
+def server(name: str, backend: str, workers: int) -> Iterator[Callable[[], contextlib.AbstractContextManager[str]]]:
+    """Have a server; yield what makes a context in which it runs, entered with the address of its route."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    command = [sys.executable, __file__, "--serve", name, "--backend", backend, "--port", str(port)]
+    command = [sys.executable, __file__, "--serve", name, "--backend", backend, "--port", str(port), "--workers", str(workers)]
     process = subprocess.Popen(command, start_new_session=True)
-    url = f"http://127.0.0.1:{port}{PATHS[name]}"
+    url = f"http://127.0.0.1:{port}/{'encode' if name.startswith('accel') else 'predict'}"
     try:
         asyncio.run(_ready(url, process))
-        yield url
+        polls = name.startswith("litserve")  # while it waits for requests
+
+        @contextlib.contextmanager
+        def running() -> Iterator[str]:
+            if polls:
+                os.killpg(process.pid, signal.SIGCONT)
+            try:
+                yield url
+            finally:
+                if polls:
+                    os.killpg(process.pid, signal.SIGSTOP)
+
+        if polls:
+            os.killpg(process.pid, signal.SIGSTOP)
+        yield running
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -242,12 +283,14 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=5.0, help="of one block of a server")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, help="LitServe's workers_per_device (default: the cores on a CPU, 4 on a GPU)")
     parser.add_argument("--json", type=Path, help="write the results there")
     for hidden in ("--serve", "--drive", "--port", "--seed"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.serve == "litserve":
-        serve_litserve(given.backend, int(given.port))
+    given.workers = given.workers or (4 if given.backend == "cuda" else CORES)
+    if given.serve and given.serve.startswith("litserve"):
+        serve_litserve(given.backend, int(given.port), given.backend == "cuda" and "eager" not in given.serve, given.workers)
     elif given.serve:
         serve_accel(given.backend, int(given.port), "off" if "eager" in given.serve else "auto")
     elif given.drive:
@@ -257,26 +300,25 @@ def main() -> None:
 
 
 def _compare(given: argparse.Namespace) -> None:
-    names = [
-        "accel",
-        *(["accel eager"] if given.backend == "cuda" else []),
-        *(["litserve"] if litserve else []),
-    ]
+    kinds = ["", " eager"] if given.backend == "cuda" else [""]
+    names = [of + kind for of in ("accel", *(["litserve"] if litserve else [])) for kind in kinds]
     found: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
-        urls = {name: stack.enter_context(server(name, given.backend)) for name in names}
+        servers = {name: stack.enter_context(server(name, given.backend, given.workers)) for name in names}
         for number in range(given.rounds + 1):
-            for name, url in urls.items():
-                row = load(url, given.clients, given.seconds if number else min(given.seconds, 2.0))
+            for name, each in servers.items():
+                with each() as url:
+                    row = load(url, given.clients, given.seconds if number else min(given.seconds, 2.0))
                 if number:
                     found.setdefault(name, {"rounds": []})["rounds"].append(row)
-                    print(f"{name:12}", row, flush=True)
-        for name, url in urls.items():
-            found[name]["poison"] = asyncio.run(poisoned(url))
-            print(f"{name:12}", found[name]["poison"], flush=True)
+                    print(f"{name:14}", row, flush=True)
+        for name, each in servers.items():
+            with each() as url:
+                found[name]["poison"] = asyncio.run(poisoned(url))
+            print(f"{name:14}", found[name]["poison"], flush=True)
     for name, each in found.items():
         each["median"] = {key: statistics.median(row[key] for row in each["rounds"]) for key in ("requests_per_s", "p50_ms", "p99_ms")}
-        print(f"{name:12}", *(f"{key} {value:9.2f}" for key, value in each["median"].items()))
+        print(f"{name:14}", *(f"{key} {value:9.2f}" for key, value in each["median"].items()))
     if given.json is not None:
         given.json.write_text(json.dumps(found, indent=1))
 
