@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import importlib
 import os
 import signal
 import socket
-import sys
+import stat
+import struct
 import threading
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -49,7 +51,7 @@ class Wreck(accel.KernelOp):
         return Plan((), (), (Spec((16,), accel.DType.FLOAT32),))
 
 
-def _to_process(way: str) -> bool:
+def _to_process(way: str, service: int) -> bool:
     """Do what damages a process, on whatever device; return whether ``way`` is such."""
     if way == "exit":
         os._exit(0)
@@ -60,12 +62,25 @@ def _to_process(way: str) -> bool:
     elif way == "stall":
         threading.Event().wait()
     elif way == "cut":
-        # The worker's first argument is its end of the socket pair.
-        with socket.socket(fileno=os.dup(int(sys.argv[1]))) as sock:
-            sock.shutdown(socket.SHUT_RDWR)
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            if _is_to(fd, service):
+                with socket.socket(fileno=os.dup(fd)) as sock:
+                    sock.shutdown(socket.SHUT_RDWR)
     else:
         return False
     return True
+
+
+def _is_to(fd: int, service: int) -> bool:
+    """Return whether a descriptor is the socket for messages to a process, not the bond by which it has this one end (``O_ASYNC``)."""
+    try:
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode) or fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ASYNC:
+            return False
+    except OSError:  # the folder's own descriptor, which is closed
+        return False
+    with socket.socket(fileno=os.dup(fd)) as sock:
+        peer, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return bool(peer == service)
 
 
 def _refuse_here(op: Wreck) -> None:
@@ -82,7 +97,7 @@ class CpuWreck(accel.KernelLibrary):
     def wreck(self, op: Wreck, stream: Any, inputs: list[accel.Operand], outputs: list[accel.Operand]) -> None:
         """Do it where kernels run."""
         _refuse_here(op)
-        if _to_process(op.way):
+        if _to_process(op.way, op.victim):
             return
         ways = {
             "illegal": lambda: ctypes.memset(16, 1, 1),
@@ -117,7 +132,7 @@ class CudaWreck(accel.KernelLibrary):
         """Launch it, or damage the process."""
         if op.way in ("exit", "stuck", "stall", "cut", "hang"):
             _refuse_here(op)
-        if _to_process(op.way):
+        if _to_process(op.way, op.victim):
             return
         self._device()
         config, stream = self._core.LaunchConfig(grid=1, block=1), self._core.Stream.from_handle(stream.handle)

@@ -63,7 +63,7 @@ async def forks(system: ActorSystem, *imports: str, seen: list[ExitStatus] | Non
     found = await Forks.start(system, PREPARE, (seen if seen is not None else []).append, close_all)
     try:
         done = asyncio.Event()
-        for each in imports:
+        for each in imports or ("sys",):  # a fork is waited for as long as one takes, and no start of Python
             done.clear()
             found.prepare(each.encode(), 60.0, lambda *_: done.set())
             await asyncio.wait_for(done.wait(), 60)
