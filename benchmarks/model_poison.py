@@ -326,7 +326,7 @@ class Trial:
         self._spare = spare
 
     async def run(self, what: str, poisons: list[Ids], *, every: float = 0.0, is_refilled: bool = True) -> Row:
-        """Send poisons, one ``every`` so many seconds, and return what they have cost; wait for the next spare child if ``is_refilled``."""
+        """Send poisons, ``every`` seconds apart, and return what they have cost; wait for the next spare child if ``is_refilled``."""
         clients, row, told = self._clients, Row(what, sent=len(poisons)), list[float]()
         await self._until(self._is_ready)
         await asyncio.sleep(self._seconds)

@@ -176,7 +176,9 @@ async def loaded(path: Path, backend: str, host: Any, standby: Any, sums: dict[s
         await check(model, path, sums)
         if standby == "model":
             print(f"{name}: the spare gets ready", flush=True)
-            await asyncio.sleep(30)  # nothing tells when it is
+            async with asyncio.timeout(120):
+                while device.info().standby != "ready":  # noqa: ASYNC110 - another process brings it about
+                    await asyncio.sleep(0.05)
         began = time.perf_counter()
         if host == "inline":
             with contextlib.suppress(accel.ContextPoisonedError):

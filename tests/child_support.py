@@ -12,13 +12,23 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from accel.process.child import ChildProcess
     from accel.process.exit_status import ExitStatus
 
 OURS = "tests.child_programs:"
 ROOT = Path(__file__).resolve().parents[1]
+
+
+async def until_so(condition: Callable[[], object], what: str = "the condition") -> None:
+    """Wait for what another process brings about. The pauses leave the processor to it."""
+    try:
+        async with asyncio.timeout(30):
+            while not condition():
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"{what} never came true") from None
 
 
 def children() -> set[int]:

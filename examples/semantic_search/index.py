@@ -59,7 +59,7 @@ class Index:
 
     @classmethod
     async def create(cls, device: accel.Device, capacity: int, dimensions: int = DIMENSIONS) -> Index:
-        """Make an empty index with room for ``capacity`` documents, whose vectors have so many ``dimensions``."""
+        """Make an empty index with room for ``capacity`` documents, whose vectors have ``dimensions`` elements."""
         rows = (np.zeros((capacity, dimensions), np.float32), np.zeros((capacity, ROW), np.int32), np.zeros((capacity, ROW), np.float32))
         return cls(device, rows, tuple([await device.put(array, durable=True) for array in rows]))
 

@@ -26,13 +26,13 @@ from accel.process.child import ChildProcess
 from accel.process.exit_status import ExitStatus
 from accel.process.forks import Forks
 from accel.remote.preloading import Preload, preload
-from tests.child_support import OURS, ROOT, ended, forkservers, no_child_left, received, workers
+from tests.child_support import OURS, ROOT, ended, forkservers, no_child_left, received, until_so, workers
 from tests.device_support import child_pid
 from tests.fork_support import Double, Quiet, Threaded, close_all
 from tests.own_library_support import Scale, Scaling
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
 __all__ = ["no_child_left"]
 
@@ -40,16 +40,6 @@ pytestmark = pytest.mark.usefixtures("nothing_left", "no_child_left")
 
 OFTEN = accel.RestartStrategy(max_restarts=20, backoff=(0.0, 0.0))
 PREPARE = "tests.fork_support:prepare"
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    """Wait for what another process brings about."""
-    try:
-        async with asyncio.timeout(30):
-            while not condition():
-                await asyncio.sleep(0.005)
-    except TimeoutError:
-        raise AssertionError(f"{what} never came") from None
 
 
 def events(caplog: pytest.LogCaptureFixture, name: str) -> list[dict[str, Any]]:
@@ -253,7 +243,7 @@ async def test_the_forkserver_holds_nothing_of_this_process_and_the_fork_nothing
             child.kill()
             await ended(child)
             await child.aclose()
-        await until(lambda: len(os.listdir(f"/proc/{found.child.pid}/fd")) == len(held) - 3, "the end of the bonds")
+        await until_so(lambda: len(os.listdir(f"/proc/{found.child.pid}/fd")) == len(held) - 3, "the end of the bonds")
         assert len(os.listdir(f"/proc/{found.child.pid}/task")) == 1
 
 
@@ -272,7 +262,7 @@ async def test_what_an_import_raises_is_told_and_is_no_reason_not_to_fork() -> N
     async with ActorSystem() as system, forks(system) as found:
         for code in (b"no_such_module_at_all", b"import sys; sys.exit(3)"):
             found.prepare(code, 60.0, lambda _, error: failed.append(error))
-        await until(lambda: len(failed) == 2, "the answers")
+        await until_so(lambda: len(failed) == 2, "the answers")
         assert "ModuleNotFoundError" in failed[0]
         assert "SystemExit" in failed[1]
         child = await forked(found, "returns")
@@ -295,14 +285,14 @@ async def test_a_forkserver_that_does_not_answer_is_killed(monkeypatch: pytest.M
 async def opened(**options: Any) -> AsyncIterator[accel.Device]:
     async with accel.System() as system:
         device = await system.open_device("cpu", **{"host": "process", "standby": "context", "restart": OFTEN, **options})
-        await until(lambda: device.info().standby == "ready", "the spare")
+        await until_so(lambda: device.info().standby == "ready", "the spare")
         yield device
 
 
 async def kill_and_recover(device: accel.Device) -> None:
     generation = device.generation
     os.kill(child_pid(device), signal.SIGKILL)
-    await until(lambda: device.generation == generation + 1, "the next generation")
+    await until_so(lambda: device.generation == generation + 1, "the next generation")
     x = await asyncio.wait_for(device.put(np.arange(4.0)), 20)
     np.testing.assert_array_equal(await device.get(x), np.arange(4.0))
 
@@ -318,14 +308,14 @@ async def test_spares_are_forked_and_a_killed_forkserver_is_replaced(caplog: pyt
         assert {parent(pid) for pid in workers()} == {os.getpid(), first}
         for _ in range(3):
             await kill_and_recover(device)
-            await until(lambda: device.info().standby == "ready", "the spare")
+            await until_so(lambda: device.info().standby == "ready", "the spare")
         assert {parent(pid) for pid in workers()} == {first}
         os.kill(first, signal.SIGKILL)
-        await until(lambda: events(caplog, "forkserver_lost"), "the log")
+        await until_so(lambda: events(caplog, "forkserver_lost"), "the log")
         await kill_and_recover(device)
-        await until(lambda: forkservers() and len(events(caplog, "forkserver_ready")) == 2, "another forkserver")
+        await until_so(lambda: forkservers() and len(events(caplog, "forkserver_ready")) == 2, "another forkserver")
         await kill_and_recover(device)
-        await until(lambda: device.info().standby == "ready", "the spare")
+        await until_so(lambda: device.info().standby == "ready", "the spare")
         (second,) = forkservers()
         assert second != first
         assert second in {parent(pid) for pid in workers()}
@@ -335,7 +325,7 @@ async def test_spares_are_forked_and_a_killed_forkserver_is_replaced(caplog: pyt
 
 async def test_a_quarantine_has_the_forkserver_of_its_device() -> None:
     async with opened() as device, device.quarantine() as other:
-        await until(lambda: other.info().standby == "ready", "its spare")
+        await until_so(lambda: other.info().standby == "ready", "its spare")
         assert len(forkservers()) == 1
         await kill_and_recover(other)
         assert {parent(pid) for pid in workers() - {child_pid(device)}} == forkservers()
@@ -345,13 +335,13 @@ async def test_a_library_that_starts_a_thread_is_left_out_and_said_once(caplog: 
     caplog.set_level(logging.INFO, logger="accel")
     async with opened(standby="model") as device:
         await asyncio.gather(device.register(Threaded), device.register(Quiet))
-        await until(lambda: len(events(caplog, "forkserver_ready")) >= 2 and forkservers(), "the forkserver without it")
+        await until_so(lambda: len(events(caplog, "forkserver_ready")) >= 2 and forkservers(), "the forkserver without it")
         (told,) = events(caplog, "forkserver_without_library")
         assert told["library"] == "threaded"
         assert "threads" in told["reason"]
         assert "import" in told["remedy"]
         for _ in range(2):
-            await until(lambda: device.info().standby == "ready", "the spare")
+            await until_so(lambda: device.info().standby == "ready", "the spare")
             await kill_and_recover(device)
             x = await device.put(np.arange(4.0))
             np.testing.assert_array_equal(await device.get(await device.run(Double(x))), 2 * np.arange(4.0))
@@ -366,11 +356,11 @@ async def test_a_backend_that_starts_a_thread_has_its_children_started(
     monkeypatch.setattr("accel.remote.forkserver.TARGET", "tests.fork_thread:serve")
     async with opened() as device:
         (told,) = events(caplog, "forkserver_given_up")
-        await until(lambda: not forkservers(), "its end")
+        await until_so(lambda: not forkservers(), "its end")
         assert "threads" in told["reason"]
         for _ in range(2):
             await kill_and_recover(device)
-            await until(lambda: device.info().standby == "ready", "the spare")
+            await until_so(lambda: device.info().standby == "ready", "the spare")
         assert {parent(pid) for pid in workers()} == {os.getpid()}
         assert len(events(caplog, "forkserver_given_up")) == 1
 

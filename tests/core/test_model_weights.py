@@ -240,7 +240,7 @@ class Failing:
 
 
 class Watched(Failing):
-    """A device that takes note of the memory of the host at every put."""
+    """A device that records the host's memory at every put."""
 
     def __init__(self, device: accel.Device) -> None:
         super().__init__(device, 0, asyncio.Event().wait)

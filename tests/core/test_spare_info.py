@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import accel
-from tests.child_support import workers
-from tests.device_support import child_pid, generation, until
+from tests.child_support import until_so, workers
+from tests.device_support import child_pid, generation
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -24,7 +24,7 @@ def anonymous(pid: int) -> int:
 async def test_the_spare_and_its_memory_are_known() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", standby="context")
-        await until(lambda: device.info().standby == "ready", "the spare")
+        await until_so(lambda: device.info().standby == "ready", "the spare")
         first = device.info().spare
         assert first is not None
         assert first.pid != child_pid(device)
@@ -35,7 +35,7 @@ async def test_the_spare_and_its_memory_are_known() -> None:
         os.kill(child_pid(device), signal.SIGKILL)
         await generation(device, 2)
         assert child_pid(device) == first.pid
-        await until(lambda: device.info().standby == "ready", "the next spare")
+        await until_so(lambda: device.info().standby == "ready", "the next spare")
         second = device.info().spare
         assert second is not None
         assert second.pid != first.pid
@@ -51,10 +51,10 @@ async def test_a_device_without_a_spare_says_so() -> None:
 async def test_a_spare_that_died_is_none() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", standby="context")
-        await until(lambda: device.info().standby == "ready", "the spare")
+        await until_so(lambda: device.info().standby == "ready", "the spare")
         spare = device.info().spare
         assert spare is not None
         os.kill(spare.pid, signal.SIGKILL)
-        await until(lambda: device.info().spare is None, "the death of the spare is seen")
-        await until(lambda: device.info().standby == "ready", "the next spare")
+        await until_so(lambda: device.info().spare is None, "the death of the spare is seen")
+        await until_so(lambda: device.info().standby == "ready", "the next spare")
         assert device.info().spare is not None

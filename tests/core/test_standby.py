@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -15,26 +15,17 @@ import pytest
 import accel
 from accel.remote import actor, standby
 from accel.testing import FaultPlan
-from tests.child_support import workers
+from tests.child_support import until_so, workers
 from tests.device_support import child_pid
 from tests.own_library_support import Scale, Scaling
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 LOST = accel.DriverError("illegal address", code=700, scope=accel.FaultScope.PROCESS)
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 async def spare_ready(device: accel.Device) -> None:
-    await until(lambda: device.info().standby == "ready")
+    await until_so(lambda: device.info().standby == "ready")
 
 
 def spare_of(device: accel.Device) -> int:
@@ -83,7 +74,7 @@ async def test_the_first_generation_waits_for_no_spare_and_says_how_it_is() -> N
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", standby="context")
         assert device.info().standby in ("none", "starting")
-        await until(lambda: device.info().standby == "starting" or device.info().standby == "ready")
+        await until_so(lambda: device.info().standby == "starting" or device.info().standby == "ready")
         assert device.info().generation == 1
         await spare_ready(device)
         without = await system.open_device("cpu")
@@ -118,12 +109,12 @@ async def test_a_spare_that_is_killed_is_replaced_and_the_device_goes_on(is_read
         x = await device.put(np.arange(4.0))
         if is_ready:
             await spare_ready(device)
-        await until(lambda: len(workers()) == 2)
+        await until_so(lambda: len(workers()) == 2)
         first = spare_of(device)
         os.kill(first, signal.SIGKILL)
-        await until(lambda: events(caplog, "standby_lost"))
+        await until_so(lambda: events(caplog, "standby_lost"))
         assert device.info().standby == "none"
-        await until(lambda: device.info().standby == "ready" and spare_of(device) != first)
+        await until_so(lambda: device.info().standby == "ready" and spare_of(device) != first)
         np.testing.assert_array_equal(await device.get(x), np.arange(4.0))
         assert (device.generation, device.info().restarts) == (1, 0)
 
@@ -164,10 +155,10 @@ async def test_a_spare_that_is_stopped_is_found_out(is_ready: bool) -> None:
         device = await system.open_device("cpu", host="process", standby="context", heartbeat_interval=0.05, heartbeat_timeout=0.2)
         if is_ready:
             await spare_ready(device)
-        await until(lambda: len(workers()) == 2)
+        await until_so(lambda: len(workers()) == 2)
         first = spare_of(device)
         os.kill(first, signal.SIGSTOP)
-        await until(lambda: device.info().standby == "ready" and spare_of(device) != first)
+        await until_so(lambda: device.info().standby == "ready" and spare_of(device) != first)
         assert device.generation == 1
 
 
@@ -197,7 +188,7 @@ async def test_spares_that_keep_dying_are_given_up_once_and_tried_with_the_next_
 async def test_a_fault_while_the_spare_starts() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", standby="context", faults=FaultPlan().poison_at(1, LOST))
-        await until(lambda: device.info().standby == "starting" and len(workers()) == 2)
+        await until_so(lambda: device.info().standby == "starting" and len(workers()) == 2)
         spare = spare_of(device)
         await fault(device)
         await asyncio.wait_for(device.zeros(4), 20)
@@ -238,7 +229,7 @@ async def test_a_device_that_is_lost_has_no_spare() -> None:
         device = await system.open_device("cpu", host="process", standby="context", restart=once, faults=FaultPlan().poison_at(1, LOST))
         await spare_ready(device)
         await fault(device)
-        await until(lambda: not workers())
+        await until_so(lambda: not workers())
         assert (device.state, device.info().standby) == (accel.DeviceState.LOST, "none")
 
 

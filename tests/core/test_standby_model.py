@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from contextlib import asynccontextmanager
@@ -15,11 +14,11 @@ import pytest
 import accel
 from accel.testing import FaultPlan
 from tests.affine_support import Affine, Eager, Weights, pids, read
-from tests.child_support import workers
+from tests.child_support import until_so, workers
 from tests.device_support import bounded, child_pid, failure, generation, opened, until, used
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -30,13 +29,6 @@ LOST = accel.DriverError("illegal address", code=700, scope=accel.FaultScope.PRO
 async def with_spare(faults: FaultPlan | None = None, **options: Any) -> AsyncIterator[accel.Device]:
     async with opened(faults, standby="model", **{"host": "process", **options}) as device:
         yield device
-
-
-async def until_so(condition: Callable[[], object]) -> None:
-    """Wait for what a child brings about."""
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def ready(device: accel.Device) -> None:
