@@ -51,6 +51,7 @@ class ForkserverActor(Actor[None, None]):
         self._core = core
         self._source = source
         self._budget = RestartBudget(_BUDGET, core.system.clock, core.system.random)
+        self._ending: Forks | None = None
         self._is_given_up = False
         self._retry: asyncio.TimerHandle | None = None
         self._imported: weakref.WeakSet[Registration] = weakref.WeakSet()
@@ -185,6 +186,7 @@ class ForkserverActor(Actor[None, None]):
         self._source.settled()
 
     async def _end(self) -> None:
-        forks, self._source.forks = self._source.forks, None
-        if forks is not None:
-            await forks.aclose()
+        self._ending, self._source.forks = self._source.forks or self._ending, None
+        if self._ending is not None:
+            await self._ending.aclose()  # if this is cancelled, `stopped` waits for it
+            self._ending = None
