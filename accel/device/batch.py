@@ -9,10 +9,18 @@ from accel.device.recording import Recorder
 from accel.dtype import native
 from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError
+from accel.ops.base import operand
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
+    import numpy as np
+
+    from accel.engine.core import DeviceCore
+    from accel.engine.sender import Sender
+    from accel.ops import KernelOp
+    from accel.ops.namespace import OpNamespace
     from accel.ref import AccelRef
 
 __all__ = ["Batch"]
@@ -27,15 +35,37 @@ class Batch(Recorder):
     """
 
     what: ClassVar[str] = "batch"
+    to_host: ClassVar[tuple[type[KernelOp[Any]], ...]] = (ops.Get,)
 
     def put(self, array: Any, *, out: AccelRef | None = None) -> AccelRef:
         """Record a copy of a host array to the device. The array must not change before the block has ended."""
         return self.run(ops.Put(native(array), out))
 
+    def get(self, ref: AccelRef, *, out: np.ndarray[Any, Any] | None = None) -> np.ndarray[Any, Any]:
+        """Record a copy of a buffer to the host, and return the array. It has the contents once the block has ended, and nothing before, or if that raises.
+
+        Parameters
+        ----------
+        ref
+            The buffer.
+        out
+            Writable C-contiguous array of the same shape and dtype to fill and return.
+        """
+        op = ops.Get.into(operand("ref", ref), out)
+        found: np.ndarray[Any, Any] = self.run(ops.Get(self.run(ops.Part(ref, ...)), op.destination) if ref.is_strided else op)
+        return found
+
+    def __init__(
+        self, core: DeviceCore, sender: Sender, timeout: float | None, families: Mapping[str, type[OpNamespace[Any]]], name: str
+    ) -> None:
+        super().__init__(core, sender, timeout, families)
+        self._name = name
+
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._end()
         core, sent = self._core, self._ops
         submission = BatchSubmission(tuple(sent.ops), tuple(sent.plans), sent.outputs, core.loop.create_future(), self._generation)
+        submission.name = self._name
         if error is not None:
             submission.void(0)
             return

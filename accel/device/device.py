@@ -335,16 +335,18 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         """Let a resident go, and return whether there was one. Its memory is freed when the last of its refs is dropped; waiters of its load get it."""
         return self._residents.evict(name)
 
-    def batch(self, *, timeout: float | None = None) -> Batch:
+    def batch(self, *, timeout: float | None = None, name: str = "batch") -> Batch:
         """Return a batch: ``async with device.batch() as batch`` records ops without awaiting and sends them when the block ends.
 
         Parameters
         ----------
         timeout
-            Seconds from the end of the block until waiting ends with :class:`~accel.DeadlineExceededError`.
+            Seconds of waiting, at the begin of the block for a rebuild and at its end for the ops, until :class:`~accel.DeadlineExceededError`.
+        name
+            What errors that concern all of its ops call it, as their ``op``.
         """
         self._sender.check_timeout(timeout)
-        return Batch(self._core, self._sender, timeout, self._outside)
+        return Batch(self._core, self._sender, timeout, self._outside, name)
 
     def graph(self, *, timeout: float | None = None) -> Graph:
         """Return a graph: ``async with device.graph() as graph`` records ops without running them, and ``await graph.replay()`` runs them all at once.

@@ -92,18 +92,12 @@ class MemoryFace(MemoryExchange):
         timeout
             As in :meth:`run`.
         """
-        operand("ref", ref)
-        if out is None:
-            out = np.empty(ref.shape, ref.dtype.numpy)
-        elif not isinstance(out, np.ndarray):
-            raise InvalidArgumentError(
-                f"out is a {type(out).__name__}, not a numpy array", remedy="Give np.empty(ref.shape, ref.dtype.numpy)."
-            )
+        op = ops.Get.into(operand("ref", ref), out)
         if ref.is_strided:
             deadline = self._sender.deadline(timeout)
-            ref = await self._sender.run(ops.Part(ref, ...), timeout)
+            op = ops.Get(await self._sender.run(ops.Part(ref, ...), timeout), op.destination)
             timeout = self._sender.left(deadline)
-        result: np.ndarray[Any, Any] = await self._sender.run(ops.Get(ref, out), timeout)
+        result: np.ndarray[Any, Any] = await self._sender.run(op, timeout)
         return result
 
     async def pinned(self, shape: Any, dtype: DTypeLike = "float32", *, timeout: float | None = None) -> np.ndarray[Any, Any]:

@@ -46,6 +46,9 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
     what: ClassVar[str]
     """What it is called in errors."""
 
+    to_host: ClassVar[tuple[type[KernelOp[Any]], ...]] = ()
+    """Ops that it takes although they make no buffer."""
+
     def __init__(self, core: DeviceCore, sender: Sender, timeout: float | None, families: Mapping[str, type[OpNamespace[Any]]]) -> None:
         self._core = core
         self._sender = sender
@@ -75,7 +78,7 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
         Raises
         ------
         InvalidArgumentError
-            If the op's operands do not fit, or it has no ref to return (``Get`` and ``Free`` come after the block).
+            If the op's operands do not fit, or it has no ref to return, such as ``Free``, which comes after the block.
         NotInitializedError, ClosedError
             Before and after the block.
         StaleRefError
@@ -116,7 +119,7 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
                 remedy="Give size=, the most that there is room for; the last result is how many there are.",
             )
         plan = self._sender.check(op, self)
-        if not plan.writes and not plan.creates:
+        if not plan.writes and not plan.creates and type(op) not in self.to_host:
             raise InvalidArgumentError(
                 f"{op.kind} makes no buffer to return from a {self.what}", remedy="Await it after the block.", op=op.kind
             )
@@ -130,7 +133,10 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
         if self._state != "new":
             raise ClosedError(f"a {self.what} is recorded once", remedy=f"Call device.{self.what}() for each block.")
         self._sender.guard()
-        await self._sender.until_ready(self._timeout)
+        if not self._core.is_ready:
+            deadline = self._sender.deadline(self._timeout)
+            await self._sender.until_ready(self._timeout)
+            self._timeout = self._sender.left(deadline)
         self._generation = self._core.refs.live_generation
         self._ops = OpList(self._core, self._sender.check, self._generation)
         self._state = "recording"

@@ -287,15 +287,18 @@ class Context(ContextBase):
     def _batch_port(self, submission: BatchSubmission) -> Port:
         """Return where a batch goes, all of it.
 
-        Libraries that the pool does not serve keep to one stream for batches, the pool's first.
+        Ops of one registered library, and copies for them, go where its other ops do. Other libraries that the pool does not serve keep to one stream for
+        batches, the pool's first.
         """
-        pool = self.pool
+        libraries = set(submission.libraries) - {"memory"}
+        pool, served = self.pool, () if self.pool is None else self.pool.libraries
+        if len(libraries) == 1 and not libraries.issubset(served) and libraries.issubset(self.core.own):
+            return self.ports[libraries.pop()]
         if pool is None or not submission.plans:
             return self.ports[BATCH]
         if submission.places:  # some of it is there already
             return pool.port_of(submission.places[0][0])
-        libraries = set(submission.libraries)
-        if not pool.libraries.issuperset(libraries - {"memory"}):
+        if not pool.libraries.issuperset(libraries):
             return self.ports[BATCH]
         return pool.choose({BATCH, *(libraries & pool.lending)}, submission.plans[0], self.buffers.blocks)
 

@@ -237,7 +237,8 @@ class KernelLibrary:
         Parameters
         ----------
         stream
-            The library's own stream, or the first of several. Ops of batches come in another one: kernels enqueue into the stream that they are given.
+            The library's own stream, or the first of several. In a batch with other libraries' ops they come in another one: kernels enqueue into the stream
+            that they are given.
         """
 
     def close(self) -> None:

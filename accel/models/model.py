@@ -15,8 +15,9 @@ from accel._log import get_logger
 from accel.errors import AccelError, ClosedError, InvalidArgumentError, LibraryError, MailboxFullError, NonFiniteError, OutOfMemoryError
 from accel.models.adapters.base import source_of
 from accel.models.library import Forward
+from accel.models.runner import deadline_of, left
 from accel.models.tensor_spec import BATCH, Buckets, TensorSpec
-from accel.models.version import VersionLoader, deadline_of, left
+from accel.models.version import VersionLoader
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence

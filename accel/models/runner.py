@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from accel.models.adapters.base import ModelSource
     from accel.models.tensor_spec import Buckets
 
-__all__ = ["FunctionRunner", "LibraryRunner", "ModelDevice", "Runner"]
+__all__ = ["FunctionRunner", "LibraryRunner", "ModelDevice", "Operand", "Runner", "deadline_of", "left"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
+Operand: TypeAlias = Array | AccelRef
 
 _numbers = itertools.count(1)
 """Of models in this process: the names of their libraries."""
@@ -54,6 +55,9 @@ class ModelDevice(WeightsDevice, Protocol):
     async def run(self, op: Any, *, timeout: float | None = None) -> Any:
         """See :meth:`accel.Device.run`."""
 
+    def batch(self, *, timeout: float | None = None, name: str = "batch") -> Any:
+        """See :meth:`accel.Device.batch`."""
+
     async def register_as(self, name: str, library: Any, /, *args: Any, **kwargs: Any) -> None:
         """See :meth:`accel.Device.register_as`."""
 
@@ -73,8 +77,13 @@ class Runner(Protocol):
     async def describe(self, operands: tuple[AccelRef, ...]) -> OutputSpecs:
         """Run the model, and return what it returns for these inputs."""
 
-    async def run(self, operands: tuple[AccelRef, ...], outputs: tuple[Spec, ...], timeout: float | None) -> Sequence[AccelRef]:
+    async def run(self, operands: Sequence[Operand], outputs: tuple[Spec, ...], timeout: float | None) -> Sequence[AccelRef]:
         """Run the model, and return the outputs, which are as ``outputs`` says."""
+
+    async def fetch(
+        self, operands: Sequence[Operand], outputs: tuple[Spec, ...], rows: Sequence[int | None], timeout: float | None
+    ) -> Sequence[Array]:
+        """Run the model, and return the outputs on the host: of each the first of its ``rows``, or all."""
 
     async def close(self) -> None:
         """Let it go; nothing runs."""
@@ -123,9 +132,22 @@ class LibraryRunner:
         self._outputs = found.names
         return found
 
-    async def run(self, operands: tuple[AccelRef, ...], outputs: tuple[Spec, ...], timeout: float | None) -> Sequence[AccelRef]:
+    async def run(self, operands: Sequence[Operand], outputs: tuple[Spec, ...], timeout: float | None) -> Sequence[AccelRef]:
         """See :class:`Runner`."""
-        made: tuple[AccelRef, ...] = await self._device.run(Forward(self._library, operands, outputs, self._outputs), timeout=timeout)
+        async with self._device.batch(timeout=timeout, name=Forward.kind) as batch:
+            return self._recorded(batch, operands, outputs)
+
+    async def fetch(
+        self, operands: Sequence[Operand], outputs: tuple[Spec, ...], rows: Sequence[int | None], timeout: float | None
+    ) -> Sequence[Array]:
+        """See :class:`Runner`: one message to the device, and one back."""
+        async with self._device.batch(timeout=timeout, name=Forward.kind) as batch:
+            made = self._recorded(batch, operands, outputs)
+            return [batch.get(_first(ref, count)) for ref, count in zip(made, rows, strict=True)]
+
+    def _recorded(self, batch: Any, operands: Sequence[Operand], outputs: tuple[Spec, ...]) -> tuple[AccelRef, ...]:
+        refs = tuple([each if isinstance(each, AccelRef) else batch.put(each) for each in operands])
+        made: tuple[AccelRef, ...] = batch.run(Forward(self._library, refs, outputs, self._outputs))
         return made
 
     async def close(self) -> None:
@@ -190,9 +212,11 @@ class FunctionRunner:
         self._outputs = names
         return OutputSpecs(structure, names, tuple([ref.shape for ref in refs]), tuple([ref.dtype for ref in refs]))
 
-    async def run(self, operands: tuple[AccelRef, ...], outputs: tuple[Spec, ...], timeout: float | None) -> Sequence[AccelRef]:
+    async def run(self, operands: Sequence[Operand], outputs: tuple[Spec, ...], timeout: float | None) -> Sequence[AccelRef]:
         """See :class:`Runner`."""
-        _, names, refs = flattened(await self._called(operands, timeout))
+        deadline = deadline_of(timeout)
+        put = [each if isinstance(each, AccelRef) else await self._device.put(each, timeout=left(deadline)) for each in operands]
+        _, names, refs = flattened(await self._called(tuple(put), left(deadline)))
         given = [(name, ref.shape, ref.dtype) for name, ref in zip(names, refs, strict=True)]
         wanted = [(name, each.shape, each.dtype) for name, each in zip(self._outputs, outputs, strict=True)]
         if given != wanted:
@@ -201,6 +225,14 @@ class FunctionRunner:
                 remedy="Names, order and shapes of a model's outputs must depend on the shapes of its inputs alone.",
             )
         return refs
+
+    async def fetch(
+        self, operands: Sequence[Operand], outputs: tuple[Spec, ...], rows: Sequence[int | None], timeout: float | None
+    ) -> Sequence[Array]:
+        """See :class:`Runner`."""
+        deadline = deadline_of(timeout)
+        made = await self.run(operands, outputs, timeout)
+        return [await self._device.get(_first(ref, count), timeout=left(deadline)) for ref, count in zip(made, rows, strict=True)]
 
     async def close(self) -> None:
         """See :class:`Runner`."""
@@ -225,6 +257,20 @@ class FunctionRunner:
     def _arguments(self, inputs: Mapping[str, AccelRef | None]) -> dict[str, Any]:
         weights = {} if self._weights is None else {"weights": self._weights}
         return {**self._options, **weights, **inputs}
+
+
+def deadline_of(timeout: float | None) -> float | None:
+    """Return the loop's time at which a timeout that begins now ends."""
+    return None if timeout is None else asyncio.get_running_loop().time() + timeout
+
+
+def left(deadline: float | None) -> float | None:
+    """Return the seconds until a deadline; with none left, as little as the device takes for an answer."""
+    return None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 1e-9)
+
+
+def _first(ref: AccelRef, count: int | None) -> AccelRef:
+    return ref if count is None or count == ref.shape[0] else ref[:count]
 
 
 def _warm(buckets: Buckets) -> list[dict[str, tuple[Spec, float]]]:

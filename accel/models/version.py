@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from accel.errors import ClosedError, DeviceLostError
-from accel.models.runner import FunctionRunner, LibraryRunner
+from accel.models.runner import FunctionRunner, LibraryRunner, deadline_of, left
 from accel.models.tensor_spec import BATCH
 from accel.models.weights import load_weights
 from accel.ref import AccelRef
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     from accel.models.adapters.base import ModelSource
     from accel.models.outputs import OutputSpecs
-    from accel.models.runner import ModelDevice, Runner
+    from accel.models.runner import ModelDevice, Operand, Runner
     from accel.models.tensor_spec import Buckets, Sizes
     from accel.models.weights import Progress, RunBlocking
 
-__all__ = ["Version", "VersionLoader", "deadline_of", "left"]
+__all__ = ["Version", "VersionLoader"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -70,23 +70,18 @@ class Version:
         self, arrays: Mapping[str, Any], bucket: Sizes, sizes: Sizes, timeout: float | None, *, to_host: bool
     ) -> Sequence[Any]:
         """Run inputs in a bucket. On the host the outputs have only the rows that are wanted, in their other dimensions they are as the bucket has them."""
-        deadline = deadline_of(timeout)
+        deadline, outputs = deadline_of(timeout), self.outputs
         operands = [await self._operand(name, each, bucket, deadline) for name, each in arrays.items()]
-        made = await self._runner.run(tuple(operands), self.outputs.specs(bucket), left(deadline))
         if not to_host:
-            return made
-        rows = sizes.get(BATCH)
-        found = []
-        for ref, shape in zip(made, self.outputs.shapes, strict=True):
-            wanted = ref[:rows] if shape[:1] == (BATCH,) and rows != ref.shape[0] else ref
-            found.append(await self._device.get(wanted, timeout=left(deadline)))
-        return found
+            return await self._runner.run(operands, outputs.specs(bucket), left(deadline))
+        rows = [sizes[BATCH] if shape[:1] == (BATCH,) else None for shape in outputs.shapes]
+        return await self._runner.fetch(operands, outputs.specs(bucket), rows, left(deadline))
 
-    async def _operand(self, name: str, value: Any, bucket: Sizes, deadline: float | None) -> AccelRef:
-        """Return an input on the device, of the size of a bucket."""
+    async def _operand(self, name: str, value: Any, bucket: Sizes, deadline: float | None) -> Operand:
+        """Return an input of the size of a bucket."""
         spec = self._buckets.inputs[name]
         if not isinstance(value, AccelRef):
-            return await self._device.put(self._buckets.padded(name, value, bucket), timeout=left(deadline))
+            return self._buckets.padded(name, value, bucket)
         widths = [(0, wanted - length) for wanted, length in zip(spec.of_size(bucket), value.shape, strict=True)]
         if not any(after for _, after in widths):
             return value
@@ -177,13 +172,3 @@ def _two_lengths(dim: str, lengths: tuple[int, ...] | None) -> tuple[int, int]:
     if len(lengths) > 1:
         return lengths[0], lengths[1]
     return lengths[0], lengths[0] - 1 or 2
-
-
-def deadline_of(timeout: float | None) -> float | None:
-    """Return the loop's time at which a timeout that begins now ends."""
-    return None if timeout is None else asyncio.get_running_loop().time() + timeout
-
-
-def left(deadline: float | None) -> float | None:
-    """Return the seconds until a deadline; with none left, as little as the device takes for an answer."""
-    return None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 1e-9)

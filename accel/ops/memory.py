@@ -65,6 +65,17 @@ class Get(KernelOp[Any]):
     source: AccelRef
     destination: Array
 
+    @classmethod
+    def into(cls, source: AccelRef, out: Array | None) -> Get:
+        """Return the op that fills ``out``, or a new array."""
+        if out is None:
+            out = np.empty(source.shape, source.dtype.numpy)
+        elif not isinstance(out, np.ndarray):
+            raise InvalidArgumentError(
+                f"out is a {type(out).__name__}, not a numpy array", remedy="Give np.empty(ref.shape, ref.dtype.numpy)."
+            )
+        return cls(source, out)
+
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
         source, destination = self.source, self.destination

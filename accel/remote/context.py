@@ -16,7 +16,7 @@ from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError, UnsupportedError
 from accel.ops import Free, Put
 from accel.process.protocol import ProtocolError
-from accel.remote.arrays import COPIED_HERE
+from accel.remote.arrays import COPIED_HERE, close_all
 from accel.remote.durable import kept_message
 from accel.remote.messages import Kind, pickled_library
 from accel.remote.pending_request import PendingRequest, array_of
@@ -77,15 +77,19 @@ class RemoteContext(RequestContext):
         return array is not None and not self._arrays.has_place(array)
 
     def batch_now(self, submission: BatchSubmission) -> bool:
-        """Send a batch if it brings no arrays, there is room for it, and it goes in one message; else return ``False``: :meth:`dispatch` sends the rest."""
+        """Send a batch if there is room for it and its arrays, and it goes in one message; else return ``False``: :meth:`dispatch` sends the rest."""
         ops, limit = submission.ops, self.core.options.max_in_flight
         if submission.sent or len(ops) > MOST_OPS or self.in_flight + min(len(ops), limit) > limit:
             return False
-        if any(array_of(op) is not None for op in ops):
+        arrays = self._transfers.placed(ops)
+        if arrays is None:
             return False
         if self.core.refs.dropped:
             self.apply_frees()
-        self.send_batch(submission, ops, {})
+        try:
+            self.send_batch(submission, ops, arrays)
+        finally:
+            close_all([outgoing for index, outgoing in arrays.items() if index >= submission.sent])
         return submission.sent == len(submission.outputs)
 
     async def dispatch(self, submission: Submission) -> None:

@@ -136,10 +136,11 @@ class RequestContext(ContextBase):
         if any(actions):
             data = pack(number, ids, written, actions)
         used = [outgoing for index, outgoing in arrays.items() if index < end]
+        landing = [outgoing for index, outgoing in arrays.items() if index < end and type(ops[index - start]) is Get]
         for each in used:
             self._arrays.announce(each)
         self._durable.sent(number, submission.plans[start:end], [ref for refs in submission.outputs[start:end] for ref in refs])
-        self._post(number, PendingRequest(submission, start, len(written), used), Kind.BATCH, data)
+        self._post(number, PendingRequest(submission, start, len(written), used, landing), Kind.BATCH, data)
         submission.sent = end
         return cut
 
@@ -333,7 +334,7 @@ class RequestContext(ContextBase):
             )
             sent.submission.reject_from(max(index, 0), own)
         elif sent.landing:
-            if any(each.is_copied for each in sent.landing) and sent.landing[0].array.nbytes > COPIED_HERE:
+            if sum([each.array.nbytes for each in sent.landing if each.is_copied]) > COPIED_HERE:
                 landing = self._landing[number] = CopyBack(sent.landing)
                 self._land(landing.copy, lambda error: self._landed(number, sent, error))
                 return

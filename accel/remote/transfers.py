@@ -13,7 +13,7 @@ from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError
 from accel.ops import Empty, Get, Put
 from accel.ref import RefView
-from accel.remote.arrays import CopyBack
+from accel.remote.arrays import COPIED_HERE, CopyBack, close_all
 from accel.remote.pending_request import array_of
 
 if TYPE_CHECKING:
@@ -84,6 +84,26 @@ class ArrayTransfers:
         else:
             context.send_op(submission, plan, outgoing)
 
+    def placed(self, ops: Sequence[KernelOp]) -> dict[int, SharedArray] | None:
+        """Return places for the arrays of a batch, filled, by the index of the op; ``None`` if one has to wait for room, or they are large."""
+        arrays: dict[int, SharedArray] = {}
+        nbytes = 0
+        for index, op in enumerate(ops):
+            array = array_of(op)
+            if array is None:
+                continue
+            outgoing = self._arrays.take(array)
+            if outgoing is not None:
+                arrays[index] = outgoing
+                nbytes += array.nbytes if outgoing.is_copied and type(op) is Put else 0
+            if outgoing is None or nbytes > COPIED_HERE:
+                close_all(list(arrays.values()))
+                return None
+        for index, outgoing in arrays.items():
+            if type(ops[index]) is Put:
+                outgoing.fill()
+        return arrays
+
     async def send_batch(self, submission: BatchSubmission) -> None:
         """Send a batch, a part of it after the other has ended: then the first op that fails is the last one that the child has seen."""
         context, ops = self._context, submission.ops
@@ -130,7 +150,8 @@ class ArrayTransfers:
                     await self._in_parts(submission, index, ops[index], submission.plans[index], piece)
                     return index
                 outgoing = self._arrays.within(piece, array)
-            await self._fill(outgoing)
+            if type(ops[index]) is Put:
+                await self._fill(outgoing)
             arrays[index] = outgoing
         return end
 
