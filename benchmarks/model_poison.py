@@ -14,6 +14,7 @@ import ctypes
 import importlib
 import json
 import logging
+import logging
 import os
 import signal
 import subprocess
@@ -517,7 +518,13 @@ def main() -> int:
     parser.add_argument("--hang-timeout", type=float, help="of the device, in seconds (default: 5 on the CPU, else 1)")
     parser.add_argument("--patience", type=float, default=120.0, help="seconds after which a request without an answer has failed")
     parser.add_argument("--json", type=Path, help="write the rows there, with the columns of their timelines")
+    parser.add_argument("--log", type=Path, help="write there what accel logs, with the seconds since the epoch")
     given = parser.parse_args()
+    if given.log is not None:
+        handler = logging.FileHandler(given.log)
+        handler.setFormatter(logging.Formatter("%(created).3f %(levelname)s %(message)s"))
+        logging.getLogger("accel").addHandler(handler)
+        logging.getLogger("accel").setLevel(logging.INFO)
     kinds = tuple(given.only.split(","))
     if unknown := set(kinds) - set(KINDS):
         parser.error(f"there is no poison {sorted(unknown)}; there are {', '.join(KINDS)}")
