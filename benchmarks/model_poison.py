@@ -14,7 +14,6 @@ import ctypes
 import importlib
 import json
 import logging
-import logging
 import os
 import signal
 import subprocess

@@ -181,7 +181,9 @@ class Service:
         if not is_possible(options.device):
             self._tell("no model is served: torch is not installed")
             return []
-        subject = await self._open("model", "process", _FOREVER, standby="model" if options.standby == "context" else "")
+        # On a GPU a cold start takes seconds, and each suspect of a poison that dies takes one: without a spare they wait for minutes.
+        is_ready_ahead = options.standby == "context" or options.device == "cuda"
+        subject = await self._open("model", "process", _FOREVER, standby="model" if is_ready_ahead else "")
         model = Modelled(subject, self._ledger, options.seed, options.faults, hangs=options.hang_timeout is not None)
         await model.load()
         return [model]

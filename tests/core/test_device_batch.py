@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,11 +12,15 @@ import pytest
 
 import accel
 from accel import ops
+from accel.engine.sender import Sender
+from accel.remote.arrays import COPIED_HERE
 from accel.testing import FaultPlan
-from tests.device_support import bounded, failure, generation, in_flight, opened, task, turns, until, used
+from tests.device_support import bounded, child_pid, failure, generation, in_flight, opened, task, turns, until, used
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from accel.engine.submission import Submission
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -150,7 +156,9 @@ async def test_invalid_op_is_refused_while_recording() -> None:
         async with device.batch() as batch:
             refused: tuple[Callable[[], object], ...] = (
                 lambda: batch.blas.gemm(a, a),
-                lambda: batch.run(ops.Get(a, np.zeros((2, 3), np.float32))),
+                lambda: batch.run(ops.Get(a, np.zeros((3, 2), np.float32))),
+                lambda: batch.get(np.zeros(3)),
+                lambda: batch.get(a, out=[1.0]),
                 lambda: batch.run(ops.Free(a)),
                 lambda: batch.elementwise.unary("neg", a, timeout=1.0),
             )
@@ -331,3 +339,87 @@ async def test_kernel_bug_in_a_batch_names_its_place(monkeypatch: pytest.MonkeyP
         assert caught.value.op_index == 1
         assert isinstance(caught.value.__cause__, ValueError)
         np.testing.assert_array_equal(await device.get(first), np.ones(2))
+
+
+@pytest.mark.parametrize("host", ["inline", "process"])
+async def test_a_batch_copies_to_the_host(rng: np.random.Generator, host: str) -> None:
+    x = rng.standard_normal((6, 5))
+    out = np.full((6, 6), -1.0)
+    async with opened(host=host) as device:
+        a = await device.put(2 * x)
+        async with device.batch() as batch:
+            b = batch.put(x)
+            found = batch.get(batch.blas.gemm(a, b, transpose_b=True), out=out)
+            assert found is out
+            assert (out == -1).all(), "nothing runs before the block ends"
+            rows, columns, same = batch.get(b[2:4]), batch.get(b[:, ::2]), batch.get(a)
+            c = batch.elementwise.unary("neg", b)
+            batch.elementwise.unary("neg", b, out=b)
+            later = batch.get(b)
+        np.testing.assert_allclose(out, 2 * x @ x.T, rtol=1e-12)
+        for got, expected in ((rows, x[2:4]), (columns, x[:, ::2]), (same, 2 * x), (later, -x)):
+            np.testing.assert_array_equal(got, expected)
+        np.testing.assert_array_equal(await device.get(c), -x)
+        async with device.batch() as batch:
+            alone = batch.get(a)
+        np.testing.assert_array_equal(alone, 2 * x)
+
+
+@pytest.mark.parametrize("nbytes", [COPIED_HERE // 2, COPIED_HERE + 8, 5 << 20])
+async def test_arrays_of_a_batch_may_be_large(rng: np.random.Generator, nbytes: int) -> None:
+    x = rng.standard_normal(nbytes // 8)
+    async with opened(host="process", pinned_limit=1 << 20) as device:
+        async with device.batch() as batch:
+            a = batch.put(x)
+            first, second = batch.get(batch.elementwise.unary("neg", a)), batch.get(a)
+            last = batch.get(batch.put(x[:10]))
+        np.testing.assert_array_equal(first, -x)
+        np.testing.assert_array_equal(second, x)
+        np.testing.assert_array_equal(last, x[:10])
+        assert device.info().pinned.used == 0, "what the copies went through is given back"
+
+
+@pytest.mark.parametrize("host", ["inline", "process"])
+async def test_what_a_batch_copies_to_the_host_behind_a_failure_is_not_written(host: str) -> None:
+    plan = FaultPlan().fail_at(1, op="reduce", error=accel.LibraryError("no"))
+    async with opened(plan, host=host) as device:
+        a, out = await device.put(np.ones(4)), np.full(4, -1.0)
+        with pytest.raises(accel.LibraryError) as raised:
+            async with device.batch() as batch:
+                before = batch.get(a)
+                batch.reduce("sum", a)
+                batch.get(a, out=out)
+        assert raised.value.op_index == 1
+        assert before.shape == (4,)
+        np.testing.assert_array_equal(out, np.full(4, -1.0))
+        np.testing.assert_array_equal(await device.get(a), np.ones(4))
+        assert device.info().pinned.used == 0
+
+
+async def test_the_time_in_which_a_batch_waits_for_a_rebuild_is_part_of_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    timeouts: list[float] = []
+    arm = Sender._arm
+
+    def noted(sender: Sender, submission: Submission, timeout: float) -> None:
+        timeouts.append(timeout)
+        arm(sender, submission, timeout)
+
+    monkeypatch.setattr(Sender, "_arm", noted)
+    async with opened(host="process") as device:
+        os.kill(child_pid(device), signal.SIGKILL)
+        await until(lambda: device.state is accel.DeviceState.REBUILDING, "rebuilding")
+        for _ in range(2):
+            async with device.batch(timeout=60.0) as batch:
+                batch.zeros(3)
+    first, second = timeouts
+    assert first < second == 60.0
+
+
+async def test_errors_name_a_batch_as_it_was_named() -> None:
+    plan = FaultPlan().hang_at(1, op="reduce")
+    async with opened(plan) as device:
+        a = await device.zeros(3)
+        with pytest.raises(accel.DeadlineExceededError, match="step did not end") as raised:
+            async with device.batch(timeout=0.05, name="step") as batch:
+                batch.reduce("sum", a)
+        assert raised.value.op == "step"

@@ -53,6 +53,7 @@ class Mine(accel.KernelLibrary):
         self.opened: list[str] = []
         self.closed: list[str] = []
         self.threads: set[str] = set()
+        self.streams: list[Any] = []
         type(self).made.append(self)
 
     def open(self, stream: Any) -> None:
@@ -63,6 +64,7 @@ class Mine(accel.KernelLibrary):
     @accel.kernel(Scale)
     def scale(self, op: Scale, stream: Any, inputs: list[accel.Operand], outputs: list[accel.Operand]) -> None:
         self.threads.add(threading.current_thread().name)
+        self.streams.append(stream)
         (x,), (y,) = inputs, outputs
         assert not x.is_output
         assert y.is_output
@@ -118,6 +120,21 @@ async def test_ops_of_a_registered_library_run_like_others() -> None:
         assert "mine" in str(system.tree())
         assert not instance.closed
     assert len(instance.closed) == 1
+
+
+@pytest.mark.parametrize("streams", ["balanced", "per_actor", "single"])
+async def test_a_batch_of_one_library_runs_in_the_stream_of_its_other_ops(streams: Any) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", streams=streams)
+        await device.register(Mine)
+        x = await device.put(np.ones(4))
+        await device.run(Scale(x))
+        async with device.batch() as batch:
+            found = batch.get(batch.run(Scale(batch.put(np.full(4, 2.0)), 3.0)))
+        np.testing.assert_array_equal(found, np.full(4, 6.0))
+        (instance,) = Mine.made
+        first, second = instance.streams
+        assert first is second, "what a library keeps is ordered by its stream"
 
 
 async def test_what_does_not_block_is_called_on_the_loops_thread() -> None:
