@@ -295,7 +295,7 @@ CASES = {
     "ref.sum()": case(lambda s, d, x: x.sum(), AttributeError, "await device.reduce('sum', ref"),
     "device.gemm": case(lambda s, d, x: d.gemm(x, x), AttributeError, "'gemm'", "await device.blas.gemm(...)"),
     "device.close": case(lambda s, d, x: d.close(), AttributeError, "await device.aclose()"),
-    "batch.get": case(lambda s, d, x: d.batch().get(x), AttributeError, "await device.get(ref) after the block"),
+    "graph.get": case(lambda s, d, x: d.graph().get(x), AttributeError, "await device.get(ref) after the block"),
     "system.open": case(lambda s, d, x: s.open("cpu"), AttributeError, "await system.open_device("),
     "dnn.dropout": case(lambda s, d, x: d.dnn.dropout(x), AttributeError, "'dropout'", "has attention, avg_pool"),
     "blas.matmul": case(lambda s, d, x: d.blas.matmul(x, x), AttributeError, "Use linalg.matmul("),

@@ -40,7 +40,7 @@ async def mistakes(root: type[accel.System], system: accel.System, device: accel
     await device.get([1.0])  # type: ignore[arg-type]
     async with device.batch() as batch:
         await batch.blas.gemm(a, a)  # type: ignore[misc]
-        batch.get(a)  # type: ignore[attr-defined]
+        batch.get(3)  # type: ignore[arg-type]
     ref = await system.spawn(adder, 3)
     ref.tell("text")  # type: ignore[arg-type]
     number: int = await ref.ask(4)  # type: ignore[assignment]

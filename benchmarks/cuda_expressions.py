@@ -1,0 +1,128 @@
+"""Expressions of ``device.xp`` on a GPU: a chain of 8 functions beside one, and a small network beside PyTorch's eager mode.
+
+``python benchmarks/cuda_expressions.py [--rounds 5] [--json FILE]``; needs torch. Each subject is awaited, or synchronized, after every call. The subjects take
+turns in blocks, and the median block counts. Compilation is apart: the first call of each is printed by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+
+import accel
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+WIDTHS, BATCH = (784, 1024, 1024, 10), 256
+ELEMENTS = 1 << 24
+"""Of float32: 64 MiB."""
+CALLS = 60
+"""In a block of one subject."""
+
+BUDGETS = {"chain of 8 against one": ("chain of 8", "chain of 1", 1.3), "MLP against PyTorch": ("MLP", "MLP, PyTorch", 1.15)}
+
+
+async def _seconds(call: Callable[[], Awaitable[object]]) -> float:
+    """Return the median time of a call in a block of them."""
+    times = []
+    for _ in range(CALLS):
+        began = time.perf_counter()
+        await call()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[CALLS // 6 :])
+
+
+async def measure(rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of each subject's blocks."""
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    rng = np.random.default_rng()
+    weights = [rng.standard_normal(shape, np.float32) / np.float32(shape[0] ** 0.5) for shape in itertools.pairwise(WIDTHS)]
+    biases = [rng.standard_normal(width, np.float32) for width in WIDTHS[1:]]
+    data = rng.standard_normal((BATCH, WIDTHS[0]), np.float32)
+    async with accel.System() as system:
+        device = await system.open_device("cuda")
+        xp = device.xp
+        flat = await xp.asarray(rng.standard_normal(ELEMENTS, np.float32))
+        x, *layers = await accel.evaluate(*[xp.asarray(each) for each in (data, *weights, *biases)])
+        ws, bs = layers[: len(weights)], layers[len(weights) :]
+        there: list[Any] = [torch.from_numpy(each).cuda() for each in (data, *weights, *biases)]
+        tx, tw, tb = there[0], there[1 : len(weights) + 1], there[len(weights) + 1 :]
+
+        def chain(length: int) -> accel.Array:
+            y = flat
+            for number in range(length):
+                y = y * 0.75 if number % 2 else y + 0.5
+            return y
+
+        def network() -> accel.Array:
+            y = x
+            for w, b in zip(ws[:-1], bs[:-1], strict=True):
+                y = (y @ w + b).relu()
+            return y @ ws[-1] + bs[-1]
+
+        async def eager() -> Any:
+            with torch.inference_mode():
+                y = tx
+                for w, b in zip(tw[:-1], tb[:-1], strict=True):
+                    y = torch.relu(y @ w + b)
+                y = y @ tw[-1] + tb[-1]
+            torch.cuda.synchronize()
+            return y
+
+        subjects: dict[str, Callable[[], Awaitable[object]]] = {
+            "chain of 1": lambda: _awaited(chain(1)),
+            "chain of 8": lambda: _awaited(chain(8)),
+            "MLP": lambda: _awaited(network()),
+            "MLP, PyTorch": eager,
+        }
+        for name, call in subjects.items():
+            began = time.perf_counter()
+            await call()
+            print(f"first {name:14} {1e3 * (time.perf_counter() - began):9.2f} ms, with compilation")
+        np.testing.assert_allclose(await network().numpy(), (await eager()).cpu().numpy(), rtol=1e-3, atol=1e-4)
+        found: dict[str, list[float]] = {name: [] for name in subjects}
+        for _ in range(rounds):
+            for name, call in subjects.items():
+                found[name].append(await _seconds(call))
+        return found
+
+
+async def _awaited(array: accel.Array) -> object:
+    return await array
+
+
+def main() -> int:
+    """Measure, print, and return 1 if a budget is not kept."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="blocks of each subject (default %(default)s)")
+    parser.add_argument("--json", type=Path, help="write the seconds of the blocks there")
+    given = parser.parse_args()
+    found = asyncio.run(measure(given.rounds))
+    for name, blocks in found.items():
+        print(f"{name:20} {1e6 * statistics.median(blocks):9.1f} us")
+    is_kept = True
+    for name, (subject, twin, most) in BUDGETS.items():
+        ratio = statistics.median(found[subject]) / statistics.median(found[twin])
+        is_kept = is_kept and ratio <= most
+        print(f"{name:26} {ratio:6.3f}x  must {most:g}x {'ok' if ratio <= most else 'BROKEN'}")
+    if given.json is not None:
+        given.json.write_text(json.dumps(found, indent=1))
+    return 0 if is_kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
