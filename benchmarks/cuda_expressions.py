@@ -1,15 +1,18 @@
 """Expressions of ``device.xp`` on a GPU: a chain of 8 functions beside one, and a small network beside PyTorch's eager mode.
 
-``python benchmarks/cuda_expressions.py [--rounds 5] [--json FILE]``; needs torch. Each subject is awaited, or synchronized, after every call. The subjects take
-turns in blocks, and the median block counts. Compilation is apart: the first call of each is printed by itself.
+``python benchmarks/cuda_expressions.py [--rounds 5] [--profile N] [--json FILE]``; needs torch. Each subject is awaited, or synchronized, after every call. The
+subjects take turns in blocks, and the median block counts. Compilation is apart: the first call of each is printed by itself. Parts of the network, and a
+profile of it, say where its time goes.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import cProfile
 import itertools
 import json
+import pstats
 import statistics
 import sys
 import time
@@ -44,8 +47,8 @@ async def _seconds(call: Callable[[], Awaitable[object]]) -> float:
     return statistics.median(times[CALLS // 6 :])
 
 
-async def measure(rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of each subject's blocks."""
+async def measure(rounds: int, profile: int) -> dict[str, list[float]]:
+    """Return the seconds of each subject's blocks. ``profile`` is how many lines of a profile are printed."""
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -83,11 +86,27 @@ async def measure(rounds: int) -> dict[str, list[float]]:
             torch.cuda.synchronize()
             return y
 
+        async def batched() -> None:
+            """Run the same ops as those of the expression, recorded by hand."""
+            async with device.batch() as batch:
+                y = x.ref
+                for w, b in zip(ws[:-1], bs[:-1], strict=True):
+                    y = batch.elementwise.unary("relu", batch.linalg.matmul(y, w.ref, bias=b.ref))
+                batch.linalg.matmul(y, ws[-1].ref, bias=bs[-1].ref)
+
+        async def first() -> None:
+            with torch.inference_mode():
+                torch.addmm(tb[0], tx, tw[0])
+            torch.cuda.synchronize()
+
         subjects: dict[str, Callable[[], Awaitable[object]]] = {
             "chain of 1": lambda: _awaited(chain(1)),
             "chain of 8": lambda: _awaited(chain(8)),
             "MLP": lambda: _awaited(network()),
             "MLP, PyTorch": eager,
+            "MLP as a batch": batched,
+            "its first product": lambda: device.linalg.matmul(x.ref, ws[0].ref, bias=bs[0].ref),
+            "the same, PyTorch": first,
         }
         for name, call in subjects.items():
             began = time.perf_counter()
@@ -98,6 +117,12 @@ async def measure(rounds: int) -> dict[str, list[float]]:
         for _ in range(rounds):
             for name, call in subjects.items():
                 found[name].append(await _seconds(call))
+        if profile:
+            profiler = cProfile.Profile()
+            profiler.enable()
+            await _seconds(subjects["MLP"])
+            profiler.disable()
+            pstats.Stats(profiler).sort_stats("tottime").print_stats(profile)
         return found
 
 
@@ -109,9 +134,10 @@ def main() -> int:
     """Measure, print, and return 1 if a budget is not kept."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="blocks of each subject (default %(default)s)")
+    parser.add_argument("--profile", type=int, default=0, metavar="N", help="print N lines of cProfile's table of the network's calls")
     parser.add_argument("--json", type=Path, help="write the seconds of the blocks there")
     given = parser.parse_args()
-    found = asyncio.run(measure(given.rounds))
+    found = asyncio.run(measure(given.rounds, given.profile))
     for name, blocks in found.items():
         print(f"{name:20} {1e6 * statistics.median(blocks):9.1f} us")
     is_kept = True

@@ -6,6 +6,7 @@ it calls the same function again, which returns what is converted already, and t
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import operator
 from typing import Any, TypeVar
@@ -47,8 +48,8 @@ def member(enumeration: type[E], value: object) -> E:
     """
     if type(value) is enumeration:
         return value
-    for each in enumeration:
-        if isinstance(value, str) and each.value == value:
-            return each
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            return enumeration(value)
     names = ", ".join(repr(each.value) for each in enumeration)
     raise InvalidArgumentError(f"{value!r} is not a {enumeration.__name__}", remedy=f"Use one of {names}.")
