@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -26,7 +26,7 @@ import numpy as np
 import accel
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
 WIDTHS, BATCH = (784, 1024, 1024, 10), 256
 ELEMENTS = 1 << 24
@@ -47,72 +47,87 @@ async def _seconds(call: Callable[[], Awaitable[object]]) -> float:
     return statistics.median(times[CALLS // 6 :])
 
 
-async def measure(rounds: int, profile: int) -> dict[str, list[float]]:
-    """Return the seconds of each subject's blocks. ``profile`` is how many lines of a profile are printed."""
+Subjects: TypeAlias = "dict[str, Callable[[], Awaitable[Any]]]"
+
+
+def chains(flat: accel.Array) -> Subjects:
+    """Return chains of functions of elements."""
+
+    def chain(length: int) -> accel.Array:
+        y = flat
+        for number in range(length):
+            y = y * 0.75 if number % 2 else y + 0.5
+        return y
+
+    return {"chain of 1": lambda: _awaited(chain(1)), "chain of 8": lambda: _awaited(chain(8))}
+
+
+def networks(device: accel.Device, x: accel.Array, ws: Sequence[accel.Array], bs: Sequence[accel.Array]) -> Subjects:
+    """Return the network as an expression, as the batch that the expression is sent as, and its first product."""
+
+    def network() -> accel.Array:
+        y = x
+        for w, b in zip(ws[:-1], bs[:-1], strict=True):
+            y = (y @ w + b).relu()
+        return y @ ws[-1] + bs[-1]
+
+    async def batched() -> None:
+        async with device.batch() as batch:
+            y = x.ref
+            for w, b in zip(ws[:-1], bs[:-1], strict=True):
+                y = batch.elementwise.unary("relu", batch.linalg.matmul(y, w.ref, bias=b.ref))
+            batch.linalg.matmul(y, ws[-1].ref, bias=bs[-1].ref)
+
+    return {
+        "MLP": lambda: _awaited(network()),
+        "MLP as a batch": batched,
+        "its first product": lambda: device.linalg.matmul(x.ref, ws[0].ref, bias=bs[0].ref),
+    }
+
+
+def twins(arrays: Sequence[np.ndarray[Any, Any]]) -> Subjects:
+    """Return the same in PyTorch's eager mode."""
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = False
+    there = [torch.from_numpy(each).cuda() for each in arrays]
+    x, ws, bs = there[0], there[1 : len(WIDTHS)], there[len(WIDTHS) :]
+
+    async def eager() -> Any:
+        with torch.inference_mode():
+            y = x
+            for w, b in zip(ws[:-1], bs[:-1], strict=True):
+                y = torch.relu(y @ w + b)
+            y = y @ ws[-1] + bs[-1]
+        torch.cuda.synchronize()
+        return y
+
+    async def first() -> None:
+        with torch.inference_mode():
+            torch.addmm(bs[0], x, ws[0])
+        torch.cuda.synchronize()
+
+    return {"MLP, PyTorch": eager, "the same, PyTorch": first}
+
+
+async def measure(rounds: int, profile: int) -> dict[str, list[float]]:
+    """Return the seconds of each subject's blocks. ``profile`` is how many lines of a profile are printed."""
     rng = np.random.default_rng()
     weights = [rng.standard_normal(shape, np.float32) / np.float32(shape[0] ** 0.5) for shape in itertools.pairwise(WIDTHS)]
     biases = [rng.standard_normal(width, np.float32) for width in WIDTHS[1:]]
-    data = rng.standard_normal((BATCH, WIDTHS[0]), np.float32)
+    arrays = [rng.standard_normal((BATCH, WIDTHS[0]), np.float32), *weights, *biases]
     async with accel.System() as system:
         device = await system.open_device("cuda")
         xp = device.xp
         flat = await xp.asarray(rng.standard_normal(ELEMENTS, np.float32))
-        x, *layers = await accel.evaluate(*[xp.asarray(each) for each in (data, *weights, *biases)])
-        ws, bs = layers[: len(weights)], layers[len(weights) :]
-        there: list[Any] = [torch.from_numpy(each).cuda() for each in (data, *weights, *biases)]
-        tx, tw, tb = there[0], there[1 : len(weights) + 1], there[len(weights) + 1 :]
-
-        def chain(length: int) -> accel.Array:
-            y = flat
-            for number in range(length):
-                y = y * 0.75 if number % 2 else y + 0.5
-            return y
-
-        def network() -> accel.Array:
-            y = x
-            for w, b in zip(ws[:-1], bs[:-1], strict=True):
-                y = (y @ w + b).relu()
-            return y @ ws[-1] + bs[-1]
-
-        async def eager() -> Any:
-            with torch.inference_mode():
-                y = tx
-                for w, b in zip(tw[:-1], tb[:-1], strict=True):
-                    y = torch.relu(y @ w + b)
-                y = y @ tw[-1] + tb[-1]
-            torch.cuda.synchronize()
-            return y
-
-        async def batched() -> None:
-            """Run the same ops as those of the expression, recorded by hand."""
-            async with device.batch() as batch:
-                y = x.ref
-                for w, b in zip(ws[:-1], bs[:-1], strict=True):
-                    y = batch.elementwise.unary("relu", batch.linalg.matmul(y, w.ref, bias=b.ref))
-                batch.linalg.matmul(y, ws[-1].ref, bias=bs[-1].ref)
-
-        async def first() -> None:
-            with torch.inference_mode():
-                torch.addmm(tb[0], tx, tw[0])
-            torch.cuda.synchronize()
-
-        subjects: dict[str, Callable[[], Awaitable[object]]] = {
-            "chain of 1": lambda: _awaited(chain(1)),
-            "chain of 8": lambda: _awaited(chain(8)),
-            "MLP": lambda: _awaited(network()),
-            "MLP, PyTorch": eager,
-            "MLP as a batch": batched,
-            "its first product": lambda: device.linalg.matmul(x.ref, ws[0].ref, bias=bs[0].ref),
-            "the same, PyTorch": first,
-        }
+        x, *layers = await accel.evaluate(*[xp.asarray(each) for each in arrays])
+        subjects = chains(flat) | networks(device, x, layers[: len(weights)], layers[len(weights) :]) | twins(arrays)
         for name, call in subjects.items():
             began = time.perf_counter()
             await call()
-            print(f"first {name:14} {1e3 * (time.perf_counter() - began):9.2f} ms, with compilation")
-        np.testing.assert_allclose(await network().numpy(), (await eager()).cpu().numpy(), rtol=1e-3, atol=1e-4)
+            print(f"first {name:18} {1e3 * (time.perf_counter() - began):9.2f} ms, with compilation")
+        found_by_both = await (await subjects["MLP"]()).numpy(), (await subjects["MLP, PyTorch"]()).cpu().numpy()
+        np.testing.assert_allclose(*found_by_both, rtol=1e-3, atol=1e-4)
         found: dict[str, list[float]] = {name: [] for name in subjects}
         for _ in range(rounds):
             for name, call in subjects.items():
@@ -126,7 +141,7 @@ async def measure(rounds: int, profile: int) -> dict[str, list[float]]:
         return found
 
 
-async def _awaited(array: accel.Array) -> object:
+async def _awaited(array: accel.Array) -> accel.Array:
     return await array
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError
 from accel.ops import Empty, Get, Put
 from accel.ref import RefView
-from accel.remote.arrays import COPIED_HERE, CopyBack, close_all
+from accel.remote.arrays import COPIED_HERE, CopyBack
 from accel.remote.pending_request import array_of
 
 if TYPE_CHECKING:
@@ -86,22 +87,25 @@ class ArrayTransfers:
 
     def placed(self, ops: Sequence[KernelOp]) -> dict[int, SharedArray] | None:
         """Return places for the arrays of a batch, filled, by the index of the op; ``None`` if one has to wait for room, or they are large."""
-        arrays: dict[int, SharedArray] = {}
-        nbytes = 0
-        for index, op in enumerate(ops):
-            array = array_of(op)
-            if array is None:
-                continue
-            outgoing = self._arrays.take(array)
-            if outgoing is not None:
+        with contextlib.ExitStack() as undo:
+            arrays: dict[int, SharedArray] = {}
+            nbytes = 0
+            for index, op in enumerate(ops):
+                array = array_of(op)
+                if array is None:
+                    continue
+                outgoing = self._arrays.take(array)
+                if outgoing is None:
+                    return None
+                undo.callback(outgoing.close)
                 arrays[index] = outgoing
                 nbytes += array.nbytes if outgoing.is_copied and type(op) is Put else 0
-            if outgoing is None or nbytes > COPIED_HERE:
-                close_all(list(arrays.values()))
-                return None
-        for index, outgoing in arrays.items():
-            if type(ops[index]) is Put:
-                outgoing.fill()
+                if nbytes > COPIED_HERE:
+                    return None
+            for index, outgoing in arrays.items():
+                if type(ops[index]) is Put:
+                    outgoing.fill()
+            undo.pop_all()
         return arrays
 
     async def send_batch(self, submission: BatchSubmission) -> None:
