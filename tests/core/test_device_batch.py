@@ -369,14 +369,16 @@ async def test_a_batch_copies_to_the_host(rng: np.random.Generator, host: str) -
 async def test_arrays_of_a_batch_may_be_large(rng: np.random.Generator, nbytes: int) -> None:
     x = rng.standard_normal(nbytes // 8)
     async with opened(host="process", pinned_limit=1 << 20) as device:
-        async with device.batch() as batch:
-            a = batch.put(x)
-            first, second = batch.get(batch.elementwise.unary("neg", a)), batch.get(a)
-            last = batch.get(batch.put(x[:10]))
-        np.testing.assert_array_equal(first, -x)
-        np.testing.assert_array_equal(second, x)
-        np.testing.assert_array_equal(last, x[:10])
-        assert device.info().pinned.used == 0, "what the copies went through is given back"
+        for _ in range(2):
+            async with device.batch() as batch:
+                batch.put(x[:3])
+                a = batch.put(x)
+                first, second = batch.get(batch.elementwise.unary("neg", a)), batch.get(a)
+                last = batch.get(batch.put(x[:10]))
+            np.testing.assert_array_equal(first, -x)
+            np.testing.assert_array_equal(second, x)
+            np.testing.assert_array_equal(last, x[:10])
+            assert device.info().pinned.used == 0, "what the copies went through is given back"
 
 
 @pytest.mark.parametrize("host", ["inline", "process"])
@@ -394,6 +396,21 @@ async def test_what_a_batch_copies_to_the_host_behind_a_failure_is_not_written(h
         np.testing.assert_array_equal(out, np.full(4, -1.0))
         np.testing.assert_array_equal(await device.get(a), np.ones(4))
         assert device.info().pinned.used == 0
+
+
+async def test_places_of_arrays_that_are_not_sent_are_given_back() -> None:
+    async with opened(host="process") as device:
+        gone = await device.put(np.ones(3))
+        with pytest.raises(accel.StaleRefError) as raised:
+            async with device.batch() as batch:
+                kept = batch.put(np.full(3, 2.0))
+                batch.elementwise.unary("neg", gone)
+                batch.put(np.full(3, 4.0))
+                batch.get(kept)
+                await device.free(gone)
+        assert raised.value.op_index == 1
+        np.testing.assert_array_equal(await device.get(kept), np.full(3, 2.0))
+        await until(lambda: device.info().pinned.used == 0, "the places to be given back")
 
 
 async def test_the_time_in_which_a_batch_waits_for_a_rebuild_is_part_of_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
