@@ -157,8 +157,8 @@ async def test_invalid_op_is_refused_while_recording() -> None:
             refused: tuple[Callable[[], object], ...] = (
                 lambda: batch.blas.gemm(a, a),
                 lambda: batch.run(ops.Get(a, np.zeros((3, 2), np.float32))),
-                lambda: batch.get(np.zeros(3)),
-                lambda: batch.get(a, out=[1.0]),
+                lambda: batch.get(np.zeros(3)),  # type: ignore[arg-type]
+                lambda: batch.get(a, out=[1.0]),  # type: ignore[arg-type]
                 lambda: batch.run(ops.Free(a)),
                 lambda: batch.elementwise.unary("neg", a, timeout=1.0),
             )
