@@ -37,6 +37,12 @@ class Batch(Recorder):
     what: ClassVar[str] = "batch"
     to_host: ClassVar[tuple[type[KernelOp[Any]], ...]] = (ops.Get,)
 
+    def __init__(
+        self, core: DeviceCore, sender: Sender, timeout: float | None, families: Mapping[str, type[OpNamespace[Any]]], name: str
+    ) -> None:
+        super().__init__(core, sender, timeout, families)
+        self._name = name
+
     def put(self, array: Any, *, out: AccelRef | None = None) -> AccelRef:
         """Record a copy of a host array to the device. The array must not change before the block has ended."""
         return self.run(ops.Put(native(array), out))
@@ -54,12 +60,6 @@ class Batch(Recorder):
         op = ops.Get.into(operand("ref", ref), out)
         found: np.ndarray[Any, Any] = self.run(ops.Get(self.run(ops.Part(ref, ...)), op.destination) if ref.is_strided else op)
         return found
-
-    def __init__(
-        self, core: DeviceCore, sender: Sender, timeout: float | None, families: Mapping[str, type[OpNamespace[Any]]], name: str
-    ) -> None:
-        super().__init__(core, sender, timeout, families)
-        self._name = name
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._end()

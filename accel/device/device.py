@@ -354,7 +354,8 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         Parameters
         ----------
         timeout
-            Seconds that making the graph, at the end of the block, may take before :class:`~accel.DeadlineExceededError`.
+            Seconds of waiting, at the begin of the block for a rebuild and at its end for the making of the graph, until
+            :class:`~accel.DeadlineExceededError`.
         """
         self._sender.check_timeout(timeout)
         return Graph(self._core, self._sender, timeout, self._outside)

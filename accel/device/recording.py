@@ -38,7 +38,7 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
     core, sender
         The device's.
     timeout
-        Seconds for what the end of the block does.
+        Seconds of waiting: at the begin of the block for a rebuild, and for what its end does.
     families
         Families that are not built in, by their names: they are attributes while the block records.
     """

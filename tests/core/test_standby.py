@@ -16,7 +16,7 @@ import accel
 from accel.remote import actor, standby
 from accel.testing import FaultPlan
 from tests.child_support import until_so, workers
-from tests.device_support import child_pid
+from tests.device_support import child_pid, turns
 from tests.own_library_support import Scale, Scaling
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -165,8 +165,9 @@ async def test_a_spare_that_is_stopped_is_found_out(is_ready: bool) -> None:
 async def test_spares_that_keep_dying_are_given_up_once_and_tried_with_the_next_generation(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(standby, "_BUDGET", accel.RestartStrategy(max_restarts=2, within=0.4, backoff=(0.01, 0.01)))
-    async with accel.System() as system:
+    monkeypatch.setattr(standby, "_BUDGET", accel.RestartStrategy(max_restarts=2, within=60.0, backoff=(0.01, 0.01)))
+    passed = 0.0
+    async with accel.System(clock=lambda: time.monotonic() + passed) as system:
         device = await system.open_device("cpu", host="process", standby="imports", faults=FaultPlan().poison_at(1, LOST))
         seen: set[int] = set()
         async with asyncio.timeout(30):
@@ -178,7 +179,8 @@ async def test_spares_that_keep_dying_are_given_up_once_and_tried_with_the_next_
         assert len(seen) == 3
         assert len(events(caplog, "standby_given_up")) == 1
         assert device.state is accel.DeviceState.READY
-        await asyncio.sleep(0.4)  # the window of the budget
+        passed = 61.0  # the window of the budget
+        await turns()
         assert device.info().standby == "failed"
         await fault(device)
         await asyncio.wait_for(device.zeros(4), 20)
