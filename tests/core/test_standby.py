@@ -103,7 +103,10 @@ async def test_promotion_is_fast() -> None:
 
 
 @pytest.mark.parametrize("is_ready", [True, False])
-async def test_a_spare_that_is_killed_is_replaced_and_the_device_goes_on(is_ready: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_spare_that_is_killed_is_replaced_and_the_device_goes_on(
+    is_ready: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standby, "_BUDGET", accel.RestartStrategy(backoff=(1.0, 1.0)))  # there is none for as long
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", standby="context")
         x = await device.put(np.arange(4.0))
@@ -190,9 +193,11 @@ async def test_spares_that_keep_dying_are_given_up_once_and_tried_with_the_next_
 async def test_a_fault_while_the_spare_starts() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", standby="context", faults=FaultPlan().poison_at(1, LOST))
-        await until_so(lambda: device.info().standby == "starting" and len(workers()) == 2)
+        await until_so(lambda: len(workers()) == 2)
         spare = spare_of(device)
+        os.kill(spare, signal.SIGSTOP)  # a forked child is soon ready
         await fault(device)
+        os.kill(spare, signal.SIGCONT)
         await asyncio.wait_for(device.zeros(4), 20)
         assert device.info().pid == spare, "what had begun to start is used"
         await spare_ready(device)
