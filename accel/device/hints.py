@@ -26,7 +26,7 @@ DEVICE_HINTS = {
 RECORDER_HINTS = {
     **{name: f"Use {call} of the batch or graph." for name, call in _OPS.items()},
     "put": "Put the array before the block, and change it in place: await device.put(array, out=ref).",
-    "get": "Use await device.get(ref) after the block.",
+    "get": "Use await device.get(ref) after the block, once the graph was replayed.",
     "free": "Drop the ref, or use await device.free(ref) after the block.",
     "timeout": "Use device.batch(timeout=...).",
     **dict.fromkeys(("commit", "execute", "flush", "run_all", "send", "submit"), "The batch is sent when its block ends."),
