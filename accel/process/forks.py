@@ -80,7 +80,8 @@ class Forks:
     @property
     def is_ready(self) -> bool:
         """Whether it can fork now: it is there, does not import, and has not refused."""
-        return not (self._importing or self.refused or self._channel.is_closed)
+        # Its death may be known before its connection ends: a fork that has just begun still has a copy of the socket.
+        return self.child.exit is None and not (self._importing or self.refused or self._channel.is_closed)
 
     def prepare(self, data: bytes, timeout: float, then: Callable[[str, str], object]) -> None:
         """Have it import what ``data`` says; it forks nothing meanwhile.
