@@ -75,7 +75,7 @@ def networks(device: accel.Device, x: accel.Array, ws: Sequence[accel.Array], bs
         async with device.batch() as batch:
             y = x.ref
             for w, b in zip(ws[:-1], bs[:-1], strict=True):
-                y = batch.elementwise.unary("relu", batch.linalg.matmul(y, w.ref, bias=b.ref))
+                y = batch.linalg.matmul(y, w.ref, bias=b.ref, activation="relu")
             batch.linalg.matmul(y, ws[-1].ref, bias=bs[-1].ref)
 
     return {

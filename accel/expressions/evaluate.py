@@ -25,8 +25,8 @@ __all__ = ["evaluate"]
 _INSTRUCTIONS: Final = 64
 """How many functions are fused at most: each takes registers of a GPU's thread."""
 
-_ACTIVATIONS: dict[str, Activation] = {"gelu_tanh": "gelu"}
-"""Functions that products of matrices apply to their results -> what they call them. Their relu is left out: whether it keeps NaN is the library's choice."""
+_ACTIVATIONS: dict[str, Activation] = {"gelu_tanh": "gelu", "relu": "relu"}
+"""Functions that products of matrices apply to their results -> what they call them."""
 
 _BIASED = frozenset((DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64))
 """Dtypes of products that a library adds a bias to."""

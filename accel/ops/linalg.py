@@ -88,7 +88,7 @@ class Matmul(FamilyOp):
     bias
         (n,): is added to each row. Its dtype is the result's; of a product of float8 whose result is float32 or float8 it is bfloat16.
     activation
-        ``"relu"``, or ``"gelu"``, which is the tanh form. Like ``bias`` it is for floats, float8 among them.
+        ``"relu"``, which keeps NaN, or ``"gelu"``, which is the tanh form. Like ``bias`` it is for floats, float8 among them.
     aux
         Buffer of the result's shape and dtype that takes what goes into the GELU: its gradient needs that. Not for float8, and not for one column.
     out_dtype

@@ -44,6 +44,19 @@ async def test_layers(device: accel.Device, rng: np.random.Generator) -> None:
     np.testing.assert_allclose(await y.numpy(), powers / powers.sum(-1, keepdims=True), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+async def test_relu_of_a_product_keeps_nan(device: accel.Device, rng: np.random.Generator, dtype: str) -> None:
+    xp = device.xp
+    for m, k, n in ((1, 7, 3), (17, 4096, 16), (256, 784, 1024), (1024, 1024, 1024)):
+        x, w, b = (single(rng, *shape).astype(accel.DType.of(dtype).numpy) for shape in ((m, k), (k, n), (n,)))
+        x[m // 2, k // 2] = np.nan
+        y = (await (xp.asarray(x) @ xp.asarray(w) + xp.asarray(b)).relu().numpy()).astype(np.float64)
+        lost = np.isnan(y).sum(axis=1)
+        assert lost[m // 2] == n, f"of a product of {m} x {k} x {n}"
+        assert lost.sum() == n
+        assert (np.delete(y, m // 2, axis=0) >= 0).all()
+
+
 async def test_normalization_views_and_masks(device: accel.Device, rng: np.random.Generator) -> None:
     xp = device.xp
     x = single(rng, 17, 40)

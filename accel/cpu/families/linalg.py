@@ -171,6 +171,10 @@ def _fused_samples(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
     yield _sample(a, b, biased, error, {"bias": bias})
     yield _sample(a, b, np.maximum(product, 0), error, activation="relu")
     yield _sample(a, b, np.maximum(biased, 0), error, {"bias": bias}, activation="relu")
+    holed = a.copy()
+    holed[1, 2] = np.nan
+    wide = sampling.wide(holed) @ sampling.wide(b) + sampling.wide(bias)
+    yield _sample(holed, b, np.maximum(wide, 0), error, {"bias": bias}, activation="relu")
     yield _sample(a, b, _gelu(biased), gelu_error, {"bias": bias}, activation="gelu")
     aux = np.zeros_like(product, dtype.numpy)
     yield _sample(a, b, _gelu(biased), gelu_error, {"bias": bias, "aux": aux}, activation="gelu")
