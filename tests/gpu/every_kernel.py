@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 from collections import deque
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,17 @@ from accel.ops import (
     Binary,
     Cast,
     Clip,
+    Cummax,
+    Cummin,
+    Cumprod,
+    Cumsum,
     DnnOps,
     LayerNorm,
     LogSoftmax,
     Matmul,
     RmsNorm,
     Softmax,
+    Sort,
     Unary,
     Where,
 )
@@ -41,7 +47,7 @@ from accel_cuda.families.parts import PARTS
 from accel_cuda.families.reduce import BASIC, enqueue_fold
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["every_kernel", "every_order"]
 
@@ -128,8 +134,10 @@ def every_order() -> None:
     context = CudaBackend().open(0)
     stream = context.create_stream()
     compute: Any = context.create_compute(stream, "batch")
+    memory = Memory(context)
     for name in ("scan", "sort"):
-        _ordered(context, stream, compute, Memory(context), name)
+        _ordered(context, stream, compute, memory, name)
+    _many_and_long_lines(context, stream, compute, memory)
     stream.close()
     context.close()
 
@@ -251,24 +259,41 @@ def _long_rows(stream: Any, compute: Any, memory: Memory) -> None:
 
 
 def _ordered(context: Any, stream: Any, compute: Any, memory: Memory, name: str) -> None:
-    """A family's samples, with exactly the memory that the ops work in."""
-    owner: Any = SimpleNamespace(dropped=deque())
-    lane = SimpleNamespace(stream=stream, compute=compute)
-    state, family = context.families.states[name], next(family for family in FAMILIES if family.name == name)
+    """A family's samples."""
+    family = next(family for family in FAMILIES if family.name == name)
     named: Any = family.namespace(Submitter(lambda op: op, lambda error: error, "device"))
     for sample in CPU_PARTS[name].samples(np.random.default_rng(1)):
         arrays = tuple(np.array(each, order="C") for each in sample.operands)
-        refs = [AccelRef(owner, number, each.shape, DType.of(each.dtype), 1) for number, each in enumerate(arrays)]
-        op = sample.call(named, *refs)
-        plan = op.plan()
-        state.measure(op)
-        status = [] if plan.status is None else [plan.status.spec.nbytes]
-        sizes = (*(each.nbytes for each in arrays), *(spec.nbytes for spec in plan.creates), *status, state.scratch_nbytes(op))
-        with memory.take(*sizes) as pointers:
-            for pointer, array in zip(pointers, arrays, strict=False):
-                memory.write(pointer, array)
-            inputs = [pointers[ref.buffer] for ref in plan.reads]
-            state.kernels[op.kind](lane, op, inputs, pointers[len(arrays) :])
+        _run_ordered(context, stream, compute, memory, arrays, partial(sample.call, named))
+
+
+def _many_and_long_lines(context: Any, stream: Any, compute: Any, memory: Memory) -> None:
+    """Scans of a line that several blocks share, and sorts of so many lines that a key of 4 bytes has no room for their numbers."""
+    for dtype in CODES:
+        if dtype.is_complex or dtype is DType.BOOL:
+            continue
+        line = (np.ones(20_001, dtype.numpy),)
+        for scan in (Cumsum, Cumprod, Cummax, Cummin):
+            _run_ordered(context, stream, compute, memory, line, scan)
+        if dtype.itemsize < 4:
+            lines = np.ones((1 + (1 << (32 - 8 * dtype.itemsize)), 1), dtype.numpy)
+            _run_ordered(context, stream, compute, memory, (lines,), Sort)
+
+
+def _run_ordered(context: Any, stream: Any, compute: Any, memory: Memory, arrays: tuple[Any, ...], make: Callable[..., Any]) -> None:
+    """Run an op of scans or sorts, with exactly the memory that it works in."""
+    owner: Any = SimpleNamespace(dropped=deque())
+    lane = SimpleNamespace(stream=stream, compute=compute)
+    op = make(*[AccelRef(owner, number, each.shape, DType.of(each.dtype), 1) for number, each in enumerate(arrays)])
+    plan, state = op.plan(), context.families.states[op.library]
+    state.measure(op)
+    status = [] if plan.status is None else [plan.status.spec.nbytes]
+    sizes = (*(each.nbytes for each in arrays), *(spec.nbytes for spec in plan.creates), *status, state.scratch_nbytes(op))
+    with memory.take(*sizes) as pointers:
+        for pointer, array in zip(pointers, arrays, strict=False):
+            memory.write(pointer, array)
+        inputs = [pointers[ref.buffer] for ref in plan.reads]
+        state.kernels[op.kind](lane, op, inputs, pointers[len(arrays) :])
 
 
 def _vectors(compute: Any, memory: Memory, supported: Any) -> None:

@@ -228,6 +228,11 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     for dtype in _ORDERED:
         yield from _orders(rng, dtype)
         yield from _found(rng, dtype)
+    for dtype in sampling.COMPLEX:
+        x, condition = sampling.random(rng, (70, 11), dtype), np.asarray(rng.random((70, 11)) < 0.3)
+        x[rng.random(x.shape) < 0.5] = 0
+        yield Sample(f"nonzero {dtype.value}", partial(_call, "nonzero", (), {"size": x.size}), (x,), tuple(np.nonzero(x)))
+        yield Sample(f"compress {dtype.value}", partial(_call, "compress", (), {"size": x.size}), (condition, x), x[condition])
     for dtype in _ORDERED:
         if dtype.is_integer:
             x = rng.integers(0, 100, 3000).astype(dtype.numpy)

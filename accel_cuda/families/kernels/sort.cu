@@ -308,7 +308,9 @@ KERNEL(sort_lengths)(const u32* sums, const u32* starts, i64* counts, i64 n, i64
   }                                                                                                                                                              \
   KERNEL(sort_decode_##T##_##bytes)(const K* keys, const u32* places, T* y, i64 size, i64 length, i64 behind, i64 flags) {                                        \
     decode(keys, places, y, Lines{size, length, behind}, flags);                                                                                                 \
-  }                                                                                                                                                              \
+  }
+// What differs is found in one line: a key has no line's number.
+#define UNIQUE(T, K, bytes)                                                                                                                                      \
   KERNEL(sort_differ_##T##_##bytes)(const u32* sums, const K* keys, const u32* places, T* values, i64* indices, i64* inverse, u32* starts, i64 n, i64 room) {     \
     differ(sums, keys, places, values, indices, inverse, starts, n, room);                                                                                       \
   }
@@ -319,7 +321,9 @@ KERNEL(sort_lengths)(const u32* sums, const u32* starts, i64* counts, i64 n, i64
   KERNEL(sort_select_##T)(const T* x, T* values, i64* indices, i64 length, i64 behind, i64 k, i64 flags, i64 is_kept) {         \
     select(x, values, indices, length, behind, k, flags, is_kept);                                                             \
   }
-#define SMALL(T) ORDER(T, u32, 4) ORDER(T, u64, 8) SEARCHED(T) SELECTED(T)
+#define NARROW(T) ORDER(T, u32, 4) UNIQUE(T, u32, 4) SEARCHED(T) SELECTED(T)
+#define SMALL(T) NARROW(T) ORDER(T, u64, 8)
+#define WIDE(T) ORDER(T, u64, 8) UNIQUE(T, u64, 8) SEARCHED(T) SELECTED(T)
 #define COUNTED(T)                                                                                                              \
   KERNEL(sort_tally_##T)(const T* x, u64* counts, i64* status, i64 n, i64 length, i64 is_shared) {                              \
     tally(counts, n, length, is_shared, [=](i64 i) { return checked(x[i], length, status); });                                  \
@@ -337,8 +341,8 @@ KERNEL(sort_lengths)(const u32* sums, const u32* starts, i64* counts, i64 n, i64
     pick(x, places, values, indices, Lines{size, length, behind}, k);                                                           \
   }
 
-SMALL(b8) SMALL(f16) SMALL(bf16) SMALL(f32) SMALL(i8) SMALL(i16) SMALL(i32) SMALL(u8) SMALL(u16) SMALL(u32)
-ORDER(f64, u64, 8) ORDER(i64, u64, 8) ORDER(u64, u64, 8) SEARCHED(f64) SEARCHED(i64) SEARCHED(u64) SELECTED(f64) SELECTED(i64) SELECTED(u64) MARKED(c64) MARKED(c128)
+NARROW(b8) SMALL(f16) SMALL(bf16) SMALL(f32) SMALL(i8) SMALL(i16) SMALL(i32) SMALL(u8) SMALL(u16) SMALL(u32)
+WIDE(f64) WIDE(i64) WIDE(u64) MARKED(c64) MARKED(c128)
 COUNTED(i8) COUNTED(i16) COUNTED(i32) COUNTED(i64) COUNTED(u8) COUNTED(u16) COUNTED(u32) COUNTED(u64)
 BINNED(f16) BINNED(bf16) BINNED(f32) BINNED(f64) BINNED(i8) BINNED(i16) BINNED(i32) BINNED(i64) BINNED(u8) BINNED(u16) BINNED(u32) BINNED(u64)
 MOVED(1, u8) MOVED(2, u16) MOVED(4, u32) MOVED(8, u64) MOVED(16, c128)
