@@ -422,12 +422,15 @@ class Measurement:
 
     Parameters
     ----------
-    backend, kinds, clients, seconds, hang_timeout, patience
+    backend, kinds, clients, seconds, hang_timeout, patience, spares
         As the program's options.
     """
 
-    def __init__(self, backend: str, kinds: tuple[str, ...], clients: int, seconds: float, hang_timeout: float, patience: float) -> None:
+    def __init__(
+        self, backend: str, kinds: tuple[str, ...], clients: int, seconds: float, hang_timeout: float, patience: float, spares: int
+    ) -> None:
         self._backend = backend
+        self._spares = spares
         self._kinds = kinds
         self._count = clients
         self._seconds = seconds
@@ -462,7 +465,8 @@ class Measurement:
     @contextlib.asynccontextmanager
     async def _opened(self, standby: Any) -> AsyncIterator[accel.Device]:
         restart = accel.RestartStrategy(max_restarts=1000, backoff=(0.0, 0.0))
-        options = {"host": "process", "standby": standby, "restart": restart, "hang_timeout": self._hang_timeout}
+        spares = 1 if standby == "none" else self._spares
+        options = {"host": "process", "standby": standby, "spares": spares, "restart": restart, "hang_timeout": self._hang_timeout}
         async with accel.System() as system:
             self._log.device = device = await system.open_device(self._backend, **options)
             yield device
@@ -515,6 +519,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=1.0, help="of asking before each poison, and after it")
     parser.add_argument("--hang-timeout", type=float, help="of the device, in seconds (default: 5 on the CPU, else 1)")
+    parser.add_argument("--spares", type=int, default=2, help="spare children of the device (default %(default)s)")
     parser.add_argument("--patience", type=float, default=120.0, help="seconds after which a request without an answer has failed")
     parser.add_argument("--json", type=Path, help="write the rows there, with the columns of their timelines")
     parser.add_argument("--log", type=Path, help="write there what accel logs, with the seconds since the epoch")
@@ -530,7 +535,7 @@ def main() -> int:
     began = time.perf_counter()
     imports = imports_seconds(given.backend)
     measurement = Measurement(
-        given.backend, kinds, given.clients, given.seconds, given.hang_timeout or _HANG_TIMEOUT[given.backend], given.patience
+        given.backend, kinds, given.clients, given.seconds, given.hang_timeout or _HANG_TIMEOUT[given.backend], given.patience, given.spares
     )
     asyncio.run(measurement.run())
     rows = measurement.rows

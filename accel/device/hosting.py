@@ -17,6 +17,7 @@ __all__ = ["check_hosting", "check_shareable"]
 def check_hosting(
     host: str,
     standby: str,
+    spares: int,
     hang_timeout: float | None,
     busy_timeout: float,
     heartbeat_interval: float,
@@ -36,6 +37,14 @@ def check_hosting(
         raise InvalidArgumentError(f"host is {host!r}", remedy="Use 'auto', 'inline' or 'process'.")
     if standby not in ("none", "imports", "context", "model"):
         raise InvalidArgumentError(f"standby is {standby!r}", remedy="Use 'none', 'imports', 'context' or 'model'.")
+    if type(spares) is not int or spares < 1:
+        raise InvalidArgumentError(
+            f"spares is {spares!r}", remedy="Give how many spare children there are, from 1; standby='none' is for none."
+        )
+    if standby == "none" and spares > 1:
+        raise InvalidArgumentError(
+            f"spares is {spares} with standby='none'", remedy="Say what they make ready: standby='context', for example."
+        )
     _check_above_zero("hang_timeout", hang_timeout, "Give seconds above 0, or None.")
     _check_above_zero("stall_after", stall_after, "Give seconds above 0, or None.")
     _check_above_zero("busy_timeout", busy_timeout)
@@ -50,6 +59,7 @@ def check_hosting(
         _check_inline(standby, hang_timeout, busy_timeout, heartbeat=(heartbeat_interval, heartbeat_timeout))
     return {
         "standby": standby,
+        "spares": spares,
         "hang_timeout": hang_timeout,
         "busy_timeout": busy_timeout,
         "heartbeat_interval": heartbeat_interval,

@@ -85,9 +85,10 @@ class DeviceInfo:
     pinned
         Host memory under ``pinned_limit``.
     standby
-        State of the spare child: ``"none"``, ``"starting"``, ``"ready"`` or ``"failed"``. After ``"failed"`` the next generation starts another one.
+        State of the spare child, or of the readiest: ``"none"``, ``"starting"``, ``"ready"`` or ``"failed"``. After ``"failed"`` the next generation starts
+        another one.
     spare
-        The spare child; ``None`` while there is none.
+        That child; ``None`` while there is none.
     """
 
     name: str

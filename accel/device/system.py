@@ -104,6 +104,7 @@ class System(ActorSystem):
         overload: Literal["wait", "reject"] = "wait",
         restart: RestartStrategy | None = None,
         standby: Literal["none", "imports", "context", "model"] = "none",
+        spares: int = 1,
         hang_timeout: float | None = None,
         busy_timeout: float = BUSY_TIMEOUT,
         heartbeat_interval: float = HEARTBEAT_INTERVAL,
@@ -149,6 +150,8 @@ class System(ActorSystem):
             ``libraries`` need, which costs the memory of an idle context (on a GPU about 525 MiB), or that for a ``"model"`` has also mapped the memory that
             registered libraries hold, and opened those that are :attr:`~accel.KernelLibrary.eager`. It is started in the background once the device is
             ready, and replaced when it was used or has died; :meth:`Device.info` says how it is. Not for ``host="inline"``.
+        spares
+            How many such children there are. Each costs as much. A second one is ready where the next fault comes before the first one is replaced.
         hang_timeout
             Seconds after which a device on which ops are, and none of them ends, counts as hung: its child is killed, and another one goes on. Loading and
             compiling do not count, up to ``busy_timeout``. ``None``: never. Honoured in a child only: by ``host="auto"`` once the device has moved, not by
@@ -186,7 +189,7 @@ class System(ActorSystem):
         if not isinstance(spec, str):
             raise InvalidArgumentError(f"spec is {spec!r}", remedy="Use 'auto', a backend's name, 'cuda:1', or a UUID.")
         self._check_open("opens no more devices")
-        hosting = check_hosting(host, standby, hang_timeout, busy_timeout, heartbeat_interval, heartbeat_timeout, stall_after)
+        hosting = check_hosting(host, standby, spares, hang_timeout, busy_timeout, heartbeat_interval, heartbeat_timeout, stall_after)
         options = check_options(
             completion, streams, libraries, memory_limit, pinned_limit, pending_limit, max_in_flight, overload, restart, faults, debug=debug
         )
@@ -214,8 +217,8 @@ class System(ActorSystem):
                 await owner.spawn(ForkserverActor, core, source, name="forkserver")
 
         async def start_spare(owner: ActorContext) -> None:
-            if standby != "none":
-                await owner.spawn(StandbyActor, core, children, standby, name="standby")
+            for number in range(core.options.spares if standby != "none" else 0):
+                await owner.spawn(StandbyActor, core, children, standby, name="standby" if not number else f"standby-{number + 1}")
 
         host = Host(
             core,

@@ -31,18 +31,15 @@ KEEPER = "context"
 
 
 class ChildProcesses(Protocol):
-    """The children of a device besides the one that holds its context.
+    """The children of a device besides the one that holds its context."""
 
-    Attributes
-    ----------
-    standby : str
-        The state of the spare child; see :class:`~accel.DeviceInfo`.
-    spare_pid : int or None
-        Its process id.
-    """
+    @property
+    def standby(self) -> str:
+        """The state of the spare child; see :class:`~accel.DeviceInfo`."""
 
-    standby: str
-    spare_pid: int | None
+    @property
+    def spare_pid(self) -> int | None:
+        """Its process id."""
 
     async def gone(self) -> bool:
         """Wait until the children that were killed have ended, and return whether they have."""

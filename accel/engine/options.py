@@ -63,6 +63,7 @@ class DeviceOptions:
     faults: FaultSource | None
     debug: bool
     standby: Literal["none", "imports", "context", "model"] = "none"
+    spares: int = 1
     hang_timeout: float | None = None
     busy_timeout: float = BUSY_TIMEOUT
     heartbeat_interval: float = HEARTBEAT_INTERVAL

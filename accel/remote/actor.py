@@ -91,10 +91,9 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
         core.became_ready(began, host="process", pid=link.pid, promoted=promoted)
 
     async def _bring_up(self, land: _Land) -> tuple[RemoteContext, Link, str | None]:
-        """Return a context in a child, the child, and what of it was ready before: the spare one if there is one that answers, else a new one."""
+        """Return a context in a child, the child, and what of it was ready before: a spare one if there is one that answers, else a new one."""
         core = self._core
-        spare = self._children.take_spare()
-        if spare is not None:
+        while (spare := self._children.take_spare()) is not None:
             state = core.options.standby if spare.is_warm else "starting"
             ready = self._ready = core.loop.create_future()
             try:

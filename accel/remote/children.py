@@ -1,8 +1,8 @@
-"""The children of one device that hold no context: the spare child, and children that are ending."""
+"""The children of one device that hold no context: spare children, and children that are ending."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from accel._log import get_logger
 from accel.errors import HostDiedError
@@ -15,9 +15,30 @@ if TYPE_CHECKING:
     from accel.process.forks import ForkSource
     from accel.remote.link import Link
 
-__all__ = ["Children"]
+__all__ = ["Children", "Spare"]
 
 logger = get_logger()
+
+_STATES = ("ready", "starting", "failed", "none")
+
+
+class Spare(Protocol):
+    """A place for one spare child.
+
+    Attributes
+    ----------
+    state : str
+        What there is of the child: ``"none"``, ``"starting"``, ``"ready"``, or ``"failed"``: its budget is spent.
+    """
+
+    state: str
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the child."""
+
+    def take(self) -> Link | None:
+        """Return the child, which is then the caller's, or ``None``."""
 
 
 class Children:
@@ -32,21 +53,35 @@ class Children:
 
     Attributes
     ----------
-    standby : str
-        What there is of a spare child: ``"none"``, ``"starting"``, ``"ready"``, or ``"failed"``: its budget is spent.
-    spare_pid : int or None
-        Its process id.
-    take_spare : callable
-        Returns the spare child, which is then the caller's, or ``None``.
+    spares : list of Spare
+        The one that was started last is the last one.
     """
 
     def __init__(self, device: str, forkserver: ForkSource) -> None:
         self.forkserver = forkserver
         self._device = device
-        self.standby = "none"
-        self.spare_pid: int | None = None
-        self.take_spare: Callable[[], Link | None] = lambda: None
+        self.spares: list[Spare] = []
         self._ending: dict[DyingChild, None] = {}
+
+    @property
+    def standby(self) -> str:
+        """What there is of the spare child that is promoted next; see :class:`Spare`."""
+        return min((spare.state for spare in self.spares), key=_STATES.index, default="none")
+
+    @property
+    def spare_pid(self) -> int | None:
+        """The process id of that child."""
+        return next((spare.pid for spare in self._by_readiness()), None)
+
+    def take_spare(self) -> Link | None:
+        """Return the spare child that is the closest to being ready, which is then the caller's; ``None`` if there is none."""
+        for spare in self._by_readiness():
+            if (link := spare.take()) is not None:
+                return link
+        return None
+
+    def _by_readiness(self) -> list[Spare]:
+        return sorted(self.spares, key=lambda spare: _STATES.index(spare.state))
 
     def kill(self, link: Link, then: Callable[[], object] | None = None) -> None:
         """Kill a child, and call ``then`` once nothing of it is left. Returns at once."""

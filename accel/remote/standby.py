@@ -1,4 +1,4 @@
-"""The actor that keeps a spare child ready, and replaces it when it was promoted or has died."""
+"""The actor that keeps a spare child ready, and replaces it when it was promoted or has died; a device has one for each of its spares."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Wish(enum.Enum):
 
 
 class StandbyActor(Actor[_Wish, None]):
-    """Has a spare child while the device is ready and has none. What becomes of the spare is never the device's concern.
+    """Has a spare child while the device is ready. What becomes of the spare is never the device's concern.
 
     Parameters
     ----------
@@ -50,6 +50,11 @@ class StandbyActor(Actor[_Wish, None]):
         Told of the spare.
     ahead
         What the spare makes ready: its ``"imports"``, or its ``"context"`` too, or what a ``"model"`` needs besides; see :class:`Filling`.
+
+    Attributes
+    ----------
+    state
+        See :class:`~accel.remote.children.Spare`.
     """
 
     carries_context: ClassVar[bool] = False
@@ -58,6 +63,7 @@ class StandbyActor(Actor[_Wish, None]):
         self._core = core
         self._children = children
         self._ahead = ahead
+        self.state = "none"
         self._link: Link | None = None
         self._began = 0.0
         self._retry: asyncio.TimerHandle | None = None
@@ -73,7 +79,7 @@ class StandbyActor(Actor[_Wish, None]):
     async def started(self, context: ActorContext) -> None:
         """Offer the spare that there will be, and begin with it."""
         core = self._core
-        self._children.take_spare = self._take_sound
+        self._children.spares.append(self)
         self._send = lambda wish: None if core.refs.is_closing else _tell(context.self_ref, wish)
         self._wish = lambda: self._send(_Wish.LOOK)
         if self._filling is not None:
@@ -93,7 +99,8 @@ class StandbyActor(Actor[_Wish, None]):
             return
         if self._link is not None or self._retry is not None or core.refs.is_closing or not core.is_ready:
             return
-        self._children.standby = "starting"
+        self.state = "starting"
+        self._children.spares.sort(key=lambda spare: spare is self)  # the newest is the last
         if self._children.forkserver.is_importing:  # the spare would do the same imports once more
             return
         self._has_context = False
@@ -102,15 +109,18 @@ class StandbyActor(Actor[_Wish, None]):
             self._link = await Link.start(core, self._ahead, self, self._children.forkserver)
         except AccelError as error:
             self._failed(error)
-        else:
-            self._children.spare_pid = self._link.pid
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the spare."""
+        return None if self._link is None else self._link.pid
 
     def _refill(self) -> None:
         """Have the spare filled, if it has a context: libraries were registered, or are no longer. It is not ready until then."""
         link = self._link
         if link is not None and self._has_context:
             link.is_warm = False
-            self._children.standby = "starting"
+            self.state = "starting"
             if not self._is_filling:  # else it goes on until nothing is left to do
                 self._send(_Wish.FILL)
 
@@ -135,25 +145,24 @@ class StandbyActor(Actor[_Wish, None]):
         """Take note that the spare has all that it is to have."""
         link.is_warm = True
         link.watchdog.end()
-        self._children.standby = "ready"
+        self.state = "ready"
         if self._began:
             log, self._is_missed = logger.warning if self._is_missed else logger.info, False
             seconds, self._began = round(time.perf_counter() - self._began, 4), 0.0
             log("standby_ready", device=self._core.name, standby=self._ahead, pid=link.pid, seconds=seconds)
 
-    def _take_sound(self) -> Link | None:
+    def take(self) -> Link | None:
         """Hand the spare over, unless it was given up: its watchdog has stopped, and would not bound a promotion."""
         return None if self._reason is not None else self._take()
 
     def _take(self) -> Link | None:
         """Hand the spare over."""
         link, self._link, self._reason = self._link, None, None
-        self._children.spare_pid = None
         self._rest("none")
         return link
 
     def _rest(self, state: str) -> None:
-        self._children.standby = state
+        self.state = state
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
@@ -200,7 +209,6 @@ class StandbyActor(Actor[_Wish, None]):
     def exited(self, status: ExitStatus) -> None:
         """Replace it, after a while, and as long as the budget lasts."""
         link, self._link = self._link, None
-        self._children.spare_pid = None
         if link is not None:
             link.channel.close()
             error = self._reason or status.error(device=self._core.name, scope=FaultScope.CONTEXT)
@@ -253,7 +261,7 @@ class StandbyActor(Actor[_Wish, None]):
             self._children.forkserver.listeners.remove(self._wish)
         if self._refill in core.own_listeners:
             core.own_listeners.remove(self._refill)
-        self._children.take_spare = _no_spare
+        self._children.spares.remove(self)
         await self._end_spare()
 
     async def _end_spare(self) -> None:
@@ -270,7 +278,3 @@ def _tell(actor: Any, wish: _Wish) -> None:
 
 def _nothing() -> None:
     """Do nothing."""
-
-
-def _no_spare() -> None:
-    """Return no spare."""

@@ -25,6 +25,7 @@ WRONG: dict[str, list[Any]] = {
     "overload": ["drop", None],
     "restart": ["always", 3],
     "standby": ["warm", None],
+    "spares": [0, True, 1.0, "2", 2],
     "hang_timeout": [0, -1.0, "1", True, float("nan")],
     "faults": ["all", 1],
     "debug": ["yes", 1],

@@ -122,6 +122,33 @@ async def test_a_spare_that_is_killed_is_replaced_and_the_device_goes_on(
         assert (device.generation, device.info().restarts) == (1, 0)
 
 
+async def test_of_two_spares_one_is_ready_for_the_next_fault(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="accel")
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", standby="context", spares=2)
+        await until_so(lambda: len(events(caplog, "standby_ready")) == 2)
+        ready = {each["pid"] for each in events(caplog, "standby_ready")}
+        assert workers() == {*ready, device.info().pid}
+        for generation in (2, 3):
+            os.kill(child_pid(device), signal.SIGKILL)
+            async with asyncio.timeout(20):
+                async for each in device.generations():
+                    if each == generation:
+                        break
+            (event,) = (each for each in events(caplog, "context_ready") if each["generation"] == generation)
+            assert event["promoted"] == "context"
+            ready.remove(event["pid"])
+        assert not ready
+        await until_so(lambda: len(events(caplog, "standby_ready")) == 4)
+        newest = [each["pid"] for each in events(caplog, "standby_ready")][2:]
+        os.kill(newest[0], signal.SIGKILL)
+        await until_so(lambda: events(caplog, "standby_lost"))
+        info = device.info()
+        assert info.spare is not None
+        assert (info.standby, info.spare.pid) == ("ready", newest[1])
+    assert not workers()
+
+
 async def test_a_spare_that_dies_with_the_context_is_no_loss() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", standby="context")
@@ -138,17 +165,25 @@ async def test_a_spare_that_dies_with_the_context_is_no_loss() -> None:
         assert device.info().pid not in (here, spare)
 
 
-async def test_a_spare_that_is_stopped_is_given_up_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("spares", [1, 2])
+async def test_a_spare_that_is_stopped_is_given_up_when_it_is_needed(
+    spares: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="accel")
     monkeypatch.setattr(actor, "_ANSWER", 0.4)
     async with accel.System() as system:
-        device = await system.open_device("cpu", host="process", standby="context", faults=FaultPlan().poison_at(1, LOST))
-        await spare_ready(device)
-        spare = spare_of(device)
+        plan = FaultPlan().poison_at(1, LOST)
+        device = await system.open_device("cpu", host="process", standby="context", spares=spares, faults=plan)
+        await until_so(lambda: len(events(caplog, "standby_ready")) == spares)
+        info = device.info()
+        assert info.spare is not None
+        spare, others = info.spare.pid, workers() - {info.pid, info.spare.pid}
         os.kill(spare, signal.SIGSTOP)
         await fault(device)
         await asyncio.wait_for(device.zeros(4), 20)
         assert device.generation == 2
         assert device.info().pid != spare
+        assert (device.info().pid in others) == (spares == 2), "the other one is used"
         assert spare not in workers()
 
 

@@ -79,6 +79,6 @@ def test_a_spare_is_promoted_although_the_loop_was_held_up(
 
 def _spare(system: accel.System, device: accel.Device) -> int:
     children: Any = device._host.children
-    pid: int = children.take_spare.__self__._link.pid
+    pid: int = children.spares[0].pid
     assert os.path.exists(f"/proc/{pid}")
     return pid
