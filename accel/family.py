@@ -33,6 +33,8 @@ class Sample:
         How far a result may be off, besides the rounding to its dtype, relative to the largest element of ``expected``.
     terms
         How large the numbers are whose sums the results are, if these may be much smaller: ``error`` is relative to it then.
+    seen
+        Given all results as arrays, returns the arrays that are compared with ``expected``: of results of which several are right, such as eigenvectors.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Sample:
     expected: Array | tuple[Array, ...]
     error: float = 0.0
     terms: float = 0.0
+    seen: Callable[..., tuple[Array, ...]] | None = None
 
 
 def _no_samples(rng: np.random.Generator) -> Iterator[Sample]:

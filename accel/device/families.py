@@ -14,6 +14,7 @@ from accel.ops.linalg import LinalgOps
 from accel.ops.reduce import ReduceOps
 from accel.ops.rng import RngOps
 from accel.ops.scan import ScanOps
+from accel.ops.solver import SolverOps
 from accel.ops.sort import SortOps
 
 if TYPE_CHECKING:
@@ -51,6 +52,11 @@ class BuiltInFamilies(Generic[M]):
     def linalg(self) -> LinalgOps[M]:
         """Products of matrices with what follows them; see :class:`~accel.ops.LinalgOps`."""
         return self.family(LinalgOps)
+
+    @property
+    def solver(self) -> SolverOps[M]:
+        """Factorizations of matrices, and what is solved by them; see :class:`~accel.ops.SolverOps`."""
+        return self.family(SolverOps)
 
     @property
     def elementwise(self) -> ElementwiseOps[M]:

@@ -90,8 +90,9 @@ async def _check_strided(harness: Harness, device: Device, family: Family, sampl
 
 async def _compare(harness: Harness, device: Device, made: Any, sample: Sample, how: str) -> None:
     expected = sample.expected if isinstance(sample.expected, tuple) else (sample.expected,)
-    for ref, wanted in zip(made if isinstance(made, tuple) else (made,), expected, strict=True):
+    found = tuple([await device.get(ref) for ref in (made if isinstance(made, tuple) else (made,))])
+    for got, wanted in zip(found if sample.seen is None else sample.seen(*found), expected, strict=True):
         sizes = np.abs(wanted[np.isfinite(wanted)])
         largest = max(sizes.max(initial=0.0), sample.terms)
-        wrong = difference(await device.get(ref), wanted, sample.error * largest)
+        wrong = difference(got, wanted, sample.error * largest)
         assert not wrong, f"{sample.name}, {how} (seed {harness.seed}): {wrong}"

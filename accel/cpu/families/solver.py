@@ -1,0 +1,318 @@
+"""Factorizations of dense matrices by LAPACK, which scipy brings, and samples with known answers."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from accel.compute import Transpose
+from accel.cpu import costs
+from accel.cpu.families import sampling
+from accel.cpu.views import Array, array
+from accel.dtype import DType
+from accel.errors import BackendUnavailableError
+from accel.family import BackendPart, Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+__all__ = ["PART"]
+
+# What sends the first call to the stream's thread: an import takes tenths of a second. And multiply-adds of each algorithm, in cubes of a side.
+_IMPORT = 1.0
+_CUBES = {"eigh": 9, "eigvalsh": 3, "svd": 20, "svdvals": 6, "qr": 4}
+_TRANS = {Transpose.NONE: 0, Transpose.TRANSPOSE: 1, Transpose.CONJUGATE: 2}
+
+
+@cache
+def _lapack() -> Any:
+    return importlib.import_module("scipy.linalg.lapack")
+
+
+def _function(name: str, dtype: np.dtype[Any]) -> Callable[..., Any]:
+    (function,) = _lapack().get_lapack_funcs((name,), dtype=dtype)
+    found: Callable[..., Any] = function
+    return found
+
+
+def _kernel(
+    compute: Callable[[Any, list[Array], list[Array]], None], lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]
+) -> None:
+    if not _lapack.cache_info().currsize and importlib.util.find_spec("scipy") is None:
+        raise BackendUnavailableError(f"{op.kind} needs scipy on the CPU", remedy='Install it: pip install "accel[cpu]".')
+    plan = op.plan()
+    specs = [*plan.creates, *(() if plan.status is None else (plan.status.spec,))]
+    reads = [array(address, ref.shape, ref.dtype.numpy) for address, ref in zip(inputs, plan.reads, strict=True)]
+    made = [array(address, spec.shape, spec.dtype.numpy) for address, spec in zip(outputs, specs, strict=False)]
+    *stack, m, n = plan.reads[0].shape
+    cost = costs.matmul(m, n, _CUBES.get(op.kind, 1) * max(m, n), plan.dtype.numpy, math.prod(stack))
+    if not _lapack.cache_info().currsize:
+        cost += _IMPORT
+    lane.stream.submit(partial(compute, op, reads, made), cost)
+
+
+def _cholesky(op: Any, reads: list[Array], made: list[Array]) -> None:
+    (a,), (factors, info) = reads, made
+    factor = _function("potrf", a.dtype)
+    info[...] = 0
+    for at in np.ndindex(a.shape[:-2] if a.size else (0,)):
+        factors[at], info[at] = factor(a[at], lower=not op.upper, clean=True)
+
+
+def _cho_solve(op: Any, reads: list[Array], made: list[Array]) -> None:
+    c, b = reads
+    solve = _function("potrs", c.dtype)
+    _solved(c, b, made[0], lambda at, sides: solve(c[at], sides, lower=not op.upper)[0])
+
+
+def _lu_factor(op: Any, reads: list[Array], made: list[Array]) -> None:
+    (a,), (lu, piv, info) = reads, made
+    factor = _function("getrf", a.dtype)
+    info[...] = 0
+    for at in np.ndindex(a.shape[:-2] if a.size else (0,)):
+        lu[at], piv[at], info[at] = factor(a[at])
+
+
+def _lu_solve(op: Any, reads: list[Array], made: list[Array]) -> None:
+    lu, piv, b = reads
+    solve, trans = _function("getrs", lu.dtype), _TRANS[op.transpose]
+    with np.errstate(all="ignore"):
+        _solved(lu, b, made[0], lambda at, sides: solve(lu[at], piv[at], sides, trans=trans)[0])
+
+
+def _solve(op: Any, reads: list[Array], made: list[Array]) -> None:
+    (a, b), (x, info) = reads, made
+    solve = _function("gesv", a.dtype)
+    info[...] = 0
+
+    def solved(at: tuple[int, ...], sides: Array) -> Array:
+        _, _, found, info[at] = solve(a[_source(at, a)], sides)
+        return np.asarray(found)
+
+    _solved(None, b, x, solved)
+
+
+def _source(at: tuple[int, ...], a: Array) -> tuple[int, ...]:
+    """Return the place in a stack that is broadcast of one in the result's."""
+    lengths = a.shape[:-2]
+    return tuple([i if length != 1 else 0 for i, length in zip(at[len(at) - len(lengths) :], lengths, strict=True)])
+
+
+def _solved(a: Array | None, b: Array, x: Array, solve: Callable[[tuple[int, ...], Array], Array]) -> None:
+    """Write solutions for right-hand sides, which are broadcast; ``solve`` is given the place of the matrix in ``a``, or in the result's stack."""
+    if not x.size:
+        return
+    is_vector = b.ndim == 1
+    stack = x.shape[:-1] if is_vector else x.shape[:-2]
+    for at in np.ndindex(stack):
+        sides = b[:, None] if is_vector else b[_source(at, b)]
+        found = solve(at if a is None else _source(at, a), sides)
+        x[at] = found[:, 0] if is_vector else found
+
+
+def _inv(op: Any, reads: list[Array], made: list[Array]) -> None:
+    (a,), (inverse, info) = reads, made
+    solve, unit = _function("gesv", a.dtype), np.eye(a.shape[-1], dtype=a.dtype)
+    info[...] = 0
+    for at in np.ndindex(a.shape[:-2] if a.size else (0,)):
+        _, _, inverse[at], info[at] = solve(a[at], unit)
+
+
+@np.errstate(all="ignore")
+def _det(op: Any, reads: list[Array], made: list[Array]) -> None:
+    made[0][...] = np.linalg.det(reads[0])
+
+
+@np.errstate(all="ignore")
+def _slogdet(op: Any, reads: list[Array], made: list[Array]) -> None:
+    made[0][...], made[1][...] = np.linalg.slogdet(reads[0])
+
+
+def _qr(op: Any, reads: list[Array], made: list[Array]) -> None:
+    made[0][...], made[1][...] = np.linalg.qr(reads[0], op.mode)
+
+
+def _eigh(op: Any, reads: list[Array], made: list[Array]) -> None:
+    (a,), (*found, info) = reads, made
+    solve = _function("heevd" if a.dtype.kind == "c" else "syevd", a.dtype)
+    info[...] = 0
+    for at in np.ndindex(a.shape[:-2] if a.size else (0,)):
+        *values, info[at] = solve(a[at], compute_v=len(found) == 2, lower=not op.upper)
+        for result, value in zip(found, values, strict=False):
+            result[at] = value
+
+
+def _svd(op: Any, reads: list[Array], made: list[Array]) -> None:
+    (a,), (*found, info) = reads, made
+    is_full = op.kind == "svd" and bool(op.full_matrices)
+    info[...] = 0
+    if not a.size:
+        for vectors in found[::2] if len(found) == 3 else ():
+            vectors[...] = np.eye(*vectors.shape[-2:], dtype=vectors.dtype)
+        return
+    solve = _function("gesdd", a.dtype)
+    for at in np.ndindex(a.shape[:-2]):
+        u, s, vh, info[at] = solve(a[at], compute_uv=len(found) == 3, full_matrices=is_full)
+        for result, value in zip(found, (u, s, vh) if len(found) == 3 else (s,), strict=True):
+            result[at] = value
+
+
+# -- samples: matrices that are made of what is to be found
+
+
+def _unitary(rng: np.random.Generator, n: int, wide: np.dtype[Any], stack: tuple[int, ...] = ()) -> Array:
+    """Return random unitary matrices in the precision of ``wide``."""
+    x = rng.standard_normal((*stack, n, n))
+    if wide.kind == "c":
+        x = x + 1j * rng.standard_normal((*stack, n, n))
+    q = np.linalg.qr(x)[0].astype(wide)
+    for _ in range(2):  # numpy's is unitary in double precision
+        q = 1.5 * q - 0.5 * (q @ (_turned(q) @ q))
+    return q
+
+
+def _turned(x: Array) -> Array:
+    return x.conj().swapaxes(-1, -2)
+
+
+_Shape = tuple[int, ...]
+_STACKS: tuple[tuple[_Shape, int], ...] = (((), 1), ((), 9), ((3,), 4), ((2, 1), 33), ((2,), 0), ((0,), 3))
+
+
+def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for dtype in (DType.FLOAT32, DType.FLOAT64, DType.COMPLEX64, DType.COMPLEX128):
+        for stack, n in _STACKS:
+            yield from _of_square(rng, dtype, stack, n)
+            yield from _of_factors(rng, dtype, stack, n, n)
+        for stack, m, n in (((), 5, 3), ((2,), 3, 8), ((), 40, 40), ((), 4, 0)):
+            yield from _of_any(rng, dtype, stack, m, n)
+            yield from _of_factors(rng, dtype, stack, m, n)
+
+
+def _call(kind: str, options: dict[str, Any], solver: Any, *refs: Any) -> Any:
+    return getattr(solver, kind)(*refs, **options)
+
+
+def _of_square(rng: np.random.Generator, dtype: DType, stack: _Shape, n: int) -> Iterator[Sample]:
+    name = f"{dtype.value}{[*stack, n, n]}"
+    wide = sampling.wide(np.empty(0, dtype.numpy)).dtype
+    real, error = np.empty(0, wide).real.dtype, sampling.sums(dtype, n)
+    values = np.sort(rng.uniform(1, 3, (*stack, n)), axis=-1).astype(real)
+    q = _unitary(rng, n, wide, stack)
+    definite, general = (q * values[..., None, :]) @ _turned(q), q * values[..., None, :]
+    a, h = general.astype(dtype.numpy), definite.astype(dtype.numpy)
+    # What was rounded is what is solved.
+    inverse = (_turned(q) / values[..., :, None]) if n else general
+    b = sampling.wide(sampling.random(rng, (*stack, n, 2), dtype))
+    vector = sampling.wide(sampling.random(rng, (n,), dtype))
+    lower = np.tril(sampling.wide(sampling.random(rng, (*stack, n, n), dtype)), -1) / max(n, 1) + np.eye(n) * (1 + rng.random())
+    product = (lower @ _turned(lower)).astype(dtype.numpy)
+    for upper in (False, True):
+        options = {"upper": upper}
+        half = np.triu(product) if upper else np.tril(product)  # the other triangle is not read
+        factor = _turned(lower) if upper else lower
+        yield Sample(f"cholesky {name} upper={upper}", partial(_call, "cholesky", options), (half,), factor, 4 * error)
+        yield Sample(
+            f"cho_solve {name} upper={upper}",
+            partial(_call, "cho_solve", options),
+            (factor.astype(dtype.numpy), (lower @ (_turned(lower) @ b)).astype(dtype.numpy)),
+            b,
+            8 * error,
+        )
+        one = np.triu(h) if upper else np.tril(h)
+        yield Sample(f"eigvalsh {name} upper={upper}", partial(_call, "eigvalsh", options), (one,), values, 2 * error)
+        seen = sampling.wide(one) if n == 0 else definite
+        unit = np.broadcast_to(np.eye(n), seen.shape).astype(wide)
+        yield Sample(
+            f"eigh {name} upper={upper}", partial(_call, "eigh", options), (one,), (values, seen, unit), 4 * error, seen=_of_eigenvectors
+        )
+    yield Sample(f"solve {name}", partial(_call, "solve", {}), (a, (general @ b).astype(dtype.numpy)), b, 4 * error)
+    if stack:
+        yield Sample(f"solve {name} of a vector", partial(_call, "solve", {}), (a, vector.astype(dtype.numpy)), inverse @ vector, 4 * error)
+    yield Sample(f"inv {name}", partial(_call, "inv", {}), (a,), inverse, 4 * error)
+
+
+def _of_factors(rng: np.random.Generator, dtype: DType, stack: _Shape, m: int, n: int) -> Iterator[Sample]:
+    """Yield samples of matrices that are made of their factors. Elements below the diagonal of l are far from 1: rounding does not decide what is a pivot."""
+    name, k, error = f"{dtype.value}{[*stack, m, n]}", min(m, n), sampling.sums(dtype, max(m, n))
+    wide = sampling.wide(sampling.random(rng, (*stack, m, n), dtype))
+    lu = np.clip(wide.real, -2, 2) / (4 * math.sqrt(max(m, n, 1))) + (
+        1j * np.clip(wide.imag, -2, 2) / (8 * math.sqrt(max(m, n, 1))) if dtype.is_complex else 0
+    )
+    lu = lu.astype(wide.dtype)
+    diagonal = rng.uniform(1, 2, (*stack, k)) * rng.choice((-1, 1), (*stack, k))
+    lu[..., range(k), range(k)] = diagonal
+    piv = rng.integers(np.arange(k), m, (*stack, k)).astype(np.int32) if k else np.empty((*stack, 0), np.int32)
+    exact = (np.tril(lu[..., :k], -1) + np.eye(m, k)) @ np.triu(lu[..., :k, :])
+    for at in np.ndindex(*stack):
+        for row in reversed(range(k)):
+            exact[at][[row, piv[at][row]]] = exact[at][[piv[at][row], row]]
+    a = exact.astype(dtype.numpy)
+    yield Sample(f"lu_factor {name}", partial(_call, "lu_factor", {}), (a,), (lu, piv), error)
+    if m != n:
+        return
+    sign = np.asarray(np.sign(diagonal).prod(axis=-1) * (-1.0) ** (piv != np.arange(n)).sum(axis=-1), wide.dtype)
+    log = np.asarray(np.log(np.abs(diagonal)).sum(axis=-1))
+    yield Sample(f"det {name}", partial(_call, "det", {}), (a,), np.asarray(sign * np.exp(log)), error)
+    yield Sample(f"slogdet {name}", partial(_call, "slogdet", {}), (a,), (sign, log), error, terms=1.0)
+    x = sampling.wide(sampling.random(rng, (*stack, n, 3), dtype))
+    for transpose, turned in (("n", exact), ("t", exact.swapaxes(-1, -2)), ("c", _turned(exact))):
+        refs = (lu.astype(dtype.numpy), piv, (turned @ x).astype(dtype.numpy))
+        yield Sample(f"lu_solve {name} {transpose}", partial(_call, "lu_solve", {"transpose": transpose}), refs, x, 4 * error)
+
+
+def _of_any(rng: np.random.Generator, dtype: DType, stack: _Shape, m: int, n: int) -> Iterator[Sample]:
+    name, k = f"{dtype.value}{[*stack, m, n]}", min(m, n)
+    wide = sampling.wide(np.empty(0, dtype.numpy)).dtype
+    error = sampling.sums(dtype, max(m, n))
+    values = -np.sort(-rng.uniform(1, 3, (*stack, k)), axis=-1).astype(np.empty(0, wide).real.dtype)
+    exact = (_unitary(rng, m, wide, stack)[..., :k] * values[..., None, :]) @ _unitary(rng, n, wide, stack)[..., :k, :]
+    a = exact.astype(dtype.numpy)
+    yield Sample(f"svdvals {name}", partial(_call, "svdvals", {}), (a,), values, error)
+    for full in (False, True):
+        rows, columns = (m, n) if full else (k, k)
+        units = [np.broadcast_to(np.eye(each), (*stack, each, each)).astype(wide) for each in (rows, columns)]
+        call = partial(_call, "svd", {"full_matrices": full})
+        yield Sample(f"svd {name} full={full}", call, (a,), (values, exact, *units), 4 * error, seen=_of_singular_vectors)
+        mode = "complete" if full else "reduced"
+        zeros = np.zeros((*stack, rows, n), wide)
+        yield Sample(
+            f"qr {name} {mode}", partial(_call, "qr", {"mode": mode}), (a,), (exact, units[0], zeros), error, terms=1.0, seen=_of_columns
+        )
+
+
+def _of_eigenvectors(w: Array, v: Array) -> tuple[Array, ...]:
+    return w, (v * w[..., None, :]) @ _turned(v), _turned(v) @ v
+
+
+def _of_singular_vectors(u: Array, s: Array, vh: Array) -> tuple[Array, ...]:
+    k = s.shape[-1]
+    return s, (u[..., :k] * s[..., None, :]) @ vh[..., :k, :], _turned(u) @ u, vh @ _turned(vh)
+
+
+def _of_columns(q: Array, r: Array) -> tuple[Array, ...]:
+    return q @ r, _turned(q) @ q, np.tril(r, -1)
+
+
+_COMPUTED = {
+    "cholesky": _cholesky,
+    "cho_solve": _cho_solve,
+    "lu_factor": _lu_factor,
+    "lu_solve": _lu_solve,
+    "solve": _solve,
+    "inv": _inv,
+    "det": _det,
+    "slogdet": _slogdet,
+    "qr": _qr,
+    "eigh": _eigh,
+    "eigvalsh": _eigh,
+    "svd": _svd,
+    "svdvals": _svd,
+}
+
+PART = BackendPart({kind: partial(_kernel, compute) for kind, compute in _COMPUTED.items()}, wheels=("scipy",), samples=_samples)

@@ -1,0 +1,512 @@
+"""Factorizations of dense matrices, and what is solved by them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+
+import numpy as np
+
+from accel.compute import Transpose
+from accel.dtype import DType
+from accel.errors import AccelError, InvalidArgumentError, LinAlgError, UnsupportedError
+from accel.ops.base import FamilyOp, Plan, Shape, Spec, Status, operand, same_dtype
+from accel.ops.blas import TransposeField, transpose_of
+from accel.ops.family import Family
+from accel.ops.fields import set_fields
+from accel.ops.namespace import OpNamespace, method
+from accel.ref import AccelRef
+from accel.views import broadcast
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "FAMILY", "ChoSolve", "Cholesky", "Det", "Eigh", "Eigvalsh", "Inv", "LuFactor", "LuSolve", "Qr", "Slogdet", "Solve", "SolverOps", "Svd", "Svdvals",
+]  # fmt: skip
+
+M = TypeVar("M")
+
+_NONE = Transpose.NONE
+_REALS = {DType.FLOAT32: DType.FLOAT32, DType.FLOAT64: DType.FLOAT64, DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}
+"""Dtypes of matrices -> those of their eigenvalues and singular values."""
+
+
+def _matrix(op: FamilyOp[Any], name: str, value: AccelRef, *, square: bool = True) -> AccelRef:
+    """Return a matrix, or a stack of them, if it is one that the family takes."""
+    ref = operand(name, value)
+    if ref.ndim < 2 or (square and ref.shape[-1] != ref.shape[-2]):
+        raise InvalidArgumentError(
+            f"{name} has shape {ref.shape}",
+            remedy=f"Give a {'square ' * square}matrix, or a stack of them: (..., {'n, n' if square else 'm, n'}).",
+        )
+    if ref.dtype not in _REALS:
+        raise UnsupportedError(
+            f"{op.kind} is not offered for {ref.dtype.value}",
+            remedy="Convert it with elementwise.cast to float32, float64, complex64 or complex128.",
+        )
+    return ref
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise InvalidArgumentError(f"{name} is {value!r}", remedy="Give True or False.")
+    return bool(value)
+
+
+def _failure(kind: str, what: str, info: np.ndarray[Any, Any]) -> AccelError | None:
+    """Return the error of a status: the first matrix that failed, and how."""
+    if not info.any():
+        return None
+    values = tuple([int(each) for each in info.ravel()])
+    number = next(number for number, each in enumerate(values) if each)
+    which = "the matrix" if not info.ndim else f"matrix {tuple(int(i) for i in np.unravel_index(number, info.shape))}"
+    return LinAlgError(f"{kind}: {which} {what.format(info=values[number])}", info=values if info.ndim else values[0])
+
+
+def _checked(op: FamilyOp[Any], reads: tuple[AccelRef, ...], creates: tuple[Spec, ...], batch: Shape, what: str) -> Plan:
+    """Return the plan of an op that writes an ``info`` for each matrix behind its results: as its status, or as its last result."""
+    info = Spec(batch, DType.INT32)
+    if _flag("check", op.check):  # type: ignore[attr-defined]
+        return Plan(reads, (), creates, dtype=reads[0].dtype, status=Status(info, partial(_failure, op.kind, what)))
+    return Plan(reads, (), (*creates, info), dtype=reads[0].dtype)
+
+
+_NOT_DEFINITE = "is not positive definite: its leading minor of order {info} is not"
+_SINGULAR = "is singular: element {info} of the diagonal of U is 0, counted from 1"
+_NOT_CONVERGED = "has no solution that the iteration converges to (info {info})"
+
+
+def _columns(name: str, n: int, b: AccelRef) -> tuple[Shape, int]:
+    """Return the stack, and the number, of right-hand sides of n equations; only an array of one dimension is a vector, as numpy has it."""
+    if not b.ndim or b.shape[0 if b.ndim == 1 else -2] != n:
+        raise InvalidArgumentError(f"b has shape {b.shape}, and {name} has {n} rows", remedy="Give (n,), or (..., n, k).")
+    return b.shape[:-2], 1 if b.ndim == 1 else b.shape[-1]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Sides(FamilyOp[Any]):
+    """What solves equations of a matrix, which is its first field, for the right-hand sides ``b``."""
+
+    library: ClassVar[str] = "solver"
+
+    def sizes(self) -> tuple[Shape, int, int]:
+        """Return the stack of the results, the number of equations, and that of right-hand sides."""
+        a, b = self.operands()
+        stack, k = _columns("the matrix", a.shape[-1], b)
+        return broadcast(a.shape[:-2], stack), a.shape[-1], k
+
+    @abstractmethod
+    def operands(self) -> tuple[AccelRef, AccelRef]:
+        """Return the matrix and the right-hand sides."""
+
+    def _result(self) -> Spec:
+        a, b = self.operands()
+        same_dtype(a=a, b=b)
+        stack, n, k = self.sizes()
+        return Spec((*stack, n) if b.ndim == 1 else (*stack, n, k), a.dtype)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Cholesky(FamilyOp[Any]):
+    """The triangular factor of Hermitian positive definite matrices: ``a = l @ l.conj().T``, or ``a = u.conj().T @ u``. The other triangle is 0.
+
+    Parameters
+    ----------
+    a
+        (..., n, n), of float32, float64, complex64 or complex128. Only the triangle that is asked for is read.
+    upper
+        Whether the result is u, and not l.
+    check
+        Whether a matrix that is not positive definite raises :class:`~accel.LinAlgError`. ``False`` returns the factors and ``info``, int32 (...): 0, or the
+        order of the leading minor that is not positive definite; that factor then holds no defined values.
+    """
+
+    library: ClassVar[str] = "solver"
+    kind: ClassVar[str] = "cholesky"
+
+    a: AccelRef
+    _: KW_ONLY
+    upper: bool = False
+    check: bool = True
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a = _matrix(self, "a", self.a)
+        _flag("upper", self.upper)
+        return _checked(self, (a,), (Spec(a.shape, a.dtype),), a.shape[:-2], _NOT_DEFINITE)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ChoSolve(_Sides):
+    """The solution of ``a @ x = b``, given the Cholesky factor of ``a``.
+
+    Parameters
+    ----------
+    c
+        (..., n, n): what ``cholesky`` returned. Its other triangle is not read.
+    b
+        (n,), or (..., n, k), of the dtype of ``c``; dimensions before the last two are broadcast.
+    upper
+        Whether ``c`` is the upper factor.
+    """
+
+    kind: ClassVar[str] = "cho_solve"
+
+    c: AccelRef
+    b: AccelRef
+    _: KW_ONLY
+    upper: bool = False
+
+    def operands(self) -> tuple[AccelRef, AccelRef]:
+        """See :meth:`_Sides.operands`."""
+        return _matrix(self, "c", self.c), operand("b", self.b)
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        _flag("upper", self.upper)
+        return Plan(self.operands(), (), (self._result(),), dtype=self.c.dtype)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LuFactor(FamilyOp[Any]):
+    """The factors of ``a = p @ l @ u`` with partial pivoting, in one array, and the interchanges of rows: ``lu, piv``.
+
+    Parameters
+    ----------
+    a
+        (..., m, n), of float32, float64, complex64 or complex128.
+    check
+        Whether a 0 on the diagonal of u raises :class:`~accel.LinAlgError`. ``False`` returns ``lu, piv, info``, with ``info`` int32 (...): 0, or the
+        place of the first such 0, counted from 1. The factors are complete all the same.
+
+    Notes
+    -----
+    As scipy has it: l is below the diagonal of ``lu``, with ones on it; row i was interchanged with row ``piv[i]``, int32 (..., min(m, n)), counted from 0.
+    """
+
+    library: ClassVar[str] = "solver"
+    kind: ClassVar[str] = "lu_factor"
+
+    a: AccelRef
+    _: KW_ONLY
+    check: bool = True
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a = _matrix(self, "a", self.a, square=False)
+        *stack, m, n = a.shape
+        return _checked(self, (a,), (Spec(a.shape, a.dtype), Spec((*stack, min(m, n)), DType.INT32)), tuple(stack), _SINGULAR)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LuSolve(_Sides):
+    """The solution of ``op(a) @ x = b``, given the factors of ``a``; where ``a`` is singular, its elements are infinite or NaN.
+
+    Parameters
+    ----------
+    lu, piv
+        (..., n, n) and int32 (..., n): what ``lu_factor`` returned.
+    b
+        (n,), or (..., n, k), of the dtype of ``lu``; dimensions before the last two are broadcast.
+    transpose
+        What ``op`` does: ``False`` or ``"n"``, ``True`` or ``"t"``, or ``"c"``.
+    """
+
+    kind: ClassVar[str] = "lu_solve"
+
+    lu: AccelRef
+    piv: AccelRef
+    b: AccelRef
+    _: KW_ONLY
+    transpose: TransposeField = _NONE
+
+    def __post_init__(self) -> None:
+        """Convert ``transpose``."""
+        if self.transpose is not _NONE:
+            set_fields(self, transpose=transpose_of(self.transpose))
+
+    def operands(self) -> tuple[AccelRef, AccelRef]:
+        """See :meth:`_Sides.operands`."""
+        return _matrix(self, "lu", self.lu), operand("b", self.b)
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        (lu, b), piv = self.operands(), operand("piv", self.piv)
+        if piv.dtype is not DType.INT32 or piv.shape != lu.shape[:-1]:
+            raise InvalidArgumentError(
+                f"piv is {piv.dtype.value}{list(piv.shape)}", remedy=f"Give what lu_factor returned: int32{list(lu.shape[:-1])}."
+            )
+        return Plan((lu, piv, b), (), (self._result(),), dtype=lu.dtype)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Solve(_Sides):
+    """The solution of ``a @ x = b``.
+
+    Parameters
+    ----------
+    a
+        (..., n, n), of float32, float64, complex64 or complex128.
+    b
+        (n,), or (..., n, k), of the dtype of ``a``; dimensions before the last two are broadcast.
+    check
+        Whether a singular matrix raises :class:`~accel.LinAlgError`. ``False`` returns ``x, info``, with ``info`` int32 for each matrix of the result's stack:
+        0, or the place of the first 0 on the diagonal of u, counted from 1; the values of that solution are not defined then.
+    """
+
+    kind: ClassVar[str] = "solve"
+
+    a: AccelRef
+    b: AccelRef
+    _: KW_ONLY
+    check: bool = True
+
+    def operands(self) -> tuple[AccelRef, AccelRef]:
+        """See :meth:`_Sides.operands`."""
+        return _matrix(self, "a", self.a), operand("b", self.b)
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        return _checked(self, self.operands(), (self._result(),), self.sizes()[0], _SINGULAR)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Inv(FamilyOp[Any]):
+    """The inverse of each matrix.
+
+    Parameters
+    ----------
+    a
+        (..., n, n), of float32, float64, complex64 or complex128.
+    check
+        As for ``solve``: ``False`` returns the inverses and ``info``.
+    """
+
+    library: ClassVar[str] = "solver"
+    kind: ClassVar[str] = "inv"
+
+    a: AccelRef
+    _: KW_ONLY
+    check: bool = True
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a = _matrix(self, "a", self.a)
+        return _checked(self, (a,), (Spec(a.shape, a.dtype),), a.shape[:-2], _SINGULAR)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Det(FamilyOp):
+    """The determinant of each matrix; 0 of one that is singular, 1 of one without rows.
+
+    Parameters
+    ----------
+    a
+        (..., n, n), of float32, float64, complex64 or complex128. ``slogdet`` neither overflows nor underflows.
+    """
+
+    library: ClassVar[str] = "solver"
+    kind: ClassVar[str] = "det"
+
+    a: AccelRef
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a = _matrix(self, "a", self.a)
+        return Plan((a,), (), (Spec(a.shape[:-2], a.dtype),), dtype=a.dtype)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Slogdet(FamilyOp[tuple[AccelRef, AccelRef]]):
+    """The determinant of each matrix as its sign, of absolute value 1, and the logarithm of its absolute value; 0 and -infinity of a singular one.
+
+    Parameters
+    ----------
+    a
+        (..., n, n), of float32, float64, complex64 or complex128. The logarithms are real.
+    """
+
+    library: ClassVar[str] = "solver"
+    kind: ClassVar[str] = "slogdet"
+
+    a: AccelRef
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a = _matrix(self, "a", self.a)
+        return Plan((a,), (), (Spec(a.shape[:-2], a.dtype), Spec(a.shape[:-2], _REALS[a.dtype])), dtype=a.dtype)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Qr(FamilyOp[tuple[AccelRef, AccelRef]]):
+    """``a = q @ r`` with orthonormal columns of q and triangular r.
+
+    Parameters
+    ----------
+    a
+        (..., m, n), of float32, float64, complex64 or complex128.
+    mode
+        ``"reduced"``: q is (..., m, k) and r (..., k, n), with k the smaller of m and n. ``"complete"``: (..., m, m) and (..., m, n). The signs of rows of r
+        are the library's choice.
+    """
+
+    library: ClassVar[str] = "solver"
+    kind: ClassVar[str] = "qr"
+
+    a: AccelRef
+    mode: Literal["reduced", "complete"] = "reduced"
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a = _matrix(self, "a", self.a, square=False)
+        if self.mode not in ("reduced", "complete"):
+            raise InvalidArgumentError(f"mode is {self.mode!r}", remedy="Use 'reduced' or 'complete'.")
+        *stack, m, n = a.shape
+        k = m if self.mode == "complete" else min(m, n)
+        return Plan((a,), (), (Spec((*stack, m, k), a.dtype), Spec((*stack, k, n), a.dtype)), dtype=a.dtype)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Eigh(FamilyOp[Any]):
+    """Eigenvalues, in rising order, and eigenvectors of Hermitian matrices: ``w, v`` with ``a @ v = v * w``.
+
+    Parameters
+    ----------
+    a
+        (..., n, n), of float32, float64, complex64 or complex128. Only one triangle is read.
+    upper
+        Whether that is the upper one.
+    check
+        Whether an iteration that does not converge raises :class:`~accel.LinAlgError`. ``False`` returns ``w, v, info``, with ``info`` int32 (...).
+    """
+
+    library: ClassVar[str] = "solver"
+    kind: ClassVar[str] = "eigh"
+
+    a: AccelRef
+    _: KW_ONLY
+    upper: bool = False
+    check: bool = True
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a = _matrix(self, "a", self.a)
+        _flag("upper", self.upper)
+        return _checked(self, (a,), (Spec(a.shape[:-1], _REALS[a.dtype]), Spec(a.shape, a.dtype)), a.shape[:-2], _NOT_CONVERGED)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Eigvalsh(FamilyOp[Any]):
+    """Eigenvalues of Hermitian matrices, in rising order.
+
+    Parameters
+    ----------
+    a, upper, check
+        As for ``eigh``.
+    """
+
+    library: ClassVar[str] = "solver"
+    kind: ClassVar[str] = "eigvalsh"
+
+    a: AccelRef
+    _: KW_ONLY
+    upper: bool = False
+    check: bool = True
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a = _matrix(self, "a", self.a)
+        _flag("upper", self.upper)
+        return _checked(self, (a,), (Spec(a.shape[:-1], _REALS[a.dtype]),), a.shape[:-2], _NOT_CONVERGED)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Svd(FamilyOp[Any]):
+    """Singular values, in falling order, and singular vectors: ``u, s, vh`` with ``a = (u * s) @ vh``.
+
+    Parameters
+    ----------
+    a
+        (..., m, n), of float32, float64, complex64 or complex128.
+    full_matrices
+        Whether u is (..., m, m) and vh (..., n, n), and not (..., m, k) and (..., k, n) with k the smaller of m and n.
+    check
+        Whether an iteration that does not converge raises :class:`~accel.LinAlgError`. ``False`` returns ``u, s, vh, info``, with ``info`` int32 (...).
+    """
+
+    library: ClassVar[str] = "solver"
+    kind: ClassVar[str] = "svd"
+
+    a: AccelRef
+    full_matrices: bool = True
+    _: KW_ONLY
+    check: bool = True
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a = _matrix(self, "a", self.a, square=False)
+        *stack, m, n = a.shape
+        k = min(m, n)
+        rows, columns = (m, n) if _flag("full_matrices", self.full_matrices) else (k, k)
+        made = Spec((*stack, m, rows), a.dtype), Spec((*stack, k), _REALS[a.dtype]), Spec((*stack, columns, n), a.dtype)
+        return _checked(self, (a,), made, tuple(stack), _NOT_CONVERGED)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Svdvals(FamilyOp[Any]):
+    """Singular values, in falling order.
+
+    Parameters
+    ----------
+    a, check
+        As for ``svd``.
+    """
+
+    library: ClassVar[str] = "solver"
+    kind: ClassVar[str] = "svdvals"
+
+    a: AccelRef
+    _: KW_ONLY
+    check: bool = True
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a = _matrix(self, "a", self.a, square=False)
+        *stack, m, n = a.shape
+        return _checked(self, (a,), (Spec((*stack, min(m, n)), _REALS[a.dtype]),), tuple(stack), _NOT_CONVERGED)
+
+
+class SolverOps(OpNamespace[M]):
+    """Factorizations of dense matrices and stacks of them, and what is solved by them. Names and meanings are those of numpy.linalg and scipy.linalg."""
+
+    __slots__ = ()
+
+    library: ClassVar[str] = "solver"
+    aliases: ClassVar[Mapping[str, str]] = {
+        "lu": ".lu_factor(a)",
+        "cho_factor": ".cholesky(a)",
+        "cholesky_ex": ".cholesky(a, check=False)",
+        "inv_ex": ".inv(a, check=False)",
+        "solve_ex": ".solve(a, b, check=False)",
+        "lu_factor_ex": ".lu_factor(a, check=False)",
+    }
+
+    cholesky = method(Cholesky)
+    cho_solve = method(ChoSolve)
+    lu_factor = method(LuFactor)
+    lu_solve = method(LuSolve)
+    solve = method(Solve)
+    inv = method(Inv)
+    det = method(Det)
+    slogdet = method(Slogdet)
+    qr = method(Qr)
+    eigh = method(Eigh)
+    eigvalsh = method(Eigvalsh)
+    svd = method(Svd)
+    svdvals = method(Svdvals)
+
+
+FAMILY = Family(SolverOps)

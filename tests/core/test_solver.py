@@ -1,0 +1,116 @@
+"""Factorizations: what they are put together to, what fails and how, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+import accel
+from accel import ops
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+Host = Literal["inline", "process"]
+
+
+def singular(rng: np.random.Generator, *stack: int) -> np.ndarray[Any, Any]:
+    """Return matrices of 4 rows; in the last one row 1 is 3 times row 0, and column 2 is 0."""
+    a = rng.standard_normal((*stack, 4, 4)) + 4 * np.eye(4)
+    last = a.reshape(-1, 4, 4)[-1]
+    last[:, 2] = 0
+    return a
+
+
+@pytest.mark.parametrize("host", ["inline", "process"])
+async def test_a_matrix_that_is_singular_is_told_with_its_place_in_the_stack(host: Host, rng: np.random.Generator) -> None:
+    a, b = singular(rng, 2, 3), rng.standard_normal((4, 2))
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host=host)
+        x, y = await device.put(a), await device.put(b)
+        for running in (device.solver.solve(x, y), device.solver.inv(x), device.solver.lu_factor(x)):
+            with pytest.raises(accel.LinAlgError, match=r"matrix \(1, 2\) is singular: element 3 of the diagonal of U is 0") as told:
+                await running
+            assert told.value.info == (0, 0, 0, 0, 0, 3)
+            assert isinstance(told.value, np.linalg.LinAlgError)
+        found, info = await device.solver.solve(x, y, check=False)
+        assert (await device.get(info)).tolist() == [[0, 0, 0], [0, 0, 3]]
+        solutions = (await device.get(found)).reshape(-1, 4, 2)
+        np.testing.assert_allclose(a.reshape(-1, 4, 4)[:-1] @ solutions[:-1], np.broadcast_to(b, (5, 4, 2)), rtol=1e-9, atol=1e-9)
+        assert (await device.get(await device.solver.det(x)))[1, 2] == 0
+        sign, log = await device.solver.slogdet(x)
+        assert ((await device.get(sign))[1, 2], (await device.get(log))[1, 2]) == (0, -np.inf)
+
+
+async def test_a_matrix_that_is_not_definite_fails_its_op_in_a_batch_and_a_graph(rng: np.random.Generator) -> None:
+    good = rng.standard_normal((5, 5))
+    good, bad = good @ good.T + np.eye(5), np.diag([1.0, 2.0, -3.0, 4.0, 5.0])
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        x, y = await device.put(good), await device.put(bad)
+        with pytest.raises(accel.LinAlgError, match="the matrix is not positive definite: its leading minor of order 3 is not") as told:
+            async with device.batch() as batch:
+                first = batch.solver.cholesky(x)
+                batch.solver.cholesky(y)
+        assert (told.value.op_index, told.value.info, told.value.op, told.value.library) == (1, 3, "cholesky", "solver")
+        lower = await device.get(first)
+        np.testing.assert_allclose(lower @ lower.T, good, rtol=1e-12)
+        async with device.graph() as graph:
+            factor = graph.solver.cholesky(x)
+            solved = graph.solver.cho_solve(factor, y)
+        await graph.replay()
+        np.testing.assert_allclose(good @ await device.get(solved), bad, atol=1e-9)
+        await device.put(bad, out=x)
+        with pytest.raises(accel.LinAlgError):
+            await graph.replay()
+        await device.put(2 * good, out=x)
+        await graph.replay()
+        np.testing.assert_allclose(2 * good @ await device.get(solved), bad, atol=1e-9)
+        assert device.generation == 1
+
+
+async def test_factors_solve_many_right_hand_sides(rng: np.random.Generator) -> None:
+    a, b = rng.standard_normal((3, 1, 6, 6)), rng.standard_normal((2, 6, 4))
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        lu, piv = await device.solver.lu_factor(await device.put(a))
+        x = await device.get(await device.solver.lu_solve(lu, piv, await device.put(b)))
+        np.testing.assert_allclose(a @ x, np.broadcast_to(b, (3, 2, 6, 4)), atol=1e-9)
+        vector = rng.standard_normal(6)
+        x = await device.get(await device.solver.solve(await device.put(a), await device.put(vector)))
+        np.testing.assert_allclose(np.einsum("abij,abj->abi", a, x), np.broadcast_to(vector, (3, 1, 6)), atol=1e-9)
+        u, s, vh = await device.solver.svd(await device.put(a), full_matrices=False)
+        np.testing.assert_allclose((await device.get(u) * (await device.get(s))[..., None, :]) @ await device.get(vh), a, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("call", "shapes", "error"),
+    [
+        (ops.Cholesky, [(3, 4)], "a has shape"),
+        (ops.Det, [(3,)], "a has shape"),
+        (ops.Svd, [(3,)], "a has shape"),
+        (ops.Solve, [(3, 3), (4,)], "b has shape"),
+        (ops.Solve, [(3, 3), (4, 3)], "b has shape"),
+        (ops.Solve, [(2, 3, 3), (5, 3, 1)], "shapes"),
+        (ops.LuSolve, [(3, 3), (3,), (3,)], "piv is float64"),
+        (lambda a: ops.Qr(a, "r"), [(3, 3)], "mode is 'r'"),  # type: ignore[arg-type]
+        (lambda a: ops.Inv(a, check=1), [(3, 3)], "check is 1"),  # type: ignore[arg-type]
+        (lambda a: ops.Eigh(a, upper="L"), [(3, 3)], "upper is 'L'"),  # type: ignore[arg-type]
+        (lambda a: ops.Svd(a, full_matrices=0), [(3, 3)], "full_matrices is 0"),  # type: ignore[arg-type]
+    ],
+)
+async def test_what_does_not_fit_is_refused(call: Any, shapes: list[tuple[int, ...]], error: str) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        with pytest.raises(accel.InvalidArgumentError, match=error):
+            await device.run(call(*[await device.zeros(shape, "float64") for shape in shapes]))
+
+
+async def test_dtypes_without_a_solver_are_refused() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        with pytest.raises(accel.UnsupportedError, match="eigh is not offered for float16"):
+            await device.solver.eigh(await device.zeros((3, 3), "float16"))
+        with pytest.raises(accel.InvalidArgumentError, match="differ in dtype"):
+            await device.solver.solve(await device.zeros((3, 3), "float64"), await device.zeros(3, "float32"))
