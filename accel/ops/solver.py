@@ -4,86 +4,31 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
-
-import numpy as np
 
 from accel.compute import Transpose
 from accel.dtype import DType
-from accel.errors import AccelError, InvalidArgumentError, LinAlgError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, Shape, Spec, Status, operand, same_dtype
+from accel.errors import InvalidArgumentError
+from accel.ops.base import FamilyOp, Plan, Shape, Spec, operand, same_dtype
 from accel.ops.blas import TransposeField, transpose_of
 from accel.ops.family import Family
-from accel.ops.fields import set_fields
+from accel.ops.fields import integer, set_fields
+from accel.ops.matrices import REALS, checked, flag, matrix, right_sides
 from accel.ops.namespace import OpNamespace, method
+from accel.ops.spectral import Eig, Eigh, Eigvals, Eigvalsh, Lstsq, Pinv, Svd, Svdvals
 from accel.ref import AccelRef
 from accel.views import broadcast
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "FAMILY", "ChoSolve", "Cholesky", "Det", "Eigh", "Eigvalsh", "Inv", "LuFactor", "LuSolve", "Qr", "Slogdet", "Solve", "SolverOps", "Svd", "Svdvals",
-]  # fmt: skip
+__all__ = ["FAMILY", "ChoSolve", "Cholesky", "Det", "Inv", "LuFactor", "LuSolve", "MatrixPower", "Qr", "Slogdet", "Solve", "SolverOps"]
 
 M = TypeVar("M")
 
 _NONE = Transpose.NONE
-_REALS = {DType.FLOAT32: DType.FLOAT32, DType.FLOAT64: DType.FLOAT64, DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}
-"""Dtypes of matrices -> those of their eigenvalues and singular values."""
-
-
-def _matrix(op: FamilyOp[Any], name: str, value: AccelRef, *, square: bool = True) -> AccelRef:
-    """Return a matrix, or a stack of them, if it is one that the family takes."""
-    ref = operand(name, value)
-    if ref.ndim < 2 or (square and ref.shape[-1] != ref.shape[-2]):
-        raise InvalidArgumentError(
-            f"{name} has shape {ref.shape}",
-            remedy=f"Give a {'square ' * square}matrix, or a stack of them: (..., {'n, n' if square else 'm, n'}).",
-        )
-    if ref.dtype not in _REALS:
-        raise UnsupportedError(
-            f"{op.kind} is not offered for {ref.dtype.value}",
-            remedy="Convert it with elementwise.cast to float32, float64, complex64 or complex128.",
-        )
-    return ref
-
-
-def _flag(name: str, value: object) -> bool:
-    if not isinstance(value, (bool, np.bool_)):
-        raise InvalidArgumentError(f"{name} is {value!r}", remedy="Give True or False.")
-    return bool(value)
-
-
-def _failure(kind: str, what: str, info: np.ndarray[Any, Any]) -> AccelError | None:
-    """Return the error of a status: the first matrix that failed, and how."""
-    if not info.any():
-        return None
-    values = tuple([int(each) for each in info.ravel()])
-    number = next(number for number, each in enumerate(values) if each)
-    which = "the matrix" if not info.ndim else f"matrix {tuple(int(i) for i in np.unravel_index(number, info.shape))}"
-    return LinAlgError(f"{kind}: {which} {what.format(info=values[number])}", info=values if info.ndim else values[0])
-
-
-def _checked(op: FamilyOp[Any], reads: tuple[AccelRef, ...], creates: tuple[Spec, ...], batch: Shape, what: str) -> Plan:
-    """Return the plan of an op that writes an ``info`` for each matrix behind its results: as its status, or as its last result."""
-    info = Spec(batch, DType.INT32)
-    if _flag("check", op.check):  # type: ignore[attr-defined]
-        return Plan(reads, (), creates, dtype=reads[0].dtype, status=Status(info, partial(_failure, op.kind, what)))
-    return Plan(reads, (), (*creates, info), dtype=reads[0].dtype)
-
-
 _NOT_DEFINITE = "is not positive definite: its leading minor of order {info} is not"
 _SINGULAR = "is singular: element {info} of the diagonal of U is 0, counted from 1"
-_NOT_CONVERGED = "has no solution that the iteration converges to (info {info})"
-
-
-def _columns(name: str, n: int, b: AccelRef) -> tuple[Shape, int]:
-    """Return the stack, and the number, of right-hand sides of n equations; only an array of one dimension is a vector, as numpy has it."""
-    if not b.ndim or b.shape[0 if b.ndim == 1 else -2] != n:
-        raise InvalidArgumentError(f"b has shape {b.shape}, and {name} has {n} rows", remedy="Give (n,), or (..., n, k).")
-    return b.shape[:-2], 1 if b.ndim == 1 else b.shape[-1]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -95,7 +40,7 @@ class _Sides(FamilyOp[Any]):
     def sizes(self) -> tuple[Shape, int, int]:
         """Return the stack of the results, the number of equations, and that of right-hand sides."""
         a, b = self.operands()
-        stack, k = _columns("the matrix", a.shape[-1], b)
+        stack, k = right_sides("the matrix", a.shape[-1], b)
         return broadcast(a.shape[:-2], stack), a.shape[-1], k
 
     @abstractmethod
@@ -134,9 +79,9 @@ class Cholesky(FamilyOp[Any]):
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        a = _matrix(self, "a", self.a)
-        _flag("upper", self.upper)
-        return _checked(self, (a,), (Spec(a.shape, a.dtype),), a.shape[:-2], _NOT_DEFINITE)
+        a = matrix(self, "a", self.a)
+        flag("upper", self.upper)
+        return checked(self, (a,), (Spec(a.shape, a.dtype),), a.shape[:-2], _NOT_DEFINITE)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -162,11 +107,11 @@ class ChoSolve(_Sides):
 
     def operands(self) -> tuple[AccelRef, AccelRef]:
         """See :meth:`_Sides.operands`."""
-        return _matrix(self, "c", self.c), operand("b", self.b)
+        return matrix(self, "c", self.c), operand("b", self.b)
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        _flag("upper", self.upper)
+        flag("upper", self.upper)
         return Plan(self.operands(), (), (self._result(),), dtype=self.c.dtype)
 
 
@@ -196,9 +141,9 @@ class LuFactor(FamilyOp[Any]):
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        a = _matrix(self, "a", self.a, square=False)
+        a = matrix(self, "a", self.a, square=False)
         *stack, m, n = a.shape
-        return _checked(self, (a,), (Spec(a.shape, a.dtype), Spec((*stack, min(m, n)), DType.INT32)), tuple(stack), _SINGULAR)
+        return checked(self, (a,), (Spec(a.shape, a.dtype), Spec((*stack, min(m, n)), DType.INT32)), tuple(stack), _SINGULAR)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -230,7 +175,7 @@ class LuSolve(_Sides):
 
     def operands(self) -> tuple[AccelRef, AccelRef]:
         """See :meth:`_Sides.operands`."""
-        return _matrix(self, "lu", self.lu), operand("b", self.b)
+        return matrix(self, "lu", self.lu), operand("b", self.b)
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
@@ -266,11 +211,11 @@ class Solve(_Sides):
 
     def operands(self) -> tuple[AccelRef, AccelRef]:
         """See :meth:`_Sides.operands`."""
-        return _matrix(self, "a", self.a), operand("b", self.b)
+        return matrix(self, "a", self.a), operand("b", self.b)
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        return _checked(self, self.operands(), (self._result(),), self.sizes()[0], _SINGULAR)
+        return checked(self, self.operands(), (self._result(),), self.sizes()[0], _SINGULAR)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -294,8 +239,8 @@ class Inv(FamilyOp[Any]):
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        a = _matrix(self, "a", self.a)
-        return _checked(self, (a,), (Spec(a.shape, a.dtype),), a.shape[:-2], _SINGULAR)
+        a = matrix(self, "a", self.a)
+        return checked(self, (a,), (Spec(a.shape, a.dtype),), a.shape[:-2], _SINGULAR)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -315,7 +260,7 @@ class Det(FamilyOp):
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        a = _matrix(self, "a", self.a)
+        a = matrix(self, "a", self.a)
         return Plan((a,), (), (Spec(a.shape[:-2], a.dtype),), dtype=a.dtype)
 
 
@@ -336,8 +281,8 @@ class Slogdet(FamilyOp[tuple[AccelRef, AccelRef]]):
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        a = _matrix(self, "a", self.a)
-        return Plan((a,), (), (Spec(a.shape[:-2], a.dtype), Spec(a.shape[:-2], _REALS[a.dtype])), dtype=a.dtype)
+        a = matrix(self, "a", self.a)
+        return Plan((a,), (), (Spec(a.shape[:-2], a.dtype), Spec(a.shape[:-2], REALS[a.dtype])), dtype=a.dtype)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -361,7 +306,7 @@ class Qr(FamilyOp[tuple[AccelRef, AccelRef]]):
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        a = _matrix(self, "a", self.a, square=False)
+        a = matrix(self, "a", self.a, square=False)
         if self.mode not in ("reduced", "complete"):
             raise InvalidArgumentError(f"mode is {self.mode!r}", remedy="Use 'reduced' or 'complete'.")
         *stack, m, n = a.shape
@@ -370,113 +315,36 @@ class Qr(FamilyOp[tuple[AccelRef, AccelRef]]):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Eigh(FamilyOp[Any]):
-    """Eigenvalues, in rising order, and eigenvectors of Hermitian matrices: ``w, v`` with ``a @ v = v * w``.
+class MatrixPower(FamilyOp[Any]):
+    """Each matrix to the power of ``n``.
 
     Parameters
     ----------
     a
-        (..., n, n), of float32, float64, complex64 or complex128. Only one triangle is read.
-    upper
-        Whether that is the upper one.
+        (..., m, m), of float32, float64, complex64 or complex128.
+    n
+        An int. The 0th power is the identity; negative powers are those of the inverse.
     check
-        Whether an iteration that does not converge raises :class:`~accel.LinAlgError`. ``False`` returns ``w, v, info``, with ``info`` int32 (...).
+        As for ``inv``: ``False`` returns the powers and ``info``.
     """
 
     library: ClassVar[str] = "solver"
-    kind: ClassVar[str] = "eigh"
+    kind: ClassVar[str] = "matrix_power"
 
     a: AccelRef
-    _: KW_ONLY
-    upper: bool = False
-    check: bool = True
-
-    def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
-        a = _matrix(self, "a", self.a)
-        _flag("upper", self.upper)
-        return _checked(self, (a,), (Spec(a.shape[:-1], _REALS[a.dtype]), Spec(a.shape, a.dtype)), a.shape[:-2], _NOT_CONVERGED)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Eigvalsh(FamilyOp[Any]):
-    """Eigenvalues of Hermitian matrices, in rising order.
-
-    Parameters
-    ----------
-    a, upper, check
-        As for ``eigh``.
-    """
-
-    library: ClassVar[str] = "solver"
-    kind: ClassVar[str] = "eigvalsh"
-
-    a: AccelRef
-    _: KW_ONLY
-    upper: bool = False
-    check: bool = True
-
-    def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
-        a = _matrix(self, "a", self.a)
-        _flag("upper", self.upper)
-        return _checked(self, (a,), (Spec(a.shape[:-1], _REALS[a.dtype]),), a.shape[:-2], _NOT_CONVERGED)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Svd(FamilyOp[Any]):
-    """Singular values, in falling order, and singular vectors: ``u, s, vh`` with ``a = (u * s) @ vh``.
-
-    Parameters
-    ----------
-    a
-        (..., m, n), of float32, float64, complex64 or complex128.
-    full_matrices
-        Whether u is (..., m, m) and vh (..., n, n), and not (..., m, k) and (..., k, n) with k the smaller of m and n.
-    check
-        Whether an iteration that does not converge raises :class:`~accel.LinAlgError`. ``False`` returns ``u, s, vh, info``, with ``info`` int32 (...).
-    """
-
-    library: ClassVar[str] = "solver"
-    kind: ClassVar[str] = "svd"
-
-    a: AccelRef
-    full_matrices: bool = True
+    n: int
     _: KW_ONLY
     check: bool = True
 
-    def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
-        a = _matrix(self, "a", self.a, square=False)
-        *stack, m, n = a.shape
-        k = min(m, n)
-        rows, columns = (m, n) if _flag("full_matrices", self.full_matrices) else (k, k)
-        made = Spec((*stack, m, rows), a.dtype), Spec((*stack, k), _REALS[a.dtype]), Spec((*stack, columns, n), a.dtype)
-        return _checked(self, (a,), made, tuple(stack), _NOT_CONVERGED)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Svdvals(FamilyOp[Any]):
-    """Singular values, in falling order.
-
-    Parameters
-    ----------
-    a, check
-        As for ``svd``.
-    """
-
-    library: ClassVar[str] = "solver"
-    kind: ClassVar[str] = "svdvals"
-
-    a: AccelRef
-    _: KW_ONLY
-    check: bool = True
+    def __post_init__(self) -> None:
+        """Convert ``n``."""
+        if type(self.n) is not int:
+            set_fields(self, n=integer("n", self.n, "Give an int."))
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        a = _matrix(self, "a", self.a, square=False)
-        *stack, m, n = a.shape
-        return _checked(self, (a,), (Spec((*stack, min(m, n)), _REALS[a.dtype]),), tuple(stack), _NOT_CONVERGED)
+        a = matrix(self, "a", self.a)
+        return checked(self, (a,), (Spec(a.shape, a.dtype),), a.shape[:-2], _SINGULAR)
 
 
 class SolverOps(OpNamespace[M]):
@@ -507,6 +375,11 @@ class SolverOps(OpNamespace[M]):
     eigvalsh = method(Eigvalsh)
     svd = method(Svd)
     svdvals = method(Svdvals)
+    pinv = method(Pinv)
+    lstsq = method(Lstsq)
+    matrix_power = method(MatrixPower)
+    eig = method(Eig)
+    eigvals = method(Eigvals)
 
 
 FAMILY = Family(SolverOps)

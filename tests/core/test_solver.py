@@ -84,6 +84,69 @@ async def test_factors_solve_many_right_hand_sides(rng: np.random.Generator) -> 
         np.testing.assert_allclose((await device.get(u) * (await device.get(s))[..., None, :]) @ await device.get(vh), a, atol=1e-12)
 
 
+async def test_least_squares_of_any_rank_are_numpy_s(rng: np.random.Generator) -> None:
+    a = rng.standard_normal((7, 4))
+    a[:, 3] = a[:, 0] - a[:, 1]
+    b = rng.standard_normal(7)
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        found = await device.solver.lstsq(await device.put(a), await device.put(b))
+        x, residuals, rank, values = [await device.get(each) for each in found]
+        expected, _, expected_rank, expected_values = np.linalg.lstsq(a, b, rcond=None)
+        np.testing.assert_allclose(x, expected, atol=1e-12)
+        np.testing.assert_allclose(residuals, ((b - a @ expected) ** 2).sum(), rtol=1e-12)
+        assert rank == expected_rank == 3
+        np.testing.assert_allclose(values, expected_values, atol=1e-12)
+        inverse = await device.get(await device.solver.pinv(await device.put(np.stack([a, 2 * a]))))
+        np.testing.assert_allclose(inverse, np.linalg.pinv(np.stack([a, 2 * a]), rtol=1e-12), atol=1e-12)
+        with pytest.raises(accel.LinAlgError, match="matrix_power: the matrix is singular"):
+            await device.solver.matrix_power(await device.put(np.ones((2, 2))), -1)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+async def test_iterations_end_for_elements_that_are_not_finite(value: float, rng: np.random.Generator) -> None:
+    a = rng.standard_normal((2, 5, 5)) + 0j
+    a[1, 3, 2] = value
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        x, b = await device.put(a), await device.put(rng.standard_normal(5) + 0j)
+        solver = device.solver
+        for call in (
+            solver.eigh,
+            solver.eigvalsh,
+            solver.eig,
+            solver.eigvals,
+            solver.svd,
+            solver.svdvals,
+            solver.pinv,
+            lambda x, **o: solver.lstsq(x, b, **o),
+        ):
+            with pytest.raises(accel.LinAlgError, match=r"matrix \(1,\) has elements that are not finite") as told:
+                await call(x)
+            assert told.value.info == (0, -1)
+            *found, info = await call(x, check=False)
+            assert (await device.get(info)).tolist() == [0, -1]
+            first, last = await device.get(found[0])
+            assert np.isfinite(first).all()
+            assert np.isnan(last).all()
+        assert device.generation == 1
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+async def test_eigenvectors_of_matrices_that_are_not_normal(dtype: str, rng: np.random.Generator) -> None:
+    a = (rng.standard_normal((2, 6, 6)) + (1j if dtype == "complex128" else 0) * rng.standard_normal((2, 6, 6))).astype(dtype)
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        w, v = [await device.get(each) for each in await device.solver.eig(await device.put(a))]
+        np.testing.assert_allclose(a @ v, v * w[:, None, :], atol=1e-11)
+        np.testing.assert_allclose(np.linalg.norm(v, axis=1), 1)
+        only = await device.get(await device.solver.eigvals(await device.put(a)))
+        np.testing.assert_allclose(np.sort_complex(only), np.sort_complex(w), atol=1e-11)
+        one, bad = await device.put(np.eye(3)), await device.put(-np.eye(3))
+        _, _, info = await device.solver.eigh(one, bad, check=False)
+        assert await device.get(info) == 4
+
+
 @pytest.mark.parametrize(
     ("call", "shapes", "error"),
     [
@@ -95,6 +158,10 @@ async def test_factors_solve_many_right_hand_sides(rng: np.random.Generator) -> 
         (ops.Solve, [(2, 3, 3), (5, 3, 1)], "shapes"),
         (ops.LuSolve, [(3, 3), (3,), (3,)], "piv is float64"),
         (lambda a: ops.Qr(a, "r"), [(3, 3)], "mode is 'r'"),  # type: ignore[arg-type]
+        (ops.Lstsq, [(3, 4), (4,)], "b has shape"),
+        (ops.Eigh, [(3, 3), (2, 3, 3)], "b is"),
+        (lambda a: ops.Pinv(a, -1.0), [(3, 3)], "rtol is -1.0"),
+        (lambda a: ops.MatrixPower(a, 1.5), [(3, 3)], "n is 1.5"),  # type: ignore[arg-type]
         (lambda a: ops.Inv(a, check=1), [(3, 3)], "check is 1"),  # type: ignore[arg-type]
         (lambda a: ops.Eigh(a, upper="L"), [(3, 3)], "upper is 'L'"),  # type: ignore[arg-type]
         (lambda a: ops.Svd(a, full_matrices=0), [(3, 3)], "full_matrices is 0"),  # type: ignore[arg-type]

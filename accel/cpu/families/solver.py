@@ -25,7 +25,7 @@ __all__ = ["PART"]
 
 # What sends the first call to the stream's thread: an import takes tenths of a second. And multiply-adds of each algorithm, in cubes of a side.
 _IMPORT = 1.0
-_CUBES = {"eigh": 9, "eigvalsh": 3, "svd": 20, "svdvals": 6, "qr": 4}
+_CUBES = {"eigh": 9, "eigvalsh": 3, "svd": 20, "svdvals": 6, "qr": 4, "pinv": 20, "lstsq": 20, "matrix_power": 8, "eig": 25, "eigvals": 10}
 _TRANS = {Transpose.NONE: 0, Transpose.TRANSPOSE: 1, Transpose.CONJUGATE: 2}
 
 
@@ -137,12 +137,26 @@ def _qr(op: Any, reads: list[Array], made: list[Array]) -> None:
     made[0][...], made[1][...] = np.linalg.qr(reads[0], op.mode)
 
 
-def _eigh(op: Any, reads: list[Array], made: list[Array]) -> None:
-    (a,), (*found, info) = reads, made
-    solve = _function("heevd" if a.dtype.kind == "c" else "syevd", a.dtype)
+def _finite(matrices: Sequence[Array], info: Array, made: Sequence[Array]) -> Iterator[tuple[int, ...]]:
+    """Yield the places of matrices with finite elements. LAPACK's iterations may not end for others: their results are NaN, and their info is -1."""
     info[...] = 0
-    for at in np.ndindex(a.shape[:-2] if a.size else (0,)):
-        *values, info[at] = solve(a[at], compute_v=len(found) == 2, lower=not op.upper)
+    for at in np.ndindex(info.shape if matrices[0].size else (0,)):
+        if all(np.isfinite(each[_source(at, each)]).all() for each in matrices):
+            yield at
+            continue
+        info[at] = -1
+        for each in made:
+            each[at] = np.nan
+
+
+def _eigh(op: Any, reads: list[Array], made: list[Array]) -> None:
+    (a, *b), (*found, info) = reads, made
+    name = f"{'he' if a.dtype.kind == 'c' else 'sy'}{'gvd' if b else 'evd'}"
+    solve = _function(name, a.dtype)
+    options = {"uplo": "U" if op.upper else "L"} if b else {"compute_v": len(found) == 2, "lower": not op.upper}
+    part = np.triu if op.upper else np.tril  # nothing else is read
+    for at in _finite([part(each) for each in reads], info, found):
+        *values, info[at] = solve(a[at], *[each[at] for each in b], **options)
         for result, value in zip(found, values, strict=False):
             result[at] = value
 
@@ -150,16 +164,79 @@ def _eigh(op: Any, reads: list[Array], made: list[Array]) -> None:
 def _svd(op: Any, reads: list[Array], made: list[Array]) -> None:
     (a,), (*found, info) = reads, made
     is_full = op.kind == "svd" and bool(op.full_matrices)
-    info[...] = 0
     if not a.size:
+        info[...] = 0
         for vectors in found[::2] if len(found) == 3 else ():
             vectors[...] = np.eye(*vectors.shape[-2:], dtype=vectors.dtype)
         return
     solve = _function("gesdd", a.dtype)
-    for at in np.ndindex(a.shape[:-2]):
+    for at in _finite(reads, info, found):
         u, s, vh, info[at] = solve(a[at], compute_uv=len(found) == 3, full_matrices=is_full)
         for result, value in zip(found, (u, s, vh) if len(found) == 3 else (s,), strict=True):
             result[at] = value
+
+
+def _nonzero(s: Array, rtol: float | None, longest: int) -> Array:
+    """Return which singular values of a matrix count."""
+    least = (longest * np.finfo(s.dtype).eps if rtol is None else rtol) * s.max(initial=0.0)
+    return np.asarray(s > least)
+
+
+def _pinv(op: Any, reads: list[Array], made: list[Array]) -> None:
+    (a,), (inverse, info) = reads, made
+    solve = _function("gesdd", a.dtype)
+    for at in _finite(reads, info, [inverse]):
+        u, s, vh, info[at] = solve(a[at], full_matrices=False)
+        counts = _nonzero(s, op.rtol, max(a.shape[-2:]))
+        inverse[at] = (_turned(vh[counts]) / s[counts]) @ _turned(u[:, counts])
+
+
+@np.errstate(all="ignore")
+def _lstsq(op: Any, reads: list[Array], made: list[Array]) -> None:
+    (a, b), (x, residuals, rank, values, info) = reads, made
+    solve, is_vector = _function("gesdd", a.dtype), b.ndim == 1
+    x[...], values[...], rank[...] = 0, 0, 0
+    if not a.size:
+        info[...] = 0
+        residuals[...] = (np.abs(b) ** 2).sum(axis=0 if is_vector else -2)
+    for at in _finite([a], info, [x, residuals, values]):
+        matrix, sides = a[_source(at, a)], b if is_vector else b[_source(at, b)]
+        u, values[at], vh, info[at] = solve(matrix, full_matrices=False)
+        counts = _nonzero(values[at], op.rcond, max(a.shape[-2:]))
+        rank[at] = counts.sum()
+        inner = _turned(u[:, counts]) @ sides
+        x[at] = _turned(vh[counts]) @ (inner / values[at][counts][(...,) + (None,) * (not is_vector)])
+        residuals[at] = (np.abs(sides - matrix @ x[at]) ** 2).sum(axis=0)
+
+
+@np.errstate(all="ignore")
+def _matrix_power(op: Any, reads: list[Array], made: list[Array]) -> None:
+    (a,), (power, info) = reads, made
+    inverse = a
+    info[...] = 0
+    if op.n < 0:
+        inverse = np.empty_like(a)
+        _inv(op, [a], [inverse, info])
+    power[...] = np.linalg.matrix_power(inverse, abs(op.n))
+
+
+def _eig(op: Any, reads: list[Array], made: list[Array]) -> None:
+    (a,), (w, *v, info) = reads, made
+    solve = _function("geev", a.dtype)
+    for at in _finite(reads, info, [w, *v]):
+        *found, _, vectors, info[at] = solve(a[at], compute_vl=False, compute_vr=bool(v))
+        w[at] = found[0] if len(found) == 1 else found[0] + 1j * found[1]
+        if v:
+            v[0][at] = vectors if len(found) == 1 else _paired(vectors, found[1])
+
+
+def _paired(vectors: Array, imaginary: Array) -> Array:
+    """Return complex eigenvectors of a real matrix: LAPACK gives real and imaginary parts of each pair as two columns."""
+    made = vectors.astype(np.result_type(vectors, np.complex64))
+    first = np.flatnonzero(imaginary > 0)
+    made[:, first] += 1j * vectors[:, first + 1]
+    made[:, first + 1] = made[:, first].conj()
+    return made
 
 
 # -- samples: matrices that are made of what is to be found
@@ -194,6 +271,12 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
             yield from _of_factors(rng, dtype, stack, m, n)
 
 
+def _half(a: Array, upper: bool) -> Array:
+    """Return matrices of which nothing but one triangle is there to be read."""
+    rows, columns = np.indices(a.shape[-2:])
+    return np.where(rows <= columns if upper else rows >= columns, a, a.dtype.type(np.nan))
+
+
 def _call(kind: str, options: dict[str, Any], solver: Any, *refs: Any) -> Any:
     return getattr(solver, kind)(*refs, **options)
 
@@ -214,7 +297,7 @@ def _of_square(rng: np.random.Generator, dtype: DType, stack: _Shape, n: int) ->
     product = (lower @ _turned(lower)).astype(dtype.numpy)
     for upper in (False, True):
         options = {"upper": upper}
-        half = np.triu(product) if upper else np.tril(product)  # the other triangle is not read
+        half = _half(product, upper)
         factor = _turned(lower) if upper else lower
         yield Sample(f"cholesky {name} upper={upper}", partial(_call, "cholesky", options), (half,), factor, 4 * error)
         yield Sample(
@@ -224,17 +307,65 @@ def _of_square(rng: np.random.Generator, dtype: DType, stack: _Shape, n: int) ->
             b,
             8 * error,
         )
-        one = np.triu(h) if upper else np.tril(h)
+        one = _half(h, upper)
         yield Sample(f"eigvalsh {name} upper={upper}", partial(_call, "eigvalsh", options), (one,), values, 2 * error)
-        seen = sampling.wide(one) if n == 0 else definite
+        seen = definite
         unit = np.broadcast_to(np.eye(n), seen.shape).astype(wide)
         yield Sample(
             f"eigh {name} upper={upper}", partial(_call, "eigh", options), (one,), (values, seen, unit), 4 * error, seen=_of_eigenvectors
         )
+    other = _turned(lower) if n else lower  # b = lower @ lower^H, a = lower @ h @ lower^H
+    pencil = (lower @ definite @ other).astype(dtype.numpy), (lower @ other).astype(dtype.numpy)
+    whole = tuple([sampling.wide(each) for each in pencil])
+    seen_by = partial(_of_pencil, whole[1])
+    for upper in (False, True):
+        call = partial(_call, "eigh", {"upper": upper})
+        halves = _half(pencil[0], upper), _half(pencil[1], upper)
+        yield Sample(f"eigh {name} of two upper={upper}", call, halves, (values, whole[0], unit), 16 * error, seen=seen_by)
+    for power, expected in ((3, general @ general @ general), (0, unit), (-2, inverse @ inverse)):
+        yield Sample(f"matrix_power {name} {power}", partial(_call, "matrix_power", {"n": power}), (a,), expected, 16 * error)
+    yield from _of_normal(rng, dtype, stack, n)
     yield Sample(f"solve {name}", partial(_call, "solve", {}), (a, (general @ b).astype(dtype.numpy)), b, 4 * error)
     if stack:
         yield Sample(f"solve {name} of a vector", partial(_call, "solve", {}), (a, vector.astype(dtype.numpy)), inverse @ vector, 4 * error)
     yield Sample(f"inv {name}", partial(_call, "inv", {}), (a,), inverse, 4 * error)
+
+
+def _of_normal(rng: np.random.Generator, dtype: DType, stack: _Shape, n: int) -> Iterator[Sample]:
+    """Yield samples of normal matrices, whose eigenvectors are orthogonal; the eigenvalues of real ones are pairs, and one real number if n is odd."""
+    name, wide = f"{dtype.value}{[*stack, n, n]}", sampling.wide(np.empty(0, dtype.numpy)).dtype
+    q, blocks = _unitary(rng, n, wide, stack), np.zeros((*stack, n, n), wide)
+    w = np.zeros((*stack, n), sampling.wide(np.empty(0, np.result_type(dtype.numpy, np.complex64))).dtype)
+    for k in range(0, n, 2):
+        real, imaginary = 1 + k + rng.uniform(-0.5, 0.5, stack), rng.uniform(1, 2, stack)
+        w[..., k] = real - 1j * imaginary
+        blocks[..., k, k] = real if n == k + 1 or not dtype.is_complex else w[..., k]
+        if n == k + 1:
+            w[..., k] = real
+            continue
+        w[..., k + 1] = real + 1j * imaginary
+        blocks[..., k + 1, k + 1] = blocks[..., k, k].conj() if dtype.is_complex else real
+        if not dtype.is_complex:
+            blocks[..., k, k + 1], blocks[..., k + 1, k] = imaginary, -imaginary
+    exact = q @ blocks @ _turned(q)
+    error = 4 * sampling.sums(dtype, n)
+    a = exact.astype(dtype.numpy)
+    yield Sample(f"eigvals {name}", partial(_call, "eigvals", {}), (a,), (w,), error, seen=_in_order)
+    yield Sample(f"eig {name}", partial(_call, "eig", {}), (a,), (w, exact.astype(w.dtype)), error, seen=_of_vectors)
+
+
+def _in_order(w: Array) -> tuple[Array, ...]:
+    """Return eigenvalues by the even number that their real part is next to, and then by their imaginary part."""
+    return (np.take_along_axis(w, np.lexsort((w.imag, np.round((w.real - 1) / 2)), axis=-1), -1),)
+
+
+def _of_vectors(w: Array, v: Array) -> tuple[Array, ...]:
+    return *_in_order(w), (v * w[..., None, :]) @ _turned(v)
+
+
+def _of_pencil(b: Array, w: Array, v: Array) -> tuple[Array, ...]:
+    turned = b.astype(v.dtype) @ v
+    return w, (turned * w[..., None, :]) @ _turned(turned), _turned(v) @ turned
 
 
 def _of_factors(rng: np.random.Generator, dtype: DType, stack: _Shape, m: int, n: int) -> Iterator[Sample]:
@@ -271,9 +402,11 @@ def _of_any(rng: np.random.Generator, dtype: DType, stack: _Shape, m: int, n: in
     wide = sampling.wide(np.empty(0, dtype.numpy)).dtype
     error = sampling.sums(dtype, max(m, n))
     values = -np.sort(-rng.uniform(1, 3, (*stack, k)), axis=-1).astype(np.empty(0, wide).real.dtype)
-    exact = (_unitary(rng, m, wide, stack)[..., :k] * values[..., None, :]) @ _unitary(rng, n, wide, stack)[..., :k, :]
+    left, right = _unitary(rng, m, wide, stack)[..., :k], _unitary(rng, n, wide, stack)[..., :k, :]
+    exact = (left * values[..., None, :]) @ right
     a = exact.astype(dtype.numpy)
     yield Sample(f"svdvals {name}", partial(_call, "svdvals", {}), (a,), values, error)
+    yield from _of_least_squares(rng, dtype, left, values, right)
     for full in (False, True):
         rows, columns = (m, n) if full else (k, k)
         units = [np.broadcast_to(np.eye(each), (*stack, each, each)).astype(wide) for each in (rows, columns)]
@@ -284,6 +417,25 @@ def _of_any(rng: np.random.Generator, dtype: DType, stack: _Shape, m: int, n: in
         yield Sample(
             f"qr {name} {mode}", partial(_call, "qr", {"mode": mode}), (a,), (exact, units[0], zeros), error, terms=1.0, seen=_of_columns
         )
+
+
+def _of_least_squares(rng: np.random.Generator, dtype: DType, left: Array, values: Array, right: Array) -> Iterator[Sample]:
+    """Yield samples of what is not in the range of a matrix, which has full rank, or lacks one."""
+    *stack, m, k = left.shape
+    n = right.shape[-1]
+    error = 4 * sampling.sums(dtype, max(m, n))
+    for lacks in range(min(k, 2)):
+        s = values * (np.arange(k) < k - lacks)
+        exact = (left * s[..., None, :]) @ right
+        inverse = (_turned(right) * np.divide(1, s, where=s > 0, out=np.zeros_like(s))[..., None, :]) @ _turned(left)
+        a, name, options = exact.astype(dtype.numpy), f"{dtype.value}{[*stack, m, n]} rank {k - lacks}", 1e-3 if lacks else None
+        yield Sample(f"pinv {name}", partial(_call, "pinv", {"rtol": options}), (a,), inverse, error)
+        b = sampling.wide(sampling.random(rng, (*stack, m, 3), dtype))
+        x = inverse @ b
+        residuals, rank = (np.abs(b - exact @ x) ** 2).sum(axis=-2), np.full(stack, k - lacks, np.int64)
+        terms = float((np.abs(b) ** 2).sum(axis=-2).max())
+        call = partial(_call, "lstsq", {"rcond": options})
+        yield Sample(f"lstsq {name}", call, (a, b.astype(dtype.numpy)), (x, residuals, rank, s), error, terms=terms)
 
 
 def _of_eigenvectors(w: Array, v: Array) -> tuple[Array, ...]:
@@ -313,6 +465,11 @@ _COMPUTED = {
     "eigvalsh": _eigh,
     "svd": _svd,
     "svdvals": _svd,
+    "pinv": _pinv,
+    "lstsq": _lstsq,
+    "matrix_power": _matrix_power,
+    "eig": _eig,
+    "eigvals": _eig,
 }
 
 PART = BackendPart({kind: partial(_kernel, compute) for kind, compute in _COMPUTED.items()}, wheels=("scipy",), samples=_samples)

@@ -1,0 +1,285 @@
+"""Eigenvalues and singular values of dense matrices, and what is made of them; their iterations may not converge."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from accel.dtype import DType
+from accel.errors import InvalidArgumentError
+from accel.ops.base import FamilyOp, Plan, Spec, operand, same_dtype
+from accel.ops.matrices import REALS, checked, flag, matrix, right_sides
+from accel.ref import AccelRef
+from accel.views import broadcast
+
+__all__ = ["Eig", "Eigh", "Eigvals", "Eigvalsh", "Lstsq", "Pinv", "Svd", "Svdvals"]
+
+_NOT_CONVERGED = "has elements that are not finite, or no solution that the iteration converges to (info {info})"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Eigh(FamilyOp[Any]):
+    """Eigenvalues, in rising order, and eigenvectors of Hermitian matrices: ``w, v`` with ``a @ v = v * w``, or ``a @ v = b @ v * w``.
+
+    Parameters
+    ----------
+    a
+        (..., n, n), of float32, float64, complex64 or complex128. Only one triangle is read.
+    b
+        Hermitian positive definite matrices, of the shape and dtype of ``a``; then ``v.conj().T @ b @ v`` is the identity. ``None`` means the identity.
+    upper
+        Whether the upper triangles are read.
+    check
+        Whether an iteration that does not converge, elements that are not finite, or a ``b`` that is not positive definite, raise
+        :class:`~accel.LinAlgError`. ``False`` returns ``w, v, info``, with ``info`` int32 (...): 0, or LAPACK's value, which is below 0 for elements that are
+        not finite, and larger than n where ``b`` is not positive definite.
+    """
+
+    library: ClassVar[str] = "solver"
+    kind: ClassVar[str] = "eigh"
+
+    a: AccelRef
+    b: AccelRef | None = None
+    _: KW_ONLY
+    upper: bool = False
+    check: bool = True
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a = matrix(self, "a", self.a)
+        flag("upper", self.upper)
+        reads = (a,) if self.b is None else (a, operand("b", self.b))
+        if reads[-1].shape != a.shape or reads[-1].dtype is not a.dtype:
+            raise InvalidArgumentError(
+                f"b is {reads[-1].dtype.value}{list(reads[-1].shape)}, and a is {a.dtype.value}{list(a.shape)}", remedy="Give both alike."
+            )
+        return checked(self, reads, (Spec(a.shape[:-1], REALS[a.dtype]), Spec(a.shape, a.dtype)), a.shape[:-2], _NOT_CONVERGED)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Eigvalsh(FamilyOp[Any]):
+    """Eigenvalues of Hermitian matrices, in rising order.
+
+    Parameters
+    ----------
+    a, upper, check
+        As for ``eigh``.
+    """
+
+    library: ClassVar[str] = "solver"
+    kind: ClassVar[str] = "eigvalsh"
+
+    a: AccelRef
+    _: KW_ONLY
+    upper: bool = False
+    check: bool = True
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a = matrix(self, "a", self.a)
+        flag("upper", self.upper)
+        return checked(self, (a,), (Spec(a.shape[:-1], REALS[a.dtype]),), a.shape[:-2], _NOT_CONVERGED)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Svd(FamilyOp[Any]):
+    """Singular values, in falling order, and singular vectors: ``u, s, vh`` with ``a = (u * s) @ vh``.
+
+    Parameters
+    ----------
+    a
+        (..., m, n), of float32, float64, complex64 or complex128.
+    full_matrices
+        Whether u is (..., m, m) and vh (..., n, n), and not (..., m, k) and (..., k, n) with k the smaller of m and n.
+    check
+        Whether an iteration that does not converge, or a matrix with NaN or infinities, raises :class:`~accel.LinAlgError`. ``False`` returns
+        ``u, s, vh, info``, with ``info`` int32 (...): 0, or LAPACK's value, which is below 0 for elements that are not finite.
+    """
+
+    library: ClassVar[str] = "solver"
+    kind: ClassVar[str] = "svd"
+
+    a: AccelRef
+    full_matrices: bool = True
+    _: KW_ONLY
+    check: bool = True
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a = matrix(self, "a", self.a, square=False)
+        *stack, m, n = a.shape
+        k = min(m, n)
+        rows, columns = (m, n) if flag("full_matrices", self.full_matrices) else (k, k)
+        made = Spec((*stack, m, rows), a.dtype), Spec((*stack, k), REALS[a.dtype]), Spec((*stack, columns, n), a.dtype)
+        return checked(self, (a,), made, tuple(stack), _NOT_CONVERGED)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Svdvals(FamilyOp[Any]):
+    """Singular values, in falling order.
+
+    Parameters
+    ----------
+    a, check
+        As for ``svd``.
+    """
+
+    library: ClassVar[str] = "solver"
+    kind: ClassVar[str] = "svdvals"
+
+    a: AccelRef
+    _: KW_ONLY
+    check: bool = True
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a = matrix(self, "a", self.a, square=False)
+        *stack, m, n = a.shape
+        return checked(self, (a,), (Spec((*stack, min(m, n)), REALS[a.dtype]),), tuple(stack), _NOT_CONVERGED)
+
+
+def _tolerance(name: str, value: object) -> None:
+    """See that a tolerance is a number that is not negative, or ``None``."""
+    is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    if value is not None and not (is_number and 0 <= float(value) < np.inf):  # type: ignore[arg-type]
+        raise InvalidArgumentError(
+            f"{name} is {value!r}", remedy="Give a number from 0, or None for the larger side times the dtype's rounding."
+        )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Pinv(FamilyOp[Any]):
+    """The pseudo-inverse of each matrix, by its singular values.
+
+    Parameters
+    ----------
+    a
+        (..., m, n), of float32, float64, complex64 or complex128. The result is (..., n, m).
+    rtol
+        Singular values up to ``rtol`` times the largest one count as 0. ``None``: the larger one of m and n, times the rounding of the dtype.
+    check
+        As for ``svd``: ``False`` returns the result and ``info``.
+    """
+
+    library: ClassVar[str] = "solver"
+    kind: ClassVar[str] = "pinv"
+
+    a: AccelRef
+    rtol: float | None = None
+    _: KW_ONLY
+    check: bool = True
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a = matrix(self, "a", self.a, square=False)
+        _tolerance("rtol", self.rtol)
+        *stack, m, n = a.shape
+        return checked(self, (a,), (Spec((*stack, n, m), a.dtype),), tuple(stack), _NOT_CONVERGED)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Lstsq(FamilyOp[Any]):
+    """The x that make ``a @ x`` closest to b, and of these the smallest: ``x, residuals, rank, s``.
+
+    Parameters
+    ----------
+    a
+        (..., m, n), of float32, float64, complex64 or complex128.
+    b
+        (m,), or (..., m, k), of the dtype of ``a``; dimensions before the last two are broadcast.
+    rcond
+        Singular values up to ``rcond`` times the largest one count as 0. ``None``: the larger one of m and n, times the rounding of the dtype.
+    check
+        As for ``svd``: ``False`` returns the results and ``info``, int32 for each matrix of the stack of x.
+
+    Notes
+    -----
+    ``residuals``, (...) or (..., k), are the squared lengths of ``b - a @ x``; numpy leaves them out where the rank is below n, or m is not above it. ``rank``,
+    int64, and the singular values ``s`` are of the stack of x.
+    """
+
+    library: ClassVar[str] = "solver"
+    kind: ClassVar[str] = "lstsq"
+
+    a: AccelRef
+    b: AccelRef
+    rcond: float | None = None
+    _: KW_ONLY
+    check: bool = True
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a, b = matrix(self, "a", self.a, square=False), operand("b", self.b)
+        same_dtype(a=a, b=b)
+        _tolerance("rcond", self.rcond)
+        m, n = a.shape[-2:]
+        sides, k = right_sides("a", m, b)
+        stack = broadcast(a.shape[:-2], sides)
+        columns = () if b.ndim == 1 else (k,)
+        real = REALS[a.dtype]
+        made = (
+            Spec((*stack, n, *columns), a.dtype),
+            Spec((*stack, *columns), real),
+            Spec(stack, DType.INT64),
+            Spec((*stack, min(m, n)), real),
+        )
+        return checked(self, (a, b), made, stack, _NOT_CONVERGED)
+
+
+_COMPLEX = {
+    DType.FLOAT32: DType.COMPLEX64,
+    DType.FLOAT64: DType.COMPLEX128,
+    DType.COMPLEX64: DType.COMPLEX64,
+    DType.COMPLEX128: DType.COMPLEX128,
+}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Eig(FamilyOp[Any]):
+    """Eigenvalues and right eigenvectors of length 1: ``w, v`` with ``a @ v = v * w``; both are complex, and in no order.
+
+    Parameters
+    ----------
+    a
+        (..., n, n), of float32, float64, complex64 or complex128.
+    check
+        As for ``eigh``: ``False`` returns ``w, v, info``.
+    """
+
+    library: ClassVar[str] = "solver"
+    kind: ClassVar[str] = "eig"
+
+    a: AccelRef
+    _: KW_ONLY
+    check: bool = True
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a = matrix(self, "a", self.a)
+        made = _COMPLEX[a.dtype]
+        return checked(self, (a,), (Spec(a.shape[:-1], made), Spec(a.shape, made)), a.shape[:-2], _NOT_CONVERGED)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Eigvals(FamilyOp[Any]):
+    """Eigenvalues; they are complex, and in no order.
+
+    Parameters
+    ----------
+    a, check
+        As for ``eig``.
+    """
+
+    library: ClassVar[str] = "solver"
+    kind: ClassVar[str] = "eigvals"
+
+    a: AccelRef
+    _: KW_ONLY
+    check: bool = True
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a = matrix(self, "a", self.a)
+        return checked(self, (a,), (Spec(a.shape[:-1], _COMPLEX[a.dtype]),), a.shape[:-2], _NOT_CONVERGED)
