@@ -6,6 +6,9 @@ from accel.ops.arrays import Arange, ArraysOps, Concatenate, Eye, Linspace, Spli
 from accel.ops.attention import Attention, PagedAttention, RaggedAttention
 from accel.ops.base import FamilyOp, KernelOp, Plan, SizedOp, Spec, Status
 from accel.ops.blas import Axpy, BlasOps, Dot, Gemm, GemmBatched, Gemv, Nrm2, Scal
+from accel.ops.blas_matrices import Geam, Ger, Hemm, Herk, Symm, Syrk
+from accel.ops.blas_triangular import Trmm, Trmv, Trsm, Trsv
+from accel.ops.blas_vectors import Asum, Dotc, Iamax, Iamin, Rot, Swap
 from accel.ops.compiler import CompiledKernel, KernelLayout, Launch
 from accel.ops.convolution import Conv1d, Conv2d, Conv3d
 from accel.ops.dnn import DnnOps
@@ -46,6 +49,7 @@ __all__ = [
     "Arange",
     "Argsort",
     "ArraysOps",
+    "Asum",
     "Attention",
     "AvgPool",
     "Awaited",
@@ -74,6 +78,7 @@ __all__ = [
     "Det",
     "DnnOps",
     "Dot",
+    "Dotc",
     "Eig",
     "Eigh",
     "Eigvals",
@@ -89,12 +94,18 @@ __all__ = [
     "Flip",
     "Free",
     "Fused",
+    "Geam",
     "Gemm",
     "GemmBatched",
     "Gemv",
+    "Ger",
     "Get",
     "GroupNorm",
+    "Hemm",
+    "Herk",
     "Histogram",
+    "Iamax",
+    "Iamin",
     "Ifft",
     "InstanceNorm",
     "Integers",
@@ -137,6 +148,7 @@ __all__ = [
     "RmsNorm",
     "RngOps",
     "Roll",
+    "Rot",
     "Scal",
     "ScanOps",
     "ScatterAdd",
@@ -156,6 +168,9 @@ __all__ = [
     "Status",
     "Svd",
     "Svdvals",
+    "Swap",
+    "Symm",
+    "Syrk",
     "Take",
     "TakeAlongAxis",
     "Tile",
@@ -163,6 +178,10 @@ __all__ = [
     "Transpose",
     "Tril",
     "Triu",
+    "Trmm",
+    "Trmv",
+    "Trsm",
+    "Trsv",
     "Unary",
     "Uniform",
     "Unique",

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import numpy as np
 
-from accel.compute import Transpose, TransposeName, UnaryOp
+from accel.compute import Transpose, UnaryOp
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, Shape, Spec, factor, not_aliased, operand, plan_of, result_in, same_dtype, scalar
+from accel.ops.base import FamilyOp, Plan, Shape, Spec, not_aliased, operand, plan_of, result_in, same_dtype, scalar
+from accel.ops.blas_matrices import Geam, Ger, Hemm, Herk, Symm, Syrk
+from accel.ops.blas_operands import (
+    TransposeField,
+    applied,
+    are_rows,
+    check_factors,
+    is_stored,
+    no_out,
+    normalize,
+    same_shape,
+    stored,
+    transpose_of,
+)
+from accel.ops.blas_triangular import Trmm, Trmv, Trsm, Trsv
+from accel.ops.blas_vectors import Asum, Dotc, Iamax, Iamin, Rot, Swap
 from accel.ops.family import Family, KernelLane
 from accel.ops.fields import set_fields
 from accel.ops.namespace import OpNamespace, method
 from accel.ref import AccelRef, overlap
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = [
     "FAMILY", "Axpy", "BlasOps", "Dot", "Gemm", "GemmBatched", "Gemv", "Nrm2", "Scal", "TransposeField", "apart", "stored", "transpose_of",
@@ -25,35 +40,12 @@ __all__ = [
 
 M = TypeVar("M")
 
-TransposeField: TypeAlias = bool | TransposeName | Transpose
-
 _NONE = Transpose.NONE
-_TRANSPOSE = {False: Transpose.NONE, True: Transpose.TRANSPOSE} | {member: member for member in Transpose} | {m.value: m for m in Transpose}
-
-
-def transpose_of(value: TransposeField) -> Transpose:
-    """Return the member that a caller's value means; raise :class:`InvalidArgumentError` if there is none."""
-    try:
-        return _TRANSPOSE[value]
-    except (KeyError, TypeError):
-        raise InvalidArgumentError(f"{value!r} is not a transpose", remedy="Use False, True, or accel.Transpose.CONJUGATE.") from None
-
-
-def _normalize(op: FamilyOp, transposes: Iterable[str], factors: Iterable[str]) -> None:
-    """Convert the named fields: transposes to members, factors to floats or complexes, which every kernel takes."""
-    set_fields(op, **{name: transpose_of(getattr(op, name)) for name in transposes})
-    set_fields(op, **{name: scalar(name, getattr(op, name)) for name in factors})
-
-
-def _applied(shape: Shape, transpose: Transpose) -> Shape:
-    """Return the shape of ``op(A)``."""
-    rows, columns = shape[-2:]
-    return (rows, columns) if transpose is _NONE else (columns, rows)
 
 
 def _product(a: Shape, b: Shape, transpose_a: Transpose, transpose_b: Transpose) -> Shape:
-    m, k = _applied(a, transpose_a)
-    k_b, n = _applied(b, transpose_b)
+    m, k = applied(a, transpose_a)
+    k_b, n = applied(b, transpose_b)
     if k != k_b:
         raise _no_product(a, b, k, k_b)
     return m, n
@@ -66,52 +58,12 @@ def _no_product(a: Shape, b: Shape, k: int, k_b: int) -> InvalidArgumentError:
     )
 
 
-def _check_factors(dtype: DType, **factors: complex) -> None:
-    """Raise if a complex factor is to scale real elements."""
-    for name, value in factors.items():
-        if isinstance(value, complex):
-            factor(name, value, dtype)
-
-
 def _tf32(allowed: bool, dtype: DType) -> None:
     """Refuse to let anything but float32 be rounded to TF32."""
     if allowed and dtype is not DType.FLOAT32:
         raise InvalidArgumentError(
             f"allow_tf32 is given for {dtype.value} matrices", remedy="Leave it out: only float32 is ever computed in TF32."
         )
-
-
-def stored(ref: AccelRef, transpose: Transpose) -> tuple[int, Transpose]:
-    """Return the leading dimension of matrices as they are in memory, and how these are transposed in a product whose operand is transposed so.
-
-    Parameters
-    ----------
-    ref
-        One matrix, or several, that :func:`is_stored` or contiguous.
-    transpose
-        What the product does with the operand.
-    """
-    if not ref.is_strided:
-        return ref.shape[-1] or 1, transpose
-    (rows, columns), (down, right) = ref.shape[-2:], ref.strides[-2:]
-    if _are_rows(rows, columns, down, right):
-        return down, transpose
-    return right, Transpose.TRANSPOSE if transpose is _NONE else _NONE
-
-
-def _are_rows(rows: int, columns: int, down: int, right: int) -> bool:
-    return (right == 1 or columns == 1) and down >= columns
-
-
-def is_stored(ref: AccelRef, transpose: Transpose) -> bool:
-    """Return whether products take a strided operand as it is: its rows, or columns, are each one run, and so are the matrices of several."""
-    (rows, columns), (*apart, down, right) = ref.shape[-2:], ref.strides
-    if any(step < 0 for step in apart):
-        return False
-    if _are_rows(rows, columns, down, right):
-        return True
-    # The conjugate of what is stored transposed is no operation of a product's.
-    return transpose is not Transpose.CONJUGATE and _are_rows(columns, rows, right, down)
 
 
 def takes_vector(ref: AccelRef) -> bool:
@@ -122,13 +74,9 @@ def takes_vector(ref: AccelRef) -> bool:
 def _takes_product(op: Gemm | GemmBatched, ref: AccelRef) -> bool:
     if ref is op.out:
         (rows, columns), (*apart, down, right) = ref.shape[-2:], ref.strides
-        return _are_rows(rows, columns, down, right) and all(step >= rows * down for step in apart)
+        return are_rows(rows, columns, down, right) and all(step >= rows * down for step in apart)
     flags = [flag for each, flag in ((op.a, op.transpose_a), (op.b, op.transpose_b)) if each is ref]
     return all(is_stored(ref, transpose_of(flag)) for flag in flags)
-
-
-def _no_out() -> InvalidArgumentError:
-    return InvalidArgumentError("beta scales out, which is not given", remedy="Pass out=, or leave beta at 0.")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -166,7 +114,7 @@ class Gemm(FamilyOp):
     def __post_init__(self) -> None:
         """Convert fields; see :mod:`accel.ops.fields`."""
         if not (self.transpose_a is _NONE is self.transpose_b and type(self.alpha) is float is type(self.beta)):  # mostly all are
-            _normalize(self, ("transpose_a", "transpose_b"), ("alpha", "beta"))
+            normalize(self, ("transpose_a", "transpose_b"), ("alpha", "beta"))
 
     def takes_strided(self, ref: AccelRef) -> bool:
         """See :meth:`KernelOp.takes_strided`."""
@@ -186,12 +134,12 @@ class Gemm(FamilyOp):
         if k != k_b:
             raise _no_product(a.shape, b.shape, k, k_b)
         if type(self.alpha) is not float or type(self.beta) is not float:
-            _check_factors(dtype, alpha=self.alpha, beta=self.beta)
+            check_factors(dtype, alpha=self.alpha, beta=self.beta)
         if self.allow_tf32:
             _tf32(self.allow_tf32, dtype)
         if out is None:
             if self.beta:
-                raise _no_out()
+                raise no_out()
             return plan_of(((a, b), (), (Spec((m, n), dtype),), "gemm", dtype, False, None))
         if type(out) is not AccelRef or out.shape != (m, n) or out.dtype is not dtype:
             result_in(out, (m, n), dtype)
@@ -227,7 +175,7 @@ class GemmBatched(FamilyOp):
 
     def __post_init__(self) -> None:
         """Convert fields; see :mod:`accel.ops.fields`."""
-        _normalize(self, ("transpose_a", "transpose_b"), ("alpha", "beta"))
+        normalize(self, ("transpose_a", "transpose_b"), ("alpha", "beta"))
 
     @property
     def batch_count(self) -> int:
@@ -249,10 +197,10 @@ class GemmBatched(FamilyOp):
             )
         if dimensions == (3, 3) and a.shape[0] != b.shape[0]:
             raise InvalidArgumentError(f"a has {a.shape[0]} matrices and b has {b.shape[0]}", remedy="Give both as many.")
-        _check_factors(dtype, alpha=self.alpha, beta=self.beta)
+        check_factors(dtype, alpha=self.alpha, beta=self.beta)
         _tf32(self.allow_tf32, dtype)
         if self.beta and self.out is None:
-            raise _no_out()
+            raise no_out()
         not_aliased(self.out, a=a, b=b)
         shape = (self.batch_count, *_product(a.shape, b.shape, transpose_of(self.transpose_a), transpose_of(self.transpose_b)))
         writes, creates = result_in(self.out, shape, dtype)
@@ -276,7 +224,7 @@ class Gemv(FamilyOp):
 
     def __post_init__(self) -> None:
         """Convert fields; see :mod:`accel.ops.fields`."""
-        _normalize(self, ("transpose_a",), ("alpha", "beta"))
+        normalize(self, ("transpose_a",), ("alpha", "beta"))
 
     def takes_strided(self, ref: AccelRef) -> bool:
         """See :meth:`KernelOp.takes_strided`."""
@@ -286,20 +234,15 @@ class Gemv(FamilyOp):
         """See :meth:`KernelOp.plan`."""
         a, x = operand("a", self.a, ndim=2), operand("x", self.x, ndim=1)
         dtype = same_dtype(a=a, x=x)
-        m, n = _applied(a.shape, transpose_of(self.transpose_a))
+        m, n = applied(a.shape, transpose_of(self.transpose_a))
         if n != x.shape[0]:
             raise InvalidArgumentError(f"op(a) has {n} columns and x has {x.shape[0]} elements", remedy="Give as many elements as columns.")
-        _check_factors(dtype, alpha=self.alpha, beta=self.beta)
+        check_factors(dtype, alpha=self.alpha, beta=self.beta)
         if self.beta and self.out is None:
-            raise _no_out()
+            raise no_out()
         not_aliased(self.out, a=a, x=x)
         writes, creates = result_in(self.out, (m,), dtype)
         return Plan((a, x), writes, creates, "gemm", dtype, bool(self.beta))
-
-
-def _vectors(x: AccelRef, y: AccelRef) -> None:
-    if x.shape != y.shape:
-        raise InvalidArgumentError(f"x has shape {x.shape} and y has {y.shape}", remedy="Give both the same shape.")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -322,8 +265,8 @@ class Axpy(FamilyOp):
         """See :meth:`KernelOp.plan`."""
         x, y = operand("x", self.x), operand("y", self.y)
         dtype = same_dtype(x=x, y=y)
-        _vectors(x, y)
-        _check_factors(dtype, alpha=self.alpha)
+        same_shape(x, y)
+        check_factors(dtype, alpha=self.alpha)
         if overlap(x, y):
             what = "are the same buffer" if x is y else "overlap: they are views of one buffer"
             raise InvalidArgumentError(f"x and y {what}", remedy="Use blas.scal(x, 1 + alpha), or parts that do not overlap.")
@@ -346,7 +289,7 @@ class Dot(FamilyOp):
         """See :meth:`KernelOp.plan`."""
         x, y = operand("x", self.x), operand("y", self.y)
         dtype = same_dtype(x=x, y=y)
-        _vectors(x, y)
+        same_shape(x, y)
         not_aliased(self.out, x=x, y=y)
         writes, creates = result_in(self.out, (), dtype)
         return Plan((x, y), writes, creates, "gemm", dtype)
@@ -393,14 +336,15 @@ class Scal(FamilyOp):
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
         x = operand("x", self.x)
-        _check_factors(x.dtype, alpha=self.alpha)
+        check_factors(x.dtype, alpha=self.alpha)
         return Plan((), (x,), (), "gemm", x.dtype, updates=True)
 
 
 class BlasOps(OpNamespace[M]):
     """Linear algebra. Matrices are C-order: ``gemm(a, b)`` is numpy's ``a @ b``.
 
-    All operands of a call have one dtype: float16, bfloat16, float32, float64, complex64 or complex128. ``out=`` names a buffer to write instead of making
+    All operands of a call have one dtype: float32, float64, complex64 or complex128; products, ``ger`` and ``axpy dot dotc nrm2 scal`` also take float16 and
+    bfloat16. ``out=`` names a buffer to write instead of making
     one; ``timeout=`` (seconds) is when waiting ends with :class:`~accel.DeadlineExceededError`.
     """
 
@@ -420,6 +364,22 @@ class BlasOps(OpNamespace[M]):
     dot = method(Dot)
     nrm2 = method(Nrm2)
     scal = method(Scal)
+    asum = method(Asum)
+    dotc = method(Dotc)
+    iamax = method(Iamax)
+    iamin = method(Iamin)
+    rot = method(Rot)
+    swap = method(Swap)
+    ger = method(Ger)
+    trmv = method(Trmv)
+    trsv = method(Trsv)
+    symm = method(Symm)
+    hemm = method(Hemm)
+    syrk = method(Syrk)
+    herk = method(Herk)
+    trmm = method(Trmm)
+    trsm = method(Trsm)
+    geam = method(Geam)
 
 
 def _gemm(lane: KernelLane, op: Gemm, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -505,6 +465,13 @@ def _nrm2(lane: KernelLane, op: Nrm2, inputs: Sequence[int], outputs: Sequence[i
     lane.compute.unary(UnaryOp.SQRT, outputs[0], outputs[0], 1, dtype=dtype)
 
 
+def _ger(lane: KernelLane, op: Ger, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Multiply a column by a row. A row is a matrix of leading dimension 1, transposed."""
+    m, n = op.x.shape[0], op.y.shape[0]
+    turn = Transpose.CONJUGATE if op.conjugate else Transpose.TRANSPOSE
+    lane.compute.gemm(turn, _NONE, n, m, 1, op.alpha, inputs[1], 1, inputs[0], 1, op.beta, outputs[0], n or 1, dtype=op.x.dtype)
+
+
 def _scal(lane: KernelLane, op: Scal, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Multiply nothing and keep ``alpha`` times the output."""
     n = op.x.size
@@ -512,5 +479,15 @@ def _scal(lane: KernelLane, op: Scal, inputs: Sequence[int], outputs: Sequence[i
 
 
 FAMILY = Family(
-    BlasOps, {"gemm": _gemm, "gemm_batched": _gemm_batched, "gemv": _gemv, "axpy": _axpy, "dot": _dot, "nrm2": _nrm2, "scal": _scal}
+    BlasOps,
+    {
+        "gemm": _gemm,
+        "gemm_batched": _gemm_batched,
+        "gemv": _gemv,
+        "axpy": _axpy,
+        "dot": _dot,
+        "nrm2": _nrm2,
+        "scal": _scal,
+        "ger": _ger,
+    },
 )

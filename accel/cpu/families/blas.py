@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel.compute import Transpose
-from accel.cpu.families import sampling
+from accel.cpu.families import blas_matrices, blas_samples, blas_vectors, sampling
 from accel.cpu.families.precision import WORKSPACE, blocks, wider
 from accel.cpu.views import Array, array
 from accel.family import BackendPart, Sample
@@ -190,6 +190,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
             batched = sampling.wide(three) @ sampling.wide(b)
             yield Sample(f"gemm_batched {what}", lambda blas, a, b: blas.gemm_batched(a, b), (three, b), batched, error)
         yield from _vector_samples(rng, dtype)
+    yield from blas_samples.samples(rng)
 
 
 def _vector_samples(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
@@ -206,4 +207,6 @@ def _vector_samples(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
             yield Sample(f"nrm2 {what}", lambda blas, x: blas.nrm2(x), (x,), np.asarray(np.sqrt((wide_x**2).sum())), error)
 
 
-PART = BackendPart({"axpy": _axpy, "dot": _dot, "nrm2": _nrm2, "scal": _scal}, samples=_samples)
+PART = BackendPart(
+    {"axpy": _axpy, "dot": _dot, "nrm2": _nrm2, "scal": _scal, **blas_vectors.KERNELS, **blas_matrices.KERNELS}, samples=_samples
+)

@@ -1,0 +1,307 @@
+"""Ops of BLAS on matrices besides products: outer products, symmetric and Hermitian matrices, and sums of matrices."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
+
+from accel.compute import Transpose
+from accel.errors import InvalidArgumentError
+from accel.ops.base import FamilyOp, Plan, in_place_or_apart, not_aliased, operand, result_in, same_dtype
+from accel.ops.blas_operands import (
+    TransposeField,
+    applied,
+    check_factors,
+    check_flags,
+    check_side,
+    check_square,
+    check_vendor_dtype,
+    is_stored,
+    no_out,
+    normalize,
+    transpose_of,
+)
+from accel.ops.blas_triangular import Side
+from accel.ref import AccelRef
+
+__all__ = ["Geam", "Ger", "Hemm", "Herk", "Symm", "Syrk"]
+
+_NONE, _CONJUGATE = Transpose.NONE, Transpose.CONJUGATE
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Ger(FamilyOp):
+    """``alpha * outer(x, y) + beta * out``; with ``conjugate=True``, of the conjugate of y. BLAS's ``ger`` has ``beta=1.0``.
+
+    Parameters
+    ----------
+    x, y
+        (m,) and (n,), of one dtype of those that :class:`Gemm` has.
+    out
+        (m, n); needed where ``beta`` is not 0. It is apart from ``x`` and ``y``.
+    alpha, beta
+        Scaling factors. With ``beta == 0`` the old contents of ``out`` are not read.
+    conjugate
+        Whether y is conjugated: ``gerc`` instead of ``geru``. The same for real elements.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If shapes, dtypes or options do not fit together.
+    """
+
+    library: ClassVar[str] = "blas"
+    kind: ClassVar[str] = "ger"
+
+    x: AccelRef
+    y: AccelRef
+    _: KW_ONLY
+    out: AccelRef | None = None
+    alpha: complex = 1.0
+    beta: complex = 0.0
+    conjugate: bool = False
+
+    def __post_init__(self) -> None:
+        """Convert fields; see :mod:`accel.ops.fields`."""
+        normalize(self, (), ("alpha", "beta"))
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x, y = operand("x", self.x, ndim=1), operand("y", self.y, ndim=1)
+        dtype = same_dtype(x=x, y=y)
+        check_flags(conjugate=self.conjugate)
+        check_factors(dtype, alpha=self.alpha, beta=self.beta)
+        if self.beta and self.out is None:
+            raise no_out()
+        not_aliased(self.out, x=x, y=y)
+        writes, creates = result_in(self.out, (x.shape[0], y.shape[0]), dtype)
+        return Plan((x, y), writes, creates, "gemm", dtype, bool(self.beta))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Symmetric(FamilyOp):
+    """What :class:`Symm` and :class:`Hemm` have in common.
+
+    Parameters
+    ----------
+    a
+        (n, n), of float32, float64, complex64 or complex128. One triangle of it is read.
+    b
+        (n, columns) with ``side="left"``, (rows, n) with ``side="right"``, of the same dtype.
+    out
+        Of the shape of b; needed where ``beta`` is not 0. It is apart from ``a`` and ``b``.
+    alpha, beta
+        Scaling factors. With ``beta == 0`` the old contents of ``out`` are not read.
+    side
+        On which side of the product ``a`` stands.
+    lower
+        Whether the lower triangle of ``a`` is read; else the upper one is.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If shapes, dtypes or options do not fit together.
+    UnsupportedError
+        If the dtype is another one.
+    """
+
+    library: ClassVar[str] = "blas"
+
+    a: AccelRef
+    b: AccelRef
+    _: KW_ONLY
+    out: AccelRef | None = None
+    alpha: complex = 1.0
+    beta: complex = 0.0
+    side: Side = "left"
+    lower: bool = False
+
+    def __post_init__(self) -> None:
+        """Convert fields; see :mod:`accel.ops.fields`."""
+        normalize(self, (), ("alpha", "beta"))
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a, b = operand("a", self.a, ndim=2), operand("b", self.b, ndim=2)
+        dtype = same_dtype(a=a, b=b)
+        check_vendor_dtype(self, dtype)
+        check_side(self.side)
+        check_flags(lower=self.lower)
+        check_factors(dtype, alpha=self.alpha, beta=self.beta)
+        check_square(a)
+        if a.shape[0] != b.shape[0 if self.side == "left" else 1]:
+            raise InvalidArgumentError(
+                f"a has shape {a.shape} and b {b.shape}, with a on the {self.side}", remedy="Give matrices that fit, or the other side=."
+            )
+        if self.beta and self.out is None:
+            raise no_out()
+        not_aliased(self.out, a=a, b=b)
+        writes, creates = result_in(self.out, b.shape, dtype)
+        return Plan((a, b), writes, creates, dtype=dtype, updates=bool(self.beta))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Symm(Symmetric):
+    """``alpha * a @ b + beta * out`` with a symmetric ``a``, of which one triangle is read; with ``side="right"``, of ``b @ a``."""
+
+    kind: ClassVar[str] = "symm"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Hemm(Symmetric):
+    """``alpha * a @ b + beta * out`` with a Hermitian ``a``, of which one triangle is read; with ``side="right"``, of ``b @ a``.
+
+    Imaginary parts of the diagonal count as 0. Of real matrices it is ``symm``.
+    """
+
+    kind: ClassVar[str] = "hemm"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Update(FamilyOp):
+    """What :class:`Syrk` and :class:`Herk` have in common.
+
+    Parameters
+    ----------
+    a
+        (n, k), or (k, n) where it is transposed, of float32, float64, complex64 or complex128.
+    out
+        (n, n); needed where ``beta`` is not 0. Its other triangle stays as it is; that of a new buffer is 0. It is apart from ``a``.
+    alpha, beta
+        Scaling factors. With ``beta == 0`` the old contents of the triangle are not read.
+    lower
+        Whether the lower triangle of the result is computed; else the upper one is.
+    trans
+        What ``op`` does.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If shapes, dtypes or options do not fit together.
+    UnsupportedError
+        If the dtype is another one.
+    """
+
+    library: ClassVar[str] = "blas"
+    refused: ClassVar[Transpose]
+    """What ``op`` cannot be of complex matrices."""
+
+    a: AccelRef
+    _: KW_ONLY
+    out: AccelRef | None = None
+    alpha: complex = 1.0
+    beta: complex = 0.0
+    lower: bool = False
+    trans: TransposeField = _NONE
+
+    def __post_init__(self) -> None:
+        """Convert fields; see :mod:`accel.ops.fields`."""
+        normalize(self, ("trans",), ("alpha", "beta"))
+
+    def takes_strided(self, ref: AccelRef) -> bool:
+        """See :meth:`KernelOp.takes_strided`."""
+        return ref is self.a and ref is not self.out and is_stored(ref, _CONJUGATE)
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a = operand("a", self.a, ndim=2)
+        check_vendor_dtype(self, a.dtype)
+        check_flags(lower=self.lower)
+        if a.dtype.is_complex and transpose_of(self.trans) is self.refused:
+            raise InvalidArgumentError(
+                f"trans={self.refused.value!r} is not offered for {self.kind} of complex matrices",
+                remedy="Use herk with trans='c', or syrk with trans='t'.",
+            )
+        self._check_factors()
+        if self.beta and self.out is None:
+            raise no_out()
+        not_aliased(self.out, a=a)
+        n = applied(a.shape, transpose_of(self.trans))[0]
+        writes, creates = result_in(self.out, (n, n), a.dtype)
+        # The other triangle of out is left as it is.
+        return Plan((a,), writes, creates, dtype=a.dtype, updates=True)
+
+    def _check_factors(self) -> None:
+        check_factors(self.a.dtype, alpha=self.alpha, beta=self.beta)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Syrk(Update):
+    """One triangle of ``alpha * op(a) @ op(a).T + beta * out``."""
+
+    kind: ClassVar[str] = "syrk"
+    refused: ClassVar[Transpose] = Transpose.CONJUGATE
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Herk(Update):
+    """One triangle of ``alpha * op(a) @ op(a).conj().T + beta * out``, with real factors; the imaginary parts of the diagonal become 0.
+
+    Of real matrices it is ``syrk``.
+    """
+
+    kind: ClassVar[str] = "herk"
+    refused: ClassVar[Transpose] = Transpose.TRANSPOSE
+
+    def _check_factors(self) -> None:
+        for name, value in (("alpha", self.alpha), ("beta", self.beta)):
+            if isinstance(value, complex):
+                raise InvalidArgumentError(f"{name} is {value}, and herk has real factors", remedy="Give a real number.")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Geam(FamilyOp):
+    """``alpha * op(a) + beta * op(b)``.
+
+    Parameters
+    ----------
+    a, b
+        Matrices of one dtype, float32, float64, complex64 or complex128, with ``op(a)`` and ``op(b)`` of one shape.
+    alpha, beta
+        Scaling factors. A matrix whose factor is 0 is not read.
+    transpose_a, transpose_b
+        What ``op`` does.
+    out
+        Buffer of the result's shape. It may be an operand that is not transposed.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If shapes, dtypes or options do not fit together.
+    UnsupportedError
+        If the dtype is another one.
+    """
+
+    library: ClassVar[str] = "blas"
+    kind: ClassVar[str] = "geam"
+
+    a: AccelRef
+    b: AccelRef
+    _: KW_ONLY
+    alpha: complex = 1.0
+    beta: complex = 1.0
+    transpose_a: TransposeField = _NONE
+    transpose_b: TransposeField = _NONE
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert fields; see :mod:`accel.ops.fields`."""
+        normalize(self, ("transpose_a", "transpose_b"), ("alpha", "beta"))
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a, b = operand("a", self.a, ndim=2), operand("b", self.b, ndim=2)
+        dtype = same_dtype(a=a, b=b)
+        check_vendor_dtype(self, dtype)
+        check_factors(dtype, alpha=self.alpha, beta=self.beta)
+        shape = applied(a.shape, transpose_of(self.transpose_a))
+        if applied(b.shape, transpose_of(self.transpose_b)) != shape:
+            raise InvalidArgumentError(
+                f"op(a) and op(b) differ in shape (a has {a.shape}, b has {b.shape})",
+                remedy="Give matrices of one shape, with transpose_a= or transpose_b= where they lie the other way round.",
+            )
+        for name, ref, transpose in (("a", a, self.transpose_a), ("b", b, self.transpose_b)):
+            check = in_place_or_apart if transpose_of(transpose) is _NONE else not_aliased
+            check(self.out, **{name: ref})
+        writes, creates = result_in(self.out, shape, dtype)
+        return Plan((a, b), writes, creates, dtype=dtype)

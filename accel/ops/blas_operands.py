@@ -1,0 +1,129 @@
+"""What the ops of BLAS have in common: transposes, factors, and which matrices its calls take as they are in memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from accel.compute import Transpose, TransposeName
+from accel.dtype import DType
+from accel.errors import InvalidArgumentError, UnsupportedError
+from accel.ops.base import FamilyOp, Shape, factor, scalar
+from accel.ops.fields import set_fields
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from accel.ref import AccelRef
+
+__all__ = [
+    "TransposeField", "applied", "are_rows", "check_factors", "check_flags", "check_side", "check_square", "check_vendor_dtype", "is_stored", "no_out",
+    "normalize", "same_shape", "stored", "transpose_of",
+]  # fmt: skip
+
+TransposeField: TypeAlias = bool | TransposeName | Transpose
+
+_NONE = Transpose.NONE
+_TRANSPOSE = {False: Transpose.NONE, True: Transpose.TRANSPOSE} | {member: member for member in Transpose} | {m.value: m for m in Transpose}
+
+
+def transpose_of(value: TransposeField) -> Transpose:
+    """Return the member that a caller's value means; raise :class:`InvalidArgumentError` if there is none."""
+    try:
+        return _TRANSPOSE[value]
+    except (KeyError, TypeError):
+        raise InvalidArgumentError(f"{value!r} is not a transpose", remedy="Use False, True, or accel.Transpose.CONJUGATE.") from None
+
+
+def normalize(op: FamilyOp, transposes: Iterable[str], factors: Iterable[str]) -> None:
+    """Convert the named fields: transposes to members, factors to floats or complexes, which every kernel takes."""
+    set_fields(op, **{name: transpose_of(getattr(op, name)) for name in transposes})
+    set_fields(op, **{name: scalar(name, getattr(op, name)) for name in factors})
+
+
+def applied(shape: Shape, transpose: Transpose) -> Shape:
+    """Return the shape of ``op(A)``."""
+    rows, columns = shape[-2:]
+    return (rows, columns) if transpose is _NONE else (columns, rows)
+
+
+def check_factors(dtype: DType, **factors: complex) -> None:
+    """Raise if a complex factor is to scale real elements."""
+    for name, value in factors.items():
+        if isinstance(value, complex):
+            factor(name, value, dtype)
+
+
+def stored(ref: AccelRef, transpose: Transpose) -> tuple[int, Transpose]:
+    """Return the leading dimension of matrices as they are in memory, and how these are transposed in a product whose operand is transposed so.
+
+    Parameters
+    ----------
+    ref
+        One matrix, or several, that :func:`is_stored` or contiguous.
+    transpose
+        What the product does with the operand.
+    """
+    if not ref.is_strided:
+        return ref.shape[-1] or 1, transpose
+    (rows, columns), (down, right) = ref.shape[-2:], ref.strides[-2:]
+    if are_rows(rows, columns, down, right):
+        return down, transpose
+    return right, Transpose.TRANSPOSE if transpose is _NONE else _NONE
+
+
+def are_rows(rows: int, columns: int, down: int, right: int) -> bool:
+    """Return whether each row of a matrix with these strides is one run, and no row overlaps the next."""
+    return (right == 1 or columns == 1) and down >= columns
+
+
+def is_stored(ref: AccelRef, transpose: Transpose) -> bool:
+    """Return whether products take a strided operand as it is: its rows, or columns, are each one run, and so are the matrices of several."""
+    (rows, columns), (*apart, down, right) = ref.shape[-2:], ref.strides
+    if any(step < 0 for step in apart):
+        return False
+    if are_rows(rows, columns, down, right):
+        return True
+    # The conjugate of what is stored transposed is no operation of a product's.
+    return transpose is not Transpose.CONJUGATE and are_rows(columns, rows, right, down)
+
+
+def no_out() -> InvalidArgumentError:
+    """Return the error of a ``beta`` that has nothing to scale."""
+    return InvalidArgumentError("beta scales out, which is not given", remedy="Pass out=, or leave beta at 0.")
+
+
+def same_shape(x: AccelRef, y: AccelRef) -> None:
+    """Raise if two vectors do not have one shape."""
+    if x.shape != y.shape:
+        raise InvalidArgumentError(f"x has shape {x.shape} and y has {y.shape}", remedy="Give both the same shape.")
+
+
+_VENDOR = (DType.FLOAT32, DType.FLOAT64, DType.COMPLEX64, DType.COMPLEX128)
+
+
+def check_vendor_dtype(op: FamilyOp, dtype: DType) -> None:
+    """Raise :class:`UnsupportedError` unless ``dtype`` is one of the four that every BLAS has."""
+    if dtype not in _VENDOR:
+        raise UnsupportedError(
+            f"{op.kind} is not offered for {dtype.value}",
+            remedy="Give float32, float64, complex64 or complex128; device.elementwise.cast converts.",
+        )
+
+
+def check_square(a: AccelRef) -> None:
+    """Raise unless the last two dimensions of ``a`` are equal."""
+    if len(a.shape) < 2 or a.shape[-1] != a.shape[-2]:
+        raise InvalidArgumentError(f"a has shape {a.shape}, which is not square", remedy="Give as many rows as columns.")
+
+
+def check_side(side: object) -> None:
+    """Raise unless ``side`` is one."""
+    if side not in ("left", "right"):
+        raise InvalidArgumentError(f"side is {side!r}", remedy="Use 'left' or 'right'.")
+
+
+def check_flags(**flags: object) -> None:
+    """Raise unless all ``flags`` are bools."""
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise InvalidArgumentError(f"{name} is {flag!r}", remedy="Give True or False.")

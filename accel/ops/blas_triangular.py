@@ -1,0 +1,208 @@
+"""Ops of BLAS on triangular matrices: products and solutions, of vectors and of matrices."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar, Literal, TypeAlias
+
+from accel.compute import Transpose
+from accel.errors import InvalidArgumentError
+from accel.ops.base import FamilyOp, Plan, in_place_or_apart, not_aliased, operand, result_in, same_dtype
+from accel.ops.blas_operands import (
+    TransposeField,
+    check_factors,
+    check_flags,
+    check_side,
+    check_square,
+    check_vendor_dtype,
+    is_stored,
+    normalize,
+    transpose_of,
+)
+from accel.ref import AccelRef
+
+__all__ = ["Side", "Trmm", "Trmv", "Trsm", "Trsv"]
+
+Side: TypeAlias = Literal["left", "right"]
+
+_NONE = Transpose.NONE
+
+
+def _takes_triangle(op: TriangularVector | TriangularMatrix, other: AccelRef, ref: AccelRef) -> bool:
+    """Return whether a strided ``ref`` is the triangle alone, and lies as the kernels take it."""
+    return ref is op.a and ref is not other and ref is not op.out and is_stored(ref, transpose_of(op.trans))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TriangularVector(FamilyOp):
+    """What :class:`Trmv` and :class:`Trsv` have in common.
+
+    Parameters
+    ----------
+    a
+        (n, n), of float32, float64, complex64 or complex128. Elements of its other triangle are not read.
+    x
+        (n,), of the same dtype.
+    lower
+        Whether the lower triangle of ``a`` is the matrix; else the upper one is.
+    trans
+        What ``op`` does.
+    unit_diagonal
+        Whether the diagonal is of ones; it is not read then.
+    out
+        (n,); it may be ``x`` itself.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If shapes, dtypes or options do not fit together.
+    UnsupportedError
+        If the dtype is another one.
+    """
+
+    library: ClassVar[str] = "blas"
+
+    a: AccelRef
+    x: AccelRef
+    _: KW_ONLY
+    lower: bool = False
+    trans: TransposeField = _NONE
+    unit_diagonal: bool = False
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert fields; see :mod:`accel.ops.fields`."""
+        normalize(self, ("trans",), ())
+
+    def takes_strided(self, ref: AccelRef) -> bool:
+        """See :meth:`KernelOp.takes_strided`."""
+        return _takes_triangle(self, self.x, ref)
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a, x = operand("a", self.a, ndim=2), operand("x", self.x, ndim=1)
+        dtype = same_dtype(a=a, x=x)
+        check_vendor_dtype(self, dtype)
+        check_flags(lower=self.lower, unit_diagonal=self.unit_diagonal)
+        check_square(a)
+        if a.shape[0] != x.shape[0]:
+            raise InvalidArgumentError(f"a has shape {a.shape} and x has {x.shape[0]} elements", remedy="Give as many elements as rows.")
+        not_aliased(self.out, a=a)
+        in_place_or_apart(self.out, x=x)
+        writes, creates = result_in(self.out, x.shape, dtype)
+        return Plan((a, x), writes, creates, dtype=dtype)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Trmv(TriangularVector):
+    """``op(a) @ x`` of a triangular matrix and a vector. ``out`` may be ``x``."""
+
+    kind: ClassVar[str] = "trmv"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Trsv(TriangularVector):
+    """The ``y`` with ``op(a) @ y == x`` of a triangular matrix. ``out`` may be ``x``. A 0 on the diagonal is not looked for: it gives infinities or NaN."""
+
+    kind: ClassVar[str] = "trsv"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TriangularMatrix(FamilyOp):
+    """What :class:`Trmm` and :class:`Trsm` have in common.
+
+    Parameters
+    ----------
+    a
+        (n, n) or (batch, n, n), of float32, float64, complex64 or complex128. Elements of its other triangle are not read.
+    b
+        (n, columns) with ``side="left"``, (rows, n) with ``side="right"``; or (batch, ...). One of a and b may be a single matrix, used for the whole batch.
+    alpha
+        Scaling factor of ``b``.
+    side
+        On which side of the matrix ``op(a)`` stands.
+    lower
+        Whether the lower triangle of ``a`` is the matrix; else the upper one is.
+    trans
+        What ``op`` does.
+    unit_diagonal
+        Whether the diagonal is of ones; it is not read then.
+    out
+        Buffer of the result's shape; it may be ``b`` itself.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If shapes, dtypes or options do not fit together.
+    UnsupportedError
+        If the dtype is another one.
+    """
+
+    library: ClassVar[str] = "blas"
+
+    a: AccelRef
+    b: AccelRef
+    _: KW_ONLY
+    alpha: complex = 1.0
+    side: Side = "left"
+    lower: bool = False
+    trans: TransposeField = _NONE
+    unit_diagonal: bool = False
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert fields; see :mod:`accel.ops.fields`."""
+        normalize(self, ("trans",), ("alpha",))
+
+    @property
+    def batch_count(self) -> int:
+        """Number of matrices that are multiplied or solved for."""
+        return next((ref.shape[0] for ref in (self.a, self.b) if len(ref.shape) == 3), 1)
+
+    def takes_strided(self, ref: AccelRef) -> bool:
+        """See :meth:`KernelOp.takes_strided`."""
+        return _takes_triangle(self, self.b, ref)
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a, b = operand("a", self.a), operand("b", self.b)
+        dtype = same_dtype(a=a, b=b)
+        check_vendor_dtype(self, dtype)
+        check_side(self.side)
+        check_flags(lower=self.lower, unit_diagonal=self.unit_diagonal)
+        check_factors(dtype, alpha=self.alpha)
+        if not {len(a.shape), len(b.shape)} <= {2, 3}:
+            raise InvalidArgumentError(f"a has shape {a.shape} and b {b.shape}", remedy="Give (rows, columns) or (batch, rows, columns).")
+        check_square(a)
+        stacks = {ref.shape[0] for ref in (a, b) if len(ref.shape) == 3}
+        if len(stacks) > 1:
+            raise InvalidArgumentError(f"a has {a.shape[0]} matrices and b has {b.shape[0]}", remedy="Give both as many.")
+        if a.shape[-1] != b.shape[-2 if self.side == "left" else -1]:
+            raise InvalidArgumentError(
+                f"a has shape {a.shape} and b {b.shape}, with a on the {self.side}", remedy="Give matrices that fit, or the other side=."
+            )
+        shape = (*stacks, *b.shape[-2:])
+        not_aliased(self.out, a=a)
+        if len(b.shape) == len(shape):
+            in_place_or_apart(self.out, b=b)
+        else:
+            not_aliased(self.out, b=b)
+        writes, creates = result_in(self.out, shape, dtype)
+        return Plan((a, b), writes, creates, dtype=dtype)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Trmm(TriangularMatrix):
+    """``alpha * op(a) @ b`` of triangular matrices; with ``side="right"``, ``alpha * b @ op(a)``. ``out`` may be ``b``."""
+
+    kind: ClassVar[str] = "trmm"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Trsm(TriangularMatrix):
+    """The ``x`` with ``op(a) @ x == alpha * b`` of triangular matrices; with ``side="right"``, with ``x @ op(a) == alpha * b``. ``out`` may be ``b``.
+
+    A 0 on the diagonal is not looked for: it gives infinities or NaN.
+    """
+
+    kind: ClassVar[str] = "trsm"

@@ -1,0 +1,200 @@
+"""Ops of BLAS on vectors that only the four dtypes of every BLAS have, and the conjugated dot product."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
+
+from accel.dtype import DType
+from accel.errors import InvalidArgumentError
+from accel.ops.base import FamilyOp, Plan, not_aliased, number, operand, result_in, same_dtype, scalar
+from accel.ops.blas_operands import check_factors, check_vendor_dtype, same_shape
+from accel.ops.fields import set_fields
+from accel.ref import AccelRef, overlap
+
+__all__ = ["Asum", "Dotc", "Iamax", "Iamin", "Rot", "Swap"]
+
+_REAL = {DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Asum(FamilyOp):
+    """The sum of ``abs(x.real) + abs(x.imag)`` as a 0-d buffer of real numbers; any shape.
+
+    Parameters
+    ----------
+    x
+        float32, float64, complex64 or complex128, of any shape. The sum of no elements is 0.
+    out
+        0-d, of float32 for float32 and complex64, else of float64. It is not part of ``x``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If ``out`` does not fit.
+    UnsupportedError
+        If ``x`` is of another dtype.
+    """
+
+    library: ClassVar[str] = "blas"
+    kind: ClassVar[str] = "asum"
+
+    x: AccelRef
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x = operand("x", self.x)
+        check_vendor_dtype(self, x.dtype)
+        not_aliased(self.out, x=x)
+        writes, creates = result_in(self.out, (), _REAL.get(x.dtype, x.dtype))
+        return Plan((x,), writes, creates, dtype=x.dtype)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Dotc(FamilyOp):
+    """The sum of ``conj(x) * y`` as a 0-d buffer; any one shape. Of real buffers it is ``dot``."""
+
+    library: ClassVar[str] = "blas"
+    kind: ClassVar[str] = "dotc"
+
+    x: AccelRef
+    y: AccelRef
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x, y = operand("x", self.x), operand("y", self.y)
+        dtype = same_dtype(x=x, y=y)
+        same_shape(x, y)
+        not_aliased(self.out, x=x, y=y)
+        writes, creates = result_in(self.out, (), dtype)
+        return Plan((x, y), writes, creates, "gemm", dtype)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Extreme(FamilyOp):
+    """What :class:`Iamax` and :class:`Iamin` have in common.
+
+    Parameters
+    ----------
+    x
+        float32, float64, complex64 or complex128, of any shape but an empty one. Where it holds NaN, the result is any index.
+    out
+        0-d int64, which is not part of ``x``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If ``x`` is empty, or ``out`` does not fit.
+    UnsupportedError
+        If ``x`` is of another dtype.
+    """
+
+    library: ClassVar[str] = "blas"
+
+    x: AccelRef
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x = operand("x", self.x)
+        check_vendor_dtype(self, x.dtype)
+        if not x.size:
+            raise InvalidArgumentError(f"{self.kind} of no elements", remedy="Leave empty buffers out.")
+        not_aliased(self.out, x=x)
+        writes, creates = result_in(self.out, (), DType.INT64)
+        return Plan((x,), writes, creates, dtype=x.dtype)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Iamax(Extreme):
+    """The first index, from 0, of the largest ``abs(x.real) + abs(x.imag)``, as a 0-d int64; any shape, whose elements are counted in C order."""
+
+    kind: ClassVar[str] = "iamax"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Iamin(Extreme):
+    """The first index, from 0, of the smallest ``abs(x.real) + abs(x.imag)``, as a 0-d int64; any shape, whose elements are counted in C order."""
+
+    kind: ClassVar[str] = "iamin"
+
+
+def _check_pair(op: FamilyOp, x: AccelRef, y: AccelRef) -> DType:
+    """Check two vectors that are both written, and return their dtype."""
+    dtype = same_dtype(x=operand("x", x), y=operand("y", y))
+    check_vendor_dtype(op, dtype)
+    same_shape(x, y)
+    if overlap(x, y):
+        raise InvalidArgumentError("x and y overlap, and both are written", remedy="Give buffers, or parts of one, that do not overlap.")
+    return dtype
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Rot(FamilyOp[tuple[AccelRef, AccelRef]]):
+    """Rotate points of a plane, in place: ``x, y = c * x + s * y, c * y - conj(s) * x``; any one shape. The result is ``(x, y)``.
+
+    Parameters
+    ----------
+    x, y
+        float32, float64, complex64 or complex128. They do not overlap.
+    c
+        The cosine, a real number.
+    s
+        The sine; complex for complex elements only.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the operands do not fit each other, or ``c`` or ``s`` does not fit them.
+    UnsupportedError
+        If they are of another dtype.
+    """
+
+    library: ClassVar[str] = "blas"
+    kind: ClassVar[str] = "rot"
+
+    x: AccelRef
+    y: AccelRef
+    c: float
+    s: complex
+
+    def __post_init__(self) -> None:
+        """Convert fields; see :mod:`accel.ops.fields`."""
+        if isinstance(number("c", self.c), complex):
+            raise InvalidArgumentError(f"c is {self.c!r}, and a cosine is real", remedy="Give a real number; s may be complex.")
+        set_fields(self, c=scalar("c", self.c), s=scalar("s", self.s))
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        dtype = _check_pair(self, self.x, self.y)
+        check_factors(dtype, s=self.s)
+        return Plan((), (self.x, self.y), (), dtype=dtype, updates=True)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Swap(FamilyOp[tuple[AccelRef, AccelRef]]):
+    """Exchange the elements of ``x`` and ``y``, in place; any one shape. The result is ``(x, y)``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the operands differ in shape or dtype, or overlap.
+    UnsupportedError
+        If they are not float32, float64, complex64 or complex128.
+    """
+
+    library: ClassVar[str] = "blas"
+    kind: ClassVar[str] = "swap"
+
+    x: AccelRef
+    y: AccelRef
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        dtype = _check_pair(self, self.x, self.y)
+        return Plan((), (self.x, self.y), (), dtype=dtype, updates=True)
