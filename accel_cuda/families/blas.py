@@ -14,6 +14,7 @@ from accel_cuda.core.compute_memory import lacks_workspace
 from accel_cuda.core.family import CudaPart, Source
 from accel_cuda.core.libraries import VendorLibrary, load_module
 from accel_cuda.core.library_handle import LibraryHandle
+from accel_cuda.families import blas_matrices, blas_vectors
 from accel_cuda.families.kernels import CODES
 
 if TYPE_CHECKING:
@@ -64,6 +65,11 @@ class Blas:
         Where the work goes; its context is current.
     workspace, nbytes
         Device memory that products may use. It is the stream's own, so that products of several streams do not share any.
+
+    Attributes
+    ----------
+    fill, side, diagonal : dict
+        cuBLAS's numbers: of a triangle by whether it is the lower one, of a side, and of a diagonal by whether it is of ones.
     """
 
     def __init__(self, stream: CudaStream, workspace: int, nbytes: int) -> None:
@@ -72,6 +78,11 @@ class Blas:
         self._handle.call("set_math_mode", int(self._cublas.Math.DISALLOW_REDUCED_PRECISION_REDUCTION))
         self._handle.call("set_pointer_mode", int(self._cublas.PointerMode.HOST))
         self._types = _types(self._cublas)
+        fill, side, diagonal = self._cublas.FillMode, self._cublas.SideMode, self._cublas.DiagType
+        self.fill = {False: int(fill.UPPER), True: int(fill.LOWER)}
+        self.side = {"left": int(side.LEFT), "right": int(side.RIGHT)}
+        self.diagonal = {False: int(diagonal.NON_UNIT), True: int(diagonal.UNIT)}
+        self._modes = int(self._cublas.PointerMode.HOST), int(self._cublas.PointerMode.DEVICE)
         self._algorithm = int(self._cublas.GemmAlgo.DFALT)
         self._stream = stream
         # As ctypes has them, numbers beyond a float's range become infinite.
@@ -119,6 +130,34 @@ class Blas:
                 )  # fmt: skip
         except self._error as error:
             raise self._handle.failure(error, "batched_gemm") from error
+
+    def operation(self, dtype: DType) -> Mapping[Transpose, int]:
+        """Return cuBLAS's numbers of what is done to matrices of ``dtype``."""
+        return self._types[dtype].operation
+
+    def factors(self, dtype: DType, alpha: complex, beta: complex) -> tuple[int, int]:
+        """Return the addresses of two scaling factors in host memory, for the next call."""
+        if self._written != (dtype, alpha, beta):
+            self._write(dtype, alpha, beta)
+        return self._alpha, self._beta
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Enqueue a call of one dtype, such as ``strsm_64``; the arguments are checked."""
+        try:
+            with self._stream.context.section:
+                getattr(self._cublas, name)(self.handle, *arguments)
+        except self._error as error:
+            raise self._handle.failure(error, name) from error
+
+    def call_on_device(self, name: str, *arguments: Any) -> None:
+        """Enqueue a call that writes a number into device memory, which the last argument is the address of."""
+        host, device = self._modes
+        with self._stream.context.section:
+            self._handle.call("set_pointer_mode", device)
+            try:
+                self.call(name, *arguments)
+            finally:
+                self._handle.call("set_pointer_mode", host)
 
     def _write(self, dtype: DType, alpha: complex, beta: complex) -> None:
         """Write the scaling factors where the library reads them, during the call."""
@@ -205,6 +244,17 @@ def _matrix_by_vector(lane: Any, op: Any) -> Hashable:
     return op.kind, _placed(a), _placed(x), _placed(out), a.dtype, op.transpose_a, not op.beta
 
 
+_REFS = ("a", "b", "x", "y", "out")
+_OPTIONS = ("side", "lower", "trans", "unit_diagonal", "transpose_a", "transpose_b", "conjugate")
+
+
+def _typed(lane: Any, op: Any) -> Hashable:
+    """Return what decides which kernels the calls of one dtype take."""
+    refs = [_placed(getattr(op, name, None)) for name in _REFS]
+    dtype = (op.a if hasattr(op, "a") else op.x).dtype
+    return op.kind, dtype, *refs, *[getattr(op, name, None) for name in _OPTIONS], not getattr(op, "beta", 0.0)
+
+
 def _lacks_handle(lane: Any, op: Any) -> bool:
     return not lane.compute.has_blas
 
@@ -223,15 +273,35 @@ def _prepare(compute: Any) -> None:
     compute.prepare_blas()
 
 
+_TYPED = {**blas_vectors.KERNELS, **blas_matrices.KERNELS}
+_TRIANGULAR = ("trmv", "trsv", "trmm", "trsm")
+
 PART = CudaPart(
     libraries=(CUBLAS,),
-    kernels={"gemm": gemm, "gemm_batched": gemm_batched, "gemv": gemv, "axpy": axpy, "dot": dot, "nrm2": nrm2, "scal": scal},
-    programs=(Source("vectors", _vectors_source, functions=("axpy", "scal", "dot", "nrm2")),),
-    program=dict.fromkeys(("axpy", "scal", "dot", "nrm2"), _vectors),
-    lacks={**dict.fromkeys(("gemm", "gemm_batched", "gemv"), _lacks_handle), **dict.fromkeys(("dot", "nrm2"), lacks_workspace)},
-    signatures={"gemm": _product, "gemm_batched": _product, "gemv": _matrix_by_vector},
+    kernels={
+        "gemm": gemm,
+        "gemm_batched": gemm_batched,
+        "gemv": gemv,
+        "axpy": axpy,
+        "dot": dot,
+        "nrm2": nrm2,
+        "scal": scal,
+        **_TYPED,
+    },
+    programs=(Source("vectors", _vectors_source, functions=("axpy", "scal", "dot", "nrm2", "index")),),
+    program=dict.fromkeys(("axpy", "scal", "dot", "nrm2", "dotc", "iamax", "iamin"), _vectors),
+    lacks={
+        **dict.fromkeys(("gemm", "gemm_batched", "gemv", *_TYPED), _lacks_handle),
+        **dict.fromkeys(("dot", "nrm2"), lacks_workspace),
+        "dotc": blas_vectors.dotc_lacks,
+    },
+    signatures={"gemm": _product, "gemm_batched": _product, "gemv": _matrix_by_vector, **dict.fromkeys(_TYPED, _typed)},
     # A product whose sums are split over blocks takes two launches.
-    commands=dict.fromkeys(("gemm", "gemm_batched", "gemv", "dot", "nrm2"), 2),
+    commands={
+        **dict.fromkeys(("gemm", "gemm_batched", "gemv", "dot", "nrm2"), 2),
+        **dict.fromkeys(_TYPED, 3),
+        **dict.fromkeys(_TRIANGULAR, blas_matrices.commands),
+    },
     workspaces=1,
     prepare=_prepare,
 )

@@ -149,3 +149,6 @@ template <class F, class T> DEVICE void conclude(const typename F::template Part
     gather<Nrm2>(x, x, out, partial, n);                                                                                                       \
   }                                                                                                                                            \
   extern "C" __global__ void nrm2_end_##T(const Nrm2::Partial<T>* partial, T* out, i64 count) { conclude<Nrm2>(partial, out, count); }
+
+// cuBLAS counts the places of extremes from 1.
+extern "C" __global__ void index_from_zero(i64* index) { *index -= 1; }

@@ -1,0 +1,178 @@
+"""Ops of cuBLAS on triangular, symmetric and Hermitian matrices, and sums of matrices.
+
+A C-order matrix is the transpose of cuBLAS's column-major one, and results are computed transposed. So the triangle stands on the other side and is the other
+one of the two, and what is done to it stays the same. No element moves for this.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from accel import DType, Transpose
+from accel.ops.blas import stored
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from accel.backend import Kernel
+
+__all__ = ["KERNELS", "commands"]
+
+_LETTERS = {DType.FLOAT32: "s", DType.FLOAT64: "d", DType.COMPLEX64: "c", DType.COMPLEX128: "z"}
+_NONE, _TURNED, _CONJUGATE = Transpose.NONE, Transpose.TRANSPOSE, Transpose.CONJUGATE
+_OTHER_SIDE = {"left": "right", "right": "left"}
+# Rows of a triangle for which a solution takes a launch, and launches besides these.
+_ROWS_PER_LAUNCH, _LAUNCHES = 16, 4
+
+
+class _Triangle(NamedTuple):
+    """A triangle as it is to cuBLAS: which one, what is done to it in a transposed product, and its leading dimension."""
+
+    lower: bool
+    trans: Transpose
+    ld: int
+
+
+def _triangle(op: Any) -> _Triangle:
+    """Return ``op.a`` for a product that is computed transposed. What lies by columns already is the same triangle, and is transposed instead."""
+    ld, trans = stored(op.a, op.trans)
+    return _Triangle(op.lower is (trans is not op.trans), trans, ld)
+
+
+def _ger(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Multiply a column by a row: cuBLAS's ger adds to what is there, and has no 16-bit floats."""
+    m, n = op.x.shape[0], op.y.shape[0]
+    turn = _CONJUGATE if op.conjugate else _TURNED
+    lane.compute.product(turn, _NONE, n, m, 1, op.alpha, inputs[1], 1, inputs[0], 1, op.beta, outputs[0], n, op.x.dtype)
+
+
+def _triangular_vector(kind: str, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Multiply or solve in place, behind a copy. The conjugate of a C-order matrix is no operation of trmv and trsv: it is one of matrices of one row."""
+    (a, x), out, n, dtype = inputs, outputs[0], op.x.shape[0], op.a.dtype
+    lane.stream.ready()
+    if not n:
+        return
+    blas = lane.compute.prepare_blas()
+    if x != out:
+        lane.stream.copy(out, x, op.x.nbytes)
+    triangle, letter = _triangle(op), _LETTERS[dtype]
+    operation, diagonal, fill = blas.operation(dtype), blas.diagonal[op.unit_diagonal], blas.fill[triangle.lower]
+    if op.trans is _CONJUGATE and dtype.is_complex:
+        alpha, _ = blas.factors(dtype, 1.0, 0.0)
+        result = (out, 1) if kind == "trm" else ()
+        blas.call(
+            f"{letter}{kind}m_64", blas.side["right"], fill, operation[_CONJUGATE], diagonal, 1, n, alpha, a, triangle.ld, out, 1, *result
+        )
+    else:
+        trans = operation[_TURNED if triangle.trans is _NONE else _NONE]
+        blas.call(f"{letter}{kind}v_64", fill, trans, diagonal, n, a, triangle.ld, out, 1)
+
+
+def _matrices(op: Any, inputs: Sequence[int], out: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the addresses of a, b and the result, and how many rows these have, for each call: cuBLAS has no strided batches of triangles.
+
+    With one triangle on the right, the rows of a batch are those of one matrix.
+    """
+    a, b = inputs
+    rows, columns = op.b.shape[-2:]
+    count = op.batch_count
+    step_a = op.a.dtype.itemsize * (op.a.strides[0] if op.a.is_strided else op.a.shape[-1] ** 2) if len(op.a.shape) == 3 else 0
+    nbytes = rows * columns * op.b.dtype.itemsize
+    step_b = nbytes if len(op.b.shape) == 3 else 0
+    if not step_a and op.side == "right":
+        yield a, b, out, rows * count
+        return
+    for i in range(count):
+        yield a + i * step_a, b + i * step_b, out + i * nbytes, rows
+
+
+def _is_empty(op: Any) -> bool:
+    return 0 in op.b.shape or 0 in op.a.shape
+
+
+def _triangular(kind: str, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Multiply or solve. Solutions are made in place, behind a copy."""
+    stream, dtype = lane.stream, op.a.dtype
+    stream.ready()
+    if _is_empty(op):
+        return
+    blas = lane.compute.prepare_blas()
+    triangle, columns = _triangle(op), op.b.shape[-1]
+    form = (
+        blas.side[_OTHER_SIDE[op.side]],
+        blas.fill[triangle.lower],
+        blas.operation(dtype)[triangle.trans],
+        blas.diagonal[op.unit_diagonal],
+    )
+    alpha, _ = blas.factors(dtype, op.alpha, 0.0)
+    name = f"{_LETTERS[dtype]}{kind}_64"
+    for a, b, out, rows in _matrices(op, inputs, outputs[0]):
+        if kind == "trmm":
+            blas.call(name, *form, columns, rows, alpha, a, triangle.ld, b, columns, out, columns)
+            continue
+        if b != out:
+            stream.copy(out, b, rows * columns * dtype.itemsize)
+        blas.call(name, *form, columns, rows, alpha, a, triangle.ld, out, columns)
+
+
+def _symmetric(kind: str, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    (a, b), dtype = inputs, op.a.dtype
+    (n, _), (rows, columns) = op.a.shape, op.b.shape
+    lane.stream.ready()
+    if rows and columns:
+        blas = lane.compute.prepare_blas()
+        alpha, beta = blas.factors(dtype, op.alpha, op.beta)
+        name = f"{_LETTERS[dtype]}{kind if dtype.is_complex else 'symm'}_64"
+        side, fill = blas.side[_OTHER_SIDE[op.side]], blas.fill[not op.lower]
+        blas.call(name, side, fill, columns, rows, alpha, a, n, b, columns, beta, outputs[0], columns)
+
+
+def _update(kind: str, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Compute one triangle; the other one of a new buffer is 0."""
+    a, dtype, out = op.a, op.a.dtype, outputs[0]
+    n, k = a.shape if op.trans is _NONE else a.shape[::-1]
+    lane.stream.ready()
+    if not n:
+        return
+    blas = lane.compute.prepare_blas()
+    if op.out is None:
+        lane.stream.fill(out, bytes(dtype.itemsize), n * n)
+    alpha, beta = blas.factors(dtype, op.alpha, op.beta)
+    turn = _CONJUGATE if kind == "herk" and dtype.is_complex else _TURNED
+    trans = blas.operation(dtype)[turn if op.trans is _NONE else _NONE]
+    name = f"{_LETTERS[dtype]}{kind if dtype.is_complex else 'syrk'}_64"
+    blas.call(name, blas.fill[not op.lower], trans, n, k, alpha, inputs[0], stored(a, _NONE)[0], beta, out, n)
+
+
+def _geam(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    (a, b), dtype = inputs, op.a.dtype
+    rows, columns = op.a.shape if op.transpose_a is _NONE else op.a.shape[::-1]
+    lane.stream.ready()
+    if rows and columns:
+        blas = lane.compute.prepare_blas()
+        operation = blas.operation(dtype)
+        alpha, beta = blas.factors(dtype, op.alpha, op.beta)
+        name = f"{_LETTERS[dtype]}geam_64"
+        turn_a, turn_b = operation[op.transpose_a], operation[op.transpose_b]
+        blas.call(name, turn_a, turn_b, columns, rows, alpha, a, op.a.shape[1], beta, b, op.b.shape[1], outputs[0], columns)
+
+
+def commands(op: Any) -> int:
+    """Return how many commands an op on a triangle enqueues at most: a copy, and what cuBLAS launches for blocks of rows, for each matrix."""
+    each: int = _LAUNCHES + op.a.shape[-1] // _ROWS_PER_LAUNCH
+    return each * (op.batch_count if op.kind in ("trmm", "trsm") else 1)
+
+
+KERNELS: Mapping[str, Kernel] = {
+    "ger": _ger,
+    "trmv": partial(_triangular_vector, "trm"),
+    "trsv": partial(_triangular_vector, "trs"),
+    "trmm": partial(_triangular, "trmm"),
+    "trsm": partial(_triangular, "trsm"),
+    "symm": partial(_symmetric, "symm"),
+    "hemm": partial(_symmetric, "hemm"),
+    "syrk": partial(_update, "syrk"),
+    "herk": partial(_update, "herk"),
+    "geam": _geam,
+}

@@ -1,0 +1,83 @@
+"""Ops of cuBLAS on vectors: sums, places of extremes, conjugated products, rotations and exchanges.
+
+Results are written into device memory by the library, so that nothing waits for them on the host.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from accel import DType
+from accel_cuda.core.compute_memory import lacks_workspace
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from accel.backend import Kernel
+
+__all__ = ["KERNELS", "dotc_lacks"]
+
+_LETTERS = {DType.FLOAT32: "s", DType.FLOAT64: "d", DType.COMPLEX64: "c", DType.COMPLEX128: "z"}
+_SUMS = {DType.FLOAT32: "sasum_64", DType.FLOAT64: "dasum_64", DType.COMPLEX64: "scasum_64", DType.COMPLEX128: "dzasum_64"}
+
+
+def _asum(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Sum sizes; of no elements, write 0."""
+    stream, x = lane.stream, op.x
+    stream.ready()
+    if x.size:
+        lane.compute.prepare_blas().call_on_device(_SUMS[x.dtype], x.size, inputs[0], 1, outputs[0])
+    else:
+        stream.fill(outputs[0], bytes(x.dtype.itemsize // (2 if x.dtype.is_complex else 1)), 1)
+
+
+def _extreme(kind: str, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Find an index, which cuBLAS counts from 1; a kernel of one thread makes it one from 0."""
+    stream, x = lane.stream, op.x
+    stream.ready()
+    lane.compute.prepare_blas().call_on_device(f"i{_LETTERS[x.dtype]}{kind}_64", x.size, inputs[0], 1, outputs[0])
+    stream.launch(stream.functions["index_from_zero"], 1, 1, outputs[0])
+
+
+def _dotc(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Sum products with conjugates; of real elements as ``dot`` does."""
+    stream, x = lane.stream, op.x
+    if not x.dtype.is_complex:
+        lane.compute.dot(x.size, inputs[0], inputs[1], outputs[0], x.dtype)
+        return
+    stream.ready()
+    if x.size:
+        lane.compute.prepare_blas().call_on_device(f"{_LETTERS[x.dtype]}dotc_64", x.size, inputs[0], 1, inputs[1], 1, outputs[0])
+    else:
+        stream.fill(outputs[0], bytes(x.dtype.itemsize), 1)
+
+
+def dotc_lacks(lane: Any, op: Any) -> bool:
+    """Return whether the lane lacks what ``dotc`` takes: cuBLAS's handle for complex elements, else the workspace of the kernels for ``dot``."""
+    return not lane.compute.has_blas if op.x.dtype.is_complex else lacks_workspace(lane, op)
+
+
+def _rot(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    x = op.x
+    lane.stream.ready()
+    if x.size:
+        blas = lane.compute.prepare_blas()
+        blas.call(f"{_LETTERS[x.dtype]}rot_64", x.size, outputs[0], 1, outputs[1], 1, *blas.factors(x.dtype, op.c, op.s))
+
+
+def _swap(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    x = op.x
+    lane.stream.ready()
+    if x.size:
+        lane.compute.prepare_blas().call(f"{_LETTERS[x.dtype]}swap_64", x.size, outputs[0], 1, outputs[1], 1)
+
+
+KERNELS: Mapping[str, Kernel] = {
+    "asum": _asum,
+    "dotc": _dotc,
+    "iamax": partial(_extreme, "amax"),
+    "iamin": partial(_extreme, "amin"),
+    "rot": _rot,
+    "swap": _swap,
+}
