@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from accel.compute import Transpose, TransposeName
 from accel.dtype import DType
@@ -101,7 +101,7 @@ def same_shape(x: AccelRef, y: AccelRef) -> None:
 _VENDOR = (DType.FLOAT32, DType.FLOAT64, DType.COMPLEX64, DType.COMPLEX128)
 
 
-def check_vendor_dtype(op: FamilyOp, dtype: DType) -> None:
+def check_vendor_dtype(op: FamilyOp[Any], dtype: DType) -> None:
     """Raise :class:`UnsupportedError` unless ``dtype`` is one of the four that every BLAS has."""
     if dtype not in _VENDOR:
         raise UnsupportedError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
@@ -124,7 +124,7 @@ class Iamin(Extreme):
     kind: ClassVar[str] = "iamin"
 
 
-def _check_pair(op: FamilyOp, x: AccelRef, y: AccelRef) -> DType:
+def _check_pair(op: FamilyOp[Any], x: AccelRef, y: AccelRef) -> DType:
     """Check two vectors that are both written, and return their dtype."""
     dtype = same_dtype(x=operand("x", x), y=operand("y", y))
     check_vendor_dtype(op, dtype)

@@ -12,6 +12,7 @@ import pytest
 from accel import DType, ReduceOp, Transpose
 from accel_cuda.core.blocking import Blocking
 from accel_cuda.families.context import ContextFamilies
+from accel_cuda.families.parts import PARTS
 
 
 class Lane:
@@ -109,6 +110,41 @@ def test_what_one_lane_has_loaded_the_others_have(blocking: Blocking) -> None:
     assert blocking.may_block(other, gemm())
     run(blocking, lane, gemm())
     assert not blocking.may_block(other, gemm())
+
+
+def solve(dtype: DType = DType.FLOAT32, lower: bool = False, batch: int = 1) -> Any:
+    a = SimpleNamespace(shape=(400, 400), dtype=dtype, offset=0, is_strided=False)
+    return SimpleNamespace(kind="trsm", library="blas", a=a, b=a, out=None, lower=lower, batch_count=batch)
+
+
+def test_a_typed_call_is_beside_the_first_time_for_each_form_and_dtype(blocking: Blocking) -> None:
+    lane = Lane()
+    assert blocking.may_block(lane, solve())
+    run(blocking, lane, solve())
+    assert blocking.may_block(lane, solve())  # the lane has no handle
+    lane.compute.has_blas = True
+    assert not blocking.may_block(lane, solve())
+    assert blocking.may_block(lane, solve(lower=True))
+    assert blocking.may_block(lane, solve(DType.FLOAT64))
+
+
+def test_a_solution_counts_the_launches_of_its_rows_and_matrices() -> None:
+    count = PARTS["blas"].commands["trsm"]
+    assert callable(count)
+    assert count(solve(batch=3)) == 3 * count(solve()) > 3 * 400 // 64
+
+
+def test_a_conjugated_dot_product_lacks_what_its_dtype_takes(blocking: Blocking) -> None:
+    real, whole = (SimpleNamespace(kind="dotc", x=SimpleNamespace(shape=(8,), dtype=dtype, offset=0, is_strided=False)) for dtype in
+                   (DType.FLOAT32, DType.COMPLEX64))  # fmt: skip
+    lane = Lane()
+    for op in (real, whole):
+        run(blocking, lane, op)
+    lane.compute.has_workspace = True
+    assert not blocking.may_block(lane, real)
+    assert blocking.may_block(lane, whole)
+    lane.compute.has_blas = True
+    assert not blocking.may_block(lane, whole)
 
 
 def test_only_so_many_signatures_are_remembered(blocking: Blocking, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,8 @@ def _vectors(rng: np.random.Generator, dtype: DType, n: int) -> Iterator[Sample]
     yield _sample("swap", (x, y), (y, x), 0.0)
     c, s = 0.6, 0.48 + 0.64j if dtype.is_complex else 0.8
     expected = c * wide_x + s * wide_y, c * wide_y - np.conj(s) * wide_x
-    yield _sample("rot", (x, y), expected, sampling.sums(dtype, 4), c=c, s=s)
+    largest = max(float(np.abs(part).max(initial=0.0)) for part in (wide_x, wide_y))  # one point may be turned close to an axis
+    yield _sample("rot", (x, y), expected, sampling.sums(dtype, 4), largest, c=c, s=s)
     if n:
         yield _sample("iamax", (x,), np.asarray(np.argmax(_sizes(x))), 0.0)
         yield _sample("iamin", (x,), np.asarray(np.argmin(_sizes(x))), 0.0)
@@ -183,7 +184,7 @@ def _sums(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
         a = sampling.random(rng, (5, 3) if turn_a == "n" else (3, 5), dtype)
         b = sampling.random(rng, (5, 3) if turn_b == "n" else (3, 5), dtype)
         expected = alpha * _applied(sampling.wide(a), turn_a) + beta * _applied(sampling.wide(b), turn_b)
-        options = {"alpha": alpha, "beta": beta, "transpose_a": turn_a, "transpose_b": turn_b}
+        options: dict[str, Any] = {"alpha": alpha, "beta": beta, "transpose_a": turn_a, "transpose_b": turn_b}
         yield _sample("geam", (a, b), expected, sampling.sums(dtype, 2), **options)
     a, b = sampling.random(rng, (33, 65), dtype), sampling.random(rng, (33, 65), dtype)
     in_place = partial(_into, "geam", {"beta": 0.0})
@@ -199,4 +200,5 @@ def _outer(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
         yield _sample("ger", (x, y), -2 * np.outer(wide_x, wide_y), error, alpha=-2.0)
         options = {"beta": 1.0, "conjugate": True}
         expected = np.outer(wide_x, wide_y.conj()) + sampling.wide(c)
-        yield Sample(f"ger into {dtype.value} {m} {n}", partial(_into, "ger", options), (x, y, c), expected, error)
+        terms = float(np.abs(c).astype(np.float64).max(initial=0.0))  # one element may be close to 0
+        yield Sample(f"ger into {dtype.value} {m} {n}", partial(_into, "ger", options), (x, y, c), expected, error, terms)

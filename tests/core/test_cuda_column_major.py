@@ -216,7 +216,8 @@ class Stream:
 
 def product(*arguments: Any) -> None:
     *others, dtype = arguments
-    cpu_blas.gemm(*others, dtype.numpy)
+    multiply: Any = cpu_blas.gemm
+    multiply(*others, dtype.numpy)
 
 
 def dot(n: int, x: int, y: int, result: int, dtype: Any) -> None:

@@ -1,0 +1,152 @@
+"""BLAS besides products: what is refused, what is written in place, what is left alone, and what solves what. Values are compared by the family's samples."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import accel
+from tests.device_support import failure, opened
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@pytest.fixture
+async def device() -> AsyncIterator[accel.Device]:
+    async with opened() as device:
+        yield device
+
+
+async def test_what_does_not_fit_is_refused(device: accel.Device) -> None:
+    blas: Any = device.blas
+    a, b, x = await device.zeros((3, 3)), await device.zeros((3, 2)), await device.zeros((3,))
+    stack, double, z = await device.zeros((2, 3, 3)), await device.zeros((3,), "float64"), await device.zeros((3, 3), "complex64")
+    for wrong in (
+        blas.asum(x, out=await device.zeros((1,))),
+        blas.asum(x, out=x[0]),
+        blas.asum(z, out=z[0, 0]),
+        blas.iamax(x[:0]),
+        blas.iamin(x, out=await device.zeros((), "int32")),
+        blas.dotc(x, x[:2]),
+        blas.swap(x, x),
+        blas.swap(x, double),
+        blas.rot(x, x, 1.0, 0.0),
+        blas.rot(x[:1], x[1:2], 1j, 0.0),
+        blas.rot(x[:1], x[1:2], 1.0, 1j),
+        blas.ger(a, x),
+        blas.ger(x, x, beta=1.0),
+        blas.ger(x, x, conjugate=1),
+        blas.trmv(b, x),
+        blas.trsv(a, x[:2]),
+        blas.trsv(a, x, lower=1),
+        blas.trsv(a, x, trans="x"),
+        blas.trsv(a, x, out=a[0]),
+        blas.trmm(a, b, side="right"),
+        blas.trsm(a, b, side="top"),
+        blas.trsm(a, b, unit_diagonal=None),
+        blas.trsm(a, b, alpha=1j),
+        blas.trsm(a, x),
+        blas.trsm(stack, await device.zeros((3, 3, 3))),
+        blas.trsm(stack, b, out=b),
+        blas.trsm(a, b, out=await device.zeros((2, 3))),
+        blas.symm(b, b),
+        blas.symm(a, b, side="right"),
+        blas.symm(a, b, beta=2.0),
+        blas.hemm(a, a, out=a),
+        blas.syrk(z, trans="c"),
+        blas.herk(z, trans="t"),
+        blas.herk(z, alpha=1j),
+        blas.syrk(b, out=b),
+        blas.syrk(b, beta=1.0),
+        blas.geam(a, b),
+        blas.geam(b, b, transpose_a=True),
+        blas.geam(a, a, transpose_a=True, out=a),
+    ):
+        error = await failure(wrong, accel.InvalidArgumentError)
+        assert error.remedy, error
+        assert error.op, error
+    half, row = await device.zeros((3, 3), "float16"), await device.zeros((3,), "bfloat16")
+    for refused in (
+        *(blas.asum(row), blas.iamax(row), blas.iamin(row), blas.trmv(half, half[0]), blas.trsv(half, half[0]), blas.trmm(half, half)),
+        *(blas.trsm(half, half), blas.symm(half, half), blas.hemm(half, half), blas.syrk(half), blas.herk(half), blas.geam(half, half)),
+        *(blas.swap(row[:1], row[1:2]), blas.rot(row[:1], row[1:2], 1.0, 0.0)),
+    ):
+        await failure(refused, accel.UnsupportedError)
+
+
+async def test_products_are_solved_for_what_was_multiplied(device: accel.Device, rng: np.random.Generator) -> None:
+    n = 150  # more rows than are solved one after the other
+    a = await device.put(rng.standard_normal((n, n)) / n + 2 * np.eye(n))
+    b = rng.standard_normal((n, 3))
+    ref, x = await device.put(b), await device.put(b[:, 0])
+    for lower in (False, True):
+        for trans in (False, True):
+            form: Any = {"lower": lower, "trans": trans}
+            solved = await device.blas.trsm(a, await device.blas.trmm(a, ref, **form), **form)
+            np.testing.assert_allclose(await device.get(solved), b, rtol=1e-10, atol=1e-12)
+            found = await device.blas.trsv(a, await device.blas.trmv(a, x, **form), **form)
+            np.testing.assert_allclose(await device.get(found), b[:, 0], rtol=1e-10, atol=1e-12)
+
+
+async def test_results_are_written_over_operands_that_are_given_as_out(device: accel.Device, rng: np.random.Generator) -> None:
+    a, b = rng.standard_normal((4, 4)) + 4 * np.eye(4), rng.standard_normal((4, 4))
+    ra, rb = await device.put(a), await device.put(b)
+    assert await device.blas.trsm(ra, rb, out=rb) is rb
+    np.testing.assert_allclose(await device.get(rb), np.linalg.solve(np.triu(a), b), rtol=1e-10)
+    x = await device.put(b[0])
+    assert await device.blas.trmv(ra, x, out=x, lower=True) is x
+    np.testing.assert_allclose(await device.get(x), np.tril(a) @ b[0], rtol=1e-10)
+    first, second = await device.put(a[0]), await device.put(a[1])
+    made = await device.blas.swap(first, second)
+    assert made[0] is first
+    assert made[1] is second
+    np.testing.assert_array_equal(await device.get(first), a[1])
+
+
+async def test_the_other_triangle_is_neither_read_nor_written(device: accel.Device, rng: np.random.Generator) -> None:
+    a = rng.standard_normal((5, 5)) + 4 * np.eye(5)
+    holed = np.where(np.tri(5, dtype=bool), a, np.nan)
+    ra, rb = await device.put(holed), await device.put(np.eye(5))
+    for made in (
+        await device.blas.trmm(ra, rb, lower=True),
+        await device.blas.trsm(ra, rb, lower=True, trans=True),
+        await device.blas.symm(ra, rb, lower=True),
+    ):
+        assert np.isfinite(await device.get(made)).all()
+    unit = await device.put(np.where(np.tri(5, k=-1, dtype=bool), a, np.nan))
+    assert np.isfinite(await device.get(await device.blas.trsm(unit, rb, lower=True, unit_diagonal=True))).all()
+    out = await device.put(np.full((5, 5), np.nan))
+    got = await device.get(await device.blas.syrk(rb, out=out, lower=True))
+    np.testing.assert_array_equal(np.isnan(got), ~np.tri(5, dtype=bool))
+
+
+async def test_a_zero_on_the_diagonal_gives_infinities_and_no_error(device: accel.Device) -> None:
+    a, x = await device.put(np.diag([1.0, 0.0])), await device.put(np.ones(2))
+    np.testing.assert_array_equal(await device.get(await device.blas.trsv(a, x, lower=True)), [1.0, np.inf])
+    np.testing.assert_array_equal(await device.get(await device.blas.trsm(a, x.reshape(2, 1), alpha=0.0)), np.zeros((2, 1)))
+
+
+async def test_extremes_are_counted_from_zero_in_c_order(device: accel.Device) -> None:
+    x = await device.put(np.array([[1 + 1j, -3j], [2 + 2j, 0.5j]], np.complex64))
+    assert (await device.get(await device.blas.iamax(x))).item() == 2  # not the largest absolute value, which is 3
+    assert (await device.get(await device.blas.iamin(x.T))).item() == 3
+
+
+async def test_a_graph_replays_solutions(device: accel.Device, rng: np.random.Generator) -> None:
+    a, b = rng.standard_normal((6, 6)) + 6 * np.eye(6), rng.standard_normal((6, 2))
+    ra, rb = await device.put(a), await device.put(b)
+    async with device.graph() as graph:
+        solved = graph.blas.trsm(ra, rb, lower=True)
+        largest = graph.blas.iamax(solved)
+    for factor in (1.0, -2.0):
+        await device.put(b * factor, out=rb)
+        await graph.replay()
+        expected = np.linalg.solve(np.tril(a), factor * b)
+        np.testing.assert_allclose(await device.get(solved), expected, rtol=1e-10)
+        assert (await device.get(largest)).item() == np.argmax(np.abs(expected))
+    await graph.aclose()

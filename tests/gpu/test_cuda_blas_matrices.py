@@ -1,0 +1,99 @@
+"""cuBLAS's typed calls on the GPU: sizes of many blocks, unaligned views, graphs, and numbers that the library writes into device memory."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import accel
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("nothing_left")]
+
+TOLERANCE = {"float32": 2e-4, "float64": 1e-11, "complex64": 2e-4, "complex128": 1e-11}
+
+
+@pytest.fixture
+async def device() -> AsyncIterator[accel.Device]:
+    async with accel.System() as system:
+        yield await system.open_device("cuda", libraries=("blas",))
+
+
+def random(rng: np.random.Generator, shape: Any, dtype: str) -> Any:
+    values = rng.standard_normal(shape)
+    if dtype.startswith("complex"):
+        values = values + 1j * rng.standard_normal(shape)
+    return values.astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+async def test_large_triangles_are_solved_and_multiplied(device: accel.Device, rng: np.random.Generator, dtype: str) -> None:
+    n = 1537
+    a = (random(rng, (n, n), dtype) / n + 2 * np.eye(n)).astype(dtype)
+    b = random(rng, (n, 65), dtype)
+    ra, rb, rx = await device.put(a), await device.put(b), await device.put(b[:, 0].copy())
+    for lower in (False, True):
+        for trans in ("n", "t", "c"):
+            form: Any = {"lower": lower, "trans": trans}
+            solved = await device.get(await device.blas.trsm(ra, await device.blas.trmm(ra, rb, **form), **form))
+            np.testing.assert_allclose(solved, b, rtol=0, atol=TOLERANCE[dtype], err_msg=str(form))
+            found = await device.get(await device.blas.trsv(ra, await device.blas.trmv(ra, rx, **form), **form))
+            np.testing.assert_allclose(found, b[:, 0], rtol=0, atol=TOLERANCE[dtype], err_msg=str(form))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+async def test_vectors_of_many_blocks_and_views_that_begin_anywhere(device: accel.Device, rng: np.random.Generator, dtype: str) -> None:
+    x = random(rng, 2_000_003, dtype)
+    ref, wide = await device.put(x), x.astype("complex128")
+    for first in (0, 1, 3):
+        sizes = np.abs(x[first:].real) + np.abs(x[first:].imag)
+        view = ref[first:]
+        assert (await device.get(await device.blas.iamax(view))).item() == np.argmax(sizes), first
+        assert (await device.get(await device.blas.iamin(view))).item() == np.argmin(sizes), first
+        total = (await device.get(await device.blas.asum(view))).item()
+        assert total == pytest.approx(sizes.astype(np.float64).sum(), rel=1e-4), first
+        product = (await device.get(await device.blas.dotc(view, view))).item()
+        assert product == pytest.approx(np.vdot(wide[first:], wide[first:]), rel=1e-4), first
+
+
+async def test_a_graph_with_results_in_device_memory_is_replayed(device: accel.Device, rng: np.random.Generator) -> None:
+    n = 257
+    a, b = rng.standard_normal((n, n)) / n + 2 * np.eye(n), rng.standard_normal((n, 3))
+    ra, rb = await device.put(a), await device.put(b)
+    async with device.graph() as graph:
+        solved = graph.blas.trsm(ra, rb, lower=True)
+        column = graph.blas.trsv(ra, rb[:, 0], trans=True)
+        updated = graph.blas.syrk(rb, lower=True)
+        place, total = graph.blas.iamax(solved), graph.blas.asum(solved)
+    for factor in (1.0, -3.0):
+        await device.put(factor * b, out=rb)
+        await graph.replay()
+        expected = np.linalg.solve(np.tril(a), factor * b)
+        np.testing.assert_allclose(await device.get(solved), expected, rtol=0, atol=1e-11)
+        np.testing.assert_allclose(await device.get(column), np.linalg.solve(np.triu(a).T, factor * b[:, 0]), rtol=0, atol=1e-11)
+        np.testing.assert_allclose(await device.get(updated), np.tril(factor**2 * b @ b.T), rtol=0, atol=1e-11)
+        assert (await device.get(place)).item() == np.argmax(np.abs(expected))
+        assert (await device.get(total)).item() == pytest.approx(np.abs(expected).sum())
+    await graph.aclose()
+
+
+async def test_many_in_flight_and_products_between_keep_their_factors(device: accel.Device, rng: np.random.Generator) -> None:
+    """The host's pointer mode holds for what follows a call with a result in device memory."""
+    a = rng.standard_normal((64, 64)).astype(np.float32)
+    ra = await device.put(a)
+
+    async def one(i: int) -> None:
+        alpha = float(i + 1)
+        total, product = await asyncio.gather(device.blas.asum(ra), device.blas.symm(ra, ra, alpha=alpha))
+        half = np.triu(a, 1)
+        np.testing.assert_allclose(
+            await device.get(product), alpha * ((half + half.T + np.diag(a.diagonal())) @ a), rtol=0, atol=1e-3 * alpha
+        )
+        assert (await device.get(total)).item() == pytest.approx(np.abs(a).sum(), rel=1e-5)
+
+    await asyncio.gather(*[one(i) for i in range(32)])
