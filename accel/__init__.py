@@ -10,7 +10,7 @@
         c = await device.blas.gemm(a, a)
         result = await device.get(c)
 
-A device has the libraries ``blas``, ``linalg``, ``elementwise``, ``reduce``, ``arrays``, ``scan``, ``sort``, ``dnn``, ``fft`` and ``rng``, batches
+A device has the libraries ``blas``, ``linalg``, ``elementwise``, ``reduce``, ``arrays``, ``scan``, ``sort``, ``dnn``, ``fft``, ``rng`` and ``sparse``, batches
 (``device.batch()``) and graphs (``device.graph()``), and takes kernels of your own: CUDA C++ through ``device.compiler``, anything that enqueues through
 :class:`KernelLibrary`. Two backends come with the distribution: ``"cpu"``, and ``"cuda"`` in the package ``accel_cuda``, which is found by its entry point
 and loaded when it is asked for.
@@ -81,6 +81,7 @@ else:
     from accel.ops import KernelOp
     from accel.patterns import ModelService, serve
     from accel.ref import AccelRef, AccelToken, RefView, StridedRef, ViewToken
+    from accel.sparse_ref import SparseRef
 
 __version__ = "0.1.0"
 
@@ -142,6 +143,7 @@ __all__ = [
     "RefView",
     "RestartStrategy",
     "SpareInfo",
+    "SparseRef",
     "StaleRefError",
     "StreamStrategy",
     "StridedRef",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel.cpu.families import arrays, blas, dnn, elementwise, fft, linalg, reduce, rng, scan, solver, sort
+from accel.cpu.families import arrays, blas, dnn, elementwise, fft, linalg, reduce, rng, scan, solver, sort, sparse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,5 +25,6 @@ PARTS: Mapping[str, BackendPart] = {
     "rng": rng.PART,
     "scan": scan.PART,
     "sort": sort.PART,
+    "sparse": sparse.PART,
 }
 """Name of a family -> the CPU's part."""

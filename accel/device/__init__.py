@@ -7,6 +7,7 @@ from accel.device.compiler import Compiler, DeviceKernel, Launches
 from accel.device.device import Device
 from accel.device.graph import Graph
 from accel.device.info import DeviceHealth, DeviceInfo, MemoryInfo, PinnedInfo, SpareInfo
+from accel.device.sparse import DeviceSparse
 from accel.device.system import System
 from accel.engine.kernel_library import KernelLibrary, Operand, kernel
 from accel.engine.kernel_op import kernel_op
@@ -21,6 +22,7 @@ __all__ = [
     "DeviceHealth",
     "DeviceInfo",
     "DeviceKernel",
+    "DeviceSparse",
     "DeviceState",
     "FaultSource",
     "Graph",

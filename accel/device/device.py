@@ -17,6 +17,7 @@ from accel.device.memory_exchange import MemoryExchange
 from accel.device.memory_face import MemoryFace
 from accel.device.quarantine import opened
 from accel.device.residents import Residents
+from accel.device.sparse import DeviceSparse
 from accel.engine.kernel_library import KernelLibrary, kernels_of
 from accel.engine.kernels import LIBRARIES
 from accel.engine.lifecycle import DeviceState
@@ -70,6 +71,7 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         self._compiler = Compiler(core, sender, host)
         self._residents = Residents(core, self)
         self._xp = Namespace(self)
+        self._sparse = DeviceSparse(self._submitter, self, core.system.run_blocking)
         self._closed: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
@@ -103,6 +105,11 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
     def xp(self) -> Namespace:
         """Functions of the Python array API standard, which record expressions that are awaited; see :class:`accel.expressions.Namespace`."""
         return self._xp
+
+    @property
+    def sparse(self) -> DeviceSparse:
+        """Sparse matrices; see :class:`~accel.device.DeviceSparse`."""
+        return self._sparse
 
     @property
     def compiler(self) -> Compiler:

@@ -16,6 +16,7 @@ from accel.ops.rng import RngOps
 from accel.ops.scan import ScanOps
 from accel.ops.solver import SolverOps
 from accel.ops.sort import SortOps
+from accel.ops.sparse import SparseOps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,3 +98,8 @@ class BuiltInFamilies(Generic[M]):
     def rng(self) -> RngOps[M]:
         """Random numbers; see :class:`~accel.ops.RngOps`."""
         return self.family(RngOps)
+
+    @property
+    def sparse(self) -> SparseOps[M]:
+        """Sparse matrices; see :class:`~accel.ops.SparseOps`."""
+        return self.family(SparseOps)

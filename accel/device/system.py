@@ -131,7 +131,7 @@ class System(ActorSystem):
             say which libraries go first.
         libraries
             Libraries to make ready before this returns, and in every generation: ``"blas"``, ``"linalg"``, ``"elementwise"``, ``"reduce"``, ``"arrays"``,
-            ``"dnn"``, ``"fft"``, ``"rng"``, ``"compiler"``.
+            ``"dnn"``, ``"fft"``, ``"rng"``, ``"sparse"``, ``"compiler"``.
         memory_limit
             Bytes that may be taken from the device, for buffers and for what libraries work in.
         pinned_limit

@@ -42,6 +42,7 @@ from accel.ops.solver import (
     SolverOps,
 )
 from accel.ops.sort import Argsort, Partition, Searchsorted, SegmentSort, Sort, SortOps, Topk
+from accel.ops.sparse import Sddmm, SparseOps, Spmm, Spmv, SpsolveTriangular, Tocoo, Tocsc, Tocsr, Todense
 from accel.ops.spectral import Eig, Eigh, Eigvals, Eigvalsh, Lstsq, Pinv, Svd, Svdvals
 
 __all__ = [
@@ -152,6 +153,7 @@ __all__ = [
     "Scal",
     "ScanOps",
     "ScatterAdd",
+    "Sddmm",
     "Searchsorted",
     "SegmentReduce",
     "SegmentSort",
@@ -162,8 +164,12 @@ __all__ = [
     "SolverOps",
     "Sort",
     "SortOps",
+    "SparseOps",
     "Spec",
     "Split",
+    "Spmm",
+    "Spmv",
+    "SpsolveTriangular",
     "Stack",
     "Status",
     "Svd",
@@ -174,6 +180,10 @@ __all__ = [
     "Take",
     "TakeAlongAxis",
     "Tile",
+    "Tocoo",
+    "Tocsc",
+    "Tocsr",
+    "Todense",
     "Topk",
     "Transpose",
     "Tril",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from accel.errors import InvalidArgumentError
-from accel.ops import arrays, blas, dnn, elementwise, fft, linalg, reduce, rng, scan, solver, sort
+from accel.ops import arrays, blas, dnn, elementwise, fft, linalg, reduce, rng, scan, solver, sort, sparse
 from accel.ops.family import Family
 
 if TYPE_CHECKING:
@@ -28,10 +28,11 @@ FAMILIES = (
     dnn.FAMILY,
     fft.FAMILY,
     rng.FAMILY,
+    sparse.FAMILY,
 )
 """In the order of the documentation."""
 
-FamilyName: TypeAlias = Literal["blas", "linalg", "solver", "elementwise", "reduce", "arrays", "scan", "sort", "dnn", "fft", "rng"]
+FamilyName: TypeAlias = Literal["blas", "linalg", "solver", "elementwise", "reduce", "arrays", "scan", "sort", "dnn", "fft", "rng", "sparse"]
 """Their names, for type checkers."""
 
 

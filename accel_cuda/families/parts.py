@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from accel_cuda.core.family import CudaPart
-from accel_cuda.families import arrays, blas, dnn, elementwise, fft, linalg, reduce, rng, scan, sort
+from accel_cuda.families import arrays, blas, dnn, elementwise, fft, linalg, reduce, rng, scan, sort, sparse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +24,7 @@ PARTS: Mapping[str, CudaPart] = {
     "dnn": dnn.PART,
     "fft": fft.PART,
     "rng": rng.PART,
+    "sparse": sparse.PART,
 }
 """Name of a family -> the CUDA backend's part."""
 

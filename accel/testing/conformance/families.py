@@ -10,6 +10,7 @@ import numpy as np
 from accel.cpu.parts import PARTS
 from accel.errors import UnsupportedError
 from accel.ops import SizedOp
+from accel.sparse_ref import SparseRef
 from accel.testing.conformance.device_harness import opened
 from accel.testing.conformance.harness import difference
 
@@ -90,7 +91,8 @@ async def _check_strided(harness: Harness, device: Device, family: Family, sampl
 
 async def _compare(harness: Harness, device: Device, made: Any, sample: Sample, how: str) -> None:
     expected = sample.expected if isinstance(sample.expected, tuple) else (sample.expected,)
-    found = tuple([await device.get(ref) for ref in (made if isinstance(made, tuple) else (made,))])
+    refs = made.refs if isinstance(made, SparseRef) else made if isinstance(made, tuple) else (made,)
+    found = tuple([await device.get(ref) for ref in refs])
     for got, wanted in zip(found if sample.seen is None else sample.seen(*found), expected, strict=True):
         sizes = np.abs(wanted[np.isfinite(wanted)])
         largest = max(sizes.max(initial=0.0), sample.terms)

@@ -1,0 +1,293 @@
+"""Sparse matrices: products and triangular systems through scipy, conversions through numpy."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from accel.compute import Transpose
+from accel.cpu.families import sampling
+from accel.cpu.families.precision import blocks, wider
+from accel.cpu.views import Array, array
+from accel.dtype import DType
+from accel.errors import BackendUnavailableError
+from accel.family import BackendPart, Sample
+from accel.sparse_ref import FORMATS, SparseRef, sparse_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from accel.sparse_ref import SparseFormat
+
+__all__ = ["PART"]
+
+# Seconds: of a call, for one element, and what sends the first call to the stream's thread: an import takes tenths of a second.
+_CALL, _ELEMENT, _IMPORT = 50e-6, 4e-9, 1.0
+_INT32 = np.dtype(np.int32)
+
+
+@cache
+def _scipy() -> Any:
+    return importlib.import_module("scipy.sparse")
+
+
+def _enqueue(lane: Any, elements: int, work: Callable[[], None], *, by_scipy: bool = False) -> None:
+    """Enqueue work on so many elements.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If it needs scipy, which is not installed.
+    """
+    cost = _CALL + _ELEMENT * elements
+    if by_scipy and not _scipy.cache_info().currsize:
+        if importlib.util.find_spec("scipy") is None:
+            raise BackendUnavailableError("sparse products on the CPU need scipy", remedy="pip install 'accel-actors[cpu]'")
+        cost += _IMPORT
+    lane.stream.submit(work, cost)
+
+
+def _arrays(a: SparseRef, addresses: Sequence[int]) -> tuple[Array, Array, Array]:
+    """Return the parts of a matrix: elements, indices and indptr."""
+    data, indices, indptr = (array(address, ref.shape, ref.dtype.numpy) for address, ref in zip(addresses, a.refs, strict=False))
+    return data, indices, indptr
+
+
+def _coordinates(a: SparseRef, indices: Array, indptr: Array) -> tuple[Array, Array]:
+    """Return the row and the column of each element."""
+    major = indptr if a.format == "coo" else np.repeat(np.arange(a.major, dtype=indices.dtype), np.diff(indptr))
+    return (indices, major) if a.format == "csc" else (major, indices)
+
+
+def _applied(matrix: Any, transpose: Transpose) -> Any:
+    """Return ``op`` of a dense or sparse matrix."""
+    if transpose is Transpose.NONE:
+        return matrix
+    return matrix.T if transpose is Transpose.TRANSPOSE else matrix.T.conj()
+
+
+def _matrix(a: SparseRef, data: Array, indices: Array, indptr: Array) -> Any:
+    """Return scipy's matrix of the same elements, in the type that is computed in."""
+    scipy, data = _scipy(), data.astype(wider(data.dtype), copy=False)
+    if a.format == "coo":
+        return scipy.coo_array((data, (indptr, indices)), shape=a.shape)
+    return getattr(scipy, f"{a.format}_array")((data, indices, indptr), shape=a.shape)
+
+
+def _multiply(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    a, dense = sparse_of("a", op.a), op.x if op.kind == "spmv" else op.b
+    parts, b = _arrays(a, inputs), array(inputs[3], dense.shape, dense.dtype.numpy)
+    turned = getattr(op, "transpose_b", Transpose.NONE)
+    rows = a.shape[0] if op.transpose_a is Transpose.NONE else a.shape[1]
+    shape = (rows,) if op.kind == "spmv" else (rows, _applied(b, turned).shape[1])
+    out = array(outputs[0], shape, dense.dtype.numpy)
+
+    @np.errstate(all="ignore")
+    def work() -> None:
+        wide = wider(b.dtype)
+        product = _applied(_matrix(a, *parts), op.transpose_a) @ _applied(b, turned).astype(wide, copy=False)
+        product = product * wide.type(op.alpha)
+        out[...] = product + wide.type(op.beta) * out.astype(wide, copy=False) if op.beta else product
+
+    _enqueue(lane, (a.nnz + rows) * math.prod(shape[1:]), work, by_scipy=True)
+
+
+def _convert(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    a, target = sparse_of("a", op.a), op.target
+    data, indices, indptr = _arrays(a, inputs)
+    made, made_indices = array(outputs[0], data.shape, data.dtype), array(outputs[1], indices.shape, indices.dtype)
+    marks = a.nnz if target == "coo" else 1 + (a.shape[1] if target == "csc" else a.shape[0])
+    made_indptr = array(outputs[2], (marks,), indices.dtype)
+
+    def work() -> None:
+        rows, columns = _coordinates(a, indices, indptr)
+        major, minor = (columns, rows) if target == "csc" else (rows, columns)
+        order = np.lexsort((minor, major))
+        made[...], made_indices[...] = data[order], minor[order]
+        made_indptr[...] = major[order] if target == "coo" else np.searchsorted(major[order], np.arange(marks))
+
+    _enqueue(lane, 8 * a.nnz, work)
+
+
+def _todense(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    a = sparse_of("a", op.a)
+    data, indices, indptr = _arrays(a, inputs)
+    out = array(outputs[0], a.shape, data.dtype)
+
+    def work() -> None:
+        out[...] = 0
+        out[_coordinates(a, indices, indptr)] = data
+
+    _enqueue(lane, a.nnz + math.prod(a.shape), work)
+
+
+def _sddmm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    pattern = sparse_of("pattern", op.pattern)
+    a, b = (array(address, ref.shape, ref.dtype.numpy) for address, ref in zip(inputs, (op.a, op.b), strict=False))
+    data, indices, indptr = _arrays(pattern, inputs[2:])
+    out = array(outputs[0], data.shape, data.dtype)
+
+    @np.errstate(all="ignore")
+    def work() -> None:
+        left, right = _applied(a, op.transpose_a), _applied(b, op.transpose_b).T
+        rows, columns = _coordinates(pattern, indices, indptr)
+        for part in blocks(data.size, 2 * left.shape[1] * data.itemsize):
+            out[part] = data.dtype.type(op.alpha) * np.einsum("ik,ik->i", left[rows[part]], right[columns[part]])
+        if op.beta:
+            out[...] += data.dtype.type(op.beta) * data
+
+    _enqueue(lane, pattern.nnz * (1 + a.size // max(1, pattern.shape[0])), work)
+
+
+def _solve(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    a = sparse_of("a", op.a)
+    parts, b = _arrays(a, inputs), array(inputs[3], op.b.shape, op.b.dtype.numpy)
+    x, info = array(outputs[0], b.shape, b.dtype), array(outputs[1], (), _INT32)
+
+    @np.errstate(all="ignore")
+    def work() -> None:
+        matrix, scipy, info[...] = _matrix(a, *parts), _scipy(), 0
+        if not op.unit_diagonal and not (diagonal := matrix.diagonal()).all():
+            info[...] = 1 + np.flatnonzero(diagonal == 0)[0]
+        elif b.size:
+            triangle = (scipy.tril if op.lower else scipy.triu)(matrix, format="csr")
+            if op.unit_diagonal:
+                triangle.setdiag(1)
+            solve = importlib.import_module("scipy.sparse.linalg").spsolve_triangular
+            is_lower = op.lower is (op.transpose_a is Transpose.NONE)
+            x[...] = solve(_applied(triangle, op.transpose_a).tocsr(), b, lower=is_lower, unit_diagonal=op.unit_diagonal)
+
+    _enqueue(lane, (a.nnz + 10 * a.shape[0]) * math.prod(b.shape[1:]), work, by_scipy=True)
+
+
+_SHAPES = ((1, 1), (0, 4), (4, 0), (5, 3), (61, 40), (3, 130), (4, 4))
+_TRANSPOSES = (Transpose.NONE, Transpose.TRANSPOSE, Transpose.CONJUGATE)
+_ALL = (*sampling.ALL_FLOATS, *sampling.COMPLEX)
+_WIDE = (*sampling.FLOATS, *sampling.COMPLEX)
+
+
+def _random(rng: np.random.Generator, shape: tuple[int, int], dtype: DType, density: float = 0.2) -> Array:
+    """Return a dense matrix of which few elements are not 0; if it is large enough, a row and a column have none."""
+    dense = sampling.random(rng, shape, dtype)
+    dense[rng.random(shape) >= density] = 0
+    dense[shape[0] // 2 : shape[0] // 2 + shape[0] // 5] = 0
+    dense[:, shape[1] // 2 : shape[1] // 2 + shape[1] // 5] = 0
+    return dense
+
+
+def _parts(dense: Array, form: SparseFormat, index: Any = np.int32) -> tuple[Array, Array, Array]:
+    """Return the elements of a dense matrix that are not 0, their indices and indptr."""
+    wide = sampling.wide(dense)
+    minor, major = np.nonzero(wide.T)[::-1] if form == "csc" else np.nonzero(wide)[::-1]
+    data = (dense.T if form == "csc" else dense)[major, minor]
+    marks = major if form == "coo" else np.searchsorted(major, np.arange(1 + dense.shape[form == "csc"]))
+    return data, minor.astype(index), marks.astype(index)
+
+
+def _called(kind: str, form: SparseFormat, shape: tuple[int, int], options: dict[str, Any], sparse: Any, *refs: Any) -> Any:
+    """Call an op of a sparse matrix, which is the first three refs, and perhaps a dense operand and a buffer to write."""
+    data, indices, indptr, *others = refs
+    more = {"out": others.pop()} if "beta" in options else {}
+    return getattr(sparse, kind)(SparseRef(form, data, indices, indptr, shape), *others, **options, **more)
+
+
+def _called_sddmm(shape: tuple[int, int], options: dict[str, Any], sparse: Any, a: Any, b: Any, *refs: Any) -> Any:
+    data, indices, indptr = refs
+    return sparse.sddmm(a, b, SparseRef("csr", data, indices, indptr, shape), **options)
+
+
+def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for dtype in _ALL:
+        for form in FORMATS:
+            yield from _products(rng, dtype, form, (37, 50), np.int32)
+            yield from _conversions(rng, dtype, form, (37, 50), np.int32)
+    for number, shape in enumerate(_SHAPES):
+        for index in (np.int32, np.int64):
+            form = FORMATS[number % 3]
+            yield from _products(rng, DType.FLOAT32, form, shape, index)
+            yield from _conversions(rng, DType.FLOAT64, form, shape, index)
+    for dtype in _WIDE:
+        yield from _solutions(rng, dtype)
+        yield from _sampled(rng, dtype)
+
+
+def _products(rng: np.random.Generator, dtype: DType, form: SparseFormat, shape: tuple[int, int], index: Any) -> Iterator[Sample]:
+    dense = _random(rng, shape, dtype)
+    parts, error = _parts(dense, form, index), sampling.sums(dtype, 16)
+    for transpose in _TRANSPOSES if dtype.is_complex else _TRANSPOSES[:2]:
+        matrix = _applied(sampling.wide(dense), transpose)
+        (m, k), name = matrix.shape, f"{dtype.value}{list(shape)} {form} {transpose.value} {np.dtype(index).name}"
+        x, b = sampling.random(rng, k, dtype), sampling.random(rng, (k, 7), dtype)
+        options: dict[str, Any] = {"transpose_a": transpose}
+        yield Sample(f"spmv {name}", partial(_called, "spmv", form, shape, options), (*parts, x), matrix @ sampling.wide(x), error)
+        yield Sample(f"spmm {name}", partial(_called, "spmm", form, shape, options), (*parts, b), matrix @ sampling.wide(b), error)
+        scaled = {**options, "alpha": 0.5, "beta": -2.0}
+        y, c = sampling.random(rng, m, dtype), sampling.random(rng, (m, 7), dtype)
+        expected = 0.5 * (matrix @ sampling.wide(x)) - 2 * sampling.wide(y)
+        yield Sample(f"spmv {name} scaled", partial(_called, "spmv", form, shape, scaled), (*parts, x, y), expected, 2 * error)
+        turned = np.ascontiguousarray(b.T)
+        expected = 0.5 * (matrix @ sampling.wide(b)) - 2 * sampling.wide(c)
+        call = partial(_called, "spmm", form, shape, {**scaled, "transpose_b": True})
+        yield Sample(f"spmm {name} scaled", call, (*parts, turned, c), expected, 2 * error)
+
+
+def _conversions(rng: np.random.Generator, dtype: DType, form: SparseFormat, shape: tuple[int, int], index: Any) -> Iterator[Sample]:
+    dense = _random(rng, shape, dtype)
+    parts, name = _parts(dense, form, index), f"{dtype.value}{list(shape)} {form} {np.dtype(index).name}"
+    yield Sample(f"todense {name}", partial(_called, "todense", form, shape, {}), parts, sampling.wide(dense))
+    for target in FORMATS:
+        data, indices, indptr = _parts(dense, target, index)
+        yield Sample(f"to{target} {name}", partial(_called, f"to{target}", form, shape, {}), parts, (sampling.wide(data), indices, indptr))
+
+
+def _solutions(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
+    for n, lower, is_unit in ((1, True, False), (40, True, False), (40, False, True), (0, True, False), (133, False, False)):
+        dense = _random(rng, (n, n), dtype, 0.1) * dtype.numpy.type(0.2)
+        np.fill_diagonal(dense, 1 + rng.random(n))
+        form: SparseFormat = "csr" if n == 40 else "csc"
+        for transpose in _TRANSPOSES:
+            triangle = np.tril(sampling.wide(dense)) if lower else np.triu(sampling.wide(dense))
+            if is_unit:
+                np.fill_diagonal(triangle, 1)
+            for columns in ((), (3,)) if n > 1 else ((3,),):
+                b = sampling.random(rng, (n, *columns), dtype)
+                options = {"lower": lower, "unit_diagonal": is_unit, "transpose_a": transpose}
+                double = np.complex128 if dtype.is_complex else np.float64
+                expected = np.linalg.solve(_applied(triangle, transpose).astype(double), sampling.wide(b).astype(double))
+                name = f"spsolve_triangular {dtype.value}[{n}, {n}] {form} {transpose.value} {list(columns)}"
+                call = partial(_called, "spsolve_triangular", form, (n, n), options)
+                yield Sample(name, call, (*_parts(dense, form), b), expected, sampling.sums(dtype, 64))
+
+
+def _sampled(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
+    for m, k, n in ((1, 1, 1), (30, 17, 41), (6, 0, 5), (33, 64, 7)):
+        a, b, dense = sampling.random(rng, (m, k), dtype), sampling.random(rng, (k, n), dtype), _random(rng, (m, n), dtype, 0.3)
+        parts, error = _parts(dense, "csr"), sampling.sums(dtype, 64)
+        rows, columns = np.nonzero(sampling.wide(dense))
+        product = (sampling.wide(a) @ sampling.wide(b))[rows, columns]
+        name = f"sddmm {dtype.value}[{m}, {k}] [{k}, {n}]"
+        yield Sample(name, partial(_called_sddmm, (m, n), {}), (a, b, *parts), (product, *parts[1:]), error)
+        turned = np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)
+        call = partial(_called_sddmm, (m, n), {"alpha": 0.5, "beta": 2.0, "transpose_a": True, "transpose_b": True})
+        yield Sample(f"{name} turned", call, (*turned, *parts), (product / 2 + 2 * sampling.wide(parts[0]), *parts[1:]), error)
+
+
+PART = BackendPart(
+    {
+        "spmv": _multiply,
+        "spmm": _multiply,
+        "tocsr": _convert,
+        "tocsc": _convert,
+        "tocoo": _convert,
+        "todense": _todense,
+        "sddmm": _sddmm,
+        "spsolve_triangular": _solve,
+    },
+    wheels=("scipy",),
+    samples=_samples,
+)

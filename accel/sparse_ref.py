@@ -1,0 +1,162 @@
+"""Handles to sparse matrices on a device: three refs, a format and a shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from accel.dtype import DType
+from accel.errors import InvalidArgumentError
+from accel.ref import AccelRef, AccelToken
+
+__all__ = ["FORMATS", "SparseField", "SparseFormat", "SparseRef", "parts_of", "sparse_of"]
+
+SparseFormat: TypeAlias = Literal["csr", "csc", "coo"]
+
+FORMATS: tuple[SparseFormat, ...] = ("csr", "csc", "coo")
+"""The formats that there are."""
+
+_ELEMENTS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64, DType.COMPLEX64, DType.COMPLEX128)
+_INDICES = (DType.INT32, DType.INT64)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SparseRef:
+    """A sparse matrix on a device. Like a tuple of its refs it owns nothing else: they are freed, outlive a fault and become stale as any ref does.
+
+    Rows (of csc columns) are in order, and so are the elements of each; no element is there twice. ``device.sparse.csr`` and its like bring host arrays into
+    that form. Of refs it is taken for granted: their contents are on the device.
+
+    Parameters
+    ----------
+    format
+        ``"csr"``, ``"csc"`` or ``"coo"``, whose elements are in the order of csr.
+    data
+        The elements: float16, bfloat16, float32, float64, complex64 or complex128.
+    indices
+        int32 or int64: the column of each element; of csc, the row.
+    indptr
+        Of the dtype of ``indices``: where each row (of csc, column) begins, and the number of elements; of coo, the row of each element.
+    shape
+        Rows and columns.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If these do not fit together.
+    """
+
+    format: SparseFormat
+    data: AccelRef
+    indices: AccelRef
+    indptr: AccelRef
+    shape: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        """See that the parts fit."""
+        if self.format not in FORMATS:
+            raise InvalidArgumentError(f"format is {self.format!r}", remedy="Use 'csr', 'csc' or 'coo'.")
+        shape = self.shape
+        if not (isinstance(shape, tuple) and len(shape) == 2 and all(isinstance(n, int) and n >= 0 for n in shape)):
+            raise InvalidArgumentError(f"shape is {shape!r}", remedy="Give (rows, columns).")
+        for name in ("data", "indices", "indptr"):
+            ref = getattr(self, name)
+            if isinstance(ref, AccelToken):
+                raise InvalidArgumentError(f"{name} is a token", remedy="Turn it back into a ref first: matrix.resolved(device).")
+            if not isinstance(ref, AccelRef) or len(ref.shape) != 1:
+                raise InvalidArgumentError(f"{name} is {ref!r:.200}", remedy="Give a ref of one dimension.")
+        if self.data.dtype not in _ELEMENTS:
+            raise InvalidArgumentError(f"data is {self.data.dtype.value}", remedy="Give a float or complex dtype.")
+        if self.indices.dtype not in _INDICES or self.indptr.dtype is not self.indices.dtype:
+            raise InvalidArgumentError(
+                f"indices are {self.indices.dtype.value} and indptr is {self.indptr.dtype.value}", remedy="Give both int32, or both int64."
+            )
+        if self.indices.shape != self.data.shape or self.indptr.shape != (self._marks(),):
+            raise InvalidArgumentError(
+                f"{self.format} of shape {shape} has {self.data.size} elements, {self.indices.size} indices and indptr of {self.indptr.size}",
+                remedy=f"Give an index for each element, and indptr of {self._marks()}.",
+            )
+
+    def _marks(self) -> int:
+        """Return how many elements ``indptr`` has."""
+        return self.data.size if self.format == "coo" else self.major + 1
+
+    @property
+    def dtype(self) -> DType:
+        """Of the elements."""
+        return self.data.dtype
+
+    @property
+    def nnz(self) -> int:
+        """How many elements are stored."""
+        return self.data.size
+
+    @property
+    def ndim(self) -> int:
+        """2."""
+        return 2
+
+    @property
+    def refs(self) -> tuple[AccelRef, AccelRef, AccelRef]:
+        """``(data, indices, indptr)``, in the order in which kernels take their addresses."""
+        return self.data, self.indices, self.indptr
+
+    @property
+    def major(self) -> int:
+        """How many rows there are; of csc, columns."""
+        return self.shape[1] if self.format == "csc" else self.shape[0]
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether one of the refs is; see :attr:`AccelRef.is_stale`."""
+        return any(ref.is_stale for ref in self.refs)
+
+    @property
+    def T(self) -> SparseRef:  # noqa: N802 - as in scipy
+        """The transpose: csc of the same refs for csr, and csr for csc. Nothing is copied.
+
+        Raises
+        ------
+        InvalidArgumentError
+            For coo, whose elements would be in the order of columns.
+        """
+        if self.format == "coo":
+            raise InvalidArgumentError("coo has no transpose of the same refs", remedy="Convert it first: await device.sparse.tocsr(a).")
+        return SparseRef("csc" if self.format == "csr" else "csr", *self.refs, (self.shape[1], self.shape[0]))
+
+    def check(self) -> None:
+        """Raise what :meth:`AccelRef.check` raises, unless all refs are valid."""
+        for ref in self.refs:
+            ref.check()
+
+    def resolved(self, device: Any) -> SparseRef:
+        """Return an unpickled matrix, whose refs have travelled as tokens, with the refs of ``device``."""
+
+        def resolved(each: Any) -> AccelRef:
+            ref: AccelRef = device.resolve(each) if isinstance(each, AccelToken) else each
+            return ref
+
+        return SparseRef(self.format, resolved(self.data), resolved(self.indices), resolved(self.indptr), self.shape)
+
+
+SparseField: TypeAlias = "SparseRef | tuple[Any, ...]"
+"""A field of an op that is a sparse matrix: a caller gives a :class:`SparseRef`, and the op has its parts as a tuple, among which refs and tokens are found."""
+
+
+def sparse_of(name: str, value: SparseField) -> SparseRef:
+    """Return the matrix that a field holds; raise :class:`InvalidArgumentError` if it is none."""
+    if isinstance(value, SparseRef):
+        return value
+    if not isinstance(value, tuple) or len(value) != 5:
+        raise InvalidArgumentError(
+            f"{name} is a {type(value).__name__}, not a SparseRef", remedy="Put it on the device first: await device.sparse.put(matrix)."
+        )
+    return SparseRef(*value)
+
+
+def parts_of(name: str, value: SparseField) -> tuple[Any, ...]:
+    """Return the parts of a matrix, as an op has them."""
+    if type(value) is tuple and len(value) == 5:
+        return value
+    matrix = sparse_of(name, value)
+    return (matrix.format, *matrix.refs, matrix.shape)

@@ -1,0 +1,270 @@
+"""The ``sparse`` family on a GPU: cuSPARSE's generic interface, its conversions of formats, and a kernel that looks for zeros on a diagonal."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import TYPE_CHECKING, Any
+
+from accel import DType, SparseRef, Transpose, UnsupportedError
+from accel_cuda.core.family import CudaPart, Source
+from accel_cuda.families.kernels import CODES
+from accel_cuda.families.sparse_plans import CUSPARSE, Matrix, SparsePlans, SparseSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from accel.backend import Kernel
+    from accel_cuda.core.context import CudaContext
+    from accel_cuda.core.stream import CudaStream
+
+__all__ = ["PART", "SparseLibrary"]
+
+_BLOCK, _ALIGNED = 256, 256
+_COMMANDS = 64
+"""Commands of an op at most: the library sorts in some of its calls, and does not say in how many steps."""
+
+_NONE, _TRANSPOSE, _CONJUGATE = Transpose.NONE, Transpose.TRANSPOSE, Transpose.CONJUGATE
+_PRODUCTS = ("spmv", "spmm")
+_CONVERSIONS = ("tocsr", "tocsc", "tocoo")
+
+
+class SparseLibrary:
+    """The library of one context.
+
+    Parameters
+    ----------
+    context
+        The context.
+
+    Attributes
+    ----------
+    kernels : mapping
+        Op kind -> kernel.
+    plans : SparsePlans or None
+        The plans, once cuSPARSE is loaded.
+    """
+
+    def __init__(self, context: CudaContext) -> None:
+        self.plans: SparsePlans | None = None
+        self.kernels: Mapping[str, Kernel] = {
+            **dict.fromkeys(_PRODUCTS, self._multiply),
+            **dict.fromkeys(_CONVERSIONS, self._convert),
+            "todense": self._todense,
+            "sddmm": self._sddmm,
+            "spsolve_triangular": self._solve,
+        }
+        self._context = context
+        self._lock = threading.Lock()
+
+    def may_block(self, lane: Any, op: Any) -> bool:
+        """Return whether enqueuing ``op`` loads the library, makes a handle or a plan, or uses a plan for the first time."""
+        plans = self.plans
+        if plans is None or not plans.has_handle(lane.stream):
+            return True
+        spec = _spec(op)
+        # A result without products is scaled by a kernel, which may have to be compiled.
+        return bool(getattr(op, "beta", 0)) if spec is None else not plans.cache.is_ready(spec)
+
+    def commands(self, op: Any) -> int:
+        """Return how many commands an op enqueues at most; see :class:`accel.backend.CountsCommands`."""
+        return _COMMANDS
+
+    def prepare(self, stream: CudaStream) -> None:
+        """Load cuSPARSE, if it is not loaded, and make the stream's handle. May block."""
+        with self._context.section:
+            self._loaded().handle(stream)
+
+    def scratch_nbytes(self, op: Any) -> int | None:
+        """Return how many bytes an op works in, or ``None`` if its call has not been measured; see :class:`accel.backend.TakesScratch`."""
+        spec = _spec(op)
+        if spec is None:
+            return 0
+        nbytes = None if self.plans is None else self.plans.sizes.get(spec)
+        return None if nbytes is None else _room(op) + nbytes
+
+    def measure(self, op: Any) -> None:
+        """See that :meth:`scratch_nbytes` knows. May block."""
+        plans, spec = self._loaded(), _spec(op)
+        if spec is not None:
+            plans.measure(spec)
+
+    def close(self) -> None:
+        """Destroy the plans. May block; the streams have ended, and the context is healthy."""
+        if self.plans is not None:
+            self.plans.close()
+
+    def _loaded(self) -> SparsePlans:
+        with self._lock:
+            if self.plans is None:
+                self.plans = SparsePlans(self._context)
+            return self.plans
+
+    def _multiply(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        stream, spec, out = lane.stream, _spec(op), outputs[0]
+        with stream.ready().section:
+            if spec is None:
+                rows = _matrix_of(op).shape[op.transpose_a is not _NONE]
+                columns = 1 if op.kind == "spmv" else op.b.shape[op.transpose_b is _NONE]
+                _scale(lane, op, rows * columns, out)
+            else:
+                (self.plans or self._loaded()).run(stream, spec, inputs[:3], (inputs[3], out), outputs[-1], op.alpha, op.beta)
+
+    def _todense(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        stream, spec, a = lane.stream, _spec(op), _matrix_of(op)
+        with stream.ready().section:
+            # The library does not promise to write what the matrix does not store.
+            stream.fill(outputs[0], bytes(1), math.prod(a.shape) * a.dtype.itemsize)
+            if spec is not None:
+                (self.plans or self._loaded()).run(stream, spec, inputs[:3], outputs[:1], outputs[-1])
+
+    def _sddmm(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        stream, spec, pattern, out = lane.stream, _spec(op), _matrix_of(op), outputs[0]
+        with stream.ready().section:
+            if op.beta:
+                stream.copy(out, inputs[2], pattern.data.nbytes)
+            if spec is None:
+                _scale(lane, op, pattern.nnz, out)
+                return
+            if not op.beta:  # else the library scales what is there
+                stream.fill(out, bytes(1), pattern.data.nbytes)
+            matrix = out, inputs[3], inputs[4]
+            (self.plans or self._loaded()).run(stream, spec, matrix, inputs[:2], outputs[-1], op.alpha, op.beta)
+
+    def _solve(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        stream, spec, a, info = lane.stream, _spec(op), _matrix_of(op), outputs[1]
+        n = a.shape[0]
+        if a.format == "csc" and a.dtype.is_complex and op.transpose_a is _CONJUGATE:
+            raise UnsupportedError(
+                "cuSPARSE solves no conjugate transpose of csc", op=op.kind, remedy="Convert it first: await device.sparse.tocsr(a)."
+            )
+        with stream.ready().section:
+            if not op.check:
+                stream.fill(info, bytes(4), 1)
+            if n and not op.unit_diagonal:
+                function = stream.functions[f"sparse_diagonal_{CODES[a.dtype]}_{a.indices.dtype.itemsize}"]
+                stream.launch(function, -(-n // _BLOCK), _BLOCK, *inputs[:3], info, n)
+            if spec is not None:
+                (self.plans or self._loaded()).run(stream, spec, inputs[:3], (inputs[3], outputs[0]), outputs[-1])
+            elif op.b.size:  # the matrix stores nothing: the diagonal is 1, or the status says that it is 0
+                stream.copy(outputs[0], inputs[3], op.b.nbytes)
+
+    def _convert(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """Enqueue copies where the order of elements stays, else what brings csr into the order of csc. Of coo, indptr is made, or made into rows."""
+        stream, a, target = lane.stream, _matrix_of(op), op.target
+        index, marks = a.indices.dtype.itemsize, 1 + (a.shape[1] if target == "csc" else a.shape[0])
+        with stream.ready().section:
+            if not a.nnz:
+                if target != "coo":
+                    stream.fill(outputs[2], bytes(1), marks * index)
+                return
+            if target == a.format:
+                for source, made, ref in zip(inputs, outputs, a.refs, strict=False):
+                    stream.copy(made, source, ref.nbytes)
+                return
+            if a.indices.dtype is not DType.INT32:
+                raise UnsupportedError(
+                    f"cuSPARSE converts {a.format} to {target} with indices of int32 only", op=op.kind, remedy="Give int32 indices."
+                )
+            self._converted(stream, op, a, inputs, outputs)
+
+    def _converted(self, stream: CudaStream, op: Any, a: SparseRef, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        plans = self.plans or self._loaded()
+        handle, sparse, target, spec, scratch = plans.handle(stream), plans.handle(stream).module, op.target, _spec(op), outputs[-1]
+        data, indices, indptr = inputs[:3]
+        made = outputs[2]
+        try:
+            if spec is None:  # csr and coo have the same order
+                stream.copy(outputs[0], data, a.data.nbytes)
+                stream.copy(outputs[1], indices, a.indices.nbytes)
+            if a.format == "coo":
+                pointers = made if spec is None else scratch
+                sparse.xcoo2csr(handle.value, indptr, a.nnz, a.shape[0], pointers, 0)
+                indptr = pointers
+            if spec is not None:
+                pointers = scratch if target == "coo" else made
+                plans.run(stream, spec, (data, indices, indptr, outputs[0], outputs[1], pointers), (), scratch + _room(op))
+                indptr = pointers
+            if target == "coo":
+                sparse.xcsr2coo(handle.value, indptr, a.nnz, a.shape[0], made, 0)
+        except handle.error as error:
+            raise handle.failure(error, op.kind) from error
+
+
+def _matrix_of(op: Any) -> SparseRef:
+    """Return the sparse matrix of an op."""
+    return SparseRef(*(op.pattern if op.kind == "sddmm" else op.a))
+
+
+def _spec(op: Any) -> SparseSpec | None:
+    """Return the call of an op; ``None`` if there is nothing to compute, or if only copies and changes of indptr are to be enqueued."""
+    a = _matrix_of(op)
+    if not a.nnz:
+        return None
+    if op.kind in _CONVERSIONS:
+        form = "csc" if op.target == "csc" else "csr"
+        if a.indices.dtype is not DType.INT32 or a.format == op.target or form == ("csr" if a.format == "coo" else a.format):
+            return None
+        # What is csc of a matrix is csr of its transpose.
+        return SparseSpec("turn", Matrix("csr", a.shape[::-1] if a.format == "csc" else a.shape, a.nnz, a.dtype, a.indices.dtype))
+    if op.kind == "todense":
+        return SparseSpec("todense", _as_is(a), (a.shape,))
+    if op.kind == "sddmm":
+        k = op.a.shape[op.transpose_a is _NONE]
+        return SparseSpec("sddmm", _as_is(a), (op.a.shape, op.b.shape), (op.transpose_a, op.transpose_b)) if k else None
+    matrix, turn = _as_csr(a, op.transpose_a)
+    if op.kind == "spsolve_triangular":
+        if not op.b.size or matrix.form != "csr":
+            return None
+        lower = op.lower is (a.format == "csr")
+        return SparseSpec("spsv" if op.b.ndim == 1 else "spsm", matrix, (op.b.shape,) * 2, (turn, _NONE), lower, op.unit_diagonal)
+    rows = a.shape[op.transpose_a is not _NONE]
+    if op.kind == "spmv":
+        return SparseSpec("spmv", matrix, (op.x.shape, (rows,)), (turn, _NONE))
+    columns = op.b.shape[op.transpose_b is _NONE]
+    return SparseSpec("spmm", matrix, (op.b.shape, (rows, columns)), (turn, op.transpose_b)) if columns else None
+
+
+def _as_is(a: SparseRef) -> Matrix:
+    return Matrix(a.format, a.shape, a.nnz, a.dtype, a.indices.dtype)
+
+
+def _as_csr(a: SparseRef, transpose: Transpose) -> tuple[Matrix, Transpose]:
+    """Return csc as csr of the transpose, for which the library has the better kernels, and what is done to it then."""
+    if transpose is _CONJUGATE and not a.dtype.is_complex:
+        transpose = _TRANSPOSE
+    if a.format != "csc" or transpose is _CONJUGATE:
+        return _as_is(a), transpose
+    turned = _TRANSPOSE if transpose is _NONE else _NONE
+    return _as_is(a)._replace(form="csr", shape=(a.shape[1], a.shape[0])), turned
+
+
+def _room(op: Any) -> int:
+    """Return the bytes of an indptr that is neither given nor a result: between csc and coo."""
+    if op.kind not in _CONVERSIONS or {op.target, op.a[0]} != {"csc", "coo"}:
+        return 0
+    rows = _matrix_of(op).shape[0]
+    return -(-4 * (rows + 1) // _ALIGNED) * _ALIGNED
+
+
+def _scale(lane: Any, op: Any, count: int, out: int) -> None:
+    """Enqueue ``out *= beta``: there are no products to add."""
+    dtype = _matrix_of(op).dtype
+    if not count:
+        return
+    if op.beta:
+        lane.compute.scal(count, op.beta, out, dtype)
+    else:
+        lane.stream.fill(out, bytes(1), count * dtype.itemsize)
+
+
+def _program(op: Any) -> str:
+    return "sparse"
+
+
+PART = CudaPart(
+    open=SparseLibrary,
+    libraries=(CUSPARSE,),
+    programs=(Source("sparse", lambda code: ("sparse.cu", "")),),
+    program={"spsolve_triangular": _program},
+)

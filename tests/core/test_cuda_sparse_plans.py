@@ -1,0 +1,231 @@
+"""cuSPARSE on a library that only takes down its calls: what is asked of it, which memory each call gets, and what may block."""
+
+from __future__ import annotations
+
+import ctypes
+import secrets
+from collections import deque
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+
+from accel import DType, SparseRef, Transpose, UnsupportedError, ops
+from accel.memory import HostArena
+from accel.ref import AccelRef
+from accel_cuda.core.stream import CudaStream
+from accel_cuda.families import sparse_plans
+from accel_cuda.families.sparse import SparseLibrary
+from accel_cuda.families.sparse_plans import CUSPARSE
+from tests.cuda_support import Context, FakeLibrary, Numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DATA, INDICES, INDPTR, X, OUT, WORK = (n << 30 for n in range(1, 7))
+
+
+class FakeSparse(FakeLibrary):
+    """Its descriptors are numbers, and every call works in 1000 bytes."""
+
+    def __init__(self) -> None:
+        super().__init__(CUSPARSE.module, CUSPARSE.error)
+        self.attributes: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        answered = super().__getattr__(name)
+        if name[0].isupper() or name == "create":
+            return answered
+
+        def call(*arguments: Any) -> int:
+            answered(*arguments)
+            if name == "sp_mat_set_attribute":
+                self.attributes.append(ctypes.c_int32.from_address(arguments[2]).value)
+            if name.endswith("buffer_size"):
+                if name.startswith("sddmm"):
+                    ctypes.c_uint64.from_address(arguments[-1]).value = 1000
+                return 1000
+            self.handles += name.startswith("create_") or name.endswith("create_descr")
+            return self.handles
+
+        return call
+
+    def calls(self, name: str) -> list[list[Any]]:
+        return [arguments for each, *arguments in self.called if each == name]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSparse:
+    fake = FakeSparse()
+    fake.install(monkeypatch, CUSPARSE.name)
+    monkeypatch.setattr(sparse_plans, "load_module", lambda name, distribution: SimpleNamespace(CudaDataType=Numbers()))
+    return fake
+
+
+@pytest.fixture
+def context() -> Iterator[Any]:
+    arena = HostArena(1 << 20, block_bytes=1 << 20)
+    made = Context(arena)
+
+    def taken(name: str) -> Any:
+        def call(*arguments: Any) -> int:
+            made.driver.called.append((name, *[getattr(each, "value", each) for each in arguments]))
+            return 0
+
+        return call
+
+    made.driver.hot.fill = {1: taken("fill")}
+    made.driver.hot.copy = taken("copy")
+    yield made
+    arena.close()
+
+
+@pytest.fixture
+def lane(context: Any) -> Any:
+    scaled: list[Any] = []
+    compute = SimpleNamespace(scal=lambda *arguments: scaled.append(arguments), scaled=scaled)
+    return SimpleNamespace(stream=CudaStream(context, {}, 0), compute=compute)
+
+
+class Owner:
+    name, identity, live_generation, is_closing = "cuda:0", secrets.token_hex(4), 1, False
+    dropped: ClassVar[deque[int]] = deque()
+
+
+def ref(*shape: int, dtype: DType = DType.FLOAT32) -> AccelRef:
+    return AccelRef(Owner(), 1, shape, dtype, 1)  # type: ignore[arg-type]
+
+
+def matrix(
+    form: Any = "csr", shape: tuple[int, int] = (4, 6), nnz: int = 5, dtype: DType = DType.FLOAT32, index: DType = DType.INT32
+) -> SparseRef:
+    marks = nnz if form == "coo" else 1 + shape[form == "csc"]
+    return SparseRef(form, ref(nnz, dtype=dtype), ref(nnz, dtype=index), ref(marks, dtype=index), shape)
+
+
+def run(library: SparseLibrary, lane: Any, op: Any, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> None:
+    """Do what the layers above do."""
+    op.plan()
+    if library.scratch_nbytes(op) is None:
+        library.measure(op)
+    library.kernels[op.kind](lane, op, inputs, (*outputs, WORK))
+
+
+def test_a_plan_is_made_once_and_pointed_to_each_ops_operands(fake: FakeSparse, context: Any, lane: Any) -> None:
+    library, op = SparseLibrary(context), ops.Spmv(matrix(), ref(6), alpha=2.0)
+    assert library.may_block(lane, op)
+    assert library.scratch_nbytes(op) is None
+    library.prepare(lane.stream)
+    run(library, lane, op, (DATA, INDICES, INDPTR, X), (OUT,))
+    assert library.scratch_nbytes(op) == 1000
+    assert not library.may_block(lane, op)
+    assert library.may_block(lane, ops.Spmv(matrix(nnz=6), ref(6))), "a matrix of another size"
+    run(library, lane, op, (DATA + 64, INDICES, INDPTR, X), (OUT,))
+    assert fake.names().count("create_csr") == fake.names().count("sp_mv_buffer_size") == 1
+    ((descriptor, *first), (_, *second)) = fake.calls("csr_set_pointers")
+    assert (first, second) == ([INDPTR, INDICES, DATA], [INDPTR, INDICES, DATA + 64])
+    x, y = [values for _, values in fake.calls("dn_vec_set_values")][:2]
+    assert (x, y) == (X, OUT)
+    call = fake.calls("sp_mv")[0]
+    assert (call[1], call[3], call[-1]) == (0, descriptor, WORK)
+    library.close()
+    assert [name for name in fake.names() if name.startswith("destroy_")] == ["destroy_dn_vec", "destroy_dn_vec", "destroy_sp_mat"]
+
+
+def test_csc_is_multiplied_as_csr_of_the_transpose(fake: FakeSparse, context: Any, lane: Any) -> None:
+    library = SparseLibrary(context)
+    for dtype, transpose, form, turn in (
+        (DType.FLOAT32, Transpose.NONE, "csr", 1),
+        (DType.FLOAT32, Transpose.CONJUGATE, "csr", 0),
+        (DType.COMPLEX64, Transpose.TRANSPOSE, "csr", 0),
+        (DType.COMPLEX64, Transpose.CONJUGATE, "csc", 2),
+    ):
+        fake.called.clear()
+        x = ref(6 if transpose is Transpose.NONE else 4, dtype=dtype)
+        run(library, lane, ops.Spmv(matrix("csc", dtype=dtype), x, transpose_a=transpose), (DATA, INDICES, INDPTR, X), (OUT,))
+        assert fake.calls("sp_mv")[0][1] == turn
+        (made,) = fake.calls(f"create_{form}")
+        assert made[:3] == ([6, 4, 5] if form == "csr" else [4, 6, 5])
+
+
+def test_conversions_go_through_csr_and_change_of_order(fake: FakeSparse, context: Any, lane: Any) -> None:
+    library = SparseLibrary(context)
+    made = OUT, OUT + 4096, OUT + 8192
+    for form, kind, steps in (
+        ("csr", ops.Tocsc, [("csr2csc_ex2", (4, 6), INDPTR, made[2])]),
+        ("csc", ops.Tocsr, [("csr2csc_ex2", (6, 4), INDPTR, made[2])]),
+        ("coo", ops.Tocsr, [("xcoo2csr", INDPTR, made[2])]),
+        ("csr", ops.Tocoo, [("xcsr2coo", INDPTR, made[2])]),
+        ("coo", ops.Tocsc, [("xcoo2csr", INDPTR, WORK), ("csr2csc_ex2", (4, 6), WORK, made[2])]),
+        ("csc", ops.Tocoo, [("csr2csc_ex2", (6, 4), INDPTR, WORK), ("xcsr2coo", WORK, made[2])]),
+        ("csr", ops.Tocsr, []),
+    ):
+        fake.called.clear()
+        op = kind(matrix(form))
+        run(library, lane, op, (DATA, INDICES, INDPTR), made)
+        seen: list[Any] = []
+        for name, *arguments in fake.called:
+            if name == "csr2csc_ex2":
+                seen.append((name, tuple(arguments[1:3]), arguments[5], arguments[8]))
+                assert arguments[-1] == WORK + (256 if len(steps) > 1 else 0)
+            elif name in ("xcoo2csr", "xcsr2coo"):
+                seen.append((name, arguments[1], arguments[4]))
+                assert arguments[2:4] == [5, 4], "elements and rows"
+        assert seen == steps, (form, kind)
+        assert library.scratch_nbytes(op) == (1000 if any(step[0] == "csr2csc_ex2" for step in steps) else 0) + 256 * (len(steps) > 1)
+    with pytest.raises(UnsupportedError, match="int32"):
+        run(library, lane, ops.Tocsc(matrix(index=DType.INT64)), (DATA, INDICES, INDPTR), made)
+
+
+def test_without_elements_nothing_is_asked_of_the_library(fake: FakeSparse, context: Any, lane: Any) -> None:
+    library, empty, out = SparseLibrary(context), matrix(nnz=0), ref(4)
+    library.prepare(lane.stream)
+    fake.called.clear()
+    plain, scaled = ops.Spmv(empty, ref(6)), ops.Spmv(empty, ref(6), out=out, beta=2.0)
+    run(library, lane, plain, (0, 0, INDPTR, X), (OUT,))
+    run(library, lane, scaled, (0, 0, INDPTR, X), (OUT,))
+    assert [call[0] for call in lane.stream.context.driver.called if call[0] == "fill"] == ["fill"]
+    assert lane.compute.scaled == [(4, 2.0, OUT, DType.FLOAT32)]
+    assert library.may_block(lane, scaled), "the kernel that scales may have to be compiled"
+    assert not library.may_block(lane, plain)
+    run(library, lane, ops.Tocsc(empty), (0, 0, INDPTR), (0, 0, OUT))
+    assert fake.called == []
+
+
+def test_a_triangular_system_is_analysed_each_time(fake: FakeSparse, context: Any, lane: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = SparseLibrary(context)
+    launched: list[Any] = []
+    lane.stream.functions = {"sparse_diagonal_f32_4": "diagonal"}
+    monkeypatch.setattr(CudaStream, "launch", lambda self, *arguments: launched.append(arguments))
+    op = ops.SpsolveTriangular(matrix("csc", (4, 4)), ref(4, 3))
+    for _ in range(2):
+        run(library, lane, op, (DATA, INDICES, INDPTR, X), (OUT, OUT + 512))
+    assert launched == [("diagonal", 1, 256, DATA, INDICES, INDPTR, OUT + 512, 4)] * 2
+    assert [each[1] for each in fake.calls("sp_sm_analysis")] == [1, 1], "csr of the transpose, whose transpose is solved"
+    steps = ("analysis", "solve", "destroy_descr")
+    assert [name[6:] for name in fake.names() if name.startswith("sp_sm_") and name[6:] in steps] == ["destroy_descr", *steps, *steps]
+    assert fake.calls("sp_sm_analysis")[0][-1] == WORK
+    assert fake.names().count("create_csr") == 1
+    assert fake.attributes == [1, 0], "lower csc is upper csr, whose diagonal is read"
+    run(
+        library,
+        lane,
+        ops.SpsolveTriangular(matrix("csr", (4, 4)), ref(4), unit_diagonal=True),
+        (DATA, INDICES, INDPTR, X),
+        (OUT, OUT + 512),
+    )
+    assert fake.attributes[2:] == [0, 1]
+    assert len(launched) == 2, "no diagonal is looked at"
+    refused = ops.SpsolveTriangular(matrix("csc", (4, 4), dtype=DType.COMPLEX64), ref(4, dtype=DType.COMPLEX64), transpose_a="c")
+    with pytest.raises(UnsupportedError, match="conjugate"):
+        run(library, lane, refused, (DATA, INDICES, INDPTR, X), (OUT, OUT + 512))
+
+
+def test_sampled_products_add_to_a_copy_of_the_pattern(fake: FakeSparse, context: Any, lane: Any) -> None:
+    library, pattern = SparseLibrary(context), matrix()
+    op = ops.Sddmm(ref(4, 3), ref(3, 6), pattern, beta=2.0)
+    run(library, lane, op, (X, X + 512, DATA, INDICES, INDPTR), (OUT,))
+    assert fake.calls("csr_set_pointers")[0][1:] == [INDPTR, INDICES, OUT]
+    assert ("copy", OUT, DATA, 20, 77) in lane.stream.context.driver.called
+    assert [values for _, values in fake.calls("dn_mat_set_values")] == [X, X + 512]
+    assert library.scratch_nbytes(op) == 1000

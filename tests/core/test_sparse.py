@@ -1,0 +1,171 @@
+"""Sparse matrices: how they come to the device and back, their refs, and what is refused. Values are compared by the samples of the family."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import accel
+from accel import ops
+from tests.device_support import failure, opened
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+scipy = pytest.importorskip("scipy.sparse")
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@pytest.fixture
+async def device() -> AsyncIterator[accel.Device]:
+    async with opened() as device:
+        yield device
+
+
+def matrix(rng: np.random.Generator, rows: int = 30, columns: int = 20, form: str = "csr") -> Any:
+    return scipy.random_array((rows, columns), density=0.15, format=form, rng=rng)
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "coo"])
+async def test_a_matrix_comes_back_as_it_was_put(device: accel.Device, rng: np.random.Generator, form: str) -> None:
+    source = matrix(rng, form=form)
+    ref = await device.sparse.put(source)
+    assert (ref.format, ref.shape, ref.nnz, ref.dtype, ref.ndim) == (form, (30, 20), source.nnz, accel.DType.FLOAT64, 2)
+    assert ref.indices.dtype is ref.indptr.dtype is accel.DType.INT32
+    back = await device.sparse.get(ref)
+    assert back.format == form
+    assert (back != source).nnz == 0
+    lil = await device.sparse.put(source.tolil())
+    assert lil.format == "csr"
+
+
+async def test_host_arrays_are_brought_into_order_and_added_up(device: accel.Device) -> None:
+    data, rows, columns = np.array([1.0, 2.0, 4.0, 8.0]), np.array([2, 0, 2, 0]), np.array([1, 3, 1, 0])
+    a = await device.sparse.coo((data, (rows, columns)), shape=(3, 4))
+    assert [(await device.get(each)).tolist() for each in a.refs] == [[8, 2, 5], [0, 3, 1], [0, 0, 2]]
+    b = await device.sparse.csr((data, np.array([3, 0, 2, 2]), np.array([0, 2, 2, 4], np.int64)), shape=(3, 4))
+    assert [(await device.get(each)).tolist() for each in b.refs] == [[2, 1, 12], [0, 3, 2], [0, 2, 2, 3]]
+    c = await device.sparse.csc((data[:2], np.array([1, 0]), np.array([0, 1, 2])), shape=(2, 2))
+    assert (await device.get(await device.sparse.todense(c))).tolist() == [[0, 2], [1, 0]]
+    empty = await device.sparse.csr((np.empty(0, np.float32), np.empty(0, int), np.zeros(4, int)), shape=(3, 0))
+    assert empty.nnz == 0
+
+
+async def test_refs_are_taken_as_they_are_and_the_transpose_has_the_same(device: accel.Device) -> None:
+    refs = [await device.put(each) for each in (np.ones(2, np.float32), np.array([0, 2]), np.array([0, 1, 2]))]
+    a = await device.sparse.csr((refs[0], refs[1], refs[2]), shape=(2, 3))
+    assert a.refs == tuple(refs)
+    turned = a.T
+    assert (turned.format, turned.shape, turned.refs) == ("csc", (3, 2), a.refs)
+    assert (turned.T.format, turned.T.shape) == ("csr", (2, 3))
+    made = await device.sparse.tocsr(turned)
+    assert (await device.get(await device.sparse.todense(made))).tolist() == [[1, 0], [0, 0], [0, 1]]
+
+
+async def test_what_does_not_fit_is_refused(device: accel.Device, rng: np.random.Generator) -> None:
+    sparse = device.sparse
+    a, whole = await sparse.put(matrix(rng)), await device.zeros((30, 20), "float64")
+    coo, square = await sparse.tocoo(a), await sparse.put(matrix(rng, 5, 5))
+    x, single = await device.zeros((20,), "float64"), await device.zeros((20,), "float32")
+    ones, two, marks = await device.put(np.ones(2)), await device.put(np.array([0, 1])), await device.put(np.array([0, 1, 2]))
+    wrong: list[Any] = [
+        sparse.spmv(whole, x),  # type: ignore[arg-type]
+        sparse.spmv(a, single),
+        sparse.spmv(a, x, transpose_a=True),
+        sparse.spmv(a, x, beta=1.0),
+        sparse.spmv(a, x, alpha=1j),
+        sparse.spmv(a, x, transpose_a="what"),  # type: ignore[arg-type]
+        sparse.spmv(square, a.data[:5], out=a.data[:5]),
+        sparse.spmv(a, x, out=x),
+        sparse.spmm(a, x),
+        sparse.spmm(a, whole),
+        sparse.spmm(a, whole, transpose_b=True, out=whole),
+        sparse.todense(a, out=await device.zeros((20, 30), "float64")),
+        sparse.sddmm(whole, whole, a),
+        sparse.sddmm(whole, whole, coo, transpose_b=True),
+        sparse.spsolve_triangular(a, x),
+        sparse.spsolve_triangular(square, x),
+        sparse.spsolve_triangular(await sparse.tocoo(square), x[:5]),
+        sparse.spsolve_triangular(square, x[:5], lower=1),  # type: ignore[arg-type]
+        sparse.put(np.eye(3)),
+        sparse.csr((ones, two, np.array([0, 1, 2])), shape=(2, 2)),
+        sparse.csr((ones, two, marks), shape=(3, 2)),
+        sparse.csr((ones, two, await device.put(np.array([0, 1, 2], np.int32))), shape=(2, 2)),
+        sparse.csr((two, two, marks), shape=(2, 2)),
+        sparse.csr((ones, two), shape=(2, 2)),  # type: ignore[arg-type]
+        sparse.coo((ones, two, two), shape=(2, 2)),  # type: ignore[arg-type]
+        sparse.csr((np.ones(2), np.array([0, 2]), np.array([0, 1, 2])), shape=(2, 2)),
+        sparse.csr((np.ones(2), np.array([0, -1]), np.array([0, 1, 2])), shape=(2, 2)),
+        sparse.csr((np.ones(2), np.array([0, 1]), np.array([0, 2, 1])), shape=(2, 2)),
+        sparse.csr((np.ones(2), np.array([0.0, 1.0]), np.array([0, 1, 2])), shape=(2, 2)),
+    ]
+    for number, call in enumerate(wrong):
+        error = await failure(call, accel.InvalidArgumentError)
+        assert error.remedy, number
+    with pytest.raises(accel.InvalidArgumentError, match="no transpose"):
+        _ = coo.T
+    half = await sparse.csr((await device.zeros((2,), "float16"), two, marks), shape=(2, 2))
+    await failure(sparse.spsolve_triangular(half, await device.zeros((2,), "float16")), accel.UnsupportedError)
+
+
+async def test_a_singular_matrix_is_the_ops_error_which_names_the_row(device: accel.Device) -> None:
+    dense = np.array([[2.0, 0, 0], [1, 0, 0], [1, 1, 0]])
+    for source in (scipy.csr_array(dense), scipy.csc_array(dense), scipy.csr_array((np.array([2.0, 0.0, 0.0]), [0, 1, 2], [0, 1, 2, 3]))):
+        a, b = await device.sparse.put(source), await device.put(np.ones(3))
+        error = await failure(device.sparse.spsolve_triangular(a, b), accel.LinAlgError)
+        assert error.info == 2
+        _, info = await device.sparse.spsolve_triangular(a, b, check=False)
+        assert int(await device.get(info)) == 2
+        x = await device.sparse.spsolve_triangular(a, b, unit_diagonal=True)
+        triangle = np.tril(source.toarray(), -1) + np.eye(3)
+        np.testing.assert_allclose(triangle @ await device.get(x), 1)
+    good = await device.sparse.put(scipy.csr_array(np.eye(3)))
+    async with device.batch() as batch:
+        y, info = batch.sparse.spsolve_triangular(good, b, check=False)
+    assert ((await device.get(y)).tolist(), int(await device.get(info))) == ([1, 1, 1], 0)
+
+
+@pytest.mark.parametrize("host", ["inline", "process"])
+async def test_ops_of_matrices_travel_and_are_recorded(rng: np.random.Generator, host: Any) -> None:
+    source, x = matrix(rng), rng.standard_normal(20)
+    async with opened(host=host) as device:
+        a, ref = await device.sparse.put(source), await device.put(x)
+        async with device.graph() as graph:
+            turned = graph.sparse.tocsr(a.T)
+            back = graph.sparse.spmv(turned, graph.sparse.spmv(a, ref), alpha=2.0)
+        await graph.replay()
+        np.testing.assert_allclose(await device.get(back), 2 * (source.T @ (source @ x)))
+        op = pickle.loads(pickle.dumps(ops.Spmv(a, ref)))
+        np.testing.assert_allclose(await device.get(await device.run(op)), source @ x)
+        travelled = pickle.loads(pickle.dumps(a))
+        await failure(device.sparse.spmv(travelled, ref), accel.InvalidArgumentError)
+        assert travelled.resolved(device).refs == a.refs
+        await device.free(a.data)
+        assert a.is_stale
+        await failure(device.sparse.spmv(a, ref), accel.StaleRefError)
+        with pytest.raises(accel.StaleRefError):
+            a.check()
+
+
+async def test_a_durable_matrix_outlives_a_fault(rng: np.random.Generator) -> None:
+    source, plan = matrix(rng), accel.testing.FaultPlan().poison_at(1, op="todense")
+    async with opened(faults=plan) as device:
+        kept, lost = await device.sparse.put(source, durable=True), await device.sparse.put(source)
+        await failure(device.sparse.todense(kept), accel.ContextPoisonedError)
+        np.testing.assert_array_equal(await device.get(await device.sparse.todense(kept)), source.toarray())
+        assert lost.is_stale
+        assert not kept.is_stale
+
+
+async def test_without_scipy_products_say_what_to_install(device: accel.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    from accel.cpu.families import sparse
+
+    sparse._scipy.cache_clear()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    a = await device.sparse.csr((np.ones(1), np.zeros(1, int), np.array([0, 1])), shape=(1, 1))
+    error = await failure(device.sparse.spmv(a, await device.put(np.ones(1))), accel.BackendUnavailableError)
+    assert "pip install" in error.remedy
+    assert (await device.get(await device.sparse.todense(a))).tolist() == [[1]]

@@ -1,0 +1,116 @@
+"""Sparse matrices on the GPU: large ones, replays, first uses, and the limits of cuSPARSE; the samples of the family have all dtypes and formats."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import accel
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+scipy = pytest.importorskip("scipy.sparse")
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("nothing_left")]
+
+
+@pytest.fixture
+async def device() -> AsyncIterator[accel.Device]:
+    async with accel.System() as system:
+        yield await system.open_device("cuda", libraries=("sparse",))
+
+
+def matrix(rng: np.random.Generator, rows: int, columns: int, per_row: int, form: str) -> Any:
+    count = rows * per_row
+    places = rng.integers(0, rows, count), rng.integers(0, columns, count)
+    return scipy.coo_array((rng.standard_normal(count), places), shape=(rows, columns)).tocsr().asformat(form)
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "coo"])
+async def test_large_matrices_are_multiplied_and_converted(device: accel.Device, rng: np.random.Generator, form: str) -> None:
+    source = matrix(rng, 200_003, 100_001, 12, form)
+    x, b = rng.standard_normal(100_001), rng.standard_normal((100_001, 17))
+    a = await device.sparse.put(source)
+    csr = source.tocsr()
+    for transpose in (False, True):
+        operand, each, many = (csr.T, rng.standard_normal(200_003), None) if transpose else (csr, x, b)
+        got = await device.get(await device.sparse.spmv(a, await device.put(each), transpose_a=transpose))
+        np.testing.assert_allclose(got, operand @ each, rtol=1e-10, atol=1e-10)
+        if many is not None:
+            got = await device.get(await device.sparse.spmm(a, await device.put(many)))
+            np.testing.assert_allclose(got, operand @ many, rtol=1e-10, atol=1e-10)
+    for target in ("csr", "csc", "coo"):
+        made = await device.sparse.get(await getattr(device.sparse, f"to{target}")(a))
+        assert made.format == target
+        assert abs(made.tocsr() - csr).max() == 0
+
+
+async def test_replays_multiply_what_is_there_then(device: accel.Device, rng: np.random.Generator) -> None:
+    source = matrix(rng, 3000, 2000, 8, "csr")
+    a, x = await device.sparse.put(source), await device.put(rng.standard_normal(2000))
+    async with device.graph() as graph:
+        y = graph.sparse.spmv(a, x)
+        z = graph.sparse.spmv(graph.sparse.tocsr(a.T), y, alpha=0.5)
+    for _ in range(3):
+        values, vector = rng.standard_normal(source.nnz), rng.standard_normal(2000)
+        await device.put(values, out=a.data)
+        await device.put(vector, out=x)
+        await graph.replay()
+        source.data[:] = values
+        np.testing.assert_allclose(await device.get(z), 0.5 * (source.T @ (source @ vector)), rtol=1e-10, atol=1e-9)
+    await graph.aclose()
+
+
+async def test_a_triangular_matrix_whose_elements_change_is_analysed_anew(device: accel.Device, rng: np.random.Generator) -> None:
+    n = 20_000
+    lower = (scipy.tril(matrix(rng, n, n, 4, "csr"), -1) * 0.1 + 2 * scipy.eye_array(n)).tocsr()
+    lower.sort_indices()
+    a, b = await device.sparse.put(lower), rng.standard_normal((n, 3))
+    ref = await device.put(b)
+    for factor in (1.0, 3.0):
+        await device.put(lower.data * factor, out=a.data)
+        x = await device.get(await device.sparse.spsolve_triangular(a, ref))
+        np.testing.assert_allclose(factor * (lower @ x), b, rtol=1e-8, atol=1e-8)
+        x = await device.get(await device.sparse.spsolve_triangular(a, ref[:, 0], transpose_a=True))
+        np.testing.assert_allclose(factor * (lower.T @ x), b[:, 0], rtol=1e-8, atol=1e-8)
+
+
+async def test_zeros_and_holes_on_a_diagonal_are_found_and_the_device_goes_on(device: accel.Device) -> None:
+    n = 5000
+    whole = scipy.eye_array(n, format="csr")
+    for row in (0, 1234, n - 1):
+        zero = whole.copy()
+        zero.data[row] = 0
+        hole = whole.copy()
+        hole.data[row] = 0
+        hole.eliminate_zeros()
+        for source in (zero, hole):
+            a, b = await device.sparse.put(source), await device.put(np.ones(n))
+            with pytest.raises(accel.LinAlgError) as caught:
+                await device.sparse.spsolve_triangular(a, b)
+            assert caught.value.info == row + 1
+    good = await device.sparse.put(whole)
+    assert (await device.get(await device.sparse.spsolve_triangular(good, b))).sum() == n
+
+
+async def test_many_sizes_and_streams_share_the_plans(device: accel.Device, rng: np.random.Generator) -> None:
+    sources = [matrix(rng, 50 + 3 * i, 40, 3, "csr") for i in range(300)]  # more than the plans that are kept
+    refs, x = [await device.sparse.put(source) for source in sources], rng.standard_normal(40)
+    ref = await device.put(x)
+    for _ in range(2):
+        made = await asyncio.gather(*[device.sparse.spmv(a, ref) for a in refs])
+        for source, y in zip(sources, made, strict=True):
+            np.testing.assert_allclose(await device.get(y), source @ x, rtol=1e-10, atol=1e-12)
+
+
+async def test_what_cusparse_has_not_is_refused(device: accel.Device) -> None:
+    data, index, marks = [await device.put(each) for each in (np.ones(2, np.complex64), np.array([0, 1]), np.array([0, 1, 2]))]
+    wide = await device.sparse.csr((data, index, marks), shape=(2, 2))
+    with pytest.raises(accel.UnsupportedError, match="int32"):
+        await device.sparse.tocsc(wide)
+    with pytest.raises(accel.UnsupportedError, match="conjugate"):
+        await device.sparse.spsolve_triangular(wide.T, data, transpose_a="c")
+    assert (await device.get(await device.sparse.spmv(wide, data))).tolist() == [1, 1]
