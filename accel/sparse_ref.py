@@ -9,14 +9,16 @@ from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.ref import AccelRef, AccelToken
 
-__all__ = ["FORMATS", "SparseField", "SparseFormat", "SparseRef", "parts_of", "sparse_of"]
+__all__ = ["ELEMENTS", "FORMATS", "SparseField", "SparseFormat", "SparseRef", "parts_of", "sparse_of"]
 
 SparseFormat: TypeAlias = Literal["csr", "csc", "coo"]
 
 FORMATS: tuple[SparseFormat, ...] = ("csr", "csc", "coo")
 """The formats that there are."""
 
-_ELEMENTS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64, DType.COMPLEX64, DType.COMPLEX128)
+ELEMENTS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64, DType.COMPLEX64, DType.COMPLEX128)
+"""Dtypes of elements."""
+
 _INDICES = (DType.INT32, DType.INT64)
 
 
@@ -65,7 +67,7 @@ class SparseRef:
                 raise InvalidArgumentError(f"{name} is a token", remedy="Turn it back into a ref first: matrix.resolved(device).")
             if not isinstance(ref, AccelRef) or len(ref.shape) != 1:
                 raise InvalidArgumentError(f"{name} is {ref!r:.200}", remedy="Give a ref of one dimension.")
-        if self.data.dtype not in _ELEMENTS:
+        if self.data.dtype not in ELEMENTS:
             raise InvalidArgumentError(f"data is {self.data.dtype.value}", remedy="Give a float or complex dtype.")
         if self.indices.dtype not in _INDICES or self.indptr.dtype is not self.indices.dtype:
             raise InvalidArgumentError(
@@ -123,6 +125,10 @@ class SparseRef:
         if self.format == "coo":
             raise InvalidArgumentError("coo has no transpose of the same refs", remedy="Convert it first: await device.sparse.tocsr(a).")
         return SparseRef("csc" if self.format == "csr" else "csr", *self.refs, (self.shape[1], self.shape[0]))
+
+    def trimmed(self, count: int) -> SparseRef:
+        """Return the matrix of the first ``count`` elements, with views of the same refs: for results of batches, which have room for more than there are."""
+        return SparseRef(self.format, self.data[:count], self.indices[:count], self.indptr, self.shape)
 
     def check(self) -> None:
         """Raise what :meth:`AccelRef.check` raises, unless all refs are valid."""

@@ -92,7 +92,9 @@ class DeviceSparse(SparseOps[Awaited]):
         """
         if not hasattr(matrix, "tocsr") or isinstance(matrix, SparseRef) or len(matrix.shape) != 2:
             raise InvalidArgumentError(
-                f"{type(matrix).__name__} is no sparse matrix of scipy's", remedy="Dense arrays: await device.put(array).", op="put"
+                f"{type(matrix).__name__} is no sparse matrix of scipy's",
+                remedy="Dense arrays: device.put, then device.sparse.fromdense.",
+                op="put",
             )
         if matrix.format not in FORMATS:
             matrix = await self._run_blocking(matrix.tocsr)

@@ -42,10 +42,11 @@ from accel.ops.solver import (
     SolverOps,
 )
 from accel.ops.sort import Argsort, Partition, Searchsorted, SegmentSort, Sort, SortOps, Topk
-from accel.ops.sparse import Sddmm, SparseOps, Spmm, Spmv, SpsolveTriangular, Tocoo, Tocsc, Tocsr, Todense
+from accel.ops.sparse import Add, Fromdense, Sddmm, SparseOps, Spmm, Spmv, SpsolveTriangular, Tocoo, Tocsc, Tocsr, Todense
 from accel.ops.spectral import Eig, Eigh, Eigvals, Eigvalsh, Lstsq, Pinv, Svd, Svdvals
 
 __all__ = [
+    "Add",
     "Advise",
     "Arange",
     "Argsort",
@@ -94,6 +95,7 @@ __all__ = [
     "Fill",
     "Flip",
     "Free",
+    "Fromdense",
     "Fused",
     "Geam",
     "Gemm",

@@ -8,24 +8,26 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from accel.compute import Transpose
 from accel.dtype import DType
 from accel.errors import AccelError, InvalidArgumentError, LinAlgError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, Shape, Spec, Status, factor, not_aliased, operand, result_in, same_dtype, scalar
+from accel.ops.base import FamilyOp, Plan, Shape, SizedOp, Spec, Status, factor, not_aliased, operand, result_in, same_dtype, scalar
 from accel.ops.blas import TransposeField, transpose_of
 from accel.ops.family import Family
 from accel.ops.fields import set_fields
-from accel.ops.namespace import OpNamespace, method
+from accel.ops.namespace import OpNamespace, method, sized_method
 from accel.ref import AccelRef
-from accel.sparse_ref import SparseField, SparseFormat, SparseRef, parts_of, sparse_of
+from accel.sparse_ref import ELEMENTS, SparseField, SparseFormat, SparseRef, parts_of, sparse_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import numpy as np
 
-__all__ = ["FAMILY", "Sddmm", "SparseOps", "Spmm", "Spmv", "SpsolveTriangular", "Tocoo", "Tocsc", "Tocsr", "Todense"]
+__all__ = ["FAMILY", "Add", "Fromdense", "Sddmm", "SparseOps", "Spmm", "Spmv", "SpsolveTriangular", "Tocoo", "Tocsc", "Tocsr", "Todense"]
 
 M = TypeVar("M")
 
 _NONE = Transpose.NONE
+_COUNT = Spec((), DType.INT64)
+_INT32 = 2**31 - 1
 _WIDE = (DType.FLOAT32, DType.FLOAT64, DType.COMPLEX64, DType.COMPLEX128)
 
 
@@ -304,6 +306,107 @@ class Todense(FamilyOp):
         return Plan(a.refs, writes, creates)
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Fromdense(SizedOp[SparseRef, tuple[SparseRef, AccelRef]]):
+    """The elements of a dense matrix that are not 0, as csr; with ``size``, and their number.
+
+    Parameters
+    ----------
+    x
+        (m, n): float16, bfloat16, float32, float64, complex64 or complex128. NaN is not 0.
+    size
+        How many elements there is room for. A batch or graph needs it, and gets a matrix with that much room and then the number, a 0-d int64: after the
+        block ``matrix.trimmed(number)`` has as many. A device returns that, and raises if ``size`` is too small; without ``size`` there is room for all of x.
+    """
+
+    library: ClassVar[str] = "sparse"
+    kind: ClassVar[str] = "fromdense"
+
+    x: AccelRef
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x = operand("x", self.x, ndim=2)
+        if x.dtype not in ELEMENTS:
+            raise UnsupportedError(f"fromdense is not offered for {x.dtype.value}", remedy="Convert the elements: device.elementwise.cast.")
+        room, index = self.room(x.size), self.index_type
+        return Plan((x,), (), (Spec((room,), x.dtype), Spec((room,), index), Spec((x.shape[0] + 1,), index), _COUNT))
+
+    @property
+    def index_type(self) -> DType:
+        """Dtype of the indices."""
+        return DType.INT32 if max(self.x.size, *self.x.shape) <= _INT32 else DType.INT64
+
+    def result(self, refs: tuple[AccelRef, ...]) -> tuple[SparseRef, AccelRef]:
+        """See :meth:`KernelOp.result`."""
+        data, indices, indptr, count = refs
+        rows, columns = self.x.shape
+        return SparseRef("csr", data, indices, indptr, (rows, columns)), count
+
+    @classmethod
+    def trimmed(cls, made: tuple[SparseRef, AccelRef], count: int) -> SparseRef:
+        """See :meth:`SizedOp.trimmed`."""
+        return made[0].trimmed(count)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Add(SizedOp[SparseRef, tuple[SparseRef, AccelRef]]):
+    """``alpha * a + beta * b`` of two sparse matrices; with ``size``, and how many elements that stores.
+
+    The result stores what one of the two does, also where the sum is 0.
+
+    Parameters
+    ----------
+    a, b
+        Both csr or both csc, of one shape and dtype: float32, float64, complex64 or complex128.
+    alpha, beta
+        Factors.
+    size
+        As for ``fromdense``; at most the elements of ``a`` and ``b`` together are needed.
+    """
+
+    library: ClassVar[str] = "sparse"
+    kind: ClassVar[str] = "add"
+
+    a: SparseField
+    b: SparseField
+    _: KW_ONLY
+    alpha: complex = 1.0
+    beta: complex = 1.0
+
+    def __post_init__(self) -> None:
+        """Convert fields; see :mod:`accel.ops.fields`."""
+        set_fields(self, a=parts_of("a", self.a), b=parts_of("b", self.b))
+        set_fields(self, alpha=scalar("alpha", self.alpha), beta=scalar("beta", self.beta))
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a, b = sparse_of("a", self.a), sparse_of("b", self.b)
+        dtype = same_dtype(a=a.data, b=b.data)
+        _wide_only(self, dtype)
+        if a.format != b.format or a.format == "coo" or a.shape != b.shape or a.indices.dtype is not b.indices.dtype:
+            raise InvalidArgumentError(
+                f"a is {a.format} of shape {a.shape}, b is {b.format} of shape {b.shape}, indices are {a.indices.dtype.value} and "
+                f"{b.indices.dtype.value}",
+                remedy="Give two of csr, or two of csc, of one shape.",
+            )
+        for name, value in (("alpha", self.alpha), ("beta", self.beta)):
+            factor(name, value, dtype)
+        room, index = self.room(a.nnz + b.nnz), a.indices.dtype
+        return Plan((*a.refs, *b.refs), (), (Spec((room,), dtype), Spec((room,), index), Spec(a.indptr.shape, index), _COUNT))
+
+    def result(self, refs: tuple[AccelRef, ...]) -> tuple[SparseRef, AccelRef]:
+        """See :meth:`KernelOp.result`."""
+        data, indices, indptr, count = refs
+        a = sparse_of("a", self.a)
+        return SparseRef(a.format, data, indices, indptr, a.shape), count
+
+    @classmethod
+    def trimmed(cls, made: tuple[SparseRef, AccelRef], count: int) -> SparseRef:
+        """See :meth:`SizedOp.trimmed`."""
+        return made[0].trimmed(count)
+
+
 def _failure(status: np.ndarray[Any, Any]) -> AccelError | None:
     """Return the error of a status: the number, from 1 on, of the first row whose diagonal element is 0 or is not stored."""
     info = int(status)
@@ -384,6 +487,8 @@ class SparseOps(OpNamespace[M]):
         "csrmm": ".spmm(a, b)",
         "to_dense": ".todense(a)",
         "toarray": ".todense(a)",
+        "from_dense": ".fromdense(x)",
+        "csrgeam": ".add(a, b)",
         "csr2csc": ".tocsc(a)",
         "spsv": ".spsolve_triangular(a, b)",
         "spsm": ".spsolve_triangular(a, b)",
@@ -395,6 +500,8 @@ class SparseOps(OpNamespace[M]):
     tocsc = method(Tocsc)
     tocoo = method(Tocoo)
     todense = method(Todense)
+    fromdense = sized_method(Fromdense)
+    add = sized_method(Add)
     sddmm = method(Sddmm)
     spsolve_triangular = method(SpsolveTriangular)
 

@@ -1,4 +1,7 @@
-"""The ``sparse`` family on a GPU: cuSPARSE's generic interface, its conversions of formats, and a kernel that looks for zeros on a diagonal."""
+"""The ``sparse`` family on a GPU: cuSPARSE's generic interface, its conversions and sums, and kernels of the backend's own for what it does not do.
+
+These look for zeros on a diagonal, and make csr of a dense matrix, with CUB's running sums between two of them; ``sparse.cu`` says why.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from accel import DType, SparseRef, Transpose, UnsupportedError
+from accel_cuda.core.cub import CUB, Cub, RunningOp
 from accel_cuda.core.family import CudaPart, Source
 from accel_cuda.families.kernels import CODES
 from accel_cuda.families.sparse_plans import CUSPARSE, Matrix, SparsePlans, SparseSpec
@@ -51,32 +55,39 @@ class SparseLibrary:
             **dict.fromkeys(_PRODUCTS, self._multiply),
             **dict.fromkeys(_CONVERSIONS, self._convert),
             "todense": self._todense,
+            "fromdense": self._fromdense,
+            "add": self._add,
             "sddmm": self._sddmm,
             "spsolve_triangular": self._solve,
         }
         self._context = context
+        self._cub = Cub(context)
         self._lock = threading.Lock()
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` loads the library, makes a handle or a plan, or uses a plan for the first time."""
         plans = self.plans
+        if op.kind == "fromdense":
+            return not self._cub.is_ready(_running(op))
         if plans is None or not plans.has_handle(lane.stream):
             return True
         spec = _spec(op)
         # A result without products is scaled by a kernel, which may have to be compiled.
-        return bool(getattr(op, "beta", 0)) if spec is None else not plans.cache.is_ready(spec)
+        return bool(op.kind != "add" and getattr(op, "beta", 0)) if spec is None else not plans.cache.is_ready(spec)
 
     def commands(self, op: Any) -> int:
         """Return how many commands an op enqueues at most; see :class:`accel.backend.CountsCommands`."""
         return _COMMANDS
 
     def prepare(self, stream: CudaStream) -> None:
-        """Load cuSPARSE, if it is not loaded, and make the stream's handle. May block."""
+        """Load cuSPARSE, if it is not loaded, and make the stream's handle. May block. CUB's sums, which one op needs, are left to its first use."""
         with self._context.section:
             self._loaded().handle(stream)
 
     def scratch_nbytes(self, op: Any) -> int | None:
         """Return how many bytes an op works in, or ``None`` if its call has not been measured; see :class:`accel.backend.TakesScratch`."""
+        if op.kind == "fromdense":
+            return self._cub.scratch_nbytes(_running(op), op.x.shape[0] + 1) if op.x.size else 0
         spec = _spec(op)
         if spec is None:
             return 0
@@ -85,12 +96,16 @@ class SparseLibrary:
 
     def measure(self, op: Any) -> None:
         """See that :meth:`scratch_nbytes` knows. May block."""
+        if op.kind == "fromdense":
+            self._cub.measure(_running(op), op.x.shape[0] + 1)
+            return
         plans, spec = self._loaded(), _spec(op)
         if spec is not None:
             plans.measure(spec)
 
     def close(self) -> None:
         """Destroy the plans. May block; the streams have ended, and the context is healthy."""
+        self._cub.close()
         if self.plans is not None:
             self.plans.close()
 
@@ -117,6 +132,41 @@ class SparseLibrary:
             stream.fill(outputs[0], bytes(1), math.prod(a.shape) * a.dtype.itemsize)
             if spec is not None:
                 (self.plans or self._loaded()).run(stream, spec, inputs[:3], outputs[:1], outputs[-1])
+
+    def _fromdense(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        stream, x, (data, indices, indptr, count, scratch) = lane.stream, op.x, outputs
+        (rows, columns), room, width = x.shape, op.room(x.size), op.index_type.itemsize
+        with stream.ready().section:
+            _clear(stream, (data, room * x.dtype.itemsize), (indices, room * width), (count, 8))
+            if not x.size:
+                _clear(stream, (indptr, (rows + 1) * width))
+                return
+            name, blocks = f"{CODES[x.dtype]}_{width}", -(-rows // (_BLOCK // 32))
+            stream.launch(stream.functions[f"sparse_count_{name}"], blocks, _BLOCK, inputs[0], indptr, rows, columns)
+            self._cub.run(stream, _running(op), scratch, rows + 1, indptr, indptr)
+            addresses = inputs[0], indptr, data, indices, count
+            stream.launch(stream.functions[f"sparse_pick_{name}"], blocks, _BLOCK, *addresses, rows, columns, room)
+
+    def _add(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        stream, spec, a, (data, indices, indptr, count, scratch) = lane.stream, _spec(op), _matrix_of(op), outputs
+        most = a.nnz + op.b[1].size
+        room, itemsize, width = op.room(most), a.dtype.itemsize, a.indices.dtype.itemsize
+        if spec is None and most:
+            raise UnsupportedError("cuSPARSE adds matrices with indices of int32 only", op=op.kind, remedy="Give int32 indices.")
+        with stream.ready().section:
+            _clear(stream, (data, room * itemsize), (indices, room * width), (count, 8))
+            if spec is None:
+                _clear(stream, (indptr, a.indptr.nbytes))
+                return
+            made = data, indices
+            if room < most:  # the library writes as many as there are
+                made = scratch, scratch + _aligned(most * itemsize)
+                _clear(stream, (scratch, _room(op)))
+            matrices = *inputs[:6], *made, indptr, count
+            (self.plans or self._loaded()).run(stream, spec, matrices, (), scratch + _room(op), op.alpha, op.beta)
+            if room < most:
+                stream.copy(data, made[0], room * itemsize)
+                stream.copy(indices, made[1], room * width)
 
     def _sddmm(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         stream, spec, pattern, out = lane.stream, _spec(op), _matrix_of(op), outputs[0]
@@ -199,6 +249,9 @@ def _matrix_of(op: Any) -> SparseRef:
 def _spec(op: Any) -> SparseSpec | None:
     """Return the call of an op; ``None`` if there is nothing to compute, or if only copies and changes of indptr are to be enqueued."""
     a = _matrix_of(op)
+    if op.kind == "add":
+        nnz, is_narrow = op.b[1].size, a.indices.dtype is DType.INT32
+        return SparseSpec("add", _as_csr(a, _NONE)[0], nnz=nnz) if is_narrow and a.nnz + nnz else None
     if not a.nnz:
         return None
     if op.kind in _CONVERSIONS:
@@ -240,11 +293,28 @@ def _as_csr(a: SparseRef, transpose: Transpose) -> tuple[Matrix, Transpose]:
 
 
 def _room(op: Any) -> int:
-    """Return the bytes of an indptr that is neither given nor a result: between csc and coo."""
+    """Return the bytes of what is neither given nor a result: an indptr between csc and coo, or a sum that is larger than its room."""
+    if op.kind == "add":
+        a, most = _matrix_of(op), op.a[1].size + op.b[1].size
+        return _aligned(most * a.dtype.itemsize) + _aligned(most * 4) if op.room(most) < most else 0
     if op.kind not in _CONVERSIONS or {op.target, op.a[0]} != {"csc", "coo"}:
         return 0
-    rows = _matrix_of(op).shape[0]
-    return -(-4 * (rows + 1) // _ALIGNED) * _ALIGNED
+    return _aligned(4 * (_matrix_of(op).shape[0] + 1))
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNED) * _ALIGNED
+
+
+def _clear(stream: CudaStream, *parts: tuple[int, int]) -> None:
+    """Enqueue zeros for memory of so many bytes each."""
+    for address, nbytes in parts:
+        if nbytes:
+            stream.fill(address, b"\0", nbytes)
+
+
+def _running(op: Any) -> RunningOp:
+    return RunningOp("cumsum", op.index_type)
 
 
 def _scale(lane: Any, op: Any, count: int, out: int) -> None:
@@ -264,7 +334,7 @@ def _program(op: Any) -> str:
 
 PART = CudaPart(
     open=SparseLibrary,
-    libraries=(CUSPARSE,),
+    libraries=(CUSPARSE, CUB),
     programs=(Source("sparse", lambda code: ("sparse.cu", "")),),
-    program={"spsolve_triangular": _program},
+    program=dict.fromkeys(("spsolve_triangular", "fromdense"), _program),
 )

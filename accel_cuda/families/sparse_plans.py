@@ -51,6 +51,12 @@ _FUNCTIONS = {
     "spsm": "sp_sm",
     "turn": "csr2csc_ex2",
 }
+_SUMS = {
+    DType.FLOAT32: "scsrgeam2",
+    DType.FLOAT64: "dcsrgeam2",
+    DType.COMPLEX64: "ccsrgeam2",
+    DType.COMPLEX128: "zcsrgeam2",
+}
 _ROWS, _BASE, _DEFAULT = 2, 0, 0  # the order of C, indices from 0 on, and the algorithm that the library chooses
 _TURN = 1  # csr2csc: the algorithm that keeps elements in order
 
@@ -71,15 +77,17 @@ class SparseSpec(NamedTuple):
     Attributes
     ----------
     call
-        ``"spmv"``, ``"spmm"``, ``"todense"``, ``"sddmm"``, ``"spsv"``, ``"spsm"``, or ``"turn"``, which makes csc of csr.
+        ``"spmv"``, ``"spmm"``, ``"todense"``, ``"sddmm"``, ``"spsv"``, ``"spsm"``; ``"turn"``, which makes csc of csr; or ``"add"``.
     matrix
-        The sparse matrix.
+        The sparse matrix; of a sum, the first.
     dense
         Shapes of the dense operands, in the order of the call.
     turns
         What is done to the first two operands.
     lower, unit
         Of a triangular system: which triangle, and whether the diagonal is 1.
+    nnz
+        Of a sum: how many elements the second matrix has.
     """
 
     call: str
@@ -88,6 +96,7 @@ class SparseSpec(NamedTuple):
     turns: tuple[Transpose, Transpose] = (Transpose.NONE, Transpose.NONE)
     lower: bool = True
     unit: bool = False
+    nnz: int = 0
 
 
 class Plan:
@@ -96,7 +105,7 @@ class Plan:
     Attributes
     ----------
     matrix : int
-        Descriptor of the sparse matrix; 0 of a call without one.
+        Descriptor of the sparse matrix, or of all three of a sum; 0 of ``"turn"``.
     dense : list of int
         Those of the dense operands.
     factors : ndarray
@@ -182,7 +191,8 @@ class SparsePlans:
         stream, spec
             Where it goes, and what it is.
         matrix
-            Addresses of the sparse matrix: data, indices and indptr. Of ``"turn"``, those of the result come next.
+            Addresses of the sparse matrix: data, indices and indptr. Of ``"turn"``, those of the result come next; of ``"add"``, those of the second matrix and
+            of the result, and the number of its elements.
         dense
             Addresses of the dense operands.
         scratch
@@ -208,7 +218,7 @@ class SparsePlans:
     def _point(self, plan: Plan, spec: SparseSpec, matrix: Sequence[int], dense: Sequence[int]) -> None:
         """Let the descriptors name the operands of this op."""
         sparse = self._sparse
-        if plan.matrix:
+        if spec.call not in ("turn", "add"):
             data, indices, indptr = matrix
             if spec.matrix.form == "coo":
                 sparse.coo_set_pointers(plan.matrix, indptr, indices, data)
@@ -221,6 +231,8 @@ class SparsePlans:
         sparse = self._sparse
         if spec.call == "turn":
             sparse.csr2csc_ex2(handle, *self._turned(spec.matrix, matrix), scratch)
+        elif spec.call == "add":
+            self._add(handle, plan, spec, matrix, scratch)
         elif spec.call in _SOLVES:
             self._solve(handle, stream, plan, _FUNCTIONS[spec.call], scratch)
         else:
@@ -231,6 +243,26 @@ class SparsePlans:
         data, indices, indptr, made, made_indices, made_indptr = addresses
         kind = int(self._data[_DATA[matrix.dtype]])
         return (*matrix.shape, matrix.nnz, data, indptr, indices, made, made_indptr, made_indices, kind, 1, _BASE, _TURN)
+
+    def _sum(self, plan: Plan, spec: SparseSpec, matrix: Sequence[int]) -> tuple[Any, ...]:
+        """Return the arguments of ``csrgeam2`` but the handle and the memory. Where there is no element, an address is 0, which the library refuses."""
+        a, ind_a, ptr_a, b, ind_b, ptr_b, made, made_indices, made_indptr = (each or _ANY_ADDRESS for each in matrix[:9])
+        alpha = plan.factors.ctypes.data
+        first = alpha, plan.matrix, spec.matrix.nnz, a, ptr_a, ind_a
+        second = alpha + plan.factors.itemsize, plan.matrix, spec.nnz, b, ptr_b, ind_b
+        return (*spec.matrix.shape, *first, *second, plan.matrix, made, made_indptr, made_indices)
+
+    def _add(self, handle: int, plan: Plan, spec: SparseSpec, matrix: Sequence[int], scratch: int) -> None:
+        """Enqueue a sum in two steps. The first writes indptr, and the number of elements to the device: the host does not wait for it."""
+        sparse, descriptor = self._sparse, plan.matrix
+        rows, columns, _, _, nnz_a, _, ptr_a, ind_a, _, _, nnz_b, _, ptr_b, ind_b, _, _, made_indptr, _ = self._sum(plan, spec, matrix)
+        first, second = (descriptor, nnz_a, ptr_a, ind_a), (descriptor, nnz_b, ptr_b, ind_b)
+        sparse.set_pointer_mode(handle, int(sparse.PointerMode.DEVICE))
+        try:
+            sparse.xcsrgeam2nnz(handle, rows, columns, *first, *second, descriptor, made_indptr, matrix[9], scratch)
+        finally:
+            sparse.set_pointer_mode(handle, int(sparse.PointerMode.HOST))
+        getattr(sparse, _SUMS[spec.matrix.dtype])(handle, *self._sum(plan, spec, matrix), scratch)
 
     def _solve(self, handle: int, stream: CudaStream, plan: Plan, name: str, scratch: int) -> None:
         """Analyse a triangular matrix, whose elements may be others each time, and solve."""
@@ -251,13 +283,16 @@ class SparsePlans:
         plan = Plan(computed)
         try:
             with self._context.section:
-                if spec.call != "turn":
+                if spec.call == "add":
+                    plan.matrix = int(self._sparse.create_mat_descr())  # a general matrix, whose indices begin at 0
+                    plan.owned.append((self._sparse.destroy_mat_descr, plan.matrix))
+                elif spec.call != "turn":
                     self._describe(plan, spec)
                     plan.arguments = self._arguments(plan, spec, int(self._data[_DATA[computed]]))
                 plan.nbytes = self._measured(plan, spec)
         except self._error as error:
             self._destroy(plan)
-            raise self._failure(error, f"{_FUNCTIONS[spec.call]}_buffer_size") from error
+            raise self._failure(error, f"buffer_size of {spec.call}") from error
         return plan
 
     def _describe(self, plan: Plan, spec: SparseSpec) -> None:
@@ -305,7 +340,11 @@ class SparsePlans:
 
     def _measured(self, plan: Plan, spec: SparseSpec) -> int:
         """Return how much memory a call works in."""
-        sparse, handle, name = self._sparse, self._handle, _FUNCTIONS[spec.call]
+        sparse, handle = self._sparse, self._handle
+        if spec.call == "add":
+            measure = getattr(sparse, f"{_SUMS[spec.matrix.dtype]}_buffer_size_ext")
+            return int(measure(handle, *self._sum(plan, spec, (_ANY_ADDRESS,) * 9)))
+        name = _FUNCTIONS[spec.call]
         measure = getattr(sparse, f"{name}_buffer_size")
         if spec.call == "turn":
             return int(measure(handle, *self._turned(spec.matrix, (_ANY_ADDRESS,) * 6)))

@@ -41,7 +41,7 @@ class FakeSparse(FakeLibrary):
             answered(*arguments)
             if name == "sp_mat_set_attribute":
                 self.attributes.append(ctypes.c_int32.from_address(arguments[2]).value)
-            if name.endswith("buffer_size"):
+            if "buffer_size" in name:
                 if name.startswith("sddmm"):
                     ctypes.c_uint64.from_address(arguments[-1]).value = 1000
                 return 1000
@@ -229,3 +229,64 @@ def test_sampled_products_add_to_a_copy_of_the_pattern(fake: FakeSparse, context
     assert ("copy", OUT, DATA, 20, 77) in lane.stream.context.driver.called
     assert [values for _, values in fake.calls("dn_mat_set_values")] == [X, X + 512]
     assert library.scratch_nbytes(op) == 1000
+
+
+def test_a_sum_that_is_larger_than_its_room_is_made_beside_it(fake: FakeSparse, context: Any, lane: Any) -> None:
+    library, a, b = SparseLibrary(context), matrix("csc", nnz=5), matrix("csc", nnz=3)
+    inputs, outputs = (DATA, INDICES, INDPTR, DATA + 1, INDICES + 1, INDPTR + 1), (OUT, OUT + 256, OUT + 512, OUT + 768)
+    for size, made, scratch in ((8, outputs[:2], WORK), (4, (WORK, WORK + 256), WORK + 512)):
+        fake.called.clear()
+        context.driver.called.clear()
+        op = ops.Add(a, b, size=size)
+        run(library, lane, op, inputs, outputs)
+        first = fake.calls("xcsrgeam2nnz")[0]
+        assert first[1:3] == [6, 4], "csc is csr of the transpose"
+        assert [first[i] for i in (4, 5, 6, 8, 9, 10, 12, 13, 14)] == [
+            5,
+            INDPTR,
+            INDICES,
+            3,
+            INDPTR + 1,
+            INDICES + 1,
+            *outputs[2:],
+            scratch,
+        ]
+        second = fake.calls("scsrgeam2")[0]
+        assert [second[i] for i in (5, 6, 7, 8, 11, 12, 13, 14)] == [5, DATA, INDPTR, INDICES, 3, DATA + 1, INDPTR + 1, INDICES + 1]
+        assert second[16:] == [made[0], outputs[2], made[1], scratch]
+        modes = [fake.PointerMode.DEVICE, fake.PointerMode.HOST]
+        assert [name for name in fake.names() if name in ("set_pointer_mode", "xcsrgeam2nnz", "scsrgeam2")] == [
+            "set_pointer_mode", "xcsrgeam2nnz", "set_pointer_mode", "scsrgeam2",
+        ]  # fmt: skip
+        assert [call[1] for call in fake.calls("set_pointer_mode")] == modes
+        copies = [call[1:4] for call in context.driver.called if call[0] == "copy"]
+        assert copies == ([] if size == 8 else [(OUT, WORK, 16), (OUT + 256, WORK + 256, 16)])
+        assert library.scratch_nbytes(op) == scratch - WORK + 1000
+    fake.called.clear()
+    run(library, lane, ops.Add(matrix(nnz=0), matrix(nnz=0), size=0), inputs, outputs)
+    assert fake.called == []
+    with pytest.raises(UnsupportedError, match="int32"):
+        run(library, lane, ops.Add(matrix(index=DType.INT64), matrix(index=DType.INT64)), inputs, outputs)
+
+
+def test_csr_of_a_dense_matrix_is_counted_summed_and_picked(
+    fake: FakeSparse, context: Any, lane: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[Any] = []
+    cub = SimpleNamespace(
+        is_ready=lambda algorithm: False,
+        scratch_nbytes=lambda algorithm, count: 77,
+        run=lambda stream, algorithm, scratch, count, x, y: taken.append((algorithm.dtype, scratch, count, x, y)),
+    )
+    monkeypatch.setattr("accel_cuda.families.sparse.Cub", lambda context: cub)
+    monkeypatch.setattr(CudaStream, "launch", lambda self, *arguments: taken.append(arguments))
+    library, op = SparseLibrary(context), ops.Fromdense(ref(20, 33, dtype=DType.FLOAT16), size=9)
+    lane.stream.functions = {"sparse_count_f16_4": "count", "sparse_pick_f16_4": "pick"}
+    assert library.may_block(lane, op)
+    run(library, lane, op, (X,), (OUT, OUT + 256, OUT + 512, OUT + 768))
+    assert taken == [
+        ("count", 3, 256, X, OUT + 512, 20, 33),
+        (DType.INT32, WORK, 21, OUT + 512, OUT + 512),
+        ("pick", 3, 256, X, OUT + 512, OUT, OUT + 256, OUT + 768, 20, 33, 9),
+    ]
+    assert fake.called == []

@@ -90,6 +90,12 @@ async def test_what_does_not_fit_is_refused(device: accel.Device, rng: np.random
         sparse.spsolve_triangular(square, x),
         sparse.spsolve_triangular(await sparse.tocoo(square), x[:5]),
         sparse.spsolve_triangular(square, x[:5], lower=1),  # type: ignore[arg-type]
+        sparse.fromdense(x),
+        sparse.fromdense(whole, size=-1),
+        sparse.add(a, coo),
+        sparse.add(a, square),
+        sparse.add(a, await sparse.tocsc(a)),
+        sparse.add(a, a, alpha=1j),
         sparse.put(np.eye(3)),
         sparse.csr((ones, two, np.array([0, 1, 2])), shape=(2, 2)),
         sparse.csr((ones, two, marks), shape=(3, 2)),
@@ -126,6 +132,30 @@ async def test_a_singular_matrix_is_the_ops_error_which_names_the_row(device: ac
     async with device.batch() as batch:
         y, info = batch.sparse.spsolve_triangular(good, b, check=False)
     assert ((await device.get(y)).tolist(), int(await device.get(info))) == ([1, 1, 1], 0)
+
+
+async def test_results_have_as_many_elements_as_there_are(device: accel.Device, rng: np.random.Generator) -> None:
+    left, right = matrix(rng), matrix(rng)
+    a, b = await device.sparse.put(left), await device.sparse.fromdense(await device.put(right.toarray()))
+    assert b.nnz == right.nnz
+    union = ((left != 0) + (right != 0)).nnz
+    total = await device.sparse.add(a, b, beta=2.0)
+    assert total.nnz == union
+    np.testing.assert_allclose((await device.sparse.get(total)).toarray(), (left + 2 * right).toarray())
+    error = await failure(device.sparse.add(a, b, size=union - 1), accel.InvalidArgumentError)
+    assert f"{union} elements" in str(error)
+    nothing = await device.sparse.add(a, a, beta=-1.0)
+    assert nothing.nnz == left.nnz, "what is stored stays, also where the sum is 0"
+    async with device.batch() as batch:
+        with pytest.raises(accel.InvalidArgumentError, match="size="):
+            batch.sparse.add(a, b)
+        wide, number = batch.sparse.add(a, b, size=1000)
+        few, also = batch.sparse.add(a, b, size=2)
+    assert (wide.nnz, int(await device.get(number)), int(await device.get(also))) == (1000, union, union)
+    trimmed = wide.trimmed(union)
+    np.testing.assert_allclose((await device.sparse.get(trimmed)).toarray(), (left + right).toarray())
+    np.testing.assert_array_equal(await device.get(few.data), (await device.get(wide.data))[:2])
+    assert not (await device.get(wide.data))[union:].any()
 
 
 @pytest.mark.parametrize("host", ["inline", "process"])

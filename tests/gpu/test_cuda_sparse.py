@@ -106,6 +106,28 @@ async def test_many_sizes_and_streams_share_the_plans(device: accel.Device, rng:
             np.testing.assert_allclose(await device.get(y), source @ x, rtol=1e-10, atol=1e-12)
 
 
+async def test_sums_and_matrices_of_dense_ones(device: accel.Device, rng: np.random.Generator) -> None:
+    left, right = matrix(rng, 5003, 3001, 9, "csr"), matrix(rng, 5003, 3001, 7, "csr")
+    a, b = await device.sparse.put(left), await device.sparse.put(right)
+    wanted = left + 2 * right
+    for total in (await device.sparse.add(a, b, beta=2.0), (await device.sparse.add(a.T, b.T, beta=2.0)).T):
+        assert abs(await device.sparse.get(total) - wanted).max() < 1e-12
+    dense = await device.put(left.toarray())
+    made = await device.sparse.fromdense(dense)
+    assert made.nnz == left.nnz
+    assert (await device.sparse.get(made) != left).nnz == 0
+    async with device.graph() as graph:
+        few, count = graph.sparse.add(a, b, size=100)
+        some, number = graph.sparse.fromdense(dense, size=50)
+    await graph.replay()
+    assert int(await device.get(count)) == (left + right).nnz
+    np.testing.assert_allclose(await device.get(few.data), (left + right).data[:100])
+    assert int(await device.get(number)) == left.nnz
+    np.testing.assert_array_equal(await device.get(some.data), left.data[:50])
+    np.testing.assert_array_equal(await device.get(some.indices), left.indices[:50])
+    await graph.aclose()
+
+
 async def test_what_cusparse_has_not_is_refused(device: accel.Device) -> None:
     data, index, marks = [await device.put(each) for each in (np.ones(2, np.complex64), np.array([0, 1]), np.array([0, 1, 2]))]
     wide = await device.sparse.csr((data, index, marks), shape=(2, 2))

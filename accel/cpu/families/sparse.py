@@ -28,7 +28,7 @@ __all__ = ["PART"]
 
 # Seconds: of a call, for one element, and what sends the first call to the stream's thread: an import takes tenths of a second.
 _CALL, _ELEMENT, _IMPORT = 50e-6, 4e-9, 1.0
-_INT32 = np.dtype(np.int32)
+_INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 
 
 @cache
@@ -126,6 +126,51 @@ def _todense(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) 
     _enqueue(lane, a.nnz + math.prod(a.shape), work)
 
 
+def _write(found: Array, room: Array) -> None:
+    """Write as much as there is room for, and zeros behind it."""
+    room[: len(found)] = found[: len(room)]
+    room[len(found) :] = 0
+
+
+def _fromdense(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    x, room, index = array(inputs[0], op.x.shape, op.x.dtype.numpy), op.room(op.x.size), op.index_type.numpy
+    data, indices = array(outputs[0], (room,), x.dtype), array(outputs[1], (room,), index)
+    indptr, count = array(outputs[2], (x.shape[0] + 1,), index), array(outputs[3], (), _INT64)
+
+    def work() -> None:
+        rows, columns = np.nonzero(x.astype(wider(x.dtype), copy=False))
+        _write(x[rows, columns], data)
+        _write(columns, indices)
+        indptr[...] = np.searchsorted(rows, np.arange(indptr.size))
+        count[...] = rows.size
+
+    _enqueue(lane, 3 * x.size, work)
+
+
+def _add(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    a, b = sparse_of("a", op.a), sparse_of("b", op.b)
+    room = op.room(a.nnz + b.nnz)
+    parts_a, parts_b = _arrays(a, inputs), _arrays(b, inputs[3:])
+    data, indices = array(outputs[0], (room,), parts_a[0].dtype), array(outputs[1], (room,), parts_a[1].dtype)
+    indptr, count = array(outputs[2], parts_a[2].shape, parts_a[2].dtype), array(outputs[3], (), _INT64)
+
+    @np.errstate(all="ignore")
+    def work() -> None:
+        kind = data.dtype.type
+        values = np.concatenate([kind(op.alpha) * parts_a[0], kind(op.beta) * parts_b[0]])
+        minor = np.concatenate([parts_a[1], parts_b[1]])
+        major = np.concatenate([np.repeat(np.arange(a.major), np.diff(part[2])) for part in (parts_a, parts_b)])
+        order = np.lexsort((minor, major))
+        values, minor, major = values[order], minor[order], major[order]
+        starts = np.flatnonzero(np.diff(major, prepend=-1) | np.diff(minor, prepend=-1))
+        _write(np.add.reduceat(values, starts) if starts.size else values, data)
+        _write(minor[starts], indices)
+        indptr[...] = np.searchsorted(major[starts], np.arange(indptr.size))
+        count[...] = starts.size
+
+    _enqueue(lane, 10 * (a.nnz + b.nnz), work)
+
+
 def _sddmm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     pattern = sparse_of("pattern", op.pattern)
     a, b = (array(address, ref.shape, ref.dtype.numpy) for address, ref in zip(inputs, (op.a, op.b), strict=False))
@@ -196,6 +241,15 @@ def _called(kind: str, form: SparseFormat, shape: tuple[int, int], options: dict
     return getattr(sparse, kind)(SparseRef(form, data, indices, indptr, shape), *others, **options, **more)
 
 
+def _called_dense(options: dict[str, Any], sparse: Any, x: Any) -> Any:
+    return sparse.fromdense(x, **options)
+
+
+def _called_add(form: SparseFormat, shape: tuple[int, int], options: dict[str, Any], sparse: Any, *refs: Any) -> Any:
+    a, b = (SparseRef(form, data, indices, indptr, shape) for data, indices, indptr in (refs[:3], refs[3:]))
+    return sparse.add(a, b, **options)
+
+
 def _called_sddmm(shape: tuple[int, int], options: dict[str, Any], sparse: Any, a: Any, b: Any, *refs: Any) -> Any:
     data, indices, indptr = refs
     return sparse.sddmm(a, b, SparseRef("csr", data, indices, indptr, shape), **options)
@@ -214,6 +268,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     for dtype in _WIDE:
         yield from _solutions(rng, dtype)
         yield from _sampled(rng, dtype)
+        yield from _sums(rng, dtype)
 
 
 def _products(rng: np.random.Generator, dtype: DType, form: SparseFormat, shape: tuple[int, int], index: Any) -> Iterator[Sample]:
@@ -240,9 +295,26 @@ def _conversions(rng: np.random.Generator, dtype: DType, form: SparseFormat, sha
     dense = _random(rng, shape, dtype)
     parts, name = _parts(dense, form, index), f"{dtype.value}{list(shape)} {form} {np.dtype(index).name}"
     yield Sample(f"todense {name}", partial(_called, "todense", form, shape, {}), parts, sampling.wide(dense))
+    if index is np.int32:
+        data, indices, indptr = _parts(dense, "csr")
+        call = partial(_called_dense, {"size": data.size + 3})
+        yield Sample(f"fromdense {name}", call, (dense,), (sampling.wide(data), indices, indptr))
     for target in FORMATS:
         data, indices, indptr = _parts(dense, target, index)
         yield Sample(f"to{target} {name}", partial(_called, f"to{target}", form, shape, {}), parts, (sampling.wide(data), indices, indptr))
+
+
+def _sums(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
+    for number, shape in enumerate(_SHAPES):
+        a, b, form = _random(rng, shape, dtype), _random(rng, shape, dtype), FORMATS[number % 2]
+        index = np.int64 if number == 3 else np.int32
+        is_stored = (sampling.wide(a) != 0) | (sampling.wide(b) != 0)
+        _, indices, indptr = _parts(is_stored.astype(np.float32), form, index)
+        total = 2 * sampling.wide(a) - 0.5 * sampling.wide(b)
+        values = total.T[is_stored.T] if form == "csc" else total[is_stored]
+        call = partial(_called_add, form, shape, {"alpha": 2.0, "beta": -0.5, "size": values.size})
+        operands = (*_parts(a, form, index), *_parts(b, form, index))
+        yield Sample(f"add {dtype.value}{list(shape)} {form}", call, operands, (values, indices, indptr), sampling.sums(dtype))
 
 
 def _solutions(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
@@ -285,6 +357,8 @@ PART = BackendPart(
         "tocsc": _convert,
         "tocoo": _convert,
         "todense": _todense,
+        "fromdense": _fromdense,
+        "add": _add,
         "sddmm": _sddmm,
         "spsolve_triangular": _solve,
     },

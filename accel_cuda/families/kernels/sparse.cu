@@ -1,8 +1,9 @@
-// What cuSPARSE does not say of a triangular matrix: whether its diagonal has a 0, or lacks an element.
+// Two things that cuSPARSE does not do. It does not say whether the diagonal of a triangular matrix has a 0, or lacks an element. And it makes a sparse matrix of
+// a dense one only after the host has learned how many elements there are, so that a graph could not, and writes as many as there are.
 
 #define KERNEL(name) extern "C" __global__ void name
 
-template <class T> DEVICE bool is_zero(T x) { return x == T(0); }
+template <class T> DEVICE bool is_zero(T x) { return widen(x) == typename Wide<T>::type(0); }
 template <class R> DEVICE bool is_zero(Complex<R> x) { return x.re == R(0) && x.im == R(0); }
 
 // One thread takes one row (of csc, a column). *info becomes the number, from 1 on, of the first without a diagonal element; it was 0.
@@ -19,6 +20,43 @@ template <class T, class I> DEVICE void diagonal(const T* data, const I* indices
   }
 }
 
+// A warp takes a row of x. indptr[1 + row] becomes the number of its elements that are not 0; their running sums make it what its name says.
+template <class T, class I> DEVICE void count(const T* x, I* indptr, i64 rows, i64 columns) {
+  const i64 row = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+  if (row >= rows) return;
+  I found = 0;
+  for (i64 first = 0; first < columns; first += 32) {
+    const i64 column = first + threadIdx.x % 32;
+    found += __popc(__ballot_sync(~0u, column < columns && !is_zero(x[row * columns + column])));
+  }
+  if (threadIdx.x % 32) return;
+  indptr[1 + row] = found;
+  if (!row) indptr[0] = 0;
+}
+
+// Writes the elements as far as there is room, and how many there are.
+template <class T, class I>
+DEVICE void pick(const T* x, const I* indptr, T* data, I* indices, i64* total, i64 rows, i64 columns, i64 room) {
+  const i64 row = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+  if (row >= rows) return;
+  i64 place = indptr[row];
+  for (i64 first = 0; first < columns; first += 32) {
+    const i64 column = first + threadIdx.x % 32;
+    const bool is_found = column < columns && !is_zero(x[row * columns + column]);
+    const u32 found = __ballot_sync(~0u, is_found);
+    const i64 mine = place + __popc(found & ((1u << threadIdx.x % 32) - 1));
+    if (is_found && mine < room) data[mine] = x[row * columns + column], indices[mine] = (I)column;
+    place += __popc(found);
+  }
+  if (row == rows - 1 && threadIdx.x % 32 == 0) *total = place;
+}
+
+#define DENSE(T, I, bytes)                                                                                                        \
+  KERNEL(sparse_count_##T##_##bytes)(const T* x, I* indptr, i64 rows, i64 columns) { count(x, indptr, rows, columns); }           \
+  KERNEL(sparse_pick_##T##_##bytes)(                                                                                              \
+      const T* x, const I* indptr, T* data, I* indices, i64* total, i64 rows, i64 columns, i64 room) {                            \
+    pick(x, indptr, data, indices, total, rows, columns, room);                                                                   \
+  }
 #define DIAGONAL(T, I, bytes)                                                                                                     \
   KERNEL(sparse_diagonal_##T##_##bytes)(const T* data, const I* indices, const I* indptr, i32* info, i64 n) {                     \
     diagonal(data, indices, indptr, info, n);                                                                                     \
@@ -26,3 +64,5 @@ template <class T, class I> DEVICE void diagonal(const T* data, const I* indices
 
 DIAGONAL(f32, i32, 4) DIAGONAL(f64, i32, 4) DIAGONAL(c64, i32, 4) DIAGONAL(c128, i32, 4)
 DIAGONAL(f32, i64, 8) DIAGONAL(f64, i64, 8) DIAGONAL(c64, i64, 8) DIAGONAL(c128, i64, 8)
+DENSE(f16, i32, 4) DENSE(bf16, i32, 4) DENSE(f32, i32, 4) DENSE(f64, i32, 4) DENSE(c64, i32, 4) DENSE(c128, i32, 4)
+DENSE(f16, i64, 8) DENSE(bf16, i64, 8) DENSE(f32, i64, 8) DENSE(f64, i64, 8) DENSE(c64, i64, 8) DENSE(c128, i64, 8)
