@@ -32,7 +32,9 @@ FAMILIES = (
 )
 """In the order of the documentation."""
 
-FamilyName: TypeAlias = Literal["blas", "linalg", "solver", "elementwise", "reduce", "arrays", "scan", "sort", "dnn", "fft", "rng", "sparse"]
+FamilyName: TypeAlias = Literal[
+    "blas", "linalg", "solver", "elementwise", "reduce", "arrays", "scan", "sort", "dnn", "fft", "rng", "sparse"
+]
 """Their names, for type checkers."""
 
 
