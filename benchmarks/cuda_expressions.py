@@ -85,6 +85,16 @@ def networks(device: accel.Device, x: accel.Array, ws: Sequence[accel.Array], bs
     }
 
 
+async def recorded(device: accel.Device, x: accel.Array, ws: Sequence[accel.Array], bs: Sequence[accel.Array]) -> Subjects:
+    """Return the network as one recorded graph: what is left when nothing is planned or built for a call."""
+    async with device.graph() as graph:
+        y = x.ref
+        for w, b in zip(ws[:-1], bs[:-1], strict=True):
+            y = graph.linalg.matmul(y, w.ref, bias=b.ref, activation="relu")
+        graph.linalg.matmul(y, ws[-1].ref, bias=bs[-1].ref)
+    return {"MLP as a graph": graph.replay}
+
+
 def twins(arrays: Sequence[np.ndarray[Any, Any]]) -> Subjects:
     """Return the same in PyTorch's eager mode."""
     import torch
@@ -121,7 +131,8 @@ async def measure(rounds: int, profile: int) -> dict[str, list[float]]:
         xp = device.xp
         flat = await xp.asarray(rng.standard_normal(ELEMENTS, np.float32))
         x, *layers = await accel.evaluate(*[xp.asarray(each) for each in arrays])
-        subjects = chains(flat) | networks(device, x, layers[: len(weights)], layers[len(weights) :]) | twins(arrays)
+        network = device, x, layers[: len(weights)], layers[len(weights) :]
+        subjects = chains(flat) | networks(*network) | await recorded(*network) | twins(arrays)
         for name, call in subjects.items():
             began = time.perf_counter()
             await call()
