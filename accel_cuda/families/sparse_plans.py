@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from accel import DType, Transpose
+from accel import DType, Transpose, UnsupportedError
 from accel_cuda.core.libraries import VendorLibrary, load_module
 from accel_cuda.core.library_handle import LibraryHandle
 from accel_cuda.core.plan_cache import PlanCache
@@ -42,6 +42,8 @@ _COMPUTED = {DType.FLOAT16: DType.FLOAT32, DType.BFLOAT16: DType.FLOAT32}
 _INDICES = {DType.INT32: 2, DType.INT64: 3}  # cusparseIndexType_t
 _OPERATIONS = {Transpose.NONE: 0, Transpose.TRANSPOSE: 1, Transpose.CONJUGATE: 2}  # cusparseOperation_t
 _SOLVES = ("spsv", "spsm")
+_UNRECORDED = ("turn", "add", *_SOLVES)
+"""Calls that are not recorded: replays of csr2csc_ex2 read an illegal address, and SpSM's analysis ends the process by SIGFPE. Sums were not seen to replay."""
 _FUNCTIONS = {
     "spmv": "sp_mv",
     "spmm": "sp_mm",
@@ -199,13 +201,24 @@ class SparsePlans:
             Memory to work in, as much as was measured.
         alpha, beta
             Factors.
+
+        Raises
+        ------
+        UnsupportedError
+            If the stream is captured and the call cannot be part of a graph.
         """
+        if stream.is_capturing and spec.call in _UNRECORDED:
+            raise UnsupportedError(
+                f"cuSPARSE's {spec.call} cannot be part of a graph",
+                op=spec.call,
+                remedy="Send it outside of the graph, and give the graph its result.",
+            )
         handle = self.handle(stream)
         with self.cache.use(spec, stream) as plan:
             try:
                 self._point(plan, spec, matrix, dense)
                 plan.factors[0], plan.factors[1] = (alpha, beta) if spec.matrix.dtype.is_complex else (alpha.real, beta.real)
-                self._call(handle.value, stream, plan, spec, matrix, scratch)
+                self._call(handle.value, plan, spec, matrix, scratch)
             except self._error as error:
                 raise handle.failure(error, spec.call) from error
 
@@ -227,14 +240,14 @@ class SparsePlans:
         for descriptor, shape, address in zip(plan.dense, spec.dense, dense, strict=True):
             (sparse.dn_vec_set_values if len(shape) == 1 else sparse.dn_mat_set_values)(descriptor, address)
 
-    def _call(self, handle: int, stream: CudaStream, plan: Plan, spec: SparseSpec, matrix: Sequence[int], scratch: int) -> None:
+    def _call(self, handle: int, plan: Plan, spec: SparseSpec, matrix: Sequence[int], scratch: int) -> None:
         sparse = self._sparse
         if spec.call == "turn":
             sparse.csr2csc_ex2(handle, *self._turned(spec.matrix, matrix), scratch)
         elif spec.call == "add":
             self._add(handle, plan, spec, matrix, scratch)
         elif spec.call in _SOLVES:
-            self._solve(handle, stream, plan, _FUNCTIONS[spec.call], scratch)
+            self._solve(handle, plan, _FUNCTIONS[spec.call], scratch)
         else:
             getattr(sparse, _FUNCTIONS[spec.call])(handle, *plan.arguments, scratch)
 
@@ -264,7 +277,7 @@ class SparsePlans:
             sparse.set_pointer_mode(handle, int(sparse.PointerMode.HOST))
         getattr(sparse, _SUMS[spec.matrix.dtype])(handle, *self._sum(plan, spec, matrix), scratch)
 
-    def _solve(self, handle: int, stream: CudaStream, plan: Plan, name: str, scratch: int) -> None:
+    def _solve(self, handle: int, plan: Plan, name: str, scratch: int) -> None:
         """Analyse a triangular matrix, whose elements may be others each time, and solve."""
         sparse = self._sparse
         descriptor, destroy = int(getattr(sparse, f"{name}_create_descr")()), getattr(sparse, f"{name}_destroy_descr")
@@ -273,10 +286,7 @@ class SparsePlans:
             getattr(sparse, f"{name}_analysis")(handle, *plan.arguments, descriptor, scratch)
             getattr(sparse, f"{name}_solve")(handle, *plan.arguments, descriptor)
         finally:
-            if stream.is_capturing:
-                plan.owned.append((destroy, descriptor))  # the graph may refer to it
-            else:
-                destroy(descriptor)
+            destroy(descriptor)
 
     def _make(self, spec: SparseSpec) -> Plan:
         computed = _COMPUTED.get(spec.matrix.dtype, spec.matrix.dtype)

@@ -53,7 +53,7 @@ async def test_replays_multiply_what_is_there_then(device: accel.Device, rng: np
     a, x = await device.sparse.put(source), await device.put(rng.standard_normal(2000))
     async with device.graph() as graph:
         y = graph.sparse.spmv(a, x)
-        z = graph.sparse.spmv(graph.sparse.tocsr(a.T), y, alpha=0.5)
+        z = graph.sparse.spmv(a, y, transpose_a=True, alpha=0.5)
     for _ in range(3):
         values, vector = rng.standard_normal(source.nnz), rng.standard_normal(2000)
         await device.put(values, out=a.data)
@@ -62,6 +62,22 @@ async def test_replays_multiply_what_is_there_then(device: accel.Device, rng: np
         source.data[:] = values
         np.testing.assert_allclose(await device.get(z), 0.5 * (source.T @ (source @ vector)), rtol=1e-10, atol=1e-9)
     await graph.aclose()
+
+
+async def test_what_graphs_cannot_hold_is_refused_and_the_device_goes_on(device: accel.Device, rng: np.random.Generator) -> None:
+    source = (scipy.tril(matrix(rng, 300, 300, 4, "csr"), -1) * 0.1 + scipy.eye_array(300)).tocsr()
+    a, b = await device.sparse.put(source), await device.put(rng.standard_normal((300, 2)))
+    calls: dict[str, Any] = {
+        "tocsc": lambda sparse: sparse.tocsc(a),
+        "add": lambda sparse: sparse.add(a, a, size=2 * source.nnz),
+        "solve": lambda sparse: sparse.spsolve_triangular(a, b),
+        "solve of a vector": lambda sparse: sparse.spsolve_triangular(a, b[:, 0]),
+    }
+    for call in calls.values():
+        with pytest.raises(accel.UnsupportedError, match="graph"):
+            async with device.graph() as graph:
+                call(graph.sparse)
+        assert abs((await device.sparse.get(await device.sparse.tocsc(a))).tocsr() - source).max() == 0
 
 
 async def test_a_triangular_matrix_whose_elements_change_is_analysed_anew(device: accel.Device, rng: np.random.Generator) -> None:

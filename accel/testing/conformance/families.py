@@ -61,8 +61,11 @@ async def _check_recorded(harness: Harness, device: Device, family: Family, samp
         made = sample.call(batch.family(family.namespace), *refs)
     await _compare(harness, device, await _trimmed(device, family, sample, made), sample, "in a batch")
     refs = [await device.put(array) for array in sample.operands]
-    async with device.graph() as graph:
-        made = sample.call(graph.family(family.namespace), *refs)
+    try:
+        async with device.graph() as graph:
+            made = sample.call(graph.family(family.namespace), *refs)
+    except UnsupportedError:  # a backend need not record every op
+        return
     for ref, array in zip(refs, sample.operands, strict=True):
         await device.put(array, out=ref)
     await graph.replay()
