@@ -42,8 +42,8 @@ _COMPUTED = {DType.FLOAT16: DType.FLOAT32, DType.BFLOAT16: DType.FLOAT32}
 _INDICES = {DType.INT32: 2, DType.INT64: 3}  # cusparseIndexType_t
 _OPERATIONS = {Transpose.NONE: 0, Transpose.TRANSPOSE: 1, Transpose.CONJUGATE: 2}  # cusparseOperation_t
 _SOLVES = ("spsv", "spsm")
-_UNRECORDED = ("turn", "add", *_SOLVES)
-"""Calls that are not recorded: replays of csr2csc_ex2 read an illegal address, and SpSM's analysis ends the process by SIGFPE. Sums were not seen to replay."""
+_UNRECORDED = ("turn", *_SOLVES)
+"""Calls that are not recorded: replays of csr2csc_ex2 read an illegal address, and SpSM's analysis ends the process by SIGFPE."""
 _FUNCTIONS = {
     "spmv": "sp_mv",
     "spmm": "sp_mm",
