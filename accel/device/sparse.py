@@ -115,7 +115,7 @@ class DeviceSparse(SparseOps[Awaited]):
         try:
             scipy = await self._run_blocking(importlib.import_module, "scipy.sparse")
         except ImportError as error:
-            raise BackendUnavailableError("scipy is not installed", remedy="pip install 'accel-actors[cpu]'") from error
+            raise BackendUnavailableError("scipy is not installed", remedy="In a checkout: pip install '.[cpu]'.") from error
         data, indices, indptr = [await self._device.get(ref) for ref in matrix.refs]
         parts = (data, (indptr, indices)) if matrix.format == "coo" else (data, indices, indptr)
         return getattr(scipy, f"{matrix.format}_array")(parts, shape=matrix.shape)

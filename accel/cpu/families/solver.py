@@ -44,7 +44,7 @@ def _kernel(
     compute: Callable[[Any, list[Array], list[Array]], None], lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]
 ) -> None:
     if not _lapack.cache_info().currsize and importlib.util.find_spec("scipy") is None:
-        raise BackendUnavailableError(f"{op.kind} needs scipy on the CPU", remedy='Install it: pip install "accel[cpu]".')
+        raise BackendUnavailableError(f"{op.kind} needs scipy on the CPU", remedy="In a checkout: pip install '.[cpu]'.")
     plan = op.plan()
     specs = [*plan.creates, *(() if plan.status is None else (plan.status.spec,))]
     reads = [array(address, ref.shape, ref.dtype.numpy) for address, ref in zip(inputs, plan.reads, strict=True)]

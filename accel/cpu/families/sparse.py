@@ -47,7 +47,7 @@ def _enqueue(lane: Any, elements: int, work: Callable[[], None], *, by_scipy: bo
     cost = _CALL + _ELEMENT * elements
     if by_scipy and not _scipy.cache_info().currsize:
         if importlib.util.find_spec("scipy") is None:
-            raise BackendUnavailableError("sparse products on the CPU need scipy", remedy="pip install 'accel-actors[cpu]'")
+            raise BackendUnavailableError("sparse products on the CPU need scipy", remedy="In a checkout: pip install '.[cpu]'.")
         cost += _IMPORT
     lane.stream.submit(work, cost)
 
