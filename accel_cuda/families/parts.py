@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel_cuda.core.family import CudaPart
-from accel_cuda.families import arrays, blas, dnn, elementwise, fft, linalg, reduce, rng, scan, sort, sparse
+from accel_cuda.families import arrays, blas, dnn, elementwise, fft, linalg, reduce, rng, scan, solver, sort, sparse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from accel_cuda.core.family import CudaPart
 
 __all__ = ["PARTS", "parts_of"]
 
 PARTS: Mapping[str, CudaPart] = {
     "blas": blas.PART,
     "linalg": linalg.PART,
-    "solver": CudaPart(),
+    "solver": solver.PART,
     "elementwise": elementwise.PART,
     "reduce": reduce.PART,
     "arrays": arrays.PART,

@@ -2,226 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import sys
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 from accel import LibraryError
 from accel.cpu.backend import CpuBackend
-from accel.cpu.families import blas as cpu_blas
-from accel.cpu.families import vectors
 from accel.cpu.parts import PARTS
-from accel.cpu.views import array
 from accel.ops.families import FAMILIES
 from accel.testing.conformance.device_harness import DeviceHarness
 from accel.testing.conformance.families import check_samples
-from accel_cuda.errors import error_of
 from accel_cuda.families import blas_matrices, blas_vectors
 from accel_cuda.families.blas import CUBLAS, Blas
-from tests.cuda_support import FakeLibrary, Numbers
+from tests.cuda_support import Numbers
+from tests.cuda_twins import HOST, ColumnMajor, Stream, dot, product
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from accel.cpu.views import Array
+    from collections.abc import Sequence
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-NAMES = Numbers()
-DTYPES = {"s": np.dtype(np.float32), "d": np.dtype(np.float64), "c": np.dtype(np.complex64), "z": np.dtype(np.complex128)}
-HOST = NAMES.HOST
-
-
-def real(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return np.zeros(0, dtype).real.dtype
-
-
-def column_major(address: int, rows: int, columns: int, ld: int, dtype: np.dtype[Any]) -> Array:
-    assert ld >= max(1, rows), "the leading dimension is too small"
-    return array(address, (rows, columns), dtype, (dtype.itemsize, ld * dtype.itemsize))
-
-
-def turned(a: Array, operation: int) -> Array:
-    return {NAMES.N: a, NAMES.T: a.T, NAMES.C: a.conj().T}[operation]
-
-
-def triangle(a: Array, fill: int, diagonal: int) -> Array:
-    kept = {NAMES.LOWER: np.tril, NAMES.UPPER: np.triu}[fill](a)
-    if {NAMES.UNIT: True, NAMES.NON_UNIT: False}[diagonal]:
-        np.fill_diagonal(kept, 1)
-    return kept
-
-
-class ColumnMajor(FakeLibrary):
-    """cuBLAS's typed calls. Their first letter is the dtype; that of what they are is asked for by the rest."""
-
-    def __init__(self) -> None:
-        super().__init__(CUBLAS.module, CUBLAS.error)
-        self.mode = HOST
-
-    def __getattr__(self, name: str) -> Any:
-        if not name.endswith("_64"):
-            return super().__getattr__(name)
-        asked = name.removesuffix("_64")
-        letter, kind = ("c" if asked[0] == "s" else "z", "asum") if asked in ("scasum", "dzasum") else (asked[0], asked[1:])
-        if asked.startswith("i"):
-            letter, kind = asked[1], "i" + asked[2:]
-        found: Callable[..., None] = getattr(self, f"do_{kind}")
-
-        def call(handle: int, *arguments: int) -> None:
-            self.called.append((name, handle, *arguments))
-            if name in self.fails:
-                super(ColumnMajor, self).__getattr__(name)(handle, *arguments)
-            assert (self.mode == HOST) is (kind not in ("asum", "dotc", "iamax", "iamin")), "the pointer mode is wrong"
-            found(DTYPES[letter], *arguments)
-
-        return call
-
-    def set_pointer_mode(self, handle: int, mode: int) -> None:
-        self.mode = mode
-
-    def do_asum(self, dtype: np.dtype[Any], n: int, x: int, incx: int, result: int) -> None:
-        values = array(x, (n,), dtype)
-        array(result, (), real(dtype))[...] = (np.abs(values.real) + np.abs(values.imag)).sum()
-
-    def extreme(self, find: Any, dtype: np.dtype[Any], n: int, x: int, incx: int, result: int) -> None:
-        values = array(x, (n,), dtype)
-        array(result, (), np.dtype(np.int64))[...] = find(np.abs(values.real) + np.abs(values.imag)) + 1
-
-    def do_iamax(self, *arguments: Any) -> None:
-        self.extreme(np.argmax, *arguments)
-
-    def do_iamin(self, *arguments: Any) -> None:
-        self.extreme(np.argmin, *arguments)
-
-    def do_dotc(self, dtype: np.dtype[Any], n: int, x: int, incx: int, y: int, incy: int, result: int) -> None:
-        array(result, (), dtype)[...] = np.vdot(array(x, (n,), dtype), array(y, (n,), dtype))
-
-    def do_rot(self, dtype: np.dtype[Any], n: int, x: int, incx: int, y: int, incy: int, c: int, s: int) -> None:
-        first, second = array(x, (n,), dtype), array(y, (n,), dtype)
-        cosine, sine = array(c, (), real(dtype)), array(s, (), dtype)
-        made = cosine * first + sine * second, cosine * second - sine.conj() * first
-        first[...], second[...] = made
-
-    def do_swap(self, dtype: np.dtype[Any], n: int, x: int, incx: int, y: int, incy: int) -> None:
-        first, second = array(x, (n,), dtype), array(y, (n,), dtype)
-        first[...], second[...] = second.copy(), first.copy()
-
-    def do_trmv(self, dtype: np.dtype[Any], fill: int, trans: int, diagonal: int, n: int, a: int, lda: int, x: int, incx: int) -> None:
-        values = array(x, (n,), dtype)
-        values[...] = turned(triangle(column_major(a, n, n, lda, dtype), fill, diagonal), trans) @ values
-
-    def do_trsv(self, dtype: np.dtype[Any], fill: int, trans: int, diagonal: int, n: int, a: int, lda: int, x: int, incx: int) -> None:
-        values = array(x, (n,), dtype)
-        values[...] = np.linalg.solve(turned(triangle(column_major(a, n, n, lda, dtype), fill, diagonal), trans), values)
-
-    def do_trmm(
-        self, dtype: np.dtype[Any], side: int, fill: int, trans: int, diagonal: int, m: int, n: int, alpha: int, a: int, lda: int, b: int, ldb: int,
-        c: int, ldc: int,
-    ) -> None:  # fmt: skip
-        order = {NAMES.LEFT: m, NAMES.RIGHT: n}[side]
-        left, right = turned(triangle(column_major(a, order, order, lda, dtype), fill, diagonal), trans), column_major(b, m, n, ldb, dtype)
-        product = left @ right if side == NAMES.LEFT else right @ left
-        column_major(c, m, n, ldc, dtype)[...] = array(alpha, (), dtype) * product
-
-    def do_trsm(
-        self, dtype: np.dtype[Any], side: int, fill: int, trans: int, diagonal: int, m: int, n: int, alpha: int, a: int, lda: int, b: int, ldb: int
-    ) -> None:  # fmt: skip
-        order = {NAMES.LEFT: m, NAMES.RIGHT: n}[side]
-        known, x = turned(triangle(column_major(a, order, order, lda, dtype), fill, diagonal), trans), column_major(b, m, n, ldb, dtype)
-        solved = np.linalg.solve(known, x) if side == NAMES.LEFT else np.linalg.solve(known.T, x.T).T
-        x[...] = array(alpha, (), dtype) * solved
-
-    def symmetric(
-        self, is_hermitian: bool, dtype: np.dtype[Any], side: int, fill: int, m: int, n: int, alpha: int, a: int, lda: int, b: int, ldb: int, beta: int,
-        c: int, ldc: int,
-    ) -> None:  # fmt: skip
-        order = {NAMES.LEFT: m, NAMES.RIGHT: n}[side]
-        half = triangle(column_major(a, order, order, lda, dtype), fill, NAMES.NON_UNIT)
-        diagonal = np.diag(np.diagonal(half))
-        other = (half - diagonal).conj().T if is_hermitian else (half - diagonal).T
-        whole = half - diagonal + other + (diagonal.real if is_hermitian else diagonal)
-        right = column_major(b, m, n, ldb, dtype)
-        product = whole @ right if side == NAMES.LEFT else right @ whole
-        self.store(column_major(c, m, n, ldc, dtype), product, array(alpha, (), dtype), array(beta, (), dtype))
-
-    def do_symm(self, *arguments: Any) -> None:
-        self.symmetric(False, *arguments)
-
-    def do_hemm(self, *arguments: Any) -> None:
-        self.symmetric(True, *arguments)
-
-    @staticmethod
-    def store(c: Array, product: Array, alpha: Array, beta: Array) -> None:
-        c[...] = alpha * product + (beta * c if beta else 0)
-
-    def update(
-        self, turn: int, dtype: np.dtype[Any], fill: int, trans: int, n: int, k: int, alpha: int, a: int, lda: int, beta: int, c: int, ldc: int
-    ) -> None:  # fmt: skip
-        assert trans in (NAMES.N, turn)
-        x = column_major(a, n, k, lda, dtype) if trans == NAMES.N else turned(column_major(a, k, n, lda, dtype), trans)
-        out, kept = column_major(c, n, n, ldc, dtype), np.tri(n, dtype=bool)
-        kind = real(dtype) if turn == NAMES.C else dtype
-        made = out.copy()
-        self.store(made, x @ turned(x, turn), array(alpha, (), kind), array(beta, (), kind))
-        np.copyto(out, made, where=kept if fill == NAMES.LOWER else kept.T)
-
-    def do_syrk(self, *arguments: Any) -> None:
-        self.update(NAMES.T, *arguments)
-
-    def do_herk(self, *arguments: Any) -> None:
-        self.update(NAMES.C, *arguments)
-
-    def do_geam(
-        self, dtype: np.dtype[Any], turn_a: int, turn_b: int, m: int, n: int, alpha: int, a: int, lda: int, beta: int, b: int, ldb: int, c: int, ldc: int
-    ) -> None:  # fmt: skip
-        total = np.zeros((m, n), dtype)
-        for turn, factor, address, ld in ((turn_a, alpha, a, lda), (turn_b, beta, b, ldb)):
-            shape = (m, n) if turn == NAMES.N else (n, m)
-            total += array(factor, (), dtype) * turned(column_major(address, *shape, ld, dtype), turn)
-        column_major(c, m, n, ldc, dtype)[...] = total
-
-
-class Stream:
-    """A stream whose device memory is the host's."""
-
-    context = SimpleNamespace(section=contextlib.nullcontext())
-    handle = 5
-    functions = {"index_from_zero": "index_from_zero"}  # noqa: RUF012  # nothing writes to it
-
-    def at_close(self, close: Any) -> None: ...
-
-    def ready(self) -> None: ...
-
-    def copy(self, destination: int, source: int, nbytes: int) -> None:
-        ctypes.memmove(destination, source, nbytes)
-
-    def fill(self, destination: int, pattern: bytes, count: int) -> None:
-        ctypes.memmove(destination, pattern * count, len(pattern) * count)
-
-    def launch(self, function: str, blocks: int, threads: int, index: int) -> None:
-        assert (function, blocks, threads) == ("index_from_zero", 1, 1)
-        array(index, (), np.dtype(np.int64))[...] -= 1
-
-    def failure(self, status: int, call: str, library: str) -> Exception:
-        return error_of(status, call, library=library)
-
-
-def product(*arguments: Any) -> None:
-    *others, dtype = arguments
-    multiply: Any = cpu_blas.gemm
-    multiply(*others, dtype.numpy)
-
-
-def dot(n: int, x: int, y: int, result: int, dtype: Any) -> None:
-    vectors.dot(n, x, 1, y, 1, result, dtype.numpy)
 
 
 @pytest.fixture
