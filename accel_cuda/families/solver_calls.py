@@ -139,7 +139,7 @@ class SolverCalls:
         info
             Where the library writes an int32.
         """
-        handle, (nbytes, on_host) = self.handle(stream), self.measure(call)
+        nbytes, on_host = self.measure(call)
         if on_host and stream.is_capturing:
             raise UnsupportedError(
                 f"{call.name} cannot become a part of a graph: cuSOLVER computes a part of it on the host",
@@ -148,22 +148,18 @@ class SolverCalls:
             )
         room = bytearray(on_host)
         host = _address(room)
-        try:
-            if call.name in _TYPED:
-                typed = *self._arguments(call, addresses), scratch, nbytes // call.dtype.itemsize, info
-                getattr(self._solver, self._typed(call))(handle.value, *typed)
-            else:
-                work = scratch, nbytes, host, on_host, info
-                getattr(self._solver, f"x{call.name}")(handle.value, self._params, *self._arguments(call, addresses), *work)
-        except self._error as error:
-            raise handle.failure(error, call.name) from error
+        arguments = self._arguments(call, addresses)
+        if call.name in _TYPED:
+            self._run(stream, self._typed(call), *arguments, scratch, nbytes // call.dtype.itemsize, info)
+        else:
+            self._run(stream, f"x{call.name}", self._params, *arguments, scratch, nbytes, host, on_host, info)
         if on_host:
             self._keep(stream, room)
 
     def solve(self, stream: CudaStream, trans: int, dtype: DType, n: int, k: int, lu: int, piv: int, b: int, info: int) -> None:
         """Enqueue the solution in place of n equations for k right-hand sides, of what getrf has factored; ``trans`` is a number of cuBLAS's."""
-        handle, kind = self.handle(stream), self._types[dtype]
-        handle.call("xgetrs", self._params, trans, n, k, kind, lu, n, piv, kind, b, n, info)
+        kind = self._types[dtype]
+        self._run(stream, "xgetrs", self._params, trans, n, k, kind, lu, n, piv, kind, b, n, info)
 
     def close(self) -> None:
         """Destroy what the streams share. May block; they have ended, and the context is healthy."""
@@ -173,6 +169,21 @@ class SolverCalls:
         with self._context.section, contextlib.suppress(self._error):  # what else there is is given back all the same
             self._solver.destroy_params(self._params)
             self._solver.destroy(self._handle)
+
+    def _run(self, stream: CudaStream, name: str, *arguments: int) -> None:
+        """Call with the stream's handle. To make one may wait for the device, which a capture forbids: that is lent the one that measures."""
+        if not stream.is_capturing:
+            self.handle(stream).call(name, *arguments)
+            return
+        with self._measuring:
+            try:
+                self._solver.set_stream(self._handle, stream.handle)
+                try:
+                    getattr(self._solver, name)(self._handle, *arguments)
+                finally:
+                    self._solver.set_stream(self._handle, 0)
+            except self._error as error:
+                raise stream.failure(int(error.status), name, CUSOLVER.name) from error
 
     def _measured(self, call: Call) -> tuple[int, int]:
         arguments = self._arguments(call, (_ANY_ADDRESS,) * _OPERANDS[call.name])

@@ -430,6 +430,9 @@ def test_what_the_host_takes_part_in_is_no_part_of_a_graph(library: SolverLibrar
     lane.stream.is_capturing = True
     call(library, lane, ops.Cholesky(ref(3, 3)), a, (made, info))
     np.testing.assert_array_equal(made, a)
+    begun = [each for each in solver.called if each[0] in ("create", "set_stream", "xpotrf")]
+    assert [each[:2] for each in begun] == [("create",), ("set_stream", 1), ("xpotrf", 1), ("set_stream", 1)], "no handle is made meanwhile"
+    assert [each[2] for each in begun if each[0] == "set_stream"] == [lane.stream.handle, 0]
     with pytest.raises(UnsupportedError, match="svdvals cannot become a part of a graph"):
         call(library, lane, ops.Svdvals(ref(3, 3)), a, (made, info))
     solver.needs_host = "xgeqrf"
@@ -464,3 +467,17 @@ def test_a_call_that_fails_says_what_the_library_answered(library: SolverLibrary
     with pytest.raises(LibraryError) as told:
         call(library, lane, op, a, (made, info))
     assert (told.value.code, told.value.library) == (7, "cusolver")
+
+
+async def test_a_stack_works_in_the_memory_of_one_matrix_which_is_the_op_s_alone(library: SolverLibrary, rng: np.random.Generator) -> None:
+    sizes = []
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        for stack in ((1,), (4,)):
+            a = rng.standard_normal((*stack, 70, 3))
+            q, r = [await device.get(each) for each in await device.solver.qr(await device.put(a), mode="complete")]
+            np.testing.assert_allclose(q @ r, a, atol=1e-12)
+            np.testing.assert_allclose(q @ q.swapaxes(1, 2), np.broadcast_to(np.eye(70), (*stack, 70, 70)), atol=1e-12)
+            sizes.append(library.scratch_nbytes(ops.Qr(ref(*stack, 70, 3), mode="complete")))
+    # Behind the matrix are the factors of its reflectors, an info, and what a call works in.
+    assert sizes == [70 * 70 * 8 + 224 + 256 + 256 + ON_DEVICE] * 2
