@@ -6,15 +6,61 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel import ops
 from accel.device.recording import Recorder
-from accel.engine.program import GraphSubmission, Program, Replay
+from accel.engine.program import Call, GraphSubmission, Program, Replay
 from accel.errors import AccelError, ClosedError, InvalidArgumentError, NotInitializedError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
 
+    from accel.engine.sender import Sender
     from accel.ops import KernelOp
+    from accel.ref import AccelRef
 
-__all__ = ["Graph"]
+__all__ = ["Graph", "GraphFunction"]
+
+
+class GraphFunction:
+    """A recorded graph as a function of its operands: see :meth:`Graph.into_function`.
+
+    Parameters
+    ----------
+    sender
+        The device's.
+    program
+        What was recorded.
+    inputs, results
+        Buffers of the graph's own: where operands are copied to, and what is copied to new buffers.
+    """
+
+    __slots__ = ("_inputs", "_program", "_results", "_sender")
+
+    def __init__(self, sender: Sender, program: Program, inputs: tuple[AccelRef, ...], results: tuple[AccelRef, ...]) -> None:
+        self._sender = sender
+        self._program = program
+        self._inputs = inputs
+        self._results = results
+
+    async def __call__(self, *operands: AccelRef) -> tuple[AccelRef, ...]:
+        """Run the graph, and return its results as new buffers.
+
+        Parameters
+        ----------
+        *operands
+            What is copied to each of the inputs, and then all that the recorded ops read besides, which is read where it was at the recording.
+
+        Raises
+        ------
+        StaleRefError
+            If the context was rebuilt since the recording.
+        """
+        made: tuple[AccelRef, ...] = await self._sender.run(Call(self._program, self._inputs, self._results, operands), None)
+        return made
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the context was rebuilt since the recording."""
+        return self._program.handle.is_stale
 
 
 class Graph(Recorder):
@@ -95,6 +141,37 @@ class Graph(Recorder):
         except AccelError as error:
             error.op_index = self._ops.number(error.op_index)
             raise
+
+    @property
+    def is_one_command(self) -> bool:
+        """Whether a replay is one command of the device: the backend has graphs, and no option of the device asks to see each op."""
+        options = self._core.options
+        return self._core.has_graphs and not options.debug and options.faults is None
+
+    def into_function(self, inputs: Sequence[AccelRef], results: Sequence[AccelRef]) -> GraphFunction:
+        """Return the recorded graph as a function, and give up this object. For graphs that are :attr:`one command <is_one_command>`.
+
+        The function keeps the graph's own buffers only: what else the ops read must be given at each call.
+
+        Parameters
+        ----------
+        inputs, results
+            Whole buffers that the graph made: where operands are copied to, and what a call returns copies of.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If a buffer is no such one, or one of the ops has a status, which only :meth:`replay` reports.
+        """
+        program = self._recorded()
+        own = {id(ref) for ref in program.made}
+        if program.plan.status is not None or not own.issuperset(map(id, (*inputs, *results))):
+            raise InvalidArgumentError(
+                "the graph is no function: an op has a status, or a buffer is not one that the graph made", remedy="Use replay()."
+            )
+        self._program = None
+        program.release_operands()
+        return GraphFunction(self._sender, program, tuple(inputs), tuple(results))
 
     async def aclose(self) -> None:
         """Give the graph back, after the replays that were sent. Its refs stay. Idempotent."""

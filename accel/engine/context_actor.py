@@ -132,6 +132,7 @@ class ContextActor(Actor["OpenLibrary | EquipLane | CloseLibrary", "Port | Accel
             await core.pinned.attach(device)
             await bind_durable(made)
             core.capabilities = made.lanes[0].compute.capabilities()
+            core.has_graphs = bool(device.kernels(Capture.library))
             await self._open_eager(made, context)
             made.check_alive()
         except BaseException:

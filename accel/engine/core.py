@@ -76,6 +76,8 @@ class DeviceCore:
         Name -> family, of the families from outside ``accel`` whose ops were sent.
     capabilities : Mapping
         Capability -> dtypes, of the newest context.
+    has_graphs : bool
+        Whether the backend makes one command of a graph.
     restarts : int
         How often the context was rebuilt.
     rebuild_seconds : float
@@ -114,6 +116,7 @@ class DeviceCore:
         self.own_listeners: list[Callable[[], object]] = []
         self.families: dict[str, OpFamily] = {}
         self.capabilities: Mapping[str, frozenset[DType]] = {}
+        self.has_graphs = False
         self.restarts = 0
         self.rebuild_seconds = 0.5
         self._faulted_at = 0.0

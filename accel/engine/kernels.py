@@ -66,6 +66,13 @@ def replay(lane: Lane, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -
     op.program.copy_status(lane, outputs)
 
 
+def call(lane: Lane, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Enqueue a graph's ops between the copies of its operands and results."""
+    op.copy_in(lane, inputs, outputs)
+    op.program.enqueue(lane)
+    op.copy_out(lane, outputs)
+
+
 def launch(lane: Lane, op: ops.Launch, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Refuse: a kernel that a user wrote is for the backend that compiled it."""
     raise UnsupportedError(f"{op.kernel.name} cannot be launched: this backend has no compiler", remedy=NO_COMPILER)
@@ -78,7 +85,7 @@ def checksum(lane: Lane, op: ops.Checksum, inputs: Sequence[int], outputs: Seque
 
 _INTERNAL: Mapping[str, Mapping[str, Kernel]] = {
     "memory": {"put": put, "get": get, "empty": empty, "fill": fill, "copy": copy, "checksum": checksum},
-    "graph": {"replay": replay},
+    "graph": {"replay": replay, "call": call},
     "capture": {"capture": capture},
     "compiler": {"launch": launch},
 }

@@ -1,4 +1,4 @@
-"""What a graph runs: its program, the capture that makes one command of it, and the replay of that command."""
+"""What a graph runs: its program, the capture that makes one command of it, and the replay of that command, also as a function."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from accel.memory import Usage
     from accel.storage.buffers import Buffers
 
-__all__ = ["Capture", "GraphSubmission", "JoinsUses", "Program", "Replay"]
+__all__ = ["Call", "Capture", "GraphSubmission", "JoinsUses", "Program", "Replay"]
 
 _NOTHING = Plan((), (), ())
 
@@ -153,6 +153,12 @@ class Program:
             )
             for index, (op, plan, made) in enumerate(zip(self.ops, self.plans, self.outputs, strict=True))
         ]
+
+    def release_operands(self) -> None:
+        """Keep nothing but what is the program's own: from now on each :class:`Call` brings what is read. For programs that are one command."""
+        self.ops = self.plans = self.outputs = ()
+        self._launches = []
+        self.plan = Plan((), (self.handle,), ())
 
     def work_in(self, ref: AccelRef) -> None:
         """Take what the kernels work in, one after the other; the program keeps it, as it keeps its results."""
@@ -300,6 +306,46 @@ class Replay(KernelOp[Any]):
 
     def result(self, refs: tuple[AccelRef, ...]) -> None:
         """Return nothing: the caller has the refs since the recording."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Call(Replay):
+    """Run a program as a function: operands are copied to where it reads them, and what it makes is copied to new buffers.
+
+    Attributes
+    ----------
+    inputs, results
+        Buffers of the program's own.
+    operands
+        What is copied to ``inputs``, and behind that what else the ops read, where it is.
+    """
+
+    kind: ClassVar[str] = "call"
+
+    inputs: tuple[AccelRef, ...]
+    results: tuple[AccelRef, ...]
+    operands: tuple[AccelRef, ...]
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        handle = Replay.plan(self).writes[0]
+        made = tuple([Spec(ref.shape, ref.dtype) for ref in self.results])
+        return Plan(self.operands, (handle, *self.inputs, *self.results), made)
+
+    def result(self, refs: tuple[AccelRef, ...]) -> Any:
+        """Return the new buffers."""
+        return refs[-len(self.results) :]
+
+    def copy_in(self, lane: Lane, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """Enqueue the copies of operands that come before the replay."""
+        for ref, source, place in zip(self.inputs, inputs, outputs[1:], strict=False):
+            lane.stream.copy(place, source, ref.nbytes)
+
+    def copy_out(self, lane: Lane, outputs: Sequence[int]) -> None:
+        """Enqueue the copies of results that come after the replay."""
+        results = self.results
+        for ref, place, new in zip(results, outputs[1 + len(self.inputs) :], outputs[-len(results) :], strict=False):
+            lane.stream.copy(new, place, ref.nbytes)
 
 
 class GraphSubmission(OpSubmission):

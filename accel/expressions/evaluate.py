@@ -1,4 +1,7 @@
-"""The evaluation of expressions: what is not computed yet is sent as one batch, and chains of functions of elements as one op each."""
+"""The evaluation of expressions: what is not computed yet is sent as one batch, and chains of functions of elements as one op each.
+
+Small expressions that are awaited again and again become recorded graphs: see :mod:`accel.expressions.recordings`.
+"""
 
 from __future__ import annotations
 
@@ -125,30 +128,53 @@ class _Group:
 
 
 async def _send(device: Any, roots: Sequence[Array], order: Sequence[Array]) -> None:
-    """Send what ``order`` has as one batch, and let ``roots`` keep their results."""
+    """Compute what ``order`` has, as one batch or by a recorded graph, and let ``roots`` keep their results."""
     if not order:
         return
-    groups = _grouped(order, roots)
-    absorbed = {group.product for group in groups.values()}
-    refs: dict[Array, Any] = {}
-    async with device.batch() as batch:
-        for each in order:
-            step = each.step
-            if each in absorbed:
-                continue
-            if not isinstance(step, str):
-                assert callable(step)  # cuts are computed
-                refs[each] = step(batch, *[refs[i] if i.result is None else i.result for i in each.inputs], *each.arguments)
-            elif (group := groups.get(each)) is None:
-                continue
-            elif group.product is not None:
-                a, b, bias = (_value(i, refs) for i in (*group.product.inputs, group.bias))
-                refs[each] = product(batch, a, b, bias, _ACTIVATIONS.get(step))
-            else:
-                refs[each] = batch.run(_op_of(group, refs))
+    recordings = roots[0].xp.recordings
+    known = recordings.find(roots, order)
+    found = None if known is None else await recordings.call(*known, roots)
+    if found is None:
+        async with device.batch() as batch:
+            found = record(batch, roots, order, {})
+        if known is not None:
+            await recordings.learn(*known, roots, order, record)
     for root in roots:
         if root.result is None:
-            root.settle(refs[root])
+            root.settle(found[root])
+
+
+def record(recorder: Any, roots: Sequence[Array], order: Sequence[Array], refs: dict[Array, Any]) -> dict[Array, Any]:
+    """Record the ops of ``order`` in a batch or graph, and return their results.
+
+    Parameters
+    ----------
+    recorder
+        The batch or graph.
+    roots
+        What is awaited; nothing else of ``order`` is kept.
+    order
+        What is to be computed, each array behind those that it is computed from.
+    refs
+        What stands for arrays that are computed already; their own results where it has none.
+    """
+    groups = _grouped(order, roots)
+    absorbed = {group.product for group in groups.values()}
+    for each in order:
+        step = each.step
+        if each in absorbed:
+            continue
+        if not isinstance(step, str):
+            assert callable(step)  # cuts are computed
+            refs[each] = step(recorder, *[_value(i, refs) for i in each.inputs], *each.arguments)
+        elif (group := groups.get(each)) is None:
+            continue
+        elif group.product is not None:
+            a, b, bias = (_value(i, refs) for i in (*group.product.inputs, group.bias))
+            refs[each] = product(recorder, a, b, bias, _ACTIVATIONS.get(step))
+        else:
+            refs[each] = recorder.run(_op_of(group, refs))
+    return refs
 
 
 def _grouped(order: Sequence[Array], roots: Sequence[Array]) -> dict[Array, _Group]:
@@ -223,7 +249,8 @@ def _value(value: Any, refs: dict[Array, Any]) -> Any:
     """Return the ref of an array, or the number that ``value`` is."""
     if not isinstance(value, Array):
         return value
-    return refs[value] if value.result is None else value.result
+    found = refs.get(value)
+    return value.result if found is None else found
 
 
 def _single(each: Array, values: list[Any]) -> FamilyOp | None:

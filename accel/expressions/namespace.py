@@ -10,6 +10,7 @@ from accel.expressions.evaluate import evaluate
 from accel.expressions.fft import FourierFunctions
 from accel.expressions.info import DTypeFunctions
 from accel.expressions.linalg import LinalgFunctions
+from accel.expressions.recordings import Recordings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +21,7 @@ __all__ = ["Namespace"]
 
 _NOT_METHODS = frozenset(("asarray", "from_dlpack", "full", "empty", "zeros", "ones", "arange", "linspace", "eye", "meshgrid"))
 _NOT_METHODS |= {"broadcast_arrays", "concat", "stack", "result_type", "can_cast", "isdtype", "finfo", "iinfo", "make", "method"}
-_NOT_METHODS |= {"fft", "linalg", "check_device", "evaluate", "indexed", "masked", "repeated"}
+_NOT_METHODS |= {"fft", "linalg", "check_device", "evaluate", "indexed", "masked", "recordings", "repeated"}
 
 
 class Namespace(DTypeFunctions):
@@ -58,6 +59,7 @@ class Namespace(DTypeFunctions):
 
     def __init__(self, device: Any) -> None:
         super().__init__(device)
+        self.recordings = Recordings(device)
         self._methods: dict[str, Callable[..., Array] | None] = {}  # bound once: arrays look them up for each call
 
     @property

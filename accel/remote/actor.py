@@ -201,7 +201,7 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
             if made is not None:
                 made.received(kind, data, fds)
         elif kind == Kind.READY:
-            offer, self._core.durable.is_offered = _offer(data)
+            offer, self._core.durable.is_offered, self._core.has_graphs = _offer(data)
             ready.set_result(offer)
         elif kind in (Kind.REFUSED, Kind.FAULT):
             ready.set_exception(decode_error(data))
@@ -274,11 +274,11 @@ class RemoteContextActor(Actor["tuple[Copy, Landed]", None]):
             self._children.kill(link, None if made is None else made.gone)
 
 
-def _offer(data: bytes) -> tuple[dict[str, frozenset[DType]], bool]:
-    """Return what a child says that it offers, and whether it has durable buffers; what it says is not believed before it was read."""
+def _offer(data: bytes) -> tuple[dict[str, frozenset[DType]], bool, bool]:
+    """Return what a child says that it offers, and whether it has durable buffers, and graphs; what it says is not believed before it was read."""
     try:
         told = json.loads(data)
         offer = {str(name): frozenset(DType(each) for each in dtypes) for name, dtypes in told["capabilities"].items()}
-        return offer, told.get("durable") is True
+        return offer, told.get("durable") is True, told.get("graphs") is True
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ProtocolError(f"a message that should be an offer is none: {type(error).__name__}: {error}") from None

@@ -139,7 +139,7 @@ class Server:
         else:
             await self._open()
         capabilities = {name: sorted(each.value for each in dtypes) for name, dtypes in core.capabilities.items()}
-        offer = {"capabilities": capabilities, "durable": self.context.durables.is_offered}
+        offer = {"capabilities": capabilities, "durable": self.context.durables.is_offered, "graphs": core.has_graphs}
         self._channel.send(Kind.READY, json.dumps(offer).encode())
 
     async def _open(self) -> None:

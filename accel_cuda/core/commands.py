@@ -32,5 +32,9 @@ def _of_get(op: Any) -> int:
     return 1 if op.destination.nbytes <= STAGED else _PIECES
 
 
-COMMANDS: Mapping[str, Commands] = {"put": _of_put, "get": _of_get}
+def _of_call(op: Any) -> int:
+    return 1 + len(op.inputs) + len(op.results)
+
+
+COMMANDS: Mapping[str, Commands] = {"put": _of_put, "get": _of_get, "call": _of_call}
 """Op kind -> its commands at most, or how they are counted; all others are one."""

@@ -90,5 +90,14 @@ def replay(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) ->
     op.program.copy_status(lane, outputs)
 
 
-GRAPH_KERNELS: Mapping[str, Kernel] = {"capture": capture, "replay": replay}
+def call(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Launch a captured program between the copies of its operands and results."""
+    stream: CudaStream = lane.stream
+    stream.ready()
+    op.copy_in(lane, inputs, outputs)
+    stream.launch_graph(op.program.native.pointer)
+    op.copy_out(lane, outputs)
+
+
+GRAPH_KERNELS: Mapping[str, Kernel] = {"capture": capture, "replay": replay, "call": call}
 """Op kind -> kernel. Captures go into a lane of their own, so they are a library of their own."""

@@ -57,6 +57,26 @@ async def test_relu_of_a_product_keeps_nan(device: accel.Device, rng: np.random.
         assert (np.delete(y, m // 2, axis=0) >= 0).all()
 
 
+@pytest.mark.parametrize("host", ["inline", "process"])
+async def test_a_network_becomes_a_recorded_graph(host: Any, rng: np.random.Generator) -> None:
+    w, b, v = single(rng, 33, 128), single(rng, 128), single(rng, 128, 10)
+    async with accel.System() as system:
+        device = await system.open_device("cuda", host=host)
+        xp = device.xp
+        layers = await accel.evaluate(xp.asarray(w), xp.asarray(b), xp.asarray(v))
+        found = []
+        for _ in range(12):
+            x = single(rng, 64, 33)
+            there = await xp.asarray(x)
+            y = await ((there @ layers[0] + layers[1]).relu() @ layers[2]).softmax()
+            found.append((x, y))
+        assert [each.function is not None for each in xp.recordings._structures.values()].count(True) == 1
+        for x, y in found:
+            powers = np.maximum(x.astype(np.float64) @ w + b, 0) @ v
+            powers = np.exp(powers - powers.max(-1, keepdims=True))
+            np.testing.assert_allclose(await y.numpy(), powers / powers.sum(-1, keepdims=True), rtol=1e-3, atol=1e-4)
+
+
 async def test_normalization_views_and_masks(device: accel.Device, rng: np.random.Generator) -> None:
     xp = device.xp
     x = single(rng, 17, 40)
