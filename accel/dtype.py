@@ -67,6 +67,9 @@ class DType(enum.Enum):
     COMPLEX64 = "complex64"
     COMPLEX128 = "complex128"
 
+    __hash__ = object.__hash__
+    """Of the member, which is one object: Enum's hashes its name anew each time."""
+
     numpy: np.dtype[Any]
     """The numpy dtype of the same elements."""
     itemsize: int

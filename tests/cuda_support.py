@@ -156,11 +156,12 @@ class Numbers:
 class FakeLibrary(ModuleType):
     """The bindings of a library: takes down its calls, and answers those in ``fails`` with the status that is there.
 
-    Handles are numbers from 1 on. Names that begin with a capital are enums.
+    Handles are numbers from 1 on. Names that begin with a capital are enums. ``error`` may be of another module, which is named before it then.
     """
 
     def __init__(self, name: str, error: str) -> None:
         super().__init__(name)
+        self.raises, _, error = error.rpartition(".")
         setattr(self, error, FakeLibraryError)
         self.called: list[tuple[Any, ...]] = []
         self.fails: dict[str, int] = {}
@@ -180,6 +181,8 @@ class FakeLibrary(ModuleType):
             package.__path__ = []
             monkeypatch.setitem(sys.modules, package.__name__, package)
         monkeypatch.setitem(sys.modules, self.__name__, self)
+        if self.raises:
+            monkeypatch.setitem(sys.modules, self.raises, self)
         pathfinder = SimpleNamespace(load_nvidia_dynamic_lib=find, DynamicLibNotFoundError=FileNotFoundError)
         monkeypatch.setitem(sys.modules, "cuda.pathfinder", pathfinder)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import types
 from collections.abc import Callable, Generator
 from functools import lru_cache
@@ -44,6 +45,8 @@ Step: TypeAlias = Callable[..., Any]
 """``step(batch, *refs, *arguments)`` records ops, and returns the ref of the result."""
 
 _NUMBERS = (bool, int, float, complex, np.generic)
+
+_next_number = itertools.count().__next__
 
 
 class LazyArrayError(InvalidArgumentError):
@@ -92,6 +95,8 @@ class Array:
         What computes it, of what: the name of a function of elements, a :data:`Step` or a :class:`Cut`. Nothing once it is computed.
     result : AccelRef or None
         What was computed; ``ref`` raises where there is nothing.
+    number : int
+        Larger than those of the arrays that it is computed from.
     running : Future or None
         Ends with the evaluation that computes it.
 
@@ -101,7 +106,7 @@ class Array:
     awaited itself. Conversions that would have to wait (``bool(x)``, ``float(x)``, ``np.asarray(x)``) raise :class:`LazyArrayError`.
     """
 
-    __slots__ = ("__weakref__", "arguments", "dtype", "inputs", "result", "running", "shape", "step", "xp")
+    __slots__ = ("__weakref__", "arguments", "dtype", "inputs", "number", "result", "running", "shape", "step", "xp")
 
     __hash__ = object.__hash__
     __array_priority__ = 1000
@@ -117,6 +122,7 @@ class Array:
         self.step = step
         self.inputs = inputs
         self.arguments = arguments
+        self.number = _next_number()
         self.result: AccelRef | None = None
         self.running: asyncio.Future[None] | None = None
 
@@ -399,8 +405,9 @@ class Array:
 def _operator(name: str, x: Any, y: Any) -> Array:
     if isinstance(x, Array):
         if isinstance(y, Array):
-            if x.dtype is y.dtype and x.shape == y.shape and x.xp is y.xp:
-                return type(x)(x.xp, x.shape, _result(name, x.dtype), name, (x, y))
+            if x.dtype is y.dtype and x.xp is y.xp:
+                shape = x.shape if x.shape == y.shape else broadcast(x.shape, y.shape)
+                return type(x)(x.xp, shape, _result(name, x.dtype), name, (x, y))
         elif isinstance(y, _NUMBERS):
             if beside(x.dtype, _class_of(y)) is x.dtype:
                 return type(x)(x.xp, x.shape, _result(name, x.dtype), name, (x, number(y, x.dtype)))

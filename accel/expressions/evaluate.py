@@ -6,6 +6,7 @@ Small expressions that are awaited again and again become recorded graphs: see :
 from __future__ import annotations
 
 import asyncio
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from accel.compute import BinaryOp, ComputeBackend, UnaryOp
@@ -33,6 +34,8 @@ _ACTIVATIONS: dict[str, Activation] = {"gelu_tanh": "gelu", "relu": "relu"}
 
 _BIASED = frozenset((DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64))
 """Dtypes of products that a library adds a bias to."""
+
+_NUMBER = attrgetter("number")
 
 _OFFERED = ComputeBackend.CAPABILITIES
 _UNARY = {op.value: (op, _OFFERED[f"unary.{op.value}"]) for op in UnaryOp}
@@ -88,21 +91,14 @@ async def _compute(roots: list[Array]) -> None:
 
 def _order(roots: Sequence[Array]) -> list[Array]:
     """Return what is not computed yet, each array behind those that it is computed from."""
-    order: list[Array] = []
-    state: dict[Array, bool] = {}  # whether what an array is computed from is in the order
-    stack = [root for root in reversed(roots) if root.result is None]
+    found = {root for root in roots if root.result is None}
+    stack = list(found)
     while stack:
-        each = stack[-1]
-        known = state.get(each)
-        if known is None:
-            state[each] = False
-            stack.extend([i for i in each.inputs if isinstance(i, Array) and i.result is None and i not in state])
-            continue
-        stack.pop()
-        if not known:
-            state[each] = True
-            order.append(each)
-    return order
+        for i in stack.pop().inputs:
+            if isinstance(i, Array) and i.result is None and i not in found:
+                found.add(i)
+                stack.append(i)
+    return sorted(found, key=_NUMBER)
 
 
 class _Group:

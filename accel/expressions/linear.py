@@ -9,7 +9,7 @@ from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.expressions.array import Array, broadcast, cast
 from accel.expressions.manipulation import axes_of, known
-from accel.expressions.promotion import promoted
+from accel.expressions.promotion import FLOATS, promoted
 from accel.expressions.reduction import ReductionFunctions
 from accel.ops import Matmul
 
@@ -31,7 +31,10 @@ class LinearFunctions(ReductionFunctions):
 
     def matmul(self, x1: Array, x2: Array, /) -> Array:
         """Return ``x1 @ x2``; the dimensions before the last two are broadcast, a vector is one row on the left, one column on the right."""
-        if not x1.ndim or not x2.ndim:
+        first, second = x1.shape, x2.shape
+        if len(first) == 2 == len(second) and first[1] == second[0] is not None and x1.dtype is x2.dtype and x1.dtype in FLOATS:
+            return x1.xp.make((first[0], second[1]), x1.dtype, product, (x1, x2))  # what comes most
+        if not first or not second:
             raise InvalidArgumentError("an operand has no dimensions", remedy="Use x1 * x2.")
         if x1.dtype is not x2.dtype:
             dtype = promoted(x1.dtype, x2.dtype)

@@ -7,7 +7,6 @@ are read where they are. The others are copied into the graph's own memory befor
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
@@ -56,12 +55,14 @@ class _Structure:
         Whether it is not to be recorded, or is being recorded.
     nbytes
         Of the graph's own memory, at most.
+    used
+        When it was awaited last, as the number of that await.
     """
 
-    __slots__ = ("attempts", "awaits", "function", "is_out", "nbytes", "places", "varying")
+    __slots__ = ("attempts", "awaits", "function", "is_out", "nbytes", "places", "used", "varying")
 
     def __init__(self, places: list[tuple[int, int]]) -> None:
-        self.awaits = self.attempts = self.nbytes = 0
+        self.awaits = self.attempts = self.nbytes = self.used = 0
         self.places = places
         self.varying: set[int] = set()
         self.function: Any = None
@@ -91,7 +92,8 @@ class Recordings:
 
     def __init__(self, device: Any) -> None:
         self._device = device
-        self._structures: OrderedDict[Hashable, _Structure] = OrderedDict()
+        self._structures: dict[Hashable, _Structure] = {}
+        self._finds = 0
         self._kept = 0
         self._is_off: bool | None = None
 
@@ -109,12 +111,16 @@ class Recordings:
             return None
         structures, leaves = self._structures, key[1]
         places = [(leaf.buffer, leaf.offset) for leaf in leaves]
-        structure = structures.get(key[0])
+        try:
+            structure = structures.get(key[0])
+        except TypeError:  # an argument that cannot be hashed, such as an array of the host's
+            return None
         if structure is None:
             if len(structures) >= _STRUCTURES:
-                self._forget(structures.popitem(last=False)[1])
+                oldest = min(structures, key=lambda each: structures[each].used)
+                self._forget(structures.pop(oldest))
             structures[key[0]] = structure = _Structure(places)
-        structures.move_to_end(key[0])
+        self._finds = structure.used = self._finds + 1
         if structure.is_out:
             return None
         is_met = structure.meets(places)
@@ -190,7 +196,7 @@ class Recordings:
     def _make_room(self, nbytes: int) -> None:
         limit = self._device.info().memory.limit
         most = _MOST_KEPT if limit is None else min(_MOST_KEPT, limit // 16)
-        for structure in self._structures.values():
+        for structure in sorted(self._structures.values(), key=lambda each: each.used):
             if self._kept + nbytes <= most:
                 return
             self._forget(structure)
@@ -208,38 +214,34 @@ def _nbytes(array: Array) -> int:
 
 
 def _key(roots: Sequence[Array], order: Sequence[Array]) -> tuple[Hashable, list[AccelRef]] | None:
-    """Return what is the same for expressions of one structure, and the operands; ``None`` if there is nothing like that.
+    """Return what is the same for expressions of one structure, and the operands; ``None`` if an operand is no ref.
 
     Numbers and other arguments belong to the structure, by their values and how these are written: ``0.0 == -0.0 == 0``.
     """
     numbers: dict[Array, int] = {}
-    found: dict[int, int] = {}
+    places: dict[int, int] = {}
     leaves: list[AccelRef] = []
     parts: list[Hashable] = []
-    for place, each in enumerate(order):
-        inputs: list[Hashable] = []
+    for each in order:
+        step, arguments = each.step, each.arguments
+        parts.append(step)
         for i in each.inputs:
-            result: Any = i.result if isinstance(i, Array) else None
             if not isinstance(i, Array):
-                inputs.append((type(i), repr(i)))
-            elif result is None:
-                inputs.append(numbers[i])
+                parts.append((type(i), repr(i)))
+                continue
+            result: Any = i.result
+            if result is None:
+                parts.append(numbers[i])
             elif not isinstance(result, AccelRef):  # several results of one op
                 return None
+            elif (number := places.get(id(result))) is not None:
+                parts.append(-1 - number)
             else:
-                number = found.get(id(result))
-                if number is None:
-                    number = found[id(result)] = len(leaves)
-                    leaves.append(result)
-                    inputs.append((number, result.shape, result.dtype, result.is_strided and result.strides, i.shape))
-                else:
-                    inputs.append(-1 - number)
-        numbers[each] = place
-        arguments = each.arguments
-        parts.append((each.step, each.shape, each.dtype, tuple(inputs), (arguments, repr(arguments)) if arguments else ()))
-    key = tuple(parts), tuple([numbers.get(root, -1) for root in roots])
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key, leaves
+                places[id(result)] = len(leaves)
+                leaves.append(result)
+                parts += (result.shape, result.dtype, result.is_strided and result.strides)
+        numbers[each] = len(numbers)
+        if not isinstance(step, str):  # of functions of elements the operands tell
+            parts.append((each.shape, each.dtype, arguments and repr(arguments), arguments))
+    parts.extend([numbers.get(root, -1) for root in roots])
+    return tuple(parts), leaves

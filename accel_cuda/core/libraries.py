@@ -91,7 +91,7 @@ class VendorLibrary:
     module
         Python module with the bindings.
     error
-        Name of the exception that the bindings raise; it has the ``status``.
+        Name of the exception that the bindings raise; it has the ``status``. With the name of its module in front, where that is another one.
     bindings
         Distribution of the module.
     extra
@@ -127,6 +127,12 @@ class VendorLibrary:
         if self.extension:
             return load_extension(self.module, self.extension, self.bindings, self.extra)
         return load_module(self.module, self.bindings, self.extra)
+
+    def load_error(self) -> type[Exception]:
+        """Return the exception that the bindings raise. Once they are loaded, this does not block."""
+        module, _, name = self.error.rpartition(".")
+        found: type[Exception] = getattr(load_module(module, self.bindings, self.extra) if module else self.load(), name)
+        return found
 
 
 def requirements(libraries: Iterable[VendorLibrary]) -> tuple[Requirement, ...]:

@@ -47,7 +47,7 @@ class LibraryHandle:
         self._library = library.name
         self._stream = stream
         self.module: Any = library.load()
-        self.error: Any = getattr(self.module, library.error)
+        self.error: Any = library.load_error()
         try:
             self.value = int(self.module.create())
         except self.error as error:

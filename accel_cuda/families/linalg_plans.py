@@ -201,7 +201,7 @@ class MatmulPlans:
 
     def __init__(self, context: CudaContext) -> None:
         self._lt = CUBLASLT.load()
-        self._error: Any = getattr(self._lt, CUBLASLT.error)
+        self._error: Any = CUBLASLT.load_error()
         self._data: Any = load_module("nvmath", "nvmath-python").CudaDataType
         self._compute: Any = load_module("nvmath.bindings.cublas", "nvmath-python").ComputeType
         self._attributes: Any = self._lt.MatmulDescAttribute

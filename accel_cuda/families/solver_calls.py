@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CUSOLVER", "LETTERS", "Call", "SolverCalls"]
 
-CUSOLVER = VendorLibrary("cusolver", "nvidia-cusolver", "nvmath.bindings.cusolverDn", "cuSOLVERError")
+CUSOLVER = VendorLibrary("cusolver", "nvidia-cusolver", "nvmath.bindings.cusolverDn", "nvmath.bindings.cusolver.cuSOLVERError")
 
 LETTERS = {DType.FLOAT32: "s", DType.FLOAT64: "d", DType.COMPLEX64: "c", DType.COMPLEX128: "z"}
 """What the names of typed calls begin with."""
@@ -86,7 +86,7 @@ class SolverCalls:
 
     def __init__(self, context: CudaContext) -> None:
         self._solver = CUSOLVER.load()
-        self._error: Any = getattr(self._solver, CUSOLVER.error)
+        self._error: Any = CUSOLVER.load_error()
         data: Any = load_module("nvmath", "nvmath-python").CudaDataType
         self._types = {dtype: int(data[name]) for dtype, name in _DATA.items()}
         self._context = context

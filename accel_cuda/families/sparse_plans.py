@@ -149,7 +149,7 @@ class SparsePlans:
 
     def __init__(self, context: CudaContext) -> None:
         self._sparse = CUSPARSE.load()
-        self._error: Any = getattr(self._sparse, CUSPARSE.error)
+        self._error: Any = CUSPARSE.load_error()
         self._data: Any = load_module("nvmath", "nvmath-python").CudaDataType
         self._context = context
         self._handles: dict[int, LibraryHandle] = {}

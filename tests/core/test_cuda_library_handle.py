@@ -19,7 +19,7 @@ from tests.cuda_support import Context, FakeLibrary, Numbers
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SOLVER = VendorLibrary("cusolver", "nvidia-cusolver", "nvmath.bindings.cusolverDn", "cuSOLVERError")
+SOLVER = VendorLibrary("cusolver", "nvidia-cusolver", "nvmath.bindings.cusolverDn", "nvmath.bindings.cusolver.cuSOLVERError")
 ALLOC_FAILED, EXECUTION_FAILED, INVALID_VALUE, ILLEGAL_ADDRESS = 2, 6, 7, 700
 ADDRESS, NBYTES = 1 << 30, 4096
 
