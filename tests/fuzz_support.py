@@ -200,6 +200,8 @@ _PLAUSIBLE: dict[str, list[Any]] = {
     "mean": [0.0, 1, math.nan],
     "std": [1.0, 0, -1, math.inf],
     "sigma": [1.0, 0, -1],
+    "lam": [0.0, 1.0, 30, -1, math.nan, 2.0**60],
+    "p": [0.5, 0, 1.0, -0.1, math.nan],
     "seed": [None, 0, 1, 2**64 - 1, -1],
     "offset": [0, 1, 2**64 - 1, 2**70, -1],
     "generator": ["philox", "xorwow"],

@@ -58,7 +58,7 @@ class FakeContext:
         assert blocks > 0
         self.launched.add(function)
         if function != "spin":
-            assert self.inside(arguments[0]), function
+            assert self.inside(arguments[1 if function.startswith("sobol") else 0]), function
 
     def launch_wide(self, function: str, grid: tuple[int, int], block: tuple[int, int], shared: int, *arguments: int) -> None:
         assert self.inside(arguments[0]), function
@@ -81,7 +81,7 @@ def kernels_in(program: str) -> set[str]:
     """Return the names of the kernels in a source, those that a macro makes too."""
     source = source_of(program)
     names = set(re.findall(r'extern "C" __global__ void (\w+)\(', source))
-    return names | {f"philox_{name}" for name in re.findall(r"^DRAW\((\w+),", source, re.MULTILINE)}
+    return names | {f"philox_{name}" for name in re.findall(r"^DRAW(?:_WIDE)?\((\w+),", source, re.MULTILINE)}
 
 
 def test_every_kernel_around_random_numbers_and_transforms_is_launched() -> None:

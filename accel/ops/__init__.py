@@ -11,6 +11,7 @@ from accel.ops.blas_triangular import Trmm, Trmv, Trsm, Trsv
 from accel.ops.blas_vectors import Asum, Dotc, Iamax, Iamin, Rot, Swap
 from accel.ops.compiler import CompiledKernel, KernelLayout, Launch
 from accel.ops.convolution import Conv1d, Conv2d, Conv3d
+from accel.ops.distributions import Bernoulli, Beta, Binomial, Exponential, Gamma, Poisson, TruncatedNormal
 from accel.ops.dnn import DnnOps
 from accel.ops.elementwise import Binary, Cast, Clip, ElementwiseOps, Unary, Where
 from accel.ops.family import Family
@@ -24,6 +25,7 @@ from accel.ops.memory import Checksum, Copy, Empty, Fill, Free, Get, Put
 from accel.ops.namespace import Awaited, OpNamespace, Recorded, method, sized_method
 from accel.ops.normalization import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LogSoftmax, RmsNorm, Softmax
 from accel.ops.pooling import AvgPool, MaxPool
+from accel.ops.quasi import Sobol, sobol_directions
 from accel.ops.rearranged import BroadcastTo, Flip, Pad, Part, Repeat, Roll, Tile, Transpose
 from accel.ops.reduce import Reduce, ReduceOps
 from accel.ops.rng import Integers, Lognormal, Normal, RngOps, Uniform
@@ -57,8 +59,11 @@ __all__ = [
     "Awaited",
     "Axpy",
     "BatchNorm",
+    "Bernoulli",
+    "Beta",
     "Binary",
     "Bincount",
+    "Binomial",
     "BlasOps",
     "BroadcastTo",
     "Cast",
@@ -87,6 +92,7 @@ __all__ = [
     "Eigvalsh",
     "ElementwiseOps",
     "Empty",
+    "Exponential",
     "Eye",
     "Family",
     "FamilyOp",
@@ -97,6 +103,7 @@ __all__ = [
     "Free",
     "Fromdense",
     "Fused",
+    "Gamma",
     "Geam",
     "Gemm",
     "GemmBatched",
@@ -138,6 +145,7 @@ __all__ = [
     "Partition",
     "Pinv",
     "Plan",
+    "Poisson",
     "Prefetch",
     "Put",
     "PutAlongAxis",
@@ -161,6 +169,7 @@ __all__ = [
     "SegmentSort",
     "SizedOp",
     "Slogdet",
+    "Sobol",
     "Softmax",
     "Solve",
     "SolverOps",
@@ -194,6 +203,7 @@ __all__ = [
     "Trmv",
     "Trsm",
     "Trsv",
+    "TruncatedNormal",
     "Unary",
     "Uniform",
     "Unique",
@@ -201,4 +211,5 @@ __all__ = [
     "Where",
     "method",
     "sized_method",
+    "sobol_directions",
 ]

@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 __all__ = ["PART"]
 
 _BLOCK, _EACH = 256, 4
+_CONSTANTS = 10  # of what has several, as in rng.cu
 _DOUBLE = struct.Struct("d")
 _CODES = {DType.FLOAT32: "f32", DType.FLOAT64: "f64"}
 _ALL = 1 << 64
 
-Parameters = tuple[str, tuple[int, int, int]]
+Parameters = tuple[str, tuple[int, ...]]
 """Name of a kernel without its prefix, and its parameters, 8 bytes each."""
 
 
-def _bits(*values: float) -> tuple[int, int, int]:
-    low, middle, high = (int.from_bytes(_DOUBLE.pack(value), "little") for value in (*values, 0.0, 0.0)[:3])
-    return low, middle, high
+def _bits(*values: float, count: int = 3) -> tuple[int, ...]:
+    return tuple([int.from_bytes(_DOUBLE.pack(value), "little") for value in values]) + (0,) * (count - len(values))
 
 
 @lru_cache(256)
@@ -60,6 +60,22 @@ def _lognormal(op: Any) -> Parameters:
     return _bell(op.kind, op.dtype, op.mean, op.sigma)
 
 
+def _exponential(op: Any) -> Parameters:
+    return f"exponential_{_CODES[op.dtype]}", _bits(op.scale)
+
+
+def _bernoulli(op: Any) -> Parameters:
+    return "bernoulli", (op.limit(), 0, 0)
+
+
+def _several(op: Any) -> Parameters:
+    return f"{op.kind}_{_CODES[op.dtype]}", _bits(*op.constants(), count=_CONSTANTS)
+
+
+def _counts(op: Any) -> Parameters:
+    return op.way(), _bits(*op.constants(), count=_CONSTANTS)
+
+
 def _integers(op: Any) -> Parameters:
     span = op.span()
     is_pair = op.per_block() == 2
@@ -82,6 +98,15 @@ def _kernel(parameters: Callable[[Any], Parameters]) -> Kernel:
     return kernel
 
 
+def _sobol(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    width, _ = op.directions.shape
+    if size := op.n * width:
+        stream = lane.stream
+        stream.ready()
+        function = stream.functions[f"sobol_{_CODES[op.dtype]}"]
+        stream.launch(function, -(-size // _BLOCK), _BLOCK, inputs[0], outputs[0], size, width, op.offset)
+
+
 def _program(op: Any) -> str:
     return "rng"
 
@@ -90,11 +115,19 @@ _KERNELS: dict[str, Kernel] = {
     "uniform": _kernel(_uniform),
     "normal": _kernel(_normal),
     "lognormal": _kernel(_lognormal),
+    "exponential": _kernel(_exponential),
+    "gamma": _kernel(_several),
+    "beta": _kernel(_several),
+    "truncated_normal": _kernel(_several),
     "integers": _kernel(_integers),
+    "bernoulli": _kernel(_bernoulli),
+    "poisson": _kernel(_counts),
+    "binomial": _kernel(_counts),
+    "sobol": _sobol,
 }
 
 PART = CudaPart(
     kernels=_KERNELS,
-    programs=(Source("rng", lambda code: ("rng.cu", ""), functions=("philox",)),),
+    programs=(Source("rng", lambda code: ("rng.cu", ""), functions=("philox", "sobol")),),
     program=dict.fromkeys(_KERNELS, _program),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import warnings
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,14 @@ async def test_the_statistics_find_what_is_wrong(rng: np.random.Generator) -> No
         ("lognormal", {"mean": 0.0, "sigma": 1.0}, np.exp(0.03 + rng.standard_normal(size))),
         ("integers", {"low": 0, "high": 10}, np.where(rng.random(size) < 0.02, 9, rng.integers(0, 10, size))),
         ("integers", {"low": 0, "high": 10}, rng.integers(0, 9, size)),
+        ("exponential", {"scale": 1.0}, rng.exponential(1.02, size)),
+        ("gamma", {"a": 2.0}, rng.gamma(2.02, size=size)),
+        ("beta", {"a": 0.5, "b": 0.5}, rng.beta(0.51, 0.5, size)),
+        ("truncated_normal", {"low": 0.0, "high": 1.0}, rng.random(size)),
+        ("bernoulli", {"p": 0.5}, rng.random(size) < 0.51),
+        ("poisson", {"lam": 20.0}, rng.poisson(20.2, size)),
+        ("poisson", {"lam": 3.0}, rng.binomial(60, 0.05, size)),
+        ("binomial", {"n": 20, "p": 0.5}, rng.binomial(20, 0.505, size)),
     )
     for kind, options, sample in wrong:
         with pytest.raises(AssertionError):
@@ -138,6 +147,20 @@ async def test_normal_numbers_reach_far_and_stay_finite() -> None:
         ("uniform", {"offset": "3"}),
         ("uniform", {"generator": "mt19937"}),
         ("uniform", {"shape": -1}),
+        ("exponential", {"scale": -1.0}),
+        ("gamma", {"a": 0.0}),
+        ("gamma", {"a": 1.0, "scale": -1.0}),
+        ("beta", {"a": 1.0, "b": math.nan}),
+        ("truncated_normal", {"low": 1.0, "high": 1.0}),
+        ("truncated_normal", {"low": 40.0, "high": math.inf}),
+        ("truncated_normal", {"std": 0.0}),
+        ("truncated_normal", {"low": math.nan}),
+        ("bernoulli", {"p": 1.5}),
+        ("poisson", {"lam": -1.0}),
+        ("poisson", {"lam": 1e17}),
+        ("binomial", {"n": -1, "p": 0.5}),
+        ("binomial", {"n": 2.5, "p": 0.5}),
+        ("binomial", {"n": 3, "p": -0.1}),
         ("integers", {"low": 3, "high": 3}),
         ("integers", {"low": 0, "high": 2.5}),
         ("integers", {"low": 0, "high": 257, "dtype": "uint8"}),
@@ -152,13 +175,100 @@ async def test_what_does_not_fit_is_refused(kind: str, options: dict[str, Any]) 
         await failure(draw(device), accel.InvalidArgumentError)
 
 
-@pytest.mark.parametrize(("kind", "options"), [("uniform", {}), ("normal", {}), ("lognormal", {}), ("integers", {"low": 0, "high": 9})])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("uniform", {}), ("normal", {}), ("lognormal", {}), ("integers", {"low": 0, "high": 9}), ("poisson", {}), ("gamma", {"a": 2.0})],
+)
 async def test_a_generator_that_is_not_offered_is_refused_with_the_one_that_is(kind: str, options: dict[str, Any]) -> None:
     async with opened() as device:
         error = await failure(getattr(device.rng, kind)(4, generator="xorwow", **options), accel.InvalidArgumentError)
         assert "'xorwow'" in error.message
         assert "philox" in error.remedy
         assert (await drawn(device, kind, 4, generator="philox", seed=3, **options)).shape == (4,)
+
+
+async def test_numbers_at_the_ends_of_parameters(rng: np.random.Generator) -> None:
+    seed = int(rng.integers(2**63))
+    async with opened() as device:
+        for options, expected in (
+            ({"n": 7, "p": 0.0}, 0),
+            ({"n": 7, "p": 1.0}, 7),
+            ({"n": 0, "p": 0.4}, 0),
+            ({"n": 1 << 52, "p": 1.0}, 1 << 52),
+        ):
+            assert set((await drawn(device, "binomial", 500, seed=seed, **options)).tolist()) == {expected}, seed
+        assert not (await drawn(device, "poisson", 500, lam=0.0, seed=seed)).any(), seed
+        for p in (0.0, 1.0):
+            assert set((await drawn(device, "bernoulli", 500, p=p, seed=seed)).tolist()) == {bool(p)}, seed
+        large = await drawn(device, "poisson", 2000, lam=2.0**52, seed=seed)
+        assert abs(float(np.mean(large - 2**52))) < 6 * 2**26 / math.sqrt(2000), seed
+        small = await drawn(device, "gamma", 2000, dtype="float64", a=1e-3, seed=seed)
+        assert small.min() == 0.0 <= small.max() < 100, seed
+        halves = await drawn(device, "beta", 2000, dtype="float64", a=1e-3, b=1e-3, seed=seed)
+        assert abs(float(np.mean(halves > 0.5)) - 0.5) < 0.1, seed
+        cut = await drawn(device, "truncated_normal", 5000, low=-0.5, high=0.25, seed=seed)
+        assert -0.5 <= cut.min() < -0.49 < 0.24 < cut.max() <= 0.25, seed
+
+
+async def test_float32_numbers_of_chains_are_the_float64_ones_rounded(rng: np.random.Generator) -> None:
+    seed = int(rng.integers(2**63))
+    async with opened() as device:
+        for kind, options in (("gamma", {"a": 0.5}), ("beta", {"a": 2.0, "b": 0.5}), ("truncated_normal", {"low": -1.0})):
+            narrow, wide = [await drawn(device, kind, 999, dtype=dtype, seed=seed, **options) for dtype in ("float32", "float64")]
+            np.testing.assert_array_equal(narrow, wide.astype(np.float32), err_msg=f"{kind} {seed}")
+
+
+async def test_sobols_sequence_is_scipys(rng: np.random.Generator) -> None:
+    qmc = pytest.importorskip("scipy.stats.qmc")
+    d, offset = int(rng.integers(2, 1025)), int(rng.integers(1000))
+    exact = qmc.Sobol(d, scramble=False, bits=32).fast_forward(offset)
+    async with opened() as device:
+        directions = await device.put(ops.sobol_directions(d))
+        points = await device.get(await device.rng.sobol(directions, 256, "float64", offset=offset))
+        np.testing.assert_array_equal(points, exact.random_base2(8) if not offset else _random(exact, 256), err_msg=f"{d} {offset}")
+        halves = [await device.get(await device.rng.sobol(directions, n, offset=offset + start)) for start, n in ((0, 99), (99, 157))]
+        np.testing.assert_array_equal(np.concatenate(halves), points.astype(np.float32), err_msg=f"{d} {offset}")
+        assert (await device.get(await device.rng.sobol(directions, 0))).shape == (0, d)
+
+
+def _random(exact: Any, n: int) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of places that are not balanced
+        return exact.random(n)
+
+
+async def test_scrambled_points_stay_even_and_differ(rng: np.random.Generator) -> None:
+    qmc = pytest.importorskip("scipy.stats.qmc")
+    seed, n = int(rng.integers(2**63)), 1 << 10
+    first, again, other = (ops.sobol_directions(6, scramble=True, seed=each) for each in (seed, seed, seed ^ 1))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+    assert not np.array_equal(ops.sobol_directions(1, scramble=True), ops.sobol_directions(1, scramble=True))
+    async with opened() as device:
+        points = await device.get(await device.rng.sobol(await device.put(first), n, "float64"))
+    for coordinate in points.T:
+        assert sorted((coordinate * n).astype(int)) == list(range(n)), seed
+    assert qmc.discrepancy(points) < qmc.discrepancy(rng.random((n, 6))) / 4, seed
+
+
+async def test_what_sobol_refuses() -> None:
+    wrong: tuple[dict[str, Any], ...] = (
+        {"d": 0},
+        {"d": 1025},
+        {"d": 2, "scramble": 1},
+        {"d": 2, "seed": 3},
+        {"d": 2, "scramble": True, "seed": -1},
+    )
+    for arguments in wrong:
+        with pytest.raises(accel.InvalidArgumentError):
+            ops.sobol_directions(**arguments)
+    async with opened() as device:
+        directions = await device.put(ops.sobol_directions(3))
+        await failure(device.rng.sobol(directions, -1), accel.InvalidArgumentError)
+        await failure(device.rng.sobol(directions, 1 << 32, offset=1), accel.InvalidArgumentError)
+        await failure(device.rng.sobol(directions, 2, "float16"), accel.UnsupportedError)
+        await failure(device.rng.sobol(await device.zeros((3, 32), "uint32"), 2), accel.InvalidArgumentError)
+        await failure(device.rng.sobol(await device.zeros((3, 33), "float32"), 2), accel.InvalidArgumentError)
 
 
 async def test_other_elements_are_not_offered() -> None:

@@ -5,6 +5,7 @@ cuFFT's own kernels are left out: what it would work on is there, and the kernel
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,16 @@ def _ref(shape: tuple[int, ...], dtype: DType) -> AccelRef:
 
 def _draws() -> Iterator[Any]:
     """Yield ops that draw with every kernel: from the beginning of a block of numbers and from within one, few and many."""
-    floats = [(kind, dtype) for kind in (ops.Uniform, ops.Normal, ops.Lognormal) for dtype in (DType.FLOAT32, DType.FLOAT64)]
+    kinds = (
+        ops.Uniform,
+        ops.Normal,
+        ops.Lognormal,
+        ops.Exponential,
+        ops.TruncatedNormal,
+        partial(ops.Gamma, a=0.5),
+        partial(ops.Beta, a=0.5, b=2.0),
+    )
+    floats = [(kind, dtype) for kind in kinds for dtype in (DType.FLOAT32, DType.FLOAT64)]
     for offset, count in ((0, _MANY), (3, _MANY), (1, 1)):
         more: dict[str, Any] = {"seed": 7, "offset": offset}
         for kind, dtype in floats:
@@ -72,6 +82,9 @@ def _draws() -> Iterator[Any]:
             yield ops.Integers((count,), 0, 100, dtype, **more)
         yield ops.Integers((count,), -(1 << 40), 1 << 40, DType.INT64, **more)
         yield ops.Integers((count,), 0, 1 << 64, DType.UINT64, **more)
+        yield ops.Bernoulli((count,), 0.25, **more)
+        yield from (ops.Poisson((count,), lam, **more) for lam in (3.0, 30.0))
+        yield from (ops.Binomial((count,), n, 0.75, **more) for n in (10, 100))
 
 
 def _transforms() -> Iterator[Any]:
@@ -111,6 +124,13 @@ def launch_all(context: Any, stream: Any) -> None:
         out = memory.alloc(op.size * op.dtype.itemsize)
         context.kernels("rng")[op.kind](lane, op, [], [out])
         memory.free(out)
+    directions = memory.alloc(4 * 33 * 7)
+    for dtype in (DType.FLOAT32, DType.FLOAT64):
+        op = ops.Sobol(_ref((7, 33), DType.UINT32), 999, dtype)
+        out = memory.alloc(op.plan().creates[0].nbytes)
+        context.kernels("rng")["sobol"](lane, op, [directions], [out])
+        memory.free(out)
+    memory.free(directions)
     for op in _transforms():
         _transform(context, stream, op)
     total = memory.alloc(8)

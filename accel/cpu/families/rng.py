@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from functools import partial
+import importlib
+import importlib.util
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.cpu.families import sampling
-from accel.cpu.families.words import philox, philox_blocks
+from accel.cpu.families import distributions, sampling
+from accel.cpu.families.words import philox, philox_blocks, wide
 from accel.cpu.views import Array, array
 from accel.dtype import DType
+from accel.errors import BackendUnavailableError
 from accel.family import BackendPart, Sample
 
 if TYPE_CHECKING:
@@ -20,10 +23,13 @@ if TYPE_CHECKING:
 
 __all__ = ["PART", "draw"]
 
+_WORDS = 1 << 18
+"""Words of an array of points: they fit the second-level cache."""
 _U32, _U64 = np.dtype(np.uint32), np.dtype(np.uint64)
 _TO_FRACTION = {np.dtype(np.float32): (8, 2.0**-24), np.dtype(np.float64): (11, 2.0**-53)}
-# Calls of numpy for one chunk of words, and for one number among many.
-_CALL, _NUMBER = 150e-6, 20e-9
+# Calls of numpy for one chunk of words, for one number among many, and for one that takes several functions; what sends the first one that needs scipy
+# to the stream's thread.
+_CALL, _NUMBER, _CHAIN, _IMPORT = 150e-6, 20e-9, 200e-9, 1.0
 
 
 def draw(numbers: Callable[[Array, Array], Array], op: Any, address: int) -> None:
@@ -42,17 +48,10 @@ def draw(numbers: Callable[[Array, Array], Array], op: Any, address: int) -> Non
         done, skip, index = done + taken, 0, index + len(words)
 
 
-def _wide(words: Array) -> Array:
-    """Return pairs of words as one each, the first word the lower half."""
-    low, high = words[:, 0::2].astype(_U64), words[:, 1::2].astype(_U64)
-    result: Array = low | high << np.uint64(32)
-    return result
-
-
 def _uniform(op: Any, words: Array, blocks: Array) -> Array:
     dtype = op.dtype.numpy
     shift, unit = _TO_FRACTION[dtype]
-    whole = words if dtype.itemsize == 4 else _wide(words)
+    whole = words if dtype.itemsize == 4 else wide(words)
     result: Array = (whole >> whole.dtype.type(shift)).astype(dtype)
     low, high = dtype.type(op.low), dtype.type(op.high)
     result *= dtype.type(unit)
@@ -69,7 +68,7 @@ def _standard(dtype: np.dtype[Any], words: Array) -> Array:
         radius = words[:, 0::2].astype(dtype) * dtype.type(2.0**-32) + dtype.type(2.0**-33)
         angle = words[:, 1::2].astype(dtype) * dtype.type(2.0**-32)
     else:
-        whole = _wide(words) >> np.uint64(11)
+        whole = wide(words) >> np.uint64(11)
         radius = (whole[:, :1].astype(dtype) + 0.5) * 2.0**-53
         angle = whole[:, 1:].astype(dtype) * 2.0**-53
     # Fractions are exact, the multiple of pi is not: so the product is rounded once.
@@ -120,7 +119,7 @@ def _scaled_words(words: Array, span: int) -> tuple[Array, Array]:
 
 def _scaled_pairs(words: Array, span: int) -> tuple[Array, Array]:
     """Return ``pair * span >> 64`` and which of them are to be drawn again."""
-    pairs = _wide(words)
+    pairs = wide(words)
     if span == 1 << 64:
         return pairs, np.zeros(pairs.shape, np.bool_)
     half, mask = np.uint64(32), np.uint64(0xFFFFFFFF)
@@ -132,12 +131,42 @@ def _scaled_pairs(words: Array, span: int) -> tuple[Array, Array]:
     return upper, pairs * np.uint64(span) < np.uint64(-span % 2**64 % span)
 
 
-def _kernel(numbers: Callable[[Any, Array, Array], Array]) -> Kernel:
+def _kernel(numbers: Callable[[Any, Array, Array], Array], cost: float = _NUMBER) -> Kernel:
     def kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         if op.size:
-            lane.stream.submit(partial(draw, partial(numbers, op), op, outputs[0]), _CALL + op.size * _NUMBER)
+            lane.stream.submit(partial(draw, partial(numbers, op), op, outputs[0]), _CALL + op.size * cost)
 
     return kernel
+
+
+@cache
+def _inverse() -> Any:
+    """Return the inverse of the normal distribution function."""
+    return importlib.import_module("scipy.special").ndtri
+
+
+def _truncated_normal(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    is_loaded = bool(_inverse.cache_info().currsize)
+    if not is_loaded and importlib.util.find_spec("scipy") is None:
+        raise BackendUnavailableError(f"{op.kind} needs scipy on the CPU", remedy="In a checkout: pip install '.[cpu]'.")
+    if op.size:
+        numbers = partial(distributions.truncated_normal, op, _inverse)
+        lane.stream.submit(partial(draw, numbers, op, outputs[0]), _CALL + op.size * _CHAIN + (0.0 if is_loaded else _IMPORT))
+
+
+def _sobol(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    width = op.directions.shape[0]
+    directions, out = array(inputs[0], op.directions.shape, _U32), array(outputs[0], (op.n, width), op.dtype.numpy)
+
+    def work() -> None:
+        step = max(1, _WORDS // width)
+        for start in range(0, op.n, step):
+            words = distributions.sobol(directions, op.offset + start, min(step, op.n - start))
+            shift, unit = (8, 2.0**-24) if op.dtype is DType.FLOAT32 else (0, 2.0**-32)
+            np.multiply(words >> np.uint32(shift), op.dtype.numpy.type(unit), out=out[start : start + step])
+
+    if op.n * width:
+        lane.stream.submit(work, _CALL + op.n * width * _NUMBER)
 
 
 def _drawn(kind: str, options: dict[str, Any], rng: Any) -> Any:
@@ -175,7 +204,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
             words, part = _blocks(seed, offset, count, per_block)
             options: dict[str, Any] = {"shape": count, "dtype": dtype, "seed": seed, "offset": offset}
             what = f"{dtype.value} count={count} offset={offset} seed={seed}"
-            whole = words >> np.uint32(8) if per_block == 4 else _wide(words) >> np.uint64(11)
+            whole = words >> np.uint32(8) if per_block == 4 else wide(words) >> np.uint64(11)
             fractions = whole.reshape(-1)[part].astype(np.longdouble) * np.longdouble(2.0) ** (-24 if per_block == 4 else -53)
             uniform = partial(_drawn, "uniform", {**options, "low": -1.0, "high": 3.0})
             yield Sample(f"uniform {what}", uniform, (), fractions * 4 - 1, sampling.sums(dtype))
@@ -190,9 +219,19 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         options = {"shape": 999, "low": 3, "high": 3 + 64, "dtype": whole_type, "seed": seed, "offset": 5}
         values = (words.reshape(-1)[part].astype(_U64) * np.uint64(64) >> np.uint64(32)).astype(np.int64) + 3
         yield Sample(f"integers {whole_type.value} seed={seed}", partial(_drawn, "integers", options), (), values)
+    yield from distributions.samples(rng)
 
 
 PART = BackendPart(
-    {"uniform": _kernel(_uniform), "normal": _kernel(_normal), "lognormal": _kernel(_lognormal), "integers": _kernel(_integers)},
+    {
+        "uniform": _kernel(_uniform),
+        "normal": _kernel(_normal),
+        "lognormal": _kernel(_lognormal),
+        "integers": _kernel(_integers),
+        **{kind: _kernel(numbers, _CHAIN) for kind, numbers in distributions.NUMBERS.items()},
+        "truncated_normal": _truncated_normal,
+        "sobol": _sobol,
+    },
     samples=_samples,
+    wheels=("scipy",),
 )

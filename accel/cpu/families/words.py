@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from accel.cpu.views import Array
 
-__all__ = ["philox", "philox_blocks"]
+__all__ = ["philox", "philox_blocks", "wide"]
 
 _U32, _U64 = np.dtype(np.uint32), np.dtype(np.uint64)
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
@@ -46,3 +46,10 @@ def philox_blocks(seed: int, first: int, count: int) -> Iterator[Array]:
     """Yield arrays of shape (blocks, 4), together ``count`` blocks of the stream of ``seed`` from block ``first`` on."""
     for start in range(first, first + count, _CHUNK):
         yield philox(seed, np.arange(start, min(start + _CHUNK, first + count), dtype=_U64))
+
+
+def wide(words: Array) -> Array:
+    """Return pairs of words as one each, the first word the lower half."""
+    low, high = words[:, 0::2].astype(_U64), words[:, 1::2].astype(_U64)
+    result: Array = low | high << np.uint64(32)
+    return result

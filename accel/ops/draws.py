@@ -1,0 +1,127 @@
+"""What ops that draw random numbers share."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from accel.dtype import DType, DTypeLike
+from accel.errors import InvalidArgumentError, UnsupportedError
+from accel.ops.base import FamilyOp, Plan, Shape, as_shape, number, result_in
+from accel.ops.fields import integer, set_fields
+from accel.ref import AccelRef
+
+__all__ = ["Draw", "Floats", "Generator", "at_least_zero", "real", "whole"]
+
+Generator = Literal["philox"]
+"""Name of the generator of a stream's blocks; see this module."""
+
+_FLOATS = (DType.FLOAT32, DType.FLOAT64)
+_END = 1 << 64
+_LONGEST = 1 << 62
+_LARGEST = {dtype: float(np.finfo(dtype.numpy).max) for dtype in _FLOATS}
+
+
+def whole(name: str, value: object, low: int, high: int) -> int:
+    """Return an int from ``low`` up to, and without, ``high``."""
+    remedy = f"Give an int of {low} or more, below {high}."
+    result = integer(name, value, remedy)
+    if not low <= result < high:
+        raise InvalidArgumentError(f"{name} is {result}", remedy=remedy)
+    return result
+
+
+def real(name: str, value: object, dtype: DType) -> float:
+    """Return a parameter, rounded to the elements' type."""
+    result = value if type(value) is float else number(name, value)
+    if isinstance(result, complex) or not abs(result) <= _LARGEST[dtype]:
+        raise InvalidArgumentError(f"{name} is {value!r}", remedy=f"Give a finite real number that {dtype.value} can hold.")
+    return float(dtype.numpy.type(result))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Draw(FamilyOp):
+    """What the distributions share. Each has ``shape`` and ``dtype``, of the result, besides.
+
+    Parameters
+    ----------
+    seed
+        From 0 to 2**64 - 1. ``None``: one is drawn from the system's entropy when the op is made, and kept in it.
+    offset
+        How many numbers of the stream are skipped.
+    generator
+        ``"philox"``, the only one.
+    out
+        Buffer to write.
+    """
+
+    library: ClassVar[str] = "rng"
+
+    _: KW_ONLY
+    seed: int | None = None
+    offset: int = 0
+    generator: Generator = "philox"
+    out: AccelRef | None = None
+
+    def _seeded(self, shape: object) -> None:
+        """Convert what all distributions have, and draw the seed if there is none."""
+        set_fields(
+            self,
+            shape=as_shape(shape),  # type: ignore[arg-type]  # which raises where it is none
+            seed=secrets.randbits(64) if self.seed is None else whole("seed", self.seed, 0, _END),
+            offset=whole("offset", self.offset, 0, _LONGEST),
+        )
+
+    def _drawn(self, shape: object, dtype: DTypeLike) -> DType:
+        """Convert what distributions with a choice of dtypes have, and return the dtype."""
+        self._seeded(shape)
+        set_fields(self, dtype=(found := DType.of(dtype)))
+        return found
+
+    def _drawn_floats(self, shape: object, dtype: DTypeLike) -> DType:
+        found = self._drawn(shape, dtype)
+        if found not in _FLOATS:
+            raise UnsupportedError(f"{self.kind} numbers are not offered in {found.value}", remedy="Use float32 or float64.")
+        return found
+
+    def _planned(self, shape: Shape, dtype: DType) -> Plan:
+        if self.generator != "philox":
+            raise InvalidArgumentError(
+                f"there is no generator {self.generator!r}", op=self.kind, remedy="Use generator='philox', the default."
+            )
+        writes, creates = result_in(self.out, shape, dtype)
+        return Plan((), writes, creates, "", dtype)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Floats(Draw):
+    """What the distributions of floats share."""
+
+    shape: int | Iterable[int]
+    dtype: DTypeLike = DType.FLOAT32
+
+    @property
+    def size(self) -> int:
+        """How many numbers are drawn."""
+        return math.prod(as_shape(self.shape))
+
+    def per_block(self) -> int:
+        """Return how many numbers come from one block of the stream."""
+        return 4 if self.dtype is DType.FLOAT32 else 2
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        return self._planned(as_shape(self.shape), DType.of(self.dtype))
+
+
+def at_least_zero(name: str, value: object, dtype: DType) -> float:
+    """Return a parameter that is not negative, rounded to the elements' type."""
+    result = real(name, value, dtype)
+    if result < 0:
+        raise InvalidArgumentError(f"{name} is {value!r}", remedy="Give 0 or more.")
+    return result
