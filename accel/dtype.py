@@ -45,7 +45,7 @@ class DType(enum.Enum):
     """The type of a buffer's elements; a member's value is the name that numpy or ml_dtypes gives it."""
 
     # Members are looked up in tables for each op: by identity, as they are compared, and not by a hash computed in Python.
-    __hash__ = object.__hash__  # noqa: PIE794, PIE796  # no member
+    __hash__ = object.__hash__  # no member
 
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"

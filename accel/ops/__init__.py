@@ -10,7 +10,17 @@ from accel.ops.blas_matrices import Geam, Ger, Hemm, Herk, Symm, Syrk
 from accel.ops.blas_triangular import Trmm, Trmv, Trsm, Trsv
 from accel.ops.blas_vectors import Asum, Dotc, Iamax, Iamin, Rot, Swap
 from accel.ops.compiler import CompiledKernel, KernelLayout, Launch
-from accel.ops.convolution import Conv1d, Conv2d, Conv3d
+from accel.ops.convolution import (
+    Conv1d,
+    Conv1dFilterGrad,
+    Conv1dInputGrad,
+    Conv2d,
+    Conv2dFilterGrad,
+    Conv2dInputGrad,
+    Conv3d,
+    Conv3dFilterGrad,
+    Conv3dInputGrad,
+)
 from accel.ops.distributions import Bernoulli, Beta, Binomial, Exponential, Gamma, Poisson, TruncatedNormal
 from accel.ops.dnn import DnnOps
 from accel.ops.elementwise import Binary, Cast, Clip, ElementwiseOps, Unary, Where
@@ -20,11 +30,12 @@ from accel.ops.found import Bincount, Compress, Histogram, Nonzero, Unique, Uniq
 from accel.ops.fused import Fused
 from accel.ops.indexed import PutAlongAxis, ScatterAdd, Take, TakeAlongAxis
 from accel.ops.linalg import LinalgOps, Matmul
+from accel.ops.loss import CrossEntropy, CrossEntropyGrad
 from accel.ops.managed import Advise, Prefetch
 from accel.ops.memory import Checksum, Copy, Empty, Fill, Free, Get, Put
 from accel.ops.namespace import Awaited, OpNamespace, Recorded, method, sized_method
 from accel.ops.normalization import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LogSoftmax, RmsNorm, Softmax
-from accel.ops.pooling import AvgPool, MaxPool
+from accel.ops.pooling import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from accel.ops.quasi import Sobol, sobol_directions
 from accel.ops.rearranged import BroadcastTo, Flip, Pad, Part, Repeat, Roll, Tile, Transpose
 from accel.ops.reduce import Reduce, ReduceOps
@@ -56,6 +67,7 @@ __all__ = [
     "Asum",
     "Attention",
     "AvgPool",
+    "AvgPoolGrad",
     "Awaited",
     "Axpy",
     "BatchNorm",
@@ -75,9 +87,17 @@ __all__ = [
     "Compress",
     "Concatenate",
     "Conv1d",
+    "Conv1dFilterGrad",
+    "Conv1dInputGrad",
     "Conv2d",
+    "Conv2dFilterGrad",
+    "Conv2dInputGrad",
     "Conv3d",
+    "Conv3dFilterGrad",
+    "Conv3dInputGrad",
     "Copy",
+    "CrossEntropy",
+    "CrossEntropyGrad",
     "Cummax",
     "Cummin",
     "Cumprod",
@@ -135,6 +155,7 @@ __all__ = [
     "Matmul",
     "MatrixPower",
     "MaxPool",
+    "MaxPoolGrad",
     "Nonzero",
     "Normal",
     "Nrm2",

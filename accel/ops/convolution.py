@@ -1,37 +1,49 @@
-"""Convolutions of one to three dimensions."""
+"""Convolutions of one to three dimensions, and their gradients."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from typing import ClassVar, Literal, cast
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Shape, not_aliased, operand, result_in, same_dtype
+from accel.ops.base import FamilyOp, Plan, Shape, as_shape, not_aliased, operand, result_in, same_dtype
 from accel.ops.fields import integer, set_fields
 from accel.ops.windows import LONGEST, Padding, Steps, borders_of, counts_of, steps_of
 from accel.ref import AccelRef
 
-__all__ = ["Conv1d", "Conv2d", "Conv3d", "Convolution"]
+__all__ = [
+    "Conv1d",
+    "Conv1dFilterGrad",
+    "Conv1dInputGrad",
+    "Conv2d",
+    "Conv2dFilterGrad",
+    "Conv2dInputGrad",
+    "Conv3d",
+    "Conv3dFilterGrad",
+    "Conv3dInputGrad",
+    "Convolution",
+    "ConvolutionForm",
+    "FilterGrad",
+    "InputGrad",
+]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Convolution(FamilyOp):
-    """A convolution; what those of one to three dimensions share."""
+class ConvolutionForm(FamilyOp):
+    """What a convolution and its gradients share: how filters move over images."""
 
     library: ClassVar[str] = "dnn"
     rank: ClassVar[int]
 
-    input: AccelRef
-    filter: AccelRef
     _: KW_ONLY
-    bias: AccelRef | None = None
     stride: Steps = 1
     padding: Padding = 0
     dilation: Steps = 1
     groups: int = 1
-    activation: Literal["relu"] | None = None
     channels_last: bool = False
     allow_tf32: bool = False
     out: AccelRef | None = None
@@ -54,12 +66,52 @@ class Convolution(FamilyOp):
         """Return how much is padded (before, after) in each dimension."""
         return cast("tuple[tuple[int, int], ...]", self.padding)
 
+    @abstractmethod
+    def dtype(self) -> DType:
+        """Return the dtype of operands and result."""
+
+    @abstractmethod
+    def given(self) -> tuple[Shape, Shape]:
+        """Return the shapes of input and filter as they are in memory."""
+
     def sizes(self) -> tuple[Shape, Shape, Shape]:
         """Return the shapes of input, filter and result with the channels in their second place, wherever they are in memory."""
-        x, w = self.input.shape, self.filter.shape
+        x, w = self.given()
         if self.channels_last:
             x, w = (x[0], x[-1], *x[1:-1]), (w[0], w[-1], *w[1:-1])
         return _sizes(x, w, self.strides(), self.borders(), self.dilations(), self.groups)
+
+    def in_memory(self, shape: Shape) -> Shape:
+        """Return one of :meth:`sizes` as it is in memory."""
+        return (shape[0], *shape[2:], shape[1]) if self.channels_last else shape
+
+    def _planned(self, shape: Shape, **refs: AccelRef) -> Plan:
+        """Return the plan of an op that reads ``refs`` and makes an array of one of :meth:`sizes`."""
+        dtype = same_dtype(**refs)
+        if self.allow_tf32 and dtype is not DType.FLOAT32:
+            raise InvalidArgumentError(f"allow_tf32 is given for {dtype.value}", remedy="Leave it out: only float32 is computed in TF32.")
+        not_aliased(self.out, **refs)
+        writes, creates = result_in(self.out, self.in_memory(shape), dtype)
+        return Plan(tuple(refs.values()), writes, creates, "conv2d_forward", dtype)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Convolution(ConvolutionForm):
+    """A convolution; what those of one to three dimensions share."""
+
+    input: AccelRef
+    filter: AccelRef
+    _: KW_ONLY
+    bias: AccelRef | None = None
+    activation: Literal["relu"] | None = None
+
+    def dtype(self) -> DType:
+        """See :meth:`ConvolutionForm.dtype`."""
+        return self.input.dtype
+
+    def given(self) -> tuple[Shape, Shape]:
+        """See :meth:`ConvolutionForm.given`."""
+        return self.input.shape, self.filter.shape
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
@@ -69,15 +121,82 @@ class Convolution(FamilyOp):
             refs["bias"] = operand("bias", self.bias, ndim=1)
             if self.bias.shape != shape[1:2]:
                 raise InvalidArgumentError(f"bias has shape {self.bias.shape}", remedy=f"Give one number for each of {shape[1]} filters.")
-        dtype = same_dtype(**refs)
         if self.activation not in (None, "relu"):
             raise InvalidArgumentError(f"activation is {self.activation!r}", remedy="Use 'relu', or apply a function to the result.")
-        if self.allow_tf32 and dtype is not DType.FLOAT32:
-            raise InvalidArgumentError(f"allow_tf32 is given for {dtype.value}", remedy="Leave it out: only float32 is computed in TF32.")
-        not_aliased(self.out, **refs)
-        n, filters, *pixels = shape
-        writes, creates = result_in(self.out, (n, *pixels, filters) if self.channels_last else shape, dtype)
-        return Plan(tuple(refs.values()), writes, creates, "conv2d_forward", dtype)
+        return self._planned(shape, **refs)
+
+
+def _dimensions(name: str, shape: int | Sequence[int], rank: int) -> Shape:
+    """Return a shape of ``rank`` spatial dimensions and two others."""
+    dimensions = as_shape(shape)
+    if len(dimensions) != rank + 2:
+        raise InvalidArgumentError(f"{name} is {shape!r}", remedy=f"Give {rank + 2} dimensions: those of the convolution's {name[:-6]}.")
+    return dimensions
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class InputGrad(ConvolutionForm):
+    """The gradient of a convolution's input."""
+
+    grad: AccelRef
+    filter: AccelRef
+    input_shape: Sequence[int]
+
+    def __post_init__(self) -> None:
+        """Convert the options and ``input_shape``."""
+        ConvolutionForm.__post_init__(self)
+        set_fields(self, input_shape=_dimensions("input_shape", self.input_shape, self.rank))
+
+    def dtype(self) -> DType:
+        """See :meth:`ConvolutionForm.dtype`."""
+        return self.grad.dtype
+
+    def given(self) -> tuple[Shape, Shape]:
+        """See :meth:`ConvolutionForm.given`."""
+        return cast("Shape", self.input_shape), self.filter.shape
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        grad, w = operand("grad", self.grad), operand("filter", self.filter, ndim=self.rank + 2)
+        x_shape, _, y_shape = self.sizes()
+        _check_grad(grad, self.in_memory(y_shape))
+        return self._planned(x_shape, grad=grad, filter=w)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class FilterGrad(ConvolutionForm):
+    """The gradient of a convolution's filter."""
+
+    input: AccelRef
+    grad: AccelRef
+    filter_shape: Sequence[int]
+
+    def __post_init__(self) -> None:
+        """Convert the options and ``filter_shape``."""
+        ConvolutionForm.__post_init__(self)
+        set_fields(self, filter_shape=_dimensions("filter_shape", self.filter_shape, self.rank))
+
+    def dtype(self) -> DType:
+        """See :meth:`ConvolutionForm.dtype`."""
+        return self.grad.dtype
+
+    def given(self) -> tuple[Shape, Shape]:
+        """See :meth:`ConvolutionForm.given`."""
+        return self.input.shape, cast("Shape", self.filter_shape)
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x, grad = operand("input", self.input, ndim=self.rank + 2), operand("grad", self.grad)
+        _, w_shape, y_shape = self.sizes()
+        _check_grad(grad, self.in_memory(y_shape))
+        return self._planned(w_shape, input=x, grad=grad)
+
+
+def _check_grad(grad: AccelRef, shape: Shape) -> None:
+    if grad.shape != shape:
+        raise InvalidArgumentError(
+            f"grad has shape {grad.shape}, and the convolution's result {shape}", remedy="Give the shapes and options of the convolution."
+        )
 
 
 @lru_cache(maxsize=1024)
@@ -159,4 +278,112 @@ class Conv3d(Convolution):
     """
 
     kind: ClassVar[str] = "conv3d"
+    rank: ClassVar[int] = 3
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Conv2dInputGrad(InputGrad):
+    """The gradient of ``conv2d``'s input: what a loss changes by per element of it.
+
+    Parameters
+    ----------
+    grad
+        Gradient of the result: (N, K, P, Q).
+    filter
+        (K, C / groups, R, S).
+    input_shape
+        Shape of the input: several may give the same P and Q.
+    stride, padding, dilation, groups, channels_last, allow_tf32
+        Those of the convolution. With ``channels_last`` all arrays, and ``input_shape``, have the channels last.
+    out
+        (N, C, H, W).
+    """
+
+    kind: ClassVar[str] = "conv2d_input_grad"
+    rank: ClassVar[int] = 2
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Conv1dInputGrad(InputGrad):
+    """The gradient of ``conv1d``'s input: what a loss changes by per element of it.
+
+    Parameters
+    ----------
+    grad, filter, input_shape, out
+        As for ``conv2d_input_grad``, with one dimension where that has two.
+    stride, padding, dilation, groups, channels_last, allow_tf32
+        Those of the convolution.
+    """
+
+    kind: ClassVar[str] = "conv1d_input_grad"
+    rank: ClassVar[int] = 1
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Conv3dInputGrad(InputGrad):
+    """The gradient of ``conv3d``'s input: what a loss changes by per element of it.
+
+    Parameters
+    ----------
+    grad, filter, input_shape, out
+        As for ``conv2d_input_grad``, with three dimensions where that has two.
+    stride, padding, dilation, groups, channels_last, allow_tf32
+        Those of the convolution.
+    """
+
+    kind: ClassVar[str] = "conv3d_input_grad"
+    rank: ClassVar[int] = 3
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Conv2dFilterGrad(FilterGrad):
+    """The gradient of ``conv2d``'s filter, summed over all images.
+
+    Parameters
+    ----------
+    input
+        (N, C, H, W).
+    grad
+        Gradient of the result: (N, K, P, Q).
+    filter_shape
+        Shape of the filter: several may give the same P and Q.
+    stride, padding, dilation, groups, channels_last, allow_tf32
+        Those of the convolution. With ``channels_last`` all arrays, and ``filter_shape``, have the channels last.
+    out
+        (K, C / groups, R, S).
+    """
+
+    kind: ClassVar[str] = "conv2d_filter_grad"
+    rank: ClassVar[int] = 2
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Conv1dFilterGrad(FilterGrad):
+    """The gradient of ``conv1d``'s filter, summed over all images.
+
+    Parameters
+    ----------
+    input, grad, filter_shape, out
+        As for ``conv2d_filter_grad``, with one dimension where that has two.
+    stride, padding, dilation, groups, channels_last, allow_tf32
+        Those of the convolution.
+    """
+
+    kind: ClassVar[str] = "conv1d_filter_grad"
+    rank: ClassVar[int] = 1
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Conv3dFilterGrad(FilterGrad):
+    """The gradient of ``conv3d``'s filter, summed over all images.
+
+    Parameters
+    ----------
+    input, grad, filter_shape, out
+        As for ``conv2d_filter_grad``, with three dimensions where that has two.
+    stride, padding, dilation, groups, channels_last, allow_tf32
+        Those of the convolution.
+    """
+
+    kind: ClassVar[str] = "conv3d_filter_grad"
     rank: ClassVar[int] = 3

@@ -6,11 +6,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from accel.errors import UnsupportedError
 from accel.ops.attention import Attention, PagedAttention, RaggedAttention
-from accel.ops.convolution import Conv1d, Conv2d, Conv3d
+from accel.ops.convolution import (
+    Conv1d,
+    Conv1dFilterGrad,
+    Conv1dInputGrad,
+    Conv2d,
+    Conv2dFilterGrad,
+    Conv2dInputGrad,
+    Conv3d,
+    Conv3dFilterGrad,
+    Conv3dInputGrad,
+)
 from accel.ops.family import Family, KernelLane
+from accel.ops.loss import CrossEntropy, CrossEntropyGrad
 from accel.ops.namespace import OpNamespace, method
 from accel.ops.normalization import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LogSoftmax, RmsNorm, Softmax
-from accel.ops.pooling import AvgPool, MaxPool
+from accel.ops.pooling import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +44,12 @@ class DnnOps(OpNamespace[M]):
     conv1d = method(Conv1d)
     conv2d = method(Conv2d)
     conv3d = method(Conv3d)
+    conv1d_input_grad = method(Conv1dInputGrad)
+    conv2d_input_grad = method(Conv2dInputGrad)
+    conv3d_input_grad = method(Conv3dInputGrad)
+    conv1d_filter_grad = method(Conv1dFilterGrad)
+    conv2d_filter_grad = method(Conv2dFilterGrad)
+    conv3d_filter_grad = method(Conv3dFilterGrad)
     softmax = method(Softmax)
     log_softmax = method(LogSoftmax)
     layer_norm = method(LayerNorm)
@@ -42,6 +59,10 @@ class DnnOps(OpNamespace[M]):
     batch_norm = method(BatchNorm)
     max_pool = method(MaxPool)
     avg_pool = method(AvgPool)
+    max_pool_grad = method(MaxPoolGrad)
+    avg_pool_grad = method(AvgPoolGrad)
+    cross_entropy = method(CrossEntropy)
+    cross_entropy_grad = method(CrossEntropyGrad)
 
 
 def _conv2d(lane: KernelLane, op: Conv2d, inputs: Sequence[int], outputs: Sequence[int]) -> None:

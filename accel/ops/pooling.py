@@ -1,22 +1,23 @@
-"""Pooling: what is left of the elements in windows."""
+"""Pooling: what is left of the elements in windows, and the gradients of it."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Shape, not_aliased, operand, result_in
+from accel.ops.base import FamilyOp, Plan, Shape, as_shape, not_aliased, operand, result_in, same_dtype
 from accel.ops.fields import integer, set_fields
 from accel.ops.windows import Padding, Steps, borders_of, counts_of, steps_of
 from accel.ref import AccelRef
 
-__all__ = ["AvgPool", "MaxPool", "Pool", "Windows"]
+__all__ = ["AvgPool", "AvgPoolGrad", "MaxPool", "MaxPoolGrad", "Pool", "PoolForm", "Windows"]
 
 
 class Windows(NamedTuple):
@@ -64,23 +65,22 @@ def _windows(sizes: Shape, window: Any, stride: Any, padding: Any) -> Windows:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Pool(FamilyOp):
-    """An op on windows of one, two or three spatial axes."""
+class PoolForm(FamilyOp):
+    """What pooling and its gradients share: windows of one, two or three spatial axes."""
 
     library: ClassVar[str] = "dnn"
 
-    x: AccelRef
-    window: Steps
-    stride: Steps | None = None
-    padding: Padding = 0
     _: KW_ONLY
     channels_last: bool = False
     out: AccelRef | None = None
 
-    def __post_init__(self) -> None:
-        """Convert ``window``, ``stride`` and ``padding``."""
-        stride = None if self.stride is None else _numbers("stride", self.stride)
-        set_fields(self, window=_numbers("window", self.window), stride=stride, padding=_numbers("padding", self.padding))
+    @abstractmethod
+    def pooled(self) -> Shape:
+        """Return the shape of what is pooled."""
+
+    @abstractmethod
+    def steps(self) -> tuple[Any, Any, Any]:
+        """Return ``window``, ``stride`` and ``padding``."""
 
     @abstractmethod
     def counts_padding(self) -> bool:
@@ -88,30 +88,75 @@ class Pool(FamilyOp):
 
     def windows(self) -> Windows:
         """Return the windows along the spatial dimensions."""
-        sizes = self.x.shape[1:-1] if self.channels_last else self.x.shape[2:]
-        return _windows(sizes, self.window, self.stride, self.padding)
+        shape = self.pooled()
+        return _windows(shape[1:-1] if self.channels_last else shape[2:], *self.steps())
 
     def ends(self) -> tuple[int, int]:
         """Return how many elements are before and behind the spatial axes: images times channels and 1, or images and channels."""
-        shape = self.x.shape
+        shape = self.pooled()
         return (shape[0], shape[-1]) if self.channels_last else (math.prod(shape[:2]), 1)
 
-    def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
-        x = operand("x", self.x)
-        if not 3 <= x.ndim <= 5:
+    def _result(self) -> Shape:
+        """Return the shape of what pooling makes; raise if options do not fit."""
+        shape = self.pooled()
+        if not 3 <= len(shape) <= 5:
             raise InvalidArgumentError(
-                f"x has shape {x.shape}",
+                f"what is pooled has shape {shape}",
                 remedy="Give images, channels, and one to three spatial dimensions; reshape adds some of length 1.",
             )
         for name, value in (("channels_last", self.channels_last), ("count_include_pad", self.counts_padding())):
             if not isinstance(value, (bool, np.bool_)):
                 raise InvalidArgumentError(f"{name} is {value!r}", remedy="Give True or False.")
         counts = self.windows().counts
-        shape: Shape = (x.shape[0], *counts, x.shape[-1]) if self.channels_last else (*x.shape[:2], *counts)
-        not_aliased(self.out, x=x)
-        writes, creates = result_in(self.out, shape, x.dtype)
-        return Plan((x,), writes, creates, "pool", x.dtype)
+        return (shape[0], *counts, shape[-1]) if self.channels_last else (*shape[:2], *counts)
+
+    def _planned(self, shape: Shape, **refs: AccelRef) -> Plan:
+        """Return the plan of an op that reads ``refs`` and makes an array of a shape."""
+        dtype = same_dtype(**refs)
+        not_aliased(self.out, **refs)
+        writes, creates = result_in(self.out, shape, dtype)
+        return Plan(tuple(refs.values()), writes, creates, "pool", dtype)
+
+    def _grad(self, grad: object) -> AccelRef:
+        """Return the gradient of the result, if it has its shape."""
+        ref, shape = operand("grad", grad), self._result()
+        if ref.shape != shape:
+            raise InvalidArgumentError(
+                f"grad has shape {ref.shape}, and the result of pooling {shape}", remedy="Give the shapes and options of the pooling."
+            )
+        return ref
+
+
+def _set_steps(op: MaxPool | AvgPool | MaxPoolGrad | AvgPoolGrad) -> None:
+    stride = None if op.stride is None else _numbers("stride", op.stride)
+    set_fields(op, window=_numbers("window", op.window), stride=stride, padding=_numbers("padding", op.padding))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Pool(PoolForm):
+    """An op on windows of one, two or three spatial axes."""
+
+    x: AccelRef
+    window: Steps
+    stride: Steps | None = None
+    padding: Padding = 0
+
+    def __post_init__(self) -> None:
+        """Convert ``window``, ``stride`` and ``padding``."""
+        _set_steps(cast("MaxPool", self))
+
+    def pooled(self) -> Shape:
+        """See :meth:`PoolForm.pooled`."""
+        return self.x.shape
+
+    def steps(self) -> tuple[Any, Any, Any]:
+        """See :meth:`PoolForm.steps`."""
+        return self.window, self.stride, self.padding
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x = operand("x", self.x)
+        return self._planned(self._result(), x=x)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -137,7 +182,7 @@ class MaxPool(Pool):
     kind: ClassVar[str] = "max_pool"
 
     def counts_padding(self) -> bool:
-        """See :meth:`Pool.counts_padding`."""
+        """See :meth:`PoolForm.counts_padding`."""
         return False
 
 
@@ -169,5 +214,99 @@ class AvgPool(Pool):
     count_include_pad: bool = True
 
     def counts_padding(self) -> bool:
-        """See :meth:`Pool.counts_padding`."""
+        """See :meth:`PoolForm.counts_padding`."""
         return self.count_include_pad
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class MaxPoolGrad(PoolForm):
+    """The gradient of ``max_pool``'s operand. That of a window goes to its largest element: the first of several, and the first NaN where one is.
+
+    Parameters
+    ----------
+    grad
+        Gradient of the result, of its shape.
+    x
+        The operand of ``max_pool``.
+    window, stride, padding, channels_last
+        Those of ``max_pool``.
+    out
+        As ``x``; neither operand.
+    """
+
+    kind: ClassVar[str] = "max_pool_grad"
+
+    grad: AccelRef
+    x: AccelRef
+    window: Steps
+    stride: Steps | None = None
+    padding: Padding = 0
+
+    def __post_init__(self) -> None:
+        """Convert ``window``, ``stride`` and ``padding``."""
+        _set_steps(self)
+
+    def pooled(self) -> Shape:
+        """See :meth:`PoolForm.pooled`."""
+        return self.x.shape
+
+    def steps(self) -> tuple[Any, Any, Any]:
+        """See :meth:`PoolForm.steps`."""
+        return self.window, self.stride, self.padding
+
+    def counts_padding(self) -> bool:
+        """See :meth:`PoolForm.counts_padding`."""
+        return False
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x = operand("x", self.x)
+        return self._planned(x.shape, grad=self._grad(self.grad), x=x)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class AvgPoolGrad(PoolForm):
+    """The gradient of ``avg_pool``'s operand: that of a window is shared out among its elements.
+
+    Parameters
+    ----------
+    grad
+        Gradient of the result, of its shape.
+    shape
+        Shape of the operand of ``avg_pool``: several may give the same result's.
+    window, stride, padding, channels_last, count_include_pad
+        Those of ``avg_pool``.
+    out
+        Of ``shape``; not ``grad``.
+    """
+
+    kind: ClassVar[str] = "avg_pool_grad"
+
+    grad: AccelRef
+    shape: Sequence[int]
+    window: Steps
+    stride: Steps | None = None
+    padding: Padding = 0
+    _: KW_ONLY
+    count_include_pad: bool = True
+
+    def __post_init__(self) -> None:
+        """Convert ``shape``, ``window``, ``stride`` and ``padding``."""
+        _set_steps(self)
+        set_fields(self, shape=as_shape(self.shape))
+
+    def pooled(self) -> Shape:
+        """See :meth:`PoolForm.pooled`."""
+        return cast("Shape", self.shape)
+
+    def steps(self) -> tuple[Any, Any, Any]:
+        """See :meth:`PoolForm.steps`."""
+        return self.window, self.stride, self.padding
+
+    def counts_padding(self) -> bool:
+        """See :meth:`PoolForm.counts_padding`."""
+        return self.count_include_pad
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        return self._planned(self.pooled(), grad=self._grad(self.grad))

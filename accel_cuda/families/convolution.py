@@ -1,4 +1,4 @@
-"""Convolutions by cuDNN."""
+"""Convolutions and their gradients by cuDNN."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ if TYPE_CHECKING:
     from accel_cuda.core.stream import CudaStream
     from accel_cuda.families.cudnn import Cudnn, Room
 
-__all__ = ["CUDNN_TYPES", "ConvolutionWork", "convolve", "fill"]
+__all__ = ["CUDNN_TYPES", "GRADS", "ConvolutionWork", "convolve", "fill"]
 
 CUDNN_TYPES = {DType.FLOAT16: "HALF", DType.BFLOAT16: "BFLOAT16", DType.FLOAT32: "FLOAT", DType.FLOAT64: "DOUBLE"}
 """What cuDNN calls element types."""
+
+GRADS = {f"conv{rank}d_{of}_grad": of for rank in (1, 2, 3) for of in ("input", "filter")}
+"""Kind of a gradient -> what it is the gradient of."""
 
 _ROUNDING = ("DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION")
 # Transforms lose digits, and spread what is no number over a tile of the result.
@@ -31,6 +34,8 @@ class ConvolutionWork(NamedTuple):
         The padding.
     has_bias, is_rectified, is_last, allow_tf32 : bool
         As the op says. One that is rectified has a bias.
+    makes : str
+        Which of the arrays is made: ``"output"``, or the gradient of the ``"input"`` or the ``"filter"``.
     """
 
     dtype: DType
@@ -45,6 +50,7 @@ class ConvolutionWork(NamedTuple):
     is_rectified: bool = False
     is_last: bool = False
     allow_tf32: bool = False
+    makes: str = "output"
 
     @classmethod
     def of(cls, op: Any) -> ConvolutionWork:
@@ -57,13 +63,23 @@ class ConvolutionWork(NamedTuple):
             x, w, y = ((shape[0], shape[1], 1, shape[2]) for shape in (x, w, y))
             before, after, stride, dilation = (0, *before), (0, *after), (1, *op.strides()), (1, *op.dilations())
             steps = before, after, stride, dilation
+        if op.kind in GRADS:
+            return cls(op.dtype(), x, w, y, *steps, is_last=op.channels_last, allow_tf32=op.allow_tf32, makes=GRADS[op.kind])
         is_rectified = op.activation is not None
-        return cls(op.input.dtype, x, w, y, *steps, op.bias is not None or is_rectified, is_rectified, op.channels_last, op.allow_tf32)
+        return cls(op.dtype(), x, w, y, *steps, op.bias is not None or is_rectified, is_rectified, op.channels_last, op.allow_tf32)
+
+    @property
+    def is_for_cudnn(self) -> bool:
+        """Whether there is something to compute."""
+        return 0 not in (*self.input, *self.filter, *self.output)
 
     def nbytes(self) -> tuple[int, int, int, int]:
-        """Return the bytes of input, filter, bias and result."""
+        """Return the bytes of what a plan calls 1 to 4: two operands, the bias and the result."""
         size = self.dtype.itemsize
-        return tuple([size * math.prod(shape) for shape in (self.input, self.filter, self.filter[:1], self.output)])  # type: ignore[return-value]  # four
+        x, w, y = (size * math.prod(shape) for shape in (self.input, self.filter, self.output))
+        if self.makes == "input":
+            return y, w, 0, x
+        return (x, y, 0, w) if self.makes == "filter" else (x, w, size * self.filter[0], y)
 
     def request(self) -> dict[str, Any]:
         """See :meth:`accel_cuda.families.cudnn.Work.request`."""
@@ -72,6 +88,7 @@ class ConvolutionWork(NamedTuple):
             without.append("TENSOR_CORE")
         return {
             "op": "convolution",
+            "makes": self.makes,
             "dtype": CUDNN_TYPES[self.dtype],
             "input": self.input,
             "filter": self.filter,
@@ -88,10 +105,12 @@ class ConvolutionWork(NamedTuple):
 
 
 def convolve(stream: CudaStream, cudnn: Cudnn, work: ConvolutionWork, x: int, w: int, bias: int, y: int, room: Room) -> None:
-    """Enqueue a convolution into ``y``, which has elements. May block where the plan is new.
+    """Enqueue a convolution, or a gradient of one, into ``y``. May block where the plan is new.
 
     Parameters
     ----------
+    x, w, y
+        Addresses of input, filter and result; of a gradient, of its two operands in the op's order, and of its result.
     bias
         Address, or 0 for none.
     room
@@ -113,7 +132,7 @@ def convolve(stream: CudaStream, cudnn: Cudnn, work: ConvolutionWork, x: int, w:
 
 
 def fill(stream: CudaStream, work: ConvolutionWork, y: int) -> None:
-    """Enqueue a convolution of no channels, which is 0.
+    """Enqueue a convolution of no channels, or a gradient of nothing, which are 0.
 
     Raises
     ------
@@ -127,7 +146,7 @@ def fill(stream: CudaStream, work: ConvolutionWork, y: int) -> None:
 
 def _refused(stream: CudaStream, reason: str) -> UnsupportedError:
     return UnsupportedError(
-        f"cuDNN does not offer this convolution: {reason}",
+        f"cuDNN does not offer this convolution, or this gradient of one: {reason}",
         library="cudnn",
         device=stream.context.description.spec,
         remedy="Use other sizes, another order of the channels, or another dtype.",

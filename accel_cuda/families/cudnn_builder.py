@@ -46,7 +46,7 @@ def _graph(cudnn: Any, request: Mapping[str, Any], dtype: Any) -> Any:
 
 
 def _convolution(cudnn: Any, request: Mapping[str, Any]) -> Any:
-    """Return the graph of a convolution: 1 is the input, 2 the filter, 3 the bias, 4 the result."""
+    """Return the graph of a convolution: 1 is the input, 2 the filter, 3 the bias, 4 the result. The gradient of the result takes the place of what is made."""
     dtype = cudnn.data_type.__members__[request["dtype"]]
     graph = _graph(cudnn, request, dtype)
 
@@ -54,19 +54,24 @@ def _convolution(cudnn: Any, request: Mapping[str, Any]) -> Any:
         dims = request[name]
         return graph.tensor(dim=dims, stride=_strides(dims, is_last=request["channels_last"]), data_type=dtype, uid=uid)
 
-    result = graph.conv_fprop(
-        image=tensor("input", 1),
-        weight=tensor("filter", 2),
-        pre_padding=request["before"],
-        post_padding=request["after"],
-        stride=request["stride"],
-        dilation=request["dilation"],
-    )
+    made = request["makes"]
+    steps = {
+        "pre_padding": request["before"],
+        "post_padding": request["after"],
+        "stride": request["stride"],
+        "dilation": request["dilation"],
+    }
+    if made == "input":
+        result = graph.conv_dgrad(loss=tensor("output", 1), filter=tensor("filter", 2), **steps)
+    elif made == "filter":
+        result = graph.conv_wgrad(image=tensor("input", 1), loss=tensor("output", 2), **steps)
+    else:
+        result = graph.conv_fprop(image=tensor("input", 1), weight=tensor("filter", 2), **steps)
     if request["bias"] is not None:
         result = graph.bias(input=result, bias=tensor("bias", 3))
     if request["relu"]:
         result = graph.relu(input=result)
-    dims = request["output"]
+    dims = request[made]
     result.set_output(True).set_data_type(dtype).set_uid(4).set_dim(dims).set_stride(_strides(dims, is_last=request["channels_last"]))
     return graph
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from accel import BackendUnavailableError
 from accel_cuda.core.family import CudaPart, Source
-from accel_cuda.families import normalization, pooling
+from accel_cuda.families import loss, normalization, pooling
 from accel_cuda.families.attention import AttentionWork, attend
-from accel_cuda.families.convolution import ConvolutionWork, convolve, fill
+from accel_cuda.families.convolution import GRADS, ConvolutionWork, convolve, fill
 from accel_cuda.families.cudnn import CUDNN, Cudnn, Plan, Room
 from accel_cuda.families.kernels import CODES
 
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = ["PART", "DnnLibrary"]
 
-_CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
+_CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", *GRADS)
 _ATTENTIONS = ("attention", "ragged_attention", "paged_attention")
 _IMAGES = ("input", "filter", "bias", "out")
 _REFS = {
+    **{kind: ("grad", "filter", "out") if of == "input" else ("input", "grad", "out") for kind, of in GRADS.items()},
     "attention": ("q", "k", "v", "bias", "lengths_q", "lengths_kv", "out"),
     "ragged_attention": ("q", "k", "v", "out"),
     "paged_attention": ("q", "k", "v", "table", "lengths_kv", "out"),
@@ -63,7 +64,7 @@ class DnnLibrary:
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` loads cuDNN, makes a handle or a plan, or uses a plan for the first time."""
         work = self._work(op)
-        if not _is_for_cudnn(work):
+        if not work.is_for_cudnn:
             return False
         cudnn = self._cudnn
         return cudnn is None or not cudnn.has_handle(lane.stream) or not cudnn.plans.is_ready(work)
@@ -82,7 +83,7 @@ class DnnLibrary:
         if op.kind not in self.kernels:
             return 0
         work = self._work(op)
-        if not _is_for_cudnn(work):
+        if not work.is_for_cudnn:
             return 0
         workspace = self._workspaces.get(work)
         return None if workspace is None else self._nbytes(work, workspace, _copied(op))
@@ -111,23 +112,23 @@ class DnnLibrary:
 
     def nbytes(self, work: ConvolutionWork | AttentionWork, addresses: Sequence[int]) -> int:
         """Return the bytes that a work needs whose operands and result begin at these addresses. May block."""
-        if not _is_for_cudnn(work):
+        if not work.is_for_cudnn:
             return 0
         sizes = work.nbytes() if isinstance(work, ConvolutionWork) else [work.sizes()[uid] for uid in range(1, 5)]
         return self._nbytes(work, self._measured(work), [size for at, size in zip(addresses, sizes, strict=True) if at % _TENSOR])
 
     def convolve(self, stream: CudaStream, work: ConvolutionWork, x: int, w: int, bias: int, y: int, scratch: int) -> None:
-        """Enqueue a convolution. May block."""
-        if 0 in work.output:
+        """Enqueue a convolution, or a gradient of one. May block."""
+        if not work.nbytes()[3]:
             return
-        if 0 in work.input:
+        if not work.is_for_cudnn:
             fill(stream, work, y)
         else:
             convolve(stream, self.loaded(), work, x, w, bias, y, Room(scratch))
 
     def attend(self, stream: CudaStream, work: AttentionWork, pointers: Mapping[int, int], scratch: int) -> None:
         """Enqueue attention. May block."""
-        attend(stream, self.loaded() if _is_for_cudnn(work) else None, work, pointers, Room(scratch))
+        attend(stream, self.loaded() if work.is_for_cudnn else None, work, pointers, Room(scratch))
 
     def _work(self, op: Any) -> ConvolutionWork | AttentionWork:
         signature = _signature(op)
@@ -141,7 +142,7 @@ class DnnLibrary:
     def _measured(self, work: ConvolutionWork | AttentionWork) -> int:
         workspace = self._workspaces.get(work)
         if workspace is None:
-            plan = self.loaded().plans.prepare(work) if _is_for_cudnn(work) else None
+            plan = self.loaded().plans.prepare(work) if work.is_for_cudnn else None
             workspace = plan.workspace if isinstance(plan, Plan) else 0
             if len(self._workspaces) >= _REMEMBERED:
                 self._workspaces = {}  # what comes again is measured again
@@ -173,9 +174,9 @@ def _signature(op: Any) -> Hashable:
     """Return all that decides how an op is made: quick to tell, for an op of a model is asked about several times each time it runs."""
     kind = op.kind
     if kind in _CONVOLUTIONS:
-        x = op.input
         steps = op.stride, op.padding, op.dilation, op.groups
-        return kind, x.shape, op.filter.shape, x.dtype, steps, op.bias is None, op.activation, op.channels_last, op.allow_tf32
+        followed = None if kind in GRADS else (op.bias is None, op.activation)
+        return kind, op.given(), op.dtype(), steps, followed, op.channels_last, op.allow_tf32
     q = op.q
     common = kind, q.shape, op.k.shape, op.v.shape, q.dtype, op.scale, op.causal, op.window
     if kind == "ragged_attention":
@@ -184,10 +185,6 @@ def _signature(op: Any) -> Hashable:
         return common, op.table.shape
     strides = [ref.strides if ref.is_strided else None for ref in (q, op.k, op.v)]
     return common, tuple(strides), None if op.bias is None else op.bias.shape, op.lengths_q is None, op.lengths_kv is None
-
-
-def _is_for_cudnn(work: ConvolutionWork | AttentionWork) -> bool:
-    return work.is_for_cudnn if isinstance(work, AttentionWork) else 0 not in (*work.input, *work.output)
 
 
 def _tensors(op: Any) -> tuple[int, ...]:
@@ -217,8 +214,8 @@ def _attention_source(code: str) -> tuple[str, ...]:
 
 PART = CudaPart(
     open=DnnLibrary,
-    kernels={**normalization.KERNELS, **pooling.KERNELS},
+    kernels={**normalization.KERNELS, **pooling.KERNELS, **loss.KERNELS},
     libraries=(CUDNN,),
-    programs=(Source("attention", _attention_source, "attention"), *normalization.SOURCES, *pooling.SOURCES),
-    program={**dict.fromkeys(_ATTENTIONS, _attention_program), **normalization.PROGRAM, **pooling.PROGRAM},
+    programs=(Source("attention", _attention_source, "attention"), *normalization.SOURCES, *pooling.SOURCES, *loss.SOURCES),
+    program={**dict.fromkeys(_ATTENTIONS, _attention_program), **normalization.PROGRAM, **pooling.PROGRAM, **loss.PROGRAM},
 )

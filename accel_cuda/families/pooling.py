@@ -1,4 +1,7 @@
-"""Pooling on a GPU, by one kernel of the backend's own for one to three dimensions and both orders: cuDNN's maintained interface has none."""
+"""Pooling and its gradients on a GPU, by kernels of the backend's own for one to three dimensions and both orders: cuDNN's maintained interface has none.
+
+A gradient is gathered: a thread asks all windows that an element is in. So sums have one order, and nothing is added by two threads.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import ctypes
 import math
 from typing import TYPE_CHECKING, Any
 
-from accel import ComputeBackend
+from accel import ComputeBackend, DType
 from accel_cuda.core.family import Source
 from accel_cuda.families.kernels import CODES
 
@@ -24,6 +27,7 @@ class _Pool(ctypes.Structure):
     _fields_ = (
         ("x", ctypes.c_uint64),
         ("y", ctypes.c_uint64),
+        ("grad", ctypes.c_uint64),
         ("size", ctypes.c_int64),
         ("behind", ctypes.c_int64),
         *((name, ctypes.c_int64 * _AXES) for name in ("sizes", "counts", "window", "stride", "ahead")),
@@ -32,13 +36,15 @@ class _Pool(ctypes.Structure):
 
 
 def _pool(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    windows, (before, behind), dtype = op.windows(), op.ends(), op.x.dtype
-    if not op.x.size:
+    windows, (before, behind), dtype = op.windows(), op.ends(), _dtype(op)
+    if not math.prod(op.pooled()):
         return
+    grad, x = (inputs[0], inputs[-1]) if op.kind in _GRADS else (0, inputs[0])
+    made = windows.sizes if grad else windows.counts
     pack = _GRANULE // dtype.itemsize
-    is_packed = not (behind % pack or (inputs[0] | outputs[0]) % _GRANULE)
+    is_packed = not (behind % pack or (grad | x | outputs[0]) % _GRANULE)
     packs = behind // pack if is_packed else behind
-    sizes = _Pool(inputs[0], outputs[0], before * math.prod(windows.counts) * packs, packs, counts_padding=op.counts_padding())
+    sizes = _Pool(x, outputs[0], grad, before * math.prod(made) * packs, packs, counts_padding=op.counts_padding())
     # Axes that are not there have one element.
     for name, nothing in (("sizes", 1), ("counts", 1), ("window", 1), ("stride", 1), ("before", 0)):
         values = getattr(windows, name)
@@ -46,17 +52,26 @@ def _pool(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> 
         field[:] = (nothing,) * (_AXES - len(values)) + values
     stream = lane.stream
     stream.ready()
-    name = f"pool_{'largest' if op.kind == 'max_pool' else 'mean'}_{'packed' if is_packed else 'single'}_{CODES[dtype]}"
+    name = f"pool_{_WHICH[op.kind]}_{'packed' if is_packed else 'single'}_{CODES[dtype]}"
     parameters = (ctypes.c_void_p * 1)(ctypes.addressof(sizes))
     stream.launch_with(stream.functions[name], (-(-sizes.size // _THREADS), 1), (_THREADS, 1), 0, parameters)
 
 
+_GRADS = {"max_pool_grad": "largest_grad", "avg_pool_grad": "mean_grad"}
+_WHICH = {"max_pool": "largest", "avg_pool": "mean", **_GRADS}
+
+
+def _dtype(op: Any) -> DType:
+    dtype: DType = (op.grad if op.kind in _GRADS else op.x).dtype
+    return dtype
+
+
 def _program(op: Any) -> str:
-    return _PROGRAMS.get(op.x.dtype, "")
+    return _PROGRAMS.get(_dtype(op), "")
 
 
 _PROGRAMS = {dtype: f"pool_{CODES[dtype]}" for dtype in ComputeBackend.CAPABILITIES["pool"]}
 
-KERNELS: Mapping[str, Kernel] = {"max_pool": _pool, "avg_pool": _pool}
+KERNELS: Mapping[str, Kernel] = dict.fromkeys(_WHICH, _pool)
 PROGRAM = dict.fromkeys(KERNELS, _program)
 SOURCES = (Source("pool", lambda code: ("pool.cu", f"POOL({code})"), "pool", on_demand=True),)

@@ -39,7 +39,7 @@ from accel.ops import (
 from accel.ops.families import FAMILIES
 from accel.ops.namespace import Submitter
 from accel_cuda import CudaBackend
-from accel_cuda.families import normalization, pooling
+from accel_cuda.families import loss, normalization, pooling
 from accel_cuda.families.attention import AttentionWork, attend
 from accel_cuda.families.cudnn import Room
 from accel_cuda.families.kernels import CODES
@@ -118,7 +118,7 @@ def every_kernel() -> None:
     _broadcast(stream, compute, memory, supported)
     _folds(stream, compute, memory, supported)
     _samples(stream, compute, memory, "arrays", ArraysOps, ())
-    _samples(stream, compute, memory, "dnn", DnnOps, (*normalization.KERNELS, *pooling.KERNELS))
+    _samples(stream, compute, memory, "dnn", DnnOps, (*normalization.KERNELS, *pooling.KERNELS, *loss.KERNELS))
     _long_rows(stream, compute, memory)
     _integer_products(context, stream, memory)
     with memory.take(4096) as (pointer,):

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
     from accel.dtype import DType
 
-__all__ = ["convolution", "convolve", "samples"]
+__all__ = ["Borders", "channels_first", "convolution", "convolve", "expected_convolution", "samples"]
 
 Borders = tuple[tuple[int, int], ...]
 
 
 def convolve(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Enqueue a convolution."""
-    (x_shape, w_shape, y_shape), dtype = op.sizes(), op.input.dtype.numpy
+    (x_shape, w_shape, y_shape), dtype = op.sizes(), op.dtype().numpy
     if 0 in y_shape:
         return
     x, w, y = (
-        _channels_first(address, shape, dtype, is_last=op.channels_last)
+        channels_first(address, shape, dtype, is_last=op.channels_last)
         for address, shape in ((inputs[0], x_shape), (inputs[1], w_shape), (outputs[0], y_shape))
     )
     bias = None if op.bias is None else array(inputs[2], op.bias.shape, dtype)
@@ -39,7 +39,7 @@ def convolve(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) 
     lane.stream.submit(work, op.groups * 4e-6 + cost)
 
 
-def _channels_first(address: int, shape: tuple[int, ...], dtype: np.dtype[Any], *, is_last: bool) -> Array:
+def channels_first(address: int, shape: tuple[int, ...], dtype: np.dtype[Any], *, is_last: bool) -> Array:
     """Return an array with the channels at axis 1, wherever they are in memory."""
     if 0 in shape:
         return np.empty(shape, dtype)
@@ -146,7 +146,7 @@ def _gathered(
     return found
 
 
-def _expected(
+def expected_convolution(
     x: Array, w: Array, bias: Array | None, stride: Sequence[int], borders: Borders, dilation: Sequence[int], groups: int
 ) -> Array:
     """Return a convolution in the operands' precision: a sum over the elements of the filter."""
@@ -199,7 +199,7 @@ def _sample(
 
     borders = tuple([pair if isinstance(pair, tuple) else (pair, pair) for pair in each(options.get("padding", 0))])
     steps = each(options.get("stride", 1)), borders, each(options.get("dilation", 1)), options.get("groups", 1)
-    expected = _expected(sampling.wide(x), sampling.wide(w), None if bias is None else sampling.wide(bias), *steps)
+    expected = expected_convolution(sampling.wide(x), sampling.wide(w), None if bias is None else sampling.wide(bias), *steps)
     if options.get("activation"):
         expected = np.maximum(expected, 0)
     if is_last:

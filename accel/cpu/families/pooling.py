@@ -1,4 +1,7 @@
-"""Pooling, axis by axis: the largest of a window is the largest of the largest in its rows, and so for sums."""
+"""Pooling, axis by axis: the largest of a window is the largest of the largest in its rows, and so for sums.
+
+Gradients are shared out element by element of a window, for all windows at once.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,58 @@ def _along(x: Array, axis: int, windows: Windows, combine: np.ufunc, nothing: fl
     return made
 
 
-KERNELS: Mapping[str, Kernel] = {"max_pool": _pool, "avg_pool": _pool}
+def _pool_grad(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    windows, (before, behind), dtype = op.windows(), op.ends(), op.grad.dtype.numpy
+    if not math.prod(op.pooled()):
+        return
+    whole = (before, *windows.sizes, behind)
+    grad, out = array(inputs[0], (before, *windows.counts, behind), dtype), array(outputs[0], whole, dtype)
+    work: Any = partial(_shared_out, grad, out, windows, op.counts_padding())
+    if op.kind == "max_pool_grad":
+        work = partial(_to_the_largest, grad, array(inputs[1], whole, dtype), out, windows)
+    lane.stream.submit(work, costs.elements(8 * math.prod(windows.window) * grad.size, dtype))
+
+
+def _met(windows: Windows) -> Iterator[tuple[int, tuple[slice, ...], tuple[slice, ...]]]:
+    """Yield, for each element of a window that is not padding everywhere, its number, the elements that it is and the windows that these are in."""
+    for number, place in enumerate(np.ndindex(*windows.window)):
+        elements, within = [slice(None)], [slice(None)]
+        for at, size, count, stride, before in zip(place, windows.sizes, windows.counts, windows.stride, windows.before, strict=True):
+            first, last = max(0, -((at - before) // stride)), min(count, (size - 1 + before - at) // stride + 1)
+            start = first * stride - before + at
+            elements.append(slice(start, max(start, start + (last - first - 1) * stride + 1), stride))
+            within.append(slice(first, max(first, last)))
+        yield number, tuple(elements), tuple(within)
+
+
+@np.errstate(all="ignore")
+def _to_the_largest(grad: Array, x: Array, out: Array, windows: Windows) -> None:
+    largest, found = np.full(grad.shape, -np.inf, x.dtype), np.full(grad.shape, -1, np.int64)
+    for number, elements, within in _met(windows):
+        value, best, place = x[elements], largest[within], found[within]
+        is_larger = (place < 0) | (value > best) | (np.isnan(value) & ~np.isnan(best))
+        np.copyto(best, value, where=is_larger)
+        np.copyto(place, number, where=is_larger)
+    total = np.zeros(x.shape, wider(x.dtype))
+    for number, elements, within in _met(windows):
+        total[elements] += np.where(found[within] == number, grad[within], grad.dtype.type(0))
+    out[...] = total
+
+
+@np.errstate(all="ignore")
+def _shared_out(grad: Array, out: Array, windows: Windows, counts_padding: bool) -> None:
+    wide = wider(grad.dtype)
+    counts = np.full((1, *windows.counts, 1), math.prod(windows.window) if counts_padding else 0, wide)
+    if not counts_padding:
+        for _, _, within in _met(windows):
+            counts[within] += 1
+    shares, total = grad / counts, np.zeros(out.shape, wide)
+    for _, elements, within in _met(windows):
+        total[elements] += shares[within]
+    out[...] = total
+
+
+KERNELS: Mapping[str, Kernel] = {"max_pool": _pool, "avg_pool": _pool, "max_pool_grad": _pool_grad, "avg_pool_grad": _pool_grad}
 
 
 def samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -81,6 +135,7 @@ def samples(rng: np.random.Generator) -> Iterator[Sample]:
         ((1, 3, 8, 9), (3, 2), (1, 3), ((2, 0), (0, 1))),
         ((2, 16, 3, 5, 4), (2, 3, 1), (1, 2, 2), (1, (2, 0), 0)),
         ((3, 5, 1, 1), 1, 1, 0),
+        ((2, 4, 6, 6), 2, 3, 0),
         ((0, 2, 4), 2, None, 0),
     )
     for dtype in sampling.ALL_FLOATS:
@@ -119,6 +174,36 @@ def _samples(x: Array, dtype: DType, window: Any, options: dict[str, Any], *, co
         name = f"{kind} {dtype.value}{list(x_given.shape)} {window} {options} {further}"
         error = sampling.sums(dtype, math.prod(reach)) if kind == "avg_pool" else 0.0
         yield Sample(name, partial(_call, kind, window, {**options, **further}), (x_given,), made, error)
+    yield from _grad_samples(x, dtype, window, options, patches(np.arange(x.size).reshape(x.shape)), is_inside, counts_padding)
+
+
+def _grad_samples(
+    x: Array, dtype: DType, window: Any, options: dict[str, Any], places: Array, is_inside: Array, counts_padding: bool
+) -> Iterator[Sample]:
+    """Yield the samples of gradients, given the number of the element that each element of each window is, and whether it is none of the padding."""
+    results = is_inside.shape[: x.ndim]
+    # Numbers that 16-bit floats hold, and whose sums they hold.
+    grad = np.asarray(np.arange(math.prod(results)).reshape(results) % 13 - 6, dtype.numpy)
+    reach = math.prod(is_inside.shape[x.ndim :])
+    flat, elements, inside = sampling.wide(x).ravel(), places.reshape(*results, reach), is_inside.reshape(*results, reach)
+    of_max, of_mean = np.zeros(x.size), np.zeros(x.size)
+    for at in np.ndindex(*results):
+        own = elements[at][inside[at]]
+        of_max[own[np.argmax(flat[own])]] += float(grad[at])  # of numpy's, a NaN is the largest
+        of_mean[own] += float(grad[at]) / (reach if counts_padding else own.size)
+    last = options["channels_last"]
+    x_given, grad, *made = (
+        np.moveaxis(each, 1, -1).copy() if last else each for each in (x, grad, of_max.reshape(x.shape), of_mean.reshape(x.shape))
+    )
+    name = f"{dtype.value}{list(x_given.shape)} {window} {options}"
+    yield Sample(f"max_pool_grad {name}", partial(_call_grad, "max_pool_grad", window, options, None), (grad, x_given), made[0])
+    further = {**options, "count_include_pad": counts_padding}
+    call = partial(_call_grad, "avg_pool_grad", window, further, x_given.shape)
+    yield Sample(f"avg_pool_grad {name} {counts_padding}", call, (grad,), made[1], sampling.sums(dtype, reach))
+
+
+def _call_grad(kind: str, window: Any, options: dict[str, Any], shape: Any, dnn: Any, grad: Any, *x: Any) -> Any:
+    return getattr(dnn, kind)(grad, *(x or (shape,)), window, **options)
 
 
 def _call(kind: str, window: Any, options: dict[str, Any], dnn: Any, x: Any) -> Any:

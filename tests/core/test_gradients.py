@@ -1,0 +1,208 @@
+"""Gradients of ops, against finite differences of the ops themselves, and what is refused. Values are compared with formulas by the samples of the family."""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import accel
+from accel import DType
+from accel.ops import Conv2dInputGrad
+from accel_cuda.families.convolution import ConvolutionWork
+from tests.device_support import failure, opened
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+Array = np.ndarray[Any, Any]
+_STEP = 1e-6
+
+
+@pytest.fixture
+async def device() -> AsyncIterator[accel.Device]:
+    async with opened() as device:
+        yield device
+
+
+@pytest.fixture
+def seeded() -> tuple[int, np.random.Generator]:
+    seed = secrets.randbits(32)
+    return seed, np.random.default_rng(seed)
+
+
+async def check_gradient(
+    device: accel.Device, seeded: Any, x: Array, forward: Callable[..., Awaitable[Any]], backward: Callable[..., Awaitable[Any]]
+) -> None:
+    """Compare ``backward(grad, x)`` with differences of ``sum(grad * forward(x))``, along every element and along a random direction."""
+    seed, rng = seeded
+    made = await device.get(await forward(await device.put(x)))
+    grad = np.asarray(rng.standard_normal(made.shape))
+    got = await device.get(await backward(await device.put(grad), await device.put(x)))
+    assert got.shape == x.shape
+
+    async def loss(moved: Array) -> float:
+        return float((grad * await device.get(await forward(await device.put(moved)))).sum())
+
+    directions = [rng.standard_normal(x.shape) for _ in range(2)]
+    for place in rng.permutation(x.size)[:12]:
+        one = np.zeros(x.size)
+        one[place] = 1
+        directions.append(one.reshape(x.shape))
+    for direction in directions:
+        slope = (await loss(x + _STEP * direction) - await loss(x - _STEP * direction)) / (2 * _STEP)
+        assert abs(slope - float((got * direction).sum())) < 1e-6 * max(1.0, abs(slope)), f"seed {seed}"
+
+
+CONVOLUTIONS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "plain": (2, (2, 3, 6, 5), (4, 3, 3, 2), {}),
+    "strides that leave pixels out": (2, (1, 2, 8, 9), (3, 2, 2, 3), {"stride": (3, 2)}),
+    "padding of one end": (2, (1, 2, 5, 4), (2, 2, 3, 3), {"padding": ((0, 2), (1, 0)), "channels_last": True}),
+    "groups and dilation": (2, (2, 4, 7, 7), (6, 2, 3, 2), {"groups": 2, "dilation": (2, 3), "padding": 2}),
+    "depthwise, channels last": (2, (2, 3, 6, 6), (3, 1, 3, 3), {"groups": 3, "padding": 1, "channels_last": True}),
+    "a line": (1, (2, 2, 11), (3, 2, 4), {"stride": 3, "padding": ((1, 2),)}),
+    "a volume": (3, (1, 2, 4, 3, 5), (2, 2, 2, 2, 3), {"padding": 1, "stride": 2, "channels_last": True}),
+    "one element": (2, (1, 1, 1, 1), (1, 1, 1, 1), {}),
+}
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
+async def test_convolutions(device: accel.Device, seeded: Any, case: Any) -> None:
+    rank, x_shape, w_shape, options = case
+    x, w = seeded[1].standard_normal(x_shape), seeded[1].standard_normal(w_shape)
+    if options.get("channels_last"):
+        x, w = (np.ascontiguousarray(np.moveaxis(each, 1, -1)) for each in (x, w))
+    image, filters = await device.put(x), await device.put(w)
+    dnn: Any = device.dnn
+    forward, of_input, of_filter = (getattr(dnn, f"conv{rank}d{ending}") for ending in ("", "_input_grad", "_filter_grad"))
+    await check_gradient(
+        device, seeded, x, lambda x: forward(x, filters, **options), lambda grad, x: of_input(grad, filters, x.shape, **options)
+    )
+    await check_gradient(
+        device, seeded, w, lambda w: forward(image, w, **options), lambda grad, w: of_filter(image, grad, w.shape, **options)
+    )
+
+
+@pytest.mark.parametrize(
+    ("window", "options"), [(2, {}), (3, {"stride": 2, "padding": 1}), ((2, 3), {"padding": ((1, 0), (0, 2)), "stride": (1, 2)})]
+)
+@pytest.mark.parametrize("last", [False, True])
+async def test_pooling(device: accel.Device, seeded: Any, window: Any, options: Any, last: bool) -> None:
+    x = seeded[1].permutation(2 * 7 * 3 * 6).reshape(2, 7, 3, 6) * 0.1  # no two are nearly the same
+    dnn, options = device.dnn, options | {"channels_last": last}
+    await check_gradient(
+        device, seeded, x, lambda x: dnn.max_pool(x, window, **options), lambda grad, x: dnn.max_pool_grad(grad, x, window, **options)
+    )
+
+
+@pytest.mark.parametrize("counts", [False, True])
+async def test_means(device: accel.Device, seeded: Any, counts: bool) -> None:
+    x, dnn = seeded[1].standard_normal((2, 7, 3, 6)), device.dnn
+    options: Any = {"window": (2, 3), "padding": ((1, 0), (0, 2)), "stride": (1, 2), "count_include_pad": counts}
+    await check_gradient(
+        device, seeded, x, lambda x: dnn.avg_pool(x, **options), lambda grad, x: dnn.avg_pool_grad(grad, x.shape, **options)
+    )
+
+
+async def test_cross_entropy(device: accel.Device, seeded: Any) -> None:
+    labels = await device.put(np.array([[0, 4, 2], [1, -100, 3]]))
+    await check_gradient(
+        device,
+        seeded,
+        3 * seeded[1].standard_normal((2, 3, 5)),
+        lambda x: device.dnn.cross_entropy(x, labels),
+        lambda grad, x: device.dnn.cross_entropy_grad(grad, x, labels),
+    )
+
+
+async def test_a_window_of_equals_gives_its_gradient_to_the_first(device: accel.Device) -> None:
+    x, grad = await device.put(np.array([[[2.0, 2, 1, np.nan, np.nan, 9]]])), await device.put(np.array([[[1.0, 10, 100]]]))
+    got = await device.get(await device.dnn.max_pool_grad(grad, x, 2))
+    np.testing.assert_array_equal(got, [[[1, 0, 0, 10, 100, 0]]])
+    hidden = await device.full((1, 1, 3), -np.inf, "float64")
+    got = await device.get(await device.dnn.max_pool_grad(await device.full((1, 1, 2), 1.0, "float64"), hidden, 2, 2, 1))
+    np.testing.assert_array_equal(got, [[[1, 1, 0]]], "padding is never the largest")
+
+
+async def test_a_gradient_that_is_nan_spreads_to_what_it_is_of(device: accel.Device) -> None:
+    grad, w = np.ones((1, 1, 4)), np.ones((1, 1, 2))
+    grad[0, 0, 1] = np.nan
+    got = await device.get(await device.dnn.conv1d_input_grad(await device.put(grad), await device.put(w), (1, 1, 5)))
+    np.testing.assert_array_equal(np.isnan(got), [[[False, True, True, False, False]]])
+    got = await device.get(await device.dnn.conv1d_filter_grad(await device.put(np.ones((1, 1, 5))), await device.put(grad), (1, 1, 2)))
+    assert np.isnan(got).all()
+
+
+async def test_gradients_of_nothing_are_zeros(device: accel.Device) -> None:
+    dnn = device.dnn
+    none, x = await device.zeros((0, 2, 3, 3)), await device.zeros((0, 3, 4, 4))
+    np.testing.assert_array_equal(await device.get(await dnn.conv2d_filter_grad(x, none, (2, 3, 2, 2))), np.zeros((2, 3, 2, 2)))
+    assert (await dnn.conv2d_input_grad(none, await device.zeros((2, 3, 2, 2)), x.shape)).shape == x.shape
+    no_filters = await device.zeros((0, 3, 2, 2))
+    out = await device.full((1, 3, 4, 4), 7.0, "float32")
+    await dnn.conv2d_input_grad(await device.zeros((1, 0, 3, 3)), no_filters, out.shape, out=out)
+    np.testing.assert_array_equal(await device.get(out), np.zeros(out.shape))
+
+
+async def test_cross_entropy_may_overwrite_its_logits(device: accel.Device, seeded: Any) -> None:
+    logits, labels = await device.put(seeded[1].standard_normal((4, 7))), await device.put(np.array([1, 2, 3, 4], np.int32))
+    grad = await device.full(4, 0.25, "float64")
+    expected = await device.get(await device.dnn.cross_entropy_grad(grad, logits, labels))
+    await device.dnn.cross_entropy_grad(grad, logits, labels, out=logits)
+    np.testing.assert_array_equal(await device.get(logits), expected)
+
+
+WRONG: dict[str, Any] = {
+    "grad of another shape": lambda d, r: d.conv2d_input_grad(r(1, 6, 4, 4), r(6, 4, 3, 3), (1, 4, 5, 5)),
+    "an input of another rank": lambda d, r: d.conv2d_input_grad(r(1, 6, 3, 3), r(6, 4, 3, 3), (4, 5, 5)),
+    "an input of other channels": lambda d, r: d.conv2d_input_grad(r(1, 6, 3, 3), r(6, 4, 3, 3), (1, 5, 5, 5)),
+    "a filter that does not fit": lambda d, r: d.conv2d_filter_grad(r(1, 4, 5, 5), r(1, 6, 3, 3), (6, 4, 6, 6)),
+    "a filter of negative size": lambda d, r: d.conv2d_filter_grad(r(1, 4, 5, 5), r(1, 6, 3, 3), (6, 4, -3, 3)),
+    "tf32 for float64": lambda d, r: d.conv2d_filter_grad(r(1, 4, 5, 5), r(1, 6, 3, 3), (6, 4, 3, 3), allow_tf32=True),
+    "groups that are not its": lambda d, r: d.conv2d_filter_grad(r(1, 4, 5, 5), r(1, 6, 3, 3), (6, 4, 3, 3), groups=2),
+    "windows that do not fit": lambda d, r: d.max_pool_grad(r(1, 4, 5, 5), r(1, 4, 5, 5), 2),
+    "a shape without channels": lambda d, r: d.avg_pool_grad(r(1, 4, 5), (4, 5), 1),
+    "labels of floats": lambda d, r: d.cross_entropy(r(4, 5), r(4)),
+    "one grad for all": lambda d, r: d.cross_entropy_grad(r(1), r(4, 5), r.labels),
+    "labels of another shape": lambda d, r: d.cross_entropy(r(5, 4), r.labels),
+    "no classes": lambda d, r: d.cross_entropy(r(4, 0), r.labels),
+}
+
+
+class Refs:
+    """Makes refs of zeros; ``labels`` is of 4 ints."""
+
+    def __init__(self, made: dict[tuple[int, ...], Any], labels: Any) -> None:
+        self.made, self.labels = made, labels
+
+    def __call__(self, *shape: int) -> Any:
+        return self.made[shape]
+
+
+SHAPES = (
+    *((1, 6, 4, 4), (6, 4, 3, 3), (1, 6, 3, 3), (1, 4, 5, 5), (1, 4, 5), (4, 5), (5, 4), (4, 0)),
+    *((4,), (1,)),
+)
+
+
+@pytest.mark.parametrize("call", WRONG.values(), ids=WRONG)
+async def test_what_does_not_fit_is_refused(device: accel.Device, call: Any) -> None:
+    refs = Refs({shape: await device.zeros(shape, "float64") for shape in SHAPES}, await device.zeros(4, "int64"))
+    error = await failure(call(device.dnn, refs), accel.InvalidArgumentError)
+    assert error.remedy != accel.InvalidArgumentError.default_remedy
+
+
+def test_what_cudnn_is_told_of_a_gradient() -> None:
+    owner: Any = SimpleNamespace(dropped=deque())
+    grad, w = (accel.AccelRef(owner, number, shape, DType.FLOAT16, 1) for number, shape in enumerate(((2, 6, 1, 16), (16, 3, 1, 8))))
+    work = ConvolutionWork.of(Conv2dInputGrad(grad, w, (2, 12, 1, 8), stride=(2, 1), padding=((1, 0), (0, 0)), channels_last=True))
+    assert work.is_for_cudnn
+    assert (work.input, work.filter, work.output) == ((2, 8, 12, 1), (16, 8, 3, 1), (2, 16, 6, 1))
+    assert work.nbytes() == (2 * 2 * 6 * 16, 2 * 16 * 3 * 8, 0, 2 * 2 * 12 * 8), "grad, filter, no bias, result"
+    assert work.request()["makes"] == "input"
