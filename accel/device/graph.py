@@ -10,7 +10,7 @@ from accel.engine.program import Call, GraphSubmission, Program, Replay
 from accel.errors import AccelError, ClosedError, InvalidArgumentError, NotInitializedError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Coroutine, Sequence
     from types import TracebackType
 
     from accel.engine.sender import Sender
@@ -41,8 +41,8 @@ class GraphFunction:
         self._inputs = inputs
         self._results = results
 
-    async def __call__(self, *operands: AccelRef) -> tuple[AccelRef, ...]:
-        """Run the graph, and return its results as new buffers.
+    def __call__(self, *operands: AccelRef) -> Coroutine[Any, Any, tuple[AccelRef, ...]]:
+        """Run the graph, and return its results as new buffers, where it is awaited.
 
         Parameters
         ----------
@@ -54,8 +54,7 @@ class GraphFunction:
         StaleRefError
             If the context was rebuilt since the recording.
         """
-        made: tuple[AccelRef, ...] = await self._sender.run(Call(self._program, self._inputs, self._results, operands), None)
-        return made
+        return self._sender.run(Call(self._program, self._inputs, self._results, operands), None)
 
     @property
     def is_stale(self) -> bool:

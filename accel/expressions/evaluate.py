@@ -73,7 +73,13 @@ async def _compute(roots: list[Array]) -> None:
     for each in roots:
         each.running = done
     try:
-        device, order = roots[0].device, _order(roots)
+        device, recordings = roots[0].device, roots[0].xp.recordings
+        known = recordings.find(roots)
+        if known is not None and (found := await recordings.call(*known, roots)) is not None:
+            for root, result in zip(roots, found, strict=True):
+                root.settle(result)
+            return
+        order = _order(roots)
         while (cut := next((each for each in order if type(each.step) is Cut), None)) is not None:
             # It is the first one: what it is computed from has none.
             operands = [each for each in cut.inputs if each.result is None]
@@ -82,7 +88,7 @@ async def _compute(roots: list[Array]) -> None:
             assert isinstance(step, Cut)
             cut.settle(await step.run(device, *[each.result for each in cut.inputs], *cut.arguments))
             order = _order(roots)
-        await _send(device, roots, order)
+        await _send(device, roots, order, known)
     finally:
         for each in roots:
             each.running = None
@@ -123,18 +129,14 @@ class _Group:
         self.operands = {id(each) for each in result.inputs}
 
 
-async def _send(device: Any, roots: Sequence[Array], order: Sequence[Array]) -> None:
-    """Compute what ``order`` has, as one batch or by a recorded graph, and let ``roots`` keep their results."""
+async def _send(device: Any, roots: Sequence[Array], order: Sequence[Array], known: Any = None) -> None:
+    """Compute what ``order`` has as one batch, and let ``roots`` keep their results. It may be recorded then, if its structure is ``known``."""
     if not order:
         return
-    recordings = roots[0].xp.recordings
-    known = recordings.find(roots, order)
-    found = None if known is None else await recordings.call(*known, roots)
-    if found is None:
-        async with device.batch() as batch:
-            found = record(batch, roots, order, {})
-        if known is not None:
-            await recordings.learn(*known, roots, order, record)
+    async with device.batch() as batch:
+        found = record(batch, roots, order, {})
+    if known is not None:
+        await roots[0].xp.recordings.learn(*known, roots, order, record)
     for root in roots:
         if root.result is None:
             root.settle(found[root])

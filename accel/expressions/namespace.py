@@ -13,7 +13,7 @@ from accel.expressions.linalg import LinalgFunctions
 from accel.expressions.recordings import Recordings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from accel.expressions.array import Array
 
@@ -75,9 +75,9 @@ class Namespace(DTypeFunctions):
     def __repr__(self) -> str:
         return f"<xp of {self.device.name}>"
 
-    async def evaluate(self, *arrays: Array) -> tuple[Array, ...]:
+    def evaluate(self, *arrays: Array) -> Coroutine[Any, Any, tuple[Array, ...]]:
         """See :func:`accel.evaluate`."""
-        return await evaluate(*arrays)
+        return evaluate(*arrays)
 
     def method(self, name: str) -> Callable[..., Array] | None:
         """Return the function that arrays have as a method of that name, such as ``x.sum(axis=1)``."""

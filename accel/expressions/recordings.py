@@ -11,7 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 from accel.errors import AccelError, StaleRefError
-from accel.expressions.array import Array
+from accel.expressions.array import Array, Cut
 from accel.ref import AccelRef
 
 if TYPE_CHECKING:
@@ -97,17 +97,11 @@ class Recordings:
         self._kept = 0
         self._is_off: bool | None = None
 
-    def find(self, roots: Sequence[Array], order: Sequence[Array]) -> tuple[_Structure, list[AccelRef]] | None:
-        """Return the structure of an expression and its operands; ``None`` if it is not to be recorded. Called once for each await.
-
-        Parameters
-        ----------
-        roots, order
-            As in :func:`accel.expressions.evaluate.record`.
-        """
+    def find(self, roots: Sequence[Array]) -> tuple[_Structure, list[AccelRef]] | None:
+        """Return the structure of what computes ``roots``, and its operands; ``None`` if it is not to be recorded. Called once for each await."""
         if self._is_off is None:
             self._is_off = not self._device.graph().is_one_command
-        if self._is_off or (key := _key(roots, order)) is None:
+        if self._is_off or (key := _key(roots)) is None:
             return None
         structures, leaves = self._structures, key[1]
         places = [(leaf.buffer, leaf.offset) for leaf in leaves]
@@ -128,20 +122,20 @@ class Recordings:
             self._forget(structure)
         return structure, leaves
 
-    async def call(self, structure: _Structure, leaves: Sequence[AccelRef], roots: Sequence[Array]) -> dict[Array, Any] | None:
-        """Compute an expression by its recorded graph, and return the results; ``None`` if it has none."""
+    async def call(self, structure: _Structure, leaves: Sequence[AccelRef], roots: Sequence[Array]) -> Sequence[AccelRef] | None:
+        """Compute ``roots`` by their recorded graph, and return the results; ``None`` if they have none."""
         function, varying = structure.function, structure.varying
         if function is None:
             return None
         copied = [leaves[number] for number in sorted(varying)]
         read = [leaf for number, leaf in enumerate(leaves) if number not in varying]
         try:
-            made = await function(*copied, *read)
+            made: tuple[AccelRef, ...] = await function(*copied, *read)
         except StaleRefError:
             if not function.is_stale:
                 raise
             return None  # rebuilt meanwhile; the batch says what became of the operands
-        return dict(zip([root for root in roots if root.result is None], made, strict=True))
+        return made
 
     async def learn(
         self,
@@ -155,8 +149,8 @@ class Recordings:
 
         Parameters
         ----------
-        record
-            :func:`accel.expressions.evaluate.record`.
+        roots, order, record
+            Those of :func:`accel.expressions.evaluate.record`, and that function.
         """
         structure.awaits += 1
         if structure.awaits < _AWAITS or structure.is_out or structure.function is not None:
@@ -164,14 +158,13 @@ class Recordings:
         structure.is_out = True  # what awaits the same meanwhile sends its batch
         structure.awaits = 0
         structure.attempts += 1
-        wanted = [root for root in roots if root.result is None]
         varying = [leaves[number] for number in sorted(structure.varying)]
         copied = sum([leaf.nbytes for leaf in varying])
         structure.nbytes = nbytes = copied + sum(map(_nbytes, order))
         if (
             structure.attempts > _ATTEMPTS
             or nbytes > _MOST_BYTES
-            or copied + sum(map(_nbytes, wanted)) > _MOST_COPIED
+            or copied + sum(map(_nbytes, roots)) > _MOST_COPIED
             or any(leaf.is_strided for leaf in varying)
         ):
             return
@@ -179,8 +172,8 @@ class Recordings:
             async with self._device.graph() as graph:
                 inputs = {id(leaf): graph.empty(leaf.shape, leaf.dtype) for leaf in varying}
                 operands = [i for each in order for i in each.inputs if isinstance(i, Array) and id(i.result) in inputs]
-                made = record(graph, wanted, order, {i: inputs[id(i.result)] for i in operands})
-            function = graph.into_function(list(inputs.values()), [made[root] for root in wanted])
+                made = record(graph, roots, order, {i: inputs[id(i.result)] for i in operands})
+            function = graph.into_function(list(inputs.values()), [made[root] for root in roots])
         except AccelError as error:
             # Another context may take it; else it has what graphs do not record, or no command of its own.
             structure.is_out = not error.is_fault and not isinstance(error, StaleRefError)
@@ -213,17 +206,18 @@ def _nbytes(array: Array) -> int:
     return prod([length or 0 for length in array.shape]) * array.dtype.itemsize
 
 
-def _key(roots: Sequence[Array], order: Sequence[Array]) -> tuple[Hashable, list[AccelRef]] | None:
-    """Return what is the same for expressions of one structure, and the operands; ``None`` if an operand is no ref.
+def _key(roots: Sequence[Array]) -> tuple[Hashable, list[AccelRef]] | None:
+    """Return what is the same for expressions of one structure, and the operands; ``None`` if there is nothing like that.
 
     Numbers and other arguments belong to the structure, by their values and how these are written: ``0.0 == -0.0 == 0``.
     """
-    numbers: dict[Array, int] = {}
+    found = list(dict.fromkeys(roots))
+    numbers = {each: number for number, each in enumerate(found)}
     places: dict[int, int] = {}
     leaves: list[AccelRef] = []
-    parts: list[Hashable] = []
-    for each in order:
-        step, arguments = each.step, each.arguments
+    parts: list[Hashable] = [numbers[root] for root in roots]
+    for each in found:  # which grows
+        step = each.step
         parts.append(step)
         for i in each.inputs:
             if not isinstance(i, Array):
@@ -231,7 +225,10 @@ def _key(roots: Sequence[Array], order: Sequence[Array]) -> tuple[Hashable, list
                 continue
             result: Any = i.result
             if result is None:
-                parts.append(numbers[i])
+                if (number := numbers.get(i)) is None:
+                    number = numbers[i] = len(found)
+                    found.append(i)
+                parts.append(number)
             elif not isinstance(result, AccelRef):  # several results of one op
                 return None
             elif (number := places.get(id(result))) is not None:
@@ -240,8 +237,9 @@ def _key(roots: Sequence[Array], order: Sequence[Array]) -> tuple[Hashable, list
                 places[id(result)] = len(leaves)
                 leaves.append(result)
                 parts += (result.shape, result.dtype, result.is_strided and result.strides)
-        numbers[each] = len(numbers)
         if not isinstance(step, str):  # of functions of elements the operands tell
+            if type(step) is Cut:
+                return None
+            arguments = each.arguments
             parts.append((each.shape, each.dtype, arguments and repr(arguments), arguments))
-    parts.extend([numbers.get(root, -1) for root in roots])
     return tuple(parts), leaves
