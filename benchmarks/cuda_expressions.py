@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 import accel
+from accel.device import Graph
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -78,21 +79,32 @@ def networks(device: accel.Device, x: accel.Array, ws: Sequence[accel.Array], bs
                 y = batch.linalg.matmul(y, w.ref, bias=b.ref, activation="relu")
             batch.linalg.matmul(y, ws[-1].ref, bias=bs[-1].ref)
 
+    async def built() -> accel.Array:
+        return network()
+
     return {
         "MLP": lambda: _awaited(network()),
+        "MLP, not awaited": built,
         "MLP as a batch": batched,
         "its first product": lambda: device.linalg.matmul(x.ref, ws[0].ref, bias=bs[0].ref),
     }
 
 
 async def recorded(device: accel.Device, x: accel.Array, ws: Sequence[accel.Array], bs: Sequence[accel.Array]) -> Subjects:
-    """Return the network as one recorded graph: what is left when nothing is planned or built for a call."""
-    async with device.graph() as graph:
-        y = x.ref
-        for w, b in zip(ws[:-1], bs[:-1], strict=True):
-            y = graph.linalg.matmul(y, w.ref, bias=b.ref, activation="relu")
-        graph.linalg.matmul(y, ws[-1].ref, bias=bs[-1].ref)
-    return {"MLP as a graph": graph.replay}
+    """Return the network as one recorded graph, and as a function of that: what is left when nothing is planned or built for a call."""
+
+    async def record() -> tuple[Graph, accel.AccelRef]:
+        async with device.graph() as graph:
+            y = x.ref
+            for w, b in zip(ws[:-1], bs[:-1], strict=True):
+                y = graph.linalg.matmul(y, w.ref, bias=b.ref, activation="relu")
+            return graph, graph.linalg.matmul(y, ws[-1].ref, bias=bs[-1].ref)
+
+    graph, _ = await record()
+    other, result = await record()
+    function = other.into_function((), (result,))
+    operands = [each.ref for each in (x, *ws, *bs)]
+    return {"MLP as a graph": graph.replay, "MLP as a function": lambda: function(*operands)}
 
 
 def twins(arrays: Sequence[np.ndarray[Any, Any]]) -> Subjects:

@@ -33,7 +33,7 @@ class LinearFunctions(ReductionFunctions):
         """Return ``x1 @ x2``; the dimensions before the last two are broadcast, a vector is one row on the left, one column on the right."""
         first, second = x1.shape, x2.shape
         if len(first) == 2 == len(second) and first[1] == second[0] is not None and x1.dtype is x2.dtype and x1.dtype in FLOATS:
-            return x1.xp.make((first[0], second[1]), x1.dtype, product, (x1, x2))  # what comes most
+            return self.make((first[0], second[1]), x1.dtype, product, (x1, x2))  # what comes most
         if not first or not second:
             raise InvalidArgumentError("an operand has no dimensions", remedy="Use x1 * x2.")
         if x1.dtype is not x2.dtype:

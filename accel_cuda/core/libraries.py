@@ -128,11 +128,10 @@ class VendorLibrary:
             return load_extension(self.module, self.extension, self.bindings, self.extra)
         return load_module(self.module, self.bindings, self.extra)
 
-    def load_error(self) -> type[Exception]:
-        """Return the exception that the bindings raise. Once they are loaded, this does not block."""
+    def load_error(self) -> Any:
+        """Return the class of the exception that the bindings raise. Once they are loaded, this does not block."""
         module, _, name = self.error.rpartition(".")
-        found: type[Exception] = getattr(load_module(module, self.bindings, self.extra) if module else self.load(), name)
-        return found
+        return getattr(load_module(module, self.bindings, self.extra) if module else self.load(), name)
 
 
 def requirements(libraries: Iterable[VendorLibrary]) -> tuple[Requirement, ...]:
