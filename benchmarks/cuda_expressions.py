@@ -24,7 +24,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 import accel
-from accel.device import Graph
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -93,7 +92,7 @@ def networks(device: accel.Device, x: accel.Array, ws: Sequence[accel.Array], bs
 async def recorded(device: accel.Device, x: accel.Array, ws: Sequence[accel.Array], bs: Sequence[accel.Array]) -> Subjects:
     """Return the network as one recorded graph, and as a function of that: what is left when nothing is planned or built for a call."""
 
-    async def record() -> tuple[Graph, accel.AccelRef]:
+    async def record() -> tuple[accel.Graph, accel.AccelRef]:
         async with device.graph() as graph:
             y = x.ref
             for w, b in zip(ws[:-1], bs[:-1], strict=True):
