@@ -84,6 +84,26 @@ def _their_convolution(torch: Any, x: Any, w: Any) -> Any:
     return torch.nn.functional.conv2d(x.permute(0, 3, 1, 2), w.permute(0, 3, 1, 2), padding=1)
 
 
+def _of_filter(n: int, side: int, channels: int) -> tuple[Operand, ...]:
+    return (((n, side, side, channels), "float16"),) * 2
+
+
+def _their_input_grad(torch: Any, grad: Any, w: Any) -> Any:
+    """Return the gradient of images whose channels are last in memory, as many as the filters are."""
+    grad = grad.permute(0, 3, 1, 2)
+    return torch.nn.grad.conv2d_input(grad.shape, w.permute(0, 3, 1, 2), grad, padding=1)
+
+
+def _their_filter_grad(torch: Any, x: Any, grad: Any) -> Any:
+    """Return the gradient of 3x3 filters whose channels are last in memory."""
+    x, grad = x.permute(0, 3, 1, 2), grad.permute(0, 3, 1, 2)
+    return torch.nn.grad.conv2d_weight(x, (grad.shape[1], x.shape[1], 3, 3), grad, padding=1)
+
+
+def _our_filter_grad(d: Any, x: Any, grad: Any) -> Any:
+    return d.dnn.conv2d_filter_grad(x, grad, (grad.shape[3], 3, 3, x.shape[3]), padding=1, channels_last=True)
+
+
 LINES: tuple[Line, ...] = (
     Line("blas", "gemm float32", _SIDES, _product("float32"), lambda d, a, b: d.blas.gemm(a, b), lambda t, a, b: a @ b),
     Line("blas", "gemm bfloat16", _SIDES, _product("bfloat16"), lambda d, a, b: d.blas.gemm(a, b), lambda t, a, b: a @ b),
@@ -183,6 +203,22 @@ LINES: tuple[Line, ...] = (
         _image,
         lambda d, x, w: d.dnn.conv2d(x, w, padding=1, channels_last=True),
         _their_convolution,
+    ),
+    Line(
+        "dnn",
+        "conv2d 3x3 input gradient float16, channels last",
+        ((1, 14, 64), (32, 56, 64), (64, 56, 256)),
+        _image,
+        lambda d, grad, w: d.dnn.conv2d_input_grad(grad, w, grad.shape, padding=1, channels_last=True),
+        _their_input_grad,
+    ),
+    Line(
+        "dnn",
+        "conv2d 3x3 filter gradient float16, channels last",
+        ((1, 14, 64), (32, 56, 64), (64, 56, 256)),
+        _of_filter,
+        _our_filter_grad,
+        _their_filter_grad,
     ),
     Line(
         "dnn",

@@ -1,0 +1,158 @@
+"""Gradients on the GPU: large forms against the CPU in float64, at any alignment, in batches and graphs; the samples of the family have small ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import accel
+from tests.gpu.compute_support import close, unaligned, wide
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("nothing_left")]
+
+# cuDNN may add up a filter's gradient in parts, which is as good as one sum of so many terms.
+ERRORS = {"float16": 4e-3, "bfloat16": 2e-2, "float32": 2e-5, "float64": 1e-12}
+LENGTHS = (1, 5, 64, 127, 1000, 1024, 4096, 4097, 50_257, 131_072)
+
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture
+async def device() -> AsyncIterator[accel.Device]:
+    async with accel.System() as system:
+        yield await system.open_device("cuda")
+
+
+@pytest.fixture
+async def cpu() -> AsyncIterator[accel.Device]:
+    async with accel.System() as system:
+        yield await system.open_device("cpu")
+
+
+def random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Array:
+    return np.asarray(rng.standard_normal(shape), accel.DType.of(dtype).numpy)
+
+
+async def expected(cpu: accel.Device, call: Any, *arrays: Array) -> Any:
+    """Return what the CPU makes of the same numbers in float64."""
+    refs = [await cpu.put(each if each.dtype.kind == "i" else each.astype(np.float64)) for each in arrays]
+    return await cpu.get(await call(cpu.dnn, *refs))
+
+
+@pytest.mark.parametrize("dtype", ERRORS)
+@pytest.mark.parametrize("last", [False, True])
+async def test_convolutions(device: accel.Device, cpu: accel.Device, rng: np.random.Generator, dtype: str, last: bool) -> None:
+    for x_shape, w_shape, y_size, options in (
+        ((4, 32, 28, 28), (64, 32, 3, 3), (28, 28), {"padding": 1}),
+        ((4, 1, 28, 28), (16, 1, 3, 3), (28, 28), {"padding": 1}),
+        ((2, 3, 65, 33), (24, 3, 7, 7), (33, 17), {"padding": 3, "stride": 2}),
+        ((2, 32, 20, 24), (32, 1, 3, 3), (20, 24), {"padding": 1, "groups": 32}),
+        ((2, 16, 21, 17), (12, 8, 3, 2), (10, 9), {"padding": ((0, 1), (2, 1)), "groups": 2, "stride": (2, 2), "dilation": (1, 3)}),
+    ):
+        x, w, grad = (random(rng, shape, dtype) for shape in (x_shape, w_shape, (x_shape[0], w_shape[0], *y_size)))
+        if last:
+            x, w, grad = (np.ascontiguousarray(np.moveaxis(each, 1, -1)) for each in (x, w, grad))
+        given: Any = {**options, "channels_last": last}
+        case = f"{x_shape} {w_shape} {given}"
+
+        def of_input(dnn: Any, grad: Any, w: Any, shape: Any = x.shape, given: Any = given) -> Any:
+            return dnn.conv2d_input_grad(grad, w, shape, **given)
+
+        def of_filter(dnn: Any, x: Any, grad: Any, shape: Any = w.shape, given: Any = given) -> Any:
+            return dnn.conv2d_filter_grad(x, grad, shape, **given)
+
+        for call, arrays in ((of_input, (grad, w)), (of_filter, (x, grad))):
+            made = await expected(cpu, call, *arrays)
+            for skipped in (0, 1):
+                refs = [await unaligned(device, each, skipped) for each in arrays]
+                close(await device.get(await call(device.dnn, *refs)), made, ERRORS[dtype], f"{case} {call.__name__} {skipped}")
+
+
+async def test_gradients_in_batches_and_graphs(device: accel.Device, cpu: accel.Device, rng: np.random.Generator) -> None:
+    x, w, grad = (random(rng, shape, "float16") for shape in ((4, 14, 14, 16), (32, 3, 3, 16), (4, 14, 14, 32)))
+    refs = [await device.put(each) for each in (x, w, grad)]
+
+    def both(dnn: Any, x: Any, w: Any, grad: Any) -> Any:
+        options = {"padding": 1, "channels_last": True}
+        return dnn.conv2d_input_grad(grad, w, x.shape, **options), dnn.conv2d_filter_grad(x, grad, w.shape, **options)
+
+    wider = [await cpu.put(each.astype(np.float64)) for each in (x, w, grad)]
+    made = [await cpu.get(await each) for each in both(cpu.dnn, *wider)]
+    async with device.batch() as batch:
+        got = both(batch.dnn, *refs)
+    for each, right in zip(got, made, strict=True):
+        close(await device.get(each), right, ERRORS["float16"], "batch")
+    async with device.graph() as graph:
+        got = both(graph.dnn, *refs)
+    for _ in range(2):
+        await graph.replay()
+        for each, right in zip(got, made, strict=True):
+            close(await device.get(each), right, ERRORS["float16"], "graph")
+
+
+async def test_tf32_only_where_it_is_allowed(device: accel.Device, cpu: accel.Device, rng: np.random.Generator) -> None:
+    x, grad = random(rng, (8, 32, 28, 28), "float32"), random(rng, (8, 64, 26, 26), "float32")
+    made = await expected(cpu, lambda dnn, x, grad: dnn.conv2d_filter_grad(x, grad, (64, 32, 3, 3)), x, grad)
+    refs = await device.put(x), await device.put(grad)
+    scale = np.abs(made).max()
+    exact = np.abs(await device.get(await device.dnn.conv2d_filter_grad(*refs, (64, 32, 3, 3))) - made).max() / scale
+    rough = np.abs(await device.get(await device.dnn.conv2d_filter_grad(*refs, (64, 32, 3, 3), allow_tf32=True)) - made).max() / scale
+    assert exact < 5e-6
+    assert rough < 5e-3
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+async def test_pooling(device: accel.Device, cpu: accel.Device, rng: np.random.Generator, dtype: str) -> None:
+    for shape, window, stride, padding in (
+        ((4, 32, 56, 56), 3, 2, 1),
+        ((2, 8, 33, 20), (2, 3), (1, 2), ((1, 0), (0, 2))),
+        ((2, 64, 1001), 5, 3, 2),
+        ((1, 16, 9, 20, 17), (3, 2, 2), 2, (1, 0, 1)),
+        ((3, 24, 7, 7), 7, None, 0),
+    ):
+        for last in (False, True):
+            x = random(rng, (shape[0], *shape[2:], shape[1]) if last else shape, dtype)
+            x.flat[x.size // 2] = np.nan
+            options: Any = {"window": window, "stride": stride, "padding": padding, "channels_last": last}
+            ref = await device.put(x)
+            grad = random(rng, (await device.dnn.max_pool(ref, **options)).shape, dtype)
+            for skipped in (0, 1):
+                ref, of_result = await unaligned(device, x, skipped), await unaligned(device, grad, skipped)
+                case = f"{shape} {options} {skipped}"
+                made = await expected(cpu, lambda dnn, grad, x, options=options: dnn.max_pool_grad(grad, x, **options), grad, x)
+                close(await device.get(await device.dnn.max_pool_grad(of_result, ref, **options)), made, ERRORS[dtype], case)
+                for counts in (False, True):
+                    given: Any = {**options, "count_include_pad": counts, "shape": x.shape}
+                    made = await expected(cpu, lambda dnn, grad, given=given: dnn.avg_pool_grad(grad, **given), grad)
+                    close(await device.get(await device.dnn.avg_pool_grad(of_result, **given)), made, ERRORS[dtype], f"{case} {counts}")
+
+
+@pytest.mark.parametrize("dtype", ERRORS)
+async def test_cross_entropy_of_rows_of_any_length_and_alignment(
+    device: accel.Device, cpu: accel.Device, rng: np.random.Generator, dtype: str
+) -> None:
+    for number, length in enumerate(LENGTHS):
+        logits, grad = random(rng, (9, length), dtype) * 4, random(rng, (9,), dtype)
+        logits = logits.astype(grad.dtype)
+        labels = rng.integers(0, length, 9).astype(np.int32 if number % 2 else np.int64)
+        labels[1:4] = -100, -1, length
+        losses = await expected(cpu, lambda dnn, x, t: dnn.cross_entropy(x, t), logits, labels)
+        grads = await expected(cpu, lambda dnn, g, x, t: dnn.cross_entropy_grad(g, x, t), grad, logits, labels)
+        for skipped in (0, 1):
+            ref, of_loss, numbers = (
+                await unaligned(device, logits, skipped),
+                await unaligned(device, grad, skipped),
+                await device.put(labels),
+            )
+            is_finite, case = np.isfinite(losses), f"{length} {skipped}"
+            got = wide(await device.get(await device.dnn.cross_entropy(ref, numbers)))
+            np.testing.assert_array_equal(np.isfinite(got), is_finite)
+            close(got[is_finite], losses[is_finite], ERRORS[dtype], case)
+            got = wide(await device.get(await device.dnn.cross_entropy_grad(of_loss, ref, numbers, out=ref)))
+            np.testing.assert_array_equal(np.isfinite(got), np.isfinite(grads))
+            close(got[is_finite], grads[is_finite], ERRORS[dtype], case)
