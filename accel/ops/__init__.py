@@ -42,7 +42,7 @@ from accel.ops.solver import (
     SolverOps,
 )
 from accel.ops.sort import Argsort, Partition, Searchsorted, SegmentSort, Sort, SortOps, Topk
-from accel.ops.sparse import Add, Fromdense, Sddmm, SparseOps, Spmm, Spmv, SpsolveTriangular, Tocoo, Tocsc, Tocsr, Todense
+from accel.ops.sparse import Add, Diagonal, Fromdense, Sddmm, SparseOps, Spmm, Spmv, SpsolveTriangular, Tocoo, Tocsc, Tocsr, Todense
 from accel.ops.spectral import Eig, Eigh, Eigvals, Eigvalsh, Lstsq, Pinv, Svd, Svdvals
 
 __all__ = [
@@ -78,6 +78,7 @@ __all__ = [
     "Cumprod",
     "Cumsum",
     "Det",
+    "Diagonal",
     "DnnOps",
     "Dot",
     "Dotc",

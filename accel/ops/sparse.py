@@ -21,7 +21,21 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-__all__ = ["FAMILY", "Add", "Fromdense", "Sddmm", "SparseOps", "Spmm", "Spmv", "SpsolveTriangular", "Tocoo", "Tocsc", "Tocsr", "Todense"]
+__all__ = [
+    "FAMILY",
+    "Add",
+    "Diagonal",
+    "Fromdense",
+    "Sddmm",
+    "SparseOps",
+    "Spmm",
+    "Spmv",
+    "SpsolveTriangular",
+    "Tocoo",
+    "Tocsc",
+    "Tocsr",
+    "Todense",
+]
 
 M = TypeVar("M")
 
@@ -307,6 +321,37 @@ class Todense(FamilyOp):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class Diagonal(FamilyOp):
+    """The diagonal of ``a``, with 0 where it stores nothing: (min(m, n),).
+
+    Parameters
+    ----------
+    a
+        Of any format and dtype.
+    out
+        Buffer to write; none of the operands.
+    """
+
+    library: ClassVar[str] = "sparse"
+    kind: ClassVar[str] = "diagonal"
+
+    a: SparseField
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert ``a``; see :mod:`accel.ops.fields`."""
+        set_fields(self, a=parts_of("a", self.a))
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a = sparse_of("a", self.a)
+        not_aliased(self.out, data=a.data, indices=a.indices, indptr=a.indptr)
+        writes, creates = result_in(self.out, (min(a.shape),), a.dtype)
+        return Plan(a.refs, writes, creates)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Fromdense(SizedOp[SparseRef, tuple[SparseRef, AccelRef]]):
     """The elements of a dense matrix that are not 0, as csr; with ``size``, and their number.
 
@@ -500,6 +545,7 @@ class SparseOps(OpNamespace[M]):
     tocsc = method(Tocsc)
     tocoo = method(Tocoo)
     todense = method(Todense)
+    diagonal = method(Diagonal)
     fromdense = sized_method(Fromdense)
     add = sized_method(Add)
     sddmm = method(Sddmm)

@@ -1,6 +1,6 @@
 """The ``sparse`` family on a GPU: cuSPARSE's generic interface, its conversions and sums, and kernels of the backend's own for what it does not do.
 
-These look for zeros on a diagonal, and make csr of a dense matrix, with CUB's running sums between two of them; ``sparse.cu`` says why.
+These copy a diagonal or look for zeros on it, and make csr of a dense matrix, with CUB's running sums between two of them; ``sparse.cu`` says why.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class SparseLibrary:
             **dict.fromkeys(_PRODUCTS, self._multiply),
             **dict.fromkeys(_CONVERSIONS, self._convert),
             "todense": self._todense,
+            "diagonal": self._diagonal,
             "fromdense": self._fromdense,
             "add": self._add,
             "sddmm": self._sddmm,
@@ -67,6 +68,8 @@ class SparseLibrary:
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` loads the library, makes a handle or a plan, or uses a plan for the first time."""
         plans = self.plans
+        if op.kind == "diagonal":
+            return False  # its kernel is all that it needs, and whether that is there is asked elsewhere
         if op.kind == "fromdense":
             return not self._cub.is_ready(_running(op))
         if plans is None or not plans.has_handle(lane.stream):
@@ -132,6 +135,18 @@ class SparseLibrary:
             stream.fill(outputs[0], bytes(1), math.prod(a.shape) * a.dtype.itemsize)
             if spec is not None:
                 (self.plans or self._loaded()).run(stream, spec, inputs[:3], outputs[:1], outputs[-1])
+
+    @staticmethod
+    def _diagonal(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        stream, a, n = lane.stream, _matrix_of(op), min(_matrix_of(op).shape)
+        if not n:
+            return
+        with stream.ready().section:
+            _clear(stream, (outputs[0], n * a.dtype.itemsize))
+            if a.nnz:
+                form, count = ("_coo", a.nnz) if a.format == "coo" else ("", n)
+                function = stream.functions[f"sparse_extract{form}_{CODES[a.dtype]}_{a.indices.dtype.itemsize}"]
+                stream.launch(function, -(-count // _BLOCK), _BLOCK, *inputs[:3], outputs[0], count)
 
     def _fromdense(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         stream, x, (data, indices, indptr, count, scratch) = lane.stream, op.x, outputs
@@ -252,7 +267,7 @@ def _spec(op: Any) -> SparseSpec | None:
     if op.kind == "add":
         nnz, is_narrow = op.b[1].size, a.indices.dtype is DType.INT32
         return SparseSpec("add", _as_csr(a, _NONE)[0], nnz=nnz) if is_narrow and a.nnz + nnz else None
-    if not a.nnz:
+    if not a.nnz or op.kind == "diagonal":
         return None
     if op.kind in _CONVERSIONS:
         form = "csc" if op.target == "csc" else "csr"
@@ -336,5 +351,5 @@ PART = CudaPart(
     open=SparseLibrary,
     libraries=(CUSPARSE, CUB),
     programs=(Source("sparse", lambda code: ("sparse.cu", "")),),
-    program=dict.fromkeys(("spsolve_triangular", "fromdense"), _program),
+    program=dict.fromkeys(("spsolve_triangular", "fromdense", "diagonal"), _program),
 )

@@ -290,3 +290,22 @@ def test_csr_of_a_dense_matrix_is_counted_summed_and_picked(
         ("pick", 3, 256, X, OUT + 512, OUT, OUT + 256, OUT + 768, 20, 33, 9),
     ]
     assert fake.called == []
+
+
+def test_a_diagonal_is_taken_by_one_kernel(fake: FakeSparse, context: Any, lane: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[Any] = []
+    monkeypatch.setattr(CudaStream, "launch", lambda self, *arguments: launched.append(arguments))
+    library = SparseLibrary(context)
+    lane.stream.functions = {"sparse_extract_f32_4": "rows", "sparse_extract_coo_f32_4": "elements"}
+    for form, n in (("csr", 4), ("csc", 4), ("coo", 5)):
+        launched.clear()
+        context.driver.called.clear()
+        op = ops.Diagonal(matrix(form))
+        assert not library.may_block(lane, op)
+        run(library, lane, op, (DATA, INDICES, INDPTR), (OUT,))
+        assert launched == [("elements" if form == "coo" else "rows", 1, 256, DATA, INDICES, INDPTR, OUT, n)]
+        assert [call[0] for call in context.driver.called if call[0] == "fill"] == ["fill"], "0 where nothing is stored"
+    launched.clear()
+    run(library, lane, ops.Diagonal(matrix(nnz=0)), (DATA, INDICES, INDPTR), (OUT,))
+    assert launched == []
+    assert fake.called == []

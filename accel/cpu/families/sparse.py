@@ -126,6 +126,20 @@ def _todense(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) 
     _enqueue(lane, a.nnz + math.prod(a.shape), work)
 
 
+def _diagonal(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    a = sparse_of("a", op.a)
+    data, indices, indptr = _arrays(a, inputs)
+    out = array(outputs[0], (min(a.shape),), data.dtype)
+
+    def work() -> None:
+        out[...] = 0
+        rows, columns = _coordinates(a, indices, indptr)
+        is_on = rows == columns
+        out[rows[is_on]] = data[is_on]
+
+    _enqueue(lane, a.nnz + a.major, work)
+
+
 def _write(found: Array, room: Array) -> None:
     """Write as much as there is room for, and zeros behind it."""
     room[: len(found)] = found[: len(room)]
@@ -296,6 +310,7 @@ def _conversions(rng: np.random.Generator, dtype: DType, form: SparseFormat, sha
     dense = _random(rng, shape, dtype)
     parts, name = _parts(dense, form, index), f"{dtype.value}{list(shape)} {form} {np.dtype(index).name}"
     yield Sample(f"todense {name}", partial(_called, "todense", form, shape, {}), parts, sampling.wide(dense))
+    yield Sample(f"diagonal {name}", partial(_called, "diagonal", form, shape, {}), parts, sampling.wide(dense).diagonal())
     if index is np.int32:
         data, indices, indptr = _parts(dense, "csr")
         call = partial(_called_dense, {"size": data.size + 3})
@@ -358,6 +373,7 @@ PART = BackendPart(
         "tocsc": _convert,
         "tocoo": _convert,
         "todense": _todense,
+        "diagonal": _diagonal,
         "fromdense": _fromdense,
         "add": _add,
         "sddmm": _sddmm,
