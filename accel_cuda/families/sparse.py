@@ -14,6 +14,7 @@ from accel_cuda.core.cub import CUB, Cub, RunningOp
 from accel_cuda.core.family import CudaPart, Source
 from accel_cuda.families.kernels import CODES
 from accel_cuda.families.sparse_plans import CUSPARSE, Matrix, SparsePlans, SparseSpec
+from accel_cuda.families.sparse_products import PRODUCTS, enqueue_spgemm, enqueue_spgemm_size, spgemm_scratch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -58,6 +59,8 @@ class SparseLibrary:
             "diagonal": self._diagonal,
             "fromdense": self._fromdense,
             "add": self._add,
+            "spgemm": self._spgemm,
+            "spgemm_size": self._spgemm,
             "sddmm": self._sddmm,
             "spsolve_triangular": self._solve,
         }
@@ -68,6 +71,8 @@ class SparseLibrary:
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` loads the library, makes a handle or a plan, or uses a plan for the first time."""
         plans = self.plans
+        if op.kind in PRODUCTS:
+            return True  # the library waits for the device
         if op.kind == "diagonal":
             return False  # its kernel is all that it needs, and whether that is there is asked elsewhere
         if op.kind == "fromdense":
@@ -89,6 +94,8 @@ class SparseLibrary:
 
     def scratch_nbytes(self, op: Any) -> int | None:
         """Return how many bytes an op works in, or ``None`` if its call has not been measured; see :class:`accel.backend.TakesScratch`."""
+        if op.kind in PRODUCTS:
+            return spgemm_scratch(op)
         if op.kind == "fromdense":
             return self._cub.scratch_nbytes(_running(op), op.x.shape[0] + 1) if op.x.size else 0
         spec = _spec(op)
@@ -99,6 +106,8 @@ class SparseLibrary:
 
     def measure(self, op: Any) -> None:
         """See that :meth:`scratch_nbytes` knows. May block."""
+        if op.kind in PRODUCTS:
+            return
         if op.kind == "fromdense":
             self._cub.measure(_running(op), op.x.shape[0] + 1)
             return
@@ -182,6 +191,11 @@ class SparseLibrary:
             if room < most:
                 stream.copy(data, made[0], room * itemsize)
                 stream.copy(indices, made[1], room * width)
+
+    def _spgemm(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        enqueue = enqueue_spgemm if op.kind == "spgemm" else enqueue_spgemm_size
+        with lane.stream.ready().section:
+            enqueue(self.plans or self._loaded(), lane.stream, op, inputs, outputs)
 
     def _sddmm(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         stream, spec, pattern, out = lane.stream, _spec(op), _matrix_of(op), outputs[0]
