@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from accel.device import krylov
 from accel.errors import BackendUnavailableError, InvalidArgumentError
 from accel.ops.namespace import Awaited
 from accel.ops.sparse import SparseOps
@@ -16,7 +18,6 @@ from accel.sparse_ref import FORMATS, SparseFormat, SparseRef, sparse_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from accel.device.memory_face import MemoryFace
     from accel.ops.namespace import Submitter
 
 __all__ = ["DeviceSparse"]
@@ -40,7 +41,7 @@ class DeviceSparse(SparseOps[Awaited]):
 
     __slots__ = ("_device", "_run_blocking")
 
-    def __init__(self, submitter: Submitter[Awaited], device: MemoryFace, run_blocking: Callable[..., Awaitable[Any]]) -> None:
+    def __init__(self, submitter: Submitter[Awaited], device: krylov.SolvingDevice, run_blocking: Callable[..., Awaitable[Any]]) -> None:
         super().__init__(submitter)
         self._device = device
         self._run_blocking = run_blocking
@@ -119,6 +120,176 @@ class DeviceSparse(SparseOps[Awaited]):
         data, indices, indptr = [await self._device.get(ref) for ref in matrix.refs]
         parts = (data, (indptr, indices)) if matrix.format == "coo" else (data, indices, indptr)
         return getattr(scipy, f"{matrix.format}_array")(parts, shape=matrix.shape)
+
+    async def spgemm(  # type: ignore[override]  # it asks what the op needs
+        self, a: SparseRef, b: SparseRef, *, alpha: complex = 1.0, size: int | None = None, timeout: float | None = None
+    ) -> SparseRef:
+        """Return ``alpha * a @ b`` of two sparse matrices.
+
+        The result stores an element wherever both matrices store factors of one, also where the sum is 0. The device is asked first how many products of
+        elements there are, and in how many bytes the library works: one or two copies of 16 bytes.
+
+        Parameters
+        ----------
+        a, b
+            (m, k) and (k, n), both csr or both csc, of one dtype: float32, float64, complex64 or complex128.
+        alpha
+            Factor.
+        size
+            How many elements there is room for meanwhile; the result takes no more than it needs, or twice that. ``None``: for as many as there are
+            products, or places.
+        timeout
+            Seconds for all of it.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the matrices have no product, or ``size`` is too small.
+        UnsupportedError
+            If they are of another dtype; on CUDA, if indices are int64.
+        OutOfMemoryError, DeadlineExceededError
+            If there is no room, or no time.
+
+        Notes
+        -----
+        Cancelling ends the wait. What was enqueued runs on.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + timeout
+
+        def left() -> float | None:
+            return None if deadline is None else deadline - loop.time()
+
+        workspace, products = 0, -1
+        while products < 0:
+            counted = await self.spgemm_size(a, b, workspace=workspace, timeout=left())
+            workspace, products = (await self._device.get(counted, timeout=left())).tolist()
+        room = min(products, a.shape[0] * b.shape[1]) if size is None else size
+        made = await super().spgemm(a, b, alpha=alpha, size=room, workspace=workspace, timeout=left())
+        if 2 * made.nnz >= room:
+            return made
+        async with self._device.batch(timeout=left()) as batch:
+            data, indices = (batch.copy(ref, batch.empty(ref.shape, ref.dtype)) for ref in (made.data, made.indices))
+        return SparseRef(made.format, data, indices, made.indptr, made.shape)
+
+    async def cg(
+        self,
+        a: SparseRef,
+        b: AccelRef,
+        x0: AccelRef | None = None,
+        *,
+        rtol: float = 1e-5,
+        atol: float = 0.0,
+        maxiter: int | None = None,
+        M: krylov.Preconditioner = None,  # noqa: N803 - as in scipy
+        callback: krylov.Callback | None = None,
+        check_every: int = 16,
+        timeout: float | None = None,
+    ) -> tuple[AccelRef, int]:
+        """Solve ``a @ x = b`` by conjugate gradients, as ``scipy.sparse.linalg.cg`` does; return ``(x, info)``.
+
+        The iterations stay on the device: ``check_every`` of them are recorded as a graph, which is replayed. The device itself stops at the iteration whose
+        residual is small enough; the host reads three numbers after each replay.
+
+        Parameters
+        ----------
+        a
+            Symmetric (Hermitian) and positive definite, (n, n): float32, float64, complex64 or complex128.
+        b
+            (n,), of the dtype of ``a``.
+        x0
+            Where to begin, (n,); it is not written. ``None``: zeros.
+        rtol, atol
+            It ends when the norm of ``b - a @ x`` is at most ``max(rtol * norm(b), atol)``.
+        maxiter
+            How many iterations there are at most; ``None``: 10 n.
+        M
+            What approximates the inverse of ``a``, positive definite: a sparse matrix; a ref of shape (n,), for a diagonal matrix; or ``"jacobi"``, the inverse
+            of the diagonal of ``a``.
+        callback
+            ``callback(iterations, norm of the residual)``, called on the event loop after each replay.
+        check_every
+            Iterations of a replay.
+        timeout
+            Seconds for the whole solution.
+
+        Returns
+        -------
+        x
+            The solution, (n,): the last one if ``info`` is not 0.
+        info
+            0, or how many iterations were done without success: all, or fewer if the residual has become infinite or NaN.
+
+        Raises
+        ------
+        InvalidArgumentError, UnsupportedError
+            If the operands do not fit, or are of another dtype.
+        DeadlineExceededError
+            If it has not ended in time.
+        StaleRefError, ContextPoisonedError
+            If the context is rebuilt meanwhile.
+
+        Notes
+        -----
+        Cancelling ends it: a replay that has reached the device runs on, and no further one is sent.
+        """
+        return await krylov.cg(
+            self._device, a, b, x0, krylov.Options(rtol, atol, maxiter, M, callback, check_every, timeout, self._run_blocking)
+        )
+
+    async def gmres(
+        self,
+        a: SparseRef,
+        b: AccelRef,
+        x0: AccelRef | None = None,
+        *,
+        rtol: float = 1e-5,
+        atol: float = 0.0,
+        restart: int = 20,
+        maxiter: int | None = None,
+        M: krylov.Preconditioner = None,  # noqa: N803 - as in scipy
+        callback: krylov.Callback | None = None,
+        timeout: float | None = None,
+    ) -> tuple[AccelRef, int]:
+        """Solve ``a @ x = b`` by the generalized minimal residual method, as ``scipy.sparse.linalg.gmres`` does; return ``(x, info)``.
+
+        A cycle of ``restart`` iterations is recorded as a graph, which is replayed. After each the host reads ``(restart + 1)**2`` numbers, solves a small
+        problem of least squares on a worker thread, and reads the norm of the residual.
+
+        Parameters
+        ----------
+        a
+            Any matrix that is not singular, (n, n): float32, float64, complex64 or complex128.
+        b, x0, rtol, atol, timeout
+            As for :meth:`cg`.
+        restart
+            Iterations of a cycle, at most 500. Their vectors are kept: ``(restart + 1) * n`` elements.
+        maxiter
+            How many cycles there are at most; ``None``: 10 n.
+        M
+            As for :meth:`cg`, but not of necessity positive definite. It is applied from the left; the residual that is looked at is that of ``a`` and ``b``.
+        callback
+            ``callback(iterations, norm of the residual)``, called on the event loop after each cycle.
+
+        Returns
+        -------
+        x
+            The solution, (n,): the last one if ``info`` is not 0.
+        info
+            0, or how many cycles were done without success.
+
+        Raises
+        ------
+        InvalidArgumentError, UnsupportedError, DeadlineExceededError, StaleRefError, ContextPoisonedError
+            As :meth:`cg`.
+
+        Notes
+        -----
+        Cancelling ends it, as it does :meth:`cg`.
+        """
+        return await krylov.gmres(
+            self._device, a, b, x0, krylov.Options(rtol, atol, maxiter, M, callback, restart, timeout, self._run_blocking)
+        )
 
     async def _made(self, form: SparseFormat, parts: Any, shape: tuple[int, int], durable: bool) -> SparseRef:
         if not (isinstance(parts, (tuple, list)) and len(parts) == 3):

@@ -55,7 +55,10 @@ from accel.ops.solver import (
     SolverOps,
 )
 from accel.ops.sort import Argsort, Partition, Searchsorted, SegmentSort, Sort, SortOps, Topk
-from accel.ops.sparse import Add, Fromdense, Sddmm, SparseOps, Spmm, Spmv, SpsolveTriangular, Tocoo, Tocsc, Tocsr, Todense
+from accel.ops.sparse import Sddmm, SparseOps, Spmm, Spmv
+from accel.ops.sparse_conversions import Diagonal, Fromdense, Tocoo, Tocsc, Tocsr, Todense
+from accel.ops.sparse_products import Add, Spgemm, SpgemmSize
+from accel.ops.sparse_systems import SpsolveTriangular
 from accel.ops.spectral import Eig, Eigh, Eigvals, Eigvalsh, Lstsq, Pinv, Svd, Svdvals
 
 __all__ = [
@@ -103,6 +106,7 @@ __all__ = [
     "Cumprod",
     "Cumsum",
     "Det",
+    "Diagonal",
     "DnnOps",
     "Dot",
     "Dotc",
@@ -198,6 +202,8 @@ __all__ = [
     "SortOps",
     "SparseOps",
     "Spec",
+    "Spgemm",
+    "SpgemmSize",
     "Split",
     "Spmm",
     "Spmv",

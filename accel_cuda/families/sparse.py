@@ -1,6 +1,6 @@
 """The ``sparse`` family on a GPU: cuSPARSE's generic interface, its conversions and sums, and kernels of the backend's own for what it does not do.
 
-These look for zeros on a diagonal, and make csr of a dense matrix, with CUB's running sums between two of them; ``sparse.cu`` says why.
+These copy a diagonal or look for zeros on it, and make csr of a dense matrix, with CUB's running sums between two of them; ``sparse.cu`` says why.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from accel_cuda.core.cub import CUB, Cub, RunningOp
 from accel_cuda.core.family import CudaPart, Source
 from accel_cuda.families.kernels import CODES
 from accel_cuda.families.sparse_plans import CUSPARSE, Matrix, SparsePlans, SparseSpec
+from accel_cuda.families.sparse_products import PRODUCTS, enqueue_spgemm, enqueue_spgemm_size, spgemm_scratch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,8 +56,11 @@ class SparseLibrary:
             **dict.fromkeys(_PRODUCTS, self._multiply),
             **dict.fromkeys(_CONVERSIONS, self._convert),
             "todense": self._todense,
+            "diagonal": self._diagonal,
             "fromdense": self._fromdense,
             "add": self._add,
+            "spgemm": self._spgemm,
+            "spgemm_size": self._spgemm,
             "sddmm": self._sddmm,
             "spsolve_triangular": self._solve,
         }
@@ -67,6 +71,10 @@ class SparseLibrary:
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` loads the library, makes a handle or a plan, or uses a plan for the first time."""
         plans = self.plans
+        if op.kind in PRODUCTS:
+            return True  # the library waits for the device
+        if op.kind == "diagonal":
+            return False  # its kernel is all that it needs, and whether that is there is asked elsewhere
         if op.kind == "fromdense":
             return not self._cub.is_ready(_running(op))
         if plans is None or not plans.has_handle(lane.stream):
@@ -86,6 +94,8 @@ class SparseLibrary:
 
     def scratch_nbytes(self, op: Any) -> int | None:
         """Return how many bytes an op works in, or ``None`` if its call has not been measured; see :class:`accel.backend.TakesScratch`."""
+        if op.kind in PRODUCTS:
+            return spgemm_scratch(op)
         if op.kind == "fromdense":
             return self._cub.scratch_nbytes(_running(op), op.x.shape[0] + 1) if op.x.size else 0
         spec = _spec(op)
@@ -96,6 +106,8 @@ class SparseLibrary:
 
     def measure(self, op: Any) -> None:
         """See that :meth:`scratch_nbytes` knows. May block."""
+        if op.kind in PRODUCTS:
+            return
         if op.kind == "fromdense":
             self._cub.measure(_running(op), op.x.shape[0] + 1)
             return
@@ -133,6 +145,18 @@ class SparseLibrary:
             if spec is not None:
                 (self.plans or self._loaded()).run(stream, spec, inputs[:3], outputs[:1], outputs[-1])
 
+    @staticmethod
+    def _diagonal(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        stream, a, n = lane.stream, _matrix_of(op), min(_matrix_of(op).shape)
+        if not n:
+            return
+        with stream.ready().section:
+            _clear(stream, (outputs[0], n * a.dtype.itemsize))
+            if a.nnz:
+                form, count = ("_coo", a.nnz) if a.format == "coo" else ("", n)
+                function = stream.functions[f"sparse_extract{form}_{CODES[a.dtype]}_{a.indices.dtype.itemsize}"]
+                stream.launch(function, -(-count // _BLOCK), _BLOCK, *inputs[:3], outputs[0], count)
+
     def _fromdense(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         stream, x, (data, indices, indptr, count, scratch) = lane.stream, op.x, outputs
         (rows, columns), room, width = x.shape, op.room(x.size), op.index_type.itemsize
@@ -167,6 +191,11 @@ class SparseLibrary:
             if room < most:
                 stream.copy(data, made[0], room * itemsize)
                 stream.copy(indices, made[1], room * width)
+
+    def _spgemm(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        enqueue = enqueue_spgemm if op.kind == "spgemm" else enqueue_spgemm_size
+        with lane.stream.ready().section:
+            enqueue(self.plans or self._loaded(), lane.stream, op, inputs, outputs)
 
     def _sddmm(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         stream, spec, pattern, out = lane.stream, _spec(op), _matrix_of(op), outputs[0]
@@ -252,7 +281,7 @@ def _spec(op: Any) -> SparseSpec | None:
     if op.kind == "add":
         nnz, is_narrow = op.b[1].size, a.indices.dtype is DType.INT32
         return SparseSpec("add", _as_csr(a, _NONE)[0], nnz=nnz) if is_narrow and a.nnz + nnz else None
-    if not a.nnz:
+    if not a.nnz or op.kind == "diagonal":
         return None
     if op.kind in _CONVERSIONS:
         form = "csc" if op.target == "csc" else "csr"
@@ -336,5 +365,5 @@ PART = CudaPart(
     open=SparseLibrary,
     libraries=(CUSPARSE, CUB),
     programs=(Source("sparse", lambda code: ("sparse.cu", "")),),
-    program=dict.fromkeys(("spsolve_triangular", "fromdense"), _program),
+    program=dict.fromkeys(("spsolve_triangular", "fromdense", "diagonal"), _program),
 )

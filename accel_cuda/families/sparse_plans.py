@@ -174,6 +174,10 @@ class SparsePlans:
             number = stream.handle
         return found
 
+    def type_of(self, dtype: DType) -> int:
+        """Return the library's number of a dtype."""
+        return int(self._data[_DATA[dtype]])
+
     def measure(self, spec: SparseSpec) -> None:
         """See that :attr:`sizes` has a call. May block."""
         if spec not in self.sizes:
@@ -254,7 +258,7 @@ class SparsePlans:
     def _turned(self, matrix: Matrix, addresses: Sequence[int]) -> tuple[int, ...]:
         """Return the arguments of ``csr2csc_ex2`` but the handle and the memory."""
         data, indices, indptr, made, made_indices, made_indptr = addresses
-        kind = int(self._data[_DATA[matrix.dtype]])
+        kind = self.type_of(matrix.dtype)
         return (*matrix.shape, matrix.nnz, data, indptr, indices, made, made_indptr, made_indices, kind, 1, _BASE, _TURN)
 
     def _sum(self, plan: Plan, spec: SparseSpec, matrix: Sequence[int]) -> tuple[Any, ...]:
@@ -298,7 +302,7 @@ class SparsePlans:
                     plan.owned.append((self._sparse.destroy_mat_descr, plan.matrix))
                 elif spec.call != "turn":
                     self._describe(plan, spec)
-                    plan.arguments = self._arguments(plan, spec, int(self._data[_DATA[computed]]))
+                    plan.arguments = self._arguments(plan, spec, self.type_of(computed))
                 plan.nbytes = self._measured(plan, spec)
         except self._error as error:
             self._destroy(plan)
@@ -308,7 +312,7 @@ class SparsePlans:
     def _describe(self, plan: Plan, spec: SparseSpec) -> None:
         """Make the descriptors."""
         sparse, matrix, at = self._sparse, spec.matrix, _ANY_ADDRESS
-        kind, index = int(self._data[_DATA[matrix.dtype]]), _INDICES[matrix.index_type]
+        kind, index = self.type_of(matrix.dtype), _INDICES[matrix.index_type]
         for shape in spec.dense:
             if len(shape) == 1:
                 made, destroy = sparse.create_dn_vec(shape[0], at, kind), sparse.destroy_dn_vec

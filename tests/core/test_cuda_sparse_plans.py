@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from accel import DType, SparseRef, Transpose, UnsupportedError, ops
+from accel import DType, InvalidArgumentError, SparseRef, Transpose, UnsupportedError, ops
 from accel.memory import HostArena
 from accel.ref import AccelRef
 from accel_cuda.core.stream import CudaStream
@@ -31,6 +31,7 @@ class FakeSparse(FakeLibrary):
     def __init__(self) -> None:
         super().__init__(CUSPARSE.module, CUSPARSE.error)
         self.attributes: list[int] = []
+        self.found = 6
 
     def __getattr__(self, name: str) -> Any:
         answered = super().__getattr__(name)
@@ -45,6 +46,14 @@ class FakeSparse(FakeLibrary):
                 if name.startswith("sddmm"):
                     ctypes.c_uint64.from_address(arguments[-1]).value = 1000
                 return 1000
+            if name == "sp_gemm_work_estimation":
+                return 300
+            if name == "sp_gemm_compute":
+                ctypes.c_uint64.from_address(arguments[11]).value = 1000
+            if name == "sp_gemm_get_num_products":
+                return 77
+            if name == "sp_mat_get_size":
+                return (4, 8, self.found)  # type: ignore[return-value]
             self.handles += name.startswith("create_") or name.endswith("create_descr")
             return self.handles
 
@@ -290,3 +299,76 @@ def test_csr_of_a_dense_matrix_is_counted_summed_and_picked(
         ("pick", 3, 256, X, OUT + 512, OUT, OUT + 256, OUT + 768, 20, 33, 9),
     ]
     assert fake.called == []
+
+
+def test_a_diagonal_is_taken_by_one_kernel(fake: FakeSparse, context: Any, lane: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[Any] = []
+    monkeypatch.setattr(CudaStream, "launch", lambda self, *arguments: launched.append(arguments))
+    library = SparseLibrary(context)
+    lane.stream.functions = {"sparse_extract_f32_4": "rows", "sparse_extract_coo_f32_4": "elements"}
+    for form, n in (("csr", 4), ("csc", 4), ("coo", 5)):
+        launched.clear()
+        context.driver.called.clear()
+        op = ops.Diagonal(matrix(form))
+        assert not library.may_block(lane, op)
+        run(library, lane, op, (DATA, INDICES, INDPTR), (OUT,))
+        assert launched == [("elements" if form == "coo" else "rows", 1, 256, DATA, INDICES, INDPTR, OUT, n)]
+        assert [call[0] for call in context.driver.called if call[0] == "fill"] == ["fill"], "0 where nothing is stored"
+    launched.clear()
+    run(library, lane, ops.Diagonal(matrix(nnz=0)), (DATA, INDICES, INDPTR), (OUT,))
+    assert launched == []
+    assert fake.called == []
+
+
+def test_a_sparse_product_learns_what_it_works_in_and_how_many_elements_it_has(
+    fake: FakeSparse, context: Any, lane: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, inputs = SparseLibrary(context), (DATA, INDICES, INDPTR, DATA + 1, INDICES + 1, INDPTR + 1)
+    filled: list[Any] = []
+    monkeypatch.setattr(CudaStream, "fill", lambda self, *each: filled.append(each))
+    for form, shapes in (("csr", [[4, 6, 5], [6, 8, 3], [4, 8, 0]]), ("csc", [[8, 6, 3], [6, 4, 5], [8, 4, 0]])):
+        a, b = matrix(form, (4, 6), 5), matrix(form, (6, 8), 3)
+        for workspace, needed, products in ((0, 512, -1), (512, 1512, 77)):
+            fake.called.clear()
+            filled.clear()
+            op: Any = ops.SpgemmSize(a, b, workspace=workspace)
+            assert library.may_block(lane, op)
+            assert library.scratch_nbytes(op) == 256 + workspace
+            run(library, lane, op, inputs, (OUT,))
+            assert [call[:3] for call in fake.calls("create_csr")] == shapes
+            assert fake.calls("create_csr")[2][3:6] == [WORK, 0, 0], "an indptr of its own"
+            assert filled == [(OUT + 8 * i, n.to_bytes(8, "little", signed=True), 1) for i, n in enumerate((needed, products))]
+            asked = [call[-1] for call in fake.calls("sp_gemm_work_estimation")]
+            assert asked == ([0] if products < 0 else [0, WORK + 256])
+        outputs = OUT, OUT + 256, OUT + 512, OUT + 768
+        for size, found in ((10, 6), (6, 6), (5, 6), (9, 0)):
+            fake.called.clear()
+            filled.clear()
+            fake.found = found
+            op = ops.Spgemm(a, b, size=size, workspace=1512)
+            run(library, lane, op, inputs, outputs)
+            first = fake.calls("create_csr")[0]
+            assert first[3:6] == ([INDPTR, INDICES, DATA] if form == "csr" else [INDPTR + 1, INDICES + 1, DATA + 1])
+            assert [call[-1] for call in fake.calls("sp_gemm_work_estimation")] == [0, WORK]
+            assert [call[-1] for call in fake.calls("sp_gemm_compute")] == [0, WORK + 512]
+            written = found if found <= size else 0
+            assert [call[1:] for call in fake.calls("csr_set_pointers")] == [[outputs[2], outputs[1], outputs[0]]] * bool(written)
+            assert len(fake.calls("sp_gemm_copy")) == bool(written)
+            assert filled[-1] == (outputs[3], found.to_bytes(8, "little"), 1)
+            assert ((outputs[2], bytes(4), (4 if form == "csr" else 8) + 1) in filled) == (not written)
+            rest = size - written
+            assert [each for each in filled if each[1] == b"\0"] == [
+                (outputs[0] + 4 * written, b"\0", 4 * rest),
+                (outputs[1] + 4 * written, b"\0", 4 * rest),
+            ] * bool(rest)
+            assert [name for name in fake.names() if "destroy" in name] == ["sp_gemm_destroy_descr", *["destroy_sp_mat"] * 3]
+        with pytest.raises(InvalidArgumentError, match="1512"):
+            run(library, lane, ops.Spgemm(a, b, size=9, workspace=1511), inputs, outputs)
+    fake.called.clear()
+    run(library, lane, ops.Spgemm(matrix(), matrix(shape=(6, 8), nnz=0), size=0), inputs, outputs)
+    assert fake.called == []
+    with pytest.raises(UnsupportedError, match="int32"):
+        run(library, lane, ops.SpgemmSize(matrix(index=DType.INT64), matrix(shape=(6, 8), index=DType.INT64)), inputs, (OUT,))
+    lane.stream.is_capturing = True
+    with pytest.raises(UnsupportedError, match="graph"):
+        run(library, lane, ops.Spgemm(matrix(), matrix(shape=(6, 8)), size=9), inputs, outputs)

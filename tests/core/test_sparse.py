@@ -199,3 +199,63 @@ async def test_without_scipy_products_say_what_to_install(device: accel.Device, 
     error = await failure(device.sparse.spmv(a, await device.put(np.ones(1))), accel.BackendUnavailableError)
     assert "pip install" in error.remedy
     assert (await device.get(await device.sparse.todense(a))).tolist() == [[1]]
+
+
+async def test_products_of_sparse_matrices_take_no_more_room_than_they_need(device: accel.Device, rng: np.random.Generator) -> None:
+    for form in ("csr", "csc"):
+        left, right = matrix(rng, 300, 200, form), matrix(rng, 200, 250, form)
+        a, b = await device.sparse.put(left), await device.sparse.put(right)
+        made = await device.sparse.spgemm(a, b, alpha=2.0)
+        wanted = (abs(left) != 0).astype(float) @ (abs(right) != 0).astype(float)
+        assert (made.format, made.shape, made.nnz) == (form, (300, 250), wanted.nnz)
+        products = int(wanted.sum())
+        assert (await device.get(await device.sparse.spgemm_size(a, b))).tolist() == [0, products]
+        assert abs(await device.sparse.get(made) - 2 * (left @ right)).max() < 1e-12
+        few = await device.sparse.spgemm(a, b, size=wanted.nnz)
+        assert few.nnz == wanted.nnz
+        with pytest.raises(accel.InvalidArgumentError, match="size"):
+            await device.sparse.spgemm(a, b, size=wanted.nnz - 1)
+        async with device.batch() as batch:
+            total, number = batch.sparse.spgemm(a, b, size=wanted.nnz + 9)
+        count = int(await device.get(number))
+        assert count == wanted.nnz
+        assert abs(await device.sparse.get(total.trimmed(count)) - left @ right).max() < 1e-12
+    ones = await device.sparse.put(scipy.csr_array(np.ones((40, 40))))
+    dense = await device.sparse.spgemm(ones, ones)
+    assert dense.nnz == 1600, "of 64000 products"
+    column, row = await device.sparse.put(scipy.csr_array(np.eye(400)[:, :1])), await device.sparse.put(scipy.csr_array((1, 7)))
+    assert (await device.sparse.spgemm(column, row)).nnz == 0
+    narrow = await device.sparse.put(scipy.csr_array(np.ones((1, 4000))))
+    tall = await device.sparse.put(scipy.csr_array(np.ones((4000, 1))))
+    few = await device.sparse.spgemm(narrow, tall)
+    assert (await device.get(few.data)).tolist() == [4000]
+    wide = await device.sparse.put(scipy.csr_array(np.concatenate([np.ones((4000, 1)), np.zeros((4000, 999))], axis=1)))
+    few = await device.sparse.spgemm(narrow, wide)
+    assert few.nnz == 1
+    assert few.data.nbytes == 8
+    assert few.data.offset == 0
+    assert type(few.data) is accel.AccelRef, "a buffer of its own, not a part of one for 1000 elements"
+    with pytest.raises(accel.DeadlineExceededError):
+        await device.sparse.spgemm(ones, ones, timeout=0)
+
+
+async def test_products_of_sparse_matrices_that_do_not_fit_are_refused(device: accel.Device, rng: np.random.Generator) -> None:
+    sparse = device.sparse
+    a, b = await sparse.put(matrix(rng, 30, 20)), await sparse.put(matrix(rng, 20, 10))
+    wrong: list[Any] = [
+        sparse.spgemm(a, a),
+        sparse.spgemm(a, await sparse.tocsc(b)),
+        sparse.spgemm(await sparse.tocoo(a), await sparse.tocoo(b)),
+        sparse.spgemm(a, await device.zeros((20, 10), "float64")),  # type: ignore[arg-type]
+        sparse.spgemm(a, await sparse.put(matrix(rng, 20, 10).astype(np.float32))),
+        sparse.spgemm(a, b, alpha=1j),
+        sparse.spgemm(a, b, size=-1),
+        sparse.spgemm_size(a, b, workspace=-1),
+        sparse.spgemm_size(a, b, workspace=1.5),  # type: ignore[arg-type]
+    ]
+    for call in wrong:
+        with pytest.raises(accel.InvalidArgumentError):
+            await call
+    with pytest.raises(accel.InvalidArgumentError, match="size"):
+        async with device.batch() as batch:
+            batch.sparse.spgemm(a, b)

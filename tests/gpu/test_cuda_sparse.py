@@ -151,3 +151,69 @@ async def test_what_cusparse_has_not_is_refused(device: accel.Device) -> None:
     with pytest.raises(accel.UnsupportedError, match="conjugate"):
         await device.sparse.spsolve_triangular(wide.T, data, transpose_a="c")
     assert (await device.get(await device.sparse.spmv(wide, data))).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("form", ["csr", "csc"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
+async def test_large_sparse_products(device: accel.Device, rng: np.random.Generator, form: str, dtype: str) -> None:
+    left, right = (matrix(rng, *shape, form).astype(dtype) for shape in ((30_011, 20_003, 11), (20_003, 25_007, 13)))
+    a, b = await device.sparse.put(left), await device.sparse.put(right)
+    made = await device.sparse.spgemm(a, b, alpha=0.5)
+    found, wanted = await device.sparse.get(made), (left @ right) * np.dtype(dtype).type(0.5)
+    assert (made.format, found.shape) == (form, wanted.shape)
+    assert found.nnz >= wanted.nnz
+    assert all((np.diff(found.indices[first:last]) > 0).all() for first, last in zip(found.indptr[:50], found.indptr[1:], strict=False))
+    assert abs(found - wanted).max() <= 100 * np.finfo(dtype).eps
+    turned = await device.sparse.tocsr(made.T)
+    assert abs((await device.sparse.get(turned)).T - wanted).max() <= 100 * np.finfo(dtype).eps, "its parts are in order"
+
+
+async def test_sparse_products_in_batches_bring_what_the_library_works_in(device: accel.Device, rng: np.random.Generator) -> None:
+    left, right = matrix(rng, 503, 301, 4, "csr"), matrix(rng, 301, 407, 5, "csr")
+    a, b = await device.sparse.put(left), await device.sparse.put(right)
+    workspace, products = (await device.get(await device.sparse.spgemm_size(a, b))).tolist()
+    assert (workspace > 0, products) == (True, -1)
+    workspace, products = (await device.get(await device.sparse.spgemm_size(a, b, workspace=workspace))).tolist()
+    assert products == ((abs(left) != 0).astype(int) @ (abs(right) != 0).astype(int)).sum()
+    wanted = (left @ right).nnz
+    async with device.batch() as batch:
+        total, number = batch.sparse.spgemm(a, b, size=products, workspace=workspace)
+        few, count = batch.sparse.spgemm(a, b, size=wanted - 1, workspace=workspace)
+    assert int(await device.get(number)) == int(await device.get(count)) == wanted
+    assert abs(await device.sparse.get(total.trimmed(wanted)) - left @ right).max() < 1e-12
+    assert not (await device.get(few.data)).any(), "no element is stored where there is no room for all"
+    with pytest.raises(accel.InvalidArgumentError, match="workspace"):
+        async with device.batch() as batch:
+            batch.sparse.spgemm(a, b, size=products)
+    with pytest.raises(accel.UnsupportedError, match="graph"):
+        async with device.graph() as graph:
+            graph.sparse.spgemm(a, b, size=products, workspace=workspace)
+    with pytest.raises(accel.InvalidArgumentError, match="size"):
+        await device.sparse.spgemm(a, b, size=wanted - 1)
+    empty = await device.sparse.put(scipy.csr_array((407, 12)))
+    assert (await device.sparse.spgemm(b, empty)).nnz == 0
+    wide = await device.sparse.csr(
+        (a.data, await device.put(left.indices.astype(int)), await device.put(left.indptr.astype(int))), shape=a.shape
+    )
+    with pytest.raises(accel.UnsupportedError, match="int32"):
+        await device.sparse.spgemm(wide, wide)
+
+
+async def test_the_loop_goes_on_while_sparse_matrices_are_multiplied(device: accel.Device, rng: np.random.Generator) -> None:
+    source = matrix(rng, 100_003, 100_003, 20, "csr")
+    a = await device.sparse.put(source)
+    await device.sparse.spgemm(a, a)
+    worst, is_done, loop = 0.0, False, asyncio.get_running_loop()
+
+    async def watch() -> None:
+        nonlocal worst
+        while not is_done:
+            before = loop.time()
+            await asyncio.sleep(0.001)
+            worst = max(worst, loop.time() - before - 0.001)
+
+    watching = asyncio.create_task(watch())
+    await device.sparse.spgemm(a, a)
+    is_done = True
+    await watching
+    assert worst < 0.05

@@ -126,6 +126,20 @@ def _todense(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) 
     _enqueue(lane, a.nnz + math.prod(a.shape), work)
 
 
+def _diagonal(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    a = sparse_of("a", op.a)
+    data, indices, indptr = _arrays(a, inputs)
+    out = array(outputs[0], (min(a.shape),), data.dtype)
+
+    def work() -> None:
+        out[...] = 0
+        rows, columns = _coordinates(a, indices, indptr)
+        is_on = rows == columns
+        out[rows[is_on]] = data[is_on]
+
+    _enqueue(lane, a.nnz + a.major, work)
+
+
 def _write(found: Array, room: Array) -> None:
     """Write as much as there is room for, and zeros behind it."""
     room[: len(found)] = found[: len(room)]
@@ -171,6 +185,51 @@ def _add(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> N
     _enqueue(lane, 10 * (a.nnz + b.nnz), work)
 
 
+def _spgemm_size(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    a, b = sparse_of("a", op.a), sparse_of("b", op.b)
+    parts_a, parts_b, out = _arrays(a, inputs), _arrays(b, inputs[3:]), array(outputs[0], (2,), _INT64)
+
+    def work() -> None:
+        # Each element of the first factor (of csc, of the second) meets a whole row (column) of the other.
+        (_, indices, _), (_, _, indptr) = (parts_b, parts_a) if a.format == "csc" else (parts_a, parts_b)
+        out[...] = 0, np.diff(indptr)[indices].sum(dtype=np.int64)
+
+    _enqueue(lane, a.nnz + b.nnz, work)
+
+
+def _spgemm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    a, b = sparse_of("a", op.a), sparse_of("b", op.b)
+    room, marks = op.room(a.shape[0] * b.shape[1]), 1 + (b.shape[1] if a.format == "csc" else a.shape[0])
+    parts_a, parts_b = _arrays(a, inputs), _arrays(b, inputs[3:])
+    data, indices = array(outputs[0], (room,), parts_a[0].dtype), array(outputs[1], (room,), parts_a[1].dtype)
+    indptr, count = array(outputs[2], (marks,), parts_a[1].dtype), array(outputs[3], (), _INT64)
+
+    @np.errstate(all="ignore")
+    def work() -> None:
+        product = (_matrix(a, *parts_a) @ _matrix(b, *parts_b)).asformat(a.format)
+        # scipy leaves out sums that are 0; ones add up to none.
+        stored = (_matrix(a, np.ones(a.nnz), *parts_a[1:]) @ _matrix(b, np.ones(b.nnz), *parts_b[1:])).asformat(a.format)
+        product.sort_indices()
+        stored.sort_indices()
+        values = product.data
+        if product.nnz != stored.nnz:
+            values = np.zeros(stored.nnz, product.dtype)
+            values[np.searchsorted(_places(stored), _places(product))] = product.data
+        _write(values.dtype.type(op.alpha) * values, data)
+        _write(stored.indices, indices)
+        indptr[...] = stored.indptr
+        count[...] = stored.nnz
+
+    _enqueue(lane, 30 * (a.nnz + b.nnz), work, by_scipy=True)
+
+
+def _places(matrix: Any) -> Array:
+    """Return numbers of the places of the elements of a csr or csc matrix, which rise."""
+    major = np.repeat(np.arange(matrix.indptr.size - 1, dtype=np.int64), np.diff(matrix.indptr))
+    places: Array = major * max(matrix.shape) + matrix.indices
+    return places
+
+
 def _sddmm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     pattern = sparse_of("pattern", op.pattern)
     a, b = (array(address, ref.shape, ref.dtype.numpy) for address, ref in zip(inputs, (op.a, op.b), strict=False))
@@ -210,6 +269,7 @@ def _solve(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) ->
     _enqueue(lane, (a.nnz + 10 * a.shape[0]) * math.prod(b.shape[1:]), work, by_scipy=True)
 
 
+_WORKSPACE = 1 << 26  # a device's method asks the library how much it needs; this is more
 _SHAPES = ((1, 1), (0, 4), (4, 0), (5, 3), (61, 40), (3, 130), (4, 4))
 _TRANSPOSES = (Transpose.NONE, Transpose.TRANSPOSE, Transpose.CONJUGATE)
 _ALL = (*sampling.ALL_FLOATS, *sampling.COMPLEX)
@@ -245,9 +305,13 @@ def _called_dense(options: dict[str, Any], sparse: Any, x: Any) -> Any:
     return sparse.fromdense(x, **options)
 
 
-def _called_add(form: SparseFormat, shape: tuple[int, int], options: dict[str, Any], sparse: Any, *refs: Any) -> Any:
-    a, b = (SparseRef(form, data, indices, indptr, shape) for data, indices, indptr in (refs[:3], refs[3:]))
-    return sparse.add(a, b, **options)
+def _called_two(
+    kind: str, form: SparseFormat, shapes: tuple[tuple[int, int], tuple[int, int]], options: dict[str, Any], sparse: Any, *refs: Any
+) -> Any:
+    a, b = (
+        SparseRef(form, data, indices, indptr, shape) for (data, indices, indptr), shape in zip((refs[:3], refs[3:]), shapes, strict=True)
+    )
+    return getattr(sparse, kind)(a, b, **options)
 
 
 def _called_sddmm(shape: tuple[int, int], options: dict[str, Any], sparse: Any, a: Any, b: Any, *refs: Any) -> Any:
@@ -269,6 +333,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield from _solutions(rng, dtype)
         yield from _sampled(rng, dtype)
         yield from _sums(rng, dtype)
+        yield from _sparse_products(rng, dtype)
 
 
 def _products(rng: np.random.Generator, dtype: DType, form: SparseFormat, shape: tuple[int, int], index: Any) -> Iterator[Sample]:
@@ -296,6 +361,7 @@ def _conversions(rng: np.random.Generator, dtype: DType, form: SparseFormat, sha
     dense = _random(rng, shape, dtype)
     parts, name = _parts(dense, form, index), f"{dtype.value}{list(shape)} {form} {np.dtype(index).name}"
     yield Sample(f"todense {name}", partial(_called, "todense", form, shape, {}), parts, sampling.wide(dense))
+    yield Sample(f"diagonal {name}", partial(_called, "diagonal", form, shape, {}), parts, sampling.wide(dense).diagonal())
     if index is np.int32:
         data, indices, indptr = _parts(dense, "csr")
         call = partial(_called_dense, {"size": data.size + 3})
@@ -313,9 +379,26 @@ def _sums(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
         _, indices, indptr = _parts(is_stored.astype(np.float32), form, index)
         total = 2 * sampling.wide(a) - 0.5 * sampling.wide(b)
         values = total.T[is_stored.T] if form == "csc" else total[is_stored]
-        call = partial(_called_add, form, shape, {"alpha": 2.0, "beta": -0.5, "size": values.size})
+        call = partial(_called_two, "add", form, (shape, shape), {"alpha": 2.0, "beta": -0.5, "size": values.size})
         operands = (*_parts(a, form, index), *_parts(b, form, index))
         yield Sample(f"add {dtype.value}{list(shape)} {form}", call, operands, (values, indices, indptr), sampling.sums(dtype))
+
+
+def _sparse_products(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
+    for number, (m, k, n) in enumerate(((1, 1, 1), (0, 4, 3), (4, 0, 5), (5, 3, 0), (37, 50, 41), (61, 40, 77), (3, 130, 9), (130, 3, 64))):
+        a, b, form = _random(rng, (m, k), dtype), _random(rng, (k, n), dtype), FORMATS[number % 2]
+        if number > 4:  # sums of 0, which are stored all the same
+            a[:, :2], b[:2] = 1, np.array([[1], [-1]])
+        counts = (sampling.wide(a) != 0).astype(np.int64) @ (sampling.wide(b) != 0).astype(np.int64)
+        _, indices, indptr = _parts((counts != 0).astype(np.float32), form)
+        product = 2 * (sampling.wide(a) @ sampling.wide(b))
+        values = product.T[counts.T != 0] if form == "csc" else product[counts != 0]
+        operands, name = (*_parts(a, form), *_parts(b, form)), f"{dtype.value}[{m}, {k}] [{k}, {n}] {form}"
+        shapes = (m, k), (k, n)
+        call = partial(_called_two, "spgemm", form, shapes, {"alpha": 2.0, "size": values.size, "workspace": _WORKSPACE})
+        yield Sample(f"spgemm {name}", call, operands, (values, indices, indptr), sampling.sums(dtype, 64))
+        call = partial(_called_two, "spgemm_size", form, shapes, {"workspace": _WORKSPACE})
+        yield Sample(f"spgemm_size {name}", call, operands, counts.sum()[None], seen=lambda found: (found[1:],))
 
 
 def _solutions(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
@@ -358,8 +441,11 @@ PART = BackendPart(
         "tocsc": _convert,
         "tocoo": _convert,
         "todense": _todense,
+        "diagonal": _diagonal,
         "fromdense": _fromdense,
         "add": _add,
+        "spgemm": _spgemm,
+        "spgemm_size": _spgemm_size,
         "sddmm": _sddmm,
         "spsolve_triangular": _solve,
     },

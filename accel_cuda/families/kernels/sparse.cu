@@ -1,4 +1,4 @@
-// Two things that cuSPARSE does not do. It does not say whether the diagonal of a triangular matrix has a 0, or lacks an element. And it makes a sparse matrix of
+// What cuSPARSE does not do. It copies no diagonal. It does not say whether the diagonal of a triangular matrix has a 0, or lacks an element. And it makes a sparse matrix of
 // a dense one only after the host has learned how many elements there are, so that a graph could not, and writes as many as there are.
 
 #define KERNEL(name) extern "C" __global__ void name
@@ -18,6 +18,26 @@ template <class T, class I> DEVICE void diagonal(const T* data, const I* indices
     if (before == seen || before <= mine && before) return;
     seen = before;
   }
+}
+
+// One thread takes one row (of csc, a column), whose indices are in order. out was 0.
+template <class T, class I> DEVICE void extract(const T* data, const I* indices, const I* indptr, T* out, i64 n) {
+  const i64 row = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (row >= n) return;
+  const I end = indptr[row + 1];
+  I first = indptr[row], last = end;
+  while (first < last) {
+    const I middle = first + (last - first) / 2;
+    if (indices[middle] < row) first = middle + 1;
+    else last = middle;
+  }
+  if (first < end && indices[first] == row) out[row] = data[first];
+}
+
+// One thread takes one element of coo. out was 0.
+template <class T, class I> DEVICE void extract_of_coo(const T* data, const I* columns, const I* rows, T* out, i64 nnz) {
+  const i64 k = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (k < nnz && rows[k] == columns[k]) out[rows[k]] = data[k];
 }
 
 // A warp takes a row of x. indptr[1 + row] becomes the number of its elements that are not 0; their running sums make it what its name says.
@@ -57,6 +77,13 @@ DEVICE void pick(const T* x, const I* indptr, T* data, I* indices, i64* total, i
       const T* x, const I* indptr, T* data, I* indices, i64* total, i64 rows, i64 columns, i64 room) {                            \
     pick(x, indptr, data, indices, total, rows, columns, room);                                                                   \
   }
+#define EXTRACT(T, I, bytes)                                                                                                      \
+  KERNEL(sparse_extract_##T##_##bytes)(const T* data, const I* indices, const I* indptr, T* out, i64 n) {                         \
+    extract(data, indices, indptr, out, n);                                                                                       \
+  }                                                                                                                               \
+  KERNEL(sparse_extract_coo_##T##_##bytes)(const T* data, const I* columns, const I* rows, T* out, i64 nnz) {                     \
+    extract_of_coo(data, columns, rows, out, nnz);                                                                                \
+  }
 #define DIAGONAL(T, I, bytes)                                                                                                     \
   KERNEL(sparse_diagonal_##T##_##bytes)(const T* data, const I* indices, const I* indptr, i32* info, i64 n) {                     \
     diagonal(data, indices, indptr, info, n);                                                                                     \
@@ -66,3 +93,5 @@ DIAGONAL(f32, i32, 4) DIAGONAL(f64, i32, 4) DIAGONAL(c64, i32, 4) DIAGONAL(c128,
 DIAGONAL(f32, i64, 8) DIAGONAL(f64, i64, 8) DIAGONAL(c64, i64, 8) DIAGONAL(c128, i64, 8)
 DENSE(f16, i32, 4) DENSE(bf16, i32, 4) DENSE(f32, i32, 4) DENSE(f64, i32, 4) DENSE(c64, i32, 4) DENSE(c128, i32, 4)
 DENSE(f16, i64, 8) DENSE(bf16, i64, 8) DENSE(f32, i64, 8) DENSE(f64, i64, 8) DENSE(c64, i64, 8) DENSE(c128, i64, 8)
+EXTRACT(f16, i32, 4) EXTRACT(bf16, i32, 4) EXTRACT(f32, i32, 4) EXTRACT(f64, i32, 4) EXTRACT(c64, i32, 4) EXTRACT(c128, i32, 4)
+EXTRACT(f16, i64, 8) EXTRACT(bf16, i64, 8) EXTRACT(f32, i64, 8) EXTRACT(f64, i64, 8) EXTRACT(c64, i64, 8) EXTRACT(c128, i64, 8)

@@ -1,0 +1,90 @@
+"""Systems of equations with sparse matrices."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from accel.compute import Transpose
+from accel.dtype import DType
+from accel.errors import AccelError, InvalidArgumentError, LinAlgError
+from accel.ops.base import FamilyOp, Plan, Spec, Status, not_aliased, operand, result_in, same_dtype
+from accel.ops.blas import TransposeField, transpose_of
+from accel.ops.fields import set_fields
+from accel.ops.sparse_operands import check_wide
+from accel.ref import AccelRef
+from accel.sparse_ref import SparseField, parts_of, sparse_of
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["SpsolveTriangular"]
+
+
+def _failure(status: np.ndarray[Any, Any]) -> AccelError | None:
+    """Return the error of a status: the number, from 1 on, of the first row whose diagonal element is 0 or is not stored."""
+    info = int(status)
+    return LinAlgError(f"the matrix is singular: row {info - 1} has 0 on the diagonal", info=info) if info else None
+
+
+_INFO = Spec((), DType.INT32)
+_STATUS = Status(_INFO, _failure)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SpsolveTriangular(FamilyOp[Any]):
+    """Solve ``op(a) @ x = b`` for a triangular sparse matrix.
+
+    Raises :class:`~accel.LinAlgError` if an element on the diagonal is 0 or is not stored; its ``info`` is the number of the first such row, from 1 on.
+
+    Parameters
+    ----------
+    a
+        csr or csc, square: float32, float64, complex64 or complex128. Elements outside the triangle are not read.
+    b
+        (n,) or (n, k), of the dtype of ``a``.
+    lower
+        Whether ``a``, before ``op``, is lower triangular; else upper.
+    unit_diagonal
+        Whether the diagonal is taken as 1, and what is stored there is not read.
+    out
+        Buffer to write; none of the operands.
+    transpose_a
+        What ``op`` does.
+    check
+        ``False``: the result is ``(x, info)``, where ``info`` is a 0-d int32, and nothing is raised; ``x`` must not be used if ``info`` is not 0.
+    """
+
+    library: ClassVar[str] = "sparse"
+    kind: ClassVar[str] = "spsolve_triangular"
+
+    a: SparseField
+    b: AccelRef
+    lower: bool = True
+    _: KW_ONLY
+    unit_diagonal: bool = False
+    out: AccelRef | None = None
+    transpose_a: TransposeField = Transpose.NONE
+    check: bool = True
+
+    def __post_init__(self) -> None:
+        """Convert fields; see :mod:`accel.ops.fields`."""
+        set_fields(self, a=parts_of("a", self.a), transpose_a=transpose_of(self.transpose_a))
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a, b = sparse_of("a", self.a), operand("b", self.b)
+        dtype = same_dtype(a=a.data, b=b)
+        check_wide(self, dtype)
+        if a.format == "coo" or a.shape[0] != a.shape[1]:
+            raise InvalidArgumentError(f"a is {a.format} of shape {a.shape}", remedy="Give a square matrix in the format csr or csc.")
+        if b.ndim not in (1, 2) or b.shape[0] != a.shape[0]:
+            raise InvalidArgumentError(f"b has shape {b.shape} and a {a.shape}", remedy="Give (n,) or (n, k) for an a of (n, n).")
+        for name in ("lower", "unit_diagonal", "check"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidArgumentError(f"{name} is {getattr(self, name)!r}", remedy="Give True or False.")
+        not_aliased(self.out, data=a.data, indices=a.indices, indptr=a.indptr, b=b)
+        writes, creates = result_in(self.out, b.shape, dtype)
+        if self.check:
+            return Plan((*a.refs, b), writes, creates, status=_STATUS)
+        return Plan((*a.refs, b), writes, (*creates, _INFO))
