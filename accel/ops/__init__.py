@@ -10,6 +10,7 @@ from accel.ops.blas_matrices import Geam, Ger, Hemm, Herk, Symm, Syrk
 from accel.ops.blas_triangular import Trmm, Trmv, Trsm, Trsv
 from accel.ops.blas_vectors import Asum, Dotc, Iamax, Iamin, Rot, Swap
 from accel.ops.compiler import CompiledKernel, KernelLayout, Launch
+from accel.ops.composed import ComposedOp
 from accel.ops.convolution import Conv1d, Conv2d, Conv3d
 from accel.ops.dnn import DnnOps
 from accel.ops.elementwise import Binary, Cast, Clip, ElementwiseOps, Unary, Where
@@ -44,6 +45,7 @@ from accel.ops.solver import (
 from accel.ops.sort import Argsort, Partition, Searchsorted, SegmentSort, Sort, SortOps, Topk
 from accel.ops.sparse import Add, Fromdense, Sddmm, SparseOps, Spmm, Spmv, SpsolveTriangular, Tocoo, Tocsc, Tocsr, Todense
 from accel.ops.spectral import Eig, Eigh, Eigvals, Eigvalsh, Lstsq, Pinv, Svd, Svdvals
+from accel.ops.tensor import Einsum, Tensordot, TensorOps
 
 __all__ = [
     "Add",
@@ -67,6 +69,7 @@ __all__ = [
     "Cholesky",
     "Clip",
     "CompiledKernel",
+    "ComposedOp",
     "Compress",
     "Concatenate",
     "Conv1d",
@@ -85,6 +88,7 @@ __all__ = [
     "Eigh",
     "Eigvals",
     "Eigvalsh",
+    "Einsum",
     "ElementwiseOps",
     "Empty",
     "Eye",
@@ -181,6 +185,8 @@ __all__ = [
     "Syrk",
     "Take",
     "TakeAlongAxis",
+    "TensorOps",
+    "Tensordot",
     "Tile",
     "Tocoo",
     "Tocsc",
