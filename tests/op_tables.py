@@ -29,23 +29,28 @@ def page_with_tables(page: str) -> str:
 
 def table(family: Family) -> str:
     """Return the table of one family."""
-    rows = [row(family.name, name, op) for name, op in ops_of(family.namespace).items()]
+    rows = [row(family, name, op) for name, op in ops_of(family.namespace).items()]
     return "\n".join((f"## `device.{family.name}`", "", "| call | result |", "|---|---|", *rows, ""))
 
 
-def row(family: str, name: str, op: type[FamilyOp[Any]]) -> str:
+def row(family: Family, name: str, op: type[FamilyOp[Any]]) -> str:
     """Return one op's row: how it is called, and the first line of its documentation."""
-    call = family if name == "__call__" else f"{family}.{name}"
+    call = family.name if name == "__call__" else f"{family.name}.{name}"
     summary = (inspect.getdoc(op) or "").partition("\n")[0]
     summary = re.sub(r" ?See :class:[^.]*\.", "", summary).replace("``", "`")
-    return f"| `device.{call}({', '.join(parameters(op))})` | {summary} |"
+    return f"| `device.{call}({', '.join(parameters(getattr(family.namespace, name)))})` | {summary} |"
 
 
-def parameters(op: type[FamilyOp[Any]]) -> list[str]:
-    """Return the parameters with their defaults; ``timeout`` is every op's."""
-    words, is_keyword = [], False
-    for name, parameter in inspect.signature(op).parameters.items():
-        if name == "timeout":
+def parameters(method: Any) -> list[str]:
+    """Return a method's parameters with their defaults; ``timeout`` is every op's."""
+    words: list[str] = []
+    is_keyword = False
+    for name, parameter in inspect.signature(method).parameters.items():
+        if name in ("self", "timeout"):
+            continue
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            words.append(f"*{name}")
+            is_keyword = True
             continue
         if parameter.kind is parameter.KEYWORD_ONLY and not is_keyword:
             words.append("*")

@@ -17,6 +17,7 @@ from accel.ops.scan import ScanOps
 from accel.ops.solver import SolverOps
 from accel.ops.sort import SortOps
 from accel.ops.sparse import SparseOps
+from accel.ops.tensor import TensorOps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,6 +54,11 @@ class BuiltInFamilies(Generic[M]):
     def linalg(self) -> LinalgOps[M]:
         """Products of matrices with what follows them; see :class:`~accel.ops.LinalgOps`."""
         return self.family(LinalgOps)
+
+    @property
+    def tensor(self) -> TensorOps[M]:
+        """Sums of products of any indices; see :class:`~accel.ops.TensorOps`."""
+        return self.family(TensorOps)
 
     @property
     def solver(self) -> SolverOps[M]:

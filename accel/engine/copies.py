@@ -1,4 +1,4 @@
-"""Ops on strided views that their kernels do not take: the views are copied before, and what was written is copied back after."""
+"""Ops that are sent as several: those on strided views that their kernels do not take, with the copies before and after, and those that others compute."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from accel.engine.kernels import LIBRARIES
 from accel.engine.op_error import result_of
 from accel.errors import InvalidArgumentError
 from accel.ops import Copy, Empty, Part, Plan
+from accel.ops.composed import ComposedPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from accel.engine.core import DeviceCore
     from accel.ops import KernelOp
+    from accel.ops.composed import ComposedOp
     from accel.ref import AccelRef
     from accel.storage.refs import Recording
 
@@ -50,7 +52,7 @@ def on_copies(op: KernelOp, plan: Plan) -> Plan:
 
 
 class OpList:
-    """Ops in the order in which they are sent, with the refs that they make, and those that copy operands between them.
+    """Ops in the order in which they are sent, with the refs that they make; those that copy operands are between them, and others stand for composed ones.
 
     Parameters
     ----------
@@ -85,7 +87,7 @@ class OpList:
         self.ops, self.plans, self.outputs, self._count = [], [], [], 0
 
     def number(self, index: int | None) -> int | None:
-        """Return which of the ops that were given op ``index`` is, or copies operands for; ``None`` if a child named none of them."""
+        """Return which of the ops that were given op ``index`` is, copies operands for, or is a part of; ``None`` if a child named none of them."""
         return None if index is None or not 0 <= index < len(self._given) else self._given[index]
 
     def add(self, op: KernelOp[Any], plan: Plan, recording: Recording | None = None) -> Any:
@@ -93,9 +95,14 @@ class OpList:
         if isinstance(op, Copy) and isinstance(plan, OnCopies):
             op = Part(op.source, ..., out=op.destination)
             plan = self._check(op, recording)
-        result = self._add_on_copies(op, plan, recording) if isinstance(plan, OnCopies) else self._add(op, plan, recording)
+        result = self._add_any(op, plan, recording)
         self._count += 1
         return result
+
+    def _add_any(self, op: KernelOp[Any], plan: Plan, recording: Recording | None) -> Any:
+        if isinstance(plan, ComposedPlan):
+            return cast("ComposedOp", op).compose(lambda part: self._add_any(part, self._check(part, recording), recording))
+        return self._add_on_copies(op, plan, recording) if isinstance(plan, OnCopies) else self._add(op, plan, recording)
 
     def _add(self, op: KernelOp[Any], plan: Plan, recording: Recording | None, shown: tuple[AccelRef, ...] | None = None) -> Any:
         """Add an op and return its result; ``shown`` are the refs that the caller knows what it writes by."""

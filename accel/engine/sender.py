@@ -20,6 +20,7 @@ from accel.engine.op_error import op_error
 from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError, ActorStoppedError, DeadlineExceededError, InvalidArgumentError, MailboxFullError, UnsupportedError
 from accel.ops.base import FamilyOp, check_plan, with_refs
+from accel.ops.composed import ComposedPlan
 from accel.ops.memory import Get
 
 if TYPE_CHECKING:
@@ -172,8 +173,8 @@ class Sender:
                 timeout = _timeout_of(op, timeout)
             core.guard()
             plan = self.check(op)
-            if type(plan) is OnCopies:
-                return await self._run_on_copies(op, plan, timeout)
+            if type(plan) is OnCopies or type(plan) is ComposedPlan:
+                return await self._run_as_several(op, plan, timeout)
             submission = OpSubmission(op, plan, asyncio.Future(loop=core.loop), core.refs.live_generation)
             del op, plan  # the caller may drop its refs while it waits: this frame must not keep them
         if core.durable.is_watchful and not is_watched:
@@ -200,10 +201,10 @@ class Sender:
             # The error's traceback holds this frame, and the future holds the error: a cycle that would keep operands alive.
             del future, submission
 
-    async def _run_on_copies(self, op: KernelOp[Any], plan: Plan, timeout: float | None) -> Any:
-        """Send an op with those that copy its operands, as one submission."""
+    async def _run_as_several(self, op: KernelOp[Any], plan: Plan, timeout: float | None) -> Any:
+        """Send an op with those that copy its operands, or those that compute it, as one submission."""
         core = self._core
-        if not core.is_ready:  # copies are of one generation
+        if not core.is_ready:  # what they make is of one generation
             deadline = self.deadline(timeout)
             await self.until_ready(timeout)
             timeout = self.left(deadline)

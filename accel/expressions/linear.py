@@ -9,9 +9,10 @@ from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.expressions.array import Array, broadcast, cast
 from accel.expressions.manipulation import axes_of, known
-from accel.expressions.promotion import FLOATS, promoted
+from accel.expressions.promotion import COMPLEX, FLOATS, promoted
 from accel.expressions.reduction import ReductionFunctions
-from accel.ops import Matmul
+from accel.ops import Einsum, Matmul
+from accel.ops.contraction import parsed, sizes_of
 
 if TYPE_CHECKING:
     from accel.ops.linalg import Activation
@@ -23,6 +24,12 @@ __all__ = ["LinearFunctions", "product"]
 def product(batch: Any, a: AccelRef, b: AccelRef, bias: AccelRef | None = None, activation: Activation | None = None) -> AccelRef:
     """Record a product of matrices; transposed views are read where they are."""
     made: AccelRef = batch.run(Matmul(a, b, bias=bias, activation=activation))
+    return made
+
+
+def _einsum(batch: Any, *operands: Any) -> AccelRef:
+    *refs, subscripts, optimize = operands
+    made: AccelRef = batch.run(Einsum(subscripts, refs, optimize=optimize))
     return made
 
 
@@ -80,3 +87,19 @@ class LinearFunctions(ReductionFunctions):
         a = self.reshape(self.permute_dims(x1, rows + first), (math.prod(left), inner))
         b = self.reshape(self.permute_dims(x2, second + columns), (inner, math.prod(right)))
         return self.reshape(self.matmul(a, b), left + right)
+
+    def einsum(self, subscripts: str, /, *operands: Array, optimize: Any = "auto") -> Array:
+        """Return sums of products of any indices, as numpy.einsum has them; see :class:`~accel.ops.Einsum`. It is not in the standard."""
+        if not operands:
+            raise InvalidArgumentError("no operands are given", remedy="Give one for each term of the subscripts.")
+        dtype = operands[0].dtype
+        for each in operands[1:]:
+            dtype = promoted(dtype, each.dtype)
+        if dtype not in FLOATS and dtype not in COMPLEX:
+            raise InvalidArgumentError(f"einsum of {dtype.value}", remedy="Give floats or complex numbers: xp.astype(x, xp.float32).")
+        shapes = [known(each.shape) for each in operands]
+        terms, output = parsed(subscripts, shapes)
+        sizes = sizes_of(terms, shapes)
+        how = Einsum(subscripts, (), optimize=optimize).optimize
+        shape = tuple([sizes[label] for label in output])
+        return self.make(shape, dtype, _einsum, tuple([cast(each, dtype) for each in operands]), (subscripts, how))

@@ -10,6 +10,7 @@ from accel.ops.blas_matrices import Geam, Ger, Hemm, Herk, Symm, Syrk
 from accel.ops.blas_triangular import Trmm, Trmv, Trsm, Trsv
 from accel.ops.blas_vectors import Asum, Dotc, Iamax, Iamin, Rot, Swap
 from accel.ops.compiler import CompiledKernel, KernelLayout, Launch
+from accel.ops.composed import ComposedOp
 from accel.ops.convolution import (
     Conv1d,
     Conv1dFilterGrad,
@@ -60,6 +61,7 @@ from accel.ops.sparse_conversions import Diagonal, Fromdense, Tocoo, Tocsc, Tocs
 from accel.ops.sparse_products import Add, Spgemm, SpgemmSize
 from accel.ops.sparse_systems import SpsolveTriangular
 from accel.ops.spectral import Eig, Eigh, Eigvals, Eigvalsh, Lstsq, Pinv, Svd, Svdvals
+from accel.ops.tensor import Einsum, Tensordot, TensorOps
 
 __all__ = [
     "Add",
@@ -87,6 +89,7 @@ __all__ = [
     "Cholesky",
     "Clip",
     "CompiledKernel",
+    "ComposedOp",
     "Compress",
     "Concatenate",
     "Conv1d",
@@ -114,6 +117,7 @@ __all__ = [
     "Eigh",
     "Eigvals",
     "Eigvalsh",
+    "Einsum",
     "ElementwiseOps",
     "Empty",
     "Exponential",
@@ -217,6 +221,8 @@ __all__ = [
     "Syrk",
     "Take",
     "TakeAlongAxis",
+    "TensorOps",
+    "Tensordot",
     "Tile",
     "Tocoo",
     "Tocsc",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from accel.errors import InvalidArgumentError
-from accel.ops import arrays, blas, dnn, elementwise, fft, linalg, reduce, rng, scan, solver, sort, sparse
+from accel.ops import arrays, blas, dnn, elementwise, fft, linalg, reduce, rng, scan, solver, sort, sparse, tensor
 from accel.ops.family import Family
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ ENTRY_POINT_GROUP = "accel.families"
 FAMILIES = (
     blas.FAMILY,
     linalg.FAMILY,
+    tensor.FAMILY,
     solver.FAMILY,
     elementwise.FAMILY,
     reduce.FAMILY,
@@ -33,7 +34,7 @@ FAMILIES = (
 """In the order of the documentation."""
 
 FamilyName: TypeAlias = Literal[
-    "blas", "linalg", "solver", "elementwise", "reduce", "arrays", "scan", "sort", "dnn", "fft", "rng", "sparse"
+    "blas", "linalg", "tensor", "solver", "elementwise", "reduce", "arrays", "scan", "sort", "dnn", "fft", "rng", "sparse"
 ]
 """Their names, for type checkers."""
 

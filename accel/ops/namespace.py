@@ -82,9 +82,8 @@ class OpNamespace(Generic[M]):
         self._refuse = submitter.refuse
         self._owner = submitter.owner
 
-    def _check_call(self, op: type[FamilyOp[Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _check_call(self, op: type[FamilyOp[Any]], args: tuple[Any, ...], kwargs: dict[str, Any], signature: inspect.Signature) -> None:
         """Raise a ``TypeError`` that names the method, if the arguments do not fit its parameters."""
-        signature = inspect.signature(op)
         try:
             signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -136,25 +135,32 @@ class SizedMethod(Protocol[P, A_co, R_co]):
     def __get__(self, instance: None, owner: object) -> SizedMethod[P, A_co, R_co]: ...
 
 
-def method(op: Callable[P, FamilyOp[R]]) -> Method[P, R]:
+def method(op: Callable[P, FamilyOp[R]], kind: type[FamilyOp[Any]] | None = None) -> Method[P, R]:
     """Return the method of an op for the body of an :class:`OpNamespace`: its parameters and its documentation are the op's.
 
     It returns a coroutine on a device and the result in a batch or graph.
+
+    Parameters
+    ----------
+    op
+        The op's class, or a function that makes one, with the method's parameters: the operands of ``einsum`` are given one by one.
+    kind
+        The op's class, where ``op`` is a function.
     """
-    kind = cast("type[FamilyOp[Any]]", op)
+    kind = kind or cast("type[FamilyOp[Any]]", op)
 
     def call(self: OpNamespace[Any], /, *args: Any, **kwargs: Any) -> Any:
         try:
-            made = kind(*args, **kwargs)
+            made = op(*args, **kwargs)
         except AccelError as error:
             error.op = error.op or kind.kind
             return self._refuse(error)
         except TypeError:
-            self._check_call(kind, args, kwargs)
+            self._check_call(kind, args, kwargs, inspect.signature(op))
             raise
         return self._submit(made)
 
-    parameters = dict(inspect.signature(kind).parameters)
+    parameters = dict(inspect.signature(op).parameters)
     if "timeout" not in parameters:
         raise InvalidArgumentError(f"{kind.__name__} is not a FamilyOp", remedy="Derive it from accel.ops.FamilyOp.", op=kind.kind)
     timeout = parameters.pop("timeout")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel_cuda.families import arrays, blas, dnn, elementwise, fft, linalg, reduce, rng, scan, solver, sort, sparse
+from accel_cuda.families import arrays, blas, dnn, elementwise, fft, linalg, reduce, rng, scan, solver, sort, sparse, tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,6 +16,7 @@ __all__ = ["PARTS", "parts_of"]
 PARTS: Mapping[str, CudaPart] = {
     "blas": blas.PART,
     "linalg": linalg.PART,
+    "tensor": tensor.PART,
     "solver": solver.PART,
     "elementwise": elementwise.PART,
     "reduce": reduce.PART,

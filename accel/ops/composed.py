@@ -1,0 +1,55 @@
+"""Ops that other ops compute: on every backend, with what these have there."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+from accel.ops.base import FamilyOp, KernelOp, Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from accel.ref import AccelRef
+
+__all__ = ["ComposedOp", "ComposedPlan", "Run"]
+
+
+Run: TypeAlias = "Callable[[KernelOp[AccelRef]], AccelRef]"
+"""Adds an op to those that are sent together, and returns the ref that it makes or writes."""
+
+
+class ComposedPlan(Plan):
+    """The plan of a :class:`ComposedOp`: operands and results as in any plan. The engine asks the op for the ops that compute it."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ComposedOp(FamilyOp):
+    """An op that has no kernel: ordinary ops compute it, and are sent as one batch, or recorded in its place.
+
+    Its plan is a :class:`ComposedPlan`. What is in between is buffers of the device, which are freed when the ops have ended. An awaited op raises what one of
+    its ops raises; in a batch or graph, ``.op_index`` is its own place.
+    """
+
+    is_composed: ClassVar[bool] = True
+
+    @abstractmethod
+    def compose(self, run: Run) -> AccelRef:
+        """Run the ops, and return the ref of the result.
+
+        Parameters
+        ----------
+        run
+            Takes each op.
+        """
+
+    def takes_strided(self, ref: AccelRef) -> bool:
+        """See :meth:`KernelOp.takes_strided`."""
+        return True  # its ops say which of them do
+
+    def composed(self, reads: tuple[AccelRef, ...], writes: tuple[AccelRef, ...], creates: tuple[Any, ...]) -> ComposedPlan:
+        """Return the plan of these operands and results."""
+        return ComposedPlan(reads, writes, creates)

@@ -1,0 +1,281 @@
+"""Sums of products of any indices, computed as products of matrices: ``einsum`` and ``tensordot``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
+
+from accel.compute import BinaryOp, ReduceOp, Transpose
+from accel.dtype import DType
+from accel.errors import InvalidArgumentError, UnsupportedError
+from accel.ops.base import Plan, Shape, Spec, not_aliased, operand, result_in, same_dtype
+from accel.ops.composed import ComposedOp
+from accel.ops.contraction import Contraction, Layout, Matrices, Path, Products, Sums, contraction, parsed
+from accel.ops.elementwise import Binary
+from accel.ops.family import Family
+from accel.ops.fields import integer, set_fields
+from accel.ops.linalg import Matmul
+from accel.ops.namespace import OpNamespace, method
+from accel.ops.pieces import AXIS, axes_of, integers
+from accel.ops.rearranged import Part
+from accel.ops.reduce import Reduce
+from accel.ref import AccelRef, view_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from accel.ops.composed import Run
+
+__all__ = ["FAMILY", "Einsum", "TensorOps", "Tensordot"]
+
+M = TypeVar("M")
+
+Optimize: TypeAlias = str | Sequence[str | Sequence[int]]
+
+_DTYPES = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64, DType.COMPLEX64, DType.COMPLEX128)
+_SEARCHES = ("auto", "greedy", "optimal")
+_OPTIMIZE = "Give 'auto', 'greedy', 'optimal', or a path, as opt_einsum.contract_path and numpy.einsum_path return."
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Contracted(ComposedOp):
+    """An op whose result is sums of products."""
+
+    library: ClassVar[str] = "tensor"
+
+    def given(self) -> tuple[AccelRef, ...]:
+        """Return the operands."""
+        raise NotImplementedError
+
+    def contraction(self) -> Contraction:
+        """Return how it is computed."""
+        raise NotImplementedError
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        mine: Any = self
+        refs = {f"operand {n}": operand(f"operand {n}", ref) for n, ref in enumerate(self.given())}
+        if not refs:
+            raise InvalidArgumentError("no operands are given", remedy="Give one for each term of the subscripts.")
+        dtype = same_dtype(**refs)
+        if dtype not in _DTYPES:
+            raise UnsupportedError(
+                f"{self.kind} is not offered for {dtype.value}",
+                remedy=f"Convert the operands with elementwise.cast to one of {', '.join(each.value for each in _DTYPES)}.",
+            )
+        if mine.allow_tf32 and dtype is not DType.FLOAT32:
+            raise InvalidArgumentError(
+                f"allow_tf32 is given for {dtype.value}", remedy="Leave it out: only float32 is ever computed in TF32."
+            )
+        not_aliased(mine.out, **refs)
+        writes, creates = result_in(mine.out, self.contraction().shape, dtype)
+        return self.composed(tuple(refs.values()), writes, creates)
+
+    def compose(self, run: Run) -> AccelRef:
+        """See :meth:`ComposedOp.compose`."""
+        mine: Any = self
+        found, refs, out = self.contraction(), list(self.given()), mine.out
+        into = None if out is not None and out.is_strided else out
+        for n, step in enumerate(found.steps, 1):
+            refs.append(_record(run, step, refs, into if n == len(found.steps) else None, allow_tf32=mine.allow_tf32))
+        return refs[-1] if out is into else run(Part(refs[-1], ..., out=out))
+
+
+def _record(run: Run, step: Sums | Products | Matrices, refs: Sequence[AccelRef], out: AccelRef | None, *, allow_tf32: bool) -> AccelRef:
+    """Record one step; into ``out``, if there is one."""
+    if isinstance(step, Matrices):
+        return _record_matrices(run, step, refs, out, allow_tf32=allow_tf32)
+    if isinstance(step, Products):
+        x, y = (_seen(refs[place], layout) for place, layout in zip(step.of, step.layouts, strict=True))
+        return run(Binary(BinaryOp.MUL, x, y, out=out))
+    x, ndim = _seen(refs[step.of], step.layout), len(step.layout.lengths)
+    if not step.summed:
+        return run(Part(x, ..., out=out))
+    return run(Reduce(ReduceOp.SUM, x, axis=tuple(range(ndim - step.summed, ndim)), out=out))
+
+
+def _record_matrices(run: Run, step: Matrices, refs: Sequence[AccelRef], out: AccelRef | None, *, allow_tf32: bool) -> AccelRef:
+    operands = []
+    for place, layout, shape, is_copied in zip(step.of, step.layouts, step.shapes, step.copied, strict=True):
+        x = _seen(refs[place], layout)
+        operands.append((run(Part(x, ...)) if is_copied else x).reshape(shape))
+    turn_a, turn_b = (Transpose.TRANSPOSE if is_turned else Transpose.NONE for is_turned in step.transposed)
+    product = _Product(*operands, transpose_a=turn_a, transpose_b=turn_b, allow_tf32=allow_tf32, lengths=step.lengths)
+    if step.turned is not None:
+        return run(Part(_seen(run(product), step.turned), ..., out=out))
+    if out is None:
+        return run(product)
+    stack, m, n, _ = product.sizes()
+    run(replace(product, out=out.reshape((*stack, m, n))))
+    return out
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Product(Matmul):
+    """A product whose result, a buffer of its own, has ``lengths`` as its axes: those that rows and columns are of."""
+
+    lengths: Shape = field(default=(), kw_only=True)
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        plan = Matmul.plan(self)
+        return plan if plan.writes else plan._replace(creates=(Spec(self.lengths, plan.dtype),))
+
+
+def _seen(ref: AccelRef, layout: Layout) -> AccelRef:
+    return view_of(ref, ref.offset, layout.lengths, ref.dtype, layout.strides)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Einsum(_Contracted):
+    """Sums of products of the operands' elements: which indices are multiplied, summed over and kept, ``subscripts`` says as numpy.einsum's do.
+
+    An index of the result is kept, all others are summed over. An index that one operand has twice is its diagonal. ``...`` stands for all other axes, which
+    are broadcast. Nothing is conjugated.
+
+    Parameters
+    ----------
+    subscripts
+        ``"ij,jk->ik"``, ``"...ij->...ji"``, ``"ii"``. Without ``->`` the result has the axes of ``...``, then the indices that are there once, in the order of
+        the alphabet.
+    operands
+        Refs of one dtype, one after the other: float16, bfloat16, float32, float64, complex64 or complex128. Sums of 16-bit floats are float32; what is
+        between two contractions is rounded to the dtype. Axes of one index have the same length, or length 1.
+    out
+        Buffer to write; it shares no memory with an operand.
+    optimize
+        The order of contractions: ``"auto"`` is the best one for up to 5 operands, else what a greedy search finds; ``"greedy"``, ``"optimal"``; or a path as
+        ``opt_einsum.contract_path`` and ``numpy.einsum_path`` return. The search runs on the loop's thread, once for each kind of call.
+    allow_tf32
+        As in :class:`~accel.ops.Gemm`.
+    """
+
+    kind: ClassVar[str] = "einsum"
+
+    subscripts: str
+    operands: Sequence[AccelRef]
+    _: KW_ONLY
+    out: AccelRef | None = None
+    optimize: Optimize = "auto"
+    allow_tf32: bool = False
+
+    def __post_init__(self) -> None:
+        """Convert ``operands`` and ``optimize``."""
+        operands = self.operands
+        set_fields(
+            self, operands=tuple(operands) if isinstance(operands, (tuple, list)) else (operands,), optimize=_optimize(self.optimize)
+        )
+
+    def given(self) -> tuple[AccelRef, ...]:
+        """See :meth:`_Contracted.given`."""
+        return tuple(self.operands)
+
+    def contraction(self) -> Contraction:
+        """See :meth:`_Contracted.contraction`."""
+        refs = self.given()
+        terms, output = parsed(self.subscripts, [ref.shape for ref in refs])
+        optimize: Any = self.optimize
+        return contraction(terms, tuple([ref.shape for ref in refs]), tuple([ref.strides for ref in refs]), output, optimize)
+
+
+def einsum(
+    subscripts: str,
+    *operands: AccelRef,
+    out: AccelRef | None = None,
+    optimize: Optimize = "auto",
+    allow_tf32: bool = False,
+    timeout: float | None = None,
+) -> Einsum:
+    """Return the op of these operands."""
+    return Einsum(subscripts, operands, out=out, optimize=optimize, allow_tf32=allow_tf32, timeout=timeout)
+
+
+def _optimize(value: Any) -> str | Path:
+    if isinstance(value, str):
+        if value not in _SEARCHES:
+            raise InvalidArgumentError(f"optimize is {value!r}", remedy=_OPTIMIZE)
+        return value
+    if not isinstance(value, (tuple, list)):
+        raise InvalidArgumentError(f"optimize is {value!r}", remedy=_OPTIMIZE)
+    steps = value[1:] if value and value[0] == "einsum_path" else value
+    if not all(isinstance(step, (tuple, list)) for step in steps):
+        raise InvalidArgumentError(f"optimize is {value!r}", remedy=_OPTIMIZE)
+    return tuple([integers("optimize", step) for step in steps])
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Tensordot(_Contracted):
+    """Sums of products along axes of both, as numpy.tensordot has them: the result has the other axes of ``a``, then those of ``b``.
+
+    Parameters
+    ----------
+    a, b
+        Of one dtype, as in :class:`~accel.ops.Einsum`.
+    axes
+        How many axes are summed over, the last ones of ``a`` and the first ones of ``b``; or a pair: the axes of ``a``, and those of ``b``, an int or as many.
+    out
+        Buffer to write; it shares no memory with an operand.
+    allow_tf32
+        As in :class:`~accel.ops.Gemm`.
+    """
+
+    kind: ClassVar[str] = "tensordot"
+
+    a: AccelRef
+    b: AccelRef
+    axes: int | Sequence[int | Sequence[int]] = 2
+    _: KW_ONLY
+    out: AccelRef | None = None
+    allow_tf32: bool = False
+
+    def __post_init__(self) -> None:
+        """Convert ``axes``."""
+        axes: Any = self.axes
+        if isinstance(axes, (tuple, list)):
+            if len(axes) != 2:
+                raise InvalidArgumentError(f"axes is {axes!r}", remedy="Give an int, or a pair: the axes of a, and those of b.")
+            set_fields(self, axes=(integers("axes", axes[0]), integers("axes", axes[1])))
+        else:
+            set_fields(self, axes=integer("axes", axes, "Give an int, or a pair: the axes of a, and those of b."))
+
+    def given(self) -> tuple[AccelRef, ...]:
+        """See :meth:`_Contracted.given`."""
+        return self.a, self.b
+
+    def contraction(self) -> Contraction:
+        """See :meth:`_Contracted.contraction`."""
+        a, b, axes = self.a, self.b, self.axes
+        if isinstance(axes, int):
+            if not 0 <= axes <= min(a.ndim, b.ndim):
+                raise InvalidArgumentError(f"axes is {axes}, and the operands have {a.ndim} and {b.ndim} dimension(s)", remedy=AXIS)
+            first, second = tuple(range(a.ndim - axes, a.ndim)), tuple(range(axes))
+        else:
+            first, second = axes_of(axes[0], a.ndim), axes_of(axes[1], b.ndim)
+        if [a.shape[axis] for axis in first] != [b.shape[axis] for axis in second]:
+            raise InvalidArgumentError(
+                f"shapes {a.shape} and {b.shape} differ along axes {axes}", remedy="Name as many axes of both, of the same lengths."
+            )
+        left = tuple(range(a.ndim))
+        shared = dict(zip(second, first, strict=True))
+        right = tuple([shared.get(axis, a.ndim + axis) for axis in range(b.ndim)])
+        output = tuple([label for label in left + right if label not in first])
+        return contraction((left, right), (a.shape, b.shape), (a.strides, b.strides), output, "auto")
+
+
+class TensorOps(OpNamespace[M]):
+    """Sums of products of any indices. Other ops compute them: elements are moved where they must be, matrices multiplied, and sums made along axes."""
+
+    __slots__ = ()
+
+    library: ClassVar[str] = "tensor"
+    aliases: ClassVar[Mapping[str, str]] = {
+        "contract": ".einsum('ij,jk->ik', a, b)",
+        "permute": ".einsum('ijk->kij', x), or arrays.transpose(x, (2, 0, 1))",
+    }
+
+    einsum = method(einsum, Einsum)
+    tensordot = method(Tensordot)
+
+
+FAMILY = Family(TensorOps)

@@ -1,0 +1,294 @@
+"""Sums of products of any indices: against numpy in higher precision, what is copied for them, and what becomes of them in batches and graphs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+import accel
+from accel import ops
+from accel.ops.contraction import Matrices, Products, Sums, contraction, parsed
+from accel.views import steps_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@contextlib.asynccontextmanager
+async def opened(**options: Any) -> AsyncIterator[accel.Device]:
+    async with accel.System() as system:
+        yield await system.open_device("cpu", **options)
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> tuple[str, list[tuple[int, ...]]]:
+    """Return subscripts with shapes: repeated and broadcast indices, an ellipsis, axes of 0 and 1, any order of the result."""
+    sizes = {letter: draw(st.integers(0, 4)) for letter in "abcdef"}
+    hidden = draw(st.lists(st.integers(1, 3), max_size=2))
+    words: list[str] = []
+    shapes: list[tuple[int, ...]] = []
+    for _ in range(draw(st.integers(1, 4))):
+        letters: list[str] = draw(st.lists(st.sampled_from("abcdef"), max_size=4))
+        # numpy refuses a diagonal of a length of 1 and another.
+        shape = [1 if letters.count(letter) == 1 and not draw(st.integers(0, 9)) else sizes[letter] for letter in letters]
+        word = "".join(letters)
+        has_dots: bool = draw(st.booleans())
+        if hidden and has_dots:
+            at, count = draw(st.integers(0, len(letters))), draw(st.integers(0, len(hidden)))
+            word = word[:at] + "..." + word[at:]
+            shape[at:at] = [draw(st.sampled_from((1, length))) for length in hidden[len(hidden) - count :]]
+        words.append(word)
+        shapes.append(tuple(shape))
+    every = sorted(set("".join(words)) - {"."})
+    subscripts = ",".join(words)
+    if draw(st.booleans()):
+        output = draw(st.permutations(every))[: draw(st.integers(0, len(every)))]
+        subscripts += "->" + ("..." if "..." in subscripts else "") + "".join(output)
+    return subscripts, shapes
+
+
+_DTYPES = {"float32": 1e-4, "float64": 1e-11, "complex64": 1e-4, "complex128": 1e-11, "float16": 0.04, "bfloat16": 0.3}
+
+
+async def test_random_subscripts_are_those_of_numpy() -> None:
+    async with opened() as device:
+        loop = asyncio.get_running_loop()
+
+        @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+        @given(call=calls(), seed=st.integers(0, 2**32 - 1), dtype=st.sampled_from(sorted(_DTYPES)))
+        def check(call: tuple[str, list[tuple[int, ...]]], seed: int, dtype: str) -> None:
+            asyncio.run_coroutine_threadsafe(compare(device, *call, seed, dtype), loop).result(60)
+
+        await asyncio.to_thread(check)
+
+
+async def compare(device: accel.Device, subscripts: str, shapes: list[tuple[int, ...]], seed: int, dtype: str) -> None:
+    rng = np.random.default_rng(seed)
+    numpy = accel.DType.of(dtype).numpy
+    arrays, refs = [], []
+    for shape in shapes:
+        values = rng.standard_normal(shape) + (1j * rng.standard_normal(shape) if numpy.kind == "c" else 0)
+        arrays.append(np.asarray(values).astype(numpy))
+        order = [int(axis) for axis in rng.permutation(len(shape))]
+        whole = await device.put(np.array(arrays[-1].transpose(order), order="C"))  # a view with its axes in any order
+        refs.append(whole.transpose([int(axis) for axis in np.argsort(order)]))
+    wide = [each.astype(np.complex128 if numpy.kind == "c" else np.float64) for each in arrays]
+    expected = np.asarray(np.einsum(subscripts, *wide))
+    out = await device.full(expected.shape, np.nan, dtype)
+    made = await device.tensor.einsum(subscripts, *refs, out=out)
+    assert made is out
+    found = (await device.get(out)).astype(expected.dtype)
+    most = max(1.0, float(np.einsum(subscripts, *[np.abs(each) for each in wide]).max(initial=0.0)))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=_DTYPES[dtype] * most, err_msg=f"{subscripts} {shapes} {dtype} seed {seed}")
+
+
+def steps(subscripts: str, *shapes: tuple[int, ...], strides: Any = None) -> list[Any]:
+    terms, output = parsed(subscripts, shapes)
+    found = contraction(terms, shapes, strides or tuple([steps_of(shape) for shape in shapes]), output, "auto")
+    return list(found.steps)
+
+
+@pytest.mark.parametrize(
+    ("subscripts", "shapes"),
+    [
+        ("ij,jk->ik", ((7, 5), (5, 3))),
+        ("ji,kj->ik", ((5, 7), (3, 5))),
+        ("ij,jk->ki", ((7, 5), (5, 3))),
+        ("bij,bkj->bik", ((4, 3, 5), (4, 6, 5))),
+        ("ij,bjk->bik", ((6, 5), (3, 5, 4))),
+        ("bji,jk->bik", ((3, 5, 4), (5, 6))),
+        ("abcd,cdef->abef", ((2, 3, 4, 5), (4, 5, 6, 7))),
+        ("abcd,cdef->efab", ((2, 3, 4, 5), (4, 5, 6, 7))),
+        ("i,ij->j", ((6,), (6, 4))),
+    ],
+)
+def test_what_lies_as_matrices_do_is_one_product_and_no_copy(subscripts: str, shapes: Any) -> None:
+    (step,) = steps(subscripts, *shapes)
+    assert isinstance(step, Matrices)
+    assert step.copied == (False, False)
+    assert step.turned is None
+
+
+def test_the_smaller_of_two_copies_is_made() -> None:
+    (step,) = steps("bqhd,bkhd->bhqk", (2, 50, 3, 4), (2, 60, 3, 4))
+    assert step.copied == (True, True)  # heads are between: both are copied, and the larger result is not
+    assert step.turned is None
+    (step,) = steps("ajb,jc->abc", (40, 3, 40), (3, 2))
+    assert step.copied == (False, False)  # a stack of transposed matrices, and one for all
+    assert (step.transposed, step.shapes) == ((True, False), ((40, 3, 40), (3, 2)))
+
+
+def test_products_without_sums_are_no_products_of_matrices() -> None:
+    assert [type(step) for step in steps("i,j->ij", (3,), (4,))] == [Products]
+    assert [type(step) for step in steps("ij,ij->ji", (3, 4), (3, 4))] == [Products]
+    assert [type(step) for step in steps("ijk->ki", (2, 3, 4))] == [Sums]
+    assert [type(step) for step in steps("ij,jk->k", (3, 4), (4, 5))] == [Sums, Matrices]  # rows are summed first: less is multiplied
+
+
+def test_the_order_of_contractions_is_the_cheapest() -> None:
+    first, second = steps("ij,jk,kl->il", (1000, 2), (2, 1000), (1000, 3))
+    assert set(first.of) == {1, 2}
+    assert 3 in second.of
+    many = ",".join(f"{a}{b}" for a, b in zip("abcdefgh", "bcdefghi", strict=True)) + "->ai"
+    assert len(steps(many, *[(3, 3)] * 8)) == 7
+
+
+async def test_a_path_is_followed(rng: np.random.Generator) -> None:
+    arrays = [rng.standard_normal(shape) for shape in ((2, 3), (3, 4), (4, 5))]
+    expected = np.einsum("ij,jk,kl->il", *arrays)
+    async with opened() as device:
+        refs = [await device.put(each) for each in arrays]
+        paths: list[Any] = ["greedy", "optimal", [(1, 2), (0, 1)], ["einsum_path", (0, 2), (0, 1)], [(0, 1, 2)]]
+        for optimize in paths:
+            made = await device.tensor.einsum("ij,jk,kl->il", *refs, optimize=optimize)
+            np.testing.assert_allclose(await device.get(made), expected, atol=1e-12)
+        for wrong in ("best", 3, [(0, 1)], [(0, 3), (0, 1)], [(0, 0), (0, 1)], [(0,), (0, 1), (0, 1)], [0, 1]):
+            with pytest.raises(accel.InvalidArgumentError, match="optimize"):
+                await device.tensor.einsum("ij,jk,kl->il", *refs, optimize=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("subscripts", "shapes", "message"),
+    [
+        ("ij,jk->ik", ((2, 3),), "has 2 operand"),
+        ("ij->ij", ((2, 3, 4),), "dimension"),
+        ("i...j", ((2,),), "dimension"),
+        ("ij,jk->ik", ((2, 3), (2, 3)), "axes of one index have"),
+        ("ii", ((1, 3),), "axes of one index have"),
+        ("i->ii", ((2,),), "twice"),
+        ("i->j", ((2,),), "of no operand"),
+        ("...i->i", ((2, 3),), "no '...'"),
+        ("i1", ((2, 3),), "other than letters"),
+        ("..i", ((2, 3),), "other than letters"),
+        ("i->i->i", ((2,),), "other than letters"),
+        (3, ((2,),), "subscripts is 3"),
+    ],
+)
+async def test_wrong_subscripts_are_refused(subscripts: Any, shapes: Any, message: str) -> None:
+    async with opened() as device:
+        refs = [await device.zeros(shape) for shape in shapes]
+        with pytest.raises(accel.InvalidArgumentError, match=message) as caught:
+            await device.tensor.einsum(subscripts, *refs)
+        assert caught.value.op == "einsum"
+
+
+async def test_operands_and_out_are_checked() -> None:
+    async with opened() as device:
+        x, y = await device.zeros((2, 3)), await device.zeros((3, 2), "float64")
+        with pytest.raises(accel.InvalidArgumentError, match="differ in dtype"):
+            await device.tensor.einsum("ij,jk->ik", x, y)
+        with pytest.raises(accel.UnsupportedError, match="int32"):
+            await device.tensor.einsum("ij->ji", await device.zeros((2, 3), "int32"))
+        with pytest.raises(accel.InvalidArgumentError, match="out"):
+            await device.tensor.einsum("ij->ji", x, out=x)
+        with pytest.raises(accel.InvalidArgumentError, match="out"):
+            await device.tensor.einsum("ij->ji", x, out=await device.zeros((2, 3)))
+        with pytest.raises(accel.InvalidArgumentError, match="TF32"):
+            await device.tensor.einsum("ij->ji", y, allow_tf32=True)
+        with pytest.raises(accel.InvalidArgumentError, match="no operands"):
+            await device.tensor.einsum("")
+        with pytest.raises(TypeError, match=r"device\.tensor\.einsum\(\) .*optimise.*Did you mean 'optimize'"):
+            await device.tensor.einsum("ij->ji", x, optimise=True)  # type: ignore[call-arg]
+        for axes in (3, -1, ((0,), (0, 1)), ((5,), (0,)), ((0, 0), (0, 1)), (1,), ((0,), (0,))):
+            with pytest.raises(accel.InvalidArgumentError):
+                await device.tensor.tensordot(x, await device.zeros((3, 2)), axes)
+
+
+async def test_it_writes_into_strided_views_and_reads_them(rng: np.random.Generator) -> None:
+    a, b = rng.standard_normal((4, 6)), rng.standard_normal((6, 5))
+    async with opened() as device:
+        whole = await device.full((8, 10), -1.0, "float64")
+        x, y = await device.put(a), await device.put(b)
+        out = whole[::2, ::2]
+        assert await device.tensor.einsum("ij,jk->ik", x[:, ::-1], y[::-1], out=out) is out
+        found = await device.get(whole)
+    np.testing.assert_allclose(found[::2, ::2], a @ b, atol=1e-12)
+    assert (found[1::2] == -1).all()
+    assert (found[:, 1::2] == -1).all()
+
+
+async def test_batches_and_graphs_record_it_as_one_op(rng: np.random.Generator) -> None:
+    arrays = [rng.standard_normal(shape) for shape in ((4, 3, 5), (5, 4, 2), (2, 7))]
+    expected = np.einsum("aij,jak,kl->lia", *arrays)
+    async with opened() as device:
+        refs = [await device.put(each) for each in arrays]
+        async with device.batch() as batch:
+            x = batch.elementwise.unary("neg", refs[0])
+            made = batch.elementwise.unary("neg", batch.tensor.einsum("aij,jak,kl->lia", x, *refs[1:]))
+            assert len(batch) == 3
+        np.testing.assert_allclose(await device.get(made), expected, atol=1e-12)
+        async with device.graph() as graph:
+            made = graph.tensor.tensordot(graph.tensor.einsum("aij,jak->ik", *refs[:2]), refs[2], 1)
+        for _ in range(2):
+            await device.put(a := rng.standard_normal((4, 3, 5)), out=refs[0])
+            await graph.replay()
+            np.testing.assert_allclose(await device.get(made), np.einsum("aij,jak,kl->il", a, *arrays[1:]), atol=1e-12)
+        await graph.aclose()
+
+
+async def test_an_op_of_it_that_fails_is_its_own_place_in_a_batch() -> None:
+    faults = accel.testing.FaultPlan().fail_at(2, accel.LibraryError("not today", library="blas"), op="matmul")
+    async with opened(faults=faults) as device:
+        x = await device.zeros((3, 3))
+        with pytest.raises(accel.LibraryError) as caught:
+            async with device.batch() as batch:
+                y = batch.elementwise.unary("neg", x)
+                z = batch.tensor.einsum("ij,jk,kl->il", y, y, x)
+                batch.elementwise.unary("neg", z)
+        assert caught.value.op_index == 1
+        await device.get(y)
+        assert z.is_stale
+        faults.fail_at(4, accel.LibraryError("not now", library="blas"), op="matmul")
+        with pytest.raises(accel.LibraryError) as caught:
+            await device.tensor.einsum("ij,jk,kl->il", x, x, x)
+        assert caught.value.op_index is None
+
+
+async def test_buffers_in_between_are_freed_and_a_deadline_holds(rng: np.random.Generator) -> None:
+    async with opened() as device:
+        x = await device.put(rng.standard_normal((16, 16)))
+        before = device.info().memory.used
+        made = await device.tensor.einsum("ij,jk,kl->li", x, x, x)
+        gc.collect()
+        await device.get(x)
+        assert device.info().memory.used == before + made.nbytes
+        assert made.shape == (16, 16)
+        await device.free(made)
+        with pytest.raises(accel.DeadlineExceededError):
+            await device.tensor.einsum("ij,jk,kl->li", x, x, x, timeout=0)
+        op = pickle.loads(pickle.dumps(ops.Einsum("ij,jk->ik", (x, x))))  # refs travel as tokens
+        np.testing.assert_allclose(await device.get(await device.run(op)), (a := await device.get(x)) @ a, atol=1e-12)
+
+
+async def test_expressions_have_it(rng: np.random.Generator) -> None:
+    a, b = rng.standard_normal((4, 5)).astype(np.float32), rng.standard_normal((6, 5))
+    async with opened() as device:
+        xp = device.xp
+        x, y = xp.asarray(await device.put(a)), xp.asarray(await device.put(b))
+        z = xp.einsum("ij,kj->ki", x + 1, y) * 2
+        assert (z.shape, z.dtype) == ((6, 4), xp.float64)
+        found = await device.get((await z).ref)
+        np.testing.assert_allclose(found, 2 * b @ (a.astype(np.float64) + 1).T, atol=1e-6)
+        assert xp.einsum("ii", xp.asarray(await device.zeros((3, 3)))).shape == ()
+        with pytest.raises(accel.InvalidArgumentError, match="int32"):
+            xp.einsum("i->", xp.ones(3, dtype=xp.int32))
+        with pytest.raises(accel.InvalidArgumentError, match="has 1 operand"):
+            xp.einsum("i->", x, y)
+
+
+async def test_the_process_host_computes_it(rng: np.random.Generator) -> None:
+    a = rng.standard_normal((3, 4, 5))
+    async with opened(host="process") as device:
+        x = await device.put(a)
+        found = await device.get(await device.tensor.einsum("ijk,ljm->iklm", x, x))
+        np.testing.assert_allclose(found, np.einsum("ijk,ljm->iklm", a, a), atol=1e-12)
