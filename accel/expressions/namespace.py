@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["Namespace"]
 
 _NOT_METHODS = frozenset(("asarray", "from_dlpack", "full", "empty", "zeros", "ones", "arange", "linspace", "eye", "meshgrid"))
-_NOT_METHODS |= {"broadcast_arrays", "concat", "stack", "result_type", "can_cast", "isdtype", "finfo", "iinfo", "make", "method"}
-_NOT_METHODS |= {"fft", "linalg", "check_device", "evaluate", "indexed", "masked", "recordings", "repeated"}
 _NOT_METHODS |= {"broadcast_arrays", "concat", "stack", "result_type", "can_cast", "isdtype", "finfo", "iinfo", "make", "method", "einsum"}
-_NOT_METHODS |= {"fft", "linalg", "check_device", "evaluate", "indexed", "masked", "repeated"}
+_NOT_METHODS |= {"fft", "linalg", "check_device", "evaluate", "indexed", "masked", "recordings", "repeated"}
 
 
 class Namespace(DTypeFunctions):
