@@ -57,15 +57,21 @@ async def evaluate(*arrays: Array) -> tuple[Array, ...]:
     for each in arrays:
         if not isinstance(each, Array):
             raise InvalidArgumentError(f"{each!r:.100} is no array of an expression", remedy="Give what functions of device.xp return.")
-        if each.device is not arrays[0].device:
+        if each.xp is not arrays[0].xp:
             raise InvalidArgumentError("the arrays are of several devices", remedy="Evaluate those of each device on their own.")
-    while wanted := [each for each in arrays if each.result is None]:
-        running = next((each.running for each in wanted if each.running is not None), None)
+    while True:
+        wanted: list[Array] = []
+        running = None
+        for each in arrays:
+            if each.result is None:
+                wanted.append(each)
+                running = running or each.running
+        if not wanted:
+            return arrays
         if running is None:
             await _compute(wanted)
         else:  # by another task; if that fails, this one computes
             await asyncio.wait((running,))
-    return arrays
 
 
 async def _compute(roots: list[Array]) -> None:

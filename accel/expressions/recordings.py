@@ -127,10 +127,11 @@ class Recordings:
         function, varying = structure.function, structure.varying
         if function is None:
             return None
-        copied = [leaves[number] for number in sorted(varying)]
-        read = [leaf for number, leaf in enumerate(leaves) if number not in varying]
+        if varying:
+            read = [leaf for number, leaf in enumerate(leaves) if number not in varying]
+            leaves = [*[leaves[number] for number in sorted(varying)], *read]
         try:
-            made: tuple[AccelRef, ...] = await function(*copied, *read)
+            made: tuple[AccelRef, ...] = await function(*leaves)
         except StaleRefError:
             if not function.is_stale:
                 raise
