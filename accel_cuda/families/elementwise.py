@@ -47,9 +47,9 @@ def _walk_type(operands: int) -> Any:
 
     class Walk(ctypes.Structure):
         _fields_ = (
+            ("number", (ctypes.c_uint64 * 2) * operands),
             ("y", ctypes.c_uint64),
             ("operand", ctypes.c_uint64 * operands),
-            ("number", (ctypes.c_uint64 * 2) * operands),
             ("size", ctypes.c_int64),
             ("packs", ctypes.c_int64),
             ("dims", ctypes.c_int64),
@@ -57,6 +57,7 @@ def _walk_type(operands: int) -> Any:
             ("strides", (ctypes.c_int64 * _DIMS) * operands),
             ("is_spread", ctypes.c_int64),
             ("targets", ctypes.c_int64 * _DIMS),
+            ("unused", ctypes.c_uint64 * (1 - operands % 2)),  # the device's is aligned to 16 bytes
         )
 
     return Walk

@@ -128,3 +128,16 @@ async def test_as_many_operands_as_a_kernel_takes(device: accel.Device) -> None:
     refs = [await device.put(np.full(5, n, np.float32)) for n in range(OPERANDS)]
     program = (("add", 0, 1), *[("add", OPERANDS + n - 1, n + 1) for n in range(1, OPERANDS - 1)])
     np.testing.assert_array_equal(await device.get(await device.elementwise.fused(program, refs)), np.full(5, sum(range(OPERANDS))))
+
+
+@pytest.mark.parametrize("numbers", [1, 2, 3, 4])
+async def test_complex_numbers_among_any_count_of_operands(device: accel.Device, rng: np.random.Generator, numbers: int) -> None:
+    x = rng.standard_normal(101) + 1j * rng.standard_normal(101)
+    values = [np.complex128(complex(*rng.standard_normal(2))) for _ in range(numbers)]
+    ref = await device.put(x)
+    program = tuple(("mul" if place % 2 else "add", 0 if place == 1 else numbers + place - 1, place) for place in range(1, numbers + 1))
+    found = await device.get(await device.elementwise.fused(program, (ref, *values)))
+    expected = x
+    for place, value in enumerate(values, 1):
+        expected = expected * value if place % 2 else expected + value
+    np.testing.assert_allclose(found, expected, rtol=1e-13)

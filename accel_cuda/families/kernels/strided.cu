@@ -27,8 +27,8 @@ constexpr int DIMS = 8;
 
 // Sizes are in elements. Dimension 0 is the outermost; an operand that is repeated has stride 0. A result that is_spread is a strided view.
 struct Walk {
+  alignas(16) u64 number[OPERANDS][2];  // complex ones are read as 16 bytes
   u64 y, operand[OPERANDS];  // 0 for a number
-  u64 number[OPERANDS][2];
   i64 size, packs, dims, lengths[DIMS], strides[OPERANDS][DIMS];  // packs: whether elements can be taken 16 bytes at a time
   i64 is_spread, targets[DIMS];
 };
