@@ -12,7 +12,7 @@ import numpy as np
 
 from accel.dtype import DType, DTypeLike
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, Shape, as_shape, number, result_in
+from accel.ops.base import FamilyOp, Plan, Shape, Status, as_shape, number, result_in
 from accel.ops.fields import integer, set_fields
 from accel.ref import AccelRef
 
@@ -68,18 +68,22 @@ class Draw(FamilyOp):
     generator: Generator = "philox"
     out: AccelRef | None = None
 
-    def _seeded(self, shape: object) -> None:
-        """Convert what all distributions have, and draw the seed if there is none."""
+    def _seeded(self) -> None:
+        """Convert what all have, and draw the seed if there is none."""
         set_fields(
             self,
-            shape=as_shape(shape),  # type: ignore[arg-type]  # which raises where it is none
             seed=secrets.randbits(64) if self.seed is None else whole("seed", self.seed, 0, _END),
             offset=whole("offset", self.offset, 0, _LONGEST),
         )
 
+    def _shaped(self, shape: object) -> None:
+        """Convert what those with a shape have."""
+        self._seeded()
+        set_fields(self, shape=as_shape(shape))  # type: ignore[arg-type]  # which raises where it is none
+
     def _drawn(self, shape: object, dtype: DTypeLike) -> DType:
         """Convert what distributions with a choice of dtypes have, and return the dtype."""
-        self._seeded(shape)
+        self._shaped(shape)
         set_fields(self, dtype=(found := DType.of(dtype)))
         return found
 
@@ -89,13 +93,13 @@ class Draw(FamilyOp):
             raise UnsupportedError(f"{self.kind} numbers are not offered in {found.value}", remedy="Use float32 or float64.")
         return found
 
-    def _planned(self, shape: Shape, dtype: DType) -> Plan:
+    def _planned(self, shape: Shape, dtype: DType, reads: tuple[AccelRef, ...] = (), status: Status | None = None) -> Plan:
         if self.generator != "philox":
             raise InvalidArgumentError(
                 f"there is no generator {self.generator!r}", op=self.kind, remedy="Use generator='philox', the default."
             )
         writes, creates = result_in(self.out, shape, dtype)
-        return Plan((), writes, creates, "", dtype)
+        return Plan(reads, writes, creates, "", dtype, status=status)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -18,6 +18,9 @@ counter (block's low half, block's high half, attempt, 0), a word each. The atte
 - poisson, binomial: for means below 10, the count whose distribution function first exceeds a fraction of 53 bits. Else Hörmann's transformed rejection (*The
   transformed rejection method for generating Poisson random variables*, 1993; *The generation of binomial random variates*, 1993) of the two fractions of a
   block, in which attempts are counted. Number i is of block i alone.
+- permutation, and choice without ``replace``: the elements in the order of keys, which are the pairs w0 + 2**32 * w1 and w2 + 2**32 * w3 of blocks. With
+  weights, keys are the negative logarithms of 52 bits of the pairs as fractions that are not 0, divided by the weights.
+- choice: the elements at random integers; with weights, where their running sums in float64 first exceed a fraction of 53 bits of the whole.
 - sobol: no random numbers; see :mod:`accel.ops.quasi`.
 - integers: ``low`` plus the upper half of the product of a word, or two, with the number of values. Where that would favour some values (Lemire, *Fast
   random integer generation in an interval*, 2019) the word is taken from the next attempt of the same block.
@@ -39,6 +42,7 @@ import numpy as np
 from accel.dtype import DType, DTypeLike
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import Plan, as_shape
+from accel.ops.choices import Choice, Permutation
 from accel.ops.distributions import Bernoulli, Beta, Binomial, Exponential, Gamma, Poisson, TruncatedNormal
 from accel.ops.draws import Draw, Floats, Generator, at_least_zero, real, whole
 from accel.ops.family import Family
@@ -154,7 +158,12 @@ class RngOps(OpNamespace[M]):
     __slots__ = ()
 
     library: ClassVar[str] = "rng"
-    aliases: ClassVar[Mapping[str, str]] = {"rand": ".uniform(shape)", "randn": ".normal(shape)", "randint": ".integers(shape, low, high)"}
+    aliases: ClassVar[Mapping[str, str]] = {
+        "rand": ".uniform(shape)",
+        "randn": ".normal(shape)",
+        "randint": ".integers(shape, low, high)",
+        "shuffle": ".permutation(x)",
+    }
 
     uniform = method(Uniform)
     normal = method(Normal)
@@ -167,6 +176,8 @@ class RngOps(OpNamespace[M]):
     bernoulli = method(Bernoulli)
     poisson = method(Poisson)
     binomial = method(Binomial)
+    permutation = method(Permutation)
+    choice = method(Choice)
     sobol = method(Sobol)
 
 

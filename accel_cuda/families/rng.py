@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel import DType
+from accel_cuda.core.cub import CUB
 from accel_cuda.core.family import CudaPart, Source
+from accel_cuda.families.choices import Choices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from accel.backend import Kernel
+    from accel_cuda.core.context import CudaContext
+    from accel_cuda.core.stream import CudaStream
 
 __all__ = ["PART"]
 
@@ -77,25 +81,35 @@ def _counts(op: Any) -> Parameters:
 
 
 def _integers(op: Any) -> Parameters:
-    span = op.span()
-    is_pair = op.per_block() == 2
+    return _words(op.low, op.span(), op.per_block(), op.dtype.itemsize)
+
+
+def _words(low: int, span: int, per_block: int, itemsize: int) -> Parameters:
+    is_pair = per_block == 2
     end = _ALL if is_pair else 1 << 32
-    return f"{'pairs' if is_pair else 'words'}_{op.dtype.itemsize}", (op.low % _ALL, span % _ALL, end % span)
+    return f"{'pairs' if is_pair else 'words'}_{itemsize}", (low % _ALL, span % _ALL, end % span)
 
 
 def _kernel(parameters: Callable[[Any], Parameters]) -> Kernel:
     def kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        if not op.size:
-            return
-        name, values = parameters(op)
-        stream = lane.stream
-        stream.ready()
-        function = stream.functions[f"philox_{name}"]
-        size, per_block = op.size, op.per_block()
-        first, end = op.offset // per_block, -(-(op.offset + size) // per_block)
-        stream.launch(function, -(-(end - first) // (_BLOCK * _EACH)), _BLOCK, outputs[0], size, op.seed, op.offset, *values)
+        if op.size:
+            lane.stream.ready()
+            _launch(lane.stream, op, op.size, outputs[0], parameters(op))
 
     return kernel
+
+
+def _launch(stream: CudaStream, op: Any, size: int, out: int, parameters: Parameters) -> None:
+    name, values = parameters
+    per_block = op.per_block()
+    first, end = op.offset // per_block, -(-(op.offset + size) // per_block)
+    function = stream.functions[f"philox_{name}"]
+    stream.launch(function, -(-(end - first) // (_BLOCK * _EACH)), _BLOCK, out, size, op.seed, op.offset, *values)
+
+
+def _draw_integers(stream: CudaStream, op: Any, length: int, count: int, out: int) -> None:
+    """Enqueue places of elements that are chosen."""
+    _launch(stream, op, count, out, _words(0, length, op.per_block(), 8))
 
 
 def _sobol(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -126,8 +140,15 @@ _KERNELS: dict[str, Kernel] = {
     "sobol": _sobol,
 }
 
+
+def _open(context: CudaContext) -> Choices:
+    return Choices(context, _draw_integers)
+
+
 PART = CudaPart(
     kernels=_KERNELS,
-    programs=(Source("rng", lambda code: ("rng.cu", ""), functions=("philox", "sobol")),),
-    program=dict.fromkeys(_KERNELS, _program),
+    open=_open,
+    libraries=(CUB,),
+    programs=(Source("rng", lambda code: ("rng.cu", "choice.cu", ""), functions=("philox", "sobol", "choice")),),
+    program=dict.fromkeys((*_KERNELS, "permutation", "choice"), _program),
 )

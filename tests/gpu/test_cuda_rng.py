@@ -65,6 +65,45 @@ async def test_points_of_sobols_sequence_are_those_of_the_cpu(rng: np.random.Gen
             np.testing.assert_array_equal(gpu, cpu)
 
 
+async def test_permutations_and_choices_are_those_of_the_cpu(rng: np.random.Generator) -> None:
+    seed, n = int(rng.integers(2**63)), int(rng.integers(100_000, 2_000_000))
+    x, weights = rng.standard_normal((n, 3)), rng.integers(0, 9, n).astype(np.float32)
+    found = []
+    async with opened("cuda", "cpu") as devices:
+        for device in devices:
+            ref, p = await device.put(x), await device.put(weights)
+            made = (
+                await device.rng.permutation(n, seed=seed),
+                await device.rng.permutation(ref, seed=seed, offset=5),
+                await device.rng.choice(ref, (n // 2, 2), seed=seed),
+                await device.rng.choice(n, n, p=p, seed=seed),
+                await device.rng.choice(n, n // 4, replace=False, p=p, seed=seed),
+            )
+            found.append([await device.get(each) for each in made])
+    for number, (gpu, cpu) in enumerate(zip(*found, strict=True)):
+        assert np.mean(gpu != cpu) < (1e-5 if number == 4 else 1e-300), (seed, n, number)
+
+
+async def test_weights_that_are_wrong_are_found_on_the_device_which_goes_on(rng: np.random.Generator) -> None:
+    async with opened("cuda") as (device,):
+        for weights, options in (
+            ([1.0, -1.0, 1.0], {}),
+            ([0.0] * 3, {}),
+            ([1.0, 0.0, np.nan], {"replace": False}),
+            ([1.0, 0.0, 0.0], {"replace": False}),
+        ):
+            with pytest.raises(accel.InvalidArgumentError):
+                await device.rng.choice(3, 2, p=await device.put(np.array(weights)), **options)
+        graph_p = await device.put(np.ones(100))
+        async with device.graph() as graph:
+            chosen = graph.rng.choice(100, 30, replace=False, p=graph_p, seed=5)
+            order = graph.rng.permutation(100, seed=6)
+        for _ in range(2):
+            await graph.replay()
+            assert len(set((await device.get(chosen)).tolist())) == 30
+            assert sorted((await device.get(order)).tolist()) == list(range(100))
+
+
 async def test_nothing_is_written_beside_the_result(rng: np.random.Generator) -> None:
     async with opened("cuda") as (device,):
         for n in (0, 1, 3, 257, 4099):
