@@ -44,7 +44,7 @@ from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import Plan, as_shape
 from accel.ops.choices import Choice, Permutation
 from accel.ops.distributions import Bernoulli, Beta, Binomial, Exponential, Gamma, Poisson, TruncatedNormal
-from accel.ops.draws import Draw, Floats, Generator, at_least_zero, real, whole
+from accel.ops.draws import Draw, Floats, Generator, VendorFloats, at_least_zero, real, whole
 from accel.ops.family import Family
 from accel.ops.fields import set_fields
 from accel.ops.namespace import OpNamespace, method
@@ -56,8 +56,11 @@ M = TypeVar("M")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Uniform(Floats):
-    """Numbers of one density from ``low`` up to, and without, ``high``: float32 or float64. See :class:`Draw` for the other parameters."""
+class Uniform(VendorFloats):
+    """Numbers of one density from ``low`` up to, and without, ``high``: float32 or float64. See :class:`Draw` for the other parameters.
+
+    Those of cuRAND's generators are from 0 to 1, without 0 and with 1.
+    """
 
     kind: ClassVar[str] = "uniform"
 
@@ -74,12 +77,17 @@ class Uniform(Floats):
                 f"low is {low} and high is {high} in {dtype.value}", remedy="Give a high that is larger than low in this dtype."
             )
         real("high - low", high - low, dtype)
+        if self.generator != "philox" and (low, high) != (0.0, 1.0):
+            raise InvalidArgumentError(f"{self.generator} has no numbers from {low} to {high}", remedy="Leave low and high out.")
         set_fields(self, low=low, high=high)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Normal(Floats):
-    """Normal numbers of mean ``mean`` and standard deviation ``std``: float32 or float64. See :class:`Draw` for the other parameters."""
+class Normal(VendorFloats):
+    """Normal numbers of mean ``mean`` and standard deviation ``std``: float32 or float64. See :class:`Draw` for the other parameters.
+
+    cuRAND's generators make an even number of them.
+    """
 
     kind: ClassVar[str] = "normal"
 
@@ -90,6 +98,8 @@ class Normal(Floats):
     def __post_init__(self) -> None:
         """Convert fields; ``mean`` and ``std`` are rounded to the elements' type."""
         dtype = self._drawn_floats(self.shape, self.dtype)
+        if self.generator != "philox" and self.size % 2:
+            raise InvalidArgumentError(f"{self.generator} does not make {self.size} numbers", remedy="Give a shape of an even size.")
         set_fields(self, mean=real("mean", self.mean, dtype), std=at_least_zero("std", self.std, dtype))
 
 
@@ -151,8 +161,8 @@ class RngOps(OpNamespace[M]):
     """Random numbers, each a pure function of ``seed`` and its place in the seed's stream; see :mod:`accel.ops.rng`.
 
     ``seed`` is an int below 2**64, or ``None`` for one from the system's entropy. ``offset`` is how many numbers of the stream to skip: what is read in
-    pieces is what is read at once. ``generator`` is ``"philox"``, the only one. ``out=`` names a buffer to write instead of making one; ``timeout=``
-    (seconds) is when waiting ends with :class:`~accel.DeadlineExceededError`.
+    pieces is what is read at once. ``generator`` is ``"philox"``, or for some on CUDA one of cuRAND's. ``out=`` names a buffer to write instead of making
+    one; ``timeout=`` (seconds) is when waiting ends with :class:`~accel.DeadlineExceededError`.
     """
 
     __slots__ = ()

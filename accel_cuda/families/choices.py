@@ -8,9 +8,8 @@ from accel import DType
 from accel_cuda.core.cub import Cub, RadixSort, RunningOp
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from accel.backend import Kernel
     from accel_cuda.core.context import CudaContext
     from accel_cuda.core.stream import CudaStream
 
@@ -29,7 +28,7 @@ class _Work(NamedTuple):
 
     Attributes
     ----------
-    algorithm, count, bits
+    algorithm, elements, bits
         What is needed of CUB, for how many elements, and by how many bits.
     offsets
         Where the parts of the memory begin that the op works in: keys and sorted keys, places and sorted places; or the weights, whose sums take their place;
@@ -37,7 +36,7 @@ class _Work(NamedTuple):
     """
 
     algorithm: RadixSort | RunningOp | None
-    count: int
+    elements: int
     bits: int
     offsets: tuple[int, ...]
 
@@ -52,11 +51,13 @@ def _work(op: Any) -> _Work:
         offsets.append(offsets[-1] + -(-nbytes // _ALIGNED) * _ALIGNED)
     if way == "drawn":
         return _Work(None, 0, 0, tuple(offsets))
-    return _Work(*((_SORT, length, _BITS) if way == "ordered" else (_SUM, length, 0)), tuple(offsets))
+    if way == "ordered":
+        return _Work(_SORT, length, _BITS, tuple(offsets))
+    return _Work(_SUM, length, 0, tuple(offsets))
 
 
 class Choices:
-    """The family's state in one context. CUB's algorithms are built when an op first needs one.
+    """What these ops have in one context. CUB's algorithms are built when an op first needs one.
 
     Parameters
     ----------
@@ -64,19 +65,13 @@ class Choices:
         The context.
     drawn
         The kernel that enqueues integers.
-
-    Attributes
-    ----------
-    kernels : mapping
-        Op kind -> kernel.
     """
 
     def __init__(self, context: CudaContext, drawn: Any) -> None:
         self._cub = Cub(context)
         self._drawn = drawn
-        self.kernels: Mapping[str, Kernel] = {"permutation": self._pick, "choice": self._pick}
 
-    def may_block(self, lane: Any, op: Any) -> bool:
+    def may_block(self, op: Any) -> bool:
         """Return whether an algorithm that the op needs was not run yet. Quick."""
         algorithm = _work(op).algorithm
         return algorithm is not None and not self._cub.is_ready(algorithm)
@@ -85,28 +80,26 @@ class Choices:
         """Return how many commands an op enqueues at most. Quick."""
         return _OTHER_COMMANDS + _SORT_COMMANDS * (_work(op).algorithm is not None)
 
-    def prepare(self, stream: CudaStream) -> None:
-        """Do nothing: few ops of the family need what takes seconds to build."""
-
     def scratch_nbytes(self, op: Any) -> int | None:
         """Return how many bytes an op works in, or ``None`` before :meth:`measure`. Quick."""
         work = _work(op)
         if work.algorithm is None:
             return work.offsets[-1]
-        nbytes = self._cub.scratch_nbytes(work.algorithm, work.count, work.bits)
+        nbytes = self._cub.scratch_nbytes(work.algorithm, work.elements, work.bits)
         return None if nbytes is None else work.offsets[-1] + nbytes
 
     def measure(self, op: Any) -> None:
         """See that :meth:`scratch_nbytes` knows. May block."""
         work = _work(op)
         if work.algorithm is not None:
-            self._cub.measure(work.algorithm, work.count, work.bits)
+            self._cub.measure(work.algorithm, work.elements, work.bits)
 
     def close(self) -> None:
         """Unload the algorithms. May block; the streams have ended, and the context is healthy."""
         self._cub.close()
 
-    def _pick(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def pick(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """Enqueue an op."""
         stream, work, source = lane.stream, _work(op), op.source()
         stream.ready()
         length, count = op.counts()

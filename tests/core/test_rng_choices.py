@@ -114,7 +114,9 @@ async def test_a_choice_takes_the_place_of_the_axis(rng: np.random.Generator) ->
 )
 async def test_what_cannot_be_chosen_is_refused(options: dict[str, Any]) -> None:
     async with opened() as device:
-        given = {name: await device.put(value) if isinstance(value, np.ndarray) else value for name, value in options.items()}
+        given: dict[str, Any] = {
+            name: await device.put(value) if isinstance(value, np.ndarray) else value for name, value in options.items()
+        }
         error = await failure(device.rng.choice(**{"shape": 2, **given}), accel.InvalidArgumentError)
         assert error.remedy
         assert (await device.get(await device.rng.choice(3, 2))).shape == (2,)
@@ -123,5 +125,6 @@ async def test_what_cannot_be_chosen_is_refused(options: dict[str, Any]) -> None
 async def test_a_permutation_refuses_what_it_cannot_move() -> None:
     async with opened() as device:
         x = await device.zeros((3, 4))
-        for arguments in (((x,), {"axis": 2}), ((x,), {"out": x}), ((1 << 31,), {}), ((2.5,), {}), ((5,), {"axis": 1})):
-            await failure(device.rng.permutation(*arguments[0], **arguments[1]), accel.InvalidArgumentError)
+        wrong: tuple[tuple[Any, dict[str, Any]], ...] = ((x, {"axis": 2}), (x, {"out": x}), (1 << 31, {}), (2.5, {}), (5, {"axis": 1}))
+        for first, options in wrong:
+            await failure(device.rng.permutation(first, **options), accel.InvalidArgumentError)

@@ -23,7 +23,8 @@ _NO_WEIGHT, _TOO_FEW = 1, 2
 
 def pick(op: Any, drawn: Callable[[Any], Array], inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Write the result of an op, and the status of its weights; ``drawn`` makes the numbers of an op of a distribution."""
-    source, (length, count), way, weights = op.source(), op.counts(), op.way(), None
+    source, (length, count), way = op.source(), op.counts(), op.way()
+    weights: Any = None
     if not count:
         return
     if getattr(op, "p", None) is not None:
@@ -78,7 +79,7 @@ def samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample(f"permutation {what}", partial(_called, "permutation", options), (), order)
         few = (n + 1) // 2
         yield Sample(f"choice {what}", partial(_called, "choice", {**options, "shape": few, "replace": False}), (), order[:few])
-        weights = rng.integers(0, 5, n).astype((np.float32, np.float64)[n % 2]) / 4  # whose sums are exact
+        weights = (rng.integers(0, 5, n) / 4).astype((np.float32, np.float64)[n % 2])  # whose sums are exact
         weights[rng.integers(n)] = 1
         fractions = (pairs >> np.uint64(11)).astype(np.float64) * 2.0**-53
         sums = np.cumsum(weights.astype(np.float64))
@@ -87,12 +88,12 @@ def samples(rng: np.random.Generator) -> Iterator[Sample]:
         weighed = partial(_called, "choice", {"seed": seed, "offset": offset, "shape": n})
         yield Sample(f"choice weighed {what}", weighed, (x, weights), x[found])
         clocks = -np.log(((pairs >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52) / np.maximum(weights.astype(np.float64), 1e-300)
-        few = min(few, np.count_nonzero(weights))
+        few = min(few, int(np.count_nonzero(weights)))
         once = partial(_called, "choice", {"seed": seed, "offset": offset, "shape": (few, 1), "replace": False})
         yield Sample(
             f"choice weighed once {what}",
             once,
-            (x[:, 0].astype(np.float64), weights.astype(np.float64)),
+            (x[:, 0].astype(np.float64), weights.astype((np.float64, np.float32)[n % 2])),
             x[np.argsort(clocks)[:few], :1].astype(float),
         )
         words = philox(seed, np.arange(offset // 4, (offset + 64) // 4 + 1, dtype=np.uint64)).reshape(-1)[offset % 4 :][:64]

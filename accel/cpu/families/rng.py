@@ -14,7 +14,7 @@ from accel.cpu.families import choices, distributions, sampling
 from accel.cpu.families.words import philox, philox_blocks, wide
 from accel.cpu.views import Array, array
 from accel.dtype import DType
-from accel.errors import BackendUnavailableError
+from accel.errors import BackendUnavailableError, UnsupportedError
 from accel.family import BackendPart, Sample
 
 if TYPE_CHECKING:
@@ -134,6 +134,8 @@ def _scaled_pairs(words: Array, span: int) -> tuple[Array, Array]:
 
 def _kernel(numbers: Callable[[Any, Array, Array], Array], cost: float = _NUMBER) -> Kernel:
     def kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        if op.generator != "philox":
+            raise UnsupportedError(f"the CPU has no generator {op.generator!r}", remedy="Use generator='philox', or a CUDA device.")
         if op.size:
             lane.stream.submit(partial(draw, partial(numbers, op), op, outputs[0]), _CALL + op.size * cost)
 
