@@ -206,7 +206,7 @@ _PLAUSIBLE: dict[str, list[Any]] = {
     "p": [0.5, 0, 1.0, -0.1, math.nan],
     "seed": [None, 0, 1, 2**64 - 1, -1],
     "offset": [0, 1, 2**64 - 1, 2**70, -1],
-    "generator": ["philox", "xorwow"],
+    "generator": ["philox", "curand_philox", "xorwow"],
     "durable": [False],
     "timeout": [None, 5.0],
     "source_text": ["", "int x;"],

@@ -88,6 +88,7 @@ def test_every_kernel_around_random_numbers_and_transforms_is_launched() -> None
     context: Any = FakeContext()
     launch_all(context, context)
     wanted = (kernels_in("rng") | kernels_in("fft")) - {"philox_"} | {"checksum", "spin"}
+    wanted = {name for name in wanted if not name.startswith("choice")}  # every_order launches them
     assert {"philox_uniform_f32", "philox_pairs_8", "fft_turn_4", "fft_ends_c128"} <= wanted, "the sources are read wrongly"
     assert context.launched == wanted
     assert not context.pieces, "memory was not given back"

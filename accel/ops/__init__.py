@@ -9,6 +9,7 @@ from accel.ops.blas import Axpy, BlasOps, Dot, Gemm, GemmBatched, Gemv, Nrm2, Sc
 from accel.ops.blas_matrices import Geam, Ger, Hemm, Herk, Symm, Syrk
 from accel.ops.blas_triangular import Trmm, Trmv, Trsm, Trsv
 from accel.ops.blas_vectors import Asum, Dotc, Iamax, Iamin, Rot, Swap
+from accel.ops.choices import Choice, Permutation
 from accel.ops.compiler import CompiledKernel, KernelLayout, Launch
 from accel.ops.composed import ComposedOp
 from accel.ops.convolution import (
@@ -86,6 +87,7 @@ __all__ = [
     "Cast",
     "Checksum",
     "ChoSolve",
+    "Choice",
     "Cholesky",
     "Clip",
     "CompiledKernel",
@@ -172,6 +174,7 @@ __all__ = [
     "PagedAttention",
     "Part",
     "Partition",
+    "Permutation",
     "Pinv",
     "Plan",
     "Poisson",

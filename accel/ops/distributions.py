@@ -195,7 +195,7 @@ class Bernoulli(Draw):
 
     def __post_init__(self) -> None:
         """Convert fields."""
-        self._seeded(self.shape)
+        self._shaped(self.shape)
         set_fields(self, p=_probability(self.p))
 
     @property
@@ -267,7 +267,7 @@ class Poisson(Counts):
 
     def __post_init__(self) -> None:
         """Convert fields."""
-        self._seeded(self.shape)
+        self._shaped(self.shape)
         lam = at_least_zero("lam", self.lam, DType.FLOAT64)
         if lam > _MOST:
             raise InvalidArgumentError(f"lam is {lam}", remedy="Give 2**52 at most.")
@@ -298,7 +298,7 @@ class Binomial(Counts):
 
     def __post_init__(self) -> None:
         """Convert fields."""
-        self._seeded(self.shape)
+        self._shaped(self.shape)
         set_fields(self, n=whole("n", self.n, 0, _MOST + 1), p=_probability(self.p))
 
     def _rarer(self) -> tuple[float, float]:

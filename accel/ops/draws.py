@@ -12,14 +12,14 @@ import numpy as np
 
 from accel.dtype import DType, DTypeLike
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, Shape, as_shape, number, result_in
+from accel.ops.base import FamilyOp, Plan, Shape, Status, as_shape, number, result_in
 from accel.ops.fields import integer, set_fields
 from accel.ref import AccelRef
 
-__all__ = ["Draw", "Floats", "Generator", "at_least_zero", "real", "whole"]
+__all__ = ["Draw", "Floats", "Generator", "VendorFloats", "at_least_zero", "real", "whole"]
 
-Generator = Literal["philox"]
-"""Name of the generator of a stream's blocks; see this module."""
+Generator = Literal["philox", "curand_philox", "curand_mrg32k3a"]
+"""Name of a generator: accel's own, see :mod:`accel.ops.rng`; or one of cuRAND's, for numbers that are cuRAND's bit by bit."""
 
 _FLOATS = (DType.FLOAT32, DType.FLOAT64)
 _END = 1 << 64
@@ -55,12 +55,13 @@ class Draw(FamilyOp):
     offset
         How many numbers of the stream are skipped.
     generator
-        ``"philox"``, the only one.
+        ``"philox"``; uniform and normal numbers on CUDA have ``"curand_philox"`` and ``"curand_mrg32k3a"`` too.
     out
         Buffer to write.
     """
 
     library: ClassVar[str] = "rng"
+    generators: ClassVar[tuple[Generator, ...]] = ("philox",)
 
     _: KW_ONLY
     seed: int | None = None
@@ -68,18 +69,22 @@ class Draw(FamilyOp):
     generator: Generator = "philox"
     out: AccelRef | None = None
 
-    def _seeded(self, shape: object) -> None:
-        """Convert what all distributions have, and draw the seed if there is none."""
+    def _seeded(self) -> None:
+        """Convert what all have, and draw the seed if there is none."""
         set_fields(
             self,
-            shape=as_shape(shape),  # type: ignore[arg-type]  # which raises where it is none
             seed=secrets.randbits(64) if self.seed is None else whole("seed", self.seed, 0, _END),
             offset=whole("offset", self.offset, 0, _LONGEST),
         )
 
+    def _shaped(self, shape: object) -> None:
+        """Convert what those with a shape have."""
+        self._seeded()
+        set_fields(self, shape=as_shape(shape))  # type: ignore[arg-type]  # which raises where it is none
+
     def _drawn(self, shape: object, dtype: DTypeLike) -> DType:
         """Convert what distributions with a choice of dtypes have, and return the dtype."""
-        self._seeded(shape)
+        self._shaped(shape)
         set_fields(self, dtype=(found := DType.of(dtype)))
         return found
 
@@ -89,13 +94,12 @@ class Draw(FamilyOp):
             raise UnsupportedError(f"{self.kind} numbers are not offered in {found.value}", remedy="Use float32 or float64.")
         return found
 
-    def _planned(self, shape: Shape, dtype: DType) -> Plan:
-        if self.generator != "philox":
-            raise InvalidArgumentError(
-                f"there is no generator {self.generator!r}", op=self.kind, remedy="Use generator='philox', the default."
-            )
+    def _planned(self, shape: Shape, dtype: DType, reads: tuple[AccelRef, ...] = (), status: Status | None = None) -> Plan:
+        if self.generator not in self.generators:
+            names = " or ".join(map(repr, self.generators))
+            raise InvalidArgumentError(f"{self.kind} has no generator {self.generator!r}", op=self.kind, remedy=f"Use generator={names}.")
         writes, creates = result_in(self.out, shape, dtype)
-        return Plan((), writes, creates, "", dtype)
+        return Plan(reads, writes, creates, "", dtype, status=status)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -117,6 +121,13 @@ class Floats(Draw):
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
         return self._planned(as_shape(self.shape), DType.of(self.dtype))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class VendorFloats(Floats):
+    """What distributions share that cuRAND's generators have too."""
+
+    generators: ClassVar[tuple[Generator, ...]] = ("philox", "curand_philox", "curand_mrg32k3a")
 
 
 def at_least_zero(name: str, value: object, dtype: DType) -> float:

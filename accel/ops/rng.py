@@ -18,6 +18,9 @@ counter (block's low half, block's high half, attempt, 0), a word each. The atte
 - poisson, binomial: for means below 10, the count whose distribution function first exceeds a fraction of 53 bits. Else Hörmann's transformed rejection (*The
   transformed rejection method for generating Poisson random variables*, 1993; *The generation of binomial random variates*, 1993) of the two fractions of a
   block, in which attempts are counted. Number i is of block i alone.
+- permutation, and choice without ``replace``: the elements in the order of keys, which are the pairs w0 + 2**32 * w1 and w2 + 2**32 * w3 of blocks. With
+  weights, keys are the negative logarithms of 52 bits of the pairs as fractions that are not 0, divided by the weights.
+- choice: the elements at random integers; with weights, where their running sums in float64 first exceed a fraction of 53 bits of the whole.
 - sobol: no random numbers; see :mod:`accel.ops.quasi`.
 - integers: ``low`` plus the upper half of the product of a word, or two, with the number of values. Where that would favour some values (Lemire, *Fast
   random integer generation in an interval*, 2019) the word is taken from the next attempt of the same block.
@@ -39,8 +42,9 @@ import numpy as np
 from accel.dtype import DType, DTypeLike
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import Plan, as_shape
+from accel.ops.choices import Choice, Permutation
 from accel.ops.distributions import Bernoulli, Beta, Binomial, Exponential, Gamma, Poisson, TruncatedNormal
-from accel.ops.draws import Draw, Floats, Generator, at_least_zero, real, whole
+from accel.ops.draws import Draw, Floats, Generator, VendorFloats, at_least_zero, real, whole
 from accel.ops.family import Family
 from accel.ops.fields import set_fields
 from accel.ops.namespace import OpNamespace, method
@@ -52,8 +56,11 @@ M = TypeVar("M")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Uniform(Floats):
-    """Numbers of one density from ``low`` up to, and without, ``high``: float32 or float64. See :class:`Draw` for the other parameters."""
+class Uniform(VendorFloats):
+    """Numbers of one density from ``low`` up to, and without, ``high``: float32 or float64. See :class:`Draw` for the other parameters.
+
+    Those of cuRAND's generators are from 0 to 1, without 0 and with 1.
+    """
 
     kind: ClassVar[str] = "uniform"
 
@@ -70,12 +77,17 @@ class Uniform(Floats):
                 f"low is {low} and high is {high} in {dtype.value}", remedy="Give a high that is larger than low in this dtype."
             )
         real("high - low", high - low, dtype)
+        if self.generator != "philox" and (low, high) != (0.0, 1.0):
+            raise InvalidArgumentError(f"{self.generator} has no numbers from {low} to {high}", remedy="Leave low and high out.")
         set_fields(self, low=low, high=high)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Normal(Floats):
-    """Normal numbers of mean ``mean`` and standard deviation ``std``: float32 or float64. See :class:`Draw` for the other parameters."""
+class Normal(VendorFloats):
+    """Normal numbers of mean ``mean`` and standard deviation ``std``: float32 or float64. See :class:`Draw` for the other parameters.
+
+    cuRAND's generators make an even number of them.
+    """
 
     kind: ClassVar[str] = "normal"
 
@@ -86,6 +98,8 @@ class Normal(Floats):
     def __post_init__(self) -> None:
         """Convert fields; ``mean`` and ``std`` are rounded to the elements' type."""
         dtype = self._drawn_floats(self.shape, self.dtype)
+        if self.generator != "philox" and self.size % 2:
+            raise InvalidArgumentError(f"{self.generator} does not make {self.size} numbers", remedy="Give a shape of an even size.")
         set_fields(self, mean=real("mean", self.mean, dtype), std=at_least_zero("std", self.std, dtype))
 
 
@@ -147,14 +161,19 @@ class RngOps(OpNamespace[M]):
     """Random numbers, each a pure function of ``seed`` and its place in the seed's stream; see :mod:`accel.ops.rng`.
 
     ``seed`` is an int below 2**64, or ``None`` for one from the system's entropy. ``offset`` is how many numbers of the stream to skip: what is read in
-    pieces is what is read at once. ``generator`` is ``"philox"``, the only one. ``out=`` names a buffer to write instead of making one; ``timeout=``
-    (seconds) is when waiting ends with :class:`~accel.DeadlineExceededError`.
+    pieces is what is read at once. ``generator`` is ``"philox"``, or for some on CUDA one of cuRAND's. ``out=`` names a buffer to write instead of making
+    one; ``timeout=`` (seconds) is when waiting ends with :class:`~accel.DeadlineExceededError`.
     """
 
     __slots__ = ()
 
     library: ClassVar[str] = "rng"
-    aliases: ClassVar[Mapping[str, str]] = {"rand": ".uniform(shape)", "randn": ".normal(shape)", "randint": ".integers(shape, low, high)"}
+    aliases: ClassVar[Mapping[str, str]] = {
+        "rand": ".uniform(shape)",
+        "randn": ".normal(shape)",
+        "randint": ".integers(shape, low, high)",
+        "shuffle": ".permutation(x)",
+    }
 
     uniform = method(Uniform)
     normal = method(Normal)
@@ -167,6 +186,8 @@ class RngOps(OpNamespace[M]):
     bernoulli = method(Bernoulli)
     poisson = method(Poisson)
     binomial = method(Binomial)
+    permutation = method(Permutation)
+    choice = method(Choice)
     sobol = method(Sobol)
 
 

@@ -33,4 +33,4 @@ CURAND: Mapping[int, Meaning] = {
     **rows(InvalidArgumentError, "103 TYPE_ERROR 104 OUT_OF_RANGE 105 LENGTH_NOT_MULTIPLE"),
     **rows(UnsupportedError, "100 VERSION_MISMATCH 106 DOUBLE_PRECISION_REQUIRED 204 ARCH_MISMATCH"),
 }
-"""cuRAND (``CURAND_STATUS_``), for libraries of the user's own that call it. A fault of the device shows as LAUNCH_FAILURE: ask the driver which."""
+"""cuRAND (``CURAND_STATUS_``). A fault of the device shows as LAUNCH_FAILURE: ask the driver which."""

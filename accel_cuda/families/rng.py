@@ -1,7 +1,7 @@
 """The ``rng`` family on a GPU: one launch of a kernel of the backend's own for each op; :mod:`accel.ops.rng` says what the numbers are.
 
-A counter-based generator needs no state, so an op is a pure function with nothing to set up; cuRAND's generators have one on the device, which each new
-seed or offset would make anew.
+A counter-based generator needs no state, so an op is a pure function with nothing to set up. cuRAND's generators have one on the device, which each new
+seed or offset makes anew: they are used where an op names one.
 """
 
 from __future__ import annotations
@@ -13,16 +13,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel import DType
+from accel_cuda.core.cub import CUB
 from accel_cuda.core.family import CudaPart, Source
+from accel_cuda.families.choices import Choices
+from accel_cuda.families.curand import CURAND, CurandGenerators
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from accel.backend import Kernel
+    from accel_cuda.core.context import CudaContext
+    from accel_cuda.core.stream import CudaStream
 
 __all__ = ["PART"]
 
 _BLOCK, _EACH = 256, 4
+_PICKED, _VENDORS = ("permutation", "choice"), ("uniform", "normal")
+_CURAND_COMMANDS = 8  # kernels that make a state, and the numbers, at most
 _CONSTANTS = 10  # of what has several, as in rng.cu
 _DOUBLE = struct.Struct("d")
 _CODES = {DType.FLOAT32: "f32", DType.FLOAT64: "f64"}
@@ -77,25 +84,35 @@ def _counts(op: Any) -> Parameters:
 
 
 def _integers(op: Any) -> Parameters:
-    span = op.span()
-    is_pair = op.per_block() == 2
+    return _words(op.low, op.span(), op.per_block(), op.dtype.itemsize)
+
+
+def _words(low: int, span: int, per_block: int, itemsize: int) -> Parameters:
+    is_pair = per_block == 2
     end = _ALL if is_pair else 1 << 32
-    return f"{'pairs' if is_pair else 'words'}_{op.dtype.itemsize}", (op.low % _ALL, span % _ALL, end % span)
+    return f"{'pairs' if is_pair else 'words'}_{itemsize}", (low % _ALL, span % _ALL, end % span)
 
 
 def _kernel(parameters: Callable[[Any], Parameters]) -> Kernel:
     def kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        if not op.size:
-            return
-        name, values = parameters(op)
-        stream = lane.stream
-        stream.ready()
-        function = stream.functions[f"philox_{name}"]
-        size, per_block = op.size, op.per_block()
-        first, end = op.offset // per_block, -(-(op.offset + size) // per_block)
-        stream.launch(function, -(-(end - first) // (_BLOCK * _EACH)), _BLOCK, outputs[0], size, op.seed, op.offset, *values)
+        if op.size:
+            lane.stream.ready()
+            _launch(lane.stream, op, op.size, outputs[0], parameters(op))
 
     return kernel
+
+
+def _launch(stream: CudaStream, op: Any, size: int, out: int, parameters: Parameters) -> None:
+    name, values = parameters
+    per_block = op.per_block()
+    first, end = op.offset // per_block, -(-(op.offset + size) // per_block)
+    function = stream.functions[f"philox_{name}"]
+    stream.launch(function, -(-(end - first) // (_BLOCK * _EACH)), _BLOCK, out, size, op.seed, op.offset, *values)
+
+
+def _draw_integers(stream: CudaStream, op: Any, length: int, count: int, out: int) -> None:
+    """Enqueue places of elements that are chosen."""
+    _launch(stream, op, count, out, _words(0, length, op.per_block(), 8))
 
 
 def _sobol(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -126,8 +143,63 @@ _KERNELS: dict[str, Kernel] = {
     "sobol": _sobol,
 }
 
+
+class RngLibrary:
+    """What the family has in one context.
+
+    Parameters
+    ----------
+    context
+        The context.
+
+    Attributes
+    ----------
+    kernels : mapping
+        Op kind -> kernel.
+    """
+
+    def __init__(self, context: CudaContext) -> None:
+        self._choices = Choices(context, _draw_integers)
+        self._generators = CurandGenerators()
+        self.kernels: Mapping[str, Kernel] = {**dict.fromkeys(_PICKED, self._choices.pick), **dict.fromkeys(_VENDORS, self._draw)}
+
+    def may_block(self, lane: Any, op: Any) -> bool:
+        """Return whether the op needs an algorithm of CUB's that was not run yet, or is cuRAND's. Quick."""
+        is_vendors: bool = op.generator != "philox"
+        return is_vendors or (op.kind in _PICKED and self._choices.may_block(op))
+
+    def commands(self, op: Any) -> int:
+        """Return how many commands an op enqueues at most. Quick."""
+        if op.kind in _PICKED:
+            return self._choices.commands(op)
+        return 1 if op.generator == "philox" else _CURAND_COMMANDS
+
+    def prepare(self, stream: CudaStream) -> None:
+        """Do nothing: few ops of the family need what takes seconds to build."""
+
+    def scratch_nbytes(self, op: Any) -> int | None:
+        """Return how many bytes an op works in, or ``None`` before :meth:`measure`. Quick."""
+        return self._choices.scratch_nbytes(op) if op.kind in _PICKED else 0
+
+    def measure(self, op: Any) -> None:
+        """See that :meth:`scratch_nbytes` knows. May block."""
+        self._choices.measure(op)
+
+    def close(self) -> None:
+        """Give back what the ops have. May block; the streams have ended, and the context is healthy."""
+        self._choices.close()
+
+    def _draw(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        if op.generator == "philox":
+            _KERNELS[op.kind](lane, op, inputs, outputs)
+        else:
+            self._generators.draw(lane.stream, op, outputs[0])
+
+
 PART = CudaPart(
     kernels=_KERNELS,
-    programs=(Source("rng", lambda code: ("rng.cu", ""), functions=("philox", "sobol")),),
-    program=dict.fromkeys(_KERNELS, _program),
+    open=RngLibrary,
+    libraries=(CUB, CURAND),
+    programs=(Source("rng", lambda code: ("rng.cu", "choice.cu", ""), functions=("philox", "sobol", "choice")),),
+    program=dict.fromkeys((*_KERNELS, *_PICKED), _program),
 )

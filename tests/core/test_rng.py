@@ -271,6 +271,18 @@ async def test_what_sobol_refuses() -> None:
         await failure(device.rng.sobol(await device.zeros((3, 33), "float32"), 2), accel.InvalidArgumentError)
 
 
+async def test_generators_of_curand_are_not_the_cpus() -> None:
+    async with opened() as device:
+        for generator in ("curand_philox", "curand_mrg32k3a"):
+            for kind in ("uniform", "normal"):
+                error = await failure(getattr(device.rng, kind)(4, generator=generator), accel.UnsupportedError)
+                assert "philox" in error.remedy
+            await failure(device.rng.uniform(4, low=1.0, high=2.0, generator=generator), accel.InvalidArgumentError)
+            await failure(device.rng.normal(5, generator=generator), accel.InvalidArgumentError)
+            await failure(device.rng.lognormal(4, generator=generator), accel.InvalidArgumentError)
+            await failure(device.rng.permutation(4, generator=generator), accel.InvalidArgumentError)
+
+
 async def test_other_elements_are_not_offered() -> None:
     async with opened(faults=FaultPlan().fail_at(9, accel.LibraryError("never"), op="lognormal")) as device:
         await failure(device.rng.normal(3, "float16"), accel.UnsupportedError)

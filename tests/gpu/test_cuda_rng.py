@@ -10,6 +10,7 @@ import pytest
 
 import accel
 from accel.ops import sobol_directions
+from accel_cuda.core.libraries import load_module
 from tests.rng_support import EXACT, IDS, KINDS, check_distribution, check_pieces, drawn
 
 if TYPE_CHECKING:
@@ -63,6 +64,75 @@ async def test_points_of_sobols_sequence_are_those_of_the_cpu(rng: np.random.Gen
                 await device.get(await device.rng.sobol(await device.put(directions), n, dtype, offset=offset)) for device in devices
             ]
             np.testing.assert_array_equal(gpu, cpu)
+
+
+async def test_permutations_and_choices_are_those_of_the_cpu(rng: np.random.Generator) -> None:
+    seed, n = int(rng.integers(2**63)), int(rng.integers(100_000, 2_000_000))
+    x, weights = rng.standard_normal((n, 3)), rng.integers(0, 9, n).astype(np.float32)
+    found = []
+    async with opened("cuda", "cpu") as devices:
+        for device in devices:
+            ref, p = await device.put(x), await device.put(weights)
+            made = (
+                await device.rng.permutation(n, seed=seed),
+                await device.rng.permutation(ref, seed=seed, offset=5),
+                await device.rng.choice(ref, (n // 2, 2), seed=seed),
+                await device.rng.choice(n, n, p=p, seed=seed),
+                await device.rng.choice(n, n // 4, replace=False, p=p, seed=seed),
+            )
+            found.append([await device.get(each) for each in made])
+    for number, (gpu, cpu) in enumerate(zip(*found, strict=True)):
+        assert np.mean(gpu != cpu) < (1e-5 if number == 4 else 1e-300), (seed, n, number)
+
+
+async def test_weights_that_are_wrong_are_found_on_the_device_which_goes_on(rng: np.random.Generator) -> None:
+    async with opened("cuda") as (device,):
+        wrong: tuple[tuple[list[float], dict[str, Any]], ...] = (
+            ([1.0, -1.0, 1.0], {}),
+            ([0.0] * 3, {}),
+            ([1.0, 0.0, np.nan], {"replace": False}),
+            ([1.0, 0.0, 0.0], {"replace": False}),
+        )
+        for weights, options in wrong:
+            with pytest.raises(accel.InvalidArgumentError):
+                await device.rng.choice(3, 2, p=await device.put(np.array(weights)), **options)
+        graph_p = await device.put(np.ones(100))
+        async with device.graph() as graph:
+            chosen = graph.rng.choice(100, 30, replace=False, p=graph_p, seed=5)
+            order = graph.rng.permutation(100, seed=6)
+        for _ in range(2):
+            await graph.replay()
+            assert len(set((await device.get(chosen)).tolist())) == 30
+            assert sorted((await device.get(order)).tolist()) == list(range(100))
+
+
+@pytest.mark.parametrize(("generator", "number"), [("curand_philox", 161), ("curand_mrg32k3a", 121)])
+async def test_numbers_of_curands_generators_are_those_of_its_host_interface(generator: Any, number: int, rng: np.random.Generator) -> None:
+    curand = load_module("nvmath.bindings.curand", "nvmath-python")
+    seed, offset, n = int(rng.integers(2**63)), int(rng.integers(1000)) * 4, int(rng.integers(1, 50_000)) * 2
+    calls: tuple[tuple[str, str, str, dict[str, float]], ...] = (
+        ("uniform", "float32", "generate_uniform", {}),
+        ("uniform", "float64", "generate_uniform_double", {}),
+        ("normal", "float32", "generate_normal", {"mean": 1.0, "std": 2.0}),
+        ("normal", "float64", "generate_normal_double", {"mean": 0.0, "std": 0.5}),
+    )
+    for kind, dtype, call, parameters in calls:
+        handle = curand.create_generator_host(number)
+        curand.set_pseudo_random_generator_seed(handle, seed)
+        curand.set_generator_offset(handle, offset)
+        expected = np.full(n, np.nan, dtype)
+        getattr(curand, call)(handle, expected.ctypes.data, n, *parameters.values())
+        curand.destroy_generator(handle)
+        async with opened("cuda") as (device,):
+            for _ in range(2):
+                got = await drawn(device, kind, n, dtype=dtype, seed=seed, offset=offset, generator=generator, **parameters)
+                if kind == "uniform":
+                    np.testing.assert_array_equal(got, expected, err_msg=f"{seed} {offset} {n}")
+                else:
+                    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5, err_msg=f"{seed} {offset} {n}")
+            with pytest.raises(accel.UnsupportedError):
+                async with device.graph() as graph:
+                    graph.rng.uniform(10, generator=generator)
 
 
 async def test_nothing_is_written_beside_the_result(rng: np.random.Generator) -> None:

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
     from accel.cpu.views import Array
 
-__all__ = ["NUMBERS", "samples", "sobol", "truncated_normal"]
+__all__ = ["NUMBERS", "inner", "samples", "sobol", "truncated_normal", "unit"]
 
 _HALF_LOG = 0.5 * math.log(2 * math.pi)
 
 
-def _fractions(words: Array) -> Array:
+def unit(words: Array) -> Array:
     """Return pairs of words as fractions of 53 bits, from 0 and below 1."""
     result: Array = (wide(words) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return result
 
 
-def _inner(words: Array) -> Array:
+def inner(words: Array) -> Array:
     """Return pairs of words as fractions of 52 bits between 0 and 1."""
     result: Array = ((wide(words) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
     return result
@@ -49,7 +49,7 @@ def _exponential(op: Any, words: Array, blocks: Array) -> Array:
 def truncated_normal(op: Any, inverse: Callable[[], Any], words: Array, blocks: Array) -> Array:
     """Return the numbers of an op; ``inverse()`` is the inverse of the normal distribution function, whose module may have to be imported first."""
     first, width, a, b, mean, deviation, low, high = op.constants()
-    standard = np.clip(inverse()(first + _fractions(words) * width), a, b)
+    standard = np.clip(inverse()(first + unit(words) * width), a, b)
     result: Array = np.clip(mean + deviation * standard, low, high).astype(op.dtype.numpy)
     return result
 
@@ -74,15 +74,15 @@ def _gamma_parts(seed: int, words: Array, blocks: Array, last: int, d: float, c:
     """Return numbers of the gamma distribution, and the logarithm of what they are to be multiplied by."""
 
     def attempt(words: Array, blocks: Array, number: int) -> tuple[Array, Array]:
-        radius, angle = _inner(words).T
+        radius, angle = inner(words).T
         x = np.sqrt(-2 * np.log(radius)) * np.cos(angle * (2 * np.pi))
         root = 1 + c * x
         v = root * root * root
-        uniform = _inner(philox(seed, blocks, number, last + 1)[:, :2])[:, 0]
+        uniform = inner(philox(seed, blocks, number, last + 1)[:, :2])[:, 0]
         return d * v, (root > 0) & (np.log(uniform) < 0.5 * x * x + d * (1 - v + np.log(v)))
 
     made = _until_accepted(attempt, seed, words, blocks, last)
-    boost: Array = np.log(_inner(philox(seed, blocks, 0, last + 2)[:, :2])[:, 0]) * power if power else np.zeros(len(blocks))
+    boost: Array = np.log(inner(philox(seed, blocks, 0, last + 2)[:, :2])[:, 0]) * power if power else np.zeros(len(blocks))
     return made, boost
 
 
@@ -120,7 +120,7 @@ def _counts(op: Any, words: Array, blocks: Array) -> Array:
 
 
 def _found(words: Array, first: float, a: float, b: float) -> Array:
-    fractions = _fractions(words[:, :2])[:, 0]
+    fractions = unit(words[:, :2])[:, 0]
     made, left = np.zeros(len(words)), np.arange(len(words))
     count, probability, total = 0, first, first
     while len(left := left[fractions[left] >= total]):
@@ -136,7 +136,7 @@ def _rejected(seed: int, words: Array, blocks: Array, constants: tuple[float, ..
     a, b, c, squeeze, bias, mean, most, other, _ = constants
 
     def attempt(words: Array, blocks: Array, number: int) -> tuple[Array, Array]:
-        u, v = _inner(words).T
+        u, v = inner(words).T
         u = u - 0.5
         room = 0.5 - np.abs(u)
         count = np.floor((2 * a / room + b) * u + c)
@@ -183,7 +183,7 @@ def sobol(directions: Array, first: int, count: int) -> Array:
 
 def _one(seed: int, index: int, attempt: int = 0, last: int = 0) -> tuple[float, float]:
     """Return the two fractions between 0 and 1 of a block."""
-    first, second = _inner(philox(seed, np.array([index], np.uint64), attempt, last))[0]
+    first, second = inner(philox(seed, np.array([index], np.uint64), attempt, last))[0]
     return float(first), float(second)
 
 
@@ -240,7 +240,7 @@ def _binomial_rejected(n: int, p: float, seed: int, index: int) -> int:
 
 def _searched(probability: Callable[[int], float], seed: int, index: int) -> int:
     """Return the first count whose distribution function exceeds a fraction."""
-    fraction = float(_fractions(philox(seed, np.array([index], np.uint64)))[0, 0])
+    fraction = float(unit(philox(seed, np.array([index], np.uint64)))[0, 0])
     total, count = probability(0), 0
     while fraction >= total:
         count += 1

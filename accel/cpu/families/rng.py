@@ -5,15 +5,16 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accel.cpu.families import distributions, sampling
+from accel.cpu.families import choices, distributions, sampling
 from accel.cpu.families.words import philox, philox_blocks, wide
 from accel.cpu.views import Array, array
 from accel.dtype import DType
-from accel.errors import BackendUnavailableError
+from accel.errors import BackendUnavailableError, UnsupportedError
 from accel.family import BackendPart, Sample
 
 if TYPE_CHECKING:
@@ -133,6 +134,8 @@ def _scaled_pairs(words: Array, span: int) -> tuple[Array, Array]:
 
 def _kernel(numbers: Callable[[Any, Array, Array], Array], cost: float = _NUMBER) -> Kernel:
     def kernel(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        if op.generator != "philox":
+            raise UnsupportedError(f"the CPU has no generator {op.generator!r}", remedy="Use generator='philox', or a CUDA device.")
         if op.size:
             lane.stream.submit(partial(draw, partial(numbers, op), op, outputs[0]), _CALL + op.size * cost)
 
@@ -167,6 +170,38 @@ def _sobol(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) ->
 
     if op.n * width:
         lane.stream.submit(work, _CALL + op.n * width * _NUMBER)
+
+
+def _picked(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    (length, count), (before, behind) = op.counts(), op.lines()
+    work = partial(choices.pick, op, _numbers, inputs, outputs)
+    lane.stream.submit(work, _CALL + (length + count) * _CHAIN + before * count * behind * _NUMBER)
+
+
+def _numbers(op: Any) -> Array:
+    """Return numbers that elements are chosen by: integers, pairs of words, or fractions."""
+    if op.kind == "integers":
+        more: dict[str, Any] = {
+            "dtype": DType.INT64,
+            "low": 0,
+            "span": lambda: op.high,
+            "per_block": lambda: 4 if op.high <= 1 << 32 else 2,
+        }
+    else:
+        more = {"dtype": DType.UINT64 if op.kind == "pairs" else DType.FLOAT64, "per_block": lambda: 2}
+    stream = SimpleNamespace(**vars(op), **more)
+    out = np.empty(op.size, stream.dtype.numpy)
+    if op.size:
+        draw(partial(_CHOOSING[op.kind], stream), stream, out.ctypes.data)
+    return out
+
+
+_CHOOSING: dict[str, Callable[[Any, Array, Array], Array]] = {
+    "integers": _integers,
+    "pairs": lambda op, words, blocks: wide(words),
+    "fractions": lambda op, words, blocks: distributions.unit(words),
+    "clocks": lambda op, words, blocks: distributions.inner(words),
+}
 
 
 def _drawn(kind: str, options: dict[str, Any], rng: Any) -> Any:
@@ -220,6 +255,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         values = (words.reshape(-1)[part].astype(_U64) * np.uint64(64) >> np.uint64(32)).astype(np.int64) + 3
         yield Sample(f"integers {whole_type.value} seed={seed}", partial(_drawn, "integers", options), (), values)
     yield from distributions.samples(rng)
+    yield from choices.samples(rng)
 
 
 PART = BackendPart(
@@ -231,6 +267,8 @@ PART = BackendPart(
         **{kind: _kernel(numbers, _CHAIN) for kind, numbers in distributions.NUMBERS.items()},
         "truncated_normal": _truncated_normal,
         "sobol": _sobol,
+        "permutation": _picked,
+        "choice": _picked,
     },
     samples=_samples,
     wheels=("scipy",),

@@ -1,0 +1,114 @@
+"""cuRAND's generators without a GPU: which calls are made, for each stream and type, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from accel import BackendUnavailableError, UnsupportedError, ops
+from accel_cuda.families.rng import RngLibrary
+from tests.cuda_support import FakeLibrary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Stream:
+    """A stream that may be captured, and ends."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+        self.is_capturing = False
+        self.ends: list[Callable[[], object]] = []
+
+    def ready(self) -> Any:
+        return SimpleNamespace(section=contextlib.nullcontext())
+
+    def at_close(self, end: Callable[[], object]) -> None:
+        self.ends.append(end)
+
+    def failure(self, status: int, call: str, library: str) -> Exception:
+        return RuntimeError(f"{library} {call} {status}")
+
+
+@pytest.fixture
+def curand(monkeypatch: pytest.MonkeyPatch) -> FakeLibrary:
+    fake = FakeLibrary("nvmath.bindings.curand", "cuRANDError")
+    fake.install(monkeypatch, "curand")
+    return fake
+
+
+def run(library: RngLibrary, stream: Stream, op: Any) -> None:
+    library.kernels[op.kind](SimpleNamespace(stream=stream), op, (), (4096, 0))
+
+
+def test_a_generator_of_each_stream_and_type_is_seeded_for_each_op(curand: FakeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = iter(range(7, 99))
+
+    def create(number: int) -> int:
+        curand.called.append(("create_generator", number))
+        return next(made)
+
+    monkeypatch.setattr(curand, "create_generator", create, raising=False)
+    library = RngLibrary(SimpleNamespace())  # type: ignore[arg-type]  # which is not used here
+    first, second = Stream(11), Stream(22)
+    run(library, first, ops.Uniform((5,), seed=3, offset=4, generator="curand_philox"))
+    run(library, first, ops.Normal((2, 3), "float64", seed=5, mean=1.0, std=2.0, generator="curand_philox"))
+    run(library, first, ops.Uniform((5,), "float64", seed=6, generator="curand_mrg32k3a"))
+    run(library, second, ops.Normal((4,), seed=8, generator="curand_philox"))
+    run(library, second, ops.Normal((0,), seed=8, generator="curand_philox"))
+    assert curand.called == [
+        ("create_generator", 161),
+        ("set_stream", 7, 11),
+        ("set_pseudo_random_generator_seed", 7, 3),
+        ("set_generator_offset", 7, 4),
+        ("generate_uniform", 7, 4096, 5),
+        ("set_pseudo_random_generator_seed", 7, 5),
+        ("set_generator_offset", 7, 0),
+        ("generate_normal_double", 7, 4096, 6, 1.0, 2.0),
+        ("create_generator", 121),
+        ("set_stream", 8, 11),
+        ("set_pseudo_random_generator_seed", 8, 6),
+        ("set_generator_offset", 8, 0),
+        ("generate_uniform_double", 8, 4096, 5),
+        ("create_generator", 161),
+        ("set_stream", 9, 22),
+        ("set_pseudo_random_generator_seed", 9, 8),
+        ("set_generator_offset", 9, 0),
+        ("generate_normal", 9, 4096, 4, 0.0, 1.0),
+    ]
+    del curand.called[:]
+    for end in first.ends:
+        end()
+    assert curand.called == [("destroy_generator", 7), ("destroy_generator", 8)]
+    run(library, first, ops.Uniform((5,), seed=3, generator="curand_philox"))
+    assert ("create_generator", 161) in curand.called
+
+
+def test_ops_of_curand_are_enqueued_off_the_loop_and_in_no_graph(curand: FakeLibrary) -> None:
+    library, stream = RngLibrary(SimpleNamespace()), Stream(1)  # type: ignore[arg-type]
+    op = ops.Uniform((5,), generator="curand_philox")
+    assert library.may_block(None, op)
+    assert library.commands(op) > 1
+    assert not library.may_block(None, ops.Uniform((5,)))
+    assert library.commands(ops.Uniform((5,))) == 1
+    assert library.scratch_nbytes(op) == library.scratch_nbytes(ops.Gamma((5,), a=1.0)) == 0
+    stream.is_capturing = True
+    with pytest.raises(UnsupportedError, match="graph"):
+        run(library, stream, op)
+    assert not curand.called
+
+
+def test_a_failure_names_the_call(curand: FakeLibrary) -> None:
+    curand.fails["set_generator_offset"] = 104
+    with pytest.raises(RuntimeError, match="curand set_generator_offset 104"):
+        run(RngLibrary(SimpleNamespace()), Stream(1), ops.Uniform((5,), generator="curand_mrg32k3a"))  # type: ignore[arg-type]
+
+
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeLibrary("nvmath.bindings.curand", "cuRANDError").install(monkeypatch)
+    with pytest.raises(BackendUnavailableError, match="nvidia-curand"):
+        run(RngLibrary(SimpleNamespace()), Stream(1), ops.Uniform((5,), generator="curand_philox"))  # type: ignore[arg-type]
