@@ -192,9 +192,8 @@ async def test_sparse_products_in_batches_bring_what_the_library_works_in(device
         await device.sparse.spgemm(a, b, size=wanted - 1)
     empty = await device.sparse.put(scipy.csr_array((407, 12)))
     assert (await device.sparse.spgemm(b, empty)).nnz == 0
-    wide = await device.sparse.csr(
-        (a.data, await device.put(left.indices.astype(int)), await device.put(left.indptr.astype(int))), shape=a.shape
-    )
+    parts = [await device.put(each) for each in (np.ones(2), np.array([0, 1]), np.array([0, 1, 2]))]
+    wide = await device.sparse.csr((parts[0], parts[1], parts[2]), shape=(2, 2))
     with pytest.raises(accel.UnsupportedError, match="int32"):
         await device.sparse.spgemm(wide, wide)
 
