@@ -11,9 +11,9 @@ from accel.ref import AccelRef, AccelToken
 
 __all__ = ["ELEMENTS", "FORMATS", "SparseField", "SparseFormat", "SparseRef", "parts_of", "sparse_of"]
 
-SparseFormat: TypeAlias = Literal["csr", "csc", "coo"]
+SparseFormat: TypeAlias = Literal["csr", "csc", "coo", "bsr"]
 
-FORMATS: tuple[SparseFormat, ...] = ("csr", "csc", "coo")
+FORMATS: tuple[SparseFormat, ...] = ("csr", "csc", "coo", "bsr")
 """The formats that there are."""
 
 ELEMENTS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64, DType.COMPLEX64, DType.COMPLEX128)
@@ -32,15 +32,16 @@ class SparseRef:
     Parameters
     ----------
     format
-        ``"csr"``, ``"csc"`` or ``"coo"``, whose elements are in the order of csr.
+        ``"csr"``, ``"csc"``, ``"coo"``, whose elements are in the order of csr, or ``"bsr"``: csr of dense blocks, all of one size.
     data
-        The elements: float16, bfloat16, float32, float64, complex64 or complex128.
+        The elements: float16, bfloat16, float32, float64, complex64 or complex128; of bsr (blocks, rows of a block, columns of a block).
     indices
-        int32 or int64: the column of each element; of csc, the row.
+        int32 or int64: the column of each element; of csc, the row; of bsr, the column of each block, counted in blocks.
     indptr
-        Of the dtype of ``indices``: where each row (of csc, column) begins, and the number of elements; of coo, the row of each element.
+        Of the dtype of ``indices``: where each row (of csc, column; of bsr, row of blocks) begins, and the number of elements (of bsr, blocks); of coo, the
+        row of each element.
     shape
-        Rows and columns.
+        Rows and columns; of bsr, multiples of those of a block.
 
     Raises
     ------
@@ -57,7 +58,7 @@ class SparseRef:
     def __post_init__(self) -> None:
         """See that the parts fit."""
         if self.format not in FORMATS:
-            raise InvalidArgumentError(f"format is {self.format!r}", remedy="Use 'csr', 'csc' or 'coo'.")
+            raise InvalidArgumentError(f"format is {self.format!r}", remedy="Use 'csr', 'csc', 'coo' or 'bsr'.")
         shape = self.shape
         if not (isinstance(shape, tuple) and len(shape) == 2 and all(isinstance(n, int) and n >= 0 for n in shape)):
             raise InvalidArgumentError(f"shape is {shape!r}", remedy="Give (rows, columns).")
@@ -65,17 +66,21 @@ class SparseRef:
             ref = getattr(self, name)
             if isinstance(ref, AccelToken):
                 raise InvalidArgumentError(f"{name} is a token", remedy="Turn it back into a ref first: matrix.resolved(device).")
-            if not isinstance(ref, AccelRef) or len(ref.shape) != 1:
-                raise InvalidArgumentError(f"{name} is {ref!r:.200}", remedy="Give a ref of one dimension.")
+            ndim = 3 if name == "data" and self.format == "bsr" else 1
+            if not isinstance(ref, AccelRef) or len(ref.shape) != ndim:
+                raise InvalidArgumentError(f"{name} is {ref!r:.200}", remedy=f"Give a ref of {ndim} dimension{'s' * (ndim > 1)}.")
         if self.data.dtype not in ELEMENTS:
             raise InvalidArgumentError(f"data is {self.data.dtype.value}", remedy="Give a float or complex dtype.")
         if self.indices.dtype not in _INDICES or self.indptr.dtype is not self.indices.dtype:
             raise InvalidArgumentError(
                 f"indices are {self.indices.dtype.value} and indptr is {self.indptr.dtype.value}", remedy="Give both int32, or both int64."
             )
-        if self.indices.shape != self.data.shape or self.indptr.shape != (self._marks(),):
+        rows, columns = self.blocksize
+        if not rows or not columns or shape[0] % rows or shape[1] % columns:
+            raise InvalidArgumentError(f"blocks are {rows} x {columns} and the matrix {shape}", remedy="Give a multiple of the blocks.")
+        if self.indices.shape != self.data.shape[:1] or self.indptr.shape != (self._marks(),):
             raise InvalidArgumentError(
-                f"{self.format} of shape {shape} has {self.data.size} elements, {self.indices.size} indices and indptr of {self.indptr.size}",
+                f"{self.format} of shape {shape} has {self.data.shape[0]} elements, {self.indices.size} indices and indptr of {self.indptr.size}",
                 remedy=f"Give an index for each element, and indptr of {self._marks()}.",
             )
 
@@ -90,8 +95,13 @@ class SparseRef:
 
     @property
     def nnz(self) -> int:
-        """How many elements are stored."""
+        """How many elements are stored; of bsr, all of each block."""
         return self.data.size
+
+    @property
+    def blocksize(self) -> tuple[int, int]:
+        """Rows and columns of a block of bsr; 1 and 1 of other formats."""
+        return (self.data.shape[1], self.data.shape[2]) if self.format == "bsr" else (1, 1)
 
     @property
     def ndim(self) -> int:
@@ -105,8 +115,8 @@ class SparseRef:
 
     @property
     def major(self) -> int:
-        """How many rows there are; of csc, columns."""
-        return self.shape[1] if self.format == "csc" else self.shape[0]
+        """How many rows there are; of csc, columns; of bsr, rows of blocks."""
+        return self.shape[1] if self.format == "csc" else self.shape[0] // self.blocksize[0]
 
     @property
     def is_stale(self) -> bool:
@@ -120,10 +130,12 @@ class SparseRef:
         Raises
         ------
         InvalidArgumentError
-            For coo, whose elements would be in the order of columns.
+            For coo, whose elements would be in the order of columns, and for bsr, whose blocks would have to be turned.
         """
-        if self.format == "coo":
-            raise InvalidArgumentError("coo has no transpose of the same refs", remedy="Convert it first: await device.sparse.tocsr(a).")
+        if self.format in ("coo", "bsr"):
+            raise InvalidArgumentError(
+                f"{self.format} has no transpose of the same refs", remedy="Convert it first: await device.sparse.tocsr(a)."
+            )
         return SparseRef("csc" if self.format == "csr" else "csr", *self.refs, (self.shape[1], self.shape[0]))
 
     def trimmed(self, count: int) -> SparseRef:

@@ -76,8 +76,12 @@ class DeviceSparse(SparseOps[Awaited]):
             raise InvalidArgumentError("the parts of coo are (data, (rows, columns))", remedy="Give them so.", op="coo")
         return await self._made("coo", (parts[0], parts[1][1], parts[1][0]), shape, durable)
 
+    async def bsr(self, parts: tuple[Any, Any, Any], *, shape: tuple[int, int], durable: bool = False) -> SparseRef:
+        """Make a matrix of ``(data, indices, indptr)``, as scipy's ``bsr_array`` does: ``data`` is (blocks, rows, columns); see :meth:`csr`."""
+        return await self._made("bsr", parts, shape, durable)
+
     async def put(self, matrix: Any, *, durable: bool = False) -> SparseRef:
-        """Copy a sparse matrix of scipy's to the device, in its format if that is csr, csc or coo, else as csr.
+        """Copy a sparse matrix of scipy's to the device, in its format if that is csr, csc, coo or bsr, else as csr.
 
         Parameters
         ----------
@@ -105,7 +109,7 @@ class DeviceSparse(SparseOps[Awaited]):
         return await self._made(matrix.format, (matrix.data, matrix.indices, matrix.indptr), shape, durable)
 
     async def get(self, matrix: SparseRef) -> Any:
-        """Copy a matrix to the host, and return scipy's ``csr_array``, ``csc_array`` or ``coo_array``.
+        """Copy a matrix to the host, and return scipy's ``csr_array``, ``csc_array``, ``coo_array`` or ``bsr_array``.
 
         Raises
         ------
@@ -305,7 +309,7 @@ class DeviceSparse(SparseOps[Awaited]):
 
 
 def _canonical(form: SparseFormat, data: Array, indices: Array, indptr: Array, shape: tuple[int, int]) -> tuple[Array, Array, Array]:
-    """Return the parts of a matrix with its elements in order, and none twice.
+    """Return the parts of a matrix with its elements (of bsr, blocks) in order, and none twice.
 
     Raises
     ------
@@ -313,26 +317,32 @@ def _canonical(form: SparseFormat, data: Array, indices: Array, indptr: Array, s
         If they do not fit together.
     """
     rows, columns = shape if form != "csc" else shape[::-1]
-    if data.ndim != 1 or indices.shape != data.shape or indptr.ndim != 1 or not all(part.dtype.kind in "iu" for part in (indices, indptr)):
+    count, is_whole = len(data) if data.ndim else -1, data.ndim == (3 if form == "bsr" else 1)
+    if not is_whole or indices.shape != (count,) or indptr.ndim != 1 or not all(part.dtype.kind in "iu" for part in (indices, indptr)):
         raise _wrong(form, f"data is {data.shape}, indices {indices.dtype}{indices.shape}, indptr {indptr.dtype}{indptr.shape}")
+    if form == "bsr":
+        height, width = data.shape[1:]
+        if not height or not width or rows % height or columns % width:
+            raise _wrong(form, f"blocks are {height} x {width} and the matrix {shape}")
+        rows, columns = rows // height, columns // width
     major = indptr
     if form != "coo":
-        if indptr.shape != (rows + 1,) or indptr[0] != 0 or indptr[-1] != data.size or (np.diff(indptr) < 0).any():
-            raise _wrong(form, f"indptr does not rise from 0 to {data.size} in {rows + 1} elements")
+        if indptr.shape != (rows + 1,) or indptr[0] != 0 or indptr[-1] != count or (np.diff(indptr) < 0).any():
+            raise _wrong(form, f"indptr does not rise from 0 to {count} in {rows + 1} elements")
         major = np.repeat(np.arange(rows), np.diff(indptr))
     limits = (major, rows), (indices, columns)
-    if major.shape != data.shape or any(part.size and not 0 <= part.min() <= part.max() < most for part, most in limits):
+    if major.shape != (count,) or any(part.size and not 0 <= part.min() <= part.max() < most for part, most in limits):
         raise _wrong(form, f"an index is outside of {shape}")
     places = major.astype(np.int64) * max(columns, 1) + indices if rows * columns <= np.iinfo(np.int64).max else None
     if places is None or (np.diff(places) <= 0).any():
         order = np.lexsort((indices, major))
         data, indices, major = data[order], indices[order], major[order]
-        is_first = np.ones(data.size, bool)
+        is_first = np.ones(count, bool)
         is_first[1:] = (np.diff(major) != 0) | (np.diff(indices) != 0)
         if not is_first.all():
             starts = np.flatnonzero(is_first)
-            data, indices, major = np.add.reduceat(data, starts, dtype=data.dtype), indices[starts], major[starts]
-    index = np.int32 if max(rows, columns, data.size) <= _INT32 else np.int64
+            data, indices, major = np.add.reduceat(data, starts, axis=0, dtype=data.dtype), indices[starts], major[starts]
+    index = np.int32 if max(*shape, data.size) <= _INT32 else np.int64
     marks = major if form == "coo" else np.searchsorted(major, np.arange(rows + 1))
     return data, indices.astype(index), marks.astype(index)
 

@@ -6,10 +6,10 @@ from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 from accel.dtype import DType
-from accel.errors import UnsupportedError
+from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import FamilyOp, Plan, SizedOp, Spec, not_aliased, operand, result_in
 from accel.ops.fields import set_fields
-from accel.ops.sparse_operands import COUNT, INT32
+from accel.ops.sparse_operands import COUNT, INT32, not_of_blocks
 from accel.ref import AccelRef
 from accel.sparse_ref import ELEMENTS, SparseField, SparseFormat, SparseRef, parts_of, sparse_of
 
@@ -33,6 +33,11 @@ class _Conversion(FamilyOp[SparseRef]):
         """See :meth:`KernelOp.plan`."""
         a = sparse_of("a", self.a)
         index = a.indices.dtype
+        if a.format == "bsr":
+            if self.target != "csr":
+                raise not_of_blocks()
+            if a.nnz > INT32 and index is DType.INT32:
+                raise InvalidArgumentError(f"{a.nnz} elements cannot be counted in int32", remedy="Give indices of int64.")
         marks = a.nnz if self.target == "coo" else 1 + (a.shape[1] if self.target == "csc" else a.shape[0])
         return Plan(a.refs, (), (Spec((a.nnz,), a.dtype), Spec((a.nnz,), index), Spec((marks,), index)))
 
@@ -44,7 +49,7 @@ class _Conversion(FamilyOp[SparseRef]):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Tocsr(_Conversion):
-    """``a`` in the format csr: a copy. The transpose of a matrix is ``tocsr(a.T)``.
+    """``a`` in the format csr: a copy; of bsr, with all elements of the blocks. The transpose of a matrix is ``tocsr(a.T)``.
 
     Parameters
     ----------
@@ -63,7 +68,7 @@ class Tocsc(_Conversion):
     Parameters
     ----------
     a
-        Of any format and dtype.
+        csr, csc or coo, of any dtype.
     """
 
     kind: ClassVar[str] = "tocsc"
@@ -77,7 +82,7 @@ class Tocoo(_Conversion):
     Parameters
     ----------
     a
-        Of any format and dtype.
+        csr, csc or coo, of any dtype.
     """
 
     kind: ClassVar[str] = "tocoo"
@@ -122,7 +127,7 @@ class Diagonal(FamilyOp):
     Parameters
     ----------
     a
-        Of any format and dtype.
+        csr, csc or coo, of any dtype.
     out
         Buffer to write; none of the operands.
     """
@@ -141,6 +146,8 @@ class Diagonal(FamilyOp):
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
         a = sparse_of("a", self.a)
+        if a.format == "bsr":
+            raise not_of_blocks()
         not_aliased(self.out, data=a.data, indices=a.indices, indptr=a.indptr)
         writes, creates = result_in(self.out, (min(a.shape),), a.dtype)
         return Plan(a.refs, writes, creates)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from accel.ops.blas import TransposeField
     from accel.ref import AccelRef
 
-__all__ = ["COUNT", "INT32", "applied", "check_factors", "check_wide", "no_product"]
+__all__ = ["COUNT", "INT32", "applied", "check_factors", "check_wide", "no_product", "not_of_blocks"]
 
 COUNT = Spec((), DType.INT64)
 """The number of elements that a device finds."""
@@ -48,3 +48,8 @@ def no_product(a: tuple[int, int], b: Shape) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"op(a) is {a[0]} x {a[1]} and is to be multiplied by {b}", remedy="Give as many rows as op(a) has columns."
     )
+
+
+def not_of_blocks() -> InvalidArgumentError:
+    """Return the error of an op that takes no bsr."""
+    return InvalidArgumentError("a is bsr", remedy="Convert it first: await device.sparse.tocsr(a).")

@@ -51,7 +51,7 @@ class Add(SizedOp[SparseRef, tuple[SparseRef, AccelRef]]):
         a, b = sparse_of("a", self.a), sparse_of("b", self.b)
         dtype = same_dtype(a=a.data, b=b.data)
         check_wide(self, dtype)
-        if a.format != b.format or a.format == "coo" or a.shape != b.shape or a.indices.dtype is not b.indices.dtype:
+        if a.format != b.format or a.format not in ("csr", "csc") or a.shape != b.shape or a.indices.dtype is not b.indices.dtype:
             raise InvalidArgumentError(
                 f"a is {a.format} of shape {a.shape}, b is {b.format} of shape {b.shape}, indices are {a.indices.dtype.value} and "
                 f"{b.indices.dtype.value}",
@@ -78,7 +78,7 @@ def _factors_of_product(op: Any) -> tuple[SparseRef, SparseRef]:
     """Return both matrices of a sparse product, if they have one."""
     a, b = sparse_of("a", op.a), sparse_of("b", op.b)
     check_wide(op, same_dtype(a=a.data, b=b.data))
-    if a.format != b.format or a.format == "coo" or a.indices.dtype is not b.indices.dtype:
+    if a.format != b.format or a.format not in ("csr", "csc") or a.indices.dtype is not b.indices.dtype:
         raise InvalidArgumentError(
             f"a is {a.format}, b is {b.format}, indices are {a.indices.dtype.value} and {b.indices.dtype.value}",
             remedy="Give two of csr, or two of csc.",

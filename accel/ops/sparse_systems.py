@@ -76,7 +76,7 @@ class SpsolveTriangular(FamilyOp[Any]):
         a, b = sparse_of("a", self.a), operand("b", self.b)
         dtype = same_dtype(a=a.data, b=b)
         check_wide(self, dtype)
-        if a.format == "coo" or a.shape[0] != a.shape[1]:
+        if a.format not in ("csr", "csc") or a.shape[0] != a.shape[1]:
             raise InvalidArgumentError(f"a is {a.format} of shape {a.shape}", remedy="Give a square matrix in the format csr or csc.")
         if b.ndim not in (1, 2) or b.shape[0] != a.shape[0]:
             raise InvalidArgumentError(f"b has shape {b.shape} and a {a.shape}", remedy="Give (n,) or (n, k) for an a of (n, n).")

@@ -32,6 +32,8 @@ _COMMANDS = 64
 _NONE, _TRANSPOSE, _CONJUGATE = Transpose.NONE, Transpose.TRANSPOSE, Transpose.CONJUGATE
 _PRODUCTS = ("spmv", "spmm")
 _CONVERSIONS = ("tocsr", "tocsc", "tocoo")
+_OWN = ("spsolve_triangular", "fromdense", "diagonal")
+"""Ops with kernels of the backend's own; conversions of bsr have some too."""
 
 
 class SparseLibrary:
@@ -71,6 +73,8 @@ class SparseLibrary:
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` loads the library, makes a handle or a plan, or uses a plan for the first time."""
         plans = self.plans
+        if op.kind in ("tocsr", "todense") and op.a[0] == "bsr":
+            return False
         if op.kind in PRODUCTS:
             return True  # the library waits for the device
         if op.kind == "diagonal":
@@ -129,6 +133,10 @@ class SparseLibrary:
 
     def _multiply(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         stream, spec, out = lane.stream, _spec(op), outputs[0]
+        if op.a[0] == "bsr" and op.transpose_a is not _NONE:
+            raise UnsupportedError(
+                "cuSPARSE multiplies no transpose of bsr", op=op.kind, remedy="Convert it first: await device.sparse.tocsr(a)."
+            )
         with stream.ready().section:
             if spec is None:
                 rows = _matrix_of(op).shape[op.transpose_a is not _NONE]
@@ -142,8 +150,17 @@ class SparseLibrary:
         with stream.ready().section:
             # The library does not promise to write what the matrix does not store.
             stream.fill(outputs[0], bytes(1), math.prod(a.shape) * a.dtype.itemsize)
-            if spec is not None:
+            if a.format == "bsr":
+                if a.nnz:
+                    self._unblock(stream, a, "dense", a.nnz, *inputs[:3], outputs[0])
+            elif spec is not None:
                 (self.plans or self._loaded()).run(stream, spec, inputs[:3], outputs[:1], outputs[-1])
+
+    @staticmethod
+    def _unblock(stream: CudaStream, a: SparseRef, target: str, threads: int, *addresses: int) -> None:
+        """Launch the kernel that takes blocks apart."""
+        function = stream.functions[f"sparse_blocks_{target}_{CODES[a.dtype]}_{a.indices.dtype.itemsize}"]
+        stream.launch(function, -(-threads // _BLOCK), _BLOCK, *addresses, a.major, *a.blocksize, a.shape[1], a.nnz)
 
     @staticmethod
     def _diagonal(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -237,6 +254,9 @@ class SparseLibrary:
                 if target != "coo":
                     stream.fill(outputs[2], bytes(1), marks * index)
                 return
+            if a.format == "bsr":
+                self._unblock(stream, a, "csr", max(a.nnz, marks), *inputs[:3], *outputs[:3])
+                return
             if target == a.format:
                 for source, made, ref in zip(inputs, outputs, a.refs, strict=False):
                     stream.copy(made, source, ref.nbytes)
@@ -281,7 +301,7 @@ def _spec(op: Any) -> SparseSpec | None:
     if op.kind == "add":
         nnz, is_narrow = op.b[1].size, a.indices.dtype is DType.INT32
         return SparseSpec("add", _as_csr(a, _NONE)[0], nnz=nnz) if is_narrow and a.nnz + nnz else None
-    if not a.nnz or op.kind == "diagonal":
+    if not a.nnz or op.kind == "diagonal" or (a.format == "bsr" and op.kind not in _PRODUCTS):
         return None
     if op.kind in _CONVERSIONS:
         form = "csc" if op.target == "csc" else "csr"
@@ -308,7 +328,7 @@ def _spec(op: Any) -> SparseSpec | None:
 
 
 def _as_is(a: SparseRef) -> Matrix:
-    return Matrix(a.format, a.shape, a.nnz, a.dtype, a.indices.dtype)
+    return Matrix(a.format, a.shape, a.nnz, a.dtype, a.indices.dtype, a.blocksize)
 
 
 def _as_csr(a: SparseRef, transpose: Transpose) -> tuple[Matrix, Transpose]:
@@ -358,12 +378,12 @@ def _scale(lane: Any, op: Any, count: int, out: int) -> None:
 
 
 def _program(op: Any) -> str:
-    return "sparse"
+    return "sparse" if op.kind in _OWN or op.a[0] == "bsr" else ""
 
 
 PART = CudaPart(
     open=SparseLibrary,
     libraries=(CUSPARSE, CUB),
     programs=(Source("sparse", lambda code: ("sparse.cu", "")),),
-    program=dict.fromkeys(("spsolve_triangular", "fromdense", "diagonal"), _program),
+    program=dict.fromkeys((*_OWN, "tocsr", "todense"), _program),
 )

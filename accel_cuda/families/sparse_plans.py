@@ -71,6 +71,7 @@ class Matrix(NamedTuple):
     nnz: int
     dtype: DType
     index_type: DType
+    block: tuple[int, int] = (1, 1)
 
 
 class SparseSpec(NamedTuple):
@@ -237,7 +238,12 @@ class SparsePlans:
         sparse = self._sparse
         if spec.call not in ("turn", "add"):
             data, indices, indptr = matrix
-            if spec.matrix.form == "coo":
+            if spec.matrix.form == "bsr":  # the library has nothing that points such a descriptor elsewhere
+                sparse.destroy_sp_mat(plan.matrix)
+                plan.owned.pop()
+                self._describe_matrix(plan, spec.matrix, indptr, indices, data)
+                plan.arguments = self._arguments(plan, spec, self.type_of(_COMPUTED.get(spec.matrix.dtype, spec.matrix.dtype)))
+            elif spec.matrix.form == "coo":
                 sparse.coo_set_pointers(plan.matrix, indptr, indices, data)
             else:
                 (sparse.csr_set_pointers if spec.matrix.form == "csr" else sparse.csc_set_pointers)(plan.matrix, indptr, indices, data)
@@ -312,7 +318,7 @@ class SparsePlans:
     def _describe(self, plan: Plan, spec: SparseSpec) -> None:
         """Make the descriptors."""
         sparse, matrix, at = self._sparse, spec.matrix, _ANY_ADDRESS
-        kind, index = self.type_of(matrix.dtype), _INDICES[matrix.index_type]
+        kind = self.type_of(matrix.dtype)
         for shape in spec.dense:
             if len(shape) == 1:
                 made, destroy = sparse.create_dn_vec(shape[0], at, kind), sparse.destroy_dn_vec
@@ -320,17 +326,26 @@ class SparsePlans:
                 made, destroy = sparse.create_dn_mat(*shape, shape[1], at, kind, _ROWS), sparse.destroy_dn_mat
             plan.dense.append(int(made))
             plan.owned.append((destroy, plan.dense[-1]))
-        if matrix.form == "coo":
-            made = sparse.create_coo(*matrix.shape, matrix.nnz, at, at, at, index, _BASE, kind)
-        else:
-            create = sparse.create_csr if matrix.form == "csr" else sparse.create_csc
-            made = create(*matrix.shape, matrix.nnz, at, at, at, index, index, _BASE, kind)
-        plan.matrix = int(made)
-        plan.owned.append((sparse.destroy_sp_mat, plan.matrix))
+        self._describe_matrix(plan, matrix, at, at, at)
         if spec.call in _SOLVES:
             for name, value in (("FILL_MODE", not spec.lower), ("DIAG_TYPE", spec.unit)):
                 held = np.array([int(value)], np.int32)
                 sparse.sp_mat_set_attribute(plan.matrix, int(sparse.SpMatAttribute[name]), held.ctypes.data, held.nbytes)
+
+    def _describe_matrix(self, plan: Plan, matrix: Matrix, indptr: int, indices: int, data: int) -> None:
+        """Make the descriptor of the sparse matrix, the last one that the plan owns."""
+        sparse, kind, index = self._sparse, self.type_of(matrix.dtype), _INDICES[matrix.index_type]
+        if matrix.form == "coo":
+            made = sparse.create_coo(*matrix.shape, matrix.nnz, indptr, indices, data, index, _BASE, kind)
+        elif matrix.form == "bsr":
+            (rows, columns), (height, width) = matrix.shape, matrix.block
+            counts = rows // height, columns // width, matrix.nnz // (height * width), height, width
+            made = sparse.create_bsr(*counts, indptr, indices, data, index, index, _BASE, kind, _ROWS)
+        else:
+            create = sparse.create_csr if matrix.form == "csr" else sparse.create_csc
+            made = create(*matrix.shape, matrix.nnz, indptr, indices, data, index, index, _BASE, kind)
+        plan.matrix = int(made)
+        plan.owned.append((sparse.destroy_sp_mat, plan.matrix))
 
     @staticmethod
     def _arguments(plan: Plan, spec: SparseSpec, compute: int) -> tuple[int, ...]:

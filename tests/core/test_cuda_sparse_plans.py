@@ -372,3 +372,46 @@ def test_a_sparse_product_learns_what_it_works_in_and_how_many_elements_it_has(
     lane.stream.is_capturing = True
     with pytest.raises(UnsupportedError, match="graph"):
         run(library, lane, ops.Spgemm(matrix(), matrix(shape=(6, 8)), size=9), inputs, outputs)
+
+
+def blocks(nnz: int = 2, dtype: DType = DType.FLOAT32) -> SparseRef:
+    return SparseRef("bsr", ref(nnz, 2, 3, dtype=dtype), ref(nnz, dtype=DType.INT32), ref(4, dtype=DType.INT32), (6, 12))
+
+
+def test_blocks_have_a_descriptor_for_each_product(fake: FakeSparse, context: Any, lane: Any) -> None:
+    library, op = SparseLibrary(context), ops.Spmv(blocks(), ref(12))
+    library.prepare(lane.stream)
+    assert library.may_block(lane, op)
+    for _ in range(2):
+        run(library, lane, op, (DATA, INDICES, INDPTR, X), (OUT,))
+    assert not library.may_block(lane, op)
+    made = fake.calls("create_bsr")
+    assert [each[:8] for each in made[1:]] == [[3, 4, 2, 2, 3, INDPTR, INDICES, DATA]] * 2
+    assert {each[-1] for each in made} == {2}, "rows of a block are one after the other"
+    assert len(fake.calls("sp_mv_buffer_size")) == 1
+    assert len({call[3] for call in fake.calls("sp_mv")}) == 2
+    run(library, lane, ops.Spmm(blocks(), ref(12, 5)), (DATA, INDICES, INDPTR, X), (OUT,))
+    assert [call[1:3] for call in fake.calls("sp_mm")] == [[0, 0]]
+    library.close()
+    destroyed = [call[0] for call in fake.calls("destroy_sp_mat")]
+    assert len(destroyed) == len(set(destroyed)) == len(fake.calls("create_bsr"))
+    with pytest.raises(UnsupportedError, match="transpose"):
+        run(library, lane, ops.Spmv(blocks(), ref(6), transpose_a=True), (DATA, INDICES, INDPTR, X), (OUT,))
+
+
+def test_blocks_are_taken_apart_by_kernels(fake: FakeSparse, context: Any, lane: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[Any] = []
+    monkeypatch.setattr(CudaStream, "launch", lambda self, *arguments: launched.append(arguments))
+    library = SparseLibrary(context)
+    lane.stream.functions = {"sparse_blocks_csr_f32_4": "csr", "sparse_blocks_dense_f32_4": "dense"}
+    made = OUT, OUT + 4096, OUT + 8192
+    assert not library.may_block(lane, ops.Tocsr(blocks()))
+    run(library, lane, ops.Tocsr(blocks()), (DATA, INDICES, INDPTR), made)
+    run(library, lane, ops.Todense(blocks()), (DATA, INDICES, INDPTR), (OUT,))
+    sizes = 3, 2, 3, 12, 12
+    assert launched == [("csr", 1, 256, DATA, INDICES, INDPTR, *made, *sizes), ("dense", 1, 256, DATA, INDICES, INDPTR, OUT, *sizes)]
+    launched.clear()
+    run(library, lane, ops.Tocsr(blocks(0)), (DATA, INDICES, INDPTR), made)
+    run(library, lane, ops.Todense(blocks(0)), (DATA, INDICES, INDPTR), (OUT,))
+    assert launched == []
+    assert fake.called == []

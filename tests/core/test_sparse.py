@@ -259,3 +259,58 @@ async def test_products_of_sparse_matrices_that_do_not_fit_are_refused(device: a
     with pytest.raises(accel.InvalidArgumentError, match="size"):
         async with device.batch() as batch:
             batch.sparse.spgemm(a, b)
+
+
+async def test_blocks_come_back_as_they_were_put(device: accel.Device, rng: np.random.Generator) -> None:
+    dense = rng.standard_normal((12, 20)) * np.repeat(np.repeat(rng.random((6, 5)) < 0.4, 2, 0), 4, 1)
+    source = scipy.bsr_array(dense, blocksize=(2, 4))
+    a = await device.sparse.put(source)
+    assert (a.format, a.shape, a.nnz, a.blocksize, a.major) == ("bsr", (12, 20), source.data.size, (2, 4), 6)
+    back = await device.sparse.get(a)
+    assert (back.format, back.blocksize) == ("bsr", (2, 4))
+    np.testing.assert_array_equal(back.toarray(), dense)
+    x = rng.standard_normal(20)
+    np.testing.assert_allclose(await device.get(await device.sparse.spmv(a, await device.put(x))), dense @ x, atol=1e-12)
+    csr = await device.sparse.get(await device.sparse.tocsr(a))
+    assert csr.nnz == source.data.size, "zeros of blocks are elements"
+    np.testing.assert_array_equal(csr.toarray(), dense)
+    data = np.arange(1.0, 13).reshape(3, 2, 2)
+    b = await device.sparse.bsr((data, np.array([1, 0, 1]), np.array([0, 3, 3])), shape=(4, 4))
+    assert b.data.shape == (2, 2, 2), "blocks of one place are added up"
+    whole = await device.get(await device.sparse.todense(b))
+    np.testing.assert_array_equal(whole, [[5, 6, 10, 12], [7, 8, 14, 16], [0, 0, 0, 0], [0, 0, 0, 0]])
+    copy = pickle.loads(pickle.dumps(b)).resolved(device)
+    assert (copy.format, copy.blocksize) == ("bsr", (2, 2))
+    spd = scipy.bsr_array(np.kron(np.eye(5), [[2.0, 1], [1, 2]]), blocksize=(2, 2))
+    solution, info = await device.sparse.cg(await device.sparse.put(spd), await device.put(np.ones(10)), rtol=1e-12)
+    assert info == 0
+    np.testing.assert_allclose(await device.get(solution), np.full(10, 1 / 3))
+
+
+async def test_blocks_that_do_not_fit_are_refused(device: accel.Device, rng: np.random.Generator) -> None:
+    sparse, data = device.sparse, np.ones((2, 2, 3))
+    a = await sparse.bsr((data, np.array([0, 1]), np.array([0, 1, 2])), shape=(4, 6))
+    wrong: list[Any] = [
+        sparse.bsr((data, np.array([0, 1]), np.array([0, 1, 2])), shape=(4, 7)),
+        sparse.bsr((data, np.array([0, 2]), np.array([0, 1, 2])), shape=(4, 6)),
+        sparse.bsr((data[0], np.array([0, 1]), np.array([0, 1, 2])), shape=(4, 6)),
+        sparse.bsr((data[:, :0], np.array([0, 1]), np.array([0, 1, 2])), shape=(4, 6)),
+        sparse.bsr((data, np.array([0, 1]), np.array([0, 1, 1, 2])), shape=(4, 6)),
+        sparse.tocsc(a),
+        sparse.tocoo(a),
+        sparse.diagonal(a),
+        sparse.add(a, a),
+        sparse.spgemm(a, a),
+        sparse.spsolve_triangular(a, await device.zeros((4,), "float64")),
+        sparse.spmv(a, await device.zeros((4,), "float64")),
+    ]
+    for call in wrong:
+        with pytest.raises(accel.InvalidArgumentError):
+            await call
+    with pytest.raises(accel.InvalidArgumentError, match="transpose"):
+        a.T.check()
+    for shape in ((5, 6), (4, 5)):
+        with pytest.raises(accel.InvalidArgumentError, match="blocks"):
+            accel.SparseRef("bsr", *a.refs, shape)
+    with pytest.raises(accel.InvalidArgumentError, match="3 dimensions"):
+        accel.SparseRef("bsr", await device.zeros((2,), "float64"), a.indices, a.indptr, (4, 6))

@@ -192,9 +192,8 @@ async def test_sparse_products_in_batches_bring_what_the_library_works_in(device
         await device.sparse.spgemm(a, b, size=wanted - 1)
     empty = await device.sparse.put(scipy.csr_array((407, 12)))
     assert (await device.sparse.spgemm(b, empty)).nnz == 0
-    wide = await device.sparse.csr(
-        (a.data, await device.put(left.indices.astype(int)), await device.put(left.indptr.astype(int))), shape=a.shape
-    )
+    parts = [await device.put(each) for each in (np.ones(2), np.array([0, 1]), np.array([0, 1, 2]))]
+    wide = await device.sparse.csr((parts[0], parts[1], parts[2]), shape=(2, 2))
     with pytest.raises(accel.UnsupportedError, match="int32"):
         await device.sparse.spgemm(wide, wide)
 
@@ -217,3 +216,32 @@ async def test_the_loop_goes_on_while_sparse_matrices_are_multiplied(device: acc
     is_done = True
     await watching
     assert worst < 0.05
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
+async def test_large_matrices_of_blocks(device: accel.Device, rng: np.random.Generator, dtype: str) -> None:
+    for size in (2, 5, 16):
+        pattern = matrix(rng, 4001, 3001, 6, "csr")
+        blocks = rng.standard_normal((pattern.nnz, size, size)).astype(dtype)
+        source = scipy.bsr_array((blocks, pattern.indices, pattern.indptr), shape=(4001 * size, 3001 * size))
+        a, csr = await device.sparse.put(source), source.tocsr()
+        x, b = rng.standard_normal(csr.shape[1]).astype(dtype), rng.standard_normal((csr.shape[1], 9)).astype(dtype)
+        error = 1000 * float(np.finfo(dtype).eps)
+        got = await device.get(await device.sparse.spmv(a, await device.put(x)))
+        np.testing.assert_allclose(got, csr @ x, rtol=error, atol=error)
+        got = await device.get(await device.sparse.spmm(a, await device.put(b)))
+        np.testing.assert_allclose(got, csr @ b, rtol=error, atol=error)
+        made = await device.sparse.get(await device.sparse.tocsr(a))
+        assert made.nnz == source.data.size
+        assert abs(made - csr).max() == 0
+        ref, out = await device.put(x), await device.zeros((csr.shape[0],), dtype)
+        async with device.graph() as graph:
+            graph.sparse.spmv(a, ref, out=out)
+        for _ in range(2):
+            x = rng.standard_normal(csr.shape[1]).astype(dtype)
+            await device.put(x, out=ref)
+            await graph.replay()
+            np.testing.assert_allclose(await device.get(out), csr @ x, rtol=error, atol=error)
+        await graph.aclose()
+    with pytest.raises(accel.UnsupportedError, match="transpose"):
+        await device.sparse.spmv(a, await device.zeros((csr.shape[0],), dtype), transpose_a=True)

@@ -17,7 +17,7 @@ from accel.cpu.views import Array, array
 from accel.dtype import DType
 from accel.errors import BackendUnavailableError
 from accel.family import BackendPart, Sample
-from accel.sparse_ref import FORMATS, SparseRef, sparse_of
+from accel.sparse_ref import SparseRef, sparse_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -59,7 +59,13 @@ def _arrays(a: SparseRef, addresses: Sequence[int]) -> tuple[Array, Array, Array
 
 
 def _coordinates(a: SparseRef, indices: Array, indptr: Array) -> tuple[Array, Array]:
-    """Return the row and the column of each element."""
+    """Return the row and the column of each element; of bsr, in the order of the blocks."""
+    if a.format == "bsr":
+        rows, columns = a.blocksize
+        first_row = np.repeat(np.arange(a.major, dtype=indices.dtype), np.diff(indptr))[:, None, None] * rows
+        within = np.arange(rows, dtype=indices.dtype)[:, None], np.arange(columns, dtype=indices.dtype)
+        places = np.broadcast_arrays(first_row + within[0], indices[:, None, None] * columns + within[1])
+        return places[0].reshape(-1), places[1].reshape(-1)
     major = indptr if a.format == "coo" else np.repeat(np.arange(a.major, dtype=indices.dtype), np.diff(indptr))
     return (indices, major) if a.format == "csc" else (major, indices)
 
@@ -100,7 +106,7 @@ def _multiply(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int])
 def _convert(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     a, target = sparse_of("a", op.a), op.target
     data, indices, indptr = _arrays(a, inputs)
-    made, made_indices = array(outputs[0], data.shape, data.dtype), array(outputs[1], indices.shape, indices.dtype)
+    made, made_indices = array(outputs[0], (a.nnz,), data.dtype), array(outputs[1], (a.nnz,), indices.dtype)
     marks = a.nnz if target == "coo" else 1 + (a.shape[1] if target == "csc" else a.shape[0])
     made_indptr = array(outputs[2], (marks,), indices.dtype)
 
@@ -108,7 +114,7 @@ def _convert(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) 
         rows, columns = _coordinates(a, indices, indptr)
         major, minor = (columns, rows) if target == "csc" else (rows, columns)
         order = np.lexsort((minor, major))
-        made[...], made_indices[...] = data[order], minor[order]
+        made[...], made_indices[...] = data.reshape(-1)[order], minor[order]
         made_indptr[...] = major[order] if target == "coo" else np.searchsorted(major[order], np.arange(marks))
 
     _enqueue(lane, 8 * a.nnz, work)
@@ -121,7 +127,7 @@ def _todense(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) 
 
     def work() -> None:
         out[...] = 0
-        out[_coordinates(a, indices, indptr)] = data
+        out[_coordinates(a, indices, indptr)] = data.reshape(-1)
 
     _enqueue(lane, a.nnz + math.prod(a.shape), work)
 
@@ -270,6 +276,7 @@ def _solve(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) ->
 
 
 _WORKSPACE = 1 << 26  # a device's method asks the library how much it needs; this is more
+_FORMATS: tuple[SparseFormat, ...] = ("csr", "csc", "coo")  # those of single elements
 _SHAPES = ((1, 1), (0, 4), (4, 0), (5, 3), (61, 40), (3, 130), (4, 4))
 _TRANSPOSES = (Transpose.NONE, Transpose.TRANSPOSE, Transpose.CONJUGATE)
 _ALL = (*sampling.ALL_FLOATS, *sampling.COMPLEX)
@@ -321,12 +328,14 @@ def _called_sddmm(shape: tuple[int, int], options: dict[str, Any], sparse: Any, 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     for dtype in _ALL:
-        for form in FORMATS:
+        for form in _FORMATS:
             yield from _products(rng, dtype, form, (37, 50), np.int32)
             yield from _conversions(rng, dtype, form, (37, 50), np.int32)
+        for block in ((2, 2), (16, 16), (3, 5)):
+            yield from _of_blocks(rng, dtype, block, np.int64 if block == (2, 2) and dtype is DType.FLOAT64 else np.int32)
     for number, shape in enumerate(_SHAPES):
         for index in (np.int32, np.int64):
-            form = FORMATS[number % 3]
+            form = _FORMATS[number % 3]
             yield from _products(rng, DType.FLOAT32, form, shape, index)
             yield from _conversions(rng, DType.FLOAT64, form, shape, index)
     for dtype in _WIDE:
@@ -366,14 +375,47 @@ def _conversions(rng: np.random.Generator, dtype: DType, form: SparseFormat, sha
         data, indices, indptr = _parts(dense, "csr")
         call = partial(_called_dense, {"size": data.size + 3})
         yield Sample(f"fromdense {name}", call, (dense,), (sampling.wide(data), indices, indptr))
-    for target in FORMATS:
+    for target in _FORMATS:
         data, indices, indptr = _parts(dense, target, index)
         yield Sample(f"to{target} {name}", partial(_called, f"to{target}", form, shape, {}), parts, (sampling.wide(data), indices, indptr))
 
 
+def _of_blocks(rng: np.random.Generator, dtype: DType, block: tuple[int, int], index: Any) -> Iterator[Sample]:
+    m, k, (rows, columns) = 7, 9, block
+    shape, is_stored = (m * rows, k * columns), rng.random((m, k)) < 0.3
+    is_stored[2], is_stored[:, 4], is_stored[6, 8] = False, False, True
+    dense = sampling.random(rng, shape, dtype).reshape(m, rows, k, columns).transpose(0, 2, 1, 3) * is_stored[..., None, None].astype(
+        dtype.numpy
+    )
+    data, whole = np.ascontiguousarray(dense[is_stored]), sampling.wide(dense).transpose(0, 2, 1, 3).reshape(shape)
+    _, indices, indptr = _parts(is_stored.astype(np.float32), "csr", index)
+    parts, error = (data, indices, indptr), sampling.sums(dtype, 64) if dtype in _WIDE else 4 * sampling.rounding(dtype)
+    name = f"{dtype.value}{list(shape)} bsr {rows}x{columns} {np.dtype(index).name}"
+    for transpose in (Transpose.NONE, Transpose.TRANSPOSE):
+        matrix, options = _applied(whole, transpose), {"transpose_a": transpose}
+        x, b = (sampling.random(rng, (matrix.shape[1], *more), dtype) for more in ((), (7,)))
+        call = partial(_called, "spmv", "bsr", shape, options)
+        yield Sample(f"spmv {name} {transpose.value}", call, (*parts, x), matrix @ sampling.wide(x), error)
+        call = partial(_called, "spmm", "bsr", shape, options)
+        yield Sample(f"spmm {name} {transpose.value}", call, (*parts, b), matrix @ sampling.wide(b), error)
+        scaled = {**options, "alpha": 0.5, "beta": -2.0}
+        y = sampling.random(rng, matrix.shape[0], dtype)
+        call = partial(_called, "spmv", "bsr", shape, scaled)
+        expected = 0.5 * (matrix @ sampling.wide(x)) - 2 * sampling.wide(y)
+        yield Sample(f"spmv {name} {transpose.value} scaled", call, (*parts, x, y), expected, 2 * error)
+        call = partial(_called, "spmm", "bsr", shape, {**scaled, "transpose_b": True})
+        c = sampling.random(rng, (matrix.shape[0], 7), dtype)
+        expected = 0.5 * (matrix @ sampling.wide(b)) - 2 * sampling.wide(c)
+        yield Sample(f"spmm {name} {transpose.value} scaled", call, (*parts, np.ascontiguousarray(b.T), c), expected, 2 * error)
+    yield Sample(f"todense {name}", partial(_called, "todense", "bsr", shape, {}), parts, whole)
+    marks = np.repeat(np.repeat(is_stored, rows, 0), columns, 1)
+    _, indices, indptr = _parts(marks.astype(np.float32), "csr", index)
+    yield Sample(f"tocsr {name}", partial(_called, "tocsr", "bsr", shape, {}), parts, (whole[marks], indices, indptr))
+
+
 def _sums(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
     for number, shape in enumerate(_SHAPES):
-        a, b, form = _random(rng, shape, dtype), _random(rng, shape, dtype), FORMATS[number % 2]
+        a, b, form = _random(rng, shape, dtype), _random(rng, shape, dtype), _FORMATS[number % 2]
         index = np.int64 if number == 3 else np.int32
         is_stored = (sampling.wide(a) != 0) | (sampling.wide(b) != 0)
         _, indices, indptr = _parts(is_stored.astype(np.float32), form, index)
@@ -386,7 +428,7 @@ def _sums(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
 
 def _sparse_products(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
     for number, (m, k, n) in enumerate(((1, 1, 1), (0, 4, 3), (4, 0, 5), (5, 3, 0), (37, 50, 41), (61, 40, 77), (3, 130, 9), (130, 3, 64))):
-        a, b, form = _random(rng, (m, k), dtype), _random(rng, (k, n), dtype), FORMATS[number % 2]
+        a, b, form = _random(rng, (m, k), dtype), _random(rng, (k, n), dtype), _FORMATS[number % 2]
         if number > 4:  # sums of 0, which are stored all the same
             a[:, :2], b[:2] = 1, np.array([[1], [-1]])
         counts = (sampling.wide(a) != 0).astype(np.int64) @ (sampling.wide(b) != 0).astype(np.int64)

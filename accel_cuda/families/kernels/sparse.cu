@@ -1,5 +1,6 @@
-// What cuSPARSE does not do. It copies no diagonal. It does not say whether the diagonal of a triangular matrix has a 0, or lacks an element. And it makes a sparse matrix of
-// a dense one only after the host has learned how many elements there are, so that a graph could not, and writes as many as there are.
+// What cuSPARSE does not do. It copies no diagonal, and does not say whether that of a triangular matrix has a 0, or lacks an element. It takes blocks apart for
+// few types only. And it makes a sparse matrix of a dense one only after the host has learned how many elements there are, so that a graph could not, and writes
+// as many as there are.
 
 #define KERNEL(name) extern "C" __global__ void name
 
@@ -38,6 +39,43 @@ template <class T, class I> DEVICE void extract(const T* data, const I* indices,
 template <class T, class I> DEVICE void extract_of_coo(const T* data, const I* columns, const I* rows, T* out, i64 nnz) {
   const i64 k = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   if (k < nnz && rows[k] == columns[k]) out[rows[k]] = data[k];
+}
+
+// Returns the row of block k: the last one that begins at or before it.
+template <class I> DEVICE i64 row_of(const I* indptr, i64 rows, i64 k) {
+  i64 first = 0, last = rows;
+  while (last - first > 1) {
+    const i64 middle = first + (last - first) / 2;
+    if (indptr[middle] <= k) first = middle;
+    else last = middle;
+  }
+  return first;
+}
+
+// One thread takes one element of the blocks, which are `height` x `width`; the first ones also mark where the rows begin.
+template <class T, class I>
+DEVICE void blocks_csr(const T* data, const I* indices, const I* indptr, T* out, I* out_indices, I* out_indptr, i64 rows, i64 height,
+                       i64 width, i64 nnz) {
+  const i64 t = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (t < nnz) {
+    const i64 k = t / (height * width), row = t / width % height, column = t % width, block_row = row_of(indptr, rows, k);
+    const i64 before = indptr[block_row], inside = indptr[block_row + 1] - before;
+    const i64 place = (before * height + row * inside + (k - before)) * width + column;
+    out[place] = data[t], out_indices[place] = (I)(indices[k] * width + column);
+  }
+  if (t <= rows * height) {
+    const i64 block_row = t / height, row = t % height, before = indptr[block_row];
+    out_indptr[t] = (I)(before * height * width + (row ? row * (indptr[block_row + 1] - before) * width : 0));
+  }
+}
+
+// One thread takes one element of the blocks. out was 0.
+template <class T, class I>
+DEVICE void blocks_dense(const T* data, const I* indices, const I* indptr, T* out, i64 rows, i64 height, i64 width, i64 columns, i64 nnz) {
+  const i64 t = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (t >= nnz) return;
+  const i64 k = t / (height * width), row = row_of(indptr, rows, k) * height + t / width % height;
+  out[row * columns + indices[k] * width + t % width] = data[t];
 }
 
 // A warp takes a row of x. indptr[1 + row] becomes the number of its elements that are not 0; their running sums make it what its name says.
@@ -84,6 +122,15 @@ DEVICE void pick(const T* x, const I* indptr, T* data, I* indices, i64* total, i
   KERNEL(sparse_extract_coo_##T##_##bytes)(const T* data, const I* columns, const I* rows, T* out, i64 nnz) {                     \
     extract_of_coo(data, columns, rows, out, nnz);                                                                                \
   }
+#define BLOCKS(T, I, bytes)                                                                                                       \
+  KERNEL(sparse_blocks_csr_##T##_##bytes)(const T* data, const I* indices, const I* indptr, T* out, I* out_indices,               \
+                                          I* out_indptr, i64 rows, i64 height, i64 width, i64 columns, i64 nnz) {                 \
+    blocks_csr(data, indices, indptr, out, out_indices, out_indptr, rows, height, width, nnz);                                    \
+  }                                                                                                                               \
+  KERNEL(sparse_blocks_dense_##T##_##bytes)(const T* data, const I* indices, const I* indptr, T* out, i64 rows, i64 height,       \
+                                            i64 width, i64 columns, i64 nnz) {                                                    \
+    blocks_dense(data, indices, indptr, out, rows, height, width, columns, nnz);                                                  \
+  }
 #define DIAGONAL(T, I, bytes)                                                                                                     \
   KERNEL(sparse_diagonal_##T##_##bytes)(const T* data, const I* indices, const I* indptr, i32* info, i64 n) {                     \
     diagonal(data, indices, indptr, info, n);                                                                                     \
@@ -95,3 +142,5 @@ DENSE(f16, i32, 4) DENSE(bf16, i32, 4) DENSE(f32, i32, 4) DENSE(f64, i32, 4) DEN
 DENSE(f16, i64, 8) DENSE(bf16, i64, 8) DENSE(f32, i64, 8) DENSE(f64, i64, 8) DENSE(c64, i64, 8) DENSE(c128, i64, 8)
 EXTRACT(f16, i32, 4) EXTRACT(bf16, i32, 4) EXTRACT(f32, i32, 4) EXTRACT(f64, i32, 4) EXTRACT(c64, i32, 4) EXTRACT(c128, i32, 4)
 EXTRACT(f16, i64, 8) EXTRACT(bf16, i64, 8) EXTRACT(f32, i64, 8) EXTRACT(f64, i64, 8) EXTRACT(c64, i64, 8) EXTRACT(c128, i64, 8)
+BLOCKS(f16, i32, 4) BLOCKS(bf16, i32, 4) BLOCKS(f32, i32, 4) BLOCKS(f64, i32, 4) BLOCKS(c64, i32, 4) BLOCKS(c128, i32, 4)
+BLOCKS(f16, i64, 8) BLOCKS(bf16, i64, 8) BLOCKS(f32, i64, 8) BLOCKS(f64, i64, 8) BLOCKS(c64, i64, 8) BLOCKS(c128, i64, 8)
