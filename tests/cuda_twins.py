@@ -7,13 +7,14 @@ import ctypes
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 
 from accel.cpu.families import blas as cpu_blas
 from accel.cpu.families import vectors
 from accel.cpu.views import array
 from accel_cuda.errors import error_of
-from accel_cuda.families.blas import CUBLAS
+from accel_cuda.families.cublas import CUBLAS
 from tests.cuda_support import FakeLibrary, Numbers
 
 if TYPE_CHECKING:
@@ -26,6 +27,20 @@ __all__ = ["DTYPES", "HOST", "NAMES", "ColumnMajor", "Stream", "column_major", "
 NAMES = Numbers()
 DTYPES = {"s": np.dtype(np.float32), "d": np.dtype(np.float64), "c": np.dtype(np.complex64), "z": np.dtype(np.complex128)}
 HOST = NAMES.HOST
+
+
+TYPES: dict[int, tuple[np.dtype[Any], Any]] = {
+    NAMES.CUDA_R_16F: (np.dtype(np.float16), np.float32),
+    NAMES.CUDA_R_16BF: (np.dtype(ml_dtypes.bfloat16), np.float32),
+    NAMES.CUDA_R_32F: (np.dtype(np.float32), np.float32),
+    NAMES.CUDA_R_64F: (np.dtype(np.float64), np.float64),
+}
+ROOM = np.zeros(1 << 17, np.uint8)
+"""A workspace."""
+
+
+def addresses(place: int, count: int) -> list[int]:
+    return [int(each) for each in array(place, (count,), np.dtype(np.uint64))]
 
 
 def real(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -56,7 +71,7 @@ class ColumnMajor(FakeLibrary):
         self.mode = HOST
 
     def __getattr__(self, name: str) -> Any:
-        if not name.endswith("_64"):
+        if not name.endswith("_64") or name.startswith("gemm"):
             return super().__getattr__(name)
         asked = name.removesuffix("_64")
         letter, kind = ("c" if asked[0] == "s" else "z", "asum") if asked in ("scasum", "dzasum") else (asked[0], asked[1:])
@@ -128,6 +143,35 @@ class ColumnMajor(FakeLibrary):
         solved = np.linalg.solve(known, x) if side == NAMES.LEFT else np.linalg.solve(known.T, x.T).T
         x[...] = array(alpha, (), dtype) * solved
 
+    def do_trsm_batched(
+        self, dtype: np.dtype[Any], side: int, fill: int, trans: int, diagonal: int, m: int, n: int, alpha: int, a: int, lda: int, b: int, ldb: int,
+        count: int,
+    ) -> None:  # fmt: skip
+        for each_a, each_b in zip(addresses(a, count), addresses(b, count), strict=True):
+            self.do_trsm(dtype, side, fill, trans, diagonal, m, n, alpha, each_a, lda, each_b, ldb)
+
+    def gemm_grouped_batched_ex_64(
+        self, handle: int, turns_a: list[int], turns_b: list[int], m: list[int], n: list[int], k: list[int], alphas: int, a: int, type_a: int,
+        lda: list[int], b: int, type_b: int, ldb: list[int], betas: int, c: int, type_c: int, ldc: list[int], groups: int, sizes: list[int],
+        compute: int,
+    ) -> None:  # fmt: skip
+        self.called.append(("gemm_grouped_batched_ex_64", handle, groups, sizes))
+        assert type_a == type_b == type_c
+        assert {len(each) for each in (turns_a, turns_b, m, n, k, lda, ldb, ldc, sizes)} == {groups}
+        dtype, wide = TYPES[type_a]
+        assert compute == (NAMES.COMPUTE_64F if wide is np.float64 else NAMES.COMPUTE_32F)
+        places = [iter(addresses(each, sum(sizes))) for each in (a, b, c)]
+        for i in range(groups):
+            alpha, beta = (array(each + i * np.dtype(wide).itemsize, (), np.dtype(wide)) for each in (alphas, betas))
+            for _ in range(sizes[i]):
+                shape_a, shape_b = (
+                    (m[i], k[i]) if turns_a[i] == NAMES.N else (k[i], m[i]),
+                    (k[i], n[i]) if turns_b[i] == NAMES.N else (n[i], k[i]),
+                )
+                left = turned(column_major(next(places[0]), *shape_a, lda[i], dtype), turns_a[i]).astype(wide)
+                right = turned(column_major(next(places[1]), *shape_b, ldb[i], dtype), turns_b[i]).astype(wide)
+                self.store(column_major(next(places[2]), m[i], n[i], ldc[i], dtype), left @ right, alpha, beta)
+
     def symmetric(
         self, is_hermitian: bool, dtype: np.dtype[Any], side: int, fill: int, m: int, n: int, alpha: int, a: int, lda: int, b: int, ldb: int, beta: int,
         c: int, ldc: int,
@@ -186,7 +230,8 @@ class Stream:
 
     context = SimpleNamespace(section=contextlib.nullcontext())
     handle = 5
-    functions = {"index_from_zero": "index_from_zero"}  # noqa: RUF012  # nothing writes to it
+    is_capturing = False
+    functions = {name: name for name in ("index_from_zero", "addresses_given", "addresses_apart")}  # noqa: RUF012  # nothing writes to it
 
     def at_close(self, close: Any) -> None: ...
 
@@ -198,16 +243,26 @@ class Stream:
     def fill(self, destination: int, pattern: bytes, count: int) -> None:
         ctypes.memmove(destination, pattern * count, len(pattern) * count)
 
-    def launch(self, function: str, blocks: int, threads: int, index: int) -> None:
-        assert (function, blocks, threads) == ("index_from_zero", 1, 1)
-        array(index, (), np.dtype(np.int64))[...] -= 1
+    def launch(self, function: str, blocks: int, threads: int, out: int, *arguments: int) -> None:
+        if function == "addresses_apart":
+            first, step, count = arguments
+            assert blocks * threads >= count
+            array(out, (count,), np.dtype(np.uint64))[...] = first + step * np.arange(count)
+            return
+        assert (function, blocks, threads, arguments) == ("index_from_zero", 1, 1, ())
+        array(out, (), np.dtype(np.int64))[...] -= 1
+
+    def launch_with(self, function: str, grid: Any, block: Any, shared: int, parameters: Any) -> None:
+        assert function == "addresses_given"
+        count, out = array(parameters[0], (2,), np.dtype(np.int64))
+        ctypes.memmove(int(out), parameters[0] + 16, 8 * int(count))
 
     def failure(self, status: int, call: str, library: str) -> Exception:
         return error_of(status, call, library=library)
 
 
 def product(*arguments: Any) -> None:
-    *others, dtype = arguments
+    *others, dtype = arguments[:14]  # TF32 is for a GPU
     multiply: Any = cpu_blas.gemm
     multiply(*others, dtype.numpy)
 

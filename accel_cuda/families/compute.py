@@ -11,8 +11,8 @@ from accel.arguments import BASE
 from accel.compute import EXTREMES, result_dtype
 from accel_cuda.core.compute_memory import WORKSPACE
 from accel_cuda.families.attention import AttentionWork
-from accel_cuda.families.blas import Blas
 from accel_cuda.families.convolution import ConvolutionWork
+from accel_cuda.families.cublas import Blas
 from accel_cuda.families.kernels import CODES
 from accel_cuda.families.parts import parts_of
 from accel_cuda.families.reduce import BASIC, enqueue_fold, launches

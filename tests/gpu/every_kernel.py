@@ -39,7 +39,7 @@ from accel.ops import (
 from accel.ops.families import FAMILIES
 from accel.ops.namespace import Submitter
 from accel_cuda import CudaBackend
-from accel_cuda.families import normalization, pooling
+from accel_cuda.families import blas_groups, normalization, pooling
 from accel_cuda.families.attention import AttentionWork, attend
 from accel_cuda.families.cudnn import Room
 from accel_cuda.families.kernels import CODES
@@ -307,6 +307,9 @@ def _vectors(compute: Any, memory: Memory, supported: Any) -> None:
                 compute.dot(n, x + offset, y, out, dtype)
                 if not dtype.is_complex:
                     compute.nrm2(n, x + offset, out, dtype)
+    with memory.take(8 * 700, 8 * 300) as (given, apart):
+        blas_groups.write_addresses(compute.stream, given, range(700))
+        blas_groups.write_addresses_apart(compute.stream, apart, 4096, 24, 300)
 
 
 def _dnn(compute: Any, memory: Memory, supported: Any) -> None:
