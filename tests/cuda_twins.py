@@ -11,7 +11,6 @@ import ml_dtypes
 import numpy as np
 
 from accel.cpu.families import blas as cpu_blas
-from accel.cpu.families import vectors
 from accel.cpu.views import array
 from accel_cuda.errors import error_of
 from accel_cuda.families.cublas import CUBLAS
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
     from accel.cpu.views import Array
 
-__all__ = ["DTYPES", "HOST", "NAMES", "ColumnMajor", "Stream", "column_major", "dot", "product", "triangle"]
+__all__ = ["DTYPES", "HOST", "NAMES", "ColumnMajor", "Stream", "column_major", "product", "triangle"]
 
 NAMES = Numbers()
 DTYPES = {"s": np.dtype(np.float32), "d": np.dtype(np.float64), "c": np.dtype(np.complex64), "z": np.dtype(np.complex128)}
@@ -34,6 +33,8 @@ TYPES: dict[int, tuple[np.dtype[Any], Any]] = {
     NAMES.CUDA_R_16BF: (np.dtype(ml_dtypes.bfloat16), np.float32),
     NAMES.CUDA_R_32F: (np.dtype(np.float32), np.float32),
     NAMES.CUDA_R_64F: (np.dtype(np.float64), np.float64),
+    NAMES.CUDA_C_32F: (np.dtype(np.complex64), np.complex64),
+    NAMES.CUDA_C_64F: (np.dtype(np.complex128), np.complex128),
 }
 ROOM = np.zeros(1 << 17, np.uint8)
 """A workspace."""
@@ -71,7 +72,7 @@ class ColumnMajor(FakeLibrary):
         self.mode = HOST
 
     def __getattr__(self, name: str) -> Any:
-        if not name.endswith("_64") or name.startswith("gemm"):
+        if not name.endswith("_64"):
             return super().__getattr__(name)
         asked = name.removesuffix("_64")
         letter, kind = ("c" if asked[0] == "s" else "z", "asum") if asked in ("scasum", "dzasum") else (asked[0], asked[1:])
@@ -83,13 +84,52 @@ class ColumnMajor(FakeLibrary):
             self.called.append((name, handle, *arguments))
             if name in self.fails:
                 super(ColumnMajor, self).__getattr__(name)(handle, *arguments)
-            assert (self.mode == HOST) is (kind not in ("asum", "dotc", "iamax", "iamin")), "the pointer mode is wrong"
+            assert (self.mode == HOST) is (kind not in ("asum", "dotc", "iamax", "iamin", "nrm2")), "the pointer mode is wrong"
             found(DTYPES[letter], *arguments)
 
         return call
 
     def set_pointer_mode(self, handle: int, mode: int) -> None:
         self.mode = mode
+
+    def typed(self, name: str, on_host: bool, *types: int) -> tuple[np.dtype[Any], Any]:
+        """Note a call that is given types, and return the element's, and the one that is computed in."""
+        self.called.append((name,))
+        assert (self.mode == HOST) is on_host, "the pointer mode is wrong"
+        *elements, execution = types
+        (element,) = set(elements)
+        dtype, wide = TYPES[element]
+        assert TYPES[execution][1] == wide
+        return dtype, np.dtype(wide)
+
+    @np.errstate(all="ignore")
+    def axpy_ex_64(
+        self, handle: int, n: int, alpha: int, kind: int, x: int, type_x: int, incx: int, y: int, type_y: int, incy: int, ex: int
+    ) -> None:
+        dtype, wide = self.typed("axpy_ex_64", True, type_x, type_y, ex)
+        assert kind == ex
+        out = array(y, (n,), dtype)
+        out[...] = array(alpha, (), wide) * array(x, (n,), dtype).astype(wide) + out.astype(wide)
+
+    @np.errstate(all="ignore")
+    def scal_ex_64(self, handle: int, n: int, alpha: int, kind: int, x: int, type_x: int, incx: int, ex: int) -> None:
+        dtype, wide = self.typed("scal_ex_64", True, type_x, ex)
+        assert kind == ex
+        out = array(x, (n,), dtype)
+        out[...] = array(alpha, (), wide) * out.astype(wide)
+
+    def dot_ex_64(
+        self, handle: int, n: int, x: int, type_x: int, incx: int, y: int, type_y: int, incy: int, result: int, type_result: int, ex: int
+    ) -> None:  # fmt: skip
+        dtype, wide = self.typed("dot_ex_64", False, type_x, type_y, type_result, ex)
+        array(result, (), dtype)[...] = (array(x, (n,), dtype).astype(wide) * array(y, (n,), dtype).astype(wide)).sum()
+
+    def nrm2_ex(self, handle: int, n: int, x: int, type_x: int, incx: int, result: int, type_result: int, ex: int) -> None:
+        dtype, wide = self.typed("nrm2_ex", False, type_x, type_result, ex)
+        array(result, (), dtype)[...] = np.linalg.norm(array(x, (n,), dtype).astype(wide))
+
+    def do_nrm2(self, dtype: np.dtype[Any], n: int, x: int, incx: int, result: int) -> None:
+        array(result, (), dtype)[...] = np.linalg.norm(array(x, (n,), dtype))
 
     def do_asum(self, dtype: np.dtype[Any], n: int, x: int, incx: int, result: int) -> None:
         values = array(x, (n,), dtype)
@@ -265,7 +305,3 @@ def product(*arguments: Any) -> None:
     *others, dtype = arguments[:14]  # TF32 is for a GPU
     multiply: Any = cpu_blas.gemm
     multiply(*others, dtype.numpy)
-
-
-def dot(n: int, x: int, y: int, result: int, dtype: Any) -> None:
-    vectors.dot(n, x, 1, y, 1, result, dtype.numpy)

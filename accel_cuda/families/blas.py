@@ -1,19 +1,17 @@
 """The ``blas`` family on a GPU: cuBLAS.
 
-The kernels do not check again what an op's plan has checked, and vectors do not go through a product.
+The kernels do not check again what an op's plan has checked.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from accel import ComputeBackend, Transpose
+from accel import Transpose
 from accel.ops.blas import apart, stored
-from accel_cuda.core.compute_memory import lacks_workspace
 from accel_cuda.core.family import CudaPart, Source
 from accel_cuda.families import blas_groups, blas_matrices, blas_vectors
 from accel_cuda.families.cublas import CUBLAS
-from accel_cuda.families.kernels import CODES
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -65,26 +63,6 @@ def gemv(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> N
     lane.compute.product(Transpose.NONE, ta, 1, m, k, op.alpha, x, ldx, a, lda, op.beta, outputs[0], ldy, op.a.dtype)
 
 
-def axpy(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Add ``alpha * x`` to y."""
-    lane.compute.axpy(op.x.size, op.alpha, inputs[0], outputs[0], op.x.dtype)
-
-
-def dot(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Sum ``x * y``."""
-    lane.compute.dot(op.x.size, inputs[0], inputs[1], outputs[0], op.x.dtype)
-
-
-def nrm2(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Compute the norm without overflow of the squares."""
-    lane.compute.nrm2(op.x.size, inputs[0], outputs[0], op.x.dtype)
-
-
-def scal(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Multiply x by ``alpha``; NaN stays NaN whatever alpha is."""
-    lane.compute.scal(op.x.size, op.alpha, outputs[0], op.x.dtype)
-
-
 def _placed(ref: Any) -> Hashable:
     """Return what of an operand's place may decide which kernel a product takes; there are others for views that begin between two vectors."""
     return None if ref is None else (ref.shape, ref.strides if ref.is_strided else None, ref.offset % _ALIGNMENT)
@@ -120,14 +98,8 @@ def _lacks_handle(lane: Any, op: Any) -> bool:
     return not lane.compute.has_blas
 
 
-def _vectors(op: Any) -> str:
-    return "vectors"
-
-
-def _vectors_source(code: str) -> tuple[str, str]:
-    dtypes = sorted(ComputeBackend.CAPABILITIES["gemm"], key=lambda dtype: dtype.value)
-    lines = (f"VECTORS({CODES[dtype]})" + ("" if dtype.is_complex else f" NORM({CODES[dtype]})") for dtype in dtypes)
-    return "vectors.cu", "\n".join(lines)
+def _program(op: Any) -> str:
+    return "blas"
 
 
 def _prepare(compute: Any) -> None:
@@ -144,18 +116,12 @@ PART = CudaPart(
         "gemm_batched": gemm_batched,
         "gemm_grouped": blas_groups.gemm_grouped,
         "gemv": gemv,
-        "axpy": axpy,
-        "dot": dot,
-        "nrm2": nrm2,
-        "scal": scal,
         **_TYPED,
     },
-    programs=(Source("vectors", _vectors_source, functions=("axpy", "scal", "dot", "nrm2", "index", "addresses")),),
-    program=dict.fromkeys(("axpy", "scal", "dot", "nrm2", "dotc", "iamax", "iamin", "gemm_grouped", "trsm"), _vectors),
+    programs=(Source("blas", lambda code: ("blas.cu", ""), functions=("index", "addresses")),),
+    program=dict.fromkeys(("iamax", "iamin", "gemm_grouped", "trsm"), _program),
     lacks={
         **dict.fromkeys(("gemm", "gemm_batched", "gemm_grouped", "gemv", *_TYPED), _lacks_handle),
-        **dict.fromkeys(("dot", "nrm2"), lacks_workspace),
-        "dotc": blas_vectors.dotc_lacks,
     },
     signatures={
         "gemm": _product,
@@ -166,7 +132,7 @@ PART = CudaPart(
     },
     # A product whose sums are split over blocks takes two launches.
     commands={
-        **dict.fromkeys(("gemm", "gemm_batched", "gemv", "dot", "nrm2"), 2),
+        **dict.fromkeys(("gemm", "gemm_batched", "gemv"), 2),
         **dict.fromkeys(_TYPED, 3),
         **dict.fromkeys(_TRIANGULAR, blas_matrices.commands),
         "gemm_grouped": blas_groups.commands,

@@ -21,7 +21,7 @@ _DTYPES = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64
 WORD = 8
 """Bytes of an address."""
 
-# As in vectors.cu: how many addresses are arguments of one launch.
+# As in blas.cu: how many addresses are arguments of one launch.
 _GIVEN = 448
 _BLOCK = 256
 _VECTOR = 16

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from accel import DType, Transpose
+from accel import DType, Transpose, UnsupportedError
 from accel_cuda.core.libraries import VendorLibrary, load_module
 from accel_cuda.core.library_handle import LibraryHandle
 
@@ -26,10 +26,15 @@ _FACTOR = 16
 _DOUBLES = frozenset({DType.FLOAT64, DType.COMPLEX128})
 
 
+_NORMS = {DType.FLOAT32: "snrm2_64", DType.FLOAT64: "dnrm2_64"}
+_LIMIT = 2**31 - 1
+
+
 class _Types(NamedTuple):
-    """How cuBLAS names elements of one dtype: the element type, the types that are computed in without and with TF32, and the operations."""
+    """How cuBLAS names elements of one dtype: the element type, that of sums of vectors, the types of products without and with TF32, and the operations."""
 
     element: int
+    execution: int
     compute: int
     tf32: int
     operation: Mapping[Transpose, int]
@@ -43,12 +48,12 @@ def _types(cublas: Any) -> dict[DType, _Types]:
     single = int(compute.COMPUTE_32F), int(compute.COMPUTE_32F_FAST_TF32)
     double = int(compute.COMPUTE_64F), int(compute.COMPUTE_64F)
     return {
-        DType.FLOAT16: _Types(int(data.CUDA_R_16F), *single, real),
-        DType.BFLOAT16: _Types(int(data.CUDA_R_16BF), *single, real),
-        DType.FLOAT32: _Types(int(data.CUDA_R_32F), *single, real),
-        DType.FLOAT64: _Types(int(data.CUDA_R_64F), *double, real),
-        DType.COMPLEX64: _Types(int(data.CUDA_C_32F), *single, whole),
-        DType.COMPLEX128: _Types(int(data.CUDA_C_64F), *double, whole),
+        DType.FLOAT16: _Types(int(data.CUDA_R_16F), int(data.CUDA_R_32F), *single, real),
+        DType.BFLOAT16: _Types(int(data.CUDA_R_16BF), int(data.CUDA_R_32F), *single, real),
+        DType.FLOAT32: _Types(int(data.CUDA_R_32F), int(data.CUDA_R_32F), *single, real),
+        DType.FLOAT64: _Types(int(data.CUDA_R_64F), int(data.CUDA_R_64F), *double, real),
+        DType.COMPLEX64: _Types(int(data.CUDA_C_32F), int(data.CUDA_C_32F), *single, whole),
+        DType.COMPLEX128: _Types(int(data.CUDA_C_64F), int(data.CUDA_C_64F), *double, whole),
     }
 
 
@@ -116,7 +121,7 @@ class Blas:
         ldc: int, dtype: DType, allow_tf32: bool = False,
     ) -> None:  # fmt: skip
         """Enqueue one product; the arguments are checked."""
-        element, compute, tf32, operation = self._types[dtype]
+        element, _, compute, tf32, operation = self._types[dtype]
         if self._written != (dtype, alpha, beta):
             self._write(dtype, alpha, beta)
         try:
@@ -133,7 +138,7 @@ class Blas:
         stride_b: int, beta: complex, c: int, ldc: int, stride_c: int, count: int, dtype: DType, allow_tf32: bool = False,
     ) -> None:  # fmt: skip
         """Enqueue ``count`` products in one call; the arguments are checked."""
-        element, compute, tf32, operation = self._types[dtype]
+        element, _, compute, tf32, operation = self._types[dtype]
         if self._written != (dtype, alpha, beta):
             self._write(dtype, alpha, beta)
         try:
@@ -161,7 +166,7 @@ class Blas:
         dtype, allow_tf32
             Of all matrices.
         """
-        element, compute, tf32, operation = self._types[dtype]
+        element, _, compute, tf32, operation = self._types[dtype]
         kind = np.float64 if dtype in _DOUBLES else np.float32
         with np.errstate(over="ignore"):
             alphas, betas = np.full(len(groups), alpha.real, kind), np.full(len(groups), beta.real, kind)
@@ -175,6 +180,39 @@ class Blas:
                 )  # fmt: skip
         except self._error as error:
             raise self._handle.failure(error, "gemm_grouped_batched_ex") from error
+
+    def axpy(self, n: int, alpha: complex, x: int, y: int, dtype: DType) -> None:
+        """Enqueue ``y = alpha * x + y`` for n elements that follow each other, at least one; with ``alpha == 0`` nothing is read or written."""
+        element, execution = self._types[dtype][:2]
+        factor, _ = self.factors(dtype, alpha, 0.0)
+        self.call("axpy_ex_64", n, factor, execution, x, element, 1, y, element, 1, execution)
+
+    def scal(self, n: int, alpha: complex, x: int, dtype: DType) -> None:
+        """Enqueue ``x = alpha * x`` for n elements, at least one."""
+        element, execution = self._types[dtype][:2]
+        factor, _ = self.factors(dtype, alpha, 0.0)
+        self.call("scal_ex_64", n, factor, execution, x, element, 1, execution)
+
+    def dot(self, n: int, x: int, y: int, result: int, dtype: DType) -> None:
+        """Enqueue ``result = sum(x[i] * y[i])`` over n elements, at least one. Nothing is conjugated."""
+        element, execution = self._types[dtype][:2]
+        self.call_on_device("dot_ex_64", n, x, element, 1, y, element, 1, result, element, execution)
+
+    def nrm2(self, n: int, x: int, result: int, dtype: DType) -> None:
+        """Enqueue the Euclidean norm of n real elements, at least one.
+
+        Raises
+        ------
+        UnsupportedError
+            If there are more than 2,147,483,647 elements of 16 bits: cuBLAS's call for these takes no more.
+        """
+        element, execution = self._types[dtype][:2]
+        if dtype in _NORMS:
+            self.call_on_device(_NORMS[dtype], n, x, 1, result)
+            return
+        if n > _LIMIT:
+            raise UnsupportedError(f"nrm2 of {n} elements of {dtype.value}", op="nrm2", remedy=f"Give up to {_LIMIT}, or float32.")
+        self.call_on_device("nrm2_ex", n, x, element, 1, result, element, execution)
 
     def operation(self, dtype: DType) -> Mapping[Transpose, int]:
         """Return cuBLAS's numbers of what is done to matrices of ``dtype``."""
@@ -195,7 +233,7 @@ class Blas:
             raise self._handle.failure(error, name) from error
 
     def call_on_device(self, name: str, *arguments: Any) -> None:
-        """Enqueue a call that writes a number into device memory, which the last argument is the address of."""
+        """Enqueue a call that writes a number into device memory."""
         host, device = self._modes
         with self._stream.context.section:
             self._handle.call("set_pointer_mode", device)
