@@ -187,13 +187,13 @@ class Kernels:
     def vectors(self) -> None:
         """BLAS on vectors."""
         for name in ("float16", "float32", "float64", "complex64"):
-            dtype, compute = DType.of(name), self.compute
+            dtype, blas = DType.of(name), self.compute.prepare_blas()
             n = _BYTES // dtype.itemsize
-            self.add(f"axpy {name}", 3 * _BYTES, partial(compute.axpy, n, 0.5, self.a, self.b, dtype))
-            self.add(f"scal {name}", 2 * _BYTES, partial(compute.scal, n, 0.5, self.a, dtype))
-            self.add(f"dot {name}", 2 * _BYTES, partial(compute.dot, n, self.a, self.b, self.c, dtype))
+            self.add(f"axpy {name}", 3 * _BYTES, partial(blas.axpy, n, 0.5, self.a, self.b, dtype))
+            self.add(f"scal {name}", 2 * _BYTES, partial(blas.scal, n, 0.5, self.a, dtype))
+            self.add(f"dot {name}", 2 * _BYTES, partial(blas.dot, n, self.a, self.b, self.c, dtype))
             if not dtype.is_complex:
-                self.add(f"nrm2 {name}", _BYTES, partial(compute.nrm2, n, self.a, self.c, dtype))
+                self.add(f"nrm2 {name}", _BYTES, partial(blas.nrm2, n, self.a, self.c, dtype))
 
     def convolutions(self) -> None:
         """Layers of a residual network, channels last, beside PyTorch's (without TF32)."""

@@ -7,13 +7,13 @@ import ctypes
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 
 from accel.cpu.families import blas as cpu_blas
-from accel.cpu.families import vectors
 from accel.cpu.views import array
 from accel_cuda.errors import error_of
-from accel_cuda.families.blas import CUBLAS
+from accel_cuda.families.cublas import CUBLAS
 from tests.cuda_support import FakeLibrary, Numbers
 
 if TYPE_CHECKING:
@@ -21,11 +21,27 @@ if TYPE_CHECKING:
 
     from accel.cpu.views import Array
 
-__all__ = ["DTYPES", "HOST", "NAMES", "ColumnMajor", "Stream", "column_major", "dot", "product", "triangle"]
+__all__ = ["DTYPES", "HOST", "NAMES", "ColumnMajor", "Stream", "column_major", "product", "triangle"]
 
 NAMES = Numbers()
 DTYPES = {"s": np.dtype(np.float32), "d": np.dtype(np.float64), "c": np.dtype(np.complex64), "z": np.dtype(np.complex128)}
 HOST = NAMES.HOST
+
+
+TYPES: dict[int, tuple[np.dtype[Any], Any]] = {
+    NAMES.CUDA_R_16F: (np.dtype(np.float16), np.float32),
+    NAMES.CUDA_R_16BF: (np.dtype(ml_dtypes.bfloat16), np.float32),
+    NAMES.CUDA_R_32F: (np.dtype(np.float32), np.float32),
+    NAMES.CUDA_R_64F: (np.dtype(np.float64), np.float64),
+    NAMES.CUDA_C_32F: (np.dtype(np.complex64), np.complex64),
+    NAMES.CUDA_C_64F: (np.dtype(np.complex128), np.complex128),
+}
+ROOM = np.zeros(1 << 17, np.uint8)
+"""A workspace."""
+
+
+def addresses(place: int, count: int) -> list[int]:
+    return [int(each) for each in array(place, (count,), np.dtype(np.uint64))]
 
 
 def real(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -68,13 +84,52 @@ class ColumnMajor(FakeLibrary):
             self.called.append((name, handle, *arguments))
             if name in self.fails:
                 super(ColumnMajor, self).__getattr__(name)(handle, *arguments)
-            assert (self.mode == HOST) is (kind not in ("asum", "dotc", "iamax", "iamin")), "the pointer mode is wrong"
+            assert (self.mode == HOST) is (kind not in ("asum", "dotc", "iamax", "iamin", "nrm2")), "the pointer mode is wrong"
             found(DTYPES[letter], *arguments)
 
         return call
 
     def set_pointer_mode(self, handle: int, mode: int) -> None:
         self.mode = mode
+
+    def typed(self, name: str, on_host: bool, *types: int) -> tuple[np.dtype[Any], Any]:
+        """Note a call that is given types, and return the element's, and the one that is computed in."""
+        self.called.append((name,))
+        assert (self.mode == HOST) is on_host, "the pointer mode is wrong"
+        *elements, execution = types
+        (element,) = set(elements)
+        dtype, wide = TYPES[element]
+        assert TYPES[execution][1] == wide
+        return dtype, np.dtype(wide)
+
+    @np.errstate(all="ignore")
+    def axpy_ex_64(
+        self, handle: int, n: int, alpha: int, kind: int, x: int, type_x: int, incx: int, y: int, type_y: int, incy: int, ex: int
+    ) -> None:
+        dtype, wide = self.typed("axpy_ex_64", True, type_x, type_y, ex)
+        assert kind == ex
+        out = array(y, (n,), dtype)
+        out[...] = array(alpha, (), wide) * array(x, (n,), dtype).astype(wide) + out.astype(wide)
+
+    @np.errstate(all="ignore")
+    def scal_ex_64(self, handle: int, n: int, alpha: int, kind: int, x: int, type_x: int, incx: int, ex: int) -> None:
+        dtype, wide = self.typed("scal_ex_64", True, type_x, ex)
+        assert kind == ex
+        out = array(x, (n,), dtype)
+        out[...] = array(alpha, (), wide) * out.astype(wide)
+
+    def dot_ex_64(
+        self, handle: int, n: int, x: int, type_x: int, incx: int, y: int, type_y: int, incy: int, result: int, type_result: int, ex: int
+    ) -> None:  # fmt: skip
+        dtype, wide = self.typed("dot_ex_64", False, type_x, type_y, type_result, ex)
+        array(result, (), dtype)[...] = (array(x, (n,), dtype).astype(wide) * array(y, (n,), dtype).astype(wide)).sum()
+
+    def nrm2_ex(self, handle: int, n: int, x: int, type_x: int, incx: int, result: int, type_result: int, ex: int) -> None:
+        dtype, wide = self.typed("nrm2_ex", False, type_x, type_result, ex)
+        array(result, (), dtype)[...] = np.linalg.norm(array(x, (n,), dtype).astype(wide))
+
+    def do_nrm2(self, dtype: np.dtype[Any], n: int, x: int, incx: int, result: int) -> None:
+        array(result, (), dtype)[...] = np.linalg.norm(array(x, (n,), dtype))
 
     def do_asum(self, dtype: np.dtype[Any], n: int, x: int, incx: int, result: int) -> None:
         values = array(x, (n,), dtype)
@@ -127,6 +182,35 @@ class ColumnMajor(FakeLibrary):
         known, x = turned(triangle(column_major(a, order, order, lda, dtype), fill, diagonal), trans), column_major(b, m, n, ldb, dtype)
         solved = np.linalg.solve(known, x) if side == NAMES.LEFT else np.linalg.solve(known.T, x.T).T
         x[...] = array(alpha, (), dtype) * solved
+
+    def do_trsm_batched(
+        self, dtype: np.dtype[Any], side: int, fill: int, trans: int, diagonal: int, m: int, n: int, alpha: int, a: int, lda: int, b: int, ldb: int,
+        count: int,
+    ) -> None:  # fmt: skip
+        for each_a, each_b in zip(addresses(a, count), addresses(b, count), strict=True):
+            self.do_trsm(dtype, side, fill, trans, diagonal, m, n, alpha, each_a, lda, each_b, ldb)
+
+    def gemm_grouped_batched_ex_64(
+        self, handle: int, turns_a: list[int], turns_b: list[int], m: list[int], n: list[int], k: list[int], alphas: int, a: int, type_a: int,
+        lda: list[int], b: int, type_b: int, ldb: list[int], betas: int, c: int, type_c: int, ldc: list[int], groups: int, sizes: list[int],
+        compute: int,
+    ) -> None:  # fmt: skip
+        self.called.append(("gemm_grouped_batched_ex_64", handle, groups, sizes))
+        assert type_a == type_b == type_c
+        assert {len(each) for each in (turns_a, turns_b, m, n, k, lda, ldb, ldc, sizes)} == {groups}
+        dtype, wide = TYPES[type_a]
+        assert compute == (NAMES.COMPUTE_64F if wide is np.float64 else NAMES.COMPUTE_32F)
+        places = [iter(addresses(each, sum(sizes))) for each in (a, b, c)]
+        for i in range(groups):
+            alpha, beta = (array(each + i * np.dtype(wide).itemsize, (), np.dtype(wide)) for each in (alphas, betas))
+            for _ in range(sizes[i]):
+                shape_a, shape_b = (
+                    (m[i], k[i]) if turns_a[i] == NAMES.N else (k[i], m[i]),
+                    (k[i], n[i]) if turns_b[i] == NAMES.N else (n[i], k[i]),
+                )
+                left = turned(column_major(next(places[0]), *shape_a, lda[i], dtype), turns_a[i]).astype(wide)
+                right = turned(column_major(next(places[1]), *shape_b, ldb[i], dtype), turns_b[i]).astype(wide)
+                self.store(column_major(next(places[2]), m[i], n[i], ldc[i], dtype), left @ right, alpha, beta)
 
     def symmetric(
         self, is_hermitian: bool, dtype: np.dtype[Any], side: int, fill: int, m: int, n: int, alpha: int, a: int, lda: int, b: int, ldb: int, beta: int,
@@ -186,7 +270,8 @@ class Stream:
 
     context = SimpleNamespace(section=contextlib.nullcontext())
     handle = 5
-    functions = {"index_from_zero": "index_from_zero"}  # noqa: RUF012  # nothing writes to it
+    is_capturing = False
+    functions = {name: name for name in ("index_from_zero", "addresses_given", "addresses_apart")}  # noqa: RUF012  # nothing writes to it
 
     def at_close(self, close: Any) -> None: ...
 
@@ -198,19 +283,25 @@ class Stream:
     def fill(self, destination: int, pattern: bytes, count: int) -> None:
         ctypes.memmove(destination, pattern * count, len(pattern) * count)
 
-    def launch(self, function: str, blocks: int, threads: int, index: int) -> None:
-        assert (function, blocks, threads) == ("index_from_zero", 1, 1)
-        array(index, (), np.dtype(np.int64))[...] -= 1
+    def launch(self, function: str, blocks: int, threads: int, out: int, *arguments: int) -> None:
+        if function == "addresses_apart":
+            first, step, count = arguments
+            assert blocks * threads >= count
+            array(out, (count,), np.dtype(np.uint64))[...] = first + step * np.arange(count)
+            return
+        assert (function, blocks, threads, arguments) == ("index_from_zero", 1, 1, ())
+        array(out, (), np.dtype(np.int64))[...] -= 1
+
+    def launch_with(self, function: str, grid: Any, block: Any, shared: int, parameters: Any) -> None:
+        assert function == "addresses_given"
+        count, out = array(parameters[0], (2,), np.dtype(np.int64))
+        ctypes.memmove(int(out), parameters[0] + 16, 8 * int(count))
 
     def failure(self, status: int, call: str, library: str) -> Exception:
         return error_of(status, call, library=library)
 
 
 def product(*arguments: Any) -> None:
-    *others, dtype = arguments
+    *others, dtype = arguments[:14]  # TF32 is for a GPU
     multiply: Any = cpu_blas.gemm
     multiply(*others, dtype.numpy)
-
-
-def dot(n: int, x: int, y: int, result: int, dtype: Any) -> None:
-    vectors.dot(n, x, 1, y, 1, result, dtype.numpy)

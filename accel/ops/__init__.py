@@ -6,6 +6,7 @@ from accel.ops.arrays import Arange, ArraysOps, Concatenate, Eye, Linspace, Spli
 from accel.ops.attention import Attention, PagedAttention, RaggedAttention
 from accel.ops.base import FamilyOp, KernelOp, Plan, SizedOp, Spec, Status
 from accel.ops.blas import Axpy, BlasOps, Dot, Gemm, GemmBatched, Gemv, Nrm2, Scal
+from accel.ops.blas_grouped import GemmGrouped
 from accel.ops.blas_matrices import Geam, Ger, Hemm, Herk, Symm, Syrk
 from accel.ops.blas_triangular import Trmm, Trmv, Trsm, Trsv
 from accel.ops.blas_vectors import Asum, Dotc, Iamax, Iamin, Rot, Swap
@@ -137,6 +138,7 @@ __all__ = [
     "Geam",
     "Gemm",
     "GemmBatched",
+    "GemmGrouped",
     "Gemv",
     "Ger",
     "Get",

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
 from accel.compute import Transpose, UnaryOp
-from accel.dtype import DType
 from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.ops.base import FamilyOp, Plan, Shape, Spec, not_aliased, operand, plan_of, result_in, same_dtype, scalar
+from accel.ops.blas_grouped import GemmGrouped
 from accel.ops.blas_matrices import Geam, Ger, Hemm, Herk, Symm, Syrk
 from accel.ops.blas_operands import (
     TransposeField,
     applied,
     are_rows,
     check_factors,
+    check_tf32,
     is_stored,
     no_out,
+    no_product,
     normalize,
     same_shape,
     stored,
@@ -32,10 +34,13 @@ from accel.ops.namespace import OpNamespace, method
 from accel.ref import AccelRef, overlap
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from accel.dtype import DType
 
 __all__ = [
-    "FAMILY", "Axpy", "BlasOps", "Dot", "Gemm", "GemmBatched", "Gemv", "Nrm2", "Scal", "TransposeField", "apart", "stored", "transpose_of",
+    "FAMILY", "Axpy", "BlasOps", "Dot", "Gemm", "GemmBatched", "GemmGrouped", "Gemv", "Nrm2", "Product", "Scal", "TransposeField", "apart", "products_of",
+    "stored", "transpose_of",
 ]  # fmt: skip
 
 M = TypeVar("M")
@@ -47,23 +52,8 @@ def _product(a: Shape, b: Shape, transpose_a: Transpose, transpose_b: Transpose)
     m, k = applied(a, transpose_a)
     k_b, n = applied(b, transpose_b)
     if k != k_b:
-        raise _no_product(a, b, k, k_b)
+        raise no_product(a, b, k, k_b)
     return m, n
-
-
-def _no_product(a: Shape, b: Shape, k: int, k_b: int) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"op(a) has {k} columns and op(b) has {k_b} rows (shapes {a} and {b})",
-        remedy="Give matrices that can be multiplied, with transpose_a= or transpose_b= where they lie the other way round.",
-    )
-
-
-def _tf32(allowed: bool, dtype: DType) -> None:
-    """Refuse to let anything but float32 be rounded to TF32."""
-    if allowed and dtype is not DType.FLOAT32:
-        raise InvalidArgumentError(
-            f"allow_tf32 is given for {dtype.value} matrices", remedy="Leave it out: only float32 is ever computed in TF32."
-        )
 
 
 def takes_vector(ref: AccelRef) -> bool:
@@ -132,11 +122,11 @@ class Gemm(FamilyOp):
         m, k = a.shape if self.transpose_a is _NONE else a.shape[::-1]
         k_b, n = b.shape if self.transpose_b is _NONE else b.shape[::-1]
         if k != k_b:
-            raise _no_product(a.shape, b.shape, k, k_b)
+            raise no_product(a.shape, b.shape, k, k_b)
         if type(self.alpha) is not float or type(self.beta) is not float:
             check_factors(dtype, alpha=self.alpha, beta=self.beta)
         if self.allow_tf32:
-            _tf32(self.allow_tf32, dtype)
+            check_tf32(self.allow_tf32, dtype)
         if out is None:
             if self.beta:
                 raise no_out()
@@ -198,7 +188,7 @@ class GemmBatched(FamilyOp):
         if dimensions == (3, 3) and a.shape[0] != b.shape[0]:
             raise InvalidArgumentError(f"a has {a.shape[0]} matrices and b has {b.shape[0]}", remedy="Give both as many.")
         check_factors(dtype, alpha=self.alpha, beta=self.beta)
-        _tf32(self.allow_tf32, dtype)
+        check_tf32(self.allow_tf32, dtype)
         if self.beta and self.out is None:
             raise no_out()
         not_aliased(self.out, a=a, b=b)
@@ -359,6 +349,7 @@ class BlasOps(OpNamespace[M]):
 
     gemm = method(Gemm)
     gemm_batched = method(GemmBatched)
+    gemm_grouped = method(GemmGrouped)
     gemv = method(Gemv)
     axpy = method(Axpy)
     dot = method(Dot)
@@ -423,6 +414,34 @@ def _gemm_batched(lane: KernelLane, op: GemmBatched, inputs: Sequence[int], outp
     )
 
 
+def _gemm_grouped(lane: KernelLane, op: GemmGrouped, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Make one product after the other."""
+    for product in products_of(op, inputs, outputs):
+        m, n, k, (a, lda, turn_a), (b, ldb, turn_b), (c, ldc) = product
+        lane.compute.gemm(turn_b, turn_a, n, m, k, op.alpha, b, ldb, a, lda, op.beta, c, ldc, dtype=op.a[0].dtype)
+
+
+def products_of(op: GemmGrouped, inputs: Sequence[int], outputs: Sequence[int]) -> Iterator[Product]:
+    """Yield the products of a group."""
+    count = len(op.a)
+    turns = transpose_of(op.transpose_a), transpose_of(op.transpose_b)
+    for i, (m, n, k) in enumerate(op.sizes()):
+        (lda, turn_a), (ldb, turn_b) = stored(op.a[i], turns[0]), stored(op.b[i], turns[1])
+        ldc = op.out[i].strides[0] if op.out is not None and op.out[i].is_strided else n or 1
+        yield Product(m, n, k, (inputs[i], lda, turn_a), (inputs[count + i], ldb, turn_b), (outputs[i], ldc))
+
+
+class Product(NamedTuple):
+    """One product of C-order matrices: its sizes, where each operand is, how far its rows are apart and how it is transposed, and where the result goes."""
+
+    m: int
+    n: int
+    k: int
+    a: tuple[int, int, Transpose]
+    b: tuple[int, int, Transpose]
+    out: tuple[int, int]
+
+
 def apart(ref: AccelRef) -> int:
     """Return how many elements the matrices of several lie apart; 0 of one."""
     return ref.strides[0] if len(ref.shape) == 3 else 0
@@ -483,6 +502,7 @@ FAMILY = Family(
     {
         "gemm": _gemm,
         "gemm_batched": _gemm_batched,
+        "gemm_grouped": _gemm_grouped,
         "gemv": _gemv,
         "axpy": _axpy,
         "dot": _dot,

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from accel.ref import AccelRef
 
 __all__ = [
-    "TransposeField", "applied", "are_rows", "check_factors", "check_flags", "check_side", "check_square", "check_vendor_dtype", "is_stored", "no_out",
-    "normalize", "same_shape", "stored", "transpose_of",
+    "TransposeField", "applied", "are_rows", "check_factors", "check_flags", "check_side", "check_square", "check_tf32",
+    "check_vendor_dtype", "is_stored", "no_out", "no_product", "normalize", "same_shape", "stored", "transpose_of",
 ]  # fmt: skip
 
 TransposeField: TypeAlias = bool | TransposeName | Transpose
@@ -34,7 +34,7 @@ def transpose_of(value: TransposeField) -> Transpose:
         raise InvalidArgumentError(f"{value!r} is not a transpose", remedy="Use False, True, or accel.Transpose.CONJUGATE.") from None
 
 
-def normalize(op: FamilyOp, transposes: Iterable[str], factors: Iterable[str]) -> None:
+def normalize(op: FamilyOp[Any], transposes: Iterable[str], factors: Iterable[str]) -> None:
     """Convert the named fields: transposes to members, factors to floats or complexes, which every kernel takes."""
     set_fields(op, **{name: transpose_of(getattr(op, name)) for name in transposes})
     set_fields(op, **{name: scalar(name, getattr(op, name)) for name in factors})
@@ -90,6 +90,22 @@ def is_stored(ref: AccelRef, transpose: Transpose) -> bool:
 def no_out() -> InvalidArgumentError:
     """Return the error of a ``beta`` that has nothing to scale."""
     return InvalidArgumentError("beta scales out, which is not given", remedy="Pass out=, or leave beta at 0.")
+
+
+def no_product(a: Shape, b: Shape, k: int, k_b: int) -> InvalidArgumentError:
+    """Return the error of matrices that cannot be multiplied."""
+    return InvalidArgumentError(
+        f"op(a) has {k} columns and op(b) has {k_b} rows (shapes {a} and {b})",
+        remedy="Give matrices that can be multiplied, with transpose_a= or transpose_b= where they lie the other way round.",
+    )
+
+
+def check_tf32(allowed: bool, dtype: DType) -> None:
+    """Refuse to let anything but float32 be rounded to TF32."""
+    if allowed and dtype is not DType.FLOAT32:
+        raise InvalidArgumentError(
+            f"allow_tf32 is given for {dtype.value} matrices", remedy="Leave it out: only float32 is ever computed in TF32."
+        )
 
 
 def same_shape(x: AccelRef, y: AccelRef) -> None:

@@ -1,170 +1,24 @@
-"""The ``blas`` family: cuBLAS, one handle per stream with a workspace of its own, and the native kernels of its ops.
+"""The ``blas`` family on a GPU: cuBLAS.
 
-The kernels do not check again what an op's plan has checked, and vectors do not go through a product.
+The kernels do not check again what an op's plan has checked.
 """
 
 from __future__ import annotations
 
-import ctypes
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from accel import ComputeBackend, DType, Transpose
+from accel import Transpose
 from accel.ops.blas import apart, stored
-from accel_cuda.core.compute_memory import lacks_workspace
 from accel_cuda.core.family import CudaPart, Source
-from accel_cuda.core.libraries import VendorLibrary, load_module
-from accel_cuda.core.library_handle import LibraryHandle
-from accel_cuda.families import blas_matrices, blas_vectors
-from accel_cuda.families.kernels import CODES
+from accel_cuda.families import blas_groups, blas_matrices, blas_vectors
+from accel_cuda.families.cublas import CUBLAS
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Hashable, Sequence
 
-    from accel_cuda.core.stream import CudaStream
+__all__ = ["PART"]
 
-__all__ = ["CUBLAS", "PART", "Blas"]
-
-CUBLAS = VendorLibrary("cublas", "nvidia-cublas", "nvmath.bindings.cublas", "cuBLASError")
-_FACTOR = 16
 _ALIGNMENT = 16
-_DOUBLES = frozenset({DType.FLOAT64, DType.COMPLEX128})
-
-
-class _Types(NamedTuple):
-    """How cuBLAS names elements of one dtype: the element type, the types that are computed in without and with TF32, and the operations."""
-
-    element: int
-    compute: int
-    tf32: int
-    operation: Mapping[Transpose, int]
-
-
-def _types(cublas: Any) -> dict[DType, _Types]:
-    """Return the dtypes that products are offered for. Sums of 16-bit floats are in 32 bits."""
-    data, compute, operation = load_module("nvmath", "nvmath-python").CudaDataType, cublas.ComputeType, cublas.Operation
-    real = {Transpose.NONE: int(operation.N), Transpose.TRANSPOSE: int(operation.T), Transpose.CONJUGATE: int(operation.T)}
-    whole = real | {Transpose.CONJUGATE: int(operation.C)}
-    single = int(compute.COMPUTE_32F), int(compute.COMPUTE_32F_FAST_TF32)
-    double = int(compute.COMPUTE_64F), int(compute.COMPUTE_64F)
-    return {
-        DType.FLOAT16: _Types(int(data.CUDA_R_16F), *single, real),
-        DType.BFLOAT16: _Types(int(data.CUDA_R_16BF), *single, real),
-        DType.FLOAT32: _Types(int(data.CUDA_R_32F), *single, real),
-        DType.FLOAT64: _Types(int(data.CUDA_R_64F), *double, real),
-        DType.COMPLEX64: _Types(int(data.CUDA_C_32F), *single, whole),
-        DType.COMPLEX128: _Types(int(data.CUDA_C_64F), *double, whole),
-    }
-
-
-class Blas:
-    """A cuBLAS handle bound to a stream.
-
-    Parameters
-    ----------
-    stream
-        Where the work goes; its context is current.
-    workspace, nbytes
-        Device memory that products may use. It is the stream's own, so that products of several streams do not share any.
-
-    Attributes
-    ----------
-    fill, side, diagonal : dict
-        cuBLAS's numbers: of a triangle by whether it is the lower one, of a side, and of a diagonal by whether it is of ones.
-    """
-
-    def __init__(self, stream: CudaStream, workspace: int, nbytes: int) -> None:
-        self._handle = LibraryHandle(CUBLAS, stream, workspace, nbytes)
-        self._cublas, self._error, self.handle = self._handle.module, self._handle.error, self._handle.value
-        self._handle.call("set_math_mode", int(self._cublas.Math.DISALLOW_REDUCED_PRECISION_REDUCTION))
-        self._handle.call("set_pointer_mode", int(self._cublas.PointerMode.HOST))
-        self._types = _types(self._cublas)
-        fill, side, diagonal = self._cublas.FillMode, self._cublas.SideMode, self._cublas.DiagType
-        self.fill = {False: int(fill.UPPER), True: int(fill.LOWER)}
-        self.side = {"left": int(side.LEFT), "right": int(side.RIGHT)}
-        self.diagonal = {False: int(diagonal.NON_UNIT), True: int(diagonal.UNIT)}
-        self._modes = int(self._cublas.PointerMode.HOST), int(self._cublas.PointerMode.DEVICE)
-        self._algorithm = int(self._cublas.GemmAlgo.DFALT)
-        self._stream = stream
-        # As ctypes has them, numbers beyond a float's range become infinite.
-        self._doubles = (ctypes.c_double * 4)()
-        self._floats = (ctypes.c_float * 8).from_buffer(self._doubles)
-        self._alpha = ctypes.addressof(self._doubles)
-        self._beta = self._alpha + _FACTOR
-        self._written: tuple[DType, complex, complex] | None = None
-
-    def use_workspace(self, address: int, nbytes: int) -> None:
-        """Let products use this memory from now on."""
-        with self._stream.context.section:
-            self._handle.call("set_workspace", address, nbytes)
-
-    def gemm(
-        self, ta: Transpose, tb: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, b: int, ldb: int, beta: complex, c: int,
-        ldc: int, dtype: DType, allow_tf32: bool = False,
-    ) -> None:  # fmt: skip
-        """Enqueue one product; the arguments are checked."""
-        element, compute, tf32, operation = self._types[dtype]
-        if self._written != (dtype, alpha, beta):
-            self._write(dtype, alpha, beta)
-        try:
-            with self._stream.context.section:
-                self._cublas.gemm_ex_64(
-                    self.handle, operation[ta], operation[tb], m, n, k, self._alpha, a, element, lda, b, element, ldb, self._beta, c, element, ldc,
-                    tf32 if allow_tf32 else compute, self._algorithm,
-                )  # fmt: skip
-        except self._error as error:
-            raise self._handle.failure(error, "gemm") from error
-
-    def batched_gemm(
-        self, ta: Transpose, tb: Transpose, m: int, n: int, k: int, alpha: complex, a: int, lda: int, stride_a: int, b: int, ldb: int,
-        stride_b: int, beta: complex, c: int, ldc: int, stride_c: int, count: int, dtype: DType, allow_tf32: bool = False,
-    ) -> None:  # fmt: skip
-        """Enqueue ``count`` products in one call; the arguments are checked."""
-        element, compute, tf32, operation = self._types[dtype]
-        if self._written != (dtype, alpha, beta):
-            self._write(dtype, alpha, beta)
-        try:
-            with self._stream.context.section:
-                self._cublas.gemm_strided_batched_ex_64(
-                    self.handle, operation[ta], operation[tb], m, n, k, self._alpha, a, element, lda, stride_a, b, element, ldb, stride_b,
-                    self._beta, c, element, ldc, stride_c, count, tf32 if allow_tf32 else compute, self._algorithm,
-                )  # fmt: skip
-        except self._error as error:
-            raise self._handle.failure(error, "batched_gemm") from error
-
-    def operation(self, dtype: DType) -> Mapping[Transpose, int]:
-        """Return cuBLAS's numbers of what is done to matrices of ``dtype``."""
-        return self._types[dtype].operation
-
-    def factors(self, dtype: DType, alpha: complex, beta: complex) -> tuple[int, int]:
-        """Return the addresses of two scaling factors in host memory, for the next call."""
-        if self._written != (dtype, alpha, beta):
-            self._write(dtype, alpha, beta)
-        return self._alpha, self._beta
-
-    def call(self, name: str, *arguments: Any) -> None:
-        """Enqueue a call of one dtype, such as ``strsm_64``; the arguments are checked."""
-        try:
-            with self._stream.context.section:
-                getattr(self._cublas, name)(self.handle, *arguments)
-        except self._error as error:
-            raise self._handle.failure(error, name) from error
-
-    def call_on_device(self, name: str, *arguments: Any) -> None:
-        """Enqueue a call that writes a number into device memory, which the last argument is the address of."""
-        host, device = self._modes
-        with self._stream.context.section:
-            self._handle.call("set_pointer_mode", device)
-            try:
-                self.call(name, *arguments)
-            finally:
-                self._handle.call("set_pointer_mode", host)
-
-    def _write(self, dtype: DType, alpha: complex, beta: complex) -> None:
-        """Write the scaling factors where the library reads them, during the call."""
-        values = self._doubles if dtype in _DOUBLES else self._floats
-        half = len(values) // 2
-        values[0], values[1], values[half], values[half + 1] = alpha.real, alpha.imag, beta.real, beta.imag
-        self._written = dtype, alpha, beta
 
 
 def gemm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -209,26 +63,6 @@ def gemv(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> N
     lane.compute.product(Transpose.NONE, ta, 1, m, k, op.alpha, x, ldx, a, lda, op.beta, outputs[0], ldy, op.a.dtype)
 
 
-def axpy(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Add ``alpha * x`` to y."""
-    lane.compute.axpy(op.x.size, op.alpha, inputs[0], outputs[0], op.x.dtype)
-
-
-def dot(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Sum ``x * y``."""
-    lane.compute.dot(op.x.size, inputs[0], inputs[1], outputs[0], op.x.dtype)
-
-
-def nrm2(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Compute the norm without overflow of the squares."""
-    lane.compute.nrm2(op.x.size, inputs[0], outputs[0], op.x.dtype)
-
-
-def scal(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Multiply x by ``alpha``; NaN stays NaN whatever alpha is."""
-    lane.compute.scal(op.x.size, op.alpha, outputs[0], op.x.dtype)
-
-
 def _placed(ref: Any) -> Hashable:
     """Return what of an operand's place may decide which kernel a product takes; there are others for views that begin between two vectors."""
     return None if ref is None else (ref.shape, ref.strides if ref.is_strided else None, ref.offset % _ALIGNMENT)
@@ -237,6 +71,11 @@ def _placed(ref: Any) -> Hashable:
 def _product(lane: Any, op: Any) -> Hashable:
     a, b, out = op.a, op.b, op.out
     return op.kind, _placed(a), _placed(b), _placed(out), a.dtype, op.transpose_a, op.transpose_b, op.allow_tf32, not op.beta
+
+
+def _group(lane: Any, op: Any) -> Hashable:
+    places = [tuple([_placed(ref) for ref in refs]) for refs in (op.a, op.b, op.out or ())]
+    return op.kind, *places, op.a[0].dtype, op.transpose_a, op.transpose_b, op.allow_tf32, not op.beta
 
 
 def _matrix_by_vector(lane: Any, op: Any) -> Hashable:
@@ -259,14 +98,8 @@ def _lacks_handle(lane: Any, op: Any) -> bool:
     return not lane.compute.has_blas
 
 
-def _vectors(op: Any) -> str:
-    return "vectors"
-
-
-def _vectors_source(code: str) -> tuple[str, str]:
-    dtypes = sorted(ComputeBackend.CAPABILITIES["gemm"], key=lambda dtype: dtype.value)
-    lines = (f"VECTORS({CODES[dtype]})" + ("" if dtype.is_complex else f" NORM({CODES[dtype]})") for dtype in dtypes)
-    return "vectors.cu", "\n".join(lines)
+def _program(op: Any) -> str:
+    return "blas"
 
 
 def _prepare(compute: Any) -> None:
@@ -281,26 +114,28 @@ PART = CudaPart(
     kernels={
         "gemm": gemm,
         "gemm_batched": gemm_batched,
+        "gemm_grouped": blas_groups.gemm_grouped,
         "gemv": gemv,
-        "axpy": axpy,
-        "dot": dot,
-        "nrm2": nrm2,
-        "scal": scal,
         **_TYPED,
     },
-    programs=(Source("vectors", _vectors_source, functions=("axpy", "scal", "dot", "nrm2", "index")),),
-    program=dict.fromkeys(("axpy", "scal", "dot", "nrm2", "dotc", "iamax", "iamin"), _vectors),
+    programs=(Source("blas", lambda code: ("blas.cu", ""), functions=("index", "addresses")),),
+    program=dict.fromkeys(("iamax", "iamin", "gemm_grouped", "trsm"), _program),
     lacks={
-        **dict.fromkeys(("gemm", "gemm_batched", "gemv", *_TYPED), _lacks_handle),
-        **dict.fromkeys(("dot", "nrm2"), lacks_workspace),
-        "dotc": blas_vectors.dotc_lacks,
+        **dict.fromkeys(("gemm", "gemm_batched", "gemm_grouped", "gemv", *_TYPED), _lacks_handle),
     },
-    signatures={"gemm": _product, "gemm_batched": _product, "gemv": _matrix_by_vector, **dict.fromkeys(_TYPED, _typed)},
+    signatures={
+        "gemm": _product,
+        "gemm_batched": _product,
+        "gemm_grouped": _group,
+        "gemv": _matrix_by_vector,
+        **dict.fromkeys(_TYPED, _typed),
+    },
     # A product whose sums are split over blocks takes two launches.
     commands={
-        **dict.fromkeys(("gemm", "gemm_batched", "gemv", "dot", "nrm2"), 2),
+        **dict.fromkeys(("gemm", "gemm_batched", "gemv"), 2),
         **dict.fromkeys(_TYPED, 3),
         **dict.fromkeys(_TRIANGULAR, blas_matrices.commands),
+        "gemm_grouped": blas_groups.commands,
     },
     workspaces=1,
     prepare=_prepare,

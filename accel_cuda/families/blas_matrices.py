@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accel import DType, Transpose
 from accel.ops.blas import stored
+from accel_cuda.families.blas_groups import WORD, write_addresses_apart
+from accel_cuda.families.cublas import ADDRESSES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +24,10 @@ __all__ = ["KERNELS", "commands"]
 _LETTERS = {DType.FLOAT32: "s", DType.FLOAT64: "d", DType.COMPLEX64: "c", DType.COMPLEX128: "z"}
 _NONE, _TURNED, _CONJUGATE = Transpose.NONE, Transpose.TRANSPOSE, Transpose.CONJUGATE
 _OTHER_SIDE = {"left": "right", "right": "left"}
+# Batches of at most so many triangles, each of at least so many rows, are solved one by one.
+_FEW, _LARGE = 8, 64
+# How many matrices one call solves for: each has two addresses.
+_TOGETHER = ADDRESSES // (2 * WORD)
 # Rows of a triangle for which a solution takes a launch, and launches besides these.
 _ROWS_PER_LAUNCH, _LAUNCHES = 16, 4
 
@@ -77,7 +83,7 @@ def _matrices(op: Any, inputs: Sequence[int], out: int) -> Iterator[tuple[int, i
     a, b = inputs
     rows, columns = op.b.shape[-2:]
     count = op.batch_count
-    step_a = op.a.dtype.itemsize * (op.a.strides[0] if op.a.is_strided else op.a.shape[-1] ** 2) if len(op.a.shape) == 3 else 0
+    step_a = _apart(op.a)
     nbytes = rows * columns * op.b.dtype.itemsize
     step_b = nbytes if len(op.b.shape) == 3 else 0
     if not step_a and op.side == "right":
@@ -107,6 +113,9 @@ def _triangular(kind: str, lane: Any, op: Any, inputs: Sequence[int], outputs: S
     )
     alpha, _ = blas.factors(dtype, op.alpha, 0.0)
     name = f"{_LETTERS[dtype]}{kind}_64"
+    if kind == "trsm" and _is_together(op):
+        _solve_together(lane, op, inputs, outputs[0], (*form, columns, op.b.shape[-2], alpha), triangle.ld)
+        return
     for a, b, out, rows in _matrices(op, inputs, outputs[0]):
         if kind == "trmm":
             blas.call(name, *form, columns, rows, alpha, a, triangle.ld, b, columns, out, columns)
@@ -114,6 +123,39 @@ def _triangular(kind: str, lane: Any, op: Any, inputs: Sequence[int], outputs: S
         if b != out:
             stream.copy(out, b, rows * columns * dtype.itemsize)
         blas.call(name, *form, columns, rows, alpha, a, triangle.ld, out, columns)
+
+
+def _is_together(op: Any) -> bool:
+    """Return whether one call solves a batch: cuBLAS has one for many matrices, which is slow for large ones."""
+    count: int = op.batch_count
+    has_many = len(op.a.shape) == 3
+    return count > 1 and (has_many or op.side == "left") and (count > _FEW or op.a.shape[-1] < _LARGE)
+
+
+def _solve_together(lane: Any, op: Any, inputs: Sequence[int], result: int, form: tuple[int, ...], ld: int) -> None:
+    """Solve a batch, behind copies, as many matrices in a call as there is room for their addresses."""
+    stream, blas, letter = lane.stream, lane.compute.prepare_blas(), _LETTERS[op.a.dtype]
+    step_a, columns = _apart(op.a), op.b.shape[-1]
+    step = op.b.shape[-2] * columns * op.a.dtype.itemsize
+    if len(op.b.shape) == 2:
+        for i in range(op.batch_count):
+            stream.copy(result + i * step, inputs[1], step)
+    elif inputs[1] != result:
+        stream.copy(result, inputs[1], op.batch_count * step)
+    for start in range(0, op.batch_count, _TOGETHER):
+        count = min(_TOGETHER, op.batch_count - start)
+        triangles, matrices = blas.addresses, blas.addresses + WORD * count
+        write_addresses_apart(stream, triangles, inputs[0] + start * step_a, step_a, count)
+        write_addresses_apart(stream, matrices, result + start * step, step, count)
+        blas.call(f"{letter}trsm_batched_64", *form, triangles, ld, matrices, columns, count)
+
+
+def _apart(a: Any) -> int:
+    """Return how many bytes the triangles of several lie apart; 0 of one."""
+    if len(a.shape) == 2:
+        return 0
+    step: int = a.strides[0] if a.is_strided else a.shape[-1] ** 2
+    return step * int(a.dtype.itemsize)
 
 
 def _symmetric(kind: str, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Ops of cuBLAS on vectors: sums, places of extremes, conjugated products, rotations and exchanges.
+"""Ops of cuBLAS on vectors.
 
 Results are written into device memory by the library, so that nothing waits for them on the host.
 """
@@ -9,17 +9,48 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from accel import DType
-from accel_cuda.core.compute_memory import lacks_workspace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from accel.backend import Kernel
 
-__all__ = ["KERNELS", "dotc_lacks"]
+__all__ = ["KERNELS"]
 
 _LETTERS = {DType.FLOAT32: "s", DType.FLOAT64: "d", DType.COMPLEX64: "c", DType.COMPLEX128: "z"}
 _SUMS = {DType.FLOAT32: "sasum_64", DType.FLOAT64: "dasum_64", DType.COMPLEX64: "scasum_64", DType.COMPLEX128: "dzasum_64"}
+
+
+def _axpy(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    lane.stream.ready()
+    if op.x.size and op.alpha:
+        lane.compute.prepare_blas().axpy(op.x.size, op.alpha, inputs[0], outputs[0], op.x.dtype)
+
+
+def _scal(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    lane.stream.ready()
+    if op.x.size:
+        lane.compute.prepare_blas().scal(op.x.size, op.alpha, outputs[0], op.x.dtype)
+
+
+def _dot(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Sum products; of no elements, write 0."""
+    stream, x = lane.stream, op.x
+    stream.ready()
+    if x.size:
+        lane.compute.prepare_blas().dot(x.size, inputs[0], inputs[1], outputs[0], x.dtype)
+    else:
+        stream.fill(outputs[0], bytes(x.dtype.itemsize), 1)
+
+
+def _nrm2(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Compute a norm; of no elements, write 0."""
+    stream, x = lane.stream, op.x
+    stream.ready()
+    if x.size:
+        lane.compute.prepare_blas().nrm2(x.size, inputs[0], outputs[0], x.dtype)
+    else:
+        stream.fill(outputs[0], bytes(x.dtype.itemsize), 1)
 
 
 def _asum(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -44,18 +75,13 @@ def _dotc(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> 
     """Sum products with conjugates; of real elements as ``dot`` does."""
     stream, x = lane.stream, op.x
     if not x.dtype.is_complex:
-        lane.compute.dot(x.size, inputs[0], inputs[1], outputs[0], x.dtype)
+        _dot(lane, op, inputs, outputs)
         return
     stream.ready()
     if x.size:
         lane.compute.prepare_blas().call_on_device(f"{_LETTERS[x.dtype]}dotc_64", x.size, inputs[0], 1, inputs[1], 1, outputs[0])
     else:
         stream.fill(outputs[0], bytes(x.dtype.itemsize), 1)
-
-
-def dotc_lacks(lane: Any, op: Any) -> bool:
-    """Return whether the lane lacks what ``dotc`` takes: cuBLAS's handle for complex elements, else the workspace of the kernels for ``dot``."""
-    return not lane.compute.has_blas if op.x.dtype.is_complex else lacks_workspace(lane, op)
 
 
 def _rot(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -74,6 +100,10 @@ def _swap(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> 
 
 
 KERNELS: Mapping[str, Kernel] = {
+    "axpy": _axpy,
+    "scal": _scal,
+    "dot": _dot,
+    "nrm2": _nrm2,
     "asum": _asum,
     "dotc": _dotc,
     "iamax": partial(_extreme, "amax"),

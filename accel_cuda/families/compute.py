@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 from accel import BinaryOp, DType, InvalidArgumentError, ReduceOp, Transpose, UnaryOp, UnsupportedError, arguments
 from accel.arguments import BASE
 from accel.compute import EXTREMES, result_dtype
-from accel_cuda.core.compute_memory import WORKSPACE
+from accel_cuda.core.compute_memory import WORKSPACE, CudaMemory
 from accel_cuda.families.attention import AttentionWork
-from accel_cuda.families.blas import Blas
 from accel_cuda.families.convolution import ConvolutionWork
-from accel_cuda.families.kernels import CODES
+from accel_cuda.families.cublas import Blas
+from accel_cuda.families.kernels import CODES, bits
 from accel_cuda.families.parts import parts_of
 from accel_cuda.families.reduce import BASIC, enqueue_fold, launches
-from accel_cuda.families.vectors import CudaVectors, bits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,7 +42,7 @@ def _blocks(op: UnaryOp | BinaryOp, dtype: DType, output: int, n: int) -> int:
     return -(-(n + output % (each * size) // size) // (each * _BLOCK))
 
 
-class CudaCompute(CudaVectors):
+class CudaCompute(CudaMemory):
     """:class:`accel.ComputeBackend` on a GPU, one instance a stream. Made by ``CudaDevice.create_compute``.
 
     Parameters

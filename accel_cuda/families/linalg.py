@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accel import ComputeBackend, DType, Transpose
 from accel_cuda.core.family import CudaPart, Source
-from accel_cuda.families.blas import CUBLAS
+from accel_cuda.families.cublas import CUBLAS
 from accel_cuda.families.kernels import CODES
 from accel_cuda.families.linalg_plans import CUBLASLT, MatmulPlans, MatmulSpec, Operand
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from accel_cuda.core.family import CudaPart, Source
 from accel_cuda.families import solver_factors, solver_spectral
-from accel_cuda.families.blas import CUBLAS
+from accel_cuda.families.cublas import CUBLAS
 from accel_cuda.families.solver_calls import CUSOLVER, SolverCalls
 from accel_cuda.families.solver_work import Work
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from accel import DType, LibraryError, Transpose, UnsupportedError
-from accel_cuda.families.kernels import CODES
+from accel_cuda.families.kernels import CODES, bits
 from accel_cuda.families.solver_calls import CUSOLVER, LETTERS
-from accel_cuda.families.vectors import bits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

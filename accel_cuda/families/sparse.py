@@ -372,7 +372,8 @@ def _scale(lane: Any, op: Any, count: int, out: int) -> None:
     if not count:
         return
     if op.beta:
-        lane.compute.scal(count, op.beta, out, dtype)
+        # A product of nothing, with what is there as a matrix of one column.
+        lane.compute.product(Transpose.NONE, Transpose.NONE, count, 1, 0, 0.0, out, count, out, 1, op.beta, out, count, dtype)
     else:
         lane.stream.fill(out, bytes(1), count * dtype.itemsize)
 

@@ -150,3 +150,46 @@ async def test_a_graph_replays_solutions(device: accel.Device, rng: np.random.Ge
         np.testing.assert_allclose(await device.get(solved), expected, rtol=1e-10)
         assert (await device.get(largest)).item() == np.argmax(np.abs(expected))
     await graph.aclose()
+
+
+async def test_groups_of_products_are_refused_where_they_do_not_fit(device: accel.Device) -> None:
+    grouped: Any = device.blas.gemm_grouped
+    a, b = await device.zeros((2, 3)), await device.zeros((3, 4))
+    out, double, vector = await device.zeros((2, 4)), await device.zeros((3, 4), "float64"), await device.zeros(3)
+    for arguments, options in (
+        (((), ()), {}),
+        (((a, a), (b,)), {}),
+        ((a, b), {}),
+        (((a,), (a,)), {}),
+        (((a,), (double,)), {}),
+        (((a,), (vector,)), {}),
+        (((a, a), (b, b)), {"out": (out,)}),
+        (((a, a), (b, b)), {"out": (out, out)}),
+        (((a,), (b,)), {"out": (b,)}),
+        (((a,), (b[:, :2],)), {"out": (b[:2, 1:3],)}),
+        (((a,), (b,)), {"beta": 1.0}),
+        (((a,), (b,)), {"alpha": 1j}),
+        (((double,), (double,)), {"transpose_a": True, "allow_tf32": True}),
+    ):
+        error = await failure(grouped(*arguments, **options), accel.InvalidArgumentError)
+        assert error.op == "gemm_grouped", (arguments, options)
+
+
+async def test_groups_take_views_and_give_a_tuple(device: accel.Device, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((6, 8))
+    ref = await device.put(x)
+    a, b = [ref[1:4, ::2], ref.T[:, 2:5]], [ref[2:, 1:3], ref[::-1, ::-1][3:, :4]]
+    host_a, host_b = [x[1:4, ::2], x.T[:, 2:5]], [x[2:, 1:3], x[::-1, ::-1][3:, :4]]
+    made = await device.blas.gemm_grouped(a, b)
+    assert isinstance(made, tuple)
+    for got, left, right in zip(made, host_a, host_b, strict=True):
+        np.testing.assert_allclose(await device.get(got), left @ right, atol=1e-12)
+    whole = await device.full((10, 10), 1.0, "float64")
+    async with device.batch() as batch:
+        (one,) = batch.blas.gemm_grouped((ref,), (ref,), transpose_b=True)
+        batch.blas.gemm_grouped(a[:1], b[:1], out=(whole[2:8:2, 4:8:2],), beta=-1.0)
+    np.testing.assert_allclose(await device.get(one), x @ x.T, atol=1e-12)
+    found = await device.get(whole)
+    np.testing.assert_allclose(found[2:8:2, 4:8:2], host_a[0] @ host_b[0] - 1, atol=1e-12)
+    found[2:8:2, 4:8:2] = 1
+    assert (found == 1).all()

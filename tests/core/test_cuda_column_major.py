@@ -16,10 +16,10 @@ from accel.cpu.parts import PARTS
 from accel.ops.families import FAMILIES
 from accel.testing.conformance.device_harness import DeviceHarness
 from accel.testing.conformance.families import check_samples
-from accel_cuda.families import blas_matrices, blas_vectors
-from accel_cuda.families.blas import CUBLAS, Blas
+from accel_cuda.families import blas_groups, blas_matrices, blas_vectors
+from accel_cuda.families.cublas import CUBLAS, Blas
 from tests.cuda_support import Numbers
-from tests.cuda_twins import HOST, ColumnMajor, Stream, dot, product
+from tests.cuda_twins import HOST, ROOM, ColumnMajor, Stream, product
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,19 +38,22 @@ def library(monkeypatch: pytest.MonkeyPatch) -> ColumnMajor:
 @pytest.fixture
 def lane(library: ColumnMajor) -> Any:
     stream: Any = Stream()
-    blas = Blas(stream, 4096, 4096)
-    return SimpleNamespace(stream=stream, compute=SimpleNamespace(prepare_blas=lambda: blas, product=product, dot=dot))
+    blas = Blas(stream, ROOM.ctypes.data, ROOM.nbytes)
+    return SimpleNamespace(stream=stream, compute=SimpleNamespace(prepare_blas=lambda: blas, product=product))
 
 
 async def test_every_sample_is_right_on_a_column_major_blas(lane: Any, library: ColumnMajor, monkeypatch: pytest.MonkeyPatch) -> None:
     def beside(kernel: Any, cpu_lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         cpu_lane.stream.submit(partial(kernel, lane, op, inputs, outputs), 0.0)
 
-    kernels = {kind: partial(beside, kernel) for kind, kernel in {**blas_vectors.KERNELS, **blas_matrices.KERNELS}.items()}
+    all_kernels = {**blas_vectors.KERNELS, **blas_matrices.KERNELS, "gemm_grouped": blas_groups.gemm_grouped}
+    kernels = {kind: partial(beside, kernel) for kind, kernel in all_kernels.items()}
     part = PARTS["blas"]
     monkeypatch.setitem(PARTS, "blas", replace(part, kernels={**part.kernels, **kernels}))
     await check_samples(DeviceHarness(CpuBackend()), next(family for family in FAMILIES if family.name == "blas"))
     called = {name.removesuffix("_64") for name in library.names()}
+    assert called >= {"axpy_ex", "scal_ex", "dot_ex", "nrm2_ex", "snrm2", "dnrm2"}
+    assert called >= {"gemm_grouped_batched_ex", *(f"{letter}trsm_batched" for letter in "sdcz")}
     wanted = {letter + kind for letter in "sdcz" for kind in ("swap", "rot", "trmv", "trsv", "trmm", "trsm", "symm", "syrk", "geam")}
     wanted |= {"sasum", "dasum", "scasum", "dzasum", "cdotc", "zdotc", "chemm", "zhemm", "cherk", "zherk"}
     assert called >= wanted | {f"i{letter}a{which}" for letter in "sdcz" for which in ("max", "min")}

@@ -13,6 +13,7 @@ from accel_cuda.core.libraries import VendorLibrary
 from accel_cuda.core.library_handle import LibraryHandle
 from accel_cuda.core.stream import CudaStream
 from accel_cuda.families.compute import CudaCompute
+from accel_cuda.families.cublas import ADDRESSES
 from accel_cuda.families.dnn import DnnLibrary
 from tests.cuda_support import Context, FakeLibrary, Numbers
 
@@ -124,13 +125,13 @@ def test_products_have_a_handle_with_the_workspace_that_the_lane_was_lent(
     assert compute.workspace_wanted("blas") == 0
     compute.prepare("blas")
     assert compute.has_blas
-    assert cublas.called[:3] == [("create",), ("set_stream", 1, stream.handle), ("set_workspace", 1, ADDRESS, nbytes)]
+    assert cublas.called[:3] == [("create",), ("set_stream", 1, stream.handle), ("set_workspace", 1, ADDRESS, nbytes - ADDRESSES)]
     compute.gemm(Transpose.NONE, Transpose.NONE, 2, 2, 2, 1.0, 4096, 2, 8192, 2, 0.0, 12288, 2)
     assert cublas.called[-1][:2] == ("gemm_ex_64", 1)
     assert cublas.names().count("create") == 1
     compute.release_workspaces()
     compute.use_workspace(2 * ADDRESS, nbytes)
-    assert cublas.called[-1] == ("set_workspace", 1, 2 * ADDRESS, nbytes)
+    assert cublas.called[-1] == ("set_workspace", 1, 2 * ADDRESS, nbytes - ADDRESSES)
     cublas.fails["set_workspace"] = INVALID_VALUE
     compute.release_workspaces()
     with pytest.raises(InvalidArgumentError, match="set_workspace"):

@@ -27,7 +27,7 @@ def test_the_program_of_an_op_is_the_one_that_its_kernels_are_in() -> None:
             (f"binary_add_{code}", f"binary_{code}"),
             (f"reduce_rows_sum_{code}", f"sum_{code}"),
             (f"attention_any_{code}", f"attention_{code}"),
-            (f"dot_end_{code}", "vectors"),
+            ("addresses_apart", "blas"),
             (f"softmax_log_packed_columns_{code}", f"softmax_{code}"),
             (f"norm_rms_single_few_{code}", f"norm_{code}"),
             (f"pool_largest_packed_{code}", f"pool_{code}"),

@@ -23,12 +23,12 @@ from accel.memory import HostArena
 from accel.ops.families import FAMILIES
 from accel.testing.conformance.device_harness import DeviceHarness
 from accel.testing.conformance.families import check_samples
-from accel_cuda.families.blas import CUBLAS, Blas
+from accel_cuda.families.cublas import CUBLAS, Blas
 from accel_cuda.families.kernels import CODES
 from accel_cuda.families.solver import SolverLibrary
 from accel_cuda.families.solver_calls import CUSOLVER, LETTERS
 from tests.cuda_support import Context, FakeLibrary, Numbers
-from tests.cuda_twins import NAMES, ColumnMajor, Stream, column_major, product
+from tests.cuda_twins import NAMES, ROOM, ColumnMajor, Stream, column_major, product
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -311,7 +311,7 @@ def context() -> Iterator[Any]:
 @pytest.fixture
 def lane(solver: Solver, context: Any) -> Any:
     stream: Any = SolverStream(context)
-    blas = Blas(stream, 4096, 4096)
+    blas = Blas(stream, ROOM.ctypes.data, ROOM.nbytes)
     return SimpleNamespace(stream=stream, compute=SimpleNamespace(prepare_blas=lambda: blas, product=product, products=products))
 
 

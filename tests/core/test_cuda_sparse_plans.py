@@ -92,7 +92,7 @@ def context() -> Iterator[Any]:
 @pytest.fixture
 def lane(context: Any) -> Any:
     scaled: list[Any] = []
-    compute = SimpleNamespace(scal=lambda *arguments: scaled.append(arguments), scaled=scaled)
+    compute = SimpleNamespace(product=lambda *arguments: scaled.append(arguments), scaled=scaled)
     return SimpleNamespace(stream=CudaStream(context, {}, 0), compute=compute)
 
 
@@ -194,7 +194,7 @@ def test_without_elements_nothing_is_asked_of_the_library(fake: FakeSparse, cont
     run(library, lane, plain, (0, 0, INDPTR, X), (OUT,))
     run(library, lane, scaled, (0, 0, INDPTR, X), (OUT,))
     assert [call[0] for call in lane.stream.context.driver.called if call[0] == "fill"] == ["fill"]
-    assert lane.compute.scaled == [(4, 2.0, OUT, DType.FLOAT32)]
+    assert lane.compute.scaled == [(Transpose.NONE, Transpose.NONE, 4, 1, 0, 0.0, OUT, 4, OUT, 1, 2.0, OUT, 4, DType.FLOAT32)]
     assert library.may_block(lane, scaled), "the kernel that scales may have to be compiled"
     assert not library.may_block(lane, plain)
     run(library, lane, ops.Tocsc(empty), (0, 0, INDPTR), (0, 0, OUT))

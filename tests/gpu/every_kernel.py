@@ -39,7 +39,7 @@ from accel.ops import (
 from accel.ops.families import FAMILIES
 from accel.ops.namespace import Submitter
 from accel_cuda import CudaBackend
-from accel_cuda.families import loss, normalization, pooling
+from accel_cuda.families import blas_groups, loss, normalization, pooling
 from accel_cuda.families.attention import AttentionWork, attend
 from accel_cuda.families.cudnn import Room
 from accel_cuda.families.kernels import CODES
@@ -112,7 +112,7 @@ def every_kernel() -> None:
     compute: Any = context.create_compute(stream, "batch")
     memory = Memory(context)
     supported = compute.capabilities()
-    for family in (_elementwise, _reductions, _vectors, _dnn, _fills):
+    for family in (_elementwise, _reductions, _addresses, _dnn, _fills):
         family(compute, memory, supported)
     _attend(compute, memory, supported)
     _broadcast(stream, compute, memory, supported)
@@ -299,17 +299,11 @@ def _run_ordered(context: Any, stream: Any, compute: Any, memory: Memory, arrays
         state.kernels[op.kind](lane, op, inputs, pointers[len(arrays) :])
 
 
-def _vectors(compute: Any, memory: Memory, supported: Any) -> None:
-    for dtype in supported["gemm"]:
-        for n, skipped in ((ODD, 0), (ODD, 1), (70_001, 1)):
-            size, offset = (n + skipped) * dtype.itemsize, skipped * dtype.itemsize
-            with memory.take(size, size, dtype.itemsize) as (x, y, out):
-                compute.axpy(n, 0.5, x + offset, y + offset, dtype)
-                compute.axpy(n, 0.5, x + offset, y, dtype)
-                compute.scal(n, 0.5, x + offset, dtype)
-                compute.dot(n, x + offset, y, out, dtype)
-                if not dtype.is_complex:
-                    compute.nrm2(n, x + offset, out, dtype)
+def _addresses(compute: Any, memory: Memory, supported: Any) -> None:
+    with memory.take(8 * 700, 8 * 300, 8) as (given, apart, index):
+        blas_groups.write_addresses(compute.stream, given, range(700))
+        blas_groups.write_addresses_apart(compute.stream, apart, 4096, 24, 300)
+        compute.stream.launch(compute.stream.functions["index_from_zero"], 1, 1, index)
 
 
 def _dnn(compute: Any, memory: Memory, supported: Any) -> None:

@@ -97,3 +97,69 @@ async def test_many_in_flight_and_products_between_keep_their_factors(device: ac
         assert (await device.get(total)).item() == pytest.approx(np.abs(a).sum(), rel=1e-5)
 
     await asyncio.gather(*[one(i) for i in range(32)])
+
+
+def flat(arrays: list[Any], apart: int) -> tuple[Any, list[int]]:
+    """Return arrays one behind the other, each at a multiple of ``apart`` elements, and where each begins."""
+    places = [int(each) for each in np.cumsum([0, *(-(-each.size // apart) * apart for each in arrays)])]
+    whole = np.zeros(places[-1], arrays[0].dtype)
+    for place, each in zip(places, arrays, strict=False):
+        whole[place : place + each.size] = each.ravel()
+    return whole, places
+
+
+@pytest.mark.parametrize("apart", [1, 16])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", *TOLERANCE])
+async def test_groups_of_products_of_many_sizes(device: accel.Device, rng: np.random.Generator, dtype: str, apart: int) -> None:
+    kind = accel.DType.of(dtype)
+    wide: Any = np.complex128 if kind.is_complex else np.float64
+    sizes = [(int(m), int(n), int(k)) for m, n, k in rng.integers(1, 200, (40, 3))] + [(5, 7, 3)] * 3000  # more than one call takes
+    operands: list[list[Any]] = [[], [], []]
+    for m, n, k in sizes:
+        for arrays, shape in zip(operands, ((m, k), (k, n), (m, n)), strict=True):
+            arrays.append(random(rng, shape, "complex128" if kind.is_complex else "float64").astype(kind.numpy))
+    hosts = [flat(arrays, apart) for arrays in operands]
+    wholes = [await device.put(whole) for whole, _ in hosts]
+    refs = [
+        [ref[place : place + each.size].reshape(each.shape) for place, each in zip(places, arrays, strict=False)]
+        for ref, (_, places), arrays in zip(wholes, hosts, operands, strict=True)
+    ]
+    error = {2: 2.0**-7, 4: 1e-5, 8: 1e-5 if kind.is_complex else 1e-12, 16: 1e-12}[kind.itemsize]
+
+    async def check(how: str) -> None:
+        found, places = await device.get(wholes[2]), hosts[2][1]
+        for x, y, c, place in zip(*operands, places, strict=False):
+            got = found[place : place + c.size].reshape(c.shape).astype(wide)
+            expected = 0.5 * x.astype(wide) @ y.astype(wide) - c.astype(wide)
+            terms = np.abs(x.astype(wide)) @ np.abs(y.astype(wide)) + np.abs(c.astype(wide)) + 1
+            assert (np.abs(got - expected) <= error * terms).all(), f"{how}: {x.shape} @ {y.shape}"
+
+    made = await device.blas.gemm_grouped(refs[0], refs[1], out=refs[2], alpha=0.5, beta=-1.0)
+    assert all(one is other for one, other in zip(made, refs[2], strict=True))
+    await check("awaited")
+    await device.put(hosts[2][0], out=wholes[2])
+    async with device.graph() as graph:
+        graph.blas.gemm_grouped(refs[0][:90], refs[1][:90], out=refs[2][:90], alpha=0.5, beta=-1.0)
+        graph.blas.gemm_grouped(refs[0][90:], refs[1][90:], out=refs[2][90:], alpha=0.5, beta=-1.0)
+    await graph.replay()
+    await check("replayed")
+    await graph.aclose()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+async def test_many_triangles_are_solved_in_one_call_and_few_large_ones_one_by_one(
+    device: accel.Device, rng: np.random.Generator, dtype: str
+) -> None:
+    for count, n in ((5000, 3), (70, 33), (3, 257), (9, 130)):
+        a = (random(rng, (count, n, n), dtype) / n + 2 * np.eye(n)).astype(dtype)
+        x = random(rng, (count, n, 7), dtype)
+        ra, rx = await device.put(a), await device.put(x)
+        for trans in ("n", "c"):
+            b = await device.blas.trmm(ra, rx, lower=True, trans=trans, alpha=2.0)
+            found = await device.get(await device.blas.trsm(ra, b, lower=True, trans=trans, alpha=0.5, out=b))
+            np.testing.assert_allclose(found, x, rtol=0, atol=TOLERANCE[dtype], err_msg=f"{count} of {n}, {trans}")
+        async with device.graph() as graph:
+            solved = graph.blas.trsm(ra, graph.blas.trmm(ra, rx, lower=True), lower=True)
+        await graph.replay()
+        np.testing.assert_allclose(await device.get(solved), x, rtol=0, atol=TOLERANCE[dtype], err_msg=f"{count} of {n}, replayed")
+        await graph.aclose()

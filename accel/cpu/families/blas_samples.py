@@ -39,6 +39,33 @@ def samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield from _sums(rng, dtype)
     for dtype in (*sampling.ALL_FLOATS, *sampling.COMPLEX):
         yield from _outer(rng, dtype)
+        yield from _grouped(rng, dtype)
+
+
+_GROUPED = ((7, 5, 3), (33, 17, 64), (7, 5, 3), (1, 1, 1), (2, 3, 0), (0, 4, 3), (130, 9, 8), (7, 5, 3))
+
+
+def _group(options: dict[str, Any], count: int, blas: Any, *refs: Any) -> Any:
+    out = {"out": refs[2 * count :]} if len(refs) > 2 * count else {}
+    return blas.gemm_grouped(refs[:count], refs[count : 2 * count], **out, **options)
+
+
+def _grouped(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
+    """Yield groups of products of several sizes, some of which come again, and two have none to add."""
+    a = [sampling.random(rng, (m, k), dtype) for m, _, k in _GROUPED]
+    b = [sampling.random(rng, (k, n), dtype) for _, n, k in _GROUPED]
+    out = [sampling.random(rng, (m, n), dtype) for m, n, _ in _GROUPED]
+    products = [sampling.wide(x) @ sampling.wide(y) for x, y in zip(a, b, strict=True)]
+    added = [-0.5 * product + 2 * sampling.wide(each) for product, each in zip(products, out, strict=True)]
+    count, error = len(_GROUPED), sampling.sums(dtype, 64)
+    turned = [np.ascontiguousarray(each.conj().T) for each in a], [np.ascontiguousarray(each.T) for each in b]
+    factors = {"alpha": -0.5, "beta": 2.0}
+    for operands, expected, options in (
+        ((*a, *b), products, {}),
+        ((*a, *b, *out), added, factors),
+        ((*turned[0], *turned[1], *out), added, {**factors, "transpose_a": "c", "transpose_b": "t"}),
+    ):
+        yield Sample(f"gemm_grouped {dtype.value} {options}", partial(_group, options, count), operands, tuple(expected), error, 8.0)
 
 
 def _call(kind: str, options: dict[str, Any], blas: Any, *operands: Any) -> Any:
@@ -142,6 +169,10 @@ def _batched(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
     a = _conditioned(rng, (2, 6, 6), dtype)
     inverse = np.linalg.inv(_triangle(a, lower=False, unit_diagonal=False).astype(np.complex128 if dtype.is_complex else np.float64))
     yield _sample("trsm", (a, b), inverse @ sampling.wide(b), error)
+    for count, n in ((2, 70), (20, 9)):  # few large ones, and many small ones
+        a, x = _conditioned(rng, (count, n, n), dtype), sampling.random(rng, (count, n, 5), dtype)
+        product = _triangle(a, lower=True, unit_diagonal=False) @ sampling.wide(x)
+        yield _sample("trsm", (a, product.astype(dtype.numpy)), sampling.wide(x), n * error, lower=True)
 
 
 def _symmetric(rng: np.random.Generator, dtype: DType, n: int, others: int, *, lower: bool, side: str) -> Iterator[Sample]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING
 
 from accel import ComputeBackend, DType
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
     from accel import BinaryOp, ReduceOp, UnaryOp
 
-__all__ = ["CODES", "instances"]
+__all__ = ["CODES", "bits", "instances"]
 
 CODES: dict[DType, str] = {
     DType.FLOAT16: "f16",
@@ -32,6 +33,14 @@ CODES: dict[DType, str] = {
     DType.BOOL: "b8",
 }
 """Element type -> its name in the sources, which ends the kernel's name: ``unary_relu_f32``."""
+
+
+_DOUBLE = struct.Struct("d")
+
+
+def bits(value: float) -> int:
+    """Return the bits of a float64, as an argument of a kernel."""
+    return int.from_bytes(_DOUBLE.pack(value), "little")
 
 
 def instances(macro: str, ops: Iterable[UnaryOp | BinaryOp | ReduceOp], capabilities: str, code: str) -> str:
