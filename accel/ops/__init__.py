@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from accel.ops.arrays import Arange, ArraysOps, Concatenate, Eye, Linspace, Split, Stack, Tril, Triu
 from accel.ops.attention import Attention, PagedAttention, RaggedAttention
+from accel.ops.attention_grad import AttentionGrad, AttentionWithStats
 from accel.ops.base import FamilyOp, KernelOp, Plan, SizedOp, Spec, Status
 from accel.ops.blas import Axpy, BlasOps, Dot, Gemm, GemmBatched, Gemv, Nrm2, Scal
 from accel.ops.blas_grouped import GemmGrouped
@@ -73,6 +74,8 @@ __all__ = [
     "ArraysOps",
     "Asum",
     "Attention",
+    "AttentionGrad",
+    "AttentionWithStats",
     "AvgPool",
     "AvgPoolGrad",
     "Awaited",

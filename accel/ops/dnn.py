@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from accel.errors import UnsupportedError
 from accel.ops.attention import Attention, PagedAttention, RaggedAttention
+from accel.ops.attention_grad import AttentionGrad, AttentionWithStats
 from accel.ops.convolution import (
     Conv1d,
     Conv1dFilterGrad,
@@ -41,6 +42,8 @@ class DnnOps(OpNamespace[M]):
     attention = method(Attention)
     ragged_attention = method(RaggedAttention)
     paged_attention = method(PagedAttention)
+    attention_with_stats = method(AttentionWithStats)
+    attention_grad = method(AttentionGrad)
     conv1d = method(Conv1d)
     conv2d = method(Conv2d)
     conv3d = method(Conv3d)

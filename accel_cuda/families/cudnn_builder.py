@@ -77,7 +77,10 @@ def _convolution(cudnn: Any, request: Mapping[str, Any]) -> Any:
 
 
 def _attention(cudnn: Any, request: Mapping[str, Any]) -> Any:
-    """Return the graph of attention: 1 to 4 are q, k, v and the result, 5 the bias, 6 and 7 lengths, 8 and 9 where sequences begin, 10 the pages."""
+    """Return the graph of attention.
+
+    1 to 4 are q, k, v and the result, 5 the bias, 6 and 7 lengths, 8 and 9 where sequences begin, 10 the pages, 11 the statistics.
+    """
     dtype, whole = cudnn.data_type.__members__[request["dtype"]], cudnn.data_type.INT32
     graph = _graph(cudnn, request, dtype)
     batch = request["q"]["dims"][0]
@@ -102,21 +105,57 @@ def _attention(cudnn: Any, request: Mapping[str, Any]) -> Any:
         table = numbers(10, batch, 1, request["pages"], 1)
         longest = request["pages"] * request["k"]["dims"][2]
         options |= {"paged_attention_k_table": table, "paged_attention_v_table": table, "paged_attention_max_seq_len_kv": longest}
+    options |= _seen(cudnn, request)
+    q, k, v = (tensor(name, uid) for uid, name in enumerate("qkv", 1))
+    has_stats = request["has_stats"]
+    result, stats = graph.sdpa(name="attention", q=q, k=k, v=v, attn_scale=request["scale"], generate_stats=has_stats, **options)
+    result.set_output(True).set_data_type(dtype).set_uid(4).set_dim(request["out"]["dims"]).set_stride(request["out"]["strides"])
+    if begins:
+        result.set_ragged_offset(begins["q"])
+    if has_stats:
+        _made(stats, cudnn.data_type.FLOAT, 11, [*request["q"]["dims"][:3], 1])
+    return graph
+
+
+def _seen(cudnn: Any, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that say which keys a query sees."""
+    options: dict[str, Any] = {}
     if request["causal"] is not None:
         options |= {"diagonal_alignment": cudnn.diagonal_alignment.__members__[request["causal"]], "diagonal_band_right_bound": 0}
     if request["window"] is not None:
         options["diagonal_band_left_bound"] = request["window"]
-    q, k, v = (tensor(name, uid) for uid, name in enumerate("qkv", 1))
-    result, _ = graph.sdpa(name="attention", q=q, k=k, v=v, attn_scale=request["scale"], generate_stats=False, **options)
-    result.set_output(True).set_data_type(dtype).set_uid(4).set_dim(request["out"]["dims"]).set_stride(request["out"]["strides"])
-    if begins:
-        result.set_ragged_offset(begins["q"])
+    return options
+
+
+def _made(tensor: Any, dtype: Any, uid: int, dims: Sequence[int]) -> None:
+    """Say that a tensor is a result, which is contiguous."""
+    tensor.set_output(True).set_data_type(dtype).set_uid(uid).set_dim(dims).set_stride(_strides(dims))
+
+
+def _attention_grad(cudnn: Any, request: Mapping[str, Any]) -> Any:
+    """Return the graph of the gradients of attention: 1 to 3 are q, k and v, 4 to 6 their gradients, 7 and 8 the result and its gradient, 9 the statistics."""
+    dtype = cudnn.data_type.__members__[request["dtype"]]
+    graph = _graph(cudnn, request, dtype)
+
+    def tensor(name: str, uid: int) -> Any:
+        return graph.tensor(dim=request[name]["dims"], stride=request[name]["strides"], data_type=dtype, uid=uid)
+
+    q, k, v, o, grad = (tensor(name, uid) for name, uid in (("q", 1), ("k", 2), ("v", 3), ("out", 7), ("out", 8)))
+    rows = [*request["q"]["dims"][:3], 1]
+    stats = graph.tensor(dim=rows, stride=_strides(rows), data_type=cudnn.data_type.FLOAT, uid=9)
+    scale, options = request["scale"], _seen(cudnn, request)
+    made = graph.sdpa_backward(name="attention_grad", q=q, k=k, v=v, o=o, dO=grad, stats=stats, attn_scale=scale, **options)
+    for uid, (each, name) in enumerate(zip(made, "qkv", strict=True), 4):
+        _made(each, dtype, uid, request[name]["dims"])
     return graph
+
+
+_GRAPHS = {"convolution": _convolution, "attention": _attention, "attention_grad": _attention_grad}
 
 
 def build(cudnn: Any, request: Mapping[str, Any]) -> bytes:
     """Return a serialized plan."""
-    graph = (_convolution if request["op"] == "convolution" else _attention)(cudnn, request)
+    graph = _GRAPHS[request["op"]](cudnn, request)
     graph.validate()
     graph.build_operation_graph()
     graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import accel
+from tests.core.test_examples import run_example
 from tests.gpu.compute_support import close, unaligned, wide
 
 if TYPE_CHECKING:
@@ -156,3 +157,11 @@ async def test_cross_entropy_of_rows_of_any_length_and_alignment(
             got = wide(await device.get(await device.dnn.cross_entropy_grad(of_loss, ref, numbers, out=ref)))
             np.testing.assert_array_equal(np.isfinite(got), np.isfinite(grads))
             close(got[is_finite], grads[is_finite], ERRORS[dtype], case)
+
+
+def test_the_training_example_learns_through_a_fault() -> None:
+    done = run_example("train_digits.py")
+    assert done.returncode == 0, done
+    fault, learnt, *_ = done.stdout.splitlines()
+    assert fault.startswith("a fault in step 100"), done.stdout
+    assert learnt.startswith("cuda:0"), done.stdout

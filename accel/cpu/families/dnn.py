@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel.cpu.families import attention, convolution, convolution_grad, loss, normalization, pooling
+from accel.cpu.families import attention, attention_grad, convolution, convolution_grad, loss, normalization, pooling
 from accel.family import BackendPart
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield from convolution.samples(rng)
     yield from convolution_grad.samples(rng)
     yield from attention.samples(rng)
+    yield from attention_grad.samples(rng)
     yield from normalization.samples(rng)
     yield from pooling.samples(rng)
     yield from loss.samples(rng)
@@ -36,6 +37,7 @@ PART = BackendPart(
         "paged_attention": attention.attend_in_pages,
         **normalization.KERNELS,
         **pooling.KERNELS,
+        **attention_grad.KERNELS,
         **convolution_grad.KERNELS,
         **loss.KERNELS,
     },
