@@ -95,6 +95,8 @@ class Array:
         What computes it, of what: the name of a function of elements, a :data:`Step` or a :class:`Cut`. Nothing once it is computed.
     result : AccelRef or None
         What was computed; ``ref`` raises where there is nothing.
+    signature : tuple or None
+        Of a result that is one ref: its shape and dtype, and its strides, if it is not dense.
     number : int
         Larger than those of the arrays that it is computed from.
     running : Future or None
@@ -106,7 +108,7 @@ class Array:
     awaited itself. Conversions that would have to wait (``bool(x)``, ``float(x)``, ``np.asarray(x)``) raise :class:`LazyArrayError`.
     """
 
-    __slots__ = ("__weakref__", "arguments", "dtype", "inputs", "number", "result", "running", "shape", "step", "xp")
+    __slots__ = ("__weakref__", "arguments", "dtype", "inputs", "number", "result", "running", "shape", "signature", "step", "xp")
 
     __hash__ = object.__hash__
     __array_priority__ = 1000
@@ -124,6 +126,7 @@ class Array:
         self.arguments = arguments
         self.number = _next_number()
         self.result: AccelRef | None = None
+        self.signature: tuple[Any, ...] | None = None
         self.running: asyncio.Future[None] | None = None
 
     # -- what it is
@@ -214,6 +217,7 @@ class Array:
         self.result = ref
         if isinstance(ref, AccelRef):  # not several results of one op
             self.shape = ref.shape
+            self.signature = ref.shape, ref.dtype, ref.is_strided and ref.strides
         self.step, self.inputs, self.arguments = None, (), ()
 
     def _refuse(self, what: str) -> NoReturn:

@@ -81,7 +81,7 @@ async def _compute(roots: list[Array]) -> None:
     try:
         device, recordings = roots[0].device, roots[0].xp.recordings
         known = recordings.find(roots)
-        if known is not None and (found := await recordings.call(*known, roots)) is not None:
+        if known is not None and known.function is not None and (found := await known.call()) is not None:
             for root, result in zip(roots, found, strict=True):
                 root.settle(result)
             return
@@ -142,7 +142,7 @@ async def _send(device: Any, roots: Sequence[Array], order: Sequence[Array], kno
     async with device.batch() as batch:
         found = record(batch, roots, order, {})
     if known is not None:
-        await roots[0].xp.recordings.learn(*known, roots, order, record)
+        await roots[0].xp.recordings.learn(known, roots, order, record)
     for root in roots:
         if root.result is None:
             root.settle(found[root])

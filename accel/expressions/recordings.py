@@ -8,14 +8,15 @@ are read where they are. The others are copied into the graph's own memory befor
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from accel.errors import AccelError, StaleRefError
 from accel.expressions.array import Array, Cut
-from accel.ref import AccelRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
+
+    from accel.ref import AccelRef
 
 __all__ = ["Recordings"]
 
@@ -46,7 +47,7 @@ class _Structure:
     awaits, attempts
         How often it was awaited since it was recorded last, and how often it was recorded.
     places
-        Where each operand of the last await is.
+        Where the operands of the last await are: the buffer of each, and then the offset of each.
     varying
         Numbers of the operands that were elsewhere in another await.
     function
@@ -61,20 +62,54 @@ class _Structure:
 
     __slots__ = ("attempts", "awaits", "function", "is_out", "nbytes", "places", "used", "varying")
 
-    def __init__(self, places: list[tuple[int, int]]) -> None:
+    def __init__(self, places: list[int]) -> None:
         self.awaits = self.attempts = self.nbytes = self.used = 0
         self.places = places
         self.varying: set[int] = set()
         self.function: Any = None
         self.is_out = False
 
-    def meets(self, places: list[tuple[int, int]]) -> bool:
+    def meets(self, places: list[int]) -> bool:
         """Take note of where the operands are; return whether those that did not vary so far are where they were."""
-        known = len(self.varying)
-        if places != self.places:
-            self.varying.update([number for number, (old, new) in enumerate(zip(self.places, places, strict=True)) if old != new])
-            self.places = places
+        if places == self.places:
+            return True
+        known, count = len(self.varying), len(places) // 2
+        self.varying.update([number % count for number, (old, new) in enumerate(zip(self.places, places, strict=True)) if old != new])
+        self.places = places
         return len(self.varying) == known
+
+
+class _Known(NamedTuple):
+    """An expression whose structure is remembered.
+
+    Attributes
+    ----------
+    structure, operands, refs
+        The structure, what is computed already, and the refs of that.
+    """
+
+    structure: _Structure
+    operands: list[Array]
+    refs: list[AccelRef]
+
+    @property
+    def function(self) -> Any:
+        """The recorded graph."""
+        return self.structure.function
+
+    async def call(self) -> tuple[AccelRef, ...] | None:
+        """Compute the expression by its recorded graph; ``None`` if that has just ended."""
+        function, varying, refs = self.structure.function, self.structure.varying, self.refs
+        if varying:
+            read = [ref for number, ref in enumerate(refs) if number not in varying]
+            refs = [*[refs[number] for number in sorted(varying)], *read]
+        try:
+            made: tuple[AccelRef, ...] = await function(*refs)
+        except StaleRefError:
+            if not function.is_stale:
+                raise
+            return None  # rebuilt meanwhile; the batch says what became of the operands
+        return made
 
 
 class Recordings:
@@ -97,84 +132,65 @@ class Recordings:
         self._kept = 0
         self._is_off: bool | None = None
 
-    def find(self, roots: Sequence[Array]) -> tuple[_Structure, list[AccelRef]] | None:
-        """Return the structure of what computes ``roots``, and its operands; ``None`` if it is not to be recorded. Called once for each await."""
+    def find(self, roots: Sequence[Array]) -> _Known | None:
+        """Return what is known of the expression of ``roots``; ``None`` if it is not to be recorded. Called once for each await."""
         if self._is_off is None:
             self._is_off = not self._device.graph().is_one_command
-        if self._is_off or (key := _key(roots)) is None:
+        if self._is_off or (described := _described(roots)) is None:
             return None
-        structures, leaves = self._structures, key[1]
-        places = [(leaf.buffer, leaf.offset) for leaf in leaves]
+        key, operands = described
+        refs: list[Any] = [each.result for each in operands]
+        places = [ref.buffer for ref in refs] + [ref.offset for ref in refs]
+        structures = self._structures
         try:
-            structure = structures.get(key[0])
+            structure = structures.get(key)
         except TypeError:  # an argument that cannot be hashed, such as an array of the host's
             return None
         if structure is None:
             if len(structures) >= _STRUCTURES:
                 oldest = min(structures, key=lambda each: structures[each].used)
                 self._forget(structures.pop(oldest))
-            structures[key[0]] = structure = _Structure(places)
+            structures[key] = structure = _Structure(places)
         self._finds = structure.used = self._finds + 1
         if structure.is_out:
             return None
         is_met = structure.meets(places)
         if structure.function is not None and (not is_met or structure.function.is_stale):
             self._forget(structure)
-        return structure, leaves
+        return _Known(structure, operands, refs)
 
-    async def call(self, structure: _Structure, leaves: Sequence[AccelRef], roots: Sequence[Array]) -> Sequence[AccelRef] | None:
-        """Compute ``roots`` by their recorded graph, and return the results; ``None`` if they have none."""
-        function, varying = structure.function, structure.varying
-        if function is None:
-            return None
-        if varying:
-            read = [leaf for number, leaf in enumerate(leaves) if number not in varying]
-            leaves = [*[leaves[number] for number in sorted(varying)], *read]
-        try:
-            made: tuple[AccelRef, ...] = await function(*leaves)
-        except StaleRefError:
-            if not function.is_stale:
-                raise
-            return None  # rebuilt meanwhile; the batch says what became of the operands
-        return made
-
-    async def learn(
-        self,
-        structure: _Structure,
-        leaves: Sequence[AccelRef],
-        roots: Sequence[Array],
-        order: Sequence[Array],
-        record: Callable[..., dict[Array, Any]],
-    ) -> None:
+    async def learn(self, known: _Known, roots: Sequence[Array], order: Sequence[Array], record: Callable[..., dict[Array, Any]]) -> None:
         """Record an expression that was computed by a batch, if it is time. Behind the batch: it reads its operands when it is awaited.
 
         Parameters
         ----------
+        known
+            What :meth:`find` returned.
         roots, order, record
             Those of :func:`accel.expressions.evaluate.record`, and that function.
         """
+        structure = known.structure
         structure.awaits += 1
         if structure.awaits < _AWAITS or structure.is_out or structure.function is not None:
             return
         structure.is_out = True  # what awaits the same meanwhile sends its batch
         structure.awaits = 0
         structure.attempts += 1
-        varying = [leaves[number] for number in sorted(structure.varying)]
-        copied = sum([leaf.nbytes for leaf in varying])
+        varying = [known.operands[number] for number in sorted(structure.varying)]
+        copied = sum(map(_nbytes, varying))
         structure.nbytes = nbytes = copied + sum(map(_nbytes, order))
         if (
             structure.attempts > _ATTEMPTS
             or nbytes > _MOST_BYTES
             or copied + sum(map(_nbytes, roots)) > _MOST_COPIED
-            or any(leaf.is_strided for leaf in varying)
+            or any(each.ref.is_strided for each in varying)
         ):
             return
         try:
             async with self._device.graph() as graph:
-                inputs = {id(leaf): graph.empty(leaf.shape, leaf.dtype) for leaf in varying}
-                operands = [i for each in order for i in each.inputs if isinstance(i, Array) and id(i.result) in inputs]
-                made = record(graph, roots, order, {i: inputs[id(i.result)] for i in operands})
-            function = graph.into_function(list(inputs.values()), [made[root] for root in roots])
+                inputs = [graph.empty(each.shape, each.dtype) for each in varying]
+                made = record(graph, roots, order, dict(zip(varying, inputs, strict=True)))
+            function = graph.into_function(inputs, [made[root] for root in roots])
         except AccelError as error:
             # Another context may take it; else it has what graphs do not record, or no command of its own.
             structure.is_out = not error.is_fault and not isinstance(error, StaleRefError)
@@ -207,15 +223,14 @@ def _nbytes(array: Array) -> int:
     return prod([length or 0 for length in array.shape]) * array.dtype.itemsize
 
 
-def _key(roots: Sequence[Array]) -> tuple[Hashable, list[AccelRef]] | None:
+def _described(roots: Sequence[Array]) -> tuple[Hashable, list[Array]] | None:
     """Return what is the same for expressions of one structure, and the operands; ``None`` if there is nothing like that.
 
     Numbers and other arguments belong to the structure, by their values and how these are written: ``0.0 == -0.0 == 0``.
     """
     found = list(dict.fromkeys(roots))
     numbers = {each: number for number, each in enumerate(found)}
-    places: dict[int, int] = {}
-    leaves: list[AccelRef] = []
+    operands: list[Array] = []
     parts: list[Hashable] = [numbers[root] for root in roots]
     for each in found:  # which grows
         step = each.step
@@ -224,23 +239,21 @@ def _key(roots: Sequence[Array]) -> tuple[Hashable, list[AccelRef]] | None:
             if not isinstance(i, Array):
                 parts.append((type(i), repr(i)))
                 continue
-            result: Any = i.result
-            if result is None:
-                if (number := numbers.get(i)) is None:
-                    number = numbers[i] = len(found)
-                    found.append(i)
-                parts.append(number)
-            elif not isinstance(result, AccelRef):  # several results of one op
-                return None
-            elif (number := places.get(id(result))) is not None:
-                parts.append(-1 - number)
-            else:
-                places[id(result)] = len(leaves)
-                leaves.append(result)
-                parts += (result.shape, result.dtype, result.is_strided and result.strides)
+            number = numbers.get(i)
+            if number is None:
+                if i.signature is not None:
+                    operands.append(i)
+                    numbers[i] = -len(operands)
+                    parts.append(i.signature)
+                    continue
+                if i.result is not None:  # several results of one op
+                    return None
+                number = numbers[i] = len(found)
+                found.append(i)
+            parts.append(number)
         if not isinstance(step, str):  # of functions of elements the operands tell
             if type(step) is Cut:
                 return None
             arguments = each.arguments
             parts.append((each.shape, each.dtype, arguments and repr(arguments), arguments))
-    return tuple(parts), leaves
+    return tuple(parts), operands
