@@ -12,11 +12,13 @@ from accel.ops.blas_vectors import Asum, Dotc, Iamax, Iamin, Rot, Swap
 from accel.ops.choices import Choice, Permutation
 from accel.ops.compiler import CompiledKernel, KernelLayout, Launch
 from accel.ops.convolution import Conv1d, Conv2d, Conv3d
+from accel.ops.cosine import Dct, Dst, Idct, Idst
 from accel.ops.distributions import Bernoulli, Beta, Binomial, Exponential, Gamma, Poisson, TruncatedNormal
 from accel.ops.dnn import DnnOps
 from accel.ops.elementwise import Binary, Cast, Clip, ElementwiseOps, Unary, Where
 from accel.ops.family import Family
-from accel.ops.fft import Fft, FftOps, Ifft, Irfft, Rfft
+from accel.ops.fft import Fft, Fftfreq, FftOps, Fftshift, Hfft, Ifft, Ifftshift, Ihfft, Irfft, Rfft, Rfftfreq
+from accel.ops.filters import Convolve, Correlate
 from accel.ops.found import Bincount, Compress, Histogram, Nonzero, Unique, UniqueAll
 from accel.ops.fused import Fused
 from accel.ops.indexed import PutAlongAxis, ScatterAdd, Take, TakeAlongAxis
@@ -79,15 +81,19 @@ __all__ = [
     "Conv1d",
     "Conv2d",
     "Conv3d",
+    "Convolve",
     "Copy",
+    "Correlate",
     "Cummax",
     "Cummin",
     "Cumprod",
     "Cumsum",
+    "Dct",
     "Det",
     "DnnOps",
     "Dot",
     "Dotc",
+    "Dst",
     "Eig",
     "Eigh",
     "Eigvals",
@@ -100,6 +106,8 @@ __all__ = [
     "FamilyOp",
     "Fft",
     "FftOps",
+    "Fftfreq",
+    "Fftshift",
     "Fill",
     "Flip",
     "Free",
@@ -115,10 +123,15 @@ __all__ = [
     "GroupNorm",
     "Hemm",
     "Herk",
+    "Hfft",
     "Histogram",
     "Iamax",
     "Iamin",
+    "Idct",
+    "Idst",
     "Ifft",
+    "Ifftshift",
+    "Ihfft",
     "InstanceNorm",
     "Integers",
     "Inv",
@@ -159,6 +172,7 @@ __all__ = [
     "ReduceOps",
     "Repeat",
     "Rfft",
+    "Rfftfreq",
     "RmsNorm",
     "RngOps",
     "Roll",
