@@ -185,6 +185,7 @@ _PLAUSIBLE: dict[str, list[Any]] = {
     "value": [0, 1, -1, 2.5, math.nan, math.inf, 300, 1j, True],
     "axis": [None, 0, 1, -1, 2, -3, 5],
     "axes": [0, -1, (0,), (0, 1), (-1, -2), (0, 0), (2, 1, 0), (0, 1, 2, 3)],
+    "type": [1, 2, 3, 4, 0],
     "norm": ["backward", "ortho", "forward"],
     "n": [1, 2, 3, 4, 5, 0, -1],
     "keepdims": [True, False],

@@ -167,11 +167,11 @@ class CreationFunctions(ElementwiseFunctions):
             start, stop = 0, start
         kind = default_of(max(kind_of(type(each)) for each in (start, stop, step)) or 1) if dtype is None else DType.of(dtype)
         try:
-            return self._of_op(ops.Arange(start, stop, step, kind))
+            return self.of_op(ops.Arange(start, stop, step, kind))
         except UnsupportedError:  # a range of floats as integers
             return self._of_host(np.arange(start, stop, step), kind, is_copied=False)
 
-    def _of_op(self, op: ops.FamilyOp) -> Array:
+    def of_op(self, op: ops.FamilyOp) -> Array:
         """Return what an op without operands makes."""
         (spec,) = op.plan().creates
         return self.make(spec.shape, spec.dtype, _run, (), (op,))
@@ -183,7 +183,7 @@ class CreationFunctions(ElementwiseFunctions):
         self.check_device(device)
         kind = default_of(max(2, kind_of(type(start)), kind_of(type(stop)))) if dtype is None else DType.of(dtype)
         try:
-            return self._of_op(ops.Linspace(start, stop, num, dtype=kind, endpoint=endpoint))  # type: ignore[arg-type]  # it refuses complex ones
+            return self.of_op(ops.Linspace(start, stop, num, dtype=kind, endpoint=endpoint))  # type: ignore[arg-type]  # it refuses complex ones
         except (UnsupportedError, InvalidArgumentError):  # complex numbers
             return self._of_host(np.linspace(start, stop, num, endpoint=endpoint), kind, is_copied=False)
 
@@ -192,7 +192,7 @@ class CreationFunctions(ElementwiseFunctions):
         self.check_device(device)
         kind = DEFAULT["real floating"] if dtype is None else DType.of(dtype)
         columns = n_rows if n_cols is None else n_cols
-        return self._of_op(ops.Eye(n_rows, columns, k, kind))
+        return self.of_op(ops.Eye(n_rows, columns, k, kind))
 
     def tril(self, x: Array, /, *, k: int = 0) -> Array:
         """Return matrices with zeros above the ``k``-th diagonal."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-import numpy as np
-
+from accel import ops
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.expressions.array import Array, cast
@@ -21,12 +20,17 @@ __all__ = ["FourierFunctions"]
 Norm: TypeAlias = Literal["backward", "ortho", "forward"]
 
 _COMPLEX_OF = {DType.FLOAT32: DType.COMPLEX64, DType.FLOAT64: DType.COMPLEX128}
-_OTHER_WAY: dict[str, Norm] = {"backward": "forward", "ortho": "ortho", "forward": "backward"}
+_NORMS = ("backward", "ortho", "forward")
 _MOST = 3  # axes of one op
 
 
 def _transform(batch: Any, x: AccelRef, name: str, axes: tuple[int, ...], norm: str, options: dict[str, int]) -> AccelRef:
     made: AccelRef = getattr(batch.fft, name)(x, axes=axes, norm=norm, **options)
+    return made
+
+
+def _shift(batch: Any, x: AccelRef, name: str, axes: tuple[int, ...]) -> AccelRef:
+    made: AccelRef = getattr(batch.fft, name)(x, axes)
     return made
 
 
@@ -68,13 +72,16 @@ class FourierFunctions:
 
     def rfftn(self, x: Array, /, *, s: Any = None, axes: Any = None, norm: Norm = "backward") -> Array:
         """Return the frequencies of real elements along several axes; of the last one, those that are not the conjugate of another."""
+        return self._half("rfft", x, s, axes, norm)
+
+    def _half(self, name: str, x: Array, s: Any, axes: Any, norm: Norm) -> Array:
         if x.dtype not in _COMPLEX_OF:
             raise InvalidArgumentError(f"x is {x.dtype.value}", remedy="Give float32 or float64.")
         places, lengths = _lengths(x, s, axes)
         x = self._fitted(x, places, lengths)
         last = places[-1]
         shape = (*x.shape[:last], lengths[-1] // 2 + 1, *x.shape[last + 1 :])
-        made = self._made("rfft", x, shape, _COMPLEX_OF[x.dtype], (last,), norm)
+        made = self._made(name, x, shape, _COMPLEX_OF[x.dtype], (last,), norm)
         return self._along("fft", made, places[:-1], norm)
 
     def irfftn(self, x: Array, /, *, s: Any = None, axes: Any = None, norm: Norm = "backward") -> Array:
@@ -89,29 +96,40 @@ class FourierFunctions:
 
     def hfft(self, x: Array, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Array:
         """Return the real transform of elements of which the second half are conjugates of the first, which is given."""
-        return self.irfft(self._xp.conj(self._complex(x)), n=n, axis=axis, norm=_other(norm))
+        x = self._complex(x)
+        (place,), (length,) = _lengths(x, None if n is None else (n,), (axis,))
+        length = 2 * (length - 1) if n is None else length
+        x = self._fitted(x, (place,), (length // 2 + 1,))
+        shape = (*x.shape[:place], length, *x.shape[place + 1 :])
+        return self._made("hfft", x, shape, real_of(x.dtype), (place,), norm, n=length)
 
     def ihfft(self, x: Array, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Array:
         """Return the inverse of ``hfft``."""
-        return self._xp.conj(self.rfft(x, n=n, axis=axis, norm=_other(norm)))
+        return self._half("ihfft", x, None if n is None else (n,), (axis,), norm)
 
     def fftfreq(self, n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Array:
         """Return the frequencies of a transform of length ``n``, whose elements are ``d`` apart."""
-        return self._xp.asarray(np.fft.fftfreq(n, d), dtype=DEFAULT["real floating"] if dtype is None else dtype, device=device)
+        return self._frequencies(ops.Fftfreq, n, d, dtype, device)
 
     def rfftfreq(self, n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Array:
         """Return the frequencies of ``rfft``; see ``fftfreq``."""
-        return self._xp.asarray(np.fft.rfftfreq(n, d), dtype=DEFAULT["real floating"] if dtype is None else dtype, device=device)
+        return self._frequencies(ops.Rfftfreq, n, d, dtype, device)
 
     def fftshift(self, x: Array, /, *, axes: Any = None) -> Array:
         """Return ``x`` with the frequency 0 in the middle."""
-        places = axes_of(axes, x.ndim)
-        return self._xp.roll(x, tuple([length // 2 for length in _at(x, places)]), axis=places) if places else x
+        return self._shifted("fftshift", x, axes)
 
     def ifftshift(self, x: Array, /, *, axes: Any = None) -> Array:
         """Return the inverse of ``fftshift``."""
+        return self._shifted("ifftshift", x, axes)
+
+    def _frequencies(self, op: type[ops.Fftfreq], n: int, d: float, dtype: Any, device: Any) -> Array:
+        self._xp.check_device(device)
+        return self._xp.of_op(op(n, d, DEFAULT["real floating"] if dtype is None else dtype))
+
+    def _shifted(self, name: str, x: Array, axes: Any) -> Array:
         places = axes_of(axes, x.ndim)
-        return self._xp.roll(x, tuple([-(length // 2) for length in _at(x, places)]), axis=places) if places else x
+        return self._xp.make(x.shape, x.dtype, _shift, (x,), (name, places)) if places else x
 
     def _complex(self, x: Array) -> Array:
         if x.dtype in COMPLEX:
@@ -131,7 +149,7 @@ class FourierFunctions:
         return x
 
     def _made(self, name: str, x: Array, shape: Any, dtype: DType, axes: tuple[int, ...], norm: Norm, **options: int) -> Array:
-        if norm not in _OTHER_WAY:
+        if norm not in _NORMS:
             raise InvalidArgumentError(f"norm is {norm!r}", remedy="Give 'backward', 'ortho' or 'forward'.")
         return self._xp.make(shape, dtype, _transform, (x,), (name, axes, norm, options))
 
@@ -159,9 +177,3 @@ def _lengths(x: Array, s: Any, axes: Any) -> tuple[tuple[int, ...], tuple[int, .
     if not places or len(lengths) != len(places) or min(lengths) < 1:
         raise InvalidArgumentError(f"s is {s} and axes {axes}", remedy="Give one axis or more, and for each a length of 1 or more.")
     return places, lengths
-
-
-def _other(norm: Norm) -> Norm:
-    if norm not in _OTHER_WAY:
-        raise InvalidArgumentError(f"norm is {norm!r}", remedy="Give 'backward', 'ortho' or 'forward'.")
-    return _OTHER_WAY[norm]

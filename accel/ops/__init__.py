@@ -25,11 +25,13 @@ from accel.ops.convolution import (
     Conv3dFilterGrad,
     Conv3dInputGrad,
 )
+from accel.ops.cosine import Dct, Dst, Idct, Idst
 from accel.ops.distributions import Bernoulli, Beta, Binomial, Exponential, Gamma, Poisson, TruncatedNormal
 from accel.ops.dnn import DnnOps
 from accel.ops.elementwise import Binary, Cast, Clip, ElementwiseOps, Unary, Where
 from accel.ops.family import Family
-from accel.ops.fft import Fft, FftOps, Ifft, Irfft, Rfft
+from accel.ops.fft import Fft, Fftfreq, FftOps, Fftshift, Hfft, Ifft, Ifftshift, Ihfft, Irfft, Rfft, Rfftfreq
+from accel.ops.filters import Convolve, Correlate
 from accel.ops.found import Bincount, Compress, Histogram, Nonzero, Unique, UniqueAll
 from accel.ops.fused import Fused
 from accel.ops.indexed import PutAlongAxis, ScatterAdd, Take, TakeAlongAxis
@@ -107,18 +109,22 @@ __all__ = [
     "Conv3d",
     "Conv3dFilterGrad",
     "Conv3dInputGrad",
+    "Convolve",
     "Copy",
+    "Correlate",
     "CrossEntropy",
     "CrossEntropyGrad",
     "Cummax",
     "Cummin",
     "Cumprod",
     "Cumsum",
+    "Dct",
     "Det",
     "Diagonal",
     "DnnOps",
     "Dot",
     "Dotc",
+    "Dst",
     "Eig",
     "Eigh",
     "Eigvals",
@@ -132,6 +138,8 @@ __all__ = [
     "FamilyOp",
     "Fft",
     "FftOps",
+    "Fftfreq",
+    "Fftshift",
     "Fill",
     "Flip",
     "Free",
@@ -148,10 +156,15 @@ __all__ = [
     "GroupNorm",
     "Hemm",
     "Herk",
+    "Hfft",
     "Histogram",
     "Iamax",
     "Iamin",
+    "Idct",
+    "Idst",
     "Ifft",
+    "Ifftshift",
+    "Ihfft",
     "InstanceNorm",
     "Integers",
     "Inv",
@@ -193,6 +206,7 @@ __all__ = [
     "ReduceOps",
     "Repeat",
     "Rfft",
+    "Rfftfreq",
     "RmsNorm",
     "RngOps",
     "Roll",

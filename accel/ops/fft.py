@@ -7,15 +7,33 @@ from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Literal, TypeVar
 
-from accel.dtype import DType
+from accel.dtype import DType, DTypeLike
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, Shape, Spec, in_place_or_apart, operand, result_in
+from accel.ops.base import FamilyOp, Plan, Shape, Spec, in_place_or_apart, number, operand, result_in
+from accel.ops.cosine import Dct, Dst, Idct, Idst
 from accel.ops.family import Family
 from accel.ops.fields import integer, set_fields
+from accel.ops.filters import Convolve, Correlate
 from accel.ops.namespace import OpNamespace, method
+from accel.ops.pieces import OfOne, Piece, axes_of, integers
+from accel.ops.rearranged import Roll
 from accel.ref import AccelRef
 
-__all__ = ["FAMILY", "Fft", "FftOps", "Ifft", "Irfft", "Norm", "Rfft"]
+__all__ = [
+    "FAMILY",
+    "Fft",
+    "FftOps",
+    "Fftfreq",
+    "Fftshift",
+    "Hfft",
+    "Ifft",
+    "Ifftshift",
+    "Ihfft",
+    "Irfft",
+    "Norm",
+    "Rfft",
+    "Rfftfreq",
+]
 
 M = TypeVar("M")
 
@@ -24,6 +42,7 @@ Norm = Literal["backward", "ortho", "forward"]
 
 _NORMS: tuple[Norm, ...] = ("backward", "ortho", "forward")
 _MOST_AXES = 3
+_LONGEST = 1 << 53
 _COMPLEX = {DType.FLOAT32: DType.COMPLEX64, DType.FLOAT64: DType.COMPLEX128}
 _REAL = {wide: narrow for narrow, wide in _COMPLEX.items()}
 _AXES = "Give one to three different axes of x, counted from 0 or, from the end, from -1."
@@ -216,8 +235,132 @@ class Irfft(Transform):
         return self._planned()
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Hfft(Irfft):
+    """scipy's ``hfftn(x, axes=axes, norm=norm)``, along one axis numpy's ``hfft``, of complex64 or complex128: the real spectrum of a Hermitian signal.
+
+    ``x`` has the first half of the signal along the last of ``axes``, and is left as it is. See :class:`Irfft` for the parameters.
+    """
+
+    kind: ClassVar[str] = "hfft"
+    is_forward: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Ihfft(Rfft):
+    """scipy's ``ihfftn(x, axes=axes, norm=norm)``, along one axis numpy's ``ihfft``, of float32 or float64: the inverse of ``hfft``.
+
+    See :class:`Transform` for the parameters.
+    """
+
+    kind: ClassVar[str] = "ihfft"
+    is_forward: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Fftshift(OfOne):
+    """``x`` with the frequency 0 of ``axes``, or all axes, in the middle: numpy's ``fftshift``, of any dtype."""
+
+    library: ClassVar[str] = "fft"
+    kind: ClassVar[str] = "fftshift"
+    is_back: ClassVar[bool] = False
+
+    x: AccelRef
+    axes: int | Iterable[int] | None = None
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert ``axes``."""
+        if self.axes is not None:
+            set_fields(self, axes=integers("axes", self.axes))
+
+    def shape(self) -> Shape:
+        """See :meth:`OfOne.shape`."""
+        if self.axes is not None:
+            axes_of(self.axes, self.x.ndim)
+        return self.x.shape
+
+    def pieces(self) -> list[Piece]:
+        """See :meth:`Copying.pieces`."""
+        axes = tuple(range(self.x.ndim)) if self.axes is None else axes_of(self.axes, self.x.ndim)
+        halves = [self.x.shape[axis] // 2 for axis in axes]
+        return Roll(self.x, [-half for half in halves] if self.is_back else halves, axes).pieces()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Ifftshift(Fftshift):
+    """numpy's ``ifftshift``: the inverse of ``fftshift``, of any dtype."""
+
+    kind: ClassVar[str] = "ifftshift"
+    is_back: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Fftfreq(FamilyOp):
+    """numpy's ``fftfreq(n, d)``: the frequencies of a transform of length ``n``, whose elements are ``d`` apart.
+
+    Parameters
+    ----------
+    n
+        1 or more.
+    d
+        Distance of elements; not 0.
+    dtype
+        float32 or float64.
+    out
+        Buffer to write.
+    """
+
+    library: ClassVar[str] = "fft"
+    kind: ClassVar[str] = "fftfreq"
+
+    n: int
+    d: float = 1.0
+    dtype: DTypeLike = DType.FLOAT64
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert fields."""
+        remedy = "Give an int of 1 or more."
+        n, d = integer("n", self.n, remedy), number("d", self.d)
+        if not 1 <= n < _LONGEST:
+            raise InvalidArgumentError(f"n is {n}", remedy=remedy)
+        if isinstance(d, complex) or not math.isfinite(d) or not n * d or not math.isfinite(1 / (n * d)):
+            raise InvalidArgumentError(f"d is {self.d!r}", remedy="Give a finite real number that is not 0.")
+        set_fields(self, n=n, d=float(d), dtype=DType.of(self.dtype))
+
+    def counts(self) -> tuple[int, int]:
+        """Return how many frequencies there are, and how many of them are not negative."""
+        return self.n, (self.n + 1) // 2
+
+    def step(self) -> float:
+        """Return the distance of frequencies."""
+        return 1 / (self.n * self.d)
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        dtype = DType.of(self.dtype)
+        if dtype not in _COMPLEX:
+            raise UnsupportedError(f"there are no frequencies of {dtype.value}", remedy="Use float32 or float64.")
+        writes, creates = result_in(self.out, (self.counts()[0],), dtype)
+        return Plan((), writes, creates, "", dtype)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Rfftfreq(Fftfreq):
+    """numpy's ``rfftfreq(n, d)``: the frequencies of ``rfft``. See :class:`Fftfreq` for the parameters."""
+
+    kind: ClassVar[str] = "rfftfreq"
+
+    def counts(self) -> tuple[int, int]:
+        """See :meth:`Fftfreq.counts`."""
+        return self.n // 2 + 1, self.n // 2 + 1
+
+
 class FftOps(OpNamespace[M]):
-    """Discrete Fourier transforms over one to three axes, in float32 or float64, with the meaning of numpy's ``fftn`` and its siblings.
+    """Discrete Fourier transforms over one to three axes, in float32 or float64, with the meaning of numpy's ``fftn`` and its siblings, and ops made of them.
 
     ``axes`` is one axis or up to three, the others are a batch; ``norm`` is ``"backward"`` (the inverse is divided by the number of elements),
     ``"ortho"`` or ``"forward"``. ``out=`` names a buffer to write instead of making one; ``timeout=`` (seconds) is when waiting ends with
@@ -232,6 +375,18 @@ class FftOps(OpNamespace[M]):
     ifft = method(Ifft)
     rfft = method(Rfft)
     irfft = method(Irfft)
+    hfft = method(Hfft)
+    ihfft = method(Ihfft)
+    dct = method(Dct)
+    idct = method(Idct)
+    dst = method(Dst)
+    idst = method(Idst)
+    convolve = method(Convolve)
+    correlate = method(Correlate)
+    fftshift = method(Fftshift)
+    ifftshift = method(Ifftshift)
+    fftfreq = method(Fftfreq)
+    rfftfreq = method(Rfftfreq)
 
 
 FAMILY = Family(FftOps)

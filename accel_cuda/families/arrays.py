@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from accel.backend import Kernel
     from accel.ops.indexed import Walk
 
-__all__ = ["PART", "moved", "widened"]
+__all__ = ["PART", "copy_pieces", "count_pieces", "moved", "widened"]
 
 Shape = tuple[int, ...]
 
@@ -80,7 +80,7 @@ def _has_pairs(axes: list[tuple[int, int, int]]) -> bool:
     return step == target == 1 and length % 2 == 0 and not any(first % 2 or second % 2 for _, first, second in outer)
 
 
-def _copy(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def copy_pieces(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Enqueue an op of pieces."""
     plan, stream = op.plan(), lane.stream
     made = (*plan.writes, *plan.creates)
@@ -123,7 +123,7 @@ class _Frame(ctypes.Structure):
 def _pad(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Enqueue a padding: with a number as an op of pieces, with elements of x by a kernel that finds each."""
     if op.mode == "constant":
-        _copy(lane, op, inputs, outputs)
+        copy_pieces(lane, op, inputs, outputs)
         return
     x, shape = op.x, op.shape()
     if 0 in shape:
@@ -247,13 +247,14 @@ def _program(op: Any) -> str:
     return "arrays"
 
 
-def _commands(op: Any) -> int:
+def count_pieces(op: Any) -> int:
+    """Return how many commands an op of pieces enqueues."""
     return len(op.pieces()) + (op.filled() is not None)
 
 
 _COPYING = ("part", "transpose", "flip", "roll", "broadcast_to", "tile", "repeat", "pad", "concatenate", "stack", "split", "eye")
 _KERNELS: dict[str, Kernel] = {
-    **dict.fromkeys(_COPYING, _copy),
+    **dict.fromkeys(_COPYING, copy_pieces),
     "pad": _pad,
     "tril": _triangle(True),
     "triu": _triangle(False),
@@ -269,5 +270,5 @@ PART = CudaPart(
     kernels=_KERNELS,
     programs=(Source("arrays", lambda code: ("arrays.cu", ""), functions=("move", "pad", "triangle", "ramp", "gather", "put", "scatter")),),
     program=dict.fromkeys(_KERNELS, _program),
-    commands=dict.fromkeys(_COPYING, _commands),
+    commands=dict.fromkeys(_COPYING, count_pieces),
 )

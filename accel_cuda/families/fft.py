@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-import struct
 import threading
 from typing import TYPE_CHECKING, Any
 
 from accel import DType
 from accel_cuda.core.family import CudaPart, Source
+from accel_cuda.families.arrays import copy_pieces, count_pieces
 from accel_cuda.families.fft_layout import Pass, passes
 from accel_cuda.families.fft_memory import Rehearsal, WorkMemory
 from accel_cuda.families.fft_plans import CUFFT, FftPlans
+from accel_cuda.families.fft_steps import CONVOLUTIONS, COSINES, STEPS, bits, layouts_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -22,15 +23,16 @@ if TYPE_CHECKING:
     from accel_cuda.core.stream import CudaStream
     from accel_cuda.families.fft_layout import Layout
 
-__all__ = ["PART", "FftLibrary", "Work"]
+__all__ = ["PART", "FftLibrary", "Work", "enqueue"]
 
 _BLOCK = 256
 _TILE, _ROWS = 32, 8
-_DOUBLE = struct.Struct("d")
 _ALIGNED, _REMEMBERED = 1 << 20, 4096
 _UNKNOWN = 64
 """Commands of an op whose plans were not measured yet."""
-_KINDS = ("fft", "ifft", "rfft", "irfft")
+_BASES = {"fft": "fft", "ifft": "ifft", "rfft": "rfft", "irfft": "irfft", "hfft": "irfft", "ihfft": "rfft"}
+"""Kind of a transform -> whose passes it has; it may conjugate before or after them."""
+_KINDS = (*_BASES, *COSINES, *CONVOLUTIONS)
 _DOUBLES = frozenset({DType.FLOAT64, DType.COMPLEX128})
 
 
@@ -60,7 +62,7 @@ class FftLibrary:
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` loads cuFFT, makes a plan or uses one for the first time: that takes milliseconds and waits for the device."""
         plans = self.plans
-        return plans is None or not all(plans.cache.is_ready(each.layout) for each in _passes(op))
+        return plans is None or not all(plans.cache.is_ready(layout) for layout in _layouts(op))
 
     def prepare(self, stream: CudaStream) -> None:
         """Load cuFFT, if it is not loaded. May block."""
@@ -77,13 +79,13 @@ class FftLibrary:
         return _UNKNOWN if needs is None else max(1, needs[1])
 
     def _needs_of(self, op: Any) -> tuple[int, int] | None:
-        if _is_empty(op):
+        if op.kind not in self.kernels or not _size(op):
             return 0, 0
         key = _signature(op)
         needs = self._needs.get(key)
         if needs is None and self.plans is not None:
             sizes = self.plans.sizes
-            if all(each.layout in sizes for each in _passes(op)):
+            if all(layout in sizes for layout in _layouts(op)):
                 needs = _rehearsed(op, sizes)
                 if len(self._needs) >= _REMEMBERED:
                     self._needs.clear()
@@ -93,8 +95,8 @@ class FftLibrary:
     def measure(self, op: Any) -> None:
         """See that :meth:`scratch_nbytes` knows. May block."""
         plans = self._loaded()
-        for each in _passes(op):
-            plans.measure(each.layout)
+        for layout in _layouts(op):
+            plans.measure(layout)
 
     def close(self) -> None:
         """Destroy the plans. May block; the streams have ended, and the context is healthy."""
@@ -108,15 +110,41 @@ class FftLibrary:
             return self.plans
 
     def _run(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        if not (size := math.prod(op.spec().shape)):
-            return
         stream = lane.stream
         with stream.ready().section:
             plans = self.plans or self._loaded()
-            Work(stream, WorkMemory(outputs[1], self.scratch_nbytes(op)), plans, op).run(inputs[0], outputs[0], size)
+            enqueue(stream, WorkMemory(outputs[1], self.scratch_nbytes(op)), plans, op, inputs, outputs)
+
+
+def enqueue(stream: Any, memory: WorkMemory, plans: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Enqueue an op, or for a :class:`~accel_cuda.families.fft_memory.Rehearsal` take its steps for nothing."""
+    if not _size(op):
+        return
+    if op.kind in STEPS:
+        STEPS[op.kind](stream, memory, plans, op, inputs, outputs)
+    else:
+        Work(stream, memory, plans, op).run(inputs[0], outputs[0], _size(op))
+
+
+def _made(op: Any) -> tuple[int, ...]:
+    """Return the shape of the result."""
+    if op.kind in COSINES:
+        return tuple(op.x.shape)
+    if op.kind in CONVOLUTIONS:
+        extent = op.extent()
+        return extent.batch, *extent.result
+    return tuple(op.spec().shape)
+
+
+def _size(op: Any) -> int:
+    return math.prod(_made(op))
 
 
 def _signature(op: Any) -> Hashable:
+    if op.kind in COSINES:
+        return op.kind, op.type, op.axis, op.x.shape, op.x.dtype
+    if op.kind in CONVOLUTIONS:
+        return op.kind, op.extent(), op.a.dtype
     x, unit = op.x, 2 * _real(op)
     return op.kind, x.shape, x.dtype, op.axes, op.lengths()[-1], _begins_between(x, unit), _begins_between(op.out, unit)
 
@@ -127,11 +155,11 @@ def _begins_between(ref: AccelRef | None, unit: int) -> bool:
 
 def _rehearsed(op: Any, sizes: Mapping[Layout, int]) -> tuple[int, int]:
     """Return how many bytes an op works in, wherever in its memory it begins, and how many commands it enqueues."""
-    unit = 2 * _real(op)
-    memory, stage = WorkMemory(_ALIGNED), Rehearsal(sizes)
-    size = math.prod(op.spec().shape)
-    if size:
-        Work(stage, memory, stage, op).run(int(_begins_between(op.x, unit)), int(_begins_between(op.out, unit)), size)
+    memory, stage, places = WorkMemory(_ALIGNED), Rehearsal(sizes), (0, 0)
+    if op.kind in _BASES:
+        unit = 2 * _real(op)
+        places = int(_begins_between(op.x, unit)), int(_begins_between(op.out, unit))
+    enqueue(stage, memory, stage, op, (places[0], 0), (places[1], 0))
     return memory.most, stage.commands
 
 
@@ -139,15 +167,17 @@ def _real(op: Any) -> int:
     return 8 if op.x.dtype in _DOUBLES else 4
 
 
-def _is_empty(op: Any) -> bool:
-    return 0 in op.spec().shape
-
-
 def _passes(op: Any) -> tuple[Pass, ...]:
-    if _is_empty(op):
+    if not _size(op):
         return ()
-    shape = op.x.shape if op.kind == "rfft" else op.spec().shape
-    return passes(op.kind, shape, op.axes, op.lengths()[-1], op.x.dtype in _DOUBLES)
+    base = _BASES[op.kind]
+    shape = op.x.shape if base == "rfft" else op.spec().shape
+    return passes(base, shape, op.axes, op.lengths()[-1], op.x.dtype in _DOUBLES)
+
+
+def _layouts(op: Any) -> tuple[Layout, ...]:
+    """Return the layouts of an op's plans."""
+    return layouts_of(op) if op.kind in STEPS else tuple([each.layout for each in _passes(op)])
 
 
 class Work:
@@ -167,6 +197,7 @@ class Work:
         self._stream, self._memory, self._plans, self._op = stream, memory, plans, op
         self._functions = stream.functions
         self._passes = _passes(op)
+        self._is_forward = _BASES[op.kind] in ("fft", "rfft")
         self._real = _real(op)
 
     def run(self, source: int, destination: int, size: int) -> None:
@@ -181,10 +212,12 @@ class Work:
         try:
             if read:
                 stream.copy(read, source, op.x.nbytes)
-            if op.kind == "irfft":
+            if _BASES[op.kind] == "irfft":
                 self.back(read or source, written or destination)
             else:
                 self.there(read or source, written or destination)
+            if op.kind == "ihfft":
+                self._conjugate(written or destination, size)
             self.scale(written or destination, size)
             if written:
                 stream.copy(destination, written, nbytes)
@@ -205,6 +238,10 @@ class Work:
         op, (*others, last) = self._op, self._passes
         scratch = self._memory.alloc(op.x.nbytes)
         try:
+            if op.kind == "hfft":
+                self._stream.copy(scratch, source, op.x.nbytes)
+                source = scratch
+                self._conjugate(scratch, op.x.size)
             for each in others:
                 self._pass(each, source, scratch)
                 source = scratch
@@ -220,18 +257,21 @@ class Work:
         finally:
             self._memory.free(scratch)
 
+    def _conjugate(self, address: int, size: int) -> None:
+        name = "fft_conjugate_c128" if self._real == 8 else "fft_conjugate_c64"
+        self._stream.launch(self._functions[name], -(-size // _BLOCK), _BLOCK, address, size)
+
     def scale(self, address: int, size: int) -> None:
         """Enqueue the multiplication that the norm asks for."""
         factor = self._op.scale()
         if factor != 1:
             count = size * (2 if self._op.spec().dtype.is_complex else 1)
-            bits = int.from_bytes(_DOUBLE.pack(factor), "little")
             per_block = _BLOCK * (16 // self._real)
             name = "fft_scale_f64" if self._real == 8 else "fft_scale_f32"
-            self._stream.launch(self._functions[name], -(-count // per_block), _BLOCK, address, count, bits)
+            self._stream.launch(self._functions[name], -(-count // per_block), _BLOCK, address, count, bits(factor))
 
     def _pass(self, each: Pass, source: int, destination: int) -> None:
-        layout, is_forward = each.layout, self._op.is_forward
+        layout, is_forward = each.layout, self._is_forward
         if not each.is_turned:
             step = 2 * self._real * each.count(is_real=False) * each.inner if each.calls > 1 else 0
             self._plans.execute(self._stream, layout, source, destination, self._memory, is_forward=is_forward, calls=each.calls, step=step)
@@ -259,10 +299,28 @@ class Work:
         self._stream.launch_wide(self._functions[f"fft_turn_{width}"], (tiles, 1), (_TILE, _ROWS), 0, source, destination, rows, columns)
 
 
+def _frequencies(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    stream, (count, positive) = lane.stream, op.counts()
+    stream.ready()
+    function = stream.functions["fft_frequencies_f64" if op.dtype is DType.FLOAT64 else "fft_frequencies_f32"]
+    stream.launch(function, -(-count // _BLOCK), _BLOCK, outputs[0], count, positive, op.n, bits(op.step()))
+
+
 def _program(op: Any) -> str:
     return "fft"
 
 
+def _copies(op: Any) -> str:
+    return "arrays"
+
+
+_FREQUENCIES, _SHIFTS = ("fftfreq", "rfftfreq"), ("fftshift", "ifftshift")
+
 PART = CudaPart(
-    open=FftLibrary, libraries=(CUFFT,), programs=(Source("fft", lambda code: ("fft.cu", "")),), program=dict.fromkeys(_KINDS, _program)
+    kernels={**dict.fromkeys(_FREQUENCIES, _frequencies), **dict.fromkeys(_SHIFTS, copy_pieces)},
+    open=FftLibrary,
+    libraries=(CUFFT,),
+    programs=(Source("fft", lambda code: ("fft.cu", "spectra.cu", "")),),
+    program={**dict.fromkeys((*_KINDS, *_FREQUENCIES), _program), **dict.fromkeys(_SHIFTS, _copies)},
+    commands=dict.fromkeys(_SHIFTS, count_pieces),
 )

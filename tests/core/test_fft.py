@@ -187,3 +187,110 @@ async def test_without_scipy_the_transforms_are_numpys(monkeypatch: pytest.Monke
             assert _library() is np.fft
     finally:
         _library.cache_clear()
+
+
+async def test_hermitian_transforms_are_scipys_over_several_axes(rng: np.random.Generator) -> None:
+    scipy = pytest.importorskip("scipy.fft")
+    async with opened() as device:
+        for _ in range(6):
+            shape = tuple(int(n) for n in rng.integers(2, 9, rng.integers(1, 4)))
+            axes, norm = any_axes(rng, len(shape)), NORMS[rng.integers(3)]
+            z, x = signal(rng, shape, np.complex128), signal(rng, shape, np.float64)
+            rz, rx = await device.put(z), await device.put(x)
+            lengths = [shape[axis] for axis in axes]
+            lengths[-1] = 2 * lengths[-1] - 1
+            got = await device.get(await device.fft.hfft(rz, axes=axes, norm=norm, n=lengths[-1]))
+            close(got, scipy.hfftn(z, s=lengths, axes=axes, norm=norm), np.float64)
+            close(await device.get(await device.fft.ihfft(rx, axes=axes, norm=norm)), scipy.ihfftn(x, axes=axes, norm=norm), np.complex128)
+            np.testing.assert_array_equal(await device.get(rz), z)
+
+
+async def test_cosine_transforms_are_scipys(rng: np.random.Generator) -> None:
+    scipy = pytest.importorskip("scipy.fft")
+    async with opened() as device:
+        for kind in ("dct", "idct", "dst", "idst"):
+            for number in (1, 2, 3, 4):
+                shape = tuple(int(n) for n in rng.integers(2, 14, rng.integers(1, 4)))
+                axis, norm = int(rng.integers(-len(shape), len(shape))), NORMS[rng.integers(3)]
+                for dtype in (np.float32, np.float64):
+                    x = signal(rng, shape, dtype)
+                    ref = await device.put(x)
+                    expected = getattr(scipy, kind)(x.astype(np.float64), number, axis=axis, norm=norm)
+                    close(await device.get(await getattr(device.fft, kind)(ref, number, axis=axis, norm=norm)), expected, dtype)
+                    assert await getattr(device.fft, kind)(ref, number, axis=axis, norm=norm, out=ref) is ref
+                    close(await device.get(ref), expected, dtype)
+
+
+async def test_convolutions_are_scipys(rng: np.random.Generator) -> None:
+    scipy = pytest.importorskip("scipy.signal")
+    async with opened() as device:
+        for mode in ("full", "same", "valid"):
+            for dtype in (np.float32, np.float64, np.complex64, np.complex128):
+                shape_b = tuple(int(n) for n in rng.integers(1, 9, rng.integers(1, 4)))
+                shape_a = tuple(n + int(rng.integers(9)) for n in shape_b)
+                a, b = signal(rng, shape_a, dtype), signal(rng, shape_b, dtype)
+                ra, rb = await device.put(a), await device.put(b)
+                wide = np.complex128 if np.dtype(dtype).kind == "c" else np.float64
+                got = await device.get(await device.fft.convolve(ra, rb, mode))
+                close(got, scipy.convolve(a.astype(wide), b.astype(wide), mode, "direct"), dtype)
+                got = await device.get(await device.fft.correlate(ra, rb, mode))
+                close(got, scipy.correlate(a.astype(wide), b.astype(wide), mode, "direct"), dtype)
+        short, long = signal(rng, (5,), np.float64), signal(rng, (9,), np.float64)
+        rs, rl = await device.put(short), await device.put(long)
+        close(await device.get(await device.fft.convolve(rs, rl, "valid")), scipy.convolve(short, long, "valid"), np.float64)
+        many = signal(rng, (4, 3, 20), np.float64)
+        got = await device.get(await device.fft.convolve(await device.put(many), await device.put(short[None, None]), "same", axes=-1))
+        close(got, scipy.fftconvolve(many, short[None, None], "same", axes=-1), np.float64)
+        assert (await device.fft.convolve(await device.zeros((0, 20)), await device.zeros((1, 4)), axes=1)).shape == (0, 23)
+
+
+async def test_shifts_and_frequencies_are_numpys(rng: np.random.Generator) -> None:
+    x = signal(rng, (4, 5, 6), np.float32)
+    async with opened() as device:
+        ref = await device.put(x)
+        for axes in (None, 1, (-1, 0)):
+            shifted = await device.fft.fftshift(ref, axes)
+            np.testing.assert_array_equal(await device.get(shifted), np.fft.fftshift(x, axes))
+            np.testing.assert_array_equal(await device.get(await device.fft.ifftshift(shifted, axes)), x)
+        np.testing.assert_array_equal(await device.get(await device.fft.fftshift(ref.T)), np.fft.fftshift(x.T))
+        for n, d in ((1, 1.0), (8, 0.1), (9, -3.0)):
+            np.testing.assert_array_equal(await device.get(await device.fft.fftfreq(n, d)), np.fft.fftfreq(n, d))
+            single = await device.get(await device.fft.rfftfreq(n, d, "float32"))
+            np.testing.assert_array_equal(single, np.fft.rfftfreq(n, d).astype(np.float32))
+
+
+async def test_what_ops_made_of_transforms_refuse() -> None:
+    async with opened() as device:
+        x, z, one = await device.zeros((3, 4), "float32"), await device.zeros((3, 4), "complex64"), await device.zeros((3, 1), "float32")
+        fft: Any = device.fft
+        for call in (
+            fft.dct(x, 5),
+            fft.dct(x, 1.5),
+            fft.dct(one, 1),
+            fft.dst(await device.zeros((3, 0))),
+            fft.idct(x, axis=2),
+            fft.idst(x, norm="none"),
+            fft.convolve(x, await device.zeros((3,))),
+            fft.convolve(x, await device.zeros((2, 2)), axes=1),
+            fft.convolve(x, await device.zeros((2, 5)), "valid"),
+            fft.convolve(x, x, "most"),
+            fft.convolve(x, z),
+            fft.correlate(x, x, out=x),
+            fft.convolve(await device.zeros((0,)), await device.zeros((2,))),
+            fft.hfft(x),
+            fft.ihfft(z),
+            fft.fftshift(x, 2),
+            fft.fftfreq(0),
+            fft.fftfreq(4, 0.0),
+            fft.rfftfreq(4, math.nan),
+        ):
+            await failure(call, accel.InvalidArgumentError)
+        for call in (
+            fft.dct(z),
+            fft.dct(await device.zeros(4, "float16")),
+            fft.convolve(x, x, axes=0),
+            fft.convolve(await device.zeros((2,) * 4), await device.zeros((2,) * 4)),
+            fft.convolve(await device.zeros(4, "int32"), await device.zeros(4, "int32")),
+            fft.fftfreq(4, dtype="float16"),
+        ):
+            await failure(call, accel.UnsupportedError)

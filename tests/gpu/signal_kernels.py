@@ -5,6 +5,7 @@ cuFFT's own kernels are left out: what it would work on is there, and the kernel
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from accel import DType, ops
 from accel.ref import AccelRef
 from accel_cuda import CudaBackend
-from accel_cuda.families.fft import Work
+from accel_cuda.families.fft import PART, enqueue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,18 +97,23 @@ def _transforms() -> Iterator[Any]:
             yield ops.Irfft(_ref(shape, spectrum), axes=(1,))
             yield ops.Irfft(_ref(shape, spectrum), axes=(0, 1), n=2 * shape[1] - 1)
         yield ops.Rfft(_ref((1001,), real), norm="forward")
+        yield ops.Hfft(_ref((5, 64), spectrum))
+        yield ops.Ihfft(_ref((5, 63), real))
+        types: tuple[Any, ...] = (1, 2, 3, 4)
+        for cosine, number, length in itertools.product((ops.Dct, ops.Dst), types, (1000, 1001)):
+            yield cosine(_ref((3, length, 5), real), number, axis=1, norm="ortho")
+        for dtype, filtered in itertools.product((real, spectrum), (ops.Convolve, ops.Correlate)):
+            yield filtered(_ref((3, 1001), dtype), _ref((1, 70), dtype), axes=(1,))
+            yield filtered(_ref((33, 20, 5), dtype), _ref((3, 4, 5), dtype), "same")
 
 
 def _transform(context: Any, stream: Any, op: Any) -> None:
-    op.plan()
-    memory = _Exact(context)
-    result = op.spec()
-    source, destination = memory.alloc(op.x.nbytes), memory.alloc(result.nbytes)
-    memory_of_steps: Any = memory
-    size = result.nbytes // result.dtype.itemsize
-    Work(stream, memory_of_steps, _NoPlans(), op).run(source, destination, size)
-    memory.free(destination)
-    memory.free(source)
+    plan = op.plan()
+    memory: Any = _Exact(context)
+    sources, destination = [memory.alloc(ref.nbytes) for ref in plan.reads], memory.alloc(plan.creates[0].nbytes)
+    enqueue(stream, memory, _NoPlans(), op, sources, [destination])
+    for address in (destination, *sources):
+        memory.free(address)
 
 
 def launch_all(context: Any, stream: Any) -> None:
@@ -133,6 +139,11 @@ def launch_all(context: Any, stream: Any) -> None:
     memory.free(directions)
     for op in _transforms():
         _transform(context, stream, op)
+    for dtype in (DType.FLOAT32, DType.FLOAT64):
+        frequencies = ops.Fftfreq(1001, dtype=dtype)
+        out = memory.alloc(frequencies.plan().creates[0].nbytes)
+        PART.kernels["fftfreq"](lane, frequencies, [], [out])
+        memory.free(out)
     total = memory.alloc(8)
     for nbytes, skipped in ((1, 0), (1001, 0), (1001, 3), (1 << 20, 8), ((1 << 20) + 3, 1)):
         source = memory.alloc(nbytes + skipped)

@@ -255,3 +255,74 @@ async def test_a_limit_holds_for_what_transforms_work_in() -> None:
         small = await device.put(np.ones(1000, np.complex64))
         assert abs((await device.get(await device.fft.fft(small)))[0] - 1000) < 1e-3
         assert device.info().memory.reserved <= 128 * MIB
+
+
+@pytest.mark.parametrize("single", [True, False])
+async def test_cosine_transforms_of_long_lines_and_middle_axes_are_scipys(single: bool, rng: np.random.Generator) -> None:
+    scipy = pytest.importorskip("scipy.fft")
+    dtype = np.float32 if single else np.float64
+    async with opened(libraries=("fft",)) as device:
+        for shape, axis in (((1 << 18,), 0), ((5, 10_007), 1), ((3, 1024, 65), 1), ((2049, 40), 0)):
+            x = signal(rng, shape, dtype)
+            ref = await device.put(x)
+            for kind in ("dct", "idct", "dst", "idst"):
+                for number in (1, 2, 3, 4):
+                    norm = NORMS[rng.integers(3)]
+                    expected = getattr(scipy, kind)(x.astype(np.float64), number, axis=axis, norm=norm)
+                    what = kind, number, shape, norm
+                    close(await device.get(await getattr(device.fft, kind)(ref, number, axis=axis, norm=norm)), expected, dtype, what)
+            np.testing.assert_array_equal(await device.get(ref), x)
+            assert await device.fft.dct(ref, axis=axis, out=ref) is ref
+            close(await device.get(ref), scipy.dct(x.astype(np.float64), axis=axis), dtype, shape)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, np.complex128])
+async def test_convolutions_of_long_and_of_many_arrays_are_scipys(dtype: Any, rng: np.random.Generator) -> None:
+    scipy = pytest.importorskip("scipy.signal")
+    wide = np.complex128 if np.dtype(dtype).kind == "c" else np.float64
+    cases: tuple[tuple[tuple[int, ...], tuple[int, ...], Any], ...] = (
+        ((100_003,), (4_001,), None),
+        ((7,), (5_000,), None),
+        ((300, 411), (31, 17), None),
+        ((40, 2_000), (1, 64), 1),
+        ((1, 2_000), (40, 64), 1),
+        ((3, 30, 31, 32), (3, 5, 6, 7), (1, 2, 3)),
+    )
+    async with opened(libraries=("fft",)) as device:
+        for shape_a, shape_b, axes in cases:
+            a, b = signal(rng, shape_a, dtype), signal(rng, shape_b, dtype)
+            ra, rb = await device.put(a), await device.put(b)
+            count = len(shape_a) if axes is None else 1 if axes == 1 else 3
+            turned = np.conj(np.flip(b, tuple(range(-count, 0))))
+            for mode in ("full", "same", "valid"):
+                for kind, other in (("convolve", b), ("correlate", turned)):
+                    expected = scipy.fftconvolve(a.astype(wide), other.astype(wide), mode, axes=axes)
+                    got = await device.get(await getattr(device.fft, kind)(ra, rb, mode, axes=axes))
+                    # Errors are relative to the largest of all sums.
+                    whole = scipy.fftconvolve(np.abs(a.astype(wide)), np.abs(other.astype(wide)), axes=axes)
+                    assert got.shape == expected.shape
+                    assert np.max(np.abs(got - expected)) <= TOLERANCE[np.result_type(dtype, np.complex64)] * np.max(whole), (
+                        kind,
+                        mode,
+                        shape_a,
+                    )
+
+
+async def test_a_graph_of_what_is_made_of_transforms_follows_its_inputs(rng: np.random.Generator) -> None:
+    scipy = pytest.importorskip("scipy.fft")
+    a, b = signal(rng, (3, 500), np.float32), signal(rng, (1, 30), np.float32)
+    async with opened() as device:
+        ra, rb = await device.put(a), await device.put(b)
+        async with device.graph() as graph:
+            cosines = graph.fft.dct(ra, norm="ortho")
+            filtered = graph.fft.convolve(ra, rb, "same", axes=1)
+            turned = graph.fft.fftshift(graph.fft.ihfft(ra), -1)
+        for _ in range(3):
+            a = signal(rng, a.shape, np.float32)
+            await device.put(a, out=ra)
+            await graph.replay()
+            close(await device.get(cosines), scipy.dct(a.astype(np.float64), norm="ortho"), np.float32)
+            expected = np.array([np.convolve(row, b[0].astype(np.float64), "same") for row in a.astype(np.float64)])
+            close(await device.get(filtered), expected, np.float32)
+            close(await device.get(turned), np.fft.fftshift(np.fft.ihfft(a.astype(np.float64)), -1), np.complex64)
+        await graph.aclose()

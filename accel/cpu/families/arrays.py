@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from accel.backend import Kernel
     from accel.cpu.views import Array
 
-__all__ = ["PART"]
+__all__ = ["PART", "copy_pieces"]
 
 
 def _view(address: int, start: int, lengths: tuple[int, ...], steps: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -34,7 +34,7 @@ def _outputs(op: Any) -> list[tuple[tuple[int, ...], DType]]:
     return [(each.shape, each.dtype) for each in (*plan.writes, *plan.creates)]
 
 
-def _copying(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+def copy_pieces(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Enqueue an op of pieces."""
     made = _outputs(op)
     dtype = made[0][1].numpy if made else np.dtype(np.uint8)
@@ -60,7 +60,7 @@ def _copy(
 
 def _padding(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     if op.mode == "constant":
-        _copying(lane, op, inputs, outputs)
+        copy_pieces(lane, op, inputs, outputs)
         return
     x, shape = op.x, op.shape()
     if 0 not in shape:
@@ -330,7 +330,7 @@ _COPYING = ("part", "transpose", "flip", "roll", "broadcast_to", "tile", "repeat
 
 PART = BackendPart(
     {
-        **dict.fromkeys(_COPYING, _copying),
+        **dict.fromkeys(_COPYING, copy_pieces),
         "pad": _padding,
         "tril": _triangle(np.tril),
         "triu": _triangle(np.triu),

@@ -1,0 +1,127 @@
+"""Discrete cosine and sine transforms along one axis, with scipy's meaning."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar, Literal
+
+from accel.dtype import DType
+from accel.errors import InvalidArgumentError, UnsupportedError
+from accel.ops.base import FamilyOp, Plan, in_place_or_apart, operand, result_in
+from accel.ops.fields import integer, set_fields
+from accel.ops.pieces import AXIS, axis_of, lines_of
+from accel.ref import AccelRef
+
+__all__ = ["Dct", "Dst", "Idct", "Idst"]
+
+Norm = Literal["backward", "ortho", "forward"]
+Kind = Literal[1, 2, 3, 4]
+_NORMS: tuple[Norm, ...] = ("backward", "ortho", "forward")
+_INVERSE: dict[int, Kind] = {1: 1, 2: 3, 3: 2, 4: 4}
+_FLOATS = (DType.FLOAT32, DType.FLOAT64)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CosineTransform(FamilyOp):
+    """What cosine and sine transforms share.
+
+    Parameters
+    ----------
+    x
+        What is transformed, of any shape: float32 or float64.
+    type
+        1 to 4: which of the four transforms. The cosine transform of type 1 needs two elements at least.
+    axis
+        Along which axis; the others are a batch.
+    norm
+        ``"backward"``: the inverse is divided by 2 * n, or 2 * (n - 1) and 2 * (n + 1) for the cosine and the sine transform of type 1. ``"forward"``: the
+        other one is. ``"ortho"``: both are by its root, and ends are scaled so that the transform is orthogonal.
+    out
+        Buffer to write; it may be ``x``.
+    """
+
+    library: ClassVar[str] = "fft"
+    is_sine: ClassVar[bool]
+    is_forward: ClassVar[bool] = True
+
+    x: AccelRef
+    type: Kind = 2
+    _: KW_ONLY
+    axis: int = -1
+    norm: Norm = "backward"
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert fields."""
+        remedy = "Give 1, 2, 3 or 4."
+        found = integer("type", self.type, remedy)
+        if found not in _INVERSE:
+            raise InvalidArgumentError(f"type is {found}", remedy=remedy)
+        set_fields(self, type=found, axis=integer("axis", self.axis, AXIS))
+
+    def lines(self) -> tuple[int, int, int]:
+        """Return the number of elements before, along and behind the axis."""
+        before, length, behind = lines_of(self.x.shape, self.axis)
+        return before, length, behind
+
+    def computed(self) -> Kind:
+        """Return the type of the sums that are computed: an inverse has those of another type."""
+        return self.type if self.is_forward else _INVERSE[self.type]
+
+    def scale(self) -> float:
+        """Return what the sums are multiplied by."""
+        length = self.lines()[1]
+        count = 2 * (length if self.type != 1 else length + 1 if self.is_sine else length - 1)
+        if self.norm == "ortho":
+            return 1 / math.sqrt(count)
+        return 1 / count if (self.norm == "forward") is self.is_forward else 1.0
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x = operand("x", self.x)
+        if x.dtype not in _FLOATS:
+            raise UnsupportedError(f"there is no {self.kind} of {x.dtype.value}", remedy="Use float32 or float64.")
+        if self.norm not in _NORMS:
+            raise InvalidArgumentError(f"norm is {self.norm!r}", remedy="Use 'backward', 'ortho' or 'forward'.")
+        length = x.shape[axis_of(self.axis, x.ndim)]
+        least = 2 if self.type == 1 and not self.is_sine else 1
+        if length < least:
+            raise InvalidArgumentError(f"{self.kind} of type {self.type} along {length} elements", remedy=f"Give {least} or more.")
+        in_place_or_apart(self.out, x=x)
+        writes, creates = result_in(self.out, x.shape, x.dtype)
+        return Plan((x,), writes, creates, "", x.dtype)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Dct(CosineTransform):
+    """scipy's ``dct(x, type, axis=axis, norm=norm)`` of float32 or float64. ``out`` may be ``x``. See :class:`CosineTransform` for the parameters."""
+
+    kind: ClassVar[str] = "dct"
+    is_sine: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Idct(CosineTransform):
+    """scipy's ``idct(x, type, axis=axis, norm=norm)``, the inverse of ``dct``. ``out`` may be ``x``. See :class:`CosineTransform` for the parameters."""
+
+    kind: ClassVar[str] = "idct"
+    is_sine: ClassVar[bool] = False
+    is_forward: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Dst(CosineTransform):
+    """scipy's ``dst(x, type, axis=axis, norm=norm)`` of float32 or float64. ``out`` may be ``x``. See :class:`CosineTransform` for the parameters."""
+
+    kind: ClassVar[str] = "dst"
+    is_sine: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Idst(CosineTransform):
+    """scipy's ``idst(x, type, axis=axis, norm=norm)``, the inverse of ``dst``. ``out`` may be ``x``. See :class:`CosineTransform` for the parameters."""
+
+    kind: ClassVar[str] = "idst"
+    is_sine: ClassVar[bool] = True
+    is_forward: ClassVar[bool] = False
