@@ -488,6 +488,7 @@ def test_without_a_gpu_the_backend_says_what_is_missing(monkeypatch: pytest.Monk
     assert err == "accel: there is no NVIDIA driver. Install the driver.\n"
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 async def test_lines_of_sparse_matrices_ask_both_for_the_same(rng: np.random.Generator) -> None:
     torch = pytest.importorskip("torch")
     lines = [line for line in family_lines.LINES if line.family == "sparse"]
