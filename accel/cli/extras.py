@@ -17,6 +17,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "bench": {"matplotlib": "matplotlib"},
     "cuda": {"cuda": "cuda-bindings", "cuda.core": "cuda-core", "nvmath": "nvmath-python"},
     "dnn": {"cudnn": "nvidia-cudnn-frontend"},
+    "sparse-direct": {"cudss": "nvidia-cudss-cu13"},
     "torch": {"torch": "torch"},
     "onnx": {"onnxruntime": "onnxruntime"},
 }

@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -115,6 +115,8 @@ class _System:
         The solution as far as it is known, and its residual ``b - a @ x``.
     report
         What the host reads: the norm of the residual, how many iterations were done, and the norm of b.
+    square, spare
+        Buffers for what is used at once: a graph keeps all that its ops make, so they make nothing in each iteration.
     tolerance
         The norm of the residual that is small enough; known once :meth:`begin` has ended.
     """
@@ -170,6 +172,8 @@ class _System:
             self.x = batch.zeros((self.n,), self.dtype)
             self.r = batch.empty((self.n,), self.dtype)
             self.report = batch.zeros((3,), self.real)
+            self.square = batch.zeros((), self.dtype)
+            self.spare = None if given is None else batch.empty((self.n,), self.dtype)
             if self.x0 is not None:
                 batch.copy(self.x0, self.x)
             self.residual(batch)
@@ -187,7 +191,7 @@ class _System:
 
     def norm(self, to: Recorder, x: AccelRef, out: AccelRef) -> AccelRef:
         """Record the norm of a vector, and return its square; ``out`` is 0-d, of the dtype of the vector or of real numbers."""
-        square = to.blas.dotc(x, x)
+        square = to.blas.dotc(x, x, out=self.square)
         program: tuple[tuple[Any, ...], ...] = (("abs", 0), ("sqrt", 1))
         if out.dtype is not self.real:
             program = (*program, (out.dtype.value, 2))
@@ -201,12 +205,12 @@ class _System:
         self.norm(to, self.r, self.report[0])
 
     def preconditioned(self, to: Recorder, x: AccelRef) -> AccelRef:
-        """Record the product of the preconditioner and a vector; without one, return the vector."""
+        """Record the product of the preconditioner and a vector, in one buffer each time; without a preconditioner, return the vector."""
         if self.inverse is None:
             return x
         if isinstance(self.inverse, SparseRef):
-            return to.sparse.spmv(self.inverse, x)
-        return to.elementwise.binary("mul", self.inverse, x)
+            return to.sparse.spmv(self.inverse, x, out=self.spare)
+        return to.elementwise.binary("mul", self.inverse, x, out=self.spare)
 
     def is_enough(self, norm: float) -> bool:
         """Return whether the solution is good enough."""
@@ -227,12 +231,18 @@ async def cg(device: SolvingDevice, a: SparseRef, b: AccelRef, x0: AccelRef | No
         return system.x, 0
     async with device.batch(timeout=system.left()) as batch:
         z = system.preconditioned(batch, system.r)
-        p = batch.copy(z, batch.empty((system.n,), system.dtype))
-        rz = batch.blas.dotc(system.r, z)
+        state = _State(
+            p=batch.copy(z, batch.empty((system.n,), system.dtype)),
+            q=batch.empty((system.n,), system.dtype),
+            is_on=batch.zeros((), DType.BOOL),
+            rz=batch.blas.dotc(system.r, z),
+            new=batch.zeros((), system.dtype),
+            factor=batch.zeros((), system.dtype),
+        )
     graph = device.graph(timeout=system.left())
     async with graph:
         for _ in range(min(options.every, system.most)):
-            _iteration(graph, system, p, rz)
+            _iteration(graph, system, state)
     try:
         while not system.is_enough(norm) and done < system.most and math.isfinite(norm):
             await graph.replay(timeout=system.left())
@@ -243,24 +253,35 @@ async def cg(device: SolvingDevice, a: SparseRef, b: AccelRef, x0: AccelRef | No
     return system.x, 0 if system.is_enough(norm) else max(done, 1)
 
 
-def _iteration(to: Graph, system: _System, p: AccelRef, rz: AccelRef) -> None:
+class _State(NamedTuple):
+    """What CG takes from one iteration to the next, and buffers that it uses in each: vectors, and then 0-d ones."""
+
+    p: AccelRef
+    q: AccelRef
+    is_on: AccelRef
+    rz: AccelRef
+    new: AccelRef
+    factor: AccelRef
+
+
+def _iteration(to: Graph, system: _System, state: _State) -> None:
     """Record one iteration. It changes nothing once the residual is small enough, or all iterations were done: the device looks, so that the host need not."""
-    x, r, report, zero, real = system.x, system.r, system.report, system.zero, system.real.numpy.type
-    q = to.sparse.spmv(system.a, p)
-    pq = to.blas.dotc(p, q)
+    x, r, report, zero, real, (p, q, is_on, rz, new, factor) = system.x, system.r, system.report, system.zero, system.real.numpy.type, state
     fused = to.elementwise.fused
+    to.sparse.spmv(system.a, p, out=q)
+    to.blas.dotc(p, q, out=new)
     limits = real(system.tolerance), report[1], real(system.most)
-    is_on = fused((("greater", 0, 1), ("less", 2, 3), ("logical_and", 4, 5)), (report[0], *limits))
+    fused((("greater", 0, 1), ("less", 2, 3), ("logical_and", 4, 5)), (report[0], *limits), out=is_on)
     # Of a positive definite matrix, p @ a @ p is 0 for p = 0 only. Of another one, the next iteration begins anew.
-    alpha = fused((("div", 1, 2), ("not_equal", 2, 3), ("logical_and", 0, 5), ("where", 6, 4, 3)), (is_on, rz, pq, zero))
-    fused((("mul", 1, 2), ("add", 0, 3)), (x, alpha, p), out=x)
-    fused((("mul", 1, 2), ("sub", 0, 3)), (r, alpha, q), out=r)
+    fused((("div", 1, 2), ("not_equal", 2, 3), ("logical_and", 0, 5), ("where", 6, 4, 3)), (is_on, rz, new, zero), out=factor)
+    fused((("mul", 1, 2), ("add", 0, 3)), (x, factor, p), out=x)
+    fused((("mul", 1, 2), ("sub", 0, 3)), (r, factor, q), out=r)
     square = system.norm(to, r, report[0])
     fused((("where", 1, 2, 3), ("add", 0, 4)), (report[1], is_on, real(1), real(0)), out=report[1])
     z = system.preconditioned(to, r)
-    new = square if z is r else to.blas.dotc(r, z)
-    beta = fused((("div", 0, 1), ("not_equal", 2, 3), ("where", 5, 4, 3)), (new, rz, alpha, zero))
-    fused((("mul", 1, 2), ("add", 0, 3)), (z, beta, p), out=p)
+    new = square if z is r else to.blas.dotc(r, z, out=new)
+    fused((("div", 0, 1), ("not_equal", 2, 3), ("where", 5, 4, 3)), (new, rz, factor, zero), out=factor)
+    fused((("mul", 1, 2), ("add", 0, 3)), (z, factor, p), out=p)
     to.copy(new, rz)
 
 
@@ -277,9 +298,15 @@ async def gmres(device: SolvingDevice, a: SparseRef, b: AccelRef, x0: AccelRef |
     async with device.batch(timeout=system.left()) as batch:
         basis, products = batch.zeros((steps + 1, system.n), system.dtype), batch.zeros((steps + 1, steps + 1), system.dtype)
         weights = batch.zeros((steps,), system.dtype)
+        room = _Room(
+            w=batch.empty((system.n,), system.dtype),
+            conjugate=batch.empty((system.n,), system.dtype) if system.dtype.is_complex else None,
+            found=(batch.zeros((steps,), system.dtype), batch.zeros((steps,), system.dtype)),
+            norms=(batch.zeros((), system.real), batch.zeros((), system.real)),
+        )
     cycle, update = device.graph(timeout=system.left()), device.graph(timeout=system.left())
     async with cycle:
-        _cycle(cycle, system, basis, products)
+        _cycle(cycle, system, basis, products, room)
     async with update:
         update.blas.gemv(basis[:steps], weights, transpose_a=True, out=system.x, beta=1.0)
         system.residual(update)
@@ -311,37 +338,45 @@ def _weights(products: Array) -> Array:
     return np.ascontiguousarray(np.linalg.lstsq(products[:-1].T, target, rcond=None)[0])
 
 
-def _cycle(to: Graph, system: _System, basis: AccelRef, products: AccelRef) -> None:
+class _Room(NamedTuple):
+    """Buffers that a cycle of GMRES uses in each step: a vector, a second one if it is complex, what was taken from it, and two 0-d norms."""
+
+    w: AccelRef
+    conjugate: AccelRef | None
+    found: tuple[AccelRef, AccelRef]
+    norms: tuple[AccelRef, AccelRef]
+
+
+def _cycle(to: Graph, system: _System, basis: AccelRef, products: AccelRef, room: _Room) -> None:
     """Record a cycle: a basis of the Krylov space, made orthogonal twice, and the products that :func:`_weights` needs."""
-    steps, fused, zero = products.shape[0] - 1, to.elementwise.fused, system.zero
+    steps, fused, zero, real = products.shape[0] - 1, to.elementwise.fused, system.zero, system.real.numpy.type
+    (before, after), eps = room.norms, real(np.finfo(system.real.numpy).eps)
     # Where the space ends, the norm is that of rounding: the vector, and all behind it, become 0.
     scaled = (("not_equal", 1, 2), ("div", 0, 1), ("where", 3, 4, 2))
+    kept: tuple[tuple[Any, ...], ...] = (("mul", 1, 2), ("greater", 0, 4), ("where", 5, 0, 3))
+    if system.dtype is not system.real:
+        kept = (*kept, (system.dtype.value, 6))
     first = system.preconditioned(to, system.r)
     system.norm(to, first, products[steps, 0])
     fused(scaled, (first, products[steps, 0], zero), out=basis[0])
     for j in range(steps):
         known = basis[: j + 1]
-        w = system.preconditioned(to, to.sparse.spmv(system.a, basis[j]))
-        before, after = to.empty((), system.real), to.empty((), system.real)
+        w = system.preconditioned(to, to.sparse.spmv(system.a, basis[j], out=room.w))
         system.norm(to, w, before)
-        once = _subtracted(to, known, w)
-        twice = _subtracted(to, known, w)
+        once, twice = (_subtracted(to, known, w, room.conjugate, found[: j + 1]) for found in room.found)
         to.elementwise.binary("add", once, twice, out=products[j, : j + 1])
         system.norm(to, w, after)
-        least = system.real.numpy.type(np.finfo(system.real.numpy).eps)
-        kept: tuple[tuple[Any, ...], ...] = (("mul", 1, 2), ("greater", 0, 4), ("where", 5, 0, 3))
-        if system.dtype is not system.real:
-            kept = (*kept, (system.dtype.value, 6))
-        fused(kept, (after, before, least, system.real.numpy.type(0)), out=products[j, j + 1])
+        fused(kept, (after, before, eps, real(0)), out=products[j, j + 1])
         fused(scaled, (w, products[j, j + 1], zero), out=basis[j + 1])
 
 
-def _subtracted(to: Graph, known: AccelRef, w: AccelRef) -> AccelRef:
+def _subtracted(to: Graph, known: AccelRef, w: AccelRef, conjugate: AccelRef | None, found: AccelRef) -> AccelRef:
     """Record what ``w`` has of the vectors of a basis, take that from it, and return the products."""
-    if w.dtype.is_complex:
-        conjugated = to.blas.gemv(known, to.elementwise.fused((("conj", 0),), (w,)))
-        found = to.elementwise.fused((("conj", 0),), (conjugated,))
+    if conjugate is None:
+        to.blas.gemv(known, w, out=found)
     else:
-        found = to.blas.gemv(known, w)
+        turned = (("conj", 0),)
+        to.blas.gemv(known, to.elementwise.fused(turned, (w,), out=conjugate), out=found)
+        to.elementwise.fused(turned, (found,), out=found)
     to.blas.gemv(known, found, transpose_a=True, out=w, alpha=-1.0, beta=1.0)
     return found

@@ -64,7 +64,7 @@ from accel.ops.sort import Argsort, Partition, Searchsorted, SegmentSort, Sort, 
 from accel.ops.sparse import Sddmm, SparseOps, Spmm, Spmv
 from accel.ops.sparse_conversions import Diagonal, Fromdense, Tocoo, Tocsc, Tocsr, Todense
 from accel.ops.sparse_products import Add, Spgemm, SpgemmSize
-from accel.ops.sparse_systems import SpsolveTriangular
+from accel.ops.sparse_systems import Spsolve, SpsolveTriangular
 from accel.ops.spectral import Eig, Eigh, Eigvals, Eigvalsh, Lstsq, Pinv, Svd, Svdvals
 from accel.ops.tensor import Einsum, Tensordot, TensorOps
 
@@ -233,6 +233,7 @@ __all__ = [
     "Split",
     "Spmm",
     "Spmv",
+    "Spsolve",
     "SpsolveTriangular",
     "Stack",
     "Status",

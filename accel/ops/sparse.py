@@ -15,7 +15,7 @@ from accel.ops.namespace import OpNamespace, method, sized_method
 from accel.ops.sparse_conversions import Diagonal, Fromdense, Tocoo, Tocsc, Tocsr, Todense
 from accel.ops.sparse_operands import applied, check_factors, check_wide, no_product
 from accel.ops.sparse_products import Add, Spgemm, SpgemmSize
-from accel.ops.sparse_systems import SpsolveTriangular
+from accel.ops.sparse_systems import Spsolve, SpsolveTriangular
 from accel.ref import AccelRef
 from accel.sparse_ref import SparseField, SparseRef, parts_of, sparse_of
 
@@ -196,6 +196,7 @@ class SparseOps(OpNamespace[M]):
         "matmul": ".spgemm(a, b) of sparse matrices, .spmm(a, b) of a sparse and a dense one",
         "csrgeam": ".add(a, b)",
         "csr2csc": ".tocsc(a)",
+        "spsolve": ".solve(a, b)",
         "spsv": ".spsolve_triangular(a, b)",
         "spsm": ".spsolve_triangular(a, b)",
     }
@@ -213,6 +214,7 @@ class SparseOps(OpNamespace[M]):
     spgemm_size = method(SpgemmSize)
     sddmm = method(Sddmm)
     spsolve_triangular = method(SpsolveTriangular)
+    solve = method(Spsolve)
 
 
 FAMILY = Family(SparseOps)

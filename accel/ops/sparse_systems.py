@@ -18,7 +18,7 @@ from accel.sparse_ref import SparseField, parts_of, sparse_of
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["SpsolveTriangular"]
+__all__ = ["Spsolve", "SpsolveTriangular"]
 
 
 def _failure(status: np.ndarray[Any, Any]) -> AccelError | None:
@@ -87,4 +87,63 @@ class SpsolveTriangular(FamilyOp[Any]):
         writes, creates = result_in(self.out, b.shape, dtype)
         if self.check:
             return Plan((*a.refs, b), writes, creates, status=_STATUS)
+        return Plan((*a.refs, b), writes, (*creates, _INFO))
+
+
+def _singular(status: np.ndarray[Any, Any]) -> AccelError | None:
+    """Return the error of a status: how many pivots were 0."""
+    info = int(status)
+    return LinAlgError("the matrix is singular: the factorization has found a pivot of 0", info=info) if info else None
+
+
+_PIVOTS = Status(_INFO, _singular)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Spsolve(FamilyOp[Any]):
+    """Solve ``a @ x = b`` directly: a sparse matrix is ordered, factored and solved, each time anew.
+
+    Raises :class:`~accel.LinAlgError` if a pivot is 0; a matrix that is singular but for rounding is not found. On CUDA this is cuDSS, which takes memory
+    beside the device's limit, and graphs refuse it; :class:`~accel.BackendUnavailableError` if it is not installed.
+
+    Parameters
+    ----------
+    a
+        csr, square: float32, float64, complex64 or complex128.
+    b
+        (n,) or (n, k), of the dtype of ``a``.
+    out
+        Buffer to write; none of the operands.
+    check
+        ``False``: the result is ``(x, info)``, where ``info`` is a 0-d int32, and nothing is raised; ``x`` must not be used if ``info`` is not 0.
+    """
+
+    library: ClassVar[str] = "sparse"
+    kind: ClassVar[str] = "solve"
+
+    a: SparseField
+    b: AccelRef
+    _: KW_ONLY
+    out: AccelRef | None = None
+    check: bool = True
+
+    def __post_init__(self) -> None:
+        """Convert ``a``; see :mod:`accel.ops.fields`."""
+        set_fields(self, a=parts_of("a", self.a))
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        a, b = sparse_of("a", self.a), operand("b", self.b)
+        dtype = same_dtype(a=a.data, b=b)
+        check_wide(self, dtype)
+        if a.format != "csr" or a.shape[0] != a.shape[1]:
+            raise InvalidArgumentError(f"a is {a.format} of shape {a.shape}", remedy="Give a square matrix in the format csr: tocsr(a).")
+        if b.ndim not in (1, 2) or b.shape[0] != a.shape[0]:
+            raise InvalidArgumentError(f"b has shape {b.shape} and a {a.shape}", remedy="Give (n,) or (n, k) for an a of (n, n).")
+        if not isinstance(self.check, bool):
+            raise InvalidArgumentError(f"check is {self.check!r}", remedy="Give True or False.")
+        not_aliased(self.out, data=a.data, indices=a.indices, indptr=a.indptr, b=b)
+        writes, creates = result_in(self.out, b.shape, dtype)
+        if self.check:
+            return Plan((*a.refs, b), writes, creates, status=_PIVOTS)
         return Plan((*a.refs, b), writes, (*creates, _INFO))

@@ -13,11 +13,11 @@ from accel_cuda.bench.family_lines import LINES
 from accel_cuda.bench.rig import INSTALL_TWINS, OURS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable
 
     from accel import AccelRef, Device
     from accel.cli.bench.suite import Bench
-    from accel_cuda.bench.family_lines import Line, Size
+    from accel_cuda.bench.family_lines import Line, Operand, Size
     from accel_cuda.bench.rig import OwnRig
 
 __all__ = ["families"]
@@ -79,21 +79,21 @@ class _Measured:
         self._operands = line.operands(*size)
         self._refs: list[AccelRef] = []
         self._tensors: list[Any] = []
-        nbytes = sum(DType.of(dtype).itemsize * int(np.prod(shape)) for shape, dtype in self._operands)
+        nbytes = sum(_nbytes(each) for each in self._operands)
         self._many = _MANY if nbytes < _LARGE else _FEW + 3
 
     async def compare(self, name: str) -> float | None:
         """Add the rows of ours and theirs; return how many times as fast the device is with ours."""
         bench = self._bench
         rng = bench.rng
-        for shape, dtype in self._operands:
-            self._refs.append(await self._device.put(_data(rng, shape, DType.of(dtype))))
+        for operand in self._operands:
+            self._refs.append(await self._device.put(_data(rng, operand)))
         device_time = {OURS: await self._ours()}
         subjects = {OURS: awaited(self._await_one, bench.scale(10, 4))}
         if self._torch is not None:
             try:
-                self._tensors = [_tensor(self._torch, shape, dtype) for shape, dtype in self._operands]
-                device_time[TORCH] = await _slope(self._their_graph, self._many)
+                self._tensors = [_tensor(self._torch, each) for each in self._operands]
+                device_time[TORCH] = await _slope(self._their_calls if self._line.is_awaited else self._their_graph, self._many)
                 subjects[TORCH] = called(self._wait_for_one, bench.scale(10, 4))
             except (RuntimeError, AttributeError, TypeError) as error:  # this release of PyTorch has it not, or otherwise
                 bench.report.skipped[f"{TORCH}, {name}"] = str(error)
@@ -113,6 +113,8 @@ class _Measured:
 
     async def _ours(self) -> float:
         await self._await_one()  # what is made at the first use is not measured
+        if self._line.is_awaited:
+            return await _slope(self._our_awaits, self._many)
         try:
             return await _slope(self._our_graph, self._many)
         except UnsupportedError:  # an op that graphs cannot capture
@@ -127,11 +129,26 @@ class _Measured:
         finally:
             await graph.aclose()
 
+    async def _our_awaits(self, count: int) -> float:
+        async def run() -> None:
+            for _ in range(count):
+                await self._await_one()
+
+        return await _best(run)
+
     async def _our_batch(self, count: int) -> float:
         async def run() -> None:
             async with self._device.batch() as batch:
                 for _ in range(count):
                     self._line.ours(batch, *self._refs)
+
+        return await _best(run)
+
+    async def _their_calls(self, count: int) -> float:
+        async def run() -> None:
+            for _ in range(count):
+                self._line.theirs(self._torch, *self._tensors)
+            self._torch.cuda.synchronize()
 
         return await _best(run)
 
@@ -177,14 +194,24 @@ async def _best(run: Callable[[], Awaitable[object]], rounds: int = 6) -> float:
     return min(found)
 
 
-def _data(rng: np.random.Generator, shape: Sequence[int], dtype: DType) -> np.ndarray[Any, Any]:
-    """Return random elements, of which large arrays have the same ones again and again."""
+def _data(rng: np.random.Generator, operand: Operand) -> np.ndarray[Any, Any]:
+    """Return an operand's elements, or random ones, of which large arrays have the same ones again and again."""
+    if isinstance(operand, np.ndarray):
+        return operand
+    shape, dtype = operand[0], DType.of(operand[1])
     count = min(int(np.prod(shape)), 64 * _KIBI)
     values = rng.integers(-50, 50, count) if dtype.is_integer else rng.standard_normal(count)
     return np.resize(values.astype(dtype.numpy), shape)
 
 
-def _tensor(torch: Any, shape: Sequence[int], dtype: str) -> Any:
+def _nbytes(operand: Operand) -> int:
+    return operand.nbytes if isinstance(operand, np.ndarray) else DType.of(operand[1]).itemsize * int(np.prod(operand[0]))
+
+
+def _tensor(torch: Any, operand: Operand) -> Any:
+    if isinstance(operand, np.ndarray):
+        return torch.from_numpy(operand).to("cuda")
+    shape, dtype = operand
     kind = getattr(torch, dtype)
     if dtype.startswith("int"):
         return torch.randint(-50, 50, shape, dtype=kind, device="cuda")

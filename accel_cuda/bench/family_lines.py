@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from accel import SparseRef
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["LINES", "Line"]
 
 Size: TypeAlias = tuple[int, ...]
-Operand: TypeAlias = tuple[Size, str]
+Operand: TypeAlias = "tuple[Size, str] | np.ndarray[Any, Any]"
 
 
 class Line(NamedTuple):
@@ -25,11 +27,13 @@ class Line(NamedTuple):
     sizes
         A small, a typical and a large one; they were chosen before anything was measured.
     operands
-        Shapes and dtypes of the operands at a size.
+        Shapes and dtypes of the operands at a size, or their elements, where any will not do.
     ours
         The call, given a device or a graph, and refs.
     theirs
         The call, given the module ``torch`` and tensors of the same shapes and dtypes.
+    is_awaited
+        Whether the host waits in the middle of the op, so that neither a graph nor a batch holds several.
     """
 
     family: str
@@ -38,6 +42,7 @@ class Line(NamedTuple):
     operands: Callable[..., tuple[Operand, ...]]
     ours: Callable[..., Any]
     theirs: Callable[..., Any]
+    is_awaited: bool = False
 
 
 _SIDES = ((64,), (1024,), (4096,))
@@ -103,6 +108,25 @@ def _their_filter_grad(torch: Any, x: Any, grad: Any) -> Any:
 def _our_filter_grad(d: Any, x: Any, grad: Any) -> Any:
     return d.dnn.conv2d_filter_grad(x, grad, (grad.shape[3], 3, 3, x.shape[3]), padding=1, channels_last=True)
 
+
+def _csr(n: int, per_row: int) -> tuple[Operand, ...]:
+    """Return the parts of a square matrix with as many elements in each row, spread over it: data, indices and indptr."""
+    band = n // per_row
+    indices = np.arange(per_row) * band + np.random.default_rng(n).integers(0, band, (n, per_row))
+    return ((n * per_row,), "float32"), indices.ravel().astype(np.int32), np.arange(0, n * per_row + 1, per_row, dtype=np.int32)
+
+
+def _matrix(data: Any, indices: Any, indptr: Any) -> SparseRef:
+    rows = indptr.shape[0] - 1
+    return SparseRef("csr", data, indices, indptr, (rows, rows))
+
+
+def _their_matrix(torch: Any, data: Any, indices: Any, indptr: Any) -> Any:
+    rows = indptr.shape[0] - 1
+    return torch.sparse_csr_tensor(indptr, indices, data, size=(rows, rows), check_invariants=False)
+
+
+_SPARSE = ((1 << 10, 8), (1 << 16, 16), (1 << 20, 16))
 
 LINES: tuple[Line, ...] = (
     Line("blas", "gemm float32", _SIDES, _product("float32"), lambda d, a, b: d.blas.gemm(a, b), lambda t, a, b: a @ b),
@@ -248,6 +272,31 @@ LINES: tuple[Line, ...] = (
     Line("fft", "fft of rows complex64", _ROWS, _one("complex64"), lambda d, x: d.fft.fft(x), lambda t, x: t.fft.fft(x)),
     Line("fft", "fft of planes complex64", ((64, 64), (1024, 1024), (4096, 4096)), _one("complex64"),
          lambda d, x: d.fft.fft(x, axes=(0, 1)), lambda t, x: t.fft.fft2(x)),
+    Line(
+        "sparse",
+        "spmv float32, csr",
+        _SPARSE,
+        lambda n, per_row: (*_csr(n, per_row), ((n,), "float32")),
+        lambda d, *refs: d.sparse.spmv(_matrix(*refs[:3]), refs[3]),
+        lambda t, *tensors: _their_matrix(t, *tensors[:3]) @ tensors[3],
+    ),
+    Line(
+        "sparse",
+        "spmm float32, csr, 32 columns",
+        _SPARSE,
+        lambda n, per_row: (*_csr(n, per_row), ((n, 32), "float32")),
+        lambda d, *refs: d.sparse.spmm(_matrix(*refs[:3]), refs[3]),
+        lambda t, *tensors: _their_matrix(t, *tensors[:3]) @ tensors[3],
+    ),
+    Line(
+        "sparse",
+        "spgemm float32, csr",
+        ((1 << 10, 4), (1 << 14, 8), (1 << 18, 8)),
+        _csr,
+        lambda d, *refs: d.sparse.spgemm(_matrix(*refs), _matrix(*refs)),
+        lambda t, *tensors: _their_matrix(t, *tensors) @ _their_matrix(t, *tensors),
+        is_awaited=True,
+    ),
     Line("rng", "uniform float32", _FLAT, _one("float32"), lambda d, x: d.rng.uniform(x.shape, seed=1), lambda t, x: t.rand_like(x)),
     Line("rng", "normal float32", _FLAT, _one("float32"), lambda d, x: d.rng.normal(x.shape, seed=1), lambda t, x: t.randn_like(x)),
 )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from accel import DriverError, FaultScope, LibraryError
 from accel_cuda.errors.compilers import NVRTC
 from accel_cuda.errors.driver import DRIVER
-from accel_cuda.errors.libraries import CUBLAS, CUDNN, CUSOLVER, CUSPARSE, CUTENSOR, NCCL
+from accel_cuda.errors.libraries import CUBLAS, CUDNN, CUDSS, CUSOLVER, CUSPARSE, CUTENSOR, NCCL
 from accel_cuda.errors.meaning import Meaning
 from accel_cuda.errors.transforms import CUFFT, CURAND
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CUBLAS",
     "CUDNN",
+    "CUDSS",
     "CUFFT",
     "CURAND",
     "CUSOLVER",
@@ -45,6 +46,7 @@ TABLES: Mapping[str, Mapping[int, Meaning]] = {
     "cublas": CUBLAS,
     "cublasLt": CUBLAS,
     "cudnn": CUDNN,
+    "cudss": CUDSS,
     "cufft": CUFFT,
     "curand": CURAND,
     "cusolver": CUSOLVER,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from accel_cuda.errors.meaning import Meaning
 
-__all__ = ["CUBLAS", "CUDNN", "CUSOLVER", "CUSPARSE", "CUTENSOR", "NCCL"]
+__all__ = ["CUBLAS", "CUDNN", "CUDSS", "CUSOLVER", "CUSPARSE", "CUTENSOR", "NCCL"]
 
 _VERSIONS = (
     "Install the parts of one release together, in a checkout: pip install --upgrade '.[cuda]'; `python -m accel doctor` lists them."
@@ -66,6 +66,14 @@ CUSPARSE: Mapping[int, Meaning] = {
     **rows(UnsupportedError, "4 ARCH_MISMATCH 8 MATRIX_TYPE_NOT_SUPPORTED 10 NOT_SUPPORTED"),
 }
 """cuSPARSE (``CUSPARSE_STATUS_``)."""
+
+CUDSS: Mapping[int, Meaning] = {
+    **rows(OutOfMemoryError, "2 ALLOC_FAILED", retryable=True),
+    **rows(LibraryError, "1 NOT_INITIALIZED 5 EXECUTION_FAILED 6 INTERNAL_ERROR 7 IR_FAILED"),
+    **rows(InvalidArgumentError, "3 INVALID_VALUE"),
+    **rows(UnsupportedError, "4 NOT_SUPPORTED"),
+}
+"""cuDSS (``CUDSS_STATUS_``)."""
 
 CUTENSOR: Mapping[int, Meaning] = {
     **rows(OutOfMemoryError, "3 ALLOC_FAILED", retryable=True),

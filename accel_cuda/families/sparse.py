@@ -13,6 +13,7 @@ from accel import DType, SparseRef, Transpose, UnsupportedError
 from accel_cuda.core.cub import CUB, Cub, RunningOp
 from accel_cuda.core.family import CudaPart, Source
 from accel_cuda.families.kernels import CODES
+from accel_cuda.families.sparse_direct import DirectSolver, solve_scratch
 from accel_cuda.families.sparse_plans import CUSPARSE, Matrix, SparsePlans, SparseSpec
 from accel_cuda.families.sparse_products import PRODUCTS, enqueue_spgemm, enqueue_spgemm_size, spgemm_scratch
 
@@ -65,9 +66,11 @@ class SparseLibrary:
             "spgemm_size": self._spgemm,
             "sddmm": self._sddmm,
             "spsolve_triangular": self._solve,
+            "solve": self._direct,
         }
         self._context = context
         self._cub = Cub(context)
+        self._direct_solver: DirectSolver | None = None
         self._lock = threading.Lock()
 
     def may_block(self, lane: Any, op: Any) -> bool:
@@ -75,7 +78,7 @@ class SparseLibrary:
         plans = self.plans
         if op.kind in ("tocsr", "todense") and op.a[0] == "bsr":
             return False
-        if op.kind in PRODUCTS:
+        if op.kind in PRODUCTS or op.kind == "solve":
             return True  # the library waits for the device
         if op.kind == "diagonal":
             return False  # its kernel is all that it needs, and whether that is there is asked elsewhere
@@ -98,6 +101,8 @@ class SparseLibrary:
 
     def scratch_nbytes(self, op: Any) -> int | None:
         """Return how many bytes an op works in, or ``None`` if its call has not been measured; see :class:`accel.backend.TakesScratch`."""
+        if op.kind == "solve":
+            return solve_scratch(op)
         if op.kind in PRODUCTS:
             return spgemm_scratch(op)
         if op.kind == "fromdense":
@@ -110,8 +115,8 @@ class SparseLibrary:
 
     def measure(self, op: Any) -> None:
         """See that :meth:`scratch_nbytes` knows. May block."""
-        if op.kind in PRODUCTS:
-            return
+        if op.kind in PRODUCTS or op.kind == "solve":
+            return  # what they work in needs no asking
         if op.kind == "fromdense":
             self._cub.measure(_running(op), op.x.shape[0] + 1)
             return
@@ -244,6 +249,12 @@ class SparseLibrary:
                 (self.plans or self._loaded()).run(stream, spec, inputs[:3], (inputs[3], outputs[0]), outputs[-1])
             elif op.b.size:  # the matrix stores nothing: the diagonal is 1, or the status says that it is 0
                 stream.copy(outputs[0], inputs[3], op.b.nbytes)
+
+    def _direct(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        with self._lock:
+            solver = self._direct_solver = self._direct_solver or DirectSolver()
+        with lane.stream.ready().section:
+            solver.run(lane, op, inputs, outputs)
 
     def _convert(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Enqueue copies where the order of elements stays, else what brings csr into the order of csc. Of coo, indptr is made, or made into rows."""

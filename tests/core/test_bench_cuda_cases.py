@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from accel import Device, DType, System, UnsupportedError
+from accel import AccelRef, Device, System, UnsupportedError
 from accel.backend import Injection
 from accel.cli.bench.cases import CASES
 from accel.cli.bench.command import suite_of
@@ -204,6 +204,7 @@ class FakeModule:
     def __init__(self) -> None:
         self.waits = 0
         self.cuda = SimpleNamespace(CUDAGraph=self.refuse, synchronize=self.wait)
+        self.from_numpy = lambda array: SimpleNamespace(to=lambda device: array)
 
     def wait(self) -> None:
         self.waits += 1
@@ -225,15 +226,17 @@ async def test_ops_of_families_are_told_by_what_each_takes_of_the_device(bench: 
         raise UnsupportedError("it is not there")
 
     sizes = ((1, 2), (3, 4), (5, 6))
-    lines = (line_of("sums", sizes, lambda d, x: d.reduce("sum", x, axis=1)), line_of("nothing", sizes, refused))
+    lines: tuple[Any, ...] = (line_of("sums", sizes, lambda d, x: d.reduce("sum", x, axis=1)), line_of("nothing", sizes, refused))
+    lines = (*lines, lines[0]._replace(what="waits", operands=lambda *size: (np.ones(size, np.float32),), is_awaited=True))
     monkeypatch.setattr(families, "LINES", lines)
     torch = FakeModule()
     rig: Any = SimpleNamespace(torch=lambda bench: SimpleNamespace(torch=torch))
     await families.families(rig, bench)
     rows = {(row.case, row.subject) for row in bench.report.rows}
     names = {f"reduce sums {size}, {what}" for size in ("1x2", "3x4", "5x6") for what in ("device", "awaited")}
+    names |= {name.replace("sums", "waits") for name in names}
     assert rows == {(name, subject) for name in names for subject in (OURS, families.TORCH)}
-    assert set(bench.report.ratios["P17"].details["large"]) == {"reduce sums 5x6"}
+    assert set(bench.report.ratios["P17"].details["large"]) == {"reduce sums 5x6", "reduce waits 5x6"}
     assert torch.waits
     assert set(bench.report.skipped) == {"reduce nothing 1x2"}
     monkeypatch.setattr(families, "LINES", (line_of("wrong", sizes, lambda d, x: d.reduce("sum", x, axis=7)), *lines[:1]))
@@ -254,8 +257,10 @@ async def test_every_line_of_the_families_runs() -> None:
         device = await system.open_device("cpu")
         for line in family_lines.LINES:
             operands = line.operands(*line.sizes[0])
-            refs = [await device.put(families._data(rng, shape, DType.of(dtype))) for shape, dtype in operands]
+            refs = [await device.put(families._data(rng, operand)) for operand in operands]
             await line.ours(device, *refs)
+            if line.is_awaited:
+                continue
             async with device.batch() as batch:
                 line.ours(batch, *refs)
 
@@ -481,3 +486,20 @@ def test_without_a_gpu_the_backend_says_what_is_missing(monkeypatch: pytest.Monk
     out, err = capsys.readouterr()
     assert out == ""
     assert err == "accel: there is no NVIDIA driver. Install the driver.\n"
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+async def test_lines_of_sparse_matrices_ask_both_for_the_same(rng: np.random.Generator) -> None:
+    torch = pytest.importorskip("torch")
+    lines = [line for line in family_lines.LINES if line.family == "sparse"]
+    assert [line.what.split()[0] for line in lines] == ["spmv", "spmm", "spgemm"]
+    async with System("bench") as system:
+        device = await system.open_device("cpu")
+        for line in lines:
+            operands = line.operands(64, 4)
+            arrays = [families._data(rng, each) for each in operands]
+            made = await line.ours(device, *[await device.put(each) for each in arrays])
+            ours = await device.get(made if isinstance(made, AccelRef) else await device.sparse.todense(made))
+            theirs = line.theirs(torch, *[torch.from_numpy(each) for each in arrays])
+            assert line.is_awaited == (line.what.split()[0] == "spgemm")
+            np.testing.assert_allclose(ours, (theirs.to_dense() if theirs.is_sparse_csr else theirs).numpy(), rtol=1e-4, atol=1e-4)

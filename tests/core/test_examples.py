@@ -86,6 +86,24 @@ def test_the_examples_of_array_programs_compute_what_numpy_does(name: str, lines
     assert all(line.endswith(": True") for line in done.stdout.splitlines()), done.stdout
 
 
+def test_the_example_of_page_rank_computes_what_scipy_does() -> None:
+    done = run_example("pagerank.py")
+    assert done.returncode == 0, done
+    *_, chances, same = done.stdout.splitlines()
+    assert chances.endswith(": True"), done.stdout
+    assert same.endswith(": True"), done.stdout
+
+
+def test_the_example_of_poissons_equation_comes_close_to_the_exact_solution() -> None:
+    done = run_example("poisson_equation.py")
+    assert done.returncode == 0, done
+    _, *steps, error, last = done.stdout.splitlines()
+    residuals = [float(step.split()[-1]) for step in steps]
+    assert residuals[-1] <= 1e-8
+    assert int(error.split()[0]) == int(steps[-1].split()[1].rstrip(":"))
+    assert last.endswith(": True"), done.stdout
+
+
 def test_the_example_of_a_transformer_block_computes_what_its_twin_does() -> None:
     done = run_example("transformer_block.py")
     assert done.returncode == 0, done

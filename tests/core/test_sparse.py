@@ -314,3 +314,59 @@ async def test_blocks_that_do_not_fit_are_refused(device: accel.Device, rng: np.
             accel.SparseRef("bsr", *a.refs, shape)
     with pytest.raises(accel.InvalidArgumentError, match="3 dimensions"):
         accel.SparseRef("bsr", await device.zeros((2,), "float64"), a.indices, a.indptr, (4, 6))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
+async def test_systems_are_solved_directly(device: accel.Device, rng: np.random.Generator, dtype: str) -> None:
+    n = 200
+    source = (
+        (scipy.random_array((n, n), density=0.02, rng=rng) + 3 * scipy.eye_array(n, format="csr")[rng.permutation(n)]).tocsr().astype(dtype)
+    )
+    if dtype.startswith("complex"):
+        source.data = source.data * np.exp(1j * rng.random(source.nnz)).astype(dtype)
+    a = await device.sparse.put(source)
+    error = 1e5 * float(np.finfo(dtype).eps)
+    for shape in ((n,), (n, 4)):
+        b = rng.standard_normal(shape).astype(dtype)
+        ref = await device.put(b)
+        x = await device.get(await device.sparse.solve(a, ref))
+        np.testing.assert_allclose(source @ x, b, rtol=error, atol=error)
+        out = await device.zeros(shape, dtype)
+        assert await device.sparse.solve(a, ref, out=out) is out
+        np.testing.assert_array_equal(await device.get(out), x)
+        y, info = await device.sparse.solve(a, ref, check=False)
+        assert int(await device.get(info)) == 0
+        np.testing.assert_array_equal(await device.get(y), x)
+
+
+async def test_singular_systems_are_errors_and_the_device_goes_on(device: accel.Device) -> None:
+    sparse, b = device.sparse, await device.put(np.ones(3))
+    row = await sparse.put(scipy.csr_array(np.array([[1.0, 2, 0], [0, 0, 0], [0, 1, 1]])))
+    twice = await sparse.put(scipy.csr_array(np.array([[1.0, 2, 0], [2, 4, 0], [0, 1, 1]])))
+    nothing = await sparse.put(scipy.csr_array((3, 3)))
+    good = await sparse.put(scipy.eye_array(3, format="csr") * 2)
+    for a in (row, twice, nothing):
+        with pytest.raises(accel.LinAlgError, match="singular") as caught:
+            await sparse.solve(a, b)
+        assert isinstance(caught.value.info, int)
+        assert caught.value.info > 0
+        _, info = await sparse.solve(a, b, check=False)
+        assert int(await device.get(info)) > 0
+    async with device.batch() as batch:
+        x = batch.sparse.solve(good, b)
+    assert (await device.get(x)).tolist() == [0.5] * 3
+    with pytest.raises(accel.LinAlgError) as caught:
+        async with device.batch() as batch:
+            batch.sparse.solve(good, b)
+            batch.sparse.solve(row, b)
+    assert caught.value.op_index == 1
+    wrong: list[Any] = [
+        sparse.solve(good.T, b),
+        sparse.solve(good, await device.zeros((4,), "float64")),
+        sparse.solve(good, await device.zeros((3,), "float32")),
+        sparse.solve(good, b, check=1),  # type: ignore[arg-type]
+        sparse.solve(good, b, out=b),
+    ]
+    for call in wrong:
+        with pytest.raises(accel.InvalidArgumentError):
+            await call

@@ -38,6 +38,7 @@ from accel.ops import (
 )
 from accel.ops.families import FAMILIES
 from accel.ops.namespace import Submitter
+from accel.sparse_ref import ELEMENTS
 from accel_cuda import CudaBackend
 from accel_cuda.families import blas_groups, loss, normalization, pooling
 from accel_cuda.families.attention import AttentionWork, attend
@@ -49,7 +50,7 @@ from accel_cuda.families.reduce import BASIC, enqueue_fold
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["every_kernel", "every_order"]
+__all__ = ["every_kernel", "every_order", "every_sparse"]
 
 ODD = 1001
 # Few and many rows, short and long axes, narrow and wide columns, aligned and not: every way in which reductions are cut.
@@ -140,6 +141,55 @@ def every_order() -> None:
     _many_and_long_lines(context, stream, compute, memory)
     stream.close()
     context.close()
+
+
+def every_sparse() -> None:
+    """Launch the kernels of sparse matrices, with indices of both widths: most samples have int32 only."""
+    context = CudaBackend().open(0)
+    stream, memory = context.create_stream(), Memory(context)
+    widths: tuple[Any, ...] = np.dtype(np.int32), np.dtype(np.int64)
+    for dtype, index in itertools.product(ELEMENTS, widths):
+        name, kind = f"{CODES[dtype]}_{index.itemsize}", dtype.numpy
+        for shape, block in (((300, 211), (1, 1)), ((3, 1), (2, 3)), ((67, 41), (3, 5))):
+            _launch_sparse(stream, memory, name, (kind, index), shape, block)
+    stream.close()
+    context.close()
+
+
+def _launch_sparse(stream: Any, memory: Memory, name: str, dtypes: tuple[Any, Any], shape: tuple[int, int], block: tuple[int, int]) -> None:
+    """Launch the kernels for a matrix of so many rows and columns of blocks, of which some rows have none."""
+    (kind, index), (rows, columns), (height, width) = dtypes, shape, block
+    stored = np.random.default_rng(1).random(shape) < 0.2
+    stored[rows // 2], stored[0, 0] = False, True
+    major, minor = np.nonzero(stored)
+    indices, indptr = minor.astype(index), np.searchsorted(major, np.arange(rows + 1)).astype(index)
+    data, nnz, least = np.ones(major.size * height * width, kind), major.size * height * width, min(shape)
+    matrix = data, indices, indptr
+    _launch(stream, memory, f"sparse_blocks_csr_{name}", max(nnz, rows * height + 1), matrix,
+            (data.nbytes, nnz * index.itemsize, (rows * height + 1) * index.itemsize), (rows, height, width, columns * width, nnz))  # fmt: skip
+    _launch(stream, memory, f"sparse_blocks_dense_{name}", nnz, matrix, (rows * height * columns * width * data.itemsize,),
+            (rows, height, width, columns * width, nnz))  # fmt: skip
+    if block != (1, 1):
+        return
+    _launch(stream, memory, f"sparse_extract_{name}", least, matrix, (least * data.itemsize,), (least,))
+    _launch(stream, memory, f"sparse_extract_coo_{name}", nnz, (data, indices, major.astype(index)), (least * data.itemsize,), (nnz,))
+    if not name.startswith(("f16", "bf16")):
+        _launch(stream, memory, f"sparse_diagonal_{name}", rows, matrix, (4,), (rows,))
+    x, warps = stored.astype(kind), -(-rows // 8)
+    _launch(stream, memory, f"sparse_count_{name}", warps * 256, (x,), (indptr.nbytes,), (rows, columns))
+    for room in (nnz, nnz // 2):
+        _launch(stream, memory, f"sparse_pick_{name}", warps * 256, (x, indptr), (room * data.itemsize, room * index.itemsize, 8),
+                (rows, columns, room))  # fmt: skip
+
+
+def _launch(
+    stream: Any, memory: Memory, name: str, threads: int, arrays: tuple[Any, ...], sizes: tuple[int, ...], numbers: tuple[int, ...]
+) -> None:
+    """Launch a kernel that takes arrays, memory of exactly so many bytes each, and numbers."""
+    with memory.take(*(each.nbytes for each in arrays), *sizes) as pointers:
+        for pointer, array in zip(pointers, arrays, strict=False):
+            memory.write(pointer, np.ascontiguousarray(array))
+        stream.launch(stream.functions[name], -(-threads // 256), 256, *pointers, *numbers)
 
 
 def _elementwise(compute: Any, memory: Memory, supported: Any) -> None:

@@ -23,6 +23,7 @@ _ENUMS = {
     "curand": ("nvmath.bindings.curand", "Status", ""),
     "cusolver": ("nvmath.bindings.cusolver", "Status", ""),
     "cusparse": ("nvmath.bindings.cusparse", "Status", ""),
+    "cudss": ("nvmath.bindings.cudss", "Status", ""),
     "cutensor": ("nvmath.bindings.cutensor", "Status", ""),
 }
 _HEADERS = {

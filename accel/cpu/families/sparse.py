@@ -5,24 +5,21 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from accel.compute import Transpose
-from accel.cpu.families import sampling
 from accel.cpu.families.precision import blocks, wider
+from accel.cpu.families.sparse_samples import samples
 from accel.cpu.views import Array, array
-from accel.dtype import DType
 from accel.errors import BackendUnavailableError
-from accel.family import BackendPart, Sample
+from accel.family import BackendPart
 from accel.sparse_ref import SparseRef, sparse_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from accel.sparse_ref import SparseFormat
+    from collections.abc import Callable, Sequence
 
 __all__ = ["PART"]
 
@@ -275,204 +272,24 @@ def _solve(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) ->
     _enqueue(lane, (a.nnz + 10 * a.shape[0]) * math.prod(b.shape[1:]), work, by_scipy=True)
 
 
-_WORKSPACE = 1 << 26  # a device's method asks the library how much it needs; this is more
-_FORMATS: tuple[SparseFormat, ...] = ("csr", "csc", "coo")  # those of single elements
-_SHAPES = ((1, 1), (0, 4), (4, 0), (5, 3), (61, 40), (3, 130), (4, 4))
-_TRANSPOSES = (Transpose.NONE, Transpose.TRANSPOSE, Transpose.CONJUGATE)
-_ALL = (*sampling.ALL_FLOATS, *sampling.COMPLEX)
-_WIDE = (*sampling.FLOATS, *sampling.COMPLEX)
+def _direct(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    a = sparse_of("a", op.a)
+    parts, b = _arrays(a, inputs), array(inputs[3], op.b.shape, op.b.dtype.numpy)
+    x, info = array(outputs[0], b.shape, b.dtype), array(outputs[1], (), _INT32)
 
+    @np.errstate(all="ignore")
+    def work() -> None:
+        info[...] = 0
+        if not b.size:
+            return
+        try:
+            x[...] = importlib.import_module("scipy.sparse.linalg").splu(_matrix(a, *parts).tocsc()).solve(b)
+        except RuntimeError as error:  # scipy has no class for it
+            if "singular" not in str(error):
+                raise
+            info[...] = 1
 
-def _random(rng: np.random.Generator, shape: tuple[int, int], dtype: DType, density: float = 0.2) -> Array:
-    """Return a dense matrix of which few elements are not 0; if it is large enough, a row and a column have none."""
-    dense = sampling.random(rng, shape, dtype)
-    dense[rng.random(shape) >= density] = 0
-    dense[shape[0] // 2 : shape[0] // 2 + shape[0] // 5] = 0
-    dense[:, shape[1] // 2 : shape[1] // 2 + shape[1] // 5] = 0
-    return dense
-
-
-def _parts(dense: Array, form: SparseFormat, index: Any = np.int32) -> tuple[Array, Array, Array]:
-    """Return the elements of a dense matrix that are not 0, their indices and indptr."""
-    wide = sampling.wide(dense)
-    minor, major = np.nonzero(wide.T)[::-1] if form == "csc" else np.nonzero(wide)[::-1]
-    data = (dense.T if form == "csc" else dense)[major, minor]
-    marks = major if form == "coo" else np.searchsorted(major, np.arange(1 + dense.shape[form == "csc"]))
-    return data, minor.astype(index), marks.astype(index)
-
-
-def _called(kind: str, form: SparseFormat, shape: tuple[int, int], options: dict[str, Any], sparse: Any, *refs: Any) -> Any:
-    """Call an op of a sparse matrix, which is the first three refs, and perhaps a dense operand and a buffer to write."""
-    data, indices, indptr, *others = refs
-    more = {"out": others.pop()} if "beta" in options else {}
-    return getattr(sparse, kind)(SparseRef(form, data, indices, indptr, shape), *others, **options, **more)
-
-
-def _called_dense(options: dict[str, Any], sparse: Any, x: Any) -> Any:
-    return sparse.fromdense(x, **options)
-
-
-def _called_two(
-    kind: str, form: SparseFormat, shapes: tuple[tuple[int, int], tuple[int, int]], options: dict[str, Any], sparse: Any, *refs: Any
-) -> Any:
-    a, b = (
-        SparseRef(form, data, indices, indptr, shape) for (data, indices, indptr), shape in zip((refs[:3], refs[3:]), shapes, strict=True)
-    )
-    return getattr(sparse, kind)(a, b, **options)
-
-
-def _called_sddmm(shape: tuple[int, int], options: dict[str, Any], sparse: Any, a: Any, b: Any, *refs: Any) -> Any:
-    data, indices, indptr = refs
-    return sparse.sddmm(a, b, SparseRef("csr", data, indices, indptr, shape), **options)
-
-
-def _samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for dtype in _ALL:
-        for form in _FORMATS:
-            yield from _products(rng, dtype, form, (37, 50), np.int32)
-            yield from _conversions(rng, dtype, form, (37, 50), np.int32)
-        for block in ((2, 2), (16, 16), (3, 5)):
-            yield from _of_blocks(rng, dtype, block, np.int64 if block == (2, 2) and dtype is DType.FLOAT64 else np.int32)
-    for number, shape in enumerate(_SHAPES):
-        for index in (np.int32, np.int64):
-            form = _FORMATS[number % 3]
-            yield from _products(rng, DType.FLOAT32, form, shape, index)
-            yield from _conversions(rng, DType.FLOAT64, form, shape, index)
-    for dtype in _WIDE:
-        yield from _solutions(rng, dtype)
-        yield from _sampled(rng, dtype)
-        yield from _sums(rng, dtype)
-        yield from _sparse_products(rng, dtype)
-
-
-def _products(rng: np.random.Generator, dtype: DType, form: SparseFormat, shape: tuple[int, int], index: Any) -> Iterator[Sample]:
-    dense = _random(rng, shape, dtype)
-    # cuSPARSE adds parts of a row in the type of the result where that has 16 bits.
-    parts, error = _parts(dense, form, index), sampling.sums(dtype, 16) if dtype in _WIDE else 4 * sampling.rounding(dtype)
-    for transpose in _TRANSPOSES if dtype.is_complex else _TRANSPOSES[:2]:
-        matrix = _applied(sampling.wide(dense), transpose)
-        (m, k), name = matrix.shape, f"{dtype.value}{list(shape)} {form} {transpose.value} {np.dtype(index).name}"
-        x, b = sampling.random(rng, k, dtype), sampling.random(rng, (k, 7), dtype)
-        options: dict[str, Any] = {"transpose_a": transpose}
-        yield Sample(f"spmv {name}", partial(_called, "spmv", form, shape, options), (*parts, x), matrix @ sampling.wide(x), error)
-        yield Sample(f"spmm {name}", partial(_called, "spmm", form, shape, options), (*parts, b), matrix @ sampling.wide(b), error)
-        scaled = {**options, "alpha": 0.5, "beta": -2.0}
-        y, c = sampling.random(rng, m, dtype), sampling.random(rng, (m, 7), dtype)
-        expected = 0.5 * (matrix @ sampling.wide(x)) - 2 * sampling.wide(y)
-        yield Sample(f"spmv {name} scaled", partial(_called, "spmv", form, shape, scaled), (*parts, x, y), expected, 2 * error)
-        turned = np.ascontiguousarray(b.T)
-        expected = 0.5 * (matrix @ sampling.wide(b)) - 2 * sampling.wide(c)
-        call = partial(_called, "spmm", form, shape, {**scaled, "transpose_b": True})
-        yield Sample(f"spmm {name} scaled", call, (*parts, turned, c), expected, 2 * error)
-
-
-def _conversions(rng: np.random.Generator, dtype: DType, form: SparseFormat, shape: tuple[int, int], index: Any) -> Iterator[Sample]:
-    dense = _random(rng, shape, dtype)
-    parts, name = _parts(dense, form, index), f"{dtype.value}{list(shape)} {form} {np.dtype(index).name}"
-    yield Sample(f"todense {name}", partial(_called, "todense", form, shape, {}), parts, sampling.wide(dense))
-    yield Sample(f"diagonal {name}", partial(_called, "diagonal", form, shape, {}), parts, sampling.wide(dense).diagonal())
-    if index is np.int32:
-        data, indices, indptr = _parts(dense, "csr")
-        call = partial(_called_dense, {"size": data.size + 3})
-        yield Sample(f"fromdense {name}", call, (dense,), (sampling.wide(data), indices, indptr))
-    for target in _FORMATS:
-        data, indices, indptr = _parts(dense, target, index)
-        yield Sample(f"to{target} {name}", partial(_called, f"to{target}", form, shape, {}), parts, (sampling.wide(data), indices, indptr))
-
-
-def _of_blocks(rng: np.random.Generator, dtype: DType, block: tuple[int, int], index: Any) -> Iterator[Sample]:
-    m, k, (rows, columns) = 7, 9, block
-    shape, is_stored = (m * rows, k * columns), rng.random((m, k)) < 0.3
-    is_stored[2], is_stored[:, 4], is_stored[6, 8] = False, False, True
-    dense = sampling.random(rng, shape, dtype).reshape(m, rows, k, columns).transpose(0, 2, 1, 3) * is_stored[..., None, None].astype(
-        dtype.numpy
-    )
-    data, whole = np.ascontiguousarray(dense[is_stored]), sampling.wide(dense).transpose(0, 2, 1, 3).reshape(shape)
-    _, indices, indptr = _parts(is_stored.astype(np.float32), "csr", index)
-    parts, error = (data, indices, indptr), sampling.sums(dtype, 64) if dtype in _WIDE else 4 * sampling.rounding(dtype)
-    name = f"{dtype.value}{list(shape)} bsr {rows}x{columns} {np.dtype(index).name}"
-    for transpose in (Transpose.NONE, Transpose.TRANSPOSE):
-        matrix, options = _applied(whole, transpose), {"transpose_a": transpose}
-        x, b = (sampling.random(rng, (matrix.shape[1], *more), dtype) for more in ((), (7,)))
-        call = partial(_called, "spmv", "bsr", shape, options)
-        yield Sample(f"spmv {name} {transpose.value}", call, (*parts, x), matrix @ sampling.wide(x), error)
-        call = partial(_called, "spmm", "bsr", shape, options)
-        yield Sample(f"spmm {name} {transpose.value}", call, (*parts, b), matrix @ sampling.wide(b), error)
-        scaled = {**options, "alpha": 0.5, "beta": -2.0}
-        y = sampling.random(rng, matrix.shape[0], dtype)
-        call = partial(_called, "spmv", "bsr", shape, scaled)
-        expected = 0.5 * (matrix @ sampling.wide(x)) - 2 * sampling.wide(y)
-        yield Sample(f"spmv {name} {transpose.value} scaled", call, (*parts, x, y), expected, 2 * error)
-        call = partial(_called, "spmm", "bsr", shape, {**scaled, "transpose_b": True})
-        c = sampling.random(rng, (matrix.shape[0], 7), dtype)
-        expected = 0.5 * (matrix @ sampling.wide(b)) - 2 * sampling.wide(c)
-        yield Sample(f"spmm {name} {transpose.value} scaled", call, (*parts, np.ascontiguousarray(b.T), c), expected, 2 * error)
-    yield Sample(f"todense {name}", partial(_called, "todense", "bsr", shape, {}), parts, whole)
-    marks = np.repeat(np.repeat(is_stored, rows, 0), columns, 1)
-    _, indices, indptr = _parts(marks.astype(np.float32), "csr", index)
-    yield Sample(f"tocsr {name}", partial(_called, "tocsr", "bsr", shape, {}), parts, (whole[marks], indices, indptr))
-
-
-def _sums(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
-    for number, shape in enumerate(_SHAPES):
-        a, b, form = _random(rng, shape, dtype), _random(rng, shape, dtype), _FORMATS[number % 2]
-        index = np.int64 if number == 3 else np.int32
-        is_stored = (sampling.wide(a) != 0) | (sampling.wide(b) != 0)
-        _, indices, indptr = _parts(is_stored.astype(np.float32), form, index)
-        total = 2 * sampling.wide(a) - 0.5 * sampling.wide(b)
-        values = total.T[is_stored.T] if form == "csc" else total[is_stored]
-        call = partial(_called_two, "add", form, (shape, shape), {"alpha": 2.0, "beta": -0.5, "size": values.size})
-        operands = (*_parts(a, form, index), *_parts(b, form, index))
-        yield Sample(f"add {dtype.value}{list(shape)} {form}", call, operands, (values, indices, indptr), sampling.sums(dtype))
-
-
-def _sparse_products(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
-    for number, (m, k, n) in enumerate(((1, 1, 1), (0, 4, 3), (4, 0, 5), (5, 3, 0), (37, 50, 41), (61, 40, 77), (3, 130, 9), (130, 3, 64))):
-        a, b, form = _random(rng, (m, k), dtype), _random(rng, (k, n), dtype), _FORMATS[number % 2]
-        if number > 4:  # sums of 0, which are stored all the same
-            a[:, :2], b[:2] = 1, np.array([[1], [-1]])
-        counts = (sampling.wide(a) != 0).astype(np.int64) @ (sampling.wide(b) != 0).astype(np.int64)
-        _, indices, indptr = _parts((counts != 0).astype(np.float32), form)
-        product = 2 * (sampling.wide(a) @ sampling.wide(b))
-        values = product.T[counts.T != 0] if form == "csc" else product[counts != 0]
-        operands, name = (*_parts(a, form), *_parts(b, form)), f"{dtype.value}[{m}, {k}] [{k}, {n}] {form}"
-        shapes = (m, k), (k, n)
-        call = partial(_called_two, "spgemm", form, shapes, {"alpha": 2.0, "size": values.size, "workspace": _WORKSPACE})
-        yield Sample(f"spgemm {name}", call, operands, (values, indices, indptr), sampling.sums(dtype, 64))
-        call = partial(_called_two, "spgemm_size", form, shapes, {"workspace": _WORKSPACE})
-        yield Sample(f"spgemm_size {name}", call, operands, counts.sum()[None], seen=lambda found: (found[1:],))
-
-
-def _solutions(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
-    for n, lower, is_unit in ((1, True, False), (40, True, False), (40, False, True), (0, True, False), (133, False, False)):
-        dense = _random(rng, (n, n), dtype, 0.1) * dtype.numpy.type(0.2)
-        np.fill_diagonal(dense, 1 + rng.random(n))
-        form: SparseFormat = "csr" if n == 40 else "csc"
-        for transpose in _TRANSPOSES:
-            triangle = np.tril(sampling.wide(dense)) if lower else np.triu(sampling.wide(dense))
-            if is_unit:
-                np.fill_diagonal(triangle, 1)
-            for columns in ((), (3,)) if n > 1 else ((3,),):
-                b = sampling.random(rng, (n, *columns), dtype)
-                options = {"lower": lower, "unit_diagonal": is_unit, "transpose_a": transpose}
-                double = np.complex128 if dtype.is_complex else np.float64
-                expected = np.linalg.solve(_applied(triangle, transpose).astype(double), sampling.wide(b).astype(double))
-                name = f"spsolve_triangular {dtype.value}[{n}, {n}] {form} {transpose.value} {list(columns)}"
-                call = partial(_called, "spsolve_triangular", form, (n, n), options)
-                yield Sample(name, call, (*_parts(dense, form), b), expected, sampling.sums(dtype, 64))
-
-
-def _sampled(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
-    for m, k, n in ((1, 1, 1), (30, 17, 41), (6, 0, 5), (33, 64, 7)):
-        a, b, dense = sampling.random(rng, (m, k), dtype), sampling.random(rng, (k, n), dtype), _random(rng, (m, n), dtype, 0.3)
-        parts, error = _parts(dense, "csr"), sampling.sums(dtype, 64)
-        rows, columns = np.nonzero(sampling.wide(dense))
-        product = (sampling.wide(a) @ sampling.wide(b))[rows, columns]
-        name = f"sddmm {dtype.value}[{m}, {k}] [{k}, {n}]"
-        yield Sample(name, partial(_called_sddmm, (m, n), {}), (a, b, *parts), (product, *parts[1:]), error)
-        turned = np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)
-        call = partial(_called_sddmm, (m, n), {"alpha": 0.5, "beta": 2.0, "transpose_a": True, "transpose_b": True})
-        yield Sample(f"{name} turned", call, (*turned, *parts), (product / 2 + 2 * sampling.wide(parts[0]), *parts[1:]), error)
+    _enqueue(lane, 100 * (a.nnz + a.shape[0]) * max(1, math.prod(b.shape[1:])), work, by_scipy=True)
 
 
 PART = BackendPart(
@@ -490,7 +307,8 @@ PART = BackendPart(
         "spgemm_size": _spgemm_size,
         "sddmm": _sddmm,
         "spsolve_triangular": _solve,
+        "solve": _direct,
     },
     wheels=("scipy",),
-    samples=_samples,
+    samples=samples,
 )
