@@ -113,6 +113,8 @@ class _Measured:
 
     async def _ours(self) -> float:
         await self._await_one()  # what is made at the first use is not measured
+        if not self._line.in_graphs:
+            return await _slope(self._our_batch, self._many)
         try:
             return await _slope(self._our_graph, self._many)
         except UnsupportedError:  # an op that graphs cannot capture

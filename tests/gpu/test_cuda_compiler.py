@@ -399,9 +399,9 @@ async def test_ptx_and_cubins_are_loaded_and_launched(kind: str, host: Any, rng:
 
 async def test_code_that_cannot_be_loaded_is_refused_with_what_the_driver_says() -> None:
     async with opened() as device:
-        error = await failure(device.compiler.load(PTX.replace("add.f32", "odd.f32"), "shift"), accel.CompileError)
-        assert "odd" in error.log, error
-        assert error.op == "load"
+        wrong = await failure(device.compiler.load(PTX.replace("add.f32", "odd.f32"), "shift"), accel.CompileError)
+        assert "odd" in wrong.log, wrong
+        assert wrong.op == "load"
         await failure(device.compiler.load(PTX.replace(".version 7.0", ".version 99.0"), "shift"), accel.CompileError)
         await failure(device.compiler.load(compile_source(SHIFT, "sm_80"), "shift"), accel.CompileError)
         await failure(device.compiler.load(PTX.encode()[:20], "shift"), accel.CompileError)
