@@ -5,6 +5,7 @@ The owner (a device) is seen through :class:`RefOwner` only, so that this module
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
@@ -16,7 +17,7 @@ from accel.views import is_contiguous, permutation, recast, reshaped, restrided,
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["AccelRef", "AccelToken", "ForeignRef", "ManagedRef", "RefOwner", "RefView", "StridedRef", "ViewToken", "overlap"]
 
@@ -406,6 +407,35 @@ class AccelRef(NoArray):
         """
         self.check()
         return self.owner.sharing.capsule(self, stream, max_version, dl_device, copy)
+
+    @contextlib.contextmanager
+    def address(self, *, stream: int | None = None) -> Iterator[int]:
+        """Lend the address of the first element: ``with ref.address() as pointer:``, for kernels and libraries that take no refs.
+
+        Inside the block the buffer is neither freed nor moved, also if all refs are dropped. Ops of accel on it, there and later, come after what the process
+        has enqueued before they are sent; the memory is used again only after what was enqueued by the end of the block. No use of the address that is
+        enqueued later is allowed.
+
+        Parameters
+        ----------
+        stream
+            Where the address is used first, which is made to wait for what accel has enqueued on the memory: as in :meth:`__dlpack__`.
+
+        Raises
+        ------
+        UnsupportedError
+            The device's memory cannot be reached so: it is in a process host, or on a CPU.
+        BufferError
+            Work on the memory is not enqueued yet: await it first.
+        StaleRefError
+            If the memory is no longer there.
+        """
+        self.check()
+        pointer, hold = self.owner.sharing.address(self, stream)
+        try:
+            yield pointer
+        finally:
+            del hold
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from accel.backend import CompilesKernels
 from accel.engine.kernels import NO_COMPILER
 from accel.errors import AccelError, ClosedError, DeadlineExceededError, InvalidArgumentError, UnsupportedError
-from accel.ops.compiler import CompiledKernel, Dimensions, KernelLayout, Launch, kernel_of
+from accel.ops.compiler import CompiledKernel, Dimensions, KernelLayout, Launch, kernel_of, loaded_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -36,11 +36,12 @@ class Launches:
         args: Iterable[Any] = (),
         shared_bytes: int = 0,
         *,
+        cooperative: bool = False,
         timeout: float | None = None,
     ) -> Any:
         """Launch a kernel; see :class:`accel.ops.Launch`. Gives what it writes: one ref, a tuple of several, or ``None``."""
         program = kernel.program if isinstance(kernel, DeviceKernel) else kernel
-        return self._submit(Launch(program, grid, block, _arguments(args), shared_bytes, timeout=timeout))
+        return self._submit(Launch(program, grid, block, _arguments(args), shared_bytes, cooperative, timeout=timeout))
 
 
 class DeviceKernel:
@@ -67,7 +68,14 @@ class DeviceKernel:
         return self.program.name
 
     def launch(
-        self, grid: Dimensions, block: Dimensions, args: Iterable[Any] = (), shared_bytes: int = 0, *, timeout: float | None = None
+        self,
+        grid: Dimensions,
+        block: Dimensions,
+        args: Iterable[Any] = (),
+        shared_bytes: int = 0,
+        *,
+        cooperative: bool = False,
+        timeout: float | None = None,
     ) -> Coroutine[Any, Any, Any]:
         """Launch it: ``await kernel.launch(grid, block, (y, x, n))``.
 
@@ -79,6 +87,8 @@ class DeviceKernel:
             One for each parameter: refs for pointers, else numbers; see :class:`accel.ops.Launch`.
         shared_bytes
             Dynamic shared memory of each block.
+        cooperative
+            Whether all blocks run at the same time, so that they can wait for each other.
         timeout
             As in :meth:`Device.run`.
 
@@ -90,9 +100,10 @@ class DeviceKernel:
         Raises
         ------
         InvalidArgumentError
-            Before anything is sent: arguments do not fit the parameters, or the device cannot launch so much at once.
+            Before anything is sent: arguments do not fit the parameters, or the device cannot launch so much at once. Of a cooperative launch, when it is
+            enqueued: so many blocks cannot run at the same time; the message has the largest number.
         """
-        return self._submit(Launch(self.program, grid, block, _arguments(args), shared_bytes, timeout=timeout))
+        return self._submit(Launch(self.program, grid, block, _arguments(args), shared_bytes, cooperative, timeout=timeout))
 
 
 @runtime_checkable
@@ -159,22 +170,59 @@ class Compiler(Launches):
         -----
         Cancelling detaches the waiter at once; the compiler goes on, and its result is kept in the cache.
         """
+        return await self._made("compile", name, timeout, lambda: kernel_of(source, name, options, headers, parameters))
+
+    async def load(
+        self, code: bytes | str, name: str, *, parameters: Iterable[str] | None = None, timeout: float | None = None
+    ) -> DeviceKernel:
+        """Load code that was compiled elsewhere, off the loop, and return one of its kernels. Like :meth:`compile` it takes no place in the device's order.
+
+        Parameters
+        ----------
+        code
+            For CUDA the bytes of a cubin or fatbin, or PTX, as text or bytes. Code of other devices is refused. It is trusted as source is: it can do
+            anything to the device's memory.
+        name
+            The kernel's name as the code has it: the mangled one, where it is not ``extern "C"``.
+        parameters
+            As in :meth:`compile`.
+        timeout
+            Seconds until waiting ends with :class:`~accel.DeadlineExceededError`.
+
+        Raises
+        ------
+        CompileError
+            The driver cannot load it: damaged, for another device, or newer than the driver. ``.log`` has what the driver says.
+        InvalidArgumentError
+            It is no such code, has no such kernel, or ``parameters`` do not fit it.
+        UnsupportedError
+            The device has no compiler.
+        DeadlineExceededError
+            It took longer than ``timeout``.
+
+        Notes
+        -----
+        Cancelling detaches the waiter at once; loading goes on.
+        """
+        return await self._made("load", name, timeout, lambda: loaded_kernel(code, name, parameters))
+
+    async def _made(self, op: str, name: str, timeout: float | None, make: Callable[[], CompiledKernel]) -> DeviceKernel:
         core = self._core
         core.guard()
         self._sender.check_timeout(timeout)
         try:
-            kernel = kernel_of(source, name, options, headers, parameters)
+            kernel = make()
             async with asyncio.timeout(timeout) as patience:
                 layout = await self._compile(kernel)
             compiled = kernel.with_layout(layout)
         except AccelError as error:
-            error.op = error.op or "compile"
+            error.op = error.op or op
             error.device = error.device or core.name
             raise
         except TimeoutError:
             if not patience.expired():
                 raise
-            raise DeadlineExceededError(f"{name} was not compiled within {timeout:g} s", op="compile", device=core.name) from None
+            raise DeadlineExceededError(f"{name} was not ready within {timeout:g} s", op=op, device=core.name) from None
         return DeviceKernel(self._sender.submit, compiled)
 
     async def _compile(self, kernel: CompiledKernel) -> KernelLayout:

@@ -14,7 +14,7 @@ from accel.ops.base import FamilyOp, Plan, operand
 from accel.ops.parameters import Parameter, packed, parse_parameter
 from accel.ref import AccelRef, AccelToken
 
-__all__ = ["CompiledKernel", "Dimensions", "KernelLayout", "Launch", "kernel_of"]
+__all__ = ["CompiledKernel", "Dimensions", "KernelLayout", "Launch", "kernel_of", "loaded_kernel"]
 
 Dimensions: TypeAlias = int | tuple[int, ...]
 """A number of blocks or threads: one int, or up to three for x, y and z."""
@@ -64,7 +64,9 @@ class CompiledKernel:
     parameters
         Types of the kernel's parameters, or ``None`` where the caller gave none.
     layout
-        What the compiler found; ``None`` where nobody has compiled it yet.
+        What the compiler found; ``None`` where nothing has compiled it yet.
+    code
+        Compiled code, which is loaded in the place of a source.
     """
 
     source: str
@@ -73,14 +75,15 @@ class CompiledKernel:
     headers: tuple[tuple[str, str], ...] = ()
     parameters: tuple[str, ...] | None = None
     layout: KernelLayout | None = None
+    code: bytes = field(default=b"", repr=False)
 
     @cached_property
     def key(self) -> str:
         """A digest of the program and the kernel's name; kernels with one key have the same code."""
         digest = hashlib.sha256(usedforsecurity=False)
         flat = (text for pair in self.headers for text in pair)
-        for part in (self.name, self.source, str(len(self.options)), *self.options, *flat):
-            data = part.encode("utf-8", "surrogatepass")
+        texts = (self.name, self.source, str(len(self.options)), *self.options, *flat)
+        for data in (*[text.encode("utf-8", "surrogatepass") for text in texts], self.code):
             digest.update(len(data).to_bytes(8, "little"))
             digest.update(data)
         return digest.hexdigest()
@@ -161,6 +164,26 @@ def kernel_of(
     return kernel
 
 
+def loaded_kernel(code: bytes | str, name: str, parameters: Iterable[str] | None = None) -> CompiledKernel:
+    """Return the kernel of compiled code that the arguments name, checked as far as that needs no device.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If an argument is not of the right kind.
+    """
+    if not isinstance(code, (bytes, bytearray, memoryview, str)):
+        raise InvalidArgumentError(f"code is a {type(code).__name__}", remedy="Give the bytes of a cubin or fatbin, or the text of PTX.")
+    data = code.encode() if isinstance(code, str) else bytes(code)
+    if not data.strip():
+        raise InvalidArgumentError("code is empty", remedy="Give the bytes of a cubin or fatbin, or the text of PTX.")
+    if not isinstance(name, str) or not name.strip():
+        raise InvalidArgumentError(f"name is {name!r}", remedy="Give the kernel's name as the code has it.")
+    kernel = CompiledKernel("", name.strip(), parameters=None if parameters is None else _texts("parameters", parameters), code=data)
+    kernel.types  # noqa: B018 - it raises where a type is none
+    return kernel
+
+
 def _texts(name: str, values: Iterable[str]) -> tuple[str, ...]:
     # A string is a sequence of strings too, and never what was meant.
     try:
@@ -188,6 +211,8 @@ class Launch(FamilyOp[Any]):
         ``np.float32(0.5)``; a Python int is an int64, a float a float64, a bool one byte.
     shared_bytes
         Dynamic shared memory of each block.
+    cooperative
+        Whether all blocks run at the same time, so that they can wait for each other. A grid that is too large for that is refused when it is enqueued.
     """
 
     library: ClassVar[str] = "compiler"
@@ -198,6 +223,7 @@ class Launch(FamilyOp[Any]):
     block: Dimensions
     args: tuple[Any, ...] = ()
     shared_bytes: int = 0
+    cooperative: bool = False
     shape: tuple[int, ...] = field(default=(), init=False, repr=False)
     """Grid and block, three numbers each, and ``shared_bytes``; set by :meth:`plan`."""
     slots: tuple[int | None, ...] = field(default=(), init=False, repr=False)
@@ -210,6 +236,8 @@ class Launch(FamilyOp[Any]):
             raise InvalidArgumentError(f"kernel is a {type(kernel).__name__}", remedy="Give what device.compiler.compile returned.")
         if not isinstance(args, tuple):
             raise InvalidArgumentError(f"args is a {type(args).__name__}", remedy="Give a tuple with one argument for each parameter.")
+        if not isinstance(self.cooperative, bool):
+            raise InvalidArgumentError(f"cooperative is {self.cooperative!r}", remedy="Give True or False.")
         types, layout = kernel.types, kernel.layout
         sizes = None if layout is None else layout.sizes
         count = len(types) if types is not None else len(args) if sizes is None else len(sizes)

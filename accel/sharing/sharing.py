@@ -104,16 +104,35 @@ class Sharing:
             raise BufferError(
                 f"{ref!r} is not copied by DLPack; copy it first: await device.copy(ref, await device.empty(ref.shape, ref.dtype))"
             )
-        if stream is not None and (isinstance(stream, bool) or not isinstance(stream, int) or stream < -1 or stream == 0):
-            raise BufferError(f"stream is {stream!r}: give None, -1, 1, 2 or a handle")
+        _check_stream(stream)
         block = self._found(ref)
         owner = Export(ref.base if isinstance(ref, RefView) else ref)
         address, strides = block.address + ref.offset, ref.strides
         made = dlpack.export(address, ref.shape, ref.dtype, device, owner, strides=strides, max_version=max_version)
+        self._lend(ref, block, owner, stream)
+        return made
+
+    def address(self, ref: AccelRef, stream: int | None) -> tuple[int, object]:
+        """Return the address of a ref, and what keeps its memory shared as long as it lives; see :meth:`accel.AccelRef.address`."""
+        context = self._context
+        context.core.guard()
+        if self._open().device == (0, 0):
+            raise UnsupportedError(
+                f"the memory of {context.core.name} has no address for other libraries",
+                device=context.core.name,
+                remedy="Copy it: array = await device.get(ref).",
+            )
+        _check_stream(stream)
+        block = self._found(ref)
+        owner = Export(ref.base if isinstance(ref, RefView) else ref)
+        self._lend(ref, block, owner, stream)
+        return block.address + ref.offset, owner
+
+    def _lend(self, ref: AccelRef, block: Block, owner: Export, stream: int | None) -> None:
+        """Let others have memory as long as ``owner`` lives, in a stream that waits for what is enqueued on it."""
         if stream != -1:
             self._hand_over(ref, block, partial(self._open().follow, 1 if stream is None else stream))
         self._share(ref, block).capsules.add(owner)
-        return made
 
     def interface(self, ref: AccelRef) -> dict[str, Any]:
         """Return the CUDA array interface; raises ``AttributeError`` where memory is not CUDA's, as objects without one do."""
@@ -143,7 +162,9 @@ class Sharing:
         """
         exports = self._exports.get(ref.buffer)
         if exports is not None and exports.capsules:
-            raise InvalidArgumentError(f"{ref!r} is the memory of another library's tensor", remedy="Drop the tensor before.")
+            raise InvalidArgumentError(
+                f"{ref!r} is lent to another library", remedy="Drop its tensor, or leave the block of ref.address(), before."
+            )
 
     def _found(self, ref: AccelRef) -> Block:
         self._context.check_alive()  # a durable ref is good while the device is rebuilt, and its memory is somewhere else
@@ -298,3 +319,8 @@ class Sharing:
         if self._exchange is not None:
             self._exchange.close()
         return [memory for memory in memories if not any(memory is each for each in kept)]
+
+
+def _check_stream(stream: object) -> None:
+    if stream is not None and (isinstance(stream, bool) or not isinstance(stream, int) or stream < -1 or stream == 0):
+        raise BufferError(f"stream is {stream!r}: give None, -1, 1, 2 or a handle")

@@ -34,6 +34,8 @@ class Line(NamedTuple):
         The call, given the module ``torch`` and tensors of the same shapes and dtypes.
     is_awaited
         Whether the host waits in the middle of the op, so that neither a graph nor a batch holds several.
+    in_graphs
+        Whether ours is measured in graphs; else in batches: what it calls in a graph is something else.
     """
 
     family: str
@@ -43,6 +45,7 @@ class Line(NamedTuple):
     ours: Callable[..., Any]
     theirs: Callable[..., Any]
     is_awaited: bool = False
+    in_graphs: bool = True
 
 
 _SIDES = ((64,), (1024,), (4096,))
@@ -78,6 +81,21 @@ def _image(n: int, side: int, channels: int) -> tuple[Operand, ...]:
 
 def _heads(batch: int, heads: int, tokens: int, depth: int) -> tuple[Operand, ...]:
     return (((batch, heads, tokens, depth), "bfloat16"),) * 3
+
+
+def _apart(batch: int, heads: int, tokens: int, depth: int) -> tuple[Operand, ...]:
+    """Return queries and keys whose heads are beside each other, as projections give them."""
+    return (((batch, tokens, heads, depth), "bfloat16"),) * 2
+
+
+def _groups(count: int, n: int) -> tuple[Operand, ...]:
+    """Return as many pairs of matrices, of eight different sizes."""
+    left = tuple([((n + 16 * (i % 8), n), "bfloat16") for i in range(count)])
+    return (*left, *((((n, n), "bfloat16"),) * count))
+
+
+def _halves(refs: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    return refs[: len(refs) // 2], refs[len(refs) // 2 :]
 
 
 def _norm(rows: int, columns: int) -> tuple[Operand, ...]:
@@ -132,6 +150,39 @@ LINES: tuple[Line, ...] = (
     Line("blas", "gemm float32", _SIDES, _product("float32"), lambda d, a, b: d.blas.gemm(a, b), lambda t, a, b: a @ b),
     Line("blas", "gemm bfloat16", _SIDES, _product("bfloat16"), lambda d, a, b: d.blas.gemm(a, b), lambda t, a, b: a @ b),
     Line("blas", "axpy float32", _FLAT, lambda n: (((n,), "float32"),) * 2, lambda d, x, y: d.blas.axpy(x, y), lambda t, x, y: y.add_(x)),
+    Line(
+        "blas",
+        "gemm_grouped bfloat16, PyTorch's calls one by one",
+        ((8, 64), (64, 256), (64, 1024)),
+        _groups,
+        lambda d, *refs: d.blas.gemm_grouped(*_halves(refs)),
+        lambda t, *tensors: [a @ b for a, b in zip(*_halves(tensors), strict=True)],
+        in_graphs=False,
+    ),
+    Line(
+        "tensor",
+        "einsum bqhd,bkhd->bhqk bfloat16",
+        ((1, 8, 128, 64), (8, 16, 512, 64), (4, 32, 2048, 128)),
+        _apart,
+        lambda d, q, k: d.tensor.einsum("bqhd,bkhd->bhqk", q, k),
+        lambda t, q, k: t.einsum("bqhd,bkhd->bhqk", q, k),
+    ),
+    Line(
+        "tensor",
+        "einsum abcd,dcbe->ea float32",
+        ((16,), (48,), (96,)),
+        lambda n: (((n, n, n, n), "float32"),) * 2,
+        lambda d, a, b: d.tensor.einsum("abcd,dcbe->ea", a, b),
+        lambda t, a, b: t.einsum("abcd,dcbe->ea", a, b),
+    ),
+    Line(
+        "tensor",
+        "einsum of a chain ij,jk,kl->il float32",
+        ((64, 8), (1024, 64), (8192, 256)),
+        lambda n, m: (((n, m), "float32"), ((m, n), "float32"), ((n, m), "float32")),
+        lambda d, a, b, c: d.tensor.einsum("ij,jk,kl->il", a, b, c),
+        lambda t, a, b, c: t.einsum("ij,jk,kl->il", a, b, c),
+    ),
     Line(
         "linalg",
         "matmul + bias + gelu bfloat16",

@@ -29,7 +29,7 @@ from accel_cuda.errors import error_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Driver", "Faultable", "Handle", "HotCalls", "LaunchConfig", "Section", "load_driver"]
+__all__ = ["Driver", "Faultable", "Handle", "HotCalls", "LaunchAttribute", "LaunchConfig", "Section", "load_driver"]
 
 _LIBRARY = "libcuda.so.1"
 # By the names of cuda.bindings, which is not loaded when these are needed.
@@ -55,6 +55,12 @@ class LaunchConfig(ctypes.Structure):
         ("attributes", ctypes.c_void_p),
         ("attribute_count", ctypes.c_uint),
     )
+
+
+class LaunchAttribute(ctypes.Structure):
+    """The driver's CUlaunchAttribute, with a value of ints."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int * 16))
 
 
 class Faultable(Protocol):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import math
 import struct
 import threading
 from typing import TYPE_CHECKING, Any
 
-from accel import AccelError, InvalidArgumentError
+from accel import AccelError, InvalidArgumentError, UnsupportedError
 from accel.ops import KernelLayout
-from accel_cuda.core.driver import Handle, LaunchConfig
+from accel_cuda.core.driver import Handle, LaunchAttribute, LaunchConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,12 +25,14 @@ __all__ = ["UserKernels"]
 
 _WORD = 8
 _MANY = 1 << 16
+# CU_LAUNCH_ATTRIBUTE_COOPERATIVE.
+_COOPERATIVE = 2
 
 
 class _Block:
     """Where the arguments of one kernel's launches in one stream are put; the driver copies them before a launch returns."""
 
-    __slots__ = ("config", "config_pointer", "pack", "pointers", "shape", "values")
+    __slots__ = ("attribute", "config", "config_pointer", "is_cooperative", "pack", "pointers", "shape", "values")
 
     def __init__(self, sizes: tuple[int, ...], stream: int) -> None:
         words = [max(1, -(-size // _WORD)) for size in sizes]
@@ -38,24 +41,28 @@ class _Block:
         start = ctypes.addressof(self.values)
         offsets = [_WORD * sum(words[:i]) for i in range(len(words))]
         self.pointers = (ctypes.c_void_p * max(1, len(words)))(*(start + offset for offset in offsets))
-        self.config = LaunchConfig(1, 1, 1, 1, 1, 1, 0, stream, None, 0)
+        self.attribute = LaunchAttribute(_COOPERATIVE, b"", (ctypes.c_int * 16)(1))
+        self.config = LaunchConfig(1, 1, 1, 1, 1, 1, 0, stream, ctypes.addressof(self.attribute), 0)
         self.config_pointer = ctypes.byref(self.config)
         self.shape: tuple[int, ...] = ()
+        self.is_cooperative = False
 
-    def reshape(self, shape: tuple[int, ...]) -> None:
-        """Set grid, block and shared memory."""
+    def reshape(self, shape: tuple[int, ...], *, is_cooperative: bool) -> None:
+        """Set grid, block and shared memory, and whether all blocks run at the same time."""
         config = self.config
         config.grid_x, config.grid_y, config.grid_z, config.block_x, config.block_y, config.block_z, config.shared_bytes = shape
-        self.shape = shape
+        config.attribute_count = int(is_cooperative)
+        self.shape, self.is_cooperative = shape, is_cooperative
 
 
 class _Loaded:
     """A kernel that can be launched."""
 
-    __slots__ = ("blocks", "function", "layout")
+    __slots__ = ("blocks", "entry", "function", "layout")
 
-    def __init__(self, function: int, layout: KernelLayout) -> None:
-        self.function = Handle(function)
+    def __init__(self, entry: Any, layout: KernelLayout) -> None:
+        self.entry = entry
+        self.function = Handle(int(entry))
         self.layout = layout
         self.blocks: dict[CudaStream, _Block] = {}
 
@@ -101,13 +108,30 @@ class UserKernels:
         block = loaded.blocks.get(stream)
         if block is None:
             block = loaded.block(stream)
-        if block.shape != op.shape:
-            block.reshape(op.shape)
+        if block.shape != op.shape or block.is_cooperative is not op.cooperative:
+            if op.cooperative:
+                self._check_together(kernel.name, loaded, op.shape)
+            block.reshape(op.shape, is_cooperative=op.cooperative)
         addresses = iter(inputs)
         block.pack(block.values, 0, *[next(addresses) if word is None else word for word in words])
         status = self._launch(block.config_pointer, loaded.function, block.pointers, None)
         if status:
             raise context.failure(status, "cuLaunchKernelEx")
+
+    def _check_together(self, name: str, loaded: _Loaded, shape: tuple[int, ...]) -> None:
+        """Raise unless all blocks of a grid can run at the same time."""
+        context, grid, threads, shared = self._context, math.prod(shape[:3]), math.prod(shape[3:6]), shape[6]
+        with context.section:
+            if not context.attribute("COOPERATIVE_LAUNCH"):
+                raise UnsupportedError("this device has no cooperative launches", device=context.description.spec, op="launch")
+            each = int(context.call("cuOccupancyMaxActiveBlocksPerMultiprocessor", loaded.entry, threads, shared))
+        if grid > (most := each * context.multiprocessors):
+            raise InvalidArgumentError(
+                f"a cooperative grid of {grid} blocks of {threads} threads is too large: {most} blocks of {name} run at the same time",
+                device=context.description.spec,
+                op="launch",
+                remedy="Use a smaller grid, whose threads take several elements each, or smaller blocks.",
+            )
 
     def _load(self, kernel: CompiledKernel) -> _Loaded:
         with self._locks.setdefault(kernel.key, threading.Lock()):
@@ -126,6 +150,8 @@ class UserKernels:
                 raise InvalidArgumentError(f"{kernel.name} is not a kernel", remedy="Name a function that is __global__.") from error
             return self._warmed(function)
 
+        if kernel.code:
+            return self._modules.load_code(take, kernel.code, (kernel.name,))
         return self._modules.load(take, kernel.source, (kernel.name,), kernel.options, kernel.headers)
 
     def _warmed(self, function: Any) -> _Loaded:
@@ -138,7 +164,7 @@ class UserKernels:
         context.call("cuFuncSetAttribute", function, attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
         threads = int(context.call("cuFuncGetAttribute", attributes.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, function))
         layout = KernelLayout(self._sizes(function), threads, self._limits("MAX_BLOCK_DIM"), self._limits("MAX_GRID_DIM"), shared)
-        return _Loaded(int(function), layout)
+        return _Loaded(function, layout)
 
     def _limits(self, name: str) -> tuple[int, int, int]:
         x, y, z = (self._context.attribute(f"{name}_{axis}") for axis in "XYZ")

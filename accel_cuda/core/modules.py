@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from accel import ClosedError, CompileError
+from accel_cuda.core.images import image_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["Modules"]
 
 T = TypeVar("T")
+
+_LOG = 1 << 16
+_REMEDY = "Build the code for this device's architecture, or give PTX that is no newer than the driver; .log has what the driver says."
 
 
 class Modules:
@@ -68,6 +72,31 @@ class Modules:
                 module = context.call("cuModuleLoadData", cubin.code)
             self._modules.append(module)
             return take(module, cubin.symbols)
+
+    def load_code(self, take: Callable[[Any, tuple[str, ...]], T], code: bytes, names: Sequence[str]) -> T:
+        """Load code that was compiled elsewhere, and return what ``take`` makes of it, as :meth:`load` does. May block for seconds: the driver compiles PTX.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It is none of them, or not whole.
+        CompileError
+            The driver cannot load it.
+        ClosedError
+            After :meth:`close`.
+        """
+        image, context, log = image_of(code), self._context, bytearray(_LOG)
+        options = context.driver.CUjit_option
+        keys = [options.CU_JIT_ERROR_LOG_BUFFER, options.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
+        with self._in_use(), context.section:
+            try:
+                module = context.call("cuModuleLoadDataEx", image, len(keys), keys, [log, len(log)])
+            except CompileError as error:
+                said = log.partition(b"\0")[0].decode(errors="replace").strip()
+                message = f"{error.message}: {said.splitlines()[0]}" if said else error.message
+                raise error.clone(message=message, log=said, remedy=_REMEDY) from error
+            self._modules.append(module)
+            return take(module, tuple(names))
 
     @contextlib.contextmanager
     def _in_use(self) -> Iterator[None]:

@@ -34,6 +34,7 @@ class StandIn:
         self.gate = threading.Event()
         self.gate.set()
         self.errors: list[Exception] = []
+        self.cooperative: list[bool] = []
 
     def compile(self, device: CpuDevice, kernel: CompiledKernel) -> KernelLayout:
         self.compiled.append(threading.current_thread().name)
@@ -44,6 +45,7 @@ class StandIn:
 
     def launch(self, lane: Any, op: Launch, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         assert op.slots == (None, None, op.args[2])
+        self.cooperative.append(op.cooperative)
         lane.stream.copy(outputs[0], inputs[1], 4 * op.args[2])
 
 
@@ -266,7 +268,8 @@ def test_the_key_covers_everything_that_makes_the_code() -> None:
         CompiledKernel("source", "name", ("-a", "-b"), (("h", "2"),)),
         CompiledKernel("source", "name", ("-a", "-b")),
     ]
-    assert len({each.key for each in (one, *others)}) == 6
+    others += [CompiledKernel("", "name", code=code) for code in (b"a", b"b")]
+    assert len({each.key for each in (one, *others)}) == 8
     assert CompiledKernel("source", "name", ("-a", "-b"), (("h", "1"),), ("int32",), LAYOUT).key == one.key
 
 
@@ -274,3 +277,51 @@ def test_only_devices_that_compile_are_taken_for_such() -> None:
     assert not isinstance(CpuDevice, CompilesKernels)
     assert not hasattr(CpuDevice, "compile")
     assert ops.Launch.kind == "launch"
+
+
+@pytest.mark.parametrize("code", [".version 8.0", b"\x7fELF", bytearray(b".version 8.0"), memoryview(b".version 8.0")])
+async def test_code_that_was_compiled_elsewhere_is_loaded_and_launched(compiler: StandIn, code: Any, rng: np.random.Generator) -> None:
+    x = rng.standard_normal(10).astype(np.float32)
+    async with opened() as device:
+        kernel = await device.compiler.load(code, "copy", parameters=TYPES)
+        assert kernel.program == CompiledKernel("", "copy", parameters=TYPES, layout=LAYOUT, code=kernel.program.code)
+        assert kernel.program.code == (code.encode() if isinstance(code, str) else bytes(code))
+        ref, out = await device.put(x), await device.zeros(10)
+        assert np.array_equal(await device.get(await kernel.launch(1, 10, (out, ref, 10))), x)
+        again = pickle.loads(pickle.dumps(kernel.program))
+        assert (again, again.key) == (kernel.program, kernel.program.key)
+
+
+async def test_what_cannot_be_loaded_is_refused(compiler: StandIn) -> None:
+    async with opened() as device:
+        for arguments, words in (
+            ((3, "copy"), "code is a int"),
+            ((b"", "copy"), "code is empty"),
+            (("  ", "copy"), "code is empty"),
+            ((b"code", ""), "name is ''"),
+            ((b"code", None), "name is None"),
+        ):
+            error = await failure(device.compiler.load(*arguments), accel.InvalidArgumentError)
+            assert words in str(error)
+            assert error.op == "load"
+        error = await failure(device.compiler.load(b"code", "copy", parameters=TYPES[:2]), accel.InvalidArgumentError)
+        assert "3 parameter(s), and 2 types" in str(error)
+        compiler.errors.append(accel.CompileError("invalid PTX", log="line 3"))
+        found = await failure(device.compiler.load(b"code", "copy"), accel.CompileError)
+        assert (found.log, found.op) == ("line 3", "load")
+    async with opened() as device:
+        late = task(device.compiler.load(b"code", "copy", timeout=5.0))
+        await late
+
+
+async def test_a_launch_may_be_cooperative(compiler: StandIn) -> None:
+    async with opened() as device:
+        kernel = await device.compiler.compile("source", "copy", parameters=TYPES)
+        x, y = await device.zeros(4), await device.zeros(4)
+        await kernel.launch(1, 4, (y, x, 4), cooperative=True)
+        await device.compiler.launch(kernel, 1, 4, (y, x, 4))
+        async with device.batch() as batch:
+            batch.compiler.launch(kernel, 1, 4, (y, x, 4), cooperative=True)
+        assert compiler.cooperative == [True, False, True]
+        error = await failure(kernel.launch(1, 4, (y, x, 4), cooperative=1), accel.InvalidArgumentError)  # type: ignore[arg-type]
+        assert "cooperative is 1" in str(error)

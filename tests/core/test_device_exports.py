@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import os
 import threading
@@ -218,3 +219,45 @@ async def test_memory_that_is_given_away_again_and_again_is_given_back_like_any_
         await bounded(device.free(x))
         await until(lambda: device.info().memory.used == before, "giving the memory back")
         assert device.generation == 1
+
+
+async def test_an_address_keeps_the_memory_and_orders_ops_behind_others(marks: list[str], rng: np.random.Generator) -> None:
+    x = rng.standard_normal(64)
+    async with opened() as device:
+        ref = await device.put(x)
+        with ref[8:].address() as pointer:
+            seen = np.ctypeslib.as_array((ctypes.c_double * 56).from_address(pointer))
+            assert np.array_equal(seen, x[8:])
+            with pytest.raises(accel.InvalidArgumentError, match=r"ref\.address\(\)"):
+                await device.free(ref)
+            seen[:] = 1.0
+            marks.clear()
+            y = await device.elementwise.unary("neg", ref)
+            assert marks, "the op did not wait for what others had enqueued"
+            assert np.array_equal(await device.get(y), np.concatenate([-x[:8], np.full(56, -1.0)]))
+            kept, used = ref.buffer, device.info().memory.used
+            del ref
+            gc.collect()
+            await device.zeros(1)
+            assert device.info().memory.used >= used
+            assert kept
+        gc.collect()
+        marks.clear()
+        await device.get(y)
+        await until(lambda: device.info().memory.used < used, "giving the memory back")
+
+
+async def test_after_the_block_ops_wait_once_and_the_buffer_is_ordinary_again(marks: list[str]) -> None:
+    async with opened() as device:
+        ref = await device.zeros(8)
+        with ref.address(stream=-1):
+            pass
+        marks.clear()
+        for _ in range(3):
+            await device.elementwise.unary("neg", ref)
+        assert marks.count("record") in (1, 2)  # once for all that was enqueued by the end of the block
+        await device.free(ref)
+        with pytest.raises(accel.StaleRefError), ref.address():
+            pass
+        with pytest.raises(BufferError, match="stream is 0"), (await device.zeros(3)).address(stream=0):
+            pass

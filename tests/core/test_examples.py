@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 
 from accel.cli.digits import load_digits
@@ -78,7 +79,7 @@ def test_the_example_of_a_library_of_ones_own_computes_what_numpy_does() -> None
     assert all(line.endswith(": True") for line in others), done.stdout
 
 
-@pytest.mark.parametrize(("name", "lines"), [("nearest_neighbours.py", 3), ("image_pipeline.py", 2)])
+@pytest.mark.parametrize(("name", "lines"), [("nearest_neighbours.py", 3), ("image_pipeline.py", 2), ("least_squares.py", 3)])
 def test_the_examples_of_array_programs_compute_what_numpy_does(name: str, lines: int) -> None:
     done = run_example(name)
     assert done.returncode == 0, done
@@ -124,6 +125,30 @@ async def ask(session: aiohttp.ClientSession, path: str, **options: Any) -> Any:
     async with session.request("POST" if "json" in options else "GET", path, **options) as answer:
         assert answer.status == 200, await answer.text()
         return await answer.json()
+
+
+async def test_linear_models_and_components_are_served(rng: np.random.Generator) -> None:
+    x = rng.standard_normal((30, 3)) @ np.diag([3.0, 2.0, 1.0]) + 1
+    y = x @ [1.0, -2.0, 0.5] + 4
+    command = python("-m", "uvicorn", "--app-dir", "examples", "--port", "0", "least_squares:app")
+    async with started(command, ACCEL_DEVICE="cpu") as program, aiohttp.ClientSession(f"http://127.0.0.1:{program.port}") as session:
+        fit = await ask(session, "/fits", json={"x": x.tolist(), "y": y.tolist()})
+        np.testing.assert_allclose([*fit["coefficients"], fit["intercept"]], [1.0, -2.0, 0.5, 4.0], atol=1e-9)
+        assert fit["rank"] == 4
+        found = await ask(session, "/components", json={"x": x.tolist(), "count": 2, "project": x[:5].tolist()})
+        variances, vectors = np.linalg.eigh(np.cov(x.T))
+        np.testing.assert_allclose(found["variances"], variances[:0:-1])
+        projection = vectors[:, 1:] @ vectors[:, 1:].T
+        np.testing.assert_allclose(np.array(found["coordinates"]) @ found["directions"], (x - x.mean(0))[:5] @ projection, atol=1e-9)
+        for path, body, field in (
+            ("/fits", {"x": [[1], [2, 3]], "y": [1, 2]}, "x"),
+            ("/fits", {"x": [[1], [2]], "y": [1]}, "y"),
+            ("/components", {"x": x.tolist(), "project": [[1.0]]}, "project"),
+        ):
+            async with session.post(path, json=body) as answer:
+                assert (answer.status, (await answer.json())["field"]) == (422, field)
+        async with session.post("/fits", data='{"x": [[NaN], [1]], "y": [1, 2]}', headers={"content-type": "application/json"}) as answer:
+            assert answer.status == 422
 
 
 async def is_refused(port: int) -> bool:

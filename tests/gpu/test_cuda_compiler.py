@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import pytest
 
 import accel
 from accel import ops
+from accel_cuda.core.compiler import architecture, compile_source
 from tests.gpu.cuda_programs import ROOT, failure
 from tests.gpu.test_cuda_ops import opened
 
@@ -329,3 +331,136 @@ def test_the_example_runs() -> None:
     assert done.returncode == 0, done.stderr
     assert "largest error" in done.stdout
     assert "broken.cu(1)" in done.stdout
+
+
+PTX = """
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry shift(.param .u64 y, .param .s32 n, .param .f32 a)
+{
+    .reg .pred %p; .reg .b32 %r<5>; .reg .f32 %f<3>; .reg .b64 %rd<4>;
+    ld.param.u64 %rd1, [y];
+    ld.param.s32 %r1, [n];
+    ld.param.f32 %f1, [a];
+    mov.u32 %r2, %ctaid.x;
+    mov.u32 %r3, %ntid.x;
+    mov.u32 %r4, %tid.x;
+    mad.lo.s32 %r2, %r2, %r3, %r4;
+    setp.ge.s32 %p, %r2, %r1;
+    @%p bra DONE;
+    cvta.to.global.u64 %rd1, %rd1;
+    mul.wide.s32 %rd2, %r2, 4;
+    add.s64 %rd3, %rd1, %rd2;
+    ld.global.f32 %f2, [%rd3];
+    add.f32 %f2, %f2, %f1;
+    st.global.f32 [%rd3], %f2;
+DONE:
+    ret;
+}
+"""
+SHIFT = (
+    'extern "C" __global__ void shift(float *y, int n, float a) { int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) y[i] += a; }'
+)
+MEET = """
+extern "C" __global__ void meet(unsigned *count, unsigned *out) {
+    if (threadIdx.x == 0) { atomicAdd(count, 1); while (atomicAdd(count, 0) < gridDim.x); }
+    __syncthreads();
+    if (threadIdx.x == 0) out[blockIdx.x] = atomicAdd(count, 0);
+}
+"""
+
+
+def cubin(arch: str | None = None) -> bytes:
+    """Return ``shift`` for an architecture: that of the device, where none is given."""
+    if arch is None:
+        torch: Any = pytest.importorskip("torch")
+        arch = architecture(*torch.cuda.get_device_capability())
+    return compile_source(SHIFT, arch)
+
+
+@pytest.mark.parametrize("host", ["inline", "process"])
+@pytest.mark.parametrize("kind", ["ptx", "ptx bytes", "cubin"])
+async def test_ptx_and_cubins_are_loaded_and_launched(kind: str, host: Any, rng: np.random.Generator) -> None:
+    x = rng.standard_normal(1000).astype(np.float32)
+    code: Any = cubin() if kind == "cubin" else PTX if kind == "ptx" else PTX.encode()
+    async with opened(host=host) as device:
+        kernel = await device.compiler.load(code, "shift", parameters=("float32*", "int32", "float32"))
+        assert kernel.program.layout is not None
+        assert kernel.program.layout.sizes == (8, 4, 4)
+        ref = await device.put(x)
+        assert await kernel.launch(4, 256, (ref, 1000, 1.5)) is ref
+        async with device.graph() as graph:
+            graph.compiler.launch(kernel, 4, 256, (ref, 1000, -1.0))
+        await graph.replay()
+        assert np.array_equal(await device.get(ref), (x + np.float32(1.5)) - np.float32(1.0))
+        await graph.aclose()
+
+
+async def test_code_that_cannot_be_loaded_is_refused_with_what_the_driver_says() -> None:
+    async with opened() as device:
+        wrong = await failure(device.compiler.load(PTX.replace("add.f32", "odd.f32"), "shift"), accel.CompileError)
+        assert "odd" in wrong.log, wrong
+        assert wrong.op == "load"
+        await failure(device.compiler.load(PTX.replace(".version 7.0", ".version 99.0"), "shift"), accel.CompileError)
+        await failure(device.compiler.load(compile_source(SHIFT, "sm_80"), "shift"), accel.CompileError)
+        await failure(device.compiler.load(PTX.encode()[:20], "shift"), accel.CompileError)
+        for code in (cubin()[:-100], b"\x7fELF", b"hello"):
+            await failure(device.compiler.load(code, "shift"), accel.InvalidArgumentError)
+        error = await failure(device.compiler.load(PTX, "nothing"), accel.InvalidArgumentError)
+        assert "nothing is not a kernel" in str(error)
+        await failure(device.compiler.load(PTX, "shift", parameters=("float32*", "int64", "float32")), accel.InvalidArgumentError)
+        assert (await device.get(await device.zeros(3))).sum() == 0, "the device goes on"
+
+
+async def test_blocks_of_a_cooperative_launch_meet_and_too_many_are_refused() -> None:
+    async with opened() as device:
+        kernel = await device.compiler.compile(MEET, "meet", parameters=("uint32*", "uint32*"))
+        out = await device.zeros(1 << 16, "uint32")
+        error = await failure(
+            kernel.launch(1 << 16, 256, (await device.zeros(1, "uint32"), out), cooperative=True), accel.InvalidArgumentError
+        )
+        most = int(re.findall(r"(\d+) blocks of meet", str(error))[0])
+        assert 0 < most < 1 << 16
+        for shared in (0, 64 << 10):
+            if shared:
+                error = await failure(
+                    kernel.launch(1 << 16, 256, (await device.zeros(1, "uint32"), out), shared, cooperative=True),
+                    accel.InvalidArgumentError,
+                )
+                fewer = int(re.findall(r"(\d+) blocks of meet", str(error))[0])
+                assert fewer < most
+                most = fewer
+            for _ in range(3):
+                await kernel.launch(most, 256, (await device.zeros(1, "uint32"), out), shared, cooperative=True)
+                assert (await device.get(out[:most])).tolist() == [most] * most
+        await kernel.launch(3, 256, (await device.zeros(1, "uint32"), out))
+        async with device.graph() as graph:
+            graph.compiler.launch(kernel, most, 256, (graph.zeros(1, "uint32"), out), 64 << 10, cooperative=True)
+        for _ in range(2):
+            await device.put(np.zeros(1 << 16, np.uint32), out=out)
+            await graph.replay()
+            assert (await device.get(out[:most])).tolist() == [most] * most
+        await graph.aclose()
+
+
+async def test_an_address_is_lent_to_other_libraries() -> None:
+    cupy: Any = pytest.importorskip("cupy")
+    spin = cupy.RawKernel('extern "C" __global__ void spin(long long n) { long long s = clock64(); while (clock64() - s < n); }', "spin")
+    async with opened() as device:
+        ref = await device.full((4096,), 2.0)
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with ref[1024:].address(stream=stream.ptr) as pointer, stream:
+            array = cupy.ndarray((3072,), "float32", cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(pointer, 4 * 3072, None), 0))
+            spin((1,), (1,), (100_000_000,))
+            array += 1
+            with pytest.raises(accel.InvalidArgumentError):
+                await device.free(ref)
+        assert not stream.done, "the kernel was too fast to prove anything"
+        found = await device.get(await device.elementwise.unary("neg", ref))
+        assert np.array_equal(found, np.concatenate([np.full(1024, -2.0), np.full(3072, -3.0)]))
+        await device.free(ref)
+    async with opened(host="process") as device:
+        ref = await device.zeros(4)
+        with pytest.raises(accel.UnsupportedError), ref.address():
+            pass
