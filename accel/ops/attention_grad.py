@@ -116,7 +116,8 @@ class AttentionGrad(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
         ):
             if operand(name, ref).shape != shape or ref.dtype is not dtype:
                 raise InvalidArgumentError(
-                    f"{name} is {ref.dtype.value}{list(ref.shape)}", remedy=f"Give {dtype.value}{list(shape)}, as attention_with_stats does."
+                    f"{name} is {ref.dtype.value}{list(ref.shape)}",
+                    remedy=f"Give {dtype.value}{list(shape)}, as attention_with_stats does.",
                 )
         creates = tuple([Spec(ref.shape, ref.dtype) for ref in (self.q, self.k, self.v)])
         return plan._replace(reads=(self.grad, *plan.reads, self.attended, self.stats), creates=creates)
