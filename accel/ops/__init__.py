@@ -56,6 +56,7 @@ from accel.ops.solver import (
 from accel.ops.sort import Argsort, Partition, Searchsorted, SegmentSort, Sort, SortOps, Topk
 from accel.ops.sparse import Add, Fromdense, Sddmm, SparseOps, Spmm, Spmv, SpsolveTriangular, Tocoo, Tocsc, Tocsr, Todense
 from accel.ops.spectral import Eig, Eigh, Eigvals, Eigvalsh, Lstsq, Pinv, Svd, Svdvals
+from accel.ops.training import BatchNormGrad, BatchNormTrain, Dropout, LayerNormGrad, RmsNormGrad
 
 __all__ = [
     "Add",
@@ -72,6 +73,8 @@ __all__ = [
     "Awaited",
     "Axpy",
     "BatchNorm",
+    "BatchNormGrad",
+    "BatchNormTrain",
     "Binary",
     "Bincount",
     "BlasOps",
@@ -104,6 +107,7 @@ __all__ = [
     "DnnOps",
     "Dot",
     "Dotc",
+    "Dropout",
     "Eig",
     "Eigh",
     "Eigvals",
@@ -141,6 +145,7 @@ __all__ = [
     "KernelOp",
     "Launch",
     "LayerNorm",
+    "LayerNormGrad",
     "LinalgOps",
     "Linspace",
     "LogSoftmax",
@@ -173,6 +178,7 @@ __all__ = [
     "Repeat",
     "Rfft",
     "RmsNorm",
+    "RmsNormGrad",
     "RngOps",
     "Roll",
     "Rot",
