@@ -67,6 +67,7 @@ from accel.ops.sparse_products import Add, Spgemm, SpgemmSize
 from accel.ops.sparse_systems import Spsolve, SpsolveTriangular
 from accel.ops.spectral import Eig, Eigh, Eigvals, Eigvalsh, Lstsq, Pinv, Svd, Svdvals
 from accel.ops.tensor import Einsum, Tensordot, TensorOps
+from accel.ops.training import BatchNormGrad, BatchNormTrain, Dropout, LayerNormGrad, RmsNormGrad
 
 __all__ = [
     "Add",
@@ -83,6 +84,8 @@ __all__ = [
     "Awaited",
     "Axpy",
     "BatchNorm",
+    "BatchNormGrad",
+    "BatchNormTrain",
     "Bernoulli",
     "Beta",
     "Binary",
@@ -124,6 +127,7 @@ __all__ = [
     "DnnOps",
     "Dot",
     "Dotc",
+    "Dropout",
     "Dst",
     "Eig",
     "Eigh",
@@ -173,6 +177,7 @@ __all__ = [
     "KernelOp",
     "Launch",
     "LayerNorm",
+    "LayerNormGrad",
     "LinalgOps",
     "Linspace",
     "LogSoftmax",
@@ -208,6 +213,7 @@ __all__ = [
     "Rfft",
     "Rfftfreq",
     "RmsNorm",
+    "RmsNormGrad",
     "RngOps",
     "Roll",
     "Rot",

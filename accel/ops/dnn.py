@@ -23,6 +23,7 @@ from accel.ops.loss import CrossEntropy, CrossEntropyGrad
 from accel.ops.namespace import OpNamespace, method
 from accel.ops.normalization import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LogSoftmax, RmsNorm, Softmax
 from accel.ops.pooling import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
+from accel.ops.training import BatchNormGrad, BatchNormTrain, Dropout, LayerNormGrad, RmsNormGrad
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,6 +61,11 @@ class DnnOps(OpNamespace[M]):
     group_norm = method(GroupNorm)
     instance_norm = method(InstanceNorm)
     batch_norm = method(BatchNorm)
+    layer_norm_grad = method(LayerNormGrad)
+    rms_norm_grad = method(RmsNormGrad)
+    batch_norm_train = method(BatchNormTrain)
+    batch_norm_grad = method(BatchNormGrad)
+    dropout = method(Dropout)
     max_pool = method(MaxPool)
     avg_pool = method(AvgPool)
     max_pool_grad = method(MaxPoolGrad)

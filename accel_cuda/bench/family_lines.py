@@ -146,6 +146,17 @@ def _their_matrix(torch: Any, data: Any, indices: Any, indptr: Any) -> Any:
 
 _SPARSE = ((1 << 10, 8), (1 << 16, 16), (1 << 20, 16))
 
+
+def _attended(batch: int, heads: int, tokens: int, depth: int) -> tuple[Operand, ...]:
+    return *((((batch, heads, tokens, depth), "bfloat16"),) * 5), ((batch, heads, tokens), "float32")
+
+
+def _their_attention_grad(torch: Any, grad: Any, q: Any, k: Any, v: Any, attended: Any, stats: Any) -> Any:
+    """Return the gradients by the kernel of flash attention; what dropout would need is not read."""
+    backward, tokens = torch.ops.aten._scaled_dot_product_flash_attention_backward, q.shape[2]  # noqa: SLF001  # autograd calls it so
+    return backward(grad, q, k, v, attended, stats, None, None, tokens, tokens, 0.0, True, stats, stats)
+
+
 LINES: tuple[Line, ...] = (
     Line("blas", "gemm float32", _SIDES, _product("float32"), lambda d, a, b: d.blas.gemm(a, b), lambda t, a, b: a @ b),
     Line("blas", "gemm bfloat16", _SIDES, _product("bfloat16"), lambda d, a, b: d.blas.gemm(a, b), lambda t, a, b: a @ b),
@@ -310,6 +321,14 @@ LINES: tuple[Line, ...] = (
         _heads,
         lambda d, q, k, v: d.dnn.attention(q, k, v, causal=True),
         lambda t, q, k, v: t.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True),
+    ),
+    Line(
+        "dnn",
+        "attention gradient causal bfloat16",
+        ((1, 8, 128, 64), (8, 16, 512, 64), (4, 32, 2048, 128)),
+        _attended,
+        lambda d, grad, q, k, v, attended, stats: d.dnn.attention_grad(grad, q, k, v, attended, stats, causal=True),
+        _their_attention_grad,
     ),
     Line("dnn", "softmax of rows bfloat16", _ROWS, _one("bfloat16"), lambda d, x: d.dnn.softmax(x), lambda t, x: t.softmax(x, -1)),
     Line(

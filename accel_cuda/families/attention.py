@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import struct
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -22,17 +23,18 @@ if TYPE_CHECKING:
     from accel_cuda.core.stream import CudaStream
     from accel_cuda.families.cudnn import Cudnn, Room
 
-__all__ = ["AttentionWork", "attend"]
+__all__ = ["CAUSAL", "AttentionSteps", "AttentionWork", "attend"]
 
 _HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
-_CAUSAL = {False: 0, True: 1, "bottom_right": 2}
+CAUSAL = {False: 0, True: 1, "bottom_right": 2}
+"""What kernels call ``causal``."""
 _ALIGNMENT = {False: None, True: "TOP_LEFT", "bottom_right": "BOTTOM_RIGHT"}
 _ROWS, _KEYS, _WARPS, _SHARED = 4, 32, 4, 48 << 10
 _LIMIT = 2**31 - 1
 _BLOCK = 256
 
 # Numbers of tensors in cuDNN's plans.
-_Q, _K, _V, _OUT, _BIAS, _LENGTHS_Q, _LENGTHS_KV, _BEGINS_Q, _BEGINS_KV, _TABLE = range(1, 11)
+_Q, _K, _V, _OUT, _BIAS, _LENGTHS_Q, _LENGTHS_KV, _BEGINS_Q, _BEGINS_KV, _TABLE, _STATS = range(1, 12)
 
 
 class _Layout(NamedTuple):
@@ -93,7 +95,8 @@ class AttentionWork(NamedTuple):
     def of(cls, op: Any) -> AttentionWork:
         """Return what an op asks for."""
         kind, value_dim = op.kind, op.v.shape[-1]
-        common = op.multiplier(), op.causal, op.window
+        forward = op.forward() if kind in ("attention_with_stats", "attention_grad") else op
+        common = forward.multiplier(), op.causal, op.window
         if kind == "ragged_attention":
             (tokens, heads, dim), (keys, kv_heads, _), batch = op.q.shape, op.k.shape, op.offsets_q.size - 1
             sides = (
@@ -105,6 +108,8 @@ class AttentionWork(NamedTuple):
             q, k, v, out = (_Layout.ragged(batch, *side) for side in sides)
             return cls(kind, op.q.dtype, q, k, v, out, *common, None, (True, True), 0, (tokens, keys))
         arrays = _Layout.of(op.q), _Layout.of(op.k), _Layout.of(op.v), _Layout.dense(*op.q.shape[:3], value_dim)
+        if kind in ("attention_with_stats", "attention_grad"):
+            return cls(kind, op.q.dtype, *arrays, *common)
         if kind == "paged_attention":
             return cls(kind, op.q.dtype, *arrays, *common, None, (False, True), op.table.shape[1])
         lengths = op.lengths_q is not None, op.lengths_kv is not None
@@ -145,7 +150,8 @@ class AttentionWork(NamedTuple):
         }
         dtype = CUDNN_TYPES[self.dtype]
         return {
-            "op": "attention",
+            "op": "attention_grad" if self.form == "attention_grad" else "attention",
+            "has_stats": self.form == "attention_with_stats",
             "dtype": dtype,
             **layouts,
             "scale": self.scale,
@@ -170,6 +176,10 @@ class AttentionWork(NamedTuple):
 def _sizes(work: AttentionWork) -> Mapping[int, int]:
     """Return the bytes of cuDNN's tensors."""
     size, numbers, batch = work.dtype.itemsize, 4, work.q.shape[0]
+    stats = max(size, 4) * math.prod(work.q.shape[:3])
+    if work.form == "attention_grad":
+        q, k, v, out = (size * math.prod(each.shape) for each in (work.q, work.k, work.v, work.out))
+        return dict(enumerate((q, k, v, q, k, v, out, out, stats), 1))
     if work.form == "ragged_attention":
         (tokens, keys), k, v = work.tokens, work.k.strides[2], work.v.strides[2]
         arrays = {_Q: tokens * work.q.strides[2], _K: keys * k, _V: keys * v, _OUT: tokens * work.out.strides[2]}
@@ -177,7 +187,8 @@ def _sizes(work: AttentionWork) -> Mapping[int, int]:
         arrays = {uid: math.prod(each.shape) for uid, each in ((_Q, work.q), (_K, work.k), (_V, work.v), (_OUT, work.out))}
     arrays[_BIAS] = math.prod(work.bias or (0,))
     tables = {_LENGTHS_Q: batch, _LENGTHS_KV: batch, _BEGINS_Q: batch + 1, _BEGINS_KV: batch + 1, _TABLE: batch * work.pages}
-    return {**{uid: size * count for uid, count in arrays.items()}, **{uid: numbers * count for uid, count in tables.items()}}
+    counts = {**{uid: size * count for uid, count in arrays.items()}, **{uid: numbers * count for uid, count in tables.items()}}
+    return {**counts, _STATS: stats}
 
 
 def _rounded(nbytes: int) -> int:
@@ -201,6 +212,9 @@ def attend(stream: CudaStream, cudnn: Cudnn | None, work: AttentionWork, pointer
         return
     if not work.seq_kv:
         stream.fill(pointers[_OUT], bytes(1), sizes[_OUT])
+        if _STATS in pointers:
+            nothing = struct.pack("<d" if sizes[_STATS] == 8 * math.prod(work.q.shape[:3]) else "<f", -math.inf)
+            stream.fill(pointers[_STATS], nothing, math.prod(work.q.shape[:3]))
         return
     if cudnn is not None:
         if any(work.lengths):
@@ -232,7 +246,9 @@ def _made(stream: CudaStream, work: AttentionWork, pointers: Mapping[int, int], 
     return {uid: (address, sizes[uid])}
 
 
-class _Steps(ctypes.Structure):
+class AttentionSteps(ctypes.Structure):
+    """Strides, in elements, of a batch, a head and a row."""
+
     _fields_ = (("batch", ctypes.c_int64), ("head", ctypes.c_int64), ("row", ctypes.c_int64))
 
 
@@ -242,8 +258,9 @@ class _Arguments(ctypes.Structure):
     _fields_ = (
         ("pointers", ctypes.c_void_p * 10),
         ("numbers", ctypes.c_int64 * 11),
-        ("steps", _Steps * 5),
+        ("steps", AttentionSteps * 5),
         ("scale", ctypes.c_double),
+        ("stats", ctypes.c_void_p),
     )
 
 
@@ -267,19 +284,22 @@ def _launch(stream: CudaStream, work: AttentionWork, pointers: Mapping[int, int]
     arguments.pointers[:] = [pointers.get(uid, 0) for uid in order]
     page_size = work.k.shape[2] if work.pages else 0
     arguments.numbers[:] = (
-        batch, heads, kv_heads, seq_q, work.seq_kv, dim, value_dim, _CAUSAL[work.causal], work.window or 0, page_size, work.pages
+        batch, heads, kv_heads, seq_q, work.seq_kv, dim, value_dim, CAUSAL[work.causal], work.window or 0, page_size, work.pages
     )  # fmt: skip
     ragged = work.form == "ragged_attention"
-    steps = [_Steps(0 if ragged else each.strides[0], *each.strides[1:3]) for each in (work.q, work.k, work.v, work.out)]
+    steps = [AttentionSteps(0 if ragged else each.strides[0], *each.strides[1:3]) for each in (work.q, work.k, work.v, work.out)]
     arguments.steps[:] = (*steps, _bias_steps(work.bias))
     arguments.scale = work.scale
+    arguments.stats = pointers.get(_STATS, 0)
     parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
     stream.launch_with(stream.functions[f"attention_any_{CODES[work.dtype]}"], (blocks, 1), (32 * warps, 1), warps * warp, parameters)
 
 
-def _bias_steps(shape: Sequence[int] | None) -> _Steps:
+def _bias_steps(shape: Sequence[int] | None) -> AttentionSteps:
     """Return the strides of a bias; 0 where it has one element for all."""
     if shape is None:
-        return _Steps()
+        return AttentionSteps()
     _, heads, rows, keys = shape
-    return _Steps(*(step if length > 1 else 0 for length, step in zip(shape, (heads * rows * keys, rows * keys, keys), strict=False)))
+    return AttentionSteps(
+        *(step if length > 1 else 0 for length, step in zip(shape, (heads * rows * keys, rows * keys, keys), strict=False))
+    )

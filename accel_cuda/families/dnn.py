@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from accel import BackendUnavailableError
 from accel_cuda.core.family import CudaPart, Source
-from accel_cuda.families import loss, normalization, pooling
+from accel_cuda.families import attention_grad, loss, normalization, pooling
 from accel_cuda.families.attention import AttentionWork, attend
+from accel_cuda.families.attention_grad import GRADIENT_TENSORS, attend_backward
 from accel_cuda.families.convolution import GRADS, ConvolutionWork, convolve, fill
 from accel_cuda.families.cudnn import CUDNN, Cudnn, Plan, Room
 from accel_cuda.families.kernels import CODES
@@ -25,10 +26,12 @@ if TYPE_CHECKING:
 __all__ = ["PART", "DnnLibrary"]
 
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", *GRADS)
-_ATTENTIONS = ("attention", "ragged_attention", "paged_attention")
+_ATTENTIONS = ("attention", "ragged_attention", "paged_attention", "attention_with_stats")
 _IMAGES = ("input", "filter", "bias", "out")
 _REFS = {
     **{kind: ("grad", "filter", "out") if of == "input" else ("input", "grad", "out") for kind, of in GRADS.items()},
+    "attention_with_stats": ("q", "k", "v"),
+    "attention_grad": ("grad", "q", "k", "v", "attended", "stats"),
     "attention": ("q", "k", "v", "bias", "lengths_q", "lengths_kv", "out"),
     "ragged_attention": ("q", "k", "v", "out"),
     "paged_attention": ("q", "k", "v", "table", "lengths_kv", "out"),
@@ -54,7 +57,10 @@ class DnnLibrary:
     """
 
     def __init__(self, context: CudaContext) -> None:
-        self.kernels: Mapping[str, Kernel] = {**dict.fromkeys(_CONVOLUTIONS, self._convolve), **dict.fromkeys(_ATTENTIONS, self._attend)}
+        self.kernels: Mapping[str, Kernel] = {
+            **dict.fromkeys(_CONVOLUTIONS, self._convolve),
+            **dict.fromkeys((*_ATTENTIONS, "attention_grad"), self._attend),
+        }
         self._context = context
         self._lock = threading.Lock()
         self._cudnn: Cudnn | None = None
@@ -127,8 +133,9 @@ class DnnLibrary:
             convolve(stream, self.loaded(), work, x, w, bias, y, Room(scratch))
 
     def attend(self, stream: CudaStream, work: AttentionWork, pointers: Mapping[int, int], scratch: int) -> None:
-        """Enqueue attention. May block."""
-        attend(stream, self.loaded() if work.is_for_cudnn else None, work, pointers, Room(scratch))
+        """Enqueue attention, or its gradients. May block."""
+        enqueue = attend_backward if work.form == "attention_grad" else attend
+        enqueue(stream, self.loaded() if work.is_for_cudnn else None, work, pointers, Room(scratch))
 
     def _work(self, op: Any) -> ConvolutionWork | AttentionWork:
         signature = _signature(op)
@@ -165,9 +172,8 @@ class DnnLibrary:
         self.convolve(lane.stream, cast("ConvolutionWork", self._work(op)), x, w, bias[0] if bias else 0, outputs[0], outputs[1])
 
     def _attend(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        self.attend(
-            lane.stream, cast("AttentionWork", self._work(op)), dict(zip(_tensors(op), (*inputs, outputs[0]), strict=True)), outputs[1]
-        )
+        work, (*made, scratch) = cast("AttentionWork", self._work(op)), outputs
+        self.attend(lane.stream, work, dict(zip(_tensors(op), (*inputs, *made), strict=True)), scratch)
 
 
 def _signature(op: Any) -> Hashable:
@@ -184,6 +190,8 @@ def _signature(op: Any) -> Hashable:
     if kind == "paged_attention":
         return common, op.table.shape
     strides = [ref.strides if ref.is_strided else None for ref in (q, op.k, op.v)]
+    if kind != "attention":
+        return common, tuple(strides)
     return common, tuple(strides), None if op.bias is None else op.bias.shape, op.lengths_q is None, op.lengths_kv is None
 
 
@@ -193,6 +201,10 @@ def _tensors(op: Any) -> tuple[int, ...]:
         return 1, 2, 3, 8, 9, 4
     if op.kind == "paged_attention":
         return 1, 2, 3, 10, 7, 4
+    if op.kind == "attention_grad":
+        return GRADIENT_TENSORS
+    if op.kind == "attention_with_stats":
+        return 1, 2, 3, 4, 11
     others = ((op.bias, 5), (op.lengths_q, 6), (op.lengths_kv, 7))
     return (1, 2, 3, *(number for ref, number in others if ref is not None), 4)
 
@@ -208,6 +220,10 @@ def _attention_program(op: Any) -> str:
     return "" if op.kind != "ragged_attention" and AttentionWork.of(op).is_for_cudnn else f"attention_{CODES[op.q.dtype]}"
 
 
+def _backward_program(op: Any) -> str:
+    return "" if AttentionWork.of(op).is_for_cudnn else f"backward_{CODES[op.q.dtype]}"
+
+
 def _attention_source(code: str) -> tuple[str, ...]:
     return "attention.cu", f"ATTENTION({code})"
 
@@ -216,6 +232,18 @@ PART = CudaPart(
     open=DnnLibrary,
     kernels={**normalization.KERNELS, **pooling.KERNELS, **loss.KERNELS},
     libraries=(CUDNN,),
-    programs=(Source("attention", _attention_source, "attention"), *normalization.SOURCES, *pooling.SOURCES, *loss.SOURCES),
-    program={**dict.fromkeys(_ATTENTIONS, _attention_program), **normalization.PROGRAM, **pooling.PROGRAM, **loss.PROGRAM},
+    programs=(
+        Source("attention", _attention_source, "attention"),
+        *normalization.SOURCES,
+        *pooling.SOURCES,
+        *loss.SOURCES,
+        *attention_grad.SOURCES,
+    ),
+    program={
+        **dict.fromkeys(_ATTENTIONS, _attention_program),
+        "attention_grad": _backward_program,
+        **normalization.PROGRAM,
+        **pooling.PROGRAM,
+        **loss.PROGRAM,
+    },
 )

@@ -30,10 +30,12 @@ BUILDER = """
 import json, os, sys
 for line in sys.stdin:
     request = json.loads(line)
-    if request["scale" if request["op"] == "attention" else "stride"] in (13.0, [13, 13]):
+    if request.get("stride") == [13, 13]:
         os._exit(3)
-    refused = request["op"] == "attention" and request["causal"] == "TOP_LEFT"
-    plan = b"" if refused else json.dumps([[4, 1, 2] + [3] * bool(request.get("bias")), 1000]).encode()
+    refused = request["op"] != "convolution" and request["causal"] == "TOP_LEFT"
+    tensors = [1, 2, 3, 4, 5, 6, 7, 8, 9] if request["op"] == "attention_grad" else [4, 1, 2] + [3] * bool(request.get("bias"))
+    tensors += [11] * bool(request.get("has_stats"))
+    plan = b"" if refused else json.dumps([tensors, 1000]).encode()
     reply = {"error": "not on this device\\nsee the log"} if refused else {"nbytes": len(plan)}
     sys.stdout.buffer.write(json.dumps(reply).encode() + b"\\n" + plan)
     sys.stdout.buffer.flush()
@@ -99,6 +101,7 @@ class Stream:
     def __init__(self, context: Any) -> None:
         self.context, self.handle, self.pointer, self.is_capturing = context, 7, None, False
         self.functions = {f"attention_{name}": name for name in ("any_bf16", "ragged_bf16")}
+        self.functions |= {f"backward_{name}": name for name in ("queries_bf16", "keys_bf16")}
         self.transfers = SimpleNamespace(issued=0)
         self.enqueued: list[tuple[Any, ...]] = []
         self.closing: list[Callable[[], object]] = []
@@ -172,11 +175,11 @@ def ref(*shape: int, dtype: DType = DType.BFLOAT16, skipped: int = 0) -> Any:
     return whole[skipped:].reshape(shape) if skipped else whole
 
 
-def run(dnn: DnnLibrary, stream: Stream, op: Any, *addresses: int) -> None:
+def run(dnn: DnnLibrary, stream: Stream, op: Any, *addresses: int, results: int = 1) -> None:
     lane: Any = SimpleNamespace(stream=stream)
     if dnn.scratch_nbytes(op) is None:
         dnn.measure(op)
-    dnn.kernels[op.kind](lane, op, addresses[:-1], (addresses[-1], 1 << 20))
+    dnn.kernels[op.kind](lane, op, addresses[:-results], (*addresses[-results:], 1 << 20))
 
 
 def test_a_plan_is_built_once_and_run_with_the_streams_handle(dnn: DnnLibrary, context: Any) -> None:
@@ -221,6 +224,23 @@ def test_what_cudnn_refuses_is_unsupported_or_computed_by_the_kernel(dnn: DnnLib
     work._built = lambda request: "no such engine\nat all"  # type: ignore[method-assign]
     with pytest.raises(UnsupportedError, match="no such engine"):
         run(dnn, stream, ops.Conv2d(ref(1, 8, 9, 9), ref(8, 8, 3, 3)), 0x1000, 0x2000, 0x3000)
+
+
+def test_gradients_of_attention_are_cudnns_or_the_kernels(dnn: DnnLibrary, context: Any) -> None:
+    stream, q, k, stats = Stream(context), ref(1, 4, 5, 64), ref(1, 2, 7, 64), ref(1, 4, 5, dtype=DType.FLOAT32)
+    run(dnn, stream, ops.AttentionWithStats(q, k, k), 0x1000, 0x2000, 0x3000, 0x4000, 0x5000, results=2)
+    run(dnn, stream, ops.AttentionGrad(q, q, k, k, q, stats), *range(0x1000, 0xA000, 0x1000), results=3)
+    with_stats, grad = (ran[0] for ran in Graph.ran)
+    assert with_stats == [0x1000, 0x2000, 0x4000, 0x5000]
+    # q, k, v, their gradients, what attention gave, its gradient, the statistics
+    assert grad == [0x2000, 0x3000, 0x4000, 0x7000, 0x8000, 0x9000, 0x5000, 0x1000, 0x6000]
+    assert stream.enqueued == []
+    run(dnn, stream, ops.AttentionGrad(q, q, k, k, q, stats, causal=True), *range(0x1000, 0xA000, 0x1000), results=3)
+    assert [name for name, *_ in stream.enqueued] == ["queries_bf16", "keys_bf16"]
+    assert [grid for _, grid, *_ in stream.enqueued] == [(5, 1), (4, 1)], "four rows a block"
+    none = ref(1, 2, 0, 64)
+    run(dnn, stream, ops.AttentionGrad(q, q, none, none, q, stats), *range(0x1000, 0xA000, 0x1000), results=3)
+    assert stream.enqueued[2:] == [("fill", 0x7000, bytes(1), q.nbytes)]
 
 
 def test_an_error_of_a_plan_is_the_ops(dnn: DnnLibrary, context: Any) -> None:

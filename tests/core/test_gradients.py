@@ -121,6 +121,46 @@ async def test_cross_entropy(device: accel.Device, seeded: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("causal", [False, True, "bottom_right"])
+@pytest.mark.parametrize("window", [None, 2])
+async def test_attention(device: accel.Device, seeded: Any, causal: Any, window: Any) -> None:
+    if window is not None and causal is False:
+        pytest.skip("a window comes with causal")
+    arrays = [seeded[1].standard_normal(shape) for shape in ((2, 4, 5, 3), (2, 2, 6, 3), (2, 2, 6, 4))]
+    options: Any = {"causal": causal, "window": window, "scale": 0.7}
+    dnn: Any = device.dnn
+    for place in range(3):
+
+        async def operands(moved: Any, place: int = place) -> list[Any]:
+            return [moved if number == place else await device.put(each) for number, each in enumerate(arrays)]
+
+        async def forward(moved: Any, operands: Any = operands) -> Any:
+            return await dnn.attention(*await operands(moved), **options)
+
+        async def backward(grad: Any, moved: Any, operands: Any = operands, place: int = place) -> Any:
+            refs = await operands(moved)
+            attended, stats = await dnn.attention_with_stats(*refs, **options)
+            return (await dnn.attention_grad(grad, *refs, attended, stats, **options))[place]
+
+        await check_gradient(device, seeded, arrays[place], forward, backward)
+
+
+async def test_heads_that_were_split_off_are_read_where_they_are(device: accel.Device, seeded: Any) -> None:
+    whole = seeded[1].standard_normal((2, 7, 3, 4, 8))
+    refs = (await device.put(whole)).transpose((2, 0, 3, 1, 4))
+    arrays = [await device.put(np.ascontiguousarray(each)) for each in whole.transpose(2, 0, 3, 1, 4)]
+    grad = await device.put(seeded[1].standard_normal((2, 4, 7, 8)))
+    made = []
+    for q, k, v in ((refs[0], refs[1], refs[2]), arrays):
+        attended, stats = await device.dnn.attention_with_stats(q, k, v, causal=True)
+        op = accel.ops.AttentionGrad(grad, q, k, v, attended, stats, causal=True)
+        assert op.takes_strided(q)
+        assert not op.takes_strided(grad)
+        made.append([await device.get(each) for each in await device.run(op)])
+    for one, other in zip(*made, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
+
+
 async def test_a_window_of_equals_gives_its_gradient_to_the_first(device: accel.Device) -> None:
     x, grad = await device.put(np.array([[[2.0, 2, 1, np.nan, np.nan, 9]]])), await device.put(np.array([[[1.0, 10, 100]]]))
     got = await device.get(await device.dnn.max_pool_grad(grad, x, 2))
@@ -171,6 +211,8 @@ WRONG: dict[str, Any] = {
     "labels of floats": lambda d, r: d.cross_entropy(r(4, 5), r(4)),
     "one grad for all": lambda d, r: d.cross_entropy_grad(r(1), r(4, 5), r.labels),
     "labels of another shape": lambda d, r: d.cross_entropy(r(5, 4), r.labels),
+    "statistics of another shape": lambda d, r: d.attention_grad(*[r(1, 2, 3, 4)] * 5, r(1, 6, 3, 3)),
+    "gradients of other queries": lambda d, r: d.attention_grad(r(1, 2, 3), *[r(1, 2, 3, 4)] * 4, r(1, 2, 3)),
     "no classes": lambda d, r: d.cross_entropy(r(4, 0), r.labels),
 }
 
@@ -187,7 +229,7 @@ class Refs:
 
 SHAPES = (
     *((1, 6, 4, 4), (6, 4, 3, 3), (1, 6, 3, 3), (1, 4, 5, 5), (1, 4, 5), (4, 5), (5, 4), (4, 0)),
-    *((4,), (1,)),
+    *((4,), (1,), (1, 2, 3, 4), (1, 2, 3)),
 )
 
 

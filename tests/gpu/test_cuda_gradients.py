@@ -159,6 +159,49 @@ async def test_cross_entropy_of_rows_of_any_length_and_alignment(
             close(got[is_finite], grads[is_finite], ERRORS[dtype], case)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+async def test_attention(device: accel.Device, cpu: accel.Device, rng: np.random.Generator, dtype: str) -> None:
+    """The 16-bit forms with heads of 64 are for cuDNN, which may refuse them; all others are for the backend's own kernels."""
+    error = {"float16": 1e-2, "bfloat16": 6e-2, "float32": 2e-5}[dtype]
+    of_device: Any = device.dnn
+    of_cpu: Any = cpu.dnn
+    for q_shape, k_shape, options in (
+        ((2, 4, 128, 64), (2, 4, 128, 64), {}),
+        ((2, 8, 200, 64), (2, 2, 333, 64), {"causal": "bottom_right"}),
+        ((1, 4, 150, 64), (1, 4, 150, 64), {"causal": True, "window": 40}),
+        ((2, 3, 37, 33), (2, 1, 41, 33), {"causal": True, "scale": 0.1}),
+        ((1, 2, 70, 20), (1, 2, 50, 20), {"causal": "bottom_right"}),
+    ):
+        q, k, v, grad = (random(rng, shape, dtype) for shape in (q_shape, k_shape, k_shape, q_shape))
+        wider = [await cpu.put(each.astype(np.float64)) for each in (grad, q, k, v)]
+        made = await of_cpu.attention_with_stats(*wider[1:], **options)
+        grads = await of_cpu.attention_grad(*wider, *made, **options)
+        for skipped in (0, 1):
+            refs = [await unaligned(device, each, skipped) for each in (grad, q, k, v)]
+            got = await of_device.attention_with_stats(*refs[1:], **options)
+            of = await of_device.attention_grad(*refs, *got, **options)
+            stats, right = await device.get(got[1]), await cpu.get(made[1])
+            np.testing.assert_array_equal(np.isfinite(stats), np.isfinite(right))
+            close(stats[np.isfinite(right)], right[np.isfinite(right)], error, f"{options} {skipped} stats")
+            for name, one, other in zip(("out", "q", "k", "v"), (got[0], *of), (made[0], *grads), strict=True):
+                close(await device.get(one), await cpu.get(other), error, f"{q_shape} {k_shape} {options} {skipped} {name}")
+
+
+async def test_attention_in_a_graph(device: accel.Device, rng: np.random.Generator) -> None:
+    refs = [await device.put(random(rng, (2, 4, 128, 64), "bfloat16")) for _ in range(4)]
+    of_device: Any = device.dnn
+    attended = await of_device.attention_with_stats(*refs[1:], causal=True)
+    expected = [await device.get(each) for each in await of_device.attention_grad(*refs, *attended, causal=True)]
+    async with device.graph() as graph:
+        recorded: Any = graph.dnn
+        attended = recorded.attention_with_stats(*refs[1:], causal=True)
+        grads = recorded.attention_grad(*refs, *attended, causal=True)
+    for _ in range(2):
+        await graph.replay()
+        for one, other in zip(grads, expected, strict=True):
+            close(await device.get(one), wide(other), 2e-2, "graph")
+
+
 def test_the_training_example_learns_through_a_fault() -> None:
     done = run_example("train_digits.py")
     assert done.returncode == 0, done

@@ -36,7 +36,7 @@ def _enqueue(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) 
     ]
     made = [_array(at, spec) for at, spec in zip(outputs, plan.creates, strict=True)]
     batch, heads, seq_q, dim = op.q.shape
-    compute = _gradients if op.kind == "attention_grad" else _with_stats
+    compute: Any = _gradients if op.kind == "attention_grad" else _with_stats
     work = partial(compute, *reads, *made, op.forward().multiplier(), op.causal, op.window)
     lane.stream.submit(work, costs.attention(3 * batch * heads * seq_q * op.k.shape[2], dim, op.q.dtype.numpy))
 
@@ -153,7 +153,7 @@ def _samples(
         sampling.random(rng, (2, *sizes), dtype) for sizes in ((*queries, dims[0]), (*keys, dims[0]), (*keys, dims[1]), (*queries, dims[1]))
     )
     scale, causal, window = options.get("scale", dims[0] ** -0.5), options.get("causal", False), options.get("window")
-    wide = [sampling.wide(each) for each in (q, k, v, grad)]
+    wide = (sampling.wide(q), sampling.wide(k), sampling.wide(v), sampling.wide(grad))
     out, stats, *grads = _expected(*wide, scale, causal, window)
     name = f"{dtype.value} {queries} of {keys} {dims} {options}"
     # Weights, and the result that is given, are rounded to the operands' type.

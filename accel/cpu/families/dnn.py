@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel.cpu.families import attention, attention_grad, convolution, convolution_grad, loss, normalization, pooling
+from accel.cpu.families import attention, attention_grad, convolution, convolution_grad, loss, normalization, pooling, training
 from accel.family import BackendPart
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield from normalization.samples(rng)
     yield from pooling.samples(rng)
     yield from loss.samples(rng)
+    yield from training.samples(rng)
 
 
 PART = BackendPart(
@@ -40,6 +41,7 @@ PART = BackendPart(
         **attention_grad.KERNELS,
         **convolution_grad.KERNELS,
         **loss.KERNELS,
+        **training.KERNELS,
     },
     samples=_samples,
 )

@@ -21,6 +21,7 @@ struct Attention {
   i64 batch, heads, kv_heads, seq_q, seq_kv, dim, value_dim, causal, window, page_size, most_pages;
   Steps of_q, of_k, of_v, of_o, of_bias;
   double scale;
+  void* stats;  // the logarithm of each query's sum of exponentials, (batch, heads, queries), or 0
 };
 
 template <class W> DEVICE W warp_most(W x) {
@@ -146,6 +147,10 @@ template <class T> DEVICE void attend(const Attention& g) {
   for (i64 x = lane; x < g.value_dim; x += 32)
     for (int r = 0; r < ROWS; ++r)
       if (row + r < span.rows) o[(row + r) * g.of_o.row + x] = narrow<T>(begin[r] < end[r] ? sums[x].v[r] / total[r] : W(0));
+  if (g.stats && lane == 0)
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r)
+      if (row + r < span.rows) ((W*)g.stats)[group * g.seq_q + row + r] = begin[r] < end[r] ? most[r] + log(total[r]) : nothing<W>();
 }
 
 // What cuDNN wants to know of sequences that lie one behind the other: how long they are, and at which elements they begin.

@@ -1,0 +1,221 @@
+"""Norms for training, gradients of norms, and dropout, on the CPU, and their samples."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from accel.cpu import costs
+from accel.cpu.families import sampling
+from accel.cpu.families.precision import blocks, wider
+from accel.cpu.families.words import philox_blocks
+from accel.cpu.views import array
+from accel.family import Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from accel.backend import Kernel
+    from accel.cpu.views import Array
+    from accel.dtype import DType
+
+__all__ = ["KERNELS", "samples"]
+
+_TOUCHES = 24
+
+
+def _submit(lane: Any, op: Any, work: Any) -> None:
+    lane.stream.submit(work, costs.elements(_TOUCHES * op.x.size, op.x.dtype.numpy))
+
+
+def _row_grads(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    (rows, length), dtype = op.middle(), op.x.dtype.numpy
+    if not length:
+        return
+    grad, x, out = (np.empty((0, length), dtype) if not rows else array(at, (rows, length), dtype) for at in (*inputs[:2], outputs[0]))
+    weight = None if op.weight is None else array(inputs[2], (length,), dtype)
+    sums = [array(at, (length,), dtype) for at in outputs[1:]]
+    _submit(lane, op, partial(_of_rows, grad, x, weight, out, sums, op.kind == "layer_norm_grad", op.eps))
+
+
+@np.errstate(all="ignore")
+def _of_rows(grad: Array, x: Array, weight: Array | None, out: Array, sums: list[Array], is_centred: bool, eps: float) -> None:
+    wide, length = wider(x.dtype), x.shape[1]
+    totals = np.zeros((2, length), wide)
+    for block in blocks(len(x), 4 * length * wide.itemsize):
+        part, change = x[block].astype(wide), grad[block].astype(wide)
+        if is_centred:
+            part -= part.mean(axis=1, keepdims=True)
+        factor = 1 / np.sqrt((part * part).mean(axis=1, keepdims=True) + wide.type(eps))
+        part *= factor
+        totals += (change * part).sum(axis=0), change.sum(axis=0)
+        if weight is not None:
+            change *= weight.astype(wide)
+        along = (change * part).mean(axis=1, keepdims=True)
+        if is_centred:
+            change -= change.mean(axis=1, keepdims=True)
+        out[block] = (change - part * along) * factor
+    for target, total in zip(sums, totals, strict=False):
+        target[...] = total
+
+
+def _batch_norm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    shape, dtype = op.middle(), op.x.dtype.numpy
+    if not op.x.size:
+        return
+    *grads, at = inputs[: 2 if op.kind == "batch_norm_grad" else 1]
+    given = iter(inputs[len(grads) + 1 :])
+    names = ("weight",) if grads else ("weight", "bias")
+    weight, bias = [*(None if getattr(op, name) is None else array(next(given), (shape[1], 1), dtype) for name in names), None][:2]
+    x, out = array(at, shape, dtype), array(outputs[0], shape, dtype)
+    sums = [array(address, (shape[1],), dtype) for address in outputs[1:]]
+    grad = array(grads[0], shape, dtype) if grads else None
+    _submit(lane, op, partial(_channels, x, grad, weight, bias, out, sums, op.eps))
+
+
+@np.errstate(all="ignore")
+def _channels(x: Array, grad: Array | None, weight: Array | None, bias: Array | None, out: Array, sums: list[Array], eps: float) -> None:
+    """Normalize an array whose channels are at axis 1, or compute the gradients of that; and write the statistics, or the gradients of weight and bias."""
+    wide = wider(x.dtype)
+    part = x.astype(wide)
+    mean = part.mean(axis=(0, 2), keepdims=True)
+    part -= mean
+    variance = (part * part).mean(axis=(0, 2), keepdims=True)
+    factor = 1 / np.sqrt(variance + wide.type(eps))
+    part *= factor
+    scale = wide.type(1) if weight is None else weight.astype(wide)
+    if grad is None:
+        made = part * scale
+        out[...] = made if bias is None else made + bias.astype(wide)
+        results = mean, variance
+    else:
+        change = grad.astype(wide)
+        results = (change * part).sum(axis=(0, 2)), change.sum(axis=(0, 2))
+        along = (change * part).mean(axis=(0, 2), keepdims=True)
+        out[...] = (change - change.mean(axis=(0, 2), keepdims=True) - part * along) * factor * scale
+    for target, result in zip(sums, results, strict=True):
+        target[...] = result.reshape(-1)
+
+
+def _dropout(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    if op.x.size:
+        x, out = (array(address, (op.x.size,), op.x.dtype.numpy) for address in (inputs[0], outputs[0]))
+        lane.stream.submit(partial(_drop, x, out, op), costs.elements(30 * op.x.size, op.x.dtype.numpy))
+
+
+@np.errstate(all="ignore")
+def _drop(x: Array, out: Array, op: Any) -> None:
+    first, wide = op.offset // 4, wider(x.dtype)
+    skip, done = op.offset - 4 * first, 0
+    for words in philox_blocks(op.seed, first, -(-(op.offset + x.size) // 4) - first):
+        stays = (words.reshape(-1)[skip:] >> np.uint32(8))[: x.size - done] >= op.least()
+        place = slice(done, done + len(stays))
+        out[place] = np.where(stays, x[place].astype(wide) * wide.type(op.scale()), 0)
+        done, skip = place.stop, 0
+
+
+KERNELS: Mapping[str, Kernel] = {
+    "layer_norm_grad": _row_grads,
+    "rms_norm_grad": _row_grads,
+    "batch_norm_train": _batch_norm,
+    "batch_norm_grad": _batch_norm,
+    "dropout": _dropout,
+}
+
+
+def samples(rng: np.random.Generator) -> Iterator[Sample]:
+    """Yield samples of every op here."""
+    for dtype in sampling.ALL_FLOATS:
+        for shape, trailing, has_weight in (
+            *(((6, 64), 64, True), ((3, 5), 5, False), ((2, 3, 4), (3, 4), True), ((70, 1100), (1100,), True)),
+            *(((1, 1), 1, True), ((0, 4), 4, True), ((1, 2049), 2049, False), ((300, 33), 33, True)),
+        ):
+            yield from _row_samples(rng, dtype, shape, trailing, has_weight)
+        for shape, axis, names in (
+            *(((4, 3, 5, 7), 1, ("weight", "bias")), ((40, 8), -1, ("weight",)), ((3, 5, 64), 1, ())),
+            *(
+                ((2, 9, 9, 40), -1, ("weight", "bias")),
+                ((2, 1), 1, ("bias",)),
+                ((1, 70, 600), 1, ("weight",)),
+                ((4, 35, 6), 1, ("weight", "bias")),
+            ),
+        ):
+            yield from _channel_samples(rng, dtype, shape, axis, names)
+        for size, p, seed, offset in (
+            ((3, 7), 0.5, 1, 0),
+            ((1000,), 0.1, 2**64 - 1, 3),
+            ((2, 3, 64), 0.9, 7, 2**40),
+            ((5,), 0.0, 0, 1),
+            ((9,), 1.0, 3, 0),
+        ):
+            yield _dropout_sample(rng, dtype, size, p, seed, offset)
+
+
+def _row_samples(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...], trailing: Any, has_weight: bool) -> Iterator[Sample]:
+    size = (trailing,) if isinstance(trailing, int) else trailing
+    x, grad = np.asarray(3 * sampling.random(rng, shape, dtype) + 1, dtype.numpy), sampling.random(rng, shape, dtype)
+    weight = sampling.random(rng, size, dtype)
+    length = math.prod(size)
+    rows, changes = (sampling.wide(each).reshape(-1, length) for each in (x, grad))
+    factors = sampling.wide(weight).reshape(-1) if has_weight else np.ones(length)
+    # Where all cancels, nothing is left but the rounding of terms of up to 10.
+    terms = 10.0 if x.size < 8 else 0.0
+    for kind in ("layer_norm_grad", "rms_norm_grad"):
+        is_centred = kind == "layer_norm_grad"
+        of_x, of_weight, of_bias = np.zeros(rows.shape, rows.dtype), np.zeros(length, rows.dtype), changes.sum(axis=0)
+        for row, change, target in zip(rows, changes, of_x, strict=True):
+            off = row - row.mean() if is_centred else row
+            root = np.sqrt((off * off).mean() + 0.01)
+            of_weight += change * off / root
+            slopes = change * factors - ((change * factors).mean() if is_centred else 0)
+            target[...] = slopes / root - off * (off @ (change * factors)) / (length * root**3)
+        call = partial(_call, kind, {"normalized_shape": trailing, "eps": 0.01}, ("grad", "x", "weight")[: 2 + has_weight])
+        expected = (of_x.reshape(shape), of_weight.reshape(size), of_bias.reshape(size))[: 2 + is_centred]
+        name = f"{kind} {dtype.value}{list(shape)} {trailing} {'weight' * has_weight}"
+        yield Sample(name, call, (grad, x, weight)[: 2 + has_weight], expected, sampling.sums(dtype, 64), terms)
+
+
+def _channel_samples(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...], axis: int, names: tuple[str, ...]) -> Iterator[Sample]:
+    count, others = shape[axis], tuple([place for place in range(len(shape)) if place != axis % len(shape)])
+    x, grad = np.asarray(2 * sampling.random(rng, shape, dtype) + 1, dtype.numpy), sampling.random(rng, shape, dtype)
+    given = {name: sampling.random(rng, count, dtype) for name in names}
+    fit = [count if place == axis % len(shape) else 1 for place in range(len(shape))]
+    wide, change = sampling.wide(x), sampling.wide(grad)
+    mean = wide.mean(axis=others, keepdims=True)
+    variance = ((wide - mean) ** 2).mean(axis=others, keepdims=True)
+    scaled = (wide - mean) / np.sqrt(variance + 0.01)
+    weight, bias = (
+        sampling.wide(given[name]).reshape(fit) if name in given else neutral for name, neutral in (("weight", 1.0), ("bias", 0.0))
+    )
+    options = {"axis": axis, "eps": 0.01}
+    name, error = f"{dtype.value}{list(shape)} axis={axis} {' '.join(names)}", sampling.sums(dtype, 64)
+    call = partial(_call, "batch_norm_train", options, ("x", *names))
+    expected: tuple[Array, ...] = scaled * weight + bias, mean.reshape(-1), variance.reshape(-1)
+    yield Sample(f"batch_norm_train {name}", call, (x, *given.values()), expected, error)
+    each, ends = wide.size // count, change * weight
+    slopes = (ends - ends.mean(axis=others, keepdims=True) - scaled * (ends * scaled).sum(axis=others, keepdims=True) / each) / np.sqrt(
+        variance + 0.01
+    )
+    operands = {"grad": grad, "x": x, **{name: value for name, value in given.items() if name == "weight"}}
+    call = partial(_call, "batch_norm_grad", options, tuple(operands))
+    expected = slopes, (change * scaled).sum(axis=others), change.sum(axis=others)
+    terms = 10.0 if x.size < 8 else 0.0
+    yield Sample(f"batch_norm_grad {name}", call, tuple(operands.values()), expected, error, terms)
+
+
+def _dropout_sample(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...], p: float, seed: int, offset: int) -> Sample:
+    x = sampling.random(rng, shape, dtype)
+    first = offset // 4
+    words = np.concatenate(list(philox_blocks(seed, first, x.size // 4 + 2))).reshape(-1)[offset - 4 * first :][: x.size]
+    # The numbers that rng.uniform draws.
+    stays = ((words >> np.uint32(8)) * 2.0**-24 >= p).reshape(shape)
+    expected = np.where(stays, sampling.wide(x) / (1 - p if p < 1 else 1), 0)
+    call = partial(_call, "dropout", {"p": p, "seed": seed, "offset": offset}, ("x",))
+    return Sample(f"dropout {dtype.value}{list(shape)} {p} {seed} {offset}", call, (x,), expected, sampling.sums(dtype))
+
+
+def _call(kind: str, options: dict[str, Any], names: tuple[str, ...], dnn: Any, *refs: Any) -> Any:
+    return getattr(dnn, kind)(**dict(zip(names, refs, strict=True)), **options)

@@ -1,0 +1,274 @@
+"""Norms for training, gradients of norms, and dropout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar
+
+from accel.dtype import DType
+from accel.errors import InvalidArgumentError
+from accel.ops.base import FamilyOp, Plan, Spec, as_shape, factor, in_place_or_apart, operand, result_in, same_dtype
+from accel.ops.fields import integer, set_fields
+from accel.ops.normalization import BatchNorm, LayerNorm, RmsNorm
+from accel.ref import AccelRef
+
+__all__ = ["BatchNormGrad", "BatchNormTrain", "Dropout", "LayerNormGrad", "RmsNormGrad"]
+
+_END, _LONGEST = 1 << 64, 1 << 62
+
+
+def _set_eps(op: Any) -> None:
+    set_fields(op, eps=factor("eps", op.eps, DType.FLOAT64))
+
+
+def _check_grad(grad: AccelRef, x: AccelRef) -> None:
+    if operand("grad", grad).shape != x.shape:
+        raise InvalidArgumentError(f"grad has shape {grad.shape}, and x {x.shape}", remedy="Give the gradient of the norm's result.")
+    same_dtype(grad=grad, x=x)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LayerNormGrad(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
+    """The gradients of ``x``, weight and bias of ``layer_norm``. The bias itself is not needed.
+
+    Parameters
+    ----------
+    grad
+        Gradient of the result, as ``x``.
+    x, normalized_shape, weight, eps
+        Those of ``layer_norm``. Without a weight, the second result is the gradient of one of ones.
+    """
+
+    library: ClassVar[str] = "dnn"
+    kind: ClassVar[str] = "layer_norm_grad"
+
+    grad: AccelRef
+    x: AccelRef
+    normalized_shape: int | Sequence[int]
+    weight: AccelRef | None = None
+    _: KW_ONLY
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        """Convert ``normalized_shape`` and ``eps``."""
+        _set_eps(self)
+        set_fields(self, normalized_shape=as_shape(self.normalized_shape))
+
+    def middle(self) -> tuple[int, int]:
+        """Return how many rows there are, and elements of each."""
+        shape = as_shape(self.normalized_shape)
+        return math.prod(self.x.shape[: -len(shape)]), math.prod(shape)
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        plan = LayerNorm(self.x, self.normalized_shape, self.weight, eps=self.eps).plan()
+        _check_grad(self.grad, self.x)
+        of_weight = Spec(as_shape(self.normalized_shape), self.x.dtype)
+        return plan._replace(reads=(self.grad, *plan.reads), creates=(*plan.creates, of_weight, of_weight))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RmsNormGrad(FamilyOp[tuple[AccelRef, AccelRef]]):
+    """The gradients of ``x`` and weight of ``rms_norm``.
+
+    Parameters
+    ----------
+    grad
+        Gradient of the result, as ``x``.
+    x, normalized_shape, weight, eps
+        Those of ``rms_norm``. Without a weight, the second result is the gradient of one of ones.
+    """
+
+    library: ClassVar[str] = "dnn"
+    kind: ClassVar[str] = "rms_norm_grad"
+
+    grad: AccelRef
+    x: AccelRef
+    normalized_shape: int | Sequence[int]
+    weight: AccelRef | None = None
+    _: KW_ONLY
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        """Convert ``normalized_shape`` and ``eps``."""
+        _set_eps(self)
+        set_fields(self, normalized_shape=as_shape(self.normalized_shape))
+
+    def middle(self) -> tuple[int, int]:
+        """Return how many rows there are, and elements of each."""
+        shape = as_shape(self.normalized_shape)
+        return math.prod(self.x.shape[: -len(shape)]), math.prod(shape)
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        plan = RmsNorm(self.x, self.normalized_shape, self.weight, eps=self.eps).plan()
+        _check_grad(self.grad, self.x)
+        return plan._replace(reads=(self.grad, *plan.reads), creates=(*plan.creates, Spec(as_shape(self.normalized_shape), self.x.dtype)))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class BatchNormTrain(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
+    """``batch_norm`` with the mean and the variance of ``x`` itself, which are the second and the third result.
+
+    The variance is that of all elements: ddof 0. Running statistics are a fused function of these: ``running + momentum * (mean - running)``.
+
+    Parameters
+    ----------
+    x
+        (N, C, ...), or channels along another ``axis``; each channel has at least one element.
+    weight, bias
+        Of shape (C,); ``None`` leaves the step out.
+    axis
+        Which axis of ``x`` has the channels.
+    eps
+        Keeps the divisor from 0.
+    """
+
+    library: ClassVar[str] = "dnn"
+    kind: ClassVar[str] = "batch_norm_train"
+
+    x: AccelRef
+    weight: AccelRef | None = None
+    bias: AccelRef | None = None
+    _: KW_ONLY
+    axis: int = 1
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        """Convert ``axis`` and ``eps``."""
+        _set_eps(self)
+        set_fields(self, axis=integer("axis", self.axis, "Give an int."))
+
+    def middle(self) -> tuple[int, int, int]:
+        """Return how many elements are before, along and behind the axis of channels."""
+        return _middle(self.x, self.axis)
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x = operand("x", self.x)
+        _, channels, _ = self.middle()
+        given = _of_channels(channels, weight=self.weight, bias=self.bias)
+        same_dtype(x=x, **given)
+        statistics = Spec((channels,), x.dtype)
+        return Plan((x, *given.values()), (), (Spec(x.shape, x.dtype), statistics, statistics), "normalize", x.dtype)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class BatchNormGrad(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
+    """The gradients of ``x``, weight and bias of ``batch_norm_train``; its statistics are those of ``x``, and are computed again.
+
+    Parameters
+    ----------
+    grad
+        Gradient of the first result, as ``x``.
+    x, weight, axis, eps
+        Those of ``batch_norm_train``.
+    """
+
+    library: ClassVar[str] = "dnn"
+    kind: ClassVar[str] = "batch_norm_grad"
+
+    grad: AccelRef
+    x: AccelRef
+    weight: AccelRef | None = None
+    _: KW_ONLY
+    axis: int = 1
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        """Convert ``axis`` and ``eps``."""
+        _set_eps(self)
+        set_fields(self, axis=integer("axis", self.axis, "Give an int."))
+
+    def middle(self) -> tuple[int, int, int]:
+        """Return how many elements are before, along and behind the axis of channels."""
+        return _middle(self.x, self.axis)
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x = operand("x", self.x)
+        _check_grad(self.grad, x)
+        _, channels, _ = self.middle()
+        given = _of_channels(channels, weight=self.weight)
+        same_dtype(x=x, **given)
+        of_weight = Spec((channels,), x.dtype)
+        return Plan((self.grad, x, *given.values()), (), (Spec(x.shape, x.dtype), of_weight, of_weight), "normalize", x.dtype)
+
+
+def _middle(x: AccelRef, axis: int) -> tuple[int, int, int]:
+    found = BatchNorm(x, x, x, axis=axis).middle()
+    if not found[0] * found[2]:
+        raise InvalidArgumentError(f"x has shape {x.shape}: its channels have no elements", remedy="Leave empty batches out.")
+    return found
+
+
+def _of_channels(channels: int, **given: AccelRef | None) -> dict[str, AccelRef]:
+    """Return those that are given, if they have one number for each channel."""
+    found: dict[str, AccelRef] = {}
+    for name, ref in given.items():
+        if ref is None:
+            continue
+        if operand(name, ref).shape != (channels,):
+            raise InvalidArgumentError(f"{name} has shape {ref.shape}, and ({channels},) is needed", remedy="Reshape it.")
+        found[name] = ref
+    return found
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Dropout(FamilyOp):
+    """``x / (1 - p)`` where a number drawn for the element is at least ``p``, else 0, also for NaN. ``out`` may be ``x``.
+
+    The numbers are those of ``rng.uniform``, in float32, with the same ``seed`` and ``offset``. The gradient is the same op: of the gradient, with the same
+    numbers. A graph draws the same ones at each replay.
+
+    Parameters
+    ----------
+    x
+        Any shape.
+    p
+        The share that is dropped, from 0 to 1.
+    seed
+        From 0 to 2**64 - 1.
+    offset
+        How many numbers of the seed's stream are skipped.
+    out
+        As ``x``.
+    """
+
+    library: ClassVar[str] = "dnn"
+    kind: ClassVar[str] = "dropout"
+
+    x: AccelRef
+    p: float = 0.5
+    _: KW_ONLY
+    seed: int
+    offset: int = 0
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert ``p``, ``seed`` and ``offset``."""
+        share = factor("p", self.p, DType.FLOAT64)
+        set_fields(self, p=share, seed=integer("seed", self.seed, "Give an int."), offset=integer("offset", self.offset, "Give an int."))
+
+    def least(self) -> int:
+        """Return below which the upper 24 bits of a word drop the element."""
+        return math.ceil(self.p * 2**24)
+
+    def scale(self) -> float:
+        """Return what elements that stay are multiplied by."""
+        return 1 / (1 - self.p) if self.p < 1 else 0.0
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        x = operand("x", self.x)
+        if not 0 <= self.p <= 1:
+            raise InvalidArgumentError(f"p is {self.p}", remedy="Give a share from 0 to 1.")
+        if not (0 <= self.seed < _END and 0 <= self.offset < _LONGEST):
+            raise InvalidArgumentError(
+                f"seed is {self.seed} and offset {self.offset}", remedy="Give a seed from 0 to 2**64 - 1, and an offset from 0."
+            )
+        in_place_or_apart(self.out, x=x)
+        writes, creates = result_in(self.out, x.shape, x.dtype)
+        return Plan((x,), writes, creates, "normalize", x.dtype)
