@@ -1,7 +1,7 @@
 """Search the documentation of numpy, scipy and scikit-learn by what a function does.
 
 To run it, in a checkout: ``nox -s search``; or, in an environment with ``'.[web]'`` and the dependency group ``search``,
-``python -m examples.semantic_search.app``. PORT=8000 and ACCEL_DEVICE=cpu, unless set. ``--model FOLDER`` takes a
+``python -m examples.semantic_search.app``. PORT=8000, ACCEL_DEVICE=cpu and ACCEL_STANDBY=none, unless set. ``--model FOLDER`` takes a
 ``transformers`` model of yours as the encoder. It answers searches while it still encodes the documents.
 """
 
@@ -37,7 +37,13 @@ class NewDocument(BaseModel):
     body: str = Field("", max_length=100_000)
 
 
-app = FastAPI(title="Semantic search", lifespan=lifespan(open_search, device=os.environ.get("ACCEL_DEVICE", "cpu"), host="process"))
+DEVICE: dict[str, Any] = {
+    "device": os.environ.get("ACCEL_DEVICE", "cpu"),
+    "host": "process",
+    "standby": os.environ.get("ACCEL_STANDBY", "none"),
+}
+
+app = FastAPI(title="Semantic search", lifespan=lifespan(open_search, **DEVICE))
 install(app, body_limit=1 << 20)
 Served = Annotated[Search, Depends(get_state)]
 

@@ -20,6 +20,8 @@ MODEL = Path(__file__).with_name("model.onnx")
 DIMENSIONS = 128
 """Numbers in a vector."""
 
+_WEIGHTS = ("embedding", "weight", "w1", "b1", "w2", "b2")
+
 
 class Encoder:
     """An exported encoder.
@@ -46,3 +48,10 @@ class Encoder:
         """Return the vectors, float32 (rows, DIMENSIONS), of rows of token ids, in batches of 256."""
         batches = [self._session.run(None, {"input_ids": padded(rows[start : start + 256])})[0] for start in range(0, len(rows), 256)]
         return np.concatenate(batches) if batches else np.zeros((0, DIMENSIONS), np.float32)
+
+
+def exported_weights() -> dict[str, Array]:
+    """Return the weights in ``model.onnx``, by name. Needs the package onnx."""
+    import onnx
+
+    return {each.name: onnx.numpy_helper.to_array(each) for each in onnx.load(MODEL).graph.initializer if each.name in _WEIGHTS}

@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +14,9 @@ import numpy as np
 import accel
 from accel.models.adapters.onnx import OnnxAdapter
 from examples.semantic_search.corpus import Document
-from examples.semantic_search.encoder import MODEL
+from examples.semantic_search.encoder import MODEL, exported_weights
 from examples.semantic_search.tokens import DOCUMENT_LENGTH, QUERY_LENGTH, VOCABULARY, document_tokens, prose, tokens
+from examples.semantic_search.transformer import Tokenizer, pooled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,30 +78,38 @@ async def load_encoder(device: accel.Device, folder: Path | None = None) -> Text
     Parameters
     ----------
     device
-        Where it computes.
+        Where it computes. With ``host="process"`` the process of the service imports no framework.
     folder
         Of a ``transformers`` model. Without it the committed encoder is loaded: by ONNX Runtime on a CPU, by torch elsewhere.
     """
     if folder is not None:
         return await _load_transformer(device, folder)
-    if device.info().backend == "cpu":
-        model = await device.load_model(UncheckedEncoder, options={"path": MODEL}, inputs={"input_ids": _IDS}, buckets=_BUCKETS)
-    else:
-        from examples.semantic_search.torch_encoder import TorchEncoder, exported_weights
+    if device.info().backend != "cpu":
+        return await load_torch_encoder(device)
+    return _committed(await device.load_model(UncheckedEncoder, options={"path": MODEL}, inputs={"input_ids": _IDS}, buckets=_BUCKETS))
 
-        weights = await asyncio.to_thread(exported_weights)
-        model = await device.load_model(TorchEncoder, weights=weights, inputs={"input_ids": _IDS}, buckets=_BUCKETS)
+
+async def load_torch_encoder(device: accel.Device) -> TextEncoder:
+    """Load the committed encoder as a torch module, as :func:`load_encoder` does on a GPU. Needs the packages onnx and torch."""
+    weights = await asyncio.to_thread(exported_weights)
+    # By its name: the device's process alone imports torch.
+    model = "examples.semantic_search.torch_encoder:TorchEncoder"
+    return _committed(await device.load_model(model, weights=weights, inputs={"input_ids": _IDS}, buckets=_BUCKETS))
+
+
+def _committed(model: accel.Model) -> TextEncoder:
     return TextEncoder(
         model, lambda text: np.array(tokens(text) or [0]), lambda document: np.array(document_tokens(document)), np.array(POISON)
     )
 
 
 async def _load_transformer(device: accel.Device, folder: Path) -> TextEncoder:
-    from examples.semantic_search.transformer import Tokenizer, builder_of
-
     tokenizer = await asyncio.to_thread(Tokenizer, folder)
     model = await device.load_model(
-        builder_of(folder), weights=folder / "model.safetensors", inputs={"input_ids": _IDS, "attention_mask": _IDS}, buckets=_BUCKETS
+        partial(pooled, str(folder)),
+        weights=folder / "model.safetensors",
+        inputs={"input_ids": _IDS, "attention_mask": _IDS},
+        buckets=_BUCKETS,
     )
 
     def document_item(document: Document) -> Any:

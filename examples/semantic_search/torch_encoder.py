@@ -1,19 +1,16 @@
-"""The exported encoder as a torch module, for devices on which ONNX Runtime does not compute."""
+"""The exported encoder as a torch module, for devices on which ONNX Runtime does not compute.
+
+The process in which the model lives imports this module, and the service's process does not: that takes seconds.
+"""
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-import onnx
 import torch
 from torch import nn
 from torch.nn import functional
 
-from examples.semantic_search.encoder import DIMENSIONS, MODEL
+from examples.semantic_search.encoder import DIMENSIONS
 from examples.semantic_search.tokens import VOCABULARY
-
-Array = np.ndarray[Any, Any]
 
 
 class TorchEncoder(nn.Module):
@@ -35,9 +32,3 @@ class TorchEncoder(nn.Module):
         mean = summed / (weights.sum(dim=1, keepdim=True) + 1e-6)
         change = functional.gelu(mean @ self.w1 + self.b1) @ self.w2 + self.b2
         return functional.normalize(mean + change, dim=-1)
-
-
-def exported_weights() -> dict[str, Array]:
-    """Return the weights in ``model.onnx``, by name."""
-    names = dict(TorchEncoder().named_parameters())
-    return {each.name: onnx.numpy_helper.to_array(each) for each in onnx.load(MODEL).graph.initializer if each.name in names}

@@ -1,35 +1,31 @@
 """A folder of the user's own ``transformers`` model as the encoder: its vectors are the means of the last layer's, over the tokens of a text.
 
-The folder is what ``save_pretrained`` of a base model and its tokenizer writes: ``config.json``, ``model.safetensors``, ``tokenizer.json`` and others.
-Nothing is downloaded, and no code of the folder is run.
+The folder is what ``save_pretrained`` of a base model and its fast tokenizer writes: ``config.json``, ``model.safetensors``, ``tokenizer.json`` and others.
+Nothing is downloaded, and no code of the folder is run. The process in which the model lives imports torch and ``transformers``; the service's process imports
+``tokenizers`` alone.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch.nn import functional
-from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import nn
 
-__all__ = ["Tokenizer", "builder_of"]
+__all__ = ["Tokenizer", "pooled"]
 
 Array = np.ndarray[Any, Any]
 
 
-def builder_of(folder: Path) -> partial[nn.Module]:
-    """Return what builds the module, in whatever process: :func:`pooled` of the folder."""
-    return partial(pooled, str(folder))
-
-
 def pooled(folder: str) -> nn.Module:
     """Return a model of the folder's configuration, whose forward returns vectors of length 1. Its parameters have the names that they have in the file."""
+    from torch.nn import functional
+    from transformers import AutoConfig, AutoModel
+
     module: Any = AutoModel.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))
 
     class Pooled(type(module)):  # type: ignore[misc]  # of the configuration
@@ -53,12 +49,16 @@ class Tokenizer:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        self("", 1)  # a first call may change its settings, which are then in use
+        from tokenizers import Tokenizer
+
+        self._tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        # The file may have both, and __call__ cuts as the buckets want it.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
 
     def __call__(self, text: str, length: int) -> dict[str, Array]:
         """Return the ids of a text, at most ``length``, and their mask."""
-        ids = self._tokenizer(text, truncation=False, verbose=False)["input_ids"]
+        ids = self._tokenizer.encode(text).ids
         if len(ids) > length:
             ids = [*ids[: length - 1], ids[-1]]  # the last one says that the text ends
         found = np.array(ids or [0])

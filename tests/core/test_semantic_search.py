@@ -14,6 +14,7 @@ from accel.testing import FaultPlan
 from examples.semantic_search import tokens
 from examples.semantic_search.corpus import Document, held_out, read_documents
 from examples.semantic_search.encoder import DIMENSIONS, MODEL, Encoder
+from examples.semantic_search.encoding import load_torch_encoder
 from examples.semantic_search.evaluate import evaluate, lexical_scores
 from examples.semantic_search.index import Index, Query
 from examples.semantic_search.pairs import Pairs
@@ -24,6 +25,21 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
+
+WITHOUT_TORCH = """
+import asyncio, sys
+import accel
+from examples.semantic_search.encoding import load_torch_encoder
+
+async def main():
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process")
+        texts = await load_torch_encoder(device)
+        vector = (await texts.model.numpy([[1, 2, 3]]))[0]
+        print(len(vector), "torch" in sys.modules)
+
+asyncio.run(main())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -152,14 +168,16 @@ def test_vectors_have_length_1_whatever_they_are_padded_to(encoder: Encoder, rng
 
 
 async def test_the_torch_module_computes_what_the_onnx_file_does(encoder: Encoder, rng: np.random.Generator) -> None:
-    from examples.semantic_search.torch_encoder import TorchEncoder, exported_weights
-
     rows = rng.integers(1, tokens.VOCABULARY, (5, 30))
     async with opened() as device:
-        spec = accel.TensorSpec(("batch", "length"), "int64", pad=0)
-        model = await device.load_model(TorchEncoder, weights=exported_weights(), inputs={"input_ids": spec}, buckets={"length": (48,)})
-        found = await bounded(model.numpy(rows))
+        texts = await load_torch_encoder(device)
+        found = await bounded(texts.model.numpy(rows))
     assert np.allclose(found, encoder(rows.tolist()), atol=1e-5)
+
+
+def test_the_service_s_process_does_not_import_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "128 False\n"), done.stderr
 
 
 async def test_an_index_finds_what_numpy_does_also_while_rows_are_added_and_through_faults(rng: np.random.Generator) -> None:
