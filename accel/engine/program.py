@@ -9,6 +9,7 @@ from accel.dtype import DType
 from accel.engine.launches import LaunchContext, OpSubmission
 from accel.errors import AccelError, UnsupportedError
 from accel.ops import KernelOp, Plan, Spec, Status
+from accel.ops.base import plan_of
 from accel.ref import AccelRef, RefView
 
 if TYPE_CHECKING:
@@ -76,12 +77,14 @@ class Program:
         What the backend made of it, with a ``close`` method; ``None`` where the ops are enqueued one by one.
     own : sequence of OwnLibrary
         Registered libraries whose kernels it calls, or has captured.
+    called : tuple or None
+        What each :class:`Call` writes and makes.
     handle : AccelRef
         Stands for the program as for a buffer: replays write it, so that they follow each other, and its end is the program's.
     """
 
     __slots__ = (
-        "_launches", "_scratch", "_status", "_status_address", "_statuses", "handle", "made", "native", "ops", "outputs", "own", "plan", "plans",
+        "_launches", "_scratch", "_status", "_status_address", "_statuses", "called", "handle", "made", "native", "ops", "outputs", "own", "plan", "plans",
     )  # fmt: skip
 
     def __init__(
@@ -92,6 +95,7 @@ class Program:
         self.outputs = tuple(outputs)
         self.made = tuple([ref for refs in outputs for ref in refs])
         self.native: Any = None
+        self.called: tuple[tuple[AccelRef, ...], tuple[Spec, ...]] | None = None
         self.own: Sequence[OwnLibrary] = ()
         self._scratch: AccelRef | None = None
         self._status: AccelRef | None = None
@@ -328,9 +332,14 @@ class Call(Replay):
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        handle = Replay.plan(self).writes[0]
-        made = tuple([Spec(ref.shape, ref.dtype) for ref in self.results])
-        return Plan(self.operands, (handle, *self.inputs, *self.results), made)
+        program = self.program
+        if program.own:
+            self.check()
+        called = program.called
+        if called is None:
+            made = tuple([Spec(ref.shape, ref.dtype) for ref in self.results])
+            called = program.called = (program.handle, *self.inputs, *self.results), made
+        return plan_of((self.operands, *called, "", DType.UINT8, False, None))
 
     def result(self, refs: tuple[AccelRef, ...]) -> Any:
         """Return the new buffers."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from accel.compute import BinaryOp, ComputeBackend, UnaryOp
 from accel.dtype import DType
-from accel.errors import InvalidArgumentError
+from accel.errors import InvalidArgumentError, StaleRefError
 from accel.expressions.array import Array, Cut
 from accel.expressions.linear import product
 from accel.ops import Binary, Cast, Fused, Unary, Where
@@ -81,10 +81,17 @@ async def _compute(roots: list[Array]) -> None:
     try:
         device, recordings = roots[0].device, roots[0].xp.recordings
         known = recordings.find(roots)
-        if known is not None and known.function is not None and (found := await known.call()) is not None:
-            for root, result in zip(roots, found, strict=True):
-                root.settle(result)
-            return
+        if known is not None and (function := known.structure.function) is not None:
+            try:
+                found = await known.call()
+            except StaleRefError:
+                if not function.is_stale:
+                    raise
+                # Rebuilt meanwhile; the batch says what became of the operands.
+            else:
+                for root, result in zip(roots, found, strict=True):
+                    root.settle(result)
+                return
         order = _order(roots)
         while (cut := next((each for each in order if type(each.step) is Cut), None)) is not None:
             # It is the first one: what it is computed from has none.

@@ -14,7 +14,7 @@ from accel.errors import AccelError, StaleRefError
 from accel.expressions.array import Array, Cut
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Awaitable, Callable, Hashable, Sequence
 
     from accel.ref import AccelRef
 
@@ -92,23 +92,13 @@ class _Known(NamedTuple):
     operands: list[Array]
     refs: list[AccelRef]
 
-    @property
-    def function(self) -> Any:
-        """The recorded graph."""
-        return self.structure.function
-
-    async def call(self) -> tuple[AccelRef, ...] | None:
-        """Compute the expression by its recorded graph; ``None`` if that has just ended."""
-        function, varying, refs = self.structure.function, self.structure.varying, self.refs
-        if varying:
+    def call(self) -> Awaitable[tuple[AccelRef, ...]]:
+        """Compute the expression by its recorded graph, where it is awaited."""
+        structure, refs = self.structure, self.refs
+        if varying := structure.varying:
             read = [ref for number, ref in enumerate(refs) if number not in varying]
             refs = [*[refs[number] for number in sorted(varying)], *read]
-        try:
-            made: tuple[AccelRef, ...] = await function(*refs)
-        except StaleRefError:
-            if not function.is_stale:
-                raise
-            return None  # rebuilt meanwhile; the batch says what became of the operands
+        made: Awaitable[tuple[AccelRef, ...]] = structure.function(*refs)
         return made
 
 
