@@ -138,10 +138,6 @@ class SparseLibrary:
 
     def _multiply(self, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         stream, spec, out = lane.stream, _spec(op), outputs[0]
-        if op.a[0] == "bsr" and op.transpose_a is not _NONE:
-            raise UnsupportedError(
-                "cuSPARSE multiplies no transpose of bsr", op=op.kind, remedy="Convert it first: await device.sparse.tocsr(a)."
-            )
         with stream.ready().section:
             if spec is None:
                 rows = _matrix_of(op).shape[op.transpose_a is not _NONE]
@@ -307,8 +303,21 @@ def _matrix_of(op: Any) -> SparseRef:
 
 
 def _spec(op: Any) -> SparseSpec | None:
-    """Return the call of an op; ``None`` if there is nothing to compute, or if only copies and changes of indptr are to be enqueued."""
+    """Return the call of an op; ``None`` if there is nothing to compute, or if only copies and changes of indptr are to be enqueued.
+
+    Raises
+    ------
+    UnsupportedError
+        For a product of the transpose of blocks.
+    """
     a = _matrix_of(op)
+    if a.format == "bsr" and op.kind in _PRODUCTS and op.transpose_a is not _NONE:
+        raise UnsupportedError(
+            "cuSPARSE multiplies no transpose of bsr: cusparseSpMV_bufferSize answers NOT_SUPPORTED",
+            op=op.kind,
+            library="cusparse",
+            remedy="Convert it first: await device.sparse.tocsr(a).",
+        )
     if op.kind == "add":
         nnz, is_narrow = op.b[1].size, a.indices.dtype is DType.INT32
         return SparseSpec("add", _as_csr(a, _NONE)[0], nnz=nnz) if is_narrow and a.nnz + nnz else None

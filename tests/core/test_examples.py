@@ -57,7 +57,8 @@ def test_a_setting_that_makes_no_sense_is_said_in_a_line(program: str, name: str
 
 
 def run_example(name: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"PYTHONPATH": path} | variables
     command = [sys.executable, f"examples/{name}"]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
