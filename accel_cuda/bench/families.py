@@ -24,7 +24,7 @@ __all__ = ["families"]
 
 TORCH = "PyTorch"
 _SIZES = ("small", "typical", "large")
-_PATIENCE = 90.0
+_PATIENCE = 150.0
 """Seconds after which no further line is begun."""
 _FEW, _MANY = 2, 18
 _LARGE = 1 << 26

@@ -67,6 +67,10 @@ def _one(dtype: str) -> Callable[..., tuple[Operand, ...]]:
     return lambda *size: ((size, dtype),)
 
 
+def _square(n: int) -> tuple[Operand, ...]:
+    return (((n, n), "float32"),)
+
+
 def _linear(n: int) -> tuple[Operand, ...]:
     return ((n, n), "bfloat16"), ((n, n), "bfloat16"), ((n,), "bfloat16")
 
@@ -342,6 +346,16 @@ LINES: tuple[Line, ...] = (
     Line("fft", "fft of rows complex64", _ROWS, _one("complex64"), lambda d, x: d.fft.fft(x), lambda t, x: t.fft.fft(x)),
     Line("fft", "fft of planes complex64", ((64, 64), (1024, 1024), (4096, 4096)), _one("complex64"),
          lambda d, x: d.fft.fft(x, axes=(0, 1)), lambda t, x: t.fft.fft2(x)),
+    Line(
+        "solver",
+        "solve float64",
+        ((64,), (512,), (4096,)),
+        lambda n: (((n, n), "float64"), ((n, 1), "float64")),
+        lambda d, a, b: d.solver.solve(a, b),
+        lambda t, a, b: t.linalg.solve(a, b),
+    ),
+    Line("solver", "qr float32", ((64,), (512,), (2048,)), _square, lambda d, x: d.solver.qr(x), lambda t, x: t.linalg.qr(x)),
+    Line("solver", "eigh float32", ((64,), (256,), (1024,)), _square, lambda d, x: d.solver.eigh(x), lambda t, x: t.linalg.eigh(x)),
     Line(
         "sparse",
         "spmv float32, csr",
