@@ -106,6 +106,23 @@ def _norm(rows: int, columns: int) -> tuple[Operand, ...]:
     return ((rows, columns), "bfloat16"), ((columns,), "bfloat16"), ((columns,), "bfloat16")
 
 
+def _their_dct(torch: Any, x: Any) -> Any:
+    """Transform rows as PyTorch's users do, which has no cosine transform: elements in another order, a real transform, and a multiplication."""
+    length = x.shape[1]
+    spectrum = torch.fft.fft(torch.cat((x[:, ::2], x[:, 1::2].flip(1)), 1))
+    angle = torch.arange(length, device=x.device, dtype=x.dtype) * (-np.pi / (2 * length))
+    return 2 * (spectrum.real * angle.cos() - spectrum.imag * angle.sin())
+
+
+def _their_fftconvolve(torch: Any, x: Any, w: Any) -> Any:
+    """Convolve rows by transforms of a length that is a power of 2."""
+    length = x.shape[1] + w.shape[1] - 1
+    padded = 1 << (length - 1).bit_length()
+    whole = torch.fft.irfft(torch.fft.rfft(x, padded) * torch.fft.rfft(w, padded), padded)
+    start = (w.shape[1] - 1) // 2
+    return whole[:, start : start + x.shape[1]].contiguous()
+
+
 def _their_convolution(torch: Any, x: Any, w: Any) -> Any:
     """Convolve tensors whose channels are last in memory."""
     return torch.nn.functional.conv2d(x.permute(0, 3, 1, 2), w.permute(0, 3, 1, 2), padding=1)
@@ -380,7 +397,21 @@ LINES: tuple[Line, ...] = (
         lambda d, *refs: d.sparse.spgemm(_matrix(*refs), _matrix(*refs)),
         lambda t, *tensors: _their_matrix(t, *tensors) @ _their_matrix(t, *tensors),
         is_awaited=True,
+    Line("fft", "fft of one line complex64", _FLAT, _one("complex64"), lambda d, x: d.fft.fft(x), lambda t, x: t.fft.fft(x)),
+    Line("fft", "rfft of rows float32", _ROWS, _one("float32"), lambda d, x: d.fft.rfft(x), lambda t, x: t.fft.rfft(x)),
+    Line("fft", "dct of rows float32, PyTorch's calls", _ROWS, _one("float32"), lambda d, x: d.fft.dct(x), _their_dct),
+    Line(
+        "fft",
+        "convolve of rows float32, PyTorch's calls",
+        ((16, 1000, 25), (256, 16_000, 385), (256, 250_000, 12_145)),
+        lambda rows, n, m: (((rows, n), "float32"), ((1, m), "float32")),
+        lambda d, x, w: d.fft.convolve(x, w, "same", axes=1),
+        _their_fftconvolve,
     ),
     Line("rng", "uniform float32", _FLAT, _one("float32"), lambda d, x: d.rng.uniform(x.shape, seed=1), lambda t, x: t.rand_like(x)),
     Line("rng", "normal float32", _FLAT, _one("float32"), lambda d, x: d.rng.normal(x.shape, seed=1), lambda t, x: t.randn_like(x)),
+    Line("rng", "exponential float32", _FLAT, _one("float32"),
+         lambda d, x: d.rng.exponential(x.shape, seed=1), lambda t, x: t.empty_like(x).exponential_()),
+    Line("rng", "permutation", _FLAT, _one("float32"),
+         lambda d, x: d.rng.permutation(x.shape[0], seed=1), lambda t, x: t.randperm(x.shape[0], device=x.device)),
 )  # fmt: skip

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import httpx
 import numpy as np
 import pytest
 
@@ -81,6 +82,9 @@ def test_the_example_of_a_library_of_ones_own_computes_what_numpy_does() -> None
 
 
 @pytest.mark.parametrize(("name", "lines"), [("nearest_neighbours.py", 3), ("image_pipeline.py", 2), ("least_squares.py", 3)])
+@pytest.mark.parametrize(
+    ("name", "lines"), [("nearest_neighbours.py", 3), ("image_pipeline.py", 2), ("spectral_filter.py", 3), ("option_pricing.py", 3)]
+)
 def test_the_examples_of_array_programs_compute_what_numpy_does(name: str, lines: int) -> None:
     done = run_example(name)
     assert done.returncode == 0, done
@@ -104,6 +108,19 @@ def test_the_example_of_poissons_equation_comes_close_to_the_exact_solution() ->
     assert residuals[-1] <= 1e-8
     assert int(error.split()[0]) == int(steps[-1].split()[1].rstrip(":"))
     assert last.endswith(": True"), done.stdout
+
+
+async def test_the_service_of_option_prices_answers_with_the_formulas_price() -> None:
+    module = runpy.run_path(str(ROOT / "examples" / "option_pricing.py"))
+    app = module["service"]("cpu")
+    body = {"spot": 100, "strike": 95, "rate": 0.01, "volatility": 0.3, "years": 0.5, "steps": 4}
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+        answer = await client.post("/price", json=body)
+        assert answer.status_code == 200, answer.text
+        exact = module["kemna_vorst"](module["Option"](100, 95, 0.01, 0.3, 0.5), 4)
+        assert abs(answer.json()["price"] - exact) < 6 * answer.json()["standard_error"]
+        assert (await client.post("/price", json={**body, "strike": -1})).status_code == 422
+        assert (await client.get("/readyz")).json()["ok"]
 
 
 def test_the_example_of_a_transformer_block_computes_what_its_twin_does() -> None:
