@@ -141,6 +141,7 @@ REF_HINTS = {
     **dict.fromkeys(("copy", "clone"), "Use await device.copy(ref, await device.empty(ref.shape, ref.dtype))."),
     **dict.fromkeys(("free", "close", "release"), "Use await device.free(ref), or drop the last reference to it."),
     **dict.fromkeys(("fill", "fill_", "zero_", "copy_", "put"), "Write into it: await device.put(array, out=ref)."),
+    **dict.fromkeys(("data_ptr", "ptr"), "Use `with ref.address() as pointer:`."),
     **dict.fromkeys(("flatten", "squeeze", "unsqueeze"), "Use ref.ravel() or ref.reshape(shape)."),
 }
 """What users of numpy and torch try on a ref -> what to use instead."""

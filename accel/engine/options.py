@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, cast
 
 from accel.actors import Directive, RestartStrategy
 from accel.completion import CompletionStrategy, resolve_strategy
 from accel.engine.kernels import LIBRARIES
 from accel.engine.streams import resolve_streams
 from accel.errors import InvalidArgumentError
-from accel.ops.families import FamilyName
+from accel.ops.families import FAMILIES, FamilyName
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,6 +33,8 @@ may take some."""
 
 Library: TypeAlias = Literal["memory", "graph", "capture", "compiler"] | FamilyName
 """A name in :data:`accel.engine.kernels.LIBRARIES`."""
+
+_USED: Mapping[str, tuple[str, ...]] = {family.name: family.uses for family in FAMILIES if family.uses}
 
 
 class FaultSource(Protocol):
@@ -121,7 +123,8 @@ def _libraries(names: Library | Iterable[Library]) -> tuple[Library, ...]:
     for name in wanted:
         if name not in LIBRARIES:
             raise InvalidArgumentError(f"there is no library {name!r}", remedy=f"Use some of {', '.join(LIBRARIES)}.")
-    return wanted
+    ready = dict.fromkeys(each for name in wanted for each in _USED.get(name, (name,)))
+    return cast("tuple[Library, ...]", tuple(ready))
 
 
 def _positive(name: str, value: int) -> int:

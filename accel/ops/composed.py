@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from accel.ops.base import FamilyOp, KernelOp, Plan
 
@@ -33,8 +33,6 @@ class ComposedOp(FamilyOp):
     Its plan is a :class:`ComposedPlan`. What is in between is buffers of the device, which are freed when the ops have ended. An awaited op raises what one of
     its ops raises; in a batch or graph, ``.op_index`` is its own place.
     """
-
-    is_composed: ClassVar[bool] = True
 
     @abstractmethod
     def compose(self, run: Run) -> AccelRef:

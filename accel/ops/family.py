@@ -48,6 +48,8 @@ class Family:
         Kind of an op -> its kernel on any backend, by calls of :class:`~accel.ComputeBackend`. Ops without one need a backend's own.
     parts
         Name of a backend -> what it has of this family. Families of ``accel`` leave it out: their parts are in the backends.
+    uses
+        Names of the families of ``accel`` whose ops compute its composed ones: ``open_device(libraries=)`` makes these ready.
 
     Raises
     ------
@@ -58,6 +60,7 @@ class Family:
     namespace: type[OpNamespace[Any]]
     kernels: Mapping[str, Kernel] = field(default_factory=dict)
     parts: Mapping[str, BackendPart] = field(default_factory=dict)
+    uses: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check it, and let the classes of its ops know it."""

@@ -278,4 +278,4 @@ class TensorOps(OpNamespace[M]):
     tensordot = method(Tensordot)
 
 
-FAMILY = Family(TensorOps)
+FAMILY = Family(TensorOps, uses=("linalg", "elementwise", "reduce", "arrays"))

@@ -121,7 +121,8 @@ PART = CudaPart(
     programs=(Source("blas", lambda code: ("blas.cu", ""), functions=("index", "addresses")),),
     program=dict.fromkeys(("iamax", "iamin", "gemm_grouped", "trsm"), _program),
     lacks={
-        **dict.fromkeys(("gemm", "gemm_batched", "gemm_grouped", "gemv", *_TYPED), _lacks_handle),
+        **dict.fromkeys(("gemm", "gemm_batched", "gemv", *_TYPED), _lacks_handle),
+        "gemm_grouped": blas_groups.lacks,
     },
     signatures={
         "gemm": _product,

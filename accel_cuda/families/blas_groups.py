@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from accel.ops.blas import Product
     from accel_cuda.core.stream import CudaStream
 
-__all__ = ["WORD", "commands", "gemm_grouped", "write_addresses", "write_addresses_apart"]
+__all__ = ["WORD", "commands", "gemm_grouped", "lacks", "write_addresses", "write_addresses_apart"]
 
 _DTYPES = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64})
 WORD = 8
@@ -29,6 +29,8 @@ _VECTOR = 16
 _PRODUCTS = ADDRESSES // (3 * WORD)
 # Commands of one call, besides those that write addresses.
 _LAUNCHES = 4
+# How many products the loop's thread enqueues.
+_QUICK = 64
 
 
 class _Given(ctypes.Structure):
@@ -83,6 +85,11 @@ def write_addresses(stream: CudaStream, out: int, addresses: Sequence[int]) -> N
 def write_addresses_apart(stream: CudaStream, out: int, first: int, step: int, count: int) -> None:
     """Enqueue the writing of the addresses of matrices that lie ``step`` bytes apart."""
     stream.launch(stream.functions["addresses_apart"], -(-count // _BLOCK), _BLOCK, out, first, step, count)
+
+
+def lacks(lane: Any, op: Any) -> bool:
+    """Return whether a group is enqueued off the loop: it needs a handle, or so many products take their time."""
+    return not lane.compute.has_blas or len(op.a) > _QUICK
 
 
 def commands(op: Any) -> int:

@@ -139,3 +139,18 @@ def test_only_so_many_signatures_are_remembered(blocking: Blocking, monkeypatch:
     for offset in (0, 2, 4, 4):
         run(blocking, lane, gemm(offset))
     assert [blocking.may_block(lane, gemm(offset)) for offset in (0, 2, 4)] == [True, False, False]
+
+
+def test_a_group_of_many_products_is_always_enqueued_off_the_loop(blocking: Blocking) -> None:
+    def group(count: int) -> Any:
+        return SimpleNamespace(
+            kind="gemm_grouped", library="blas", a=(ref(8),) * count, b=(ref(8),) * count, out=None, transpose_a=0, transpose_b=0,
+            allow_tf32=False, beta=0.0,
+        )  # fmt: skip
+
+    lane = Lane()
+    lane.compute.has_blas = True
+    for count in (3, 1000):
+        assert blocking.may_block(lane, group(count))
+        run(blocking, lane, group(count))
+    assert [blocking.may_block(lane, group(count)) for count in (3, 1000)] == [False, True]

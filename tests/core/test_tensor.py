@@ -292,3 +292,9 @@ async def test_the_process_host_computes_it(rng: np.random.Generator) -> None:
         x = await device.put(a)
         found = await device.get(await device.tensor.einsum("ijk,ljm->iklm", x, x))
         np.testing.assert_allclose(found, np.einsum("ijk,ljm->iklm", a, a), atol=1e-12)
+
+
+async def test_the_families_that_compute_it_are_made_ready() -> None:
+    async with opened(libraries=("tensor", "blas")) as device:
+        assert device._core.options.libraries == ("linalg", "elementwise", "reduce", "arrays", "blas")
+        await device.tensor.einsum("ij->", await device.zeros((2, 2)))
