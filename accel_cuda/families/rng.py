@@ -95,6 +95,6 @@ _KERNELS: dict[str, Kernel] = {
 
 PART = CudaPart(
     kernels=_KERNELS,
-    programs=(Source("rng", lambda code: ("rng.cu", ""), functions=("philox",)),),
+    programs=(Source("rng", lambda code: ("philox.cuh", "rng.cu", ""), functions=("philox",)),),
     program=dict.fromkeys(_KERNELS, _program),
 )
