@@ -91,7 +91,7 @@ def _sums(
     sizes = _Sums(*arrays, *stats, partial, outer, channels, each, chunks)
     block = (_THREADS, 1) if is_wide else (_COLUMNS, _ROWS)
     _launch(lane, f"training_{_KINDS[kind]}_{form}", dtype, blocks * chunks, block, sizes)
-    first, second = (*made, 0)[:2]
+    first, second = (*made, 0, 0)[:2]
     finish = _Finish(partial, to, first, second, channels, chunks, outer * each, kind, op.eps)
     _launch(lane, "training_finish", dtype, -(-channels // _THREADS), (_THREADS, 1), finish)
 

@@ -12,8 +12,13 @@ import pytest
 
 import accel
 from accel import DType
-from accel.ops import Conv2dInputGrad
+from accel.cpu.parts import PARTS as CPU_PARTS
+from accel.ops import Conv2dInputGrad, DnnOps
+from accel.ops.namespace import Submitter
+from accel_cuda.families import loss, pooling, training
 from accel_cuda.families.convolution import ConvolutionWork
+from accel_cuda.families.dnn import PART
+from accel_cuda.families.programs import program_of
 from tests.device_support import failure, opened
 
 if TYPE_CHECKING:
@@ -321,3 +326,37 @@ def test_what_cudnn_is_told_of_a_gradient() -> None:
     assert (work.input, work.filter, work.output) == ((2, 8, 12, 1), (16, 8, 3, 1), (2, 16, 6, 1))
     assert work.nbytes() == (2 * 2 * 6 * 16, 2 * 16 * 3 * 8, 0, 2 * 2 * 12 * 8), "grad, filter, no bias, result"
     assert work.request()["makes"] == "input"
+
+
+def test_every_kernel_on_cuda_is_one_of_the_program_that_its_op_names() -> None:
+    """The kernels are enqueued on a stream that takes down their names; those that compile are run by the GPU tests."""
+    owner: Any = SimpleNamespace(dropped=deque())
+    named: Any = DnnOps(Submitter(lambda op: op, lambda error: error, "device"))
+    launched: list[str] = []
+    stream = SimpleNamespace(
+        functions=NamesItself(),
+        ready=lambda: None,
+        fill=lambda *arguments: None,
+        launch_with=lambda name, grid, block, shared, parameters: launched.append(name) if min(*grid, *block) else None,
+    )
+    kernels, seen = {**PART.kernels, **training.WORKING}, set()
+    for sample in CPU_PARTS["dnn"].samples(np.random.default_rng(1)):
+        kind = sample.name.split()[0]
+        if kind not in {**loss.KERNELS, **pooling.KERNELS, **training.KERNELS, **training.WORKING}:
+            continue
+        refs = [accel.AccelRef(owner, number, each.shape, DType.of(each.dtype), 1) for number, each in enumerate(sample.operands)]
+        op = sample.call(named, *refs)
+        plan, before = op.plan(), len(launched)
+        kernels[kind](SimpleNamespace(stream=stream), op, range(256, 256 * (len(plan.reads) + 1), 256), (4096,) * (len(plan.creates) + 1))
+        assert all(program_of(name) == PART.program[kind](op) for name in launched[before:]), launched[before:]
+        assert len(launched) > before or not all(ref.size for ref in refs), sample.name
+        assert len(launched) - before <= 8, "as many commands as the family says"
+        seen |= {kind} if len(launched) > before else set()
+    assert seen == {*loss.KERNELS, *pooling.KERNELS, *training.KERNELS, *training.WORKING}
+
+
+class NamesItself(dict[str, str]):
+    """Finds every name, as itself."""
+
+    def __missing__(self, name: str) -> str:
+        return name

@@ -161,7 +161,8 @@ async def test_cross_entropy_of_rows_of_any_length_and_alignment(
 
 @pytest.mark.parametrize("dtype", ERRORS)
 async def test_norms(device: accel.Device, cpu: accel.Device, rng: np.random.Generator, dtype: str) -> None:
-    for shape, trailing in (((5, 1), 1), ((700, 33), 33), ((3000, 256), 256), ((40, 1025), 1025), ((9, 5000), 5000), ((4, 3, 70), (3, 70))):
+    rows: Any = ((5, 1), 1), ((700, 33), 33), ((3000, 256), 256), ((40, 1025), 1025), ((9, 5000), 5000), ((4, 3, 70), (3, 70))
+    for shape, trailing in rows:
         x, grad = random(rng, shape, dtype) * 2 + 1, random(rng, shape, dtype)
         x, weight = x.astype(grad.dtype), random(rng, shape[-2:] if isinstance(trailing, tuple) else shape[-1:], dtype)
         for kind in ("layer_norm_grad", "rms_norm_grad"):
