@@ -53,7 +53,7 @@ def _width(dtype: DType) -> int:
 def _chunks(outer: int, channels: int, each: int) -> tuple[bool, int, int]:
     """Return whether each block takes one channel, into how many chunks sums are cut, and how many blocks there are of one chunk."""
     is_wide = each >= _COLUMNS
-    blocks = channels if is_wide else -(-channels // _COLUMNS)
+    blocks = max(1, channels if is_wide else -(-channels // _COLUMNS))
     most = outer * each // (8 * _THREADS) if is_wide else outer // (4 * _ROWS)
     return is_wide, max(1, min(-(-_BLOCKS // blocks), most)), blocks
 
