@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from accel import BackendUnavailableError
 from accel_cuda.core.family import CudaPart, Source
-from accel_cuda.families import attention_grad, loss, normalization, pooling
+from accel_cuda.families import attention_grad, loss, normalization, pooling, training
 from accel_cuda.families.attention import AttentionWork, attend
 from accel_cuda.families.attention_grad import GRADIENT_TENSORS, attend_backward
 from accel_cuda.families.convolution import GRADS, ConvolutionWork, convolve, fill
@@ -69,6 +69,8 @@ class DnnLibrary:
 
     def may_block(self, lane: Any, op: Any) -> bool:
         """Return whether enqueuing ``op`` loads cuDNN, makes a handle or a plan, or uses a plan for the first time."""
+        if op.kind in training.WORKING:
+            return False
         work = self._work(op)
         if not work.is_for_cudnn:
             return False
@@ -88,6 +90,8 @@ class DnnLibrary:
         """Return how many bytes an op works in, or ``None`` if its plan was not made yet; see :class:`accel.backend.TakesScratch`."""
         if op.kind not in self.kernels:
             return 0
+        if op.kind in training.WORKING:
+            return training.scratch_nbytes(op)
         work = self._work(op)
         if not work.is_for_cudnn:
             return 0
@@ -230,7 +234,7 @@ def _attention_source(code: str) -> tuple[str, ...]:
 
 PART = CudaPart(
     open=DnnLibrary,
-    kernels={**normalization.KERNELS, **pooling.KERNELS, **loss.KERNELS},
+    kernels={**normalization.KERNELS, **pooling.KERNELS, **loss.KERNELS, **training.KERNELS},
     libraries=(CUDNN,),
     programs=(
         Source("attention", _attention_source, "attention"),
@@ -238,6 +242,7 @@ PART = CudaPart(
         *pooling.SOURCES,
         *loss.SOURCES,
         *attention_grad.SOURCES,
+        *training.SOURCES,
     ),
     program={
         **dict.fromkeys(_ATTENTIONS, _attention_program),
@@ -245,5 +250,6 @@ PART = CudaPart(
         **normalization.PROGRAM,
         **pooling.PROGRAM,
         **loss.PROGRAM,
+        **training.PROGRAM,
     },
 )

@@ -12,8 +12,13 @@ import pytest
 
 import accel
 from accel import DType
-from accel.ops import Conv2dInputGrad
+from accel.cpu.parts import PARTS as CPU_PARTS
+from accel.ops import Conv2dInputGrad, DnnOps
+from accel.ops.namespace import Submitter
+from accel_cuda.families import loss, pooling, training
 from accel_cuda.families.convolution import ConvolutionWork
+from accel_cuda.families.dnn import PART
+from accel_cuda.families.programs import program_of
 from tests.device_support import failure, opened
 
 if TYPE_CHECKING:
@@ -161,6 +166,72 @@ async def test_heads_that_were_split_off_are_read_where_they_are(device: accel.D
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("has_weight", [False, True])
+@pytest.mark.parametrize("kind", ["layer_norm", "rms_norm"])
+async def test_norms_of_rows(device: accel.Device, seeded: Any, kind: str, has_weight: bool) -> None:
+    rng, dnn = seeded[1], device.dnn
+    norm, gradient = getattr(dnn, kind), getattr(dnn, f"{kind}_grad")
+    arrays = [rng.standard_normal((4, 3, 5)) + 1, rng.standard_normal((3, 5)), rng.standard_normal((3, 5))]
+    x, weight, _ = [await device.put(each) for each in arrays]
+    given = {"weight": weight} if has_weight else {}
+    await check_gradient(
+        device, seeded, arrays[0], lambda x: norm(x, (3, 5), **given, eps=0.1), lambda g, x: first(gradient(g, x, (3, 5), **given, eps=0.1))
+    )
+    await check_gradient(
+        device, seeded, arrays[1], lambda w: norm(x, (3, 5), w, eps=0.1), lambda g, w: first(gradient(g, x, (3, 5), w, eps=0.1), 1)
+    )
+    if kind == "layer_norm":
+        await check_gradient(
+            device, seeded, arrays[2], lambda b: norm(x, (3, 5), weight, b), lambda g, b: first(gradient(g, x, (3, 5), weight), 2)
+        )
+
+
+async def first(made: Any, place: int = 0) -> Any:
+    return (await made)[place]
+
+
+@pytest.mark.parametrize("axis", [1, -1])
+async def test_batch_norm(device: accel.Device, seeded: Any, axis: int) -> None:
+    rng, dnn = seeded[1], device.dnn
+    arrays = [3 * rng.standard_normal((4, 3, 5)) + 1, rng.standard_normal((4, 3, 5)[axis]), rng.standard_normal((4, 3, 5)[axis])]
+    x, weight, bias = [await device.put(each) for each in arrays]
+    options: Any = {"axis": axis, "eps": 0.1}
+    for place, (forward, backward) in enumerate(
+        (
+            (
+                lambda x: first(dnn.batch_norm_train(x, weight, bias, **options)),
+                lambda g, x: first(dnn.batch_norm_grad(g, x, weight, **options)),
+            ),
+            (lambda w: first(dnn.batch_norm_train(x, w, bias, **options)), lambda g, w: first(dnn.batch_norm_grad(g, x, w, **options), 1)),
+            (lambda b: first(dnn.batch_norm_train(x, None, b, **options)), lambda g, b: first(dnn.batch_norm_grad(g, x, **options), 2)),
+        )
+    ):
+        await check_gradient(device, seeded, arrays[place], forward, backward)
+    made, mean, var = await dnn.batch_norm_train(x, weight, bias, **options)
+    again = await dnn.batch_norm(x, mean, var, weight, bias, **options)
+    np.testing.assert_allclose(await device.get(made), await device.get(again), rtol=1e-12, atol=1e-12)
+
+
+async def test_dropout_keeps_what_the_numbers_of_a_uniform_distribution_say(device: accel.Device, seeded: Any) -> None:
+    x = seeded[1].standard_normal((40, 250))
+    ref = await device.put(x)
+    drawn = await device.get(await device.rng.uniform(x.shape, seed=5, offset=7))
+    expected = np.where(drawn >= 0.3, x / 0.7, 0)
+    np.testing.assert_allclose(await device.get(await device.dnn.dropout(ref, 0.3, seed=5, offset=7)), expected, rtol=1e-12)
+    assert await device.dnn.dropout(ref, 0.3, seed=5, offset=7, out=ref) is ref
+    np.testing.assert_allclose(await device.get(ref), expected, rtol=1e-12)
+    nothing = await device.get(await device.dnn.dropout(await device.full(9, np.nan, "float32"), 1.0, seed=1))
+    np.testing.assert_array_equal(nothing, np.zeros(9))
+
+
+async def test_the_weights_of_no_rows_have_no_gradient(device: accel.Device) -> None:
+    none, weight = await device.zeros((0, 4)), await device.zeros(4)
+    for made in (await device.dnn.layer_norm_grad(none, none, 4, weight), await device.dnn.rms_norm_grad(none, none, 4)):
+        assert made[0].shape == (0, 4)
+        for each in made[1:]:
+            np.testing.assert_array_equal(await device.get(each), np.zeros(4))
+
+
 async def test_a_window_of_equals_gives_its_gradient_to_the_first(device: accel.Device) -> None:
     x, grad = await device.put(np.array([[[2.0, 2, 1, np.nan, np.nan, 9]]])), await device.put(np.array([[[1.0, 10, 100]]]))
     got = await device.get(await device.dnn.max_pool_grad(grad, x, 2))
@@ -213,6 +284,13 @@ WRONG: dict[str, Any] = {
     "labels of another shape": lambda d, r: d.cross_entropy(r(5, 4), r.labels),
     "statistics of another shape": lambda d, r: d.attention_grad(*[r(1, 2, 3, 4)] * 5, r(1, 6, 3, 3)),
     "gradients of other queries": lambda d, r: d.attention_grad(r(1, 2, 3), *[r(1, 2, 3, 4)] * 4, r(1, 2, 3)),
+    "a gradient of another shape": lambda d, r: d.layer_norm_grad(r(5, 4), r(4, 5), 5),
+    "a weight of another shape": lambda d, r: d.rms_norm_grad(r(4, 5), r(4, 5), 5, r(4)),
+    "channels without elements": lambda d, r: d.batch_norm_train(r(4, 0), axis=0),
+    "a weight for other channels": lambda d, r: d.batch_norm_grad(r(4, 5), r(4, 5), r(4)),
+    "a share above 1": lambda d, r: d.dropout(r(4), 1.5, seed=1),
+    "a seed below 0": lambda d, r: d.dropout(r(4), seed=-1),
+    "no number for a share": lambda d, r: d.dropout(r(4), "half", seed=1),
     "no classes": lambda d, r: d.cross_entropy(r(4, 0), r.labels),
 }
 
@@ -248,3 +326,37 @@ def test_what_cudnn_is_told_of_a_gradient() -> None:
     assert (work.input, work.filter, work.output) == ((2, 8, 12, 1), (16, 8, 3, 1), (2, 16, 6, 1))
     assert work.nbytes() == (2 * 2 * 6 * 16, 2 * 16 * 3 * 8, 0, 2 * 2 * 12 * 8), "grad, filter, no bias, result"
     assert work.request()["makes"] == "input"
+
+
+def test_every_kernel_on_cuda_is_one_of_the_program_that_its_op_names() -> None:
+    """The kernels are enqueued on a stream that takes down their names; those that compile are run by the GPU tests."""
+    owner: Any = SimpleNamespace(dropped=deque())
+    named: Any = DnnOps(Submitter(lambda op: op, lambda error: error, "device"))
+    launched: list[str] = []
+    stream = SimpleNamespace(
+        functions=NamesItself(),
+        ready=lambda: None,
+        fill=lambda *arguments: None,
+        launch_with=lambda name, grid, block, shared, parameters: launched.append(name) if min(*grid, *block) else None,
+    )
+    kernels, seen = {**PART.kernels, **training.WORKING}, set()
+    for sample in CPU_PARTS["dnn"].samples(np.random.default_rng(1)):
+        kind = sample.name.split()[0]
+        if kind not in {**loss.KERNELS, **pooling.KERNELS, **training.KERNELS, **training.WORKING}:
+            continue
+        refs = [accel.AccelRef(owner, number, each.shape, DType.of(each.dtype), 1) for number, each in enumerate(sample.operands)]
+        op = sample.call(named, *refs)
+        plan, before = op.plan(), len(launched)
+        kernels[kind](SimpleNamespace(stream=stream), op, range(256, 256 * (len(plan.reads) + 1), 256), (4096,) * (len(plan.creates) + 1))
+        assert all(program_of(name) == PART.program[kind](op) for name in launched[before:]), launched[before:]
+        assert len(launched) > before or not all(ref.size for ref in refs), sample.name
+        assert len(launched) - before <= 8, "as many commands as the family says"
+        seen |= {kind} if len(launched) > before else set()
+    assert seen == {*loss.KERNELS, *pooling.KERNELS, *training.KERNELS, *training.WORKING}
+
+
+class NamesItself(dict[str, str]):
+    """Finds every name, as itself."""
+
+    def __missing__(self, name: str) -> str:
+        return name

@@ -40,7 +40,7 @@ from accel.ops.families import FAMILIES
 from accel.ops.namespace import Submitter
 from accel.sparse_ref import ELEMENTS
 from accel_cuda import CudaBackend
-from accel_cuda.families import blas_groups, loss, normalization, pooling
+from accel_cuda.families import blas_groups, loss, normalization, pooling, training
 from accel_cuda.families.attention import AttentionWork, attend
 from accel_cuda.families.attention_grad import attend_backward
 from accel_cuda.families.cudnn import Room
@@ -120,7 +120,14 @@ def every_kernel() -> None:
     _broadcast(stream, compute, memory, supported)
     _folds(stream, compute, memory, supported)
     _samples(stream, compute, memory, "arrays", ArraysOps, ())
-    _samples(stream, compute, memory, "dnn", DnnOps, (*normalization.KERNELS, *pooling.KERNELS, *loss.KERNELS))
+    _samples(
+        stream,
+        compute,
+        memory,
+        "dnn",
+        DnnOps,
+        (*normalization.KERNELS, *pooling.KERNELS, *loss.KERNELS, *training.KERNELS, *training.WORKING),
+    )
     _long_rows(stream, compute, memory)
     _integer_products(context, stream, memory)
     with memory.take(4096) as (pointer,):
@@ -272,13 +279,15 @@ def _run(stream: Any, compute: Any, memory: Memory, op: Any, arrays: tuple[Any, 
     if any(ref.is_strided and not op.takes_strided(ref) for ref in plan.reads + plan.writes):
         return  # the engine copies it first
     first, *further = [each.nbytes for each in (*arrays, *plan.creates)]
-    with memory.take(first + skipped, *further, 16) as taken:
+    working = training.WORKING.get(op.kind)
+    with memory.take(first + skipped, *further, training.scratch_nbytes(op) if working else 16) as taken:
         pointers = [taken[0] + skipped, *taken[1:]]
         for pointer, array in zip(pointers, arrays, strict=False):
             memory.write(pointer, array)
         inputs = [pointers[ref.buffer] + ref.offset for ref in plan.reads]
         outputs = [pointers[ref.buffer] + ref.offset for ref in plan.writes] + pointers[len(arrays) :]
-        PARTS[op.library].kernels[op.kind](SimpleNamespace(stream=stream, compute=compute), op, inputs, outputs)
+        kernel = working or PARTS[op.library].kernels[op.kind]
+        kernel(SimpleNamespace(stream=stream, compute=compute), op, inputs, outputs)
 
 
 def _integer_products(context: Any, stream: Any, memory: Memory) -> None:

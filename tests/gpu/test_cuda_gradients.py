@@ -159,6 +159,60 @@ async def test_cross_entropy_of_rows_of_any_length_and_alignment(
             close(got[is_finite], grads[is_finite], ERRORS[dtype], case)
 
 
+@pytest.mark.parametrize("dtype", ERRORS)
+async def test_norms(device: accel.Device, cpu: accel.Device, rng: np.random.Generator, dtype: str) -> None:
+    rows: Any = ((5, 1), 1), ((700, 33), 33), ((3000, 256), 256), ((40, 1025), 1025), ((9, 5000), 5000), ((4, 3, 70), (3, 70))
+    for shape, trailing in rows:
+        x, grad = random(rng, shape, dtype) * 2 + 1, random(rng, shape, dtype)
+        x, weight = x.astype(grad.dtype), random(rng, shape[-2:] if isinstance(trailing, tuple) else shape[-1:], dtype)
+        for kind in ("layer_norm_grad", "rms_norm_grad"):
+
+            def gradients(dnn: Any, g: Any, x: Any, w: Any, kind: str = kind, trailing: Any = trailing) -> Any:
+                return getattr(dnn, kind)(g, x, trailing, w, eps=0.01)
+
+            await _check_all(device, cpu, gradients, (grad, x, weight), ERRORS[dtype] * 4, f"{kind} {shape}")
+    for shape, axis in (
+        ((16, 32, 28, 28), 1),
+        ((16, 28, 28, 32), -1),
+        ((3, 7, 9), 1),
+        ((1, 1000, 70), 1),
+        ((5000, 3), 1),
+        ((2, 600, 5), 1),
+    ):
+        x, grad = random(rng, shape, dtype) * 2 + 1, random(rng, shape, dtype)
+        x, weight, bias = x.astype(grad.dtype), random(rng, (shape[axis],), dtype), random(rng, (shape[axis],), dtype)
+
+        def normalized(dnn: Any, x: Any, w: Any, b: Any, axis: int = axis) -> Any:
+            return dnn.batch_norm_train(x, w, b, axis=axis)
+
+        def backward(dnn: Any, g: Any, x: Any, w: Any, axis: int = axis) -> Any:
+            return dnn.batch_norm_grad(g, x, w, axis=axis)
+
+        await _check_all(device, cpu, normalized, (x, weight, bias), ERRORS[dtype] * 4, f"batch {shape} {axis}")
+        await _check_all(device, cpu, backward, (grad, x, weight), ERRORS[dtype] * 4, f"batch gradient {shape} {axis}")
+
+
+async def _check_all(device: accel.Device, cpu: accel.Device, call: Any, arrays: tuple[Array, ...], error: float, case: str) -> None:
+    """Compare all results of a call with the CPU's in float64."""
+    right = [await cpu.get(each) for each in await call(cpu.dnn, *[await cpu.put(each.astype(np.float64)) for each in arrays])]
+    for skipped in (0, 1):
+        made = await call(device.dnn, *[await unaligned(device, each, skipped) for each in arrays])
+        for number, (one, other) in enumerate(zip(made, right, strict=True)):
+            close(await device.get(one), other, error, f"{case} {skipped} result {number}")
+
+
+@pytest.mark.parametrize("dtype", ERRORS)
+async def test_dropout_drops_what_the_cpu_does(device: accel.Device, cpu: accel.Device, rng: np.random.Generator, dtype: str) -> None:
+    for size, offset in ((1, 0), (100_003, 0), (100_000, 4), (1001, 2**40 + 3)):
+        x = random(rng, (size,), dtype)
+        right = await expected(cpu, lambda dnn, x, offset=offset: dnn.dropout(x, 0.4, seed=11, offset=offset), x)
+        for skipped in (0, 1):
+            ref = await unaligned(device, x, skipped)
+            got = wide(await device.get(await device.dnn.dropout(ref, 0.4, seed=11, offset=offset, out=ref)))
+            np.testing.assert_array_equal(got == 0, right == 0)
+            close(got, right, ERRORS[dtype], f"{size} {offset} {skipped}")
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 async def test_attention(device: accel.Device, cpu: accel.Device, rng: np.random.Generator, dtype: str) -> None:
     """The 16-bit forms with heads of 64 are for cuDNN, which may refuse them; all others are for the backend's own kernels."""

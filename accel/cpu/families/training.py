@@ -129,12 +129,13 @@ KERNELS: Mapping[str, Kernel] = {
 def samples(rng: np.random.Generator) -> Iterator[Sample]:
     """Yield samples of every op here."""
     for dtype in sampling.ALL_FLOATS:
-        for shape, trailing, has_weight in (
+        rows: tuple[tuple[tuple[int, ...], Any, bool], ...] = (
             *(((6, 64), 64, True), ((3, 5), 5, False), ((2, 3, 4), (3, 4), True), ((70, 1100), (1100,), True)),
             *(((1, 1), 1, True), ((0, 4), 4, True), ((1, 2049), 2049, False), ((300, 33), 33, True)),
-        ):
+        )
+        for shape, trailing, has_weight in rows:
             yield from _row_samples(rng, dtype, shape, trailing, has_weight)
-        for shape, axis, names in (
+        channels: tuple[tuple[tuple[int, ...], int, tuple[str, ...]], ...] = (
             *(((4, 3, 5, 7), 1, ("weight", "bias")), ((40, 8), -1, ("weight",)), ((3, 5, 64), 1, ())),
             *(
                 ((2, 9, 9, 40), -1, ("weight", "bias")),
@@ -142,7 +143,8 @@ def samples(rng: np.random.Generator) -> Iterator[Sample]:
                 ((1, 70, 600), 1, ("weight",)),
                 ((4, 35, 6), 1, ("weight", "bias")),
             ),
-        ):
+        )
+        for shape, axis, names in channels:
             yield from _channel_samples(rng, dtype, shape, axis, names)
         for size, p, seed, offset in (
             ((3, 7), 0.5, 1, 0),

@@ -16,6 +16,7 @@ DEVICE Block philox(u64 seed, u64 block, u32 attempt, u32 last = 0) {
   }
   return Block{{a, b, c, d}};
 }
+// Random numbers, as accel.ops.rng defines them.
 
 DEVICE u64 pair(const Block& block, int i) { return block.w[2 * i] | (u64)block.w[2 * i + 1] << 32; }
 DEVICE f32 root(f32 x) { f32 y; asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }

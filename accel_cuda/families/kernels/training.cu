@@ -1,0 +1,168 @@
+// Norms for training, and gradients of norms. Statistics are in the type that is computed in, and are never rounded to that of the elements.
+//
+// rows:    the gradient of x of layer and RMS norms, and the mean and the factor of each row, which the sums take.
+// sums:    two sums for each channel of a [outer, channels, each] array, in chunks; `finish` adds the chunks up in their order, so that sums have one order.
+// apply:   batch norm, and its gradient of x, of the statistics and sums of the channels.
+
+constexpr int SUM_THREADS = 256, SUM_COLUMNS = 32, SUM_ROWS = 8;
+enum { MEAN = 0, VARIANCE = 1, GRADIENTS = 2, ROW_GRADIENTS = 3 };
+
+struct RowGrads {
+  u64 grad, x, weight, y, mean, factor;  // weight: 0 if there is none
+  i64 rows, length, width;
+  f64 eps;
+};
+
+template <bool CENTRED, class T> DEVICE void row_grads(const RowGrads& r) {
+  typedef typename Wide<T>::type W;
+  __shared__ W parts[4][32];
+  const int width = (int)r.width;
+  int lane = threadIdx.x;
+  i64 row = blockIdx.x;
+  if (width <= 32) {
+    const int shift = 31 - __clz(width);
+    lane &= width - 1, row = row * (blockDim.x >> shift) + (threadIdx.x >> shift);
+  }
+  const bool is_row = row < r.rows;
+  row = min(row, r.rows - 1);
+  const T *x = (const T*)r.x + row * r.length, *grad = (const T*)r.grad + row * r.length, *weight = (const T*)r.weight;
+  const W count = (W)r.length;
+  W mean = W(0), squares = W(0), level = W(0), along = W(0);
+  if constexpr (CENTRED) {
+    for (i64 i = lane; i < r.length; i += width) mean += (W)widen(x[i]);
+    mean = across<Sum>(mean, width, parts[0]) / count;
+  }
+  for (i64 i = lane; i < r.length; i += width) {
+    const W off = (W)widen(x[i]) - mean;
+    squares += off * off;
+  }
+  const W factor = rsqrt(across<Sum>(squares, width, parts[1]) / count + (W)r.eps);
+  auto change = [&](i64 i) { return weight ? (W)widen(grad[i]) * (W)widen(weight[i]) : (W)widen(grad[i]); };
+  for (i64 i = lane; i < r.length; i += width) {
+    const W each = change(i);
+    level += each, along += each * ((W)widen(x[i]) - mean) * factor;
+  }
+  along = across<Sum>(along, width, parts[2]) / count;
+  level = CENTRED ? across<Sum>(level, width, parts[3]) / count : W(0);
+  if (!is_row) return;
+  T* y = (T*)r.y + row * r.length;
+  for (i64 i = lane; i < r.length; i += width) y[i] = narrow<T>((change(i) - level - ((W)widen(x[i]) - mean) * factor * along) * factor);
+  if (lane == 0) ((W*)r.mean)[row] = mean, ((W*)r.factor)[row] = factor;
+}
+
+struct Sums {
+  u64 grad, x, mean, factor, partial;  // partial: [chunks, 2, channels]
+  i64 outer, channels, each, chunks;
+};
+
+template <int KIND, class T, class W> DEVICE void add_to(const Sums& s, i64 at, i64 place, W& first, W& second) {
+  W x = (W)widen(((const T*)s.x)[at]);
+  if constexpr (KIND == MEAN) first += x;
+  else {
+    x -= ((const W*)s.mean)[place];
+    if constexpr (KIND == VARIANCE) first += x * x;
+    else {
+      const W grad = (W)widen(((const T*)s.grad)[at]);
+      first += grad * x * ((const W*)s.factor)[place], second += grad;
+    }
+  }
+}
+
+// A block takes a chunk of one channel.
+template <int KIND, class T> DEVICE void wide_sums(const Sums& s) {
+  typedef typename Wide<T>::type W;
+  __shared__ W parts[2][32];
+  const i64 channel = blockIdx.x % s.channels, chunk = blockIdx.x / s.channels, count = s.outer * s.each;
+  const i64 share = (count + s.chunks - 1) / s.chunks, end = min(count, (chunk + 1) * share);
+  W first = W(0), second = W(0);
+  for (i64 i = chunk * share + threadIdx.x; i < end; i += SUM_THREADS) {
+    const i64 outer = count <= 0x7fffffffll ? (i64)((u32)i / (u32)s.each) : i / s.each;
+    add_to<KIND, T>(s, (outer * s.channels + channel) * s.each + (i - outer * s.each), channel, first, second);
+  }
+  first = across<Sum>(first, SUM_THREADS, parts[0]);
+  if constexpr (KIND == GRADIENTS) second = across<Sum>(second, SUM_THREADS, parts[1]);
+  if (threadIdx.x) return;
+  W* to = (W*)s.partial + chunk * 2 * s.channels + channel;
+  to[0] = first, to[s.channels] = second;
+}
+
+// A block takes a chunk of neighbouring channels, a lane each.
+template <int KIND, class T> DEVICE void narrow_sums(const Sums& s) {
+  typedef typename Wide<T>::type W;
+  __shared__ W parts[2][SUM_ROWS][SUM_COLUMNS + 1];
+  const i64 tiles = (s.channels + SUM_COLUMNS - 1) / SUM_COLUMNS, tile = blockIdx.x % tiles, chunk = blockIdx.x / tiles;
+  const i64 channel = tile * SUM_COLUMNS + threadIdx.x, share = (s.outer + s.chunks - 1) / s.chunks, end = min(s.outer, (chunk + 1) * share);
+  W first = W(0), second = W(0);
+  if (channel < s.channels)
+#pragma unroll 4
+    for (i64 outer = chunk * share + threadIdx.y; outer < end; outer += SUM_ROWS)
+      for (i64 i = 0; i < s.each; ++i)
+        add_to<KIND, T>(s, (outer * s.channels + channel) * s.each + i, KIND == ROW_GRADIENTS ? outer : channel, first, second);
+  parts[0][threadIdx.y][threadIdx.x] = first, parts[1][threadIdx.y][threadIdx.x] = second;
+  __syncthreads();
+  if (threadIdx.y || channel >= s.channels) return;
+  for (int i = 1; i < SUM_ROWS; ++i) first += parts[0][i][threadIdx.x], second += parts[1][i][threadIdx.x];
+  W* to = (W*)s.partial + chunk * 2 * s.channels + channel;
+  to[0] = first, to[s.channels] = second;
+}
+
+struct Finish {
+  u64 partial, to, first, second;  // to: W[2, channels] or 0; first, second: results or 0
+  i64 channels, chunks, count, kind;
+  f64 eps;
+};
+
+template <class T> DEVICE void finish(const Finish& f) {
+  typedef typename Wide<T>::type W;
+  const i64 channel = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (channel >= f.channels) return;
+  W first = W(0), second = W(0);
+  for (i64 chunk = 0; chunk < f.chunks; ++chunk) {
+    const W* from = (const W*)f.partial + chunk * 2 * f.channels + channel;
+    first += from[0], second += from[f.channels];
+  }
+  if (f.kind <= VARIANCE) first /= (W)f.count;
+  if (f.first) ((T*)f.first)[channel] = narrow<T>(first);
+  if (f.second) ((T*)f.second)[channel] = narrow<T>(second);
+  if (!f.to) return;
+  ((W*)f.to)[channel] = f.kind == VARIANCE ? rsqrt(first + (W)f.eps) : first;
+  if (f.kind >= GRADIENTS) ((W*)f.to)[f.channels + channel] = second;
+}
+
+struct Apply {
+  u64 grad, x, y, stats, weight, bias;  // stats: W[4, channels]: mean, factor, and the sums of gradients times what was scaled, and of gradients
+  i64 size, channels, each, count;
+};
+
+template <bool IS_GRAD, class T> DEVICE void apply(const Apply& a) {
+  typedef typename Wide<T>::type W;
+  const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= a.size) return;
+  const i64 row = a.size <= 0x7fffffffll ? (i64)((u32)i / (u32)a.each) : i / a.each;
+  const i64 channel = a.size <= 0x7fffffffll ? (i64)((u32)row % (u32)a.channels) : row % a.channels;
+  const W* stats = (const W*)a.stats + channel;
+  const W factor = stats[a.channels], scaled = ((W)widen(((const T*)a.x)[i]) - stats[0]) * factor;
+  const W weight = a.weight ? (W)widen(((const T*)a.weight)[channel]) : W(1);
+  W made;
+  if constexpr (IS_GRAD) {
+    const W grad = (W)widen(((const T*)a.grad)[i]);
+    made = (grad - stats[3 * a.channels] / (W)a.count - scaled * (stats[2 * a.channels] / (W)a.count)) * factor * weight;
+  } else made = scaled * weight + (a.bias ? (W)widen(((const T*)a.bias)[channel]) : W(0));
+  ((T*)a.y)[i] = narrow<T>(made);
+}
+
+#define TRAIN(name, threads, Parameters, call) \
+  extern "C" __global__ void __launch_bounds__(threads) training_##name(const __grid_constant__ Parameters p) { call(p); }
+#define TRAINING(T)                                                                  \
+  TRAIN(rows_layer_##T, 512, RowGrads, (row_grads<true, T>))                         \
+  TRAIN(rows_rms_##T, 512, RowGrads, (row_grads<false, T>))                          \
+  TRAIN(mean_wide_##T, 256, Sums, (wide_sums<MEAN, T>))                              \
+  TRAIN(mean_narrow_##T, 256, Sums, (narrow_sums<MEAN, T>))                          \
+  TRAIN(variance_wide_##T, 256, Sums, (wide_sums<VARIANCE, T>))                      \
+  TRAIN(variance_narrow_##T, 256, Sums, (narrow_sums<VARIANCE, T>))                  \
+  TRAIN(gradients_wide_##T, 256, Sums, (wide_sums<GRADIENTS, T>))                    \
+  TRAIN(gradients_narrow_##T, 256, Sums, (narrow_sums<GRADIENTS, T>))                \
+  TRAIN(gradients_rows_##T, 256, Sums, (narrow_sums<ROW_GRADIENTS, T>))              \
+  TRAIN(finish_##T, 256, Finish, (finish<T>))                                        \
+  TRAIN(apply_##T, 256, Apply, (apply<false, T>))                                    \
+  TRAIN(unapply_##T, 256, Apply, (apply<true, T>))

@@ -1,0 +1,174 @@
+"""Norms for training, gradients of norms, and dropout, by kernels of the backend's own: as norms are, they are bound by memory, and need no plan."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+from accel import ComputeBackend, DType
+from accel_cuda.core.family import Source
+from accel_cuda.families.cudnn import Room
+from accel_cuda.families.kernels import CODES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from accel.backend import Kernel
+
+__all__ = ["KERNELS", "PROGRAM", "SOURCES", "WORKING", "scratch_nbytes"]
+
+_THREADS, _COLUMNS, _ROWS = 256, 32, 8
+_WARP, _BLOCK, _LARGEST, _FEW, _LONG = 32, 128, 512, 8, 32
+_BLOCKS = 528
+"""Blocks that keep a GPU busy: sums are cut into so many."""
+_MEAN, _VARIANCE, _GRADIENTS = range(3)
+_KINDS = {_MEAN: "mean", _VARIANCE: "variance", _GRADIENTS: "gradients"}
+
+
+def _structure(name: str, addresses: str, numbers: str, *, eps: bool = False) -> type[ctypes.Structure]:
+    fields = [*((each, ctypes.c_uint64) for each in addresses.split()), *((each, ctypes.c_int64) for each in numbers.split())]
+    return type(name, (ctypes.Structure,), {"_fields_": (*fields, *([("eps", ctypes.c_double)] * eps))})
+
+
+_RowGrads = _structure("_RowGrads", "grad x weight y mean factor", "rows length width", eps=True)
+_Sums = _structure("_Sums", "grad x mean factor partial", "outer channels each chunks")
+_Finish = _structure("_Finish", "partial to first second", "channels chunks count kind", eps=True)
+_Apply = _structure("_Apply", "grad x y stats weight bias", "size channels each count")
+
+
+class _Dropout(ctypes.Structure):
+    _fields_ = (*((name, ctypes.c_uint64) for name in ("x", "y", "size", "seed", "offset", "least")), ("scale", ctypes.c_double))
+
+
+def _launch(lane: Any, name: str, dtype: DType, blocks: int, block: tuple[int, int], sizes: ctypes.Structure) -> None:
+    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(sizes))
+    lane.stream.launch_with(lane.stream.functions[f"{name}_{CODES[dtype]}"], (blocks, 1), block, 0, parameters)
+
+
+def _width(dtype: DType) -> int:
+    """Return the bytes of the type that is computed in."""
+    return max(dtype.itemsize, 4)
+
+
+def _chunks(outer: int, channels: int, each: int) -> tuple[bool, int, int]:
+    """Return whether each block takes one channel, into how many chunks sums are cut, and how many blocks there are of one chunk."""
+    is_wide = each >= _COLUMNS
+    blocks = max(1, channels if is_wide else -(-channels // _COLUMNS))
+    most = outer * each // (8 * _THREADS) if is_wide else outer // (4 * _ROWS)
+    return is_wide, max(1, min(-(-_BLOCKS // blocks), most)), blocks
+
+
+def _middle(op: Any) -> tuple[int, int, int]:
+    middle = op.middle()
+    return (*middle, 1) if len(middle) == 2 else middle
+
+
+def scratch_nbytes(op: Any) -> int:
+    """Return how many bytes an op works in: for statistics of rows or channels, and for sums of chunks."""
+    outer, channels, each = _middle(op)
+    _, chunks, _ = _chunks(outer, channels, each)
+    room, width = Room(), _width(op.x.dtype)
+    room.take(width * (2 * outer if each == 1 and len(op.middle()) == 2 else 4 * channels))
+    room.take(width * 2 * chunks * channels)
+    return room.end
+
+
+def _sums(
+    lane: Any, op: Any, kind: int, arrays: tuple[int, int], stats: tuple[int, int], partial: int, to: int, made: Sequence[int]
+) -> None:
+    """Enqueue two sums for each channel.
+
+    Parameters
+    ----------
+    arrays, stats
+        Addresses of gradient and ``x``, and of means and factors.
+    partial, to, made
+        Where sums of chunks are, where the sums go, and the results that are made of them.
+    """
+    (outer, channels, each), dtype = _middle(op), op.x.dtype
+    is_wide, chunks, blocks = _chunks(outer, channels, each)
+    form = "rows" if len(op.middle()) == 2 else "wide" if is_wide else "narrow"
+    sizes = _Sums(*arrays, *stats, partial, outer, channels, each, chunks)
+    block = (_THREADS, 1) if is_wide else (_COLUMNS, _ROWS)
+    _launch(lane, f"training_{_KINDS[kind]}_{form}", dtype, blocks * chunks, block, sizes)
+    first, second = (*made, 0, 0)[:2]
+    finish = _Finish(partial, to, first, second, channels, chunks, outer * each, kind, op.eps)
+    _launch(lane, "training_finish", dtype, -(-channels // _THREADS), (_THREADS, 1), finish)
+
+
+def _of_rows(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    (rows, length), dtype = op.middle(), op.x.dtype
+    grad, x, weight = (*inputs, 0)[:3]
+    out, *made, scratch = outputs
+    stream = lane.stream
+    stream.ready()
+    if not rows:
+        for address in made:
+            if length:
+                stream.fill(address, bytes(1), length * dtype.itemsize)
+        return
+    if not length:
+        return
+    room = Room(scratch)
+    mean = room.take(2 * rows * _width(dtype))
+    factor = mean + rows * _width(dtype)
+    width = _LARGEST if length > _LONG * _WARP else min(_WARP, 1 << max(0, -(-length // _FEW) - 1).bit_length())
+    threads = width if width > _WARP else _BLOCK
+    sizes = _RowGrads(grad, x, weight, out, mean, factor, rows, length, width, op.eps)
+    name = "training_rows_layer" if op.kind == "layer_norm_grad" else "training_rows_rms"
+    _launch(lane, name, dtype, -(-rows // (threads // width)), (threads, 1), sizes)
+    _, chunks, _ = _chunks(rows, length, 1)
+    partial = room.take(2 * chunks * length * _width(dtype))
+    _sums(lane, op, _GRADIENTS, (grad, x), (mean, factor), partial, 0, made)
+
+
+def _batch_norm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    (outer, channels, each), dtype = op.middle(), op.x.dtype
+    if not channels:
+        return
+    is_grad = op.kind == "batch_norm_grad"
+    grad, x, *given = inputs if is_grad else (0, *inputs)
+    weight = given.pop(0) if op.weight is not None else 0
+    bias = given[0] if given else 0
+    out, first, second, scratch = outputs
+    lane.stream.ready()
+    room, step = Room(scratch), channels * _width(dtype)
+    stats = room.take(4 * step)
+    _, chunks, _ = _chunks(outer, channels, each)
+    partial = room.take(2 * chunks * step)
+    _sums(lane, op, _MEAN, (0, x), (0, 0), partial, stats, () if is_grad else (first,))
+    _sums(lane, op, _VARIANCE, (0, x), (stats, 0), partial, stats + step, () if is_grad else (second,))
+    if is_grad:
+        _sums(lane, op, _GRADIENTS, (grad, x), (stats, stats + step), partial, stats + 2 * step, (first, second))
+    sizes = _Apply(grad, x, out, stats, weight, bias, op.x.size, channels, each, outer * each)
+    name = "training_unapply" if is_grad else "training_apply"
+    _launch(lane, name, dtype, -(-op.x.size // _THREADS), (_THREADS, 1), sizes)
+
+
+def _dropout(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    if not op.x.size:
+        return
+    lane.stream.ready()
+    sizes = _Dropout(inputs[0], outputs[0], op.x.size, op.seed, op.offset, op.least(), op.scale())
+    blocks = -(-(op.offset + op.x.size) // 4) - op.offset // 4
+    _launch(lane, "dropout_any", op.x.dtype, -(-blocks // _THREADS), (_THREADS, 1), sizes)
+
+
+WORKING: Mapping[str, Kernel] = {
+    **dict.fromkeys(("layer_norm_grad", "rms_norm_grad"), _of_rows),
+    **dict.fromkeys(("batch_norm_train", "batch_norm_grad"), _batch_norm),
+}
+"""Kernels that work in memory beside operands and results."""
+KERNELS: Mapping[str, Kernel] = {"dropout": _dropout}
+
+
+def _program(name: str) -> Callable[[Any], str]:
+    programs = {dtype: f"{name}_{CODES[dtype]}" for dtype in ComputeBackend.CAPABILITIES["normalize"]}
+    return lambda op: programs.get(op.x.dtype, "")
+
+
+PROGRAM = {**dict.fromkeys(WORKING, _program("training")), **dict.fromkeys(KERNELS, _program("dropout"))}
+SOURCES = (
+    Source("training", lambda code: ("normalize.cu", "training.cu", f"TRAINING({code})"), "normalize", on_demand=True),
+    Source("dropout", lambda code: ("philox.cuh", "dropout.cu", f"DROPOUT({code})"), "normalize", on_demand=True),
+)
