@@ -397,6 +397,7 @@ LINES: tuple[Line, ...] = (
         lambda d, *refs: d.sparse.spgemm(_matrix(*refs), _matrix(*refs)),
         lambda t, *tensors: _their_matrix(t, *tensors) @ _their_matrix(t, *tensors),
         is_awaited=True,
+    ),
     Line("fft", "fft of one line complex64", _FLAT, _one("complex64"), lambda d, x: d.fft.fft(x), lambda t, x: t.fft.fft(x)),
     Line("fft", "rfft of rows float32", _ROWS, _one("float32"), lambda d, x: d.fft.rfft(x), lambda t, x: t.fft.rfft(x)),
     Line("fft", "dct of rows float32, PyTorch's calls", _ROWS, _one("float32"), lambda d, x: d.fft.dct(x), _their_dct),

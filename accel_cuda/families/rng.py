@@ -200,8 +200,6 @@ PART = CudaPart(
     kernels=_KERNELS,
     open=RngLibrary,
     libraries=(CUB, CURAND),
-    programs=(Source("rng", lambda code: ("rng.cu", "choice.cu", ""), functions=("philox", "sobol", "choice")),),
+    programs=(Source("rng", lambda code: ("philox.cuh", "rng.cu", "choice.cu", ""), functions=("philox", "sobol", "choice")),),
     program=dict.fromkeys((*_KERNELS, *_PICKED), _program),
-    programs=(Source("rng", lambda code: ("philox.cuh", "rng.cu", ""), functions=("philox",)),),
-    program=dict.fromkeys(_KERNELS, _program),
 )

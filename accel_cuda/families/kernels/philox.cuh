@@ -2,8 +2,8 @@
 
 struct Block { u32 w[4]; };
 
-DEVICE Block philox(u64 seed, u64 block, u32 attempt) {
-  u32 a = (u32)block, b = (u32)(block >> 32), c = attempt, d = 0, k = (u32)seed, l = (u32)(seed >> 32);
+DEVICE Block philox(u64 seed, u64 block, u32 attempt, u32 last = 0) {
+  u32 a = (u32)block, b = (u32)(block >> 32), c = attempt, d = last, k = (u32)seed, l = (u32)(seed >> 32);
 #pragma unroll
   for (int round = 0; round < 10; ++round) {
     u64 p = (u64)a * 0xD2511F53u, q = (u64)c * 0xCD9E8D57u;
