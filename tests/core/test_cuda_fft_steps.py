@@ -113,3 +113,14 @@ def test_ops_without_plans_work_in_no_memory() -> None:
     library = FftLibrary(None)  # type: ignore[arg-type]
     for op in (ops.Fftshift(ref((3, 4), DType.UINT8)), ops.Fftfreq(9), ops.Dct(ref((0, 4), DType.FLOAT32))):
         assert library.scratch_nbytes(op) == 0
+
+
+def test_an_inverse_is_the_scaled_transform_of_the_type_that_undoes_it() -> None:
+    x = ref((3, 10), DType.FLOAT32)
+    numbers: tuple[Any, ...] = (1, 2, 3, 4)
+    assert [ops.Idct(x, number).computed() for number in numbers] == [1, 3, 2, 4]
+    assert [ops.Dst(x, number).computed() for number in numbers] == [1, 2, 3, 4]
+    assert [1 / ops.Idct(x, number).scale() for number in numbers] == [18, 20, 20, 20]
+    assert [1 / ops.Dst(x, number, norm="forward").scale() for number in numbers] == pytest.approx([22, 20, 20, 20])
+    assert ops.Dct(x).scale() == ops.Idct(x, norm="forward").scale() == 1
+    assert ops.Dct(x, norm="ortho").scale() == ops.Idct(x, 3, norm="ortho").scale() == pytest.approx(20**-0.5)
