@@ -183,7 +183,8 @@ class RngLibrary:
 
     def measure(self, op: Any) -> None:
         """See that :meth:`scratch_nbytes` knows. May block."""
-        self._choices.measure(op)
+        if op.kind in _PICKED:
+            self._choices.measure(op)
 
     def close(self) -> None:
         """Give back what the ops have. May block; the streams have ended, and the context is healthy."""

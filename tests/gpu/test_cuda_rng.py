@@ -10,7 +10,7 @@ import pytest
 
 import accel
 from accel.ops import sobol_directions
-from accel_cuda.core.libraries import load_module
+from accel_cuda.core.libraries import load_library, load_module
 from tests.rng_support import EXACT, IDS, KINDS, check_distribution, check_pieces, drawn
 
 if TYPE_CHECKING:
@@ -108,6 +108,8 @@ async def test_weights_that_are_wrong_are_found_on_the_device_which_goes_on(rng:
 
 @pytest.mark.parametrize(("generator", "number"), [("curand_philox", 161), ("curand_mrg32k3a", 121)])
 async def test_numbers_of_curands_generators_are_those_of_its_host_interface(generator: Any, number: int, rng: np.random.Generator) -> None:
+    torch: Any = pytest.importorskip("torch")
+    load_library("curand", "nvidia-curand")
     curand = load_module("nvmath.bindings.curand", "nvmath-python")
     seed, offset, n = int(rng.integers(2**63)), int(rng.integers(1000)) * 4, int(rng.integers(1, 50_000)) * 2
     calls: tuple[tuple[str, str, str, dict[str, float]], ...] = (
@@ -116,23 +118,23 @@ async def test_numbers_of_curands_generators_are_those_of_its_host_interface(gen
         ("normal", "float32", "generate_normal", {"mean": 1.0, "std": 2.0}),
         ("normal", "float64", "generate_normal_double", {"mean": 0.0, "std": 0.5}),
     )
-    for kind, dtype, call, parameters in calls:
-        handle = curand.create_generator_host(number)
-        curand.set_pseudo_random_generator_seed(handle, seed)
-        curand.set_generator_offset(handle, offset)
-        expected = np.full(n, np.nan, dtype)
-        getattr(curand, call)(handle, expected.ctypes.data, n, *parameters.values())
-        curand.destroy_generator(handle)
-        async with opened("cuda") as (device,):
+    async with opened("cuda") as (device,):
+        for kind, dtype, call, parameters in calls:
+            handle = curand.create_generator(number)
+            curand.set_stream(handle, torch.cuda.current_stream().cuda_stream)
+            curand.set_pseudo_random_generator_seed(handle, seed)
+            curand.set_generator_offset(handle, offset)
+            expected = torch.zeros(n, dtype=getattr(torch, dtype), device="cuda")
+            getattr(curand, call)(handle, expected.data_ptr(), n, *parameters.values())
+            torch.cuda.synchronize()
+            curand.destroy_generator(handle)
             for _ in range(2):
                 got = await drawn(device, kind, n, dtype=dtype, seed=seed, offset=offset, generator=generator, **parameters)
-                if kind == "uniform":
-                    np.testing.assert_array_equal(got, expected, err_msg=f"{seed} {offset} {n}")
-                else:
-                    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5, err_msg=f"{seed} {offset} {n}")
-            with pytest.raises(accel.UnsupportedError):
-                async with device.graph() as graph:
-                    graph.rng.uniform(10, generator=generator)
+                np.testing.assert_array_equal(got, expected.cpu().numpy(), err_msg=f"{kind} {dtype} {seed} {offset} {n}")
+        with pytest.raises(accel.UnsupportedError):
+            async with device.graph() as graph:
+                graph.rng.uniform(10, generator=generator)
+        assert (await drawn(device, "uniform", 10, seed=1)).max() < 1
 
 
 async def test_nothing_is_written_beside_the_result(rng: np.random.Generator) -> None:

@@ -62,7 +62,7 @@ extern "C" __global__ void choice_places(i64* chosen, i64 count, const u32* plac
 template <class T> DEVICE void choice_take(T* y, i64 size, const T* x, const i64* chosen, i64 length, i64 count, i64 behind) {
   i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   if (at >= size) return;
-  i64 k = at % behind, i = at / behind % count, b = at / behind / count;
+  i64 b = at, k = split(b, behind), i = split(b, count);
   y[at] = x[(b * length + chosen[i]) * behind + k];
 }
 #define TAKE(bytes, T)                                                                                                                     \

@@ -322,8 +322,9 @@ DRAW_WIDE(rejected, Rejected)
 template <class T> DEVICE void sobol(const u32* directions, T* out, i64 size, i64 width, u64 first) {
   i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   if (at >= size) return;
-  const u32* v = directions + at % width * 33;
-  u64 place = first + (u64)(at / width);
+  i64 point = at;
+  const u32* v = directions + split(point, width) * 33;
+  u64 place = first + (u64)point;
   u32 x = v[32];
   int k = 0;
   for (u32 code = (u32)(place ^ place >> 1); code; code >>= 1, ++k)

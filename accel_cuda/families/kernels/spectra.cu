@@ -45,7 +45,7 @@ template <class R> struct Line {
 template <class R, class T> DEVICE void cosine_in(const R* x, T* z, i64 size, i64 n, i64 behind, i64 width, i64 way, i64 flags, f64 ends) {
   i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= size) return;
-  i64 k = i % behind, m = i / behind % width, b = i / behind / width;
+  i64 b = i, k = split(b, behind), m = split(b, width);
   Line<R> line = {x + b * n * behind + k, n, behind, (int)way, (int)flags, (R)ends};
   if constexpr (Kind<T>::complex) z[(b * behind + k) * width + m] = line.complex_at(m);
   else z[(b * behind + k) * width + m] = line.real_at(m);
@@ -66,7 +66,7 @@ template <class R> DEVICE R cosine_of(const void* row, i64 j, i64 n, int way, in
 template <class R> DEVICE void cosine_out(const void* z, R* y, i64 size, i64 n, i64 behind, i64 nbytes, i64 way, i64 flags, f64 scale, f64 ends) {
   i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= size) return;
-  i64 k = i % behind, place = i / behind % n, b = i / behind / n, j = flags & FLIP_OUT ? n - 1 - place : place;
+  i64 b = i, k = split(b, behind), place = split(b, n), j = flags & FLIP_OUT ? n - 1 - place : place;
   R value = cosine_of<R>((const char*)z + (b * behind + k) * nbytes, j, n, (int)way, (int)flags) * (R)scale;
   if (flags & SIGN_OUT && place % 2) value = -value;
   if (way == 1 && !(flags & SINE) ? j == 0 || j == n - 1 : way == 2 && j == 0) value *= (R)ends;
@@ -96,7 +96,7 @@ template <class T> DEVICE T conjugated(T x) {
 template <class T> DEVICE void framed(const T* x, T* y, i64 size, i64 l, i64 m, i64 n, i64 p, i64 q, i64 r, i64 is_turned) {
   i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   if (at >= size) return;
-  i64 k = at % r, j = at / r % q, i = at / r / q % p, b = at / r / q / p;
+  i64 b = at, k = split(b, r), j = split(b, q), i = split(b, p);
   T value = {};
   if (i < l && j < m && k < n) {
     if (is_turned) i = l - 1 - i, j = m - 1 - j, k = n - 1 - k;
@@ -109,7 +109,7 @@ template <class T> DEVICE void framed(const T* x, T* y, i64 size, i64 l, i64 m, 
 template <class T> DEVICE void cropped(const T* x, T* y, i64 size, i64 l, i64 m, i64 n, i64 p, i64 q, i64 r, i64 u, i64 v, i64 w) {
   i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   if (at >= size) return;
-  i64 k = at % n, j = at / n % m, i = at / n / m % l, b = at / n / m / l;
+  i64 b = at, k = split(b, n), j = split(b, m), i = split(b, l);
   y[at] = x[((b * p + i + u) * q + j + v) * r + k + w];
 }
 #define FRAMES(name, T)                                                                                                                       \
@@ -128,7 +128,8 @@ FRAMES(c128, c128)
 template <class T> DEVICE void product(const T* a, const T* b, T* z, i64 size, i64 size_a, i64 size_b, f64 factor) {
   i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= size) return;
-  T value = mul(size_a < size ? a[i % size_a] : a[i], size_b < size ? b[i % size_b] : b[i]);
+  i64 rest = i, place = size_a < size ? split(rest, size_a) : size_b < size ? split(rest, size_b) : i;
+  T value = mul(a[size_a < size ? place : i], b[size_b < size ? place : i]);
   value.re *= factor;
   value.im *= factor;
   z[i] = value;

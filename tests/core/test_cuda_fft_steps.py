@@ -1,0 +1,126 @@
+"""What is made of several transforms on a GPU, without one: the plans that are measured are those that are used, and arrays in use lie apart."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from accel import DType, ops
+from accel.ref import AccelRef
+from accel_cuda.families.fft import FftLibrary, enqueue
+from accel_cuda.families.fft_memory import WorkMemory
+
+if TYPE_CHECKING:
+    from accel.ref import RefOwner
+    from accel_cuda.families.fft_layout import Layout
+
+WORK = 1 << 40
+AREA = 512
+
+
+class Plans:
+    """Plans that work in little memory, and take down what they are used for."""
+
+    def __init__(self) -> None:
+        self.used: list[Layout] = []
+        self.sizes: dict[Layout, int] = {}
+        self.cache = SimpleNamespace(is_ready=lambda layout: layout in self.sizes)
+
+    def measure(self, layout: Layout) -> None:
+        self.sizes[layout] = AREA
+
+    def execute(self, stream: Any, layout: Layout, source: int, destination: int, memory: WorkMemory, **options: Any) -> None:
+        area = memory.alloc(self.sizes[layout])
+        double = 2 if layout.is_double else 1
+        sides = []
+        for address, is_real in ((source, layout.transform == "real"), (destination, layout.transform == "back")):
+            nbytes = layout.batch * math.prod(layout.embed(is_real=is_real)) * (4 if is_real else 8) * double
+            sides.append((address, address + nbytes))
+        assert source == destination or apart([*sides, (area, area + AREA)]), "cuFFT works in what it reads or writes"
+        assert apart([sides[0], (area, area + AREA)])
+        memory.free(area)
+        self.used.append(layout)
+
+
+def apart(parts: list[tuple[int, int]]) -> bool:
+    return all(end <= begin for (_, end), (begin, _) in itertools.pairwise(sorted(parts)))
+
+
+class Stream:
+    """Counts launches."""
+
+    def __init__(self) -> None:
+        self.launched: list[str] = []
+        self.functions = _Names()
+
+    def launch(self, function: str, blocks: int, threads: int, *arguments: int) -> None:
+        assert blocks > 0
+        assert all(isinstance(argument, int) for argument in arguments), function
+        self.launched.append(function)
+
+
+class _Names(dict[str, str]):
+    def __missing__(self, name: str) -> str:
+        return name
+
+
+def ref(shape: tuple[int, ...], dtype: DType) -> AccelRef:
+    owner: RefOwner = SimpleNamespace(dropped=[], check_process=lambda: None)
+    return AccelRef(owner, 1, shape, dtype, 1)
+
+
+def made() -> list[Any]:
+    found: list[Any] = []
+    types: tuple[Any, ...] = (1, 2, 3, 4)
+    for dtype, shape in itertools.product((DType.FLOAT32, DType.FLOAT64), ((2,), (3, 7), (2, 8, 5), (4, 2, 3))):
+        for kind, number in itertools.product((ops.Dct, ops.Idct, ops.Dst, ops.Idst), types):
+            found.append(kind(ref(shape, dtype), number, axis=len(shape) // 2))
+    shapes: tuple[Any, ...] = (
+        ((1,), (1,), None),
+        ((9,), (4,), None),
+        ((3, 20), (1, 5), 1),
+        ((1, 20), (3, 5), 1),
+        ((4, 5, 6), (2, 3, 1), None),
+    )
+    for dtype, (a, b, axes) in itertools.product((DType.FLOAT32, DType.COMPLEX128), shapes):
+        found += [ops.Convolve(ref(a, dtype), ref(b, dtype), axes=axes), ops.Correlate(ref(a, dtype), ref(b, dtype), "same", axes=axes)]
+    return found
+
+
+@pytest.mark.parametrize("op", made(), ids=lambda op: f"{op.kind}")
+def test_an_op_uses_the_plans_and_the_memory_that_were_measured(op: Any) -> None:
+    op.plan()
+    library, plans, stream = FftLibrary(None), Plans(), Stream()  # type: ignore[arg-type]  # nothing is made in the context
+    library.plans = plans  # type: ignore[assignment]
+    assert library.scratch_nbytes(op) is None or not plans.sizes
+    library.measure(op)
+    assert not library.may_block(None, op)
+    nbytes = library.scratch_nbytes(op)
+    assert nbytes is not None
+    memory = WorkMemory(WORK, nbytes)
+    enqueue(stream, memory, plans, op, (1 << 20, 1 << 30), (1 << 35,))
+    assert set(plans.used) == set(plans.sizes)
+    assert memory.most == nbytes
+    assert memory.alloc(nbytes) in (WORK, 0), "memory was not given back"
+    assert len(stream.launched) + len(plans.used) <= library.commands(op)
+
+
+def test_ops_without_plans_work_in_no_memory() -> None:
+    library = FftLibrary(None)  # type: ignore[arg-type]
+    for op in (ops.Fftshift(ref((3, 4), DType.UINT8)), ops.Fftfreq(9), ops.Dct(ref((0, 4), DType.FLOAT32))):
+        assert library.scratch_nbytes(op) == 0
+
+
+def test_an_inverse_is_the_scaled_transform_of_the_type_that_undoes_it() -> None:
+    x = ref((3, 10), DType.FLOAT32)
+    numbers: tuple[Any, ...] = (1, 2, 3, 4)
+    assert [ops.Idct(x, number).computed() for number in numbers] == [1, 3, 2, 4]
+    assert [ops.Dst(x, number).computed() for number in numbers] == [1, 2, 3, 4]
+    assert [1 / ops.Idct(x, number).scale() for number in numbers] == [18, 20, 20, 20]
+    assert [1 / ops.Dst(x, number, norm="forward").scale() for number in numbers] == pytest.approx([22, 20, 20, 20])
+    assert ops.Dct(x).scale() == ops.Idct(x, norm="forward").scale() == 1
+    assert ops.Dct(x, norm="ortho").scale() == ops.Idct(x, 3, norm="ortho").scale() == pytest.approx(20**-0.5)
