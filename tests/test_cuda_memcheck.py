@@ -90,8 +90,17 @@ def kernels_in(program: str) -> set[str]:
 def test_every_kernel_around_random_numbers_and_transforms_is_launched() -> None:
     context: Any = FakeContext()
     launch_all(context, context)
-    wanted = kernels_in("rng") | kernels_in("fft") | {"checksum", "spin"}
-    known = {"philox_uniform_f32", "philox_pairs_8", "philox_rejected", "choice_take_16", "fft_turn_4", "fft_ends_c128", "fft_crop_f32"}
+    wanted = set().union(*map(kernels_in, ("rng", "distributions", "sobol", "fft")), {"checksum", "spin"})
+    known = {
+        "philox_uniform_f32",
+        "philox_pairs_8",
+        "drawn_rejected",
+        "sobol_f32",
+        "choice_take_16",
+        "fft_turn_4",
+        "fft_ends_c128",
+        "fft_crop_f32",
+    }
     assert known <= wanted, "the sources are read wrongly"
     assert context.launched == {name for name in wanted if not name.startswith("choice")}  # which every_order launches
     assert not context.pieces, "memory was not given back"

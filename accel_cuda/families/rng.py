@@ -106,7 +106,7 @@ def _launch(stream: CudaStream, op: Any, size: int, out: int, parameters: Parame
     name, values = parameters
     per_block = op.per_block()
     first, end = op.offset // per_block, -(-(op.offset + size) // per_block)
-    function = stream.functions[f"philox_{name}"]
+    function = stream.functions[f"{'drawn' if op.kind in _DRAWN else 'philox'}_{name}"]
     stream.launch(function, -(-(end - first) // (_BLOCK * _EACH)), _BLOCK, out, size, op.seed, op.offset, *values)
 
 
@@ -125,8 +125,10 @@ def _sobol(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) ->
 
 
 def _program(op: Any) -> str:
-    return "rng"
+    return "distributions" if op.kind in _DRAWN else "sobol" if op.kind == "sobol" else "rng"
 
+
+_DRAWN = ("gamma", "beta", "truncated_normal", "poisson", "binomial")
 
 _KERNELS: dict[str, Kernel] = {
     "uniform": _kernel(_uniform),
@@ -201,6 +203,10 @@ PART = CudaPart(
     kernels=_KERNELS,
     open=RngLibrary,
     libraries=(CUB, CURAND),
-    programs=(Source("rng", lambda code: ("philox.cuh", "rng.cu", "choice.cu", ""), functions=("philox", "sobol", "choice")),),
+    programs=(
+        Source("rng", lambda code: ("philox.cuh", "draws.cuh", "rng.cu", "choice.cu", ""), functions=("philox", "choice")),
+        Source("distributions", lambda code: ("philox.cuh", "draws.cuh", "distributions.cu", ""), functions=("drawn",), on_demand=True),
+        Source("sobol", lambda code: ("sobol.cu", ""), on_demand=True),
+    ),
     program=dict.fromkeys((*_KERNELS, *_PICKED), _program),
 )
