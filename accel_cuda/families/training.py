@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["KERNELS", "PROGRAM", "SOURCES", "WORKING", "scratch_nbytes"]
 
 _THREADS, _COLUMNS, _ROWS = 256, 32, 8
-_WARP, _BLOCK, _LARGEST, _FEW, _LONG = 32, 128, 512, 8, 32
+_WARP, _BLOCK, _LARGEST, _FEW, _LONG, _GRANULE = 32, 128, 512, 4, 16, 16
 _BLOCKS = 528
 """Blocks that keep a GPU busy: sums are cut into so many."""
 _MEAN, _VARIANCE, _GRADIENTS = range(3)
@@ -112,10 +112,13 @@ def _of_rows(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) 
     room = Room(scratch)
     mean = room.take(2 * rows * _width(dtype))
     factor = mean + rows * _width(dtype)
-    width = _LARGEST if length > _LONG * _WARP else min(_WARP, 1 << max(0, -(-length // _FEW) - 1).bit_length())
+    pack = _GRANULE // dtype.itemsize
+    is_packed = not (length % pack or (grad | x | weight | out) % _GRANULE)
+    packs = length // pack if is_packed else length
+    width = _LARGEST if packs > _LONG * _WARP else min(_WARP, 1 << max(0, -(-packs // _FEW) - 1).bit_length())
     threads = width if width > _WARP else _BLOCK
     sizes = _RowGrads(grad, x, weight, out, mean, factor, rows, length, width, op.eps)
-    name = "training_rows_layer" if op.kind == "layer_norm_grad" else "training_rows_rms"
+    name = f"training_rows_{'layer' if op.kind == 'layer_norm_grad' else 'rms'}_{'packed' if is_packed else 'single'}"
     _launch(lane, name, dtype, -(-rows // (threads // width)), (threads, 1), sizes)
     _, chunks, _ = _chunks(rows, length, 1)
     partial = room.take(2 * chunks * length * _width(dtype))

@@ -241,6 +241,19 @@ async def test_attention(device: accel.Device, cpu: accel.Device, rng: np.random
                 close(await device.get(one), await cpu.get(other), error, f"{q_shape} {k_shape} {options} {skipped} {name}")
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+async def test_heads_that_were_split_off_are_read_where_they_are(device: accel.Device, rng: np.random.Generator, dtype: str) -> None:
+    whole, grad = random(rng, (2, 150, 3, 4, 64), dtype), random(rng, (2, 4, 150, 64), dtype)
+    views = (await device.put(whole)).transpose((2, 0, 3, 1, 4))
+    arrays = [await device.put(np.ascontiguousarray(each)) for each in whole.transpose(2, 0, 3, 1, 4)]
+    ref, dnn, made = await device.put(grad), device.dnn, []
+    for q, k, v in ((views[0], views[1], views[2]), arrays):
+        attended, stats = await dnn.attention_with_stats(q, k, v, causal=True)
+        made.append([attended, stats, *await dnn.attention_grad(ref, q, k, v, attended, stats, causal=True)])
+    for one, other in zip(*made, strict=True):
+        close(await device.get(one), wide(await device.get(other)), 2e-2 if dtype == "bfloat16" else 1e-5, dtype)
+
+
 async def test_attention_in_a_graph(device: accel.Device, rng: np.random.Generator) -> None:
     refs = [await device.put(random(rng, (2, 4, 128, 64), "bfloat16")) for _ in range(4)]
     of_device: Any = device.dnn

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("nothing_left")]
 
-ARRAYS = [family for family in FAMILIES if family.name in ("elementwise", "reduce", "arrays", "scan", "sort", "linalg", "tensor", "blas")]
+ARRAYS = [
+    family for family in FAMILIES if family.name in ("elementwise", "reduce", "arrays", "scan", "sort", "linalg", "tensor", "blas", "dnn")
+]
 
 
 def first_samples(family: Family, rng: np.random.Generator) -> dict[str, Sample]:

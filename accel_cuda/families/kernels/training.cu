@@ -13,8 +13,10 @@ struct RowGrads {
   f64 eps;
 };
 
-template <bool CENTRED, class T> DEVICE void row_grads(const RowGrads& r) {
+// Elements are taken N at a time: 16 bytes where all of a row lies so, else one by one. A row is read several times, from the second on out of the caches.
+template <bool CENTRED, class T, int N> DEVICE void row_grads(const RowGrads& r) {
   typedef typename Wide<T>::type W;
+  typedef Pack<T, N> P;
   __shared__ W parts[4][32];
   const int width = (int)r.width;
   int lane = threadIdx.x;
@@ -25,28 +27,60 @@ template <bool CENTRED, class T> DEVICE void row_grads(const RowGrads& r) {
   }
   const bool is_row = row < r.rows;
   row = min(row, r.rows - 1);
-  const T *x = (const T*)r.x + row * r.length, *grad = (const T*)r.grad + row * r.length, *weight = (const T*)r.weight;
+  const i64 packs = r.length / N;
+  const P *x = (const P*)((const T*)r.x + row * r.length), *grad = (const P*)((const T*)r.grad + row * r.length), *weight = (const P*)r.weight;
   const W count = (W)r.length;
   W mean = W(0), squares = W(0), level = W(0), along = W(0);
   if constexpr (CENTRED) {
-    for (i64 i = lane; i < r.length; i += width) mean += (W)widen(x[i]);
+#pragma unroll 4
+    for (i64 i = lane; i < packs; i += width) {
+      const P pack = x[i];
+#pragma unroll
+      for (int n = 0; n < N; ++n) mean += (W)widen(pack.v[n]);
+    }
     mean = across<Sum>(mean, width, parts[0]) / count;
   }
-  for (i64 i = lane; i < r.length; i += width) {
-    const W off = (W)widen(x[i]) - mean;
-    squares += off * off;
+#pragma unroll 4
+  for (i64 i = lane; i < packs; i += width) {
+    const P pack = x[i];
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      const W off = (W)widen(pack.v[n]) - mean;
+      squares += off * off;
+    }
   }
   const W factor = rsqrt(across<Sum>(squares, width, parts[1]) / count + (W)r.eps);
-  auto change = [&](i64 i) { return weight ? (W)widen(grad[i]) * (W)widen(weight[i]) : (W)widen(grad[i]); };
-  for (i64 i = lane; i < r.length; i += width) {
-    const W each = change(i);
-    level += each, along += each * ((W)widen(x[i]) - mean) * factor;
+  // What comes of pack i: how each element is scaled, and its gradient.
+  auto each = [&](i64 i, W (&scaled)[N], W (&change)[N]) {
+    const P of_x = x[i], of_grad = grad[i];
+    P factors;
+    if (weight) factors = weight[i];
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      scaled[n] = ((W)widen(of_x.v[n]) - mean) * factor;
+      change[n] = (W)widen(of_grad.v[n]) * (weight ? (W)widen(factors.v[n]) : W(1));
+    }
+  };
+#pragma unroll 2
+  for (i64 i = lane; i < packs; i += width) {
+    W scaled[N], change[N];
+    each(i, scaled, change);
+#pragma unroll
+    for (int n = 0; n < N; ++n) level += change[n], along += change[n] * scaled[n];
   }
   along = across<Sum>(along, width, parts[2]) / count;
   level = CENTRED ? across<Sum>(level, width, parts[3]) / count : W(0);
   if (!is_row) return;
-  T* y = (T*)r.y + row * r.length;
-  for (i64 i = lane; i < r.length; i += width) y[i] = narrow<T>((change(i) - level - ((W)widen(x[i]) - mean) * factor * along) * factor);
+  P* y = (P*)((T*)r.y + row * r.length);
+#pragma unroll 2
+  for (i64 i = lane; i < packs; i += width) {
+    W scaled[N], change[N];
+    each(i, scaled, change);
+    P made;
+#pragma unroll
+    for (int n = 0; n < N; ++n) made.v[n] = narrow<T>((change[n] - level - scaled[n] * along) * factor);
+    y[i] = made;
+  }
   if (lane == 0) ((W*)r.mean)[row] = mean, ((W*)r.factor)[row] = factor;
 }
 
@@ -154,8 +188,10 @@ template <bool IS_GRAD, class T> DEVICE void apply(const Apply& a) {
 #define TRAIN(name, threads, Parameters, call) \
   extern "C" __global__ void __launch_bounds__(threads) training_##name(const __grid_constant__ Parameters p) { call(p); }
 #define TRAINING(T)                                                                  \
-  TRAIN(rows_layer_##T, 512, RowGrads, (row_grads<true, T>))                         \
-  TRAIN(rows_rms_##T, 512, RowGrads, (row_grads<false, T>))                          \
+  TRAIN(rows_layer_packed_##T, 512, RowGrads, (row_grads<true, T, Lanes<T>::count>)) \
+  TRAIN(rows_layer_single_##T, 512, RowGrads, (row_grads<true, T, 1>))               \
+  TRAIN(rows_rms_packed_##T, 512, RowGrads, (row_grads<false, T, Lanes<T>::count>))  \
+  TRAIN(rows_rms_single_##T, 512, RowGrads, (row_grads<false, T, 1>))                \
   TRAIN(mean_wide_##T, 256, Sums, (wide_sums<MEAN, T>))                              \
   TRAIN(mean_narrow_##T, 256, Sums, (narrow_sums<MEAN, T>))                          \
   TRAIN(variance_wide_##T, 256, Sums, (wide_sums<VARIANCE, T>))                      \
