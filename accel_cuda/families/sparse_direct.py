@@ -7,6 +7,7 @@ pool: no call of it takes memory to work in.
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +32,9 @@ _INDICES = {DType.INT32: "R_32I", DType.INT64: "R_64I"}
 _GEAM = {DType.FLOAT32: "sgeam_64", DType.FLOAT64: "dgeam_64", DType.COMPLEX64: "cgeam_64", DType.COMPLEX128: "zgeam_64"}
 _GENERAL, _FULL, _FROM_ZERO, _BY_COLUMNS = 0, 0, 0, 0
 _MATCHED = 6  # cudssMatchingAlg_t: the library chooses how it brings large elements to the diagonal
+
+_REFINED = 2
+"""Steps by which a solution is improved: pivots are not the largest that there are."""
 
 
 def solve_scratch(op: Any) -> int:
@@ -89,7 +93,8 @@ class DirectSolver:
     def _solved(self, stream: CudaStream, op: Any, addresses: tuple[int, ...]) -> int:
         """Solve, and return how many pivots were 0: none, if it was solved.
 
-        The library looks for pivots close to the diagonal only. Where one of them is 0, it tries again with large elements brought to the diagonal first.
+        The library looks for pivots close to the diagonal only, so large elements are brought there first. Where a pivot is 0 all the same, or the library
+        cannot match rows and columns (some matrices have no way to), it tries again without: a matrix is singular if both find a pivot of 0.
         """
         handle, a = self._handle(stream), sparse_of("a", op.a)
         cudss, types = handle.module, handle.module.DataType
@@ -105,8 +110,12 @@ class DirectSolver:
                 for address in (x, b):
                     sides.append(int(cudss.matrix_create_dn(n, count, n, address, kind, _BY_COLUMNS)))
                     owned.callback(cudss.matrix_destroy, sides[-1])
-                bad = self._attempt(handle, a.dtype, a.indices.dtype, (matrix, *sides), is_matched=False)
-                return bad and self._attempt(handle, a.dtype, a.indices.dtype, (matrix, *sides), is_matched=True)
+                attempt = functools.partial(self._attempt, handle, a.dtype, a.indices.dtype, (matrix, *sides))
+                try:
+                    bad = attempt(is_matched=True)
+                except handle.error:  # of the device, it comes again
+                    bad = 1
+                return bad and attempt(is_matched=False)
             except handle.error as error:
                 raise handle.failure(error, op.kind) from error
 
@@ -122,6 +131,7 @@ class DirectSolver:
             owned.callback(cudss.data_destroy, handle.value, data)
             # Pivots that are smaller are replaced by this, and counted: those that are 0.
             self._set(config, "PIVOT_EPSILON", float(np.finfo(dtype.numpy).tiny))
+            self._set(config, "IR_N_STEPS", _REFINED)
             if is_matched:
                 self._set(config, "MATCHING_ALG", _MATCHED)
             phases = cudss.Phase

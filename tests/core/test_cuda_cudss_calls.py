@@ -13,6 +13,7 @@ from accel import BackendUnavailableError, DType, SparseRef, Transpose, Unsuppor
 from accel.memory import HostArena
 from accel_cuda.core import libraries
 from accel_cuda.core.stream import CudaStream
+from accel_cuda.errors import error_of
 from accel_cuda.families.sparse import SparseLibrary
 from accel_cuda.families.sparse_direct import CUDSS
 from tests.core.test_cuda_sparse_plans import ref
@@ -107,7 +108,8 @@ def test_a_system_is_ordered_factored_and_solved(fake: FakeSolver, context: Any,
     phases = [call[1] for call in fake.calls("execute")]
     assert phases == [int(fake.Phase.ANALYSIS), int(fake.Phase.FACTORIZATION), int(fake.Phase.SOLVE)] * 2
     assert {tuple(call[4:]) for call in fake.calls("execute")[:3]} == {tuple(fake.calls("execute")[0][4:])}
-    assert fake.config == [(int(fake.ConfigParam["PIVOT_EPSILON"]), float(np.finfo(np.float64).tiny))] * 2
+    settings = {"PIVOT_EPSILON": float(np.finfo(np.float64).tiny), "IR_N_STEPS": 2, "MATCHING_ALG": 6}
+    assert fake.config == [(int(fake.ConfigParam[name]), value) for name, value in settings.items()] * 2
     assert lane.filled == [(INFO, bytes(4), 1)] * 2
     made = [name for name in fake.names() if name.startswith("matrix_create") or name in ("config_create", "data_create")]
     ended = [name for name in fake.names() if name in ("matrix_destroy", "config_destroy", "data_destroy")]
@@ -125,7 +127,7 @@ def test_several_right_hand_sides_lie_by_columns_meanwhile(fake: FakeSolver, con
     assert (second[3:5], second[6:8], second[-2:]) == ((3, 4), (WORK + 256, 4), (OUT, 3))
 
 
-def test_where_a_pivot_is_0_large_elements_are_brought_to_the_diagonal(fake: FakeSolver, context: Any, lane: Any) -> None:
+def test_where_a_pivot_is_0_it_is_tried_without_matching(fake: FakeSolver, context: Any, lane: Any) -> None:
     library, op = SparseLibrary(context), ops.Spsolve(matrix(index=DType.INT64), ref(4, dtype=DType.FLOAT64))
     matched = int(fake.ConfigParam["MATCHING_ALG"])
     fake.pivots = [2, 0]
@@ -140,6 +142,17 @@ def test_where_a_pivot_is_0_large_elements_are_brought_to_the_diagonal(fake: Fak
     assert [call[1] for call in fake.calls("execute")].count(int(fake.Phase.SOLVE)) == 0
     assert lane.filled == [(OUT, b"\xff", 32), (INFO, (3).to_bytes(4, "little"), 1)]
     assert len(fake.calls("data_create")) == len(fake.calls("data_destroy")) == 2
+
+
+def test_what_the_library_refuses_twice_is_an_error(fake: FakeSolver, context: Any, lane: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    library, op = SparseLibrary(context), ops.Spsolve(matrix(), ref(4, dtype=DType.FLOAT64))
+    monkeypatch.setattr(CudaStream, "failure", lambda self, status, call, library: error_of(status, call, library=library))
+    fake.fails["execute"] = 4
+    with pytest.raises(UnsupportedError, match="NOT_SUPPORTED"):
+        solve(library, lane, op)
+    assert len(fake.calls("execute")) == 2, "once with matching, and once without"
+    assert len(fake.calls("matrix_destroy")) == 3
+    assert len(fake.calls("data_destroy")) == len(fake.calls("config_destroy")) == 2
 
 
 def test_what_needs_no_library_and_what_graphs_cannot_hold(fake: FakeSolver, context: Any, lane: Any) -> None:

@@ -41,7 +41,7 @@ def cudss() -> None:
 def system(rng: np.random.Generator, n: int, dtype: str) -> Any:
     """Return a matrix whose large elements are far from the diagonal, on which some are missing."""
     large = (scipy.eye_array(n, format="csr") * 3)[rng.permutation(n)]
-    found = (scipy.random_array((n, n), density=4 / n, rng=rng) + large).tocsr().astype(dtype)
+    found = (scipy.random_array((n, n), density=min(1.0, 4 / n), rng=rng) + large).tocsr().astype(dtype)
     if dtype.startswith("complex"):
         found.data = (found.data * np.exp(1j * rng.random(found.nnz))).astype(dtype)
     return found
@@ -61,7 +61,7 @@ async def test_without_the_library_the_error_says_how_to_install_it(device: acce
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
 async def test_systems_are_solved_directly(device: accel.Device, rng: np.random.Generator, dtype: str) -> None:
     error = 1e6 * float(np.finfo(dtype).eps)
-    for n in (1, 50, 3001):
+    for n in (1, 50, 1001):
         source = system(rng, n, dtype)
         a = await device.sparse.put(source)
         for shape in ((n,), (n, 1), (n, 7)):
