@@ -27,7 +27,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 DIGITS = ("accel.cli.digits_service:digits", "accel.cli.digits_service:samples")
 
 _MODEL_OPTIONS = ("max_items", "max_delay", "max_pending")
-_DEVICE_OPTIONS = {"device_host": "host", "standby": "standby"}
+_DEVICE_OPTIONS = {"device_host": "host", "standby": "standby", "spares": "spares"}
 """Name -> the option of :meth:`accel.System.open_device`."""
 _OPTIONS = (*_MODEL_OPTIONS, *_DEVICE_OPTIONS, "device", "timeout", "body_limit", "fault_at")
 """What an application cannot be told."""
@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="auto, cpu, cuda, cuda:1, or a UUID (default: auto)")
     parser.add_argument("--device-host", metavar="HOST", help="where the context lives: auto, inline or process (default: auto)")
     parser.add_argument("--standby", metavar="WHAT", help="the spare child that takes over, as for open_device (default: none)")
+    parser.add_argument("--spares", type=_count, metavar="N", help="how many spare children there are, with --standby (default: 1)")
     parser.add_argument("--max-items", type=_count, metavar="N", help="items of a model's batch (default: its largest bucket)")
     parser.add_argument("--max-delay", type=_seconds, metavar="S", help="seconds that an item may wait for others (default: 0.002)")
     parser.add_argument(

@@ -279,7 +279,7 @@ async def test_an_application_is_served_as_it_is(target: str, said_by: str, app:
         (["{app}"], "names nothing to serve"),
         (["{app}:model", "{app}:model"], "have one name"),
         (["{app}:asgi", "{app}:model"], "is served alone"),
-        (["--device", "cpu", "--standby", "none", "{app}:asgi"], "takes no --standby, --device"),
+        (["--device", "cpu", "--standby", "imports", "--spares", "2", "{app}:asgi"], "takes no --standby, --spares, --device"),
         (["absent.onnx"], "no file absent.onnx"),
     ],
 )
@@ -298,6 +298,7 @@ async def test_what_cannot_be_served_is_said_in_a_line(words: list[str], text: s
         (["--max-items", "3", "{app}:service"], "without max_items"),
         (["--max-items", "3", "{app}:double"], "without max_items"),
         (["--max-items", "9", "{app}:model"], "the largest batch of"),
+        (["--spares", "2", "{app}:model"], "spares is 2 with standby='none'"),
     ],
 )
 async def test_what_turns_out_not_to_be_servable_is_raised(words: list[str], text: str, app: str) -> None:
