@@ -1,23 +1,66 @@
-"""Linear algebra without factorizations: the part of ``xp.linalg`` of the array API standard that needs none."""
+"""Linear algebra: ``xp.linalg`` of the array API standard."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.expressions.array import Array, AxisError, cast
+import numpy as np
+
+from accel.errors import InvalidArgumentError
+from accel.expressions.array import Array, AxisError, Shape, broadcast, cast
 from accel.expressions.manipulation import axes_of, axis_of, known
-from accel.expressions.promotion import COMPLEX, FLOATS
+from accel.expressions.promotion import COMPLEX, DEFAULT, FLOATS, promoted
+from accel.ops.matrices import REALS, flag
+from accel.ops.spectral import tolerance
 
 if TYPE_CHECKING:
+    from accel.dtype import DType
     from accel.expressions.linear import LinearFunctions
 
-__all__ = ["LinalgFunctions"]
+__all__ = ["EighResult", "LinalgFunctions", "QRResult", "SVDResult", "SlogdetResult"]
+
+
+class EighResult(NamedTuple):
+    """Eigenvalues in rising order, and the eigenvectors as columns."""
+
+    eigenvalues: Array
+    eigenvectors: Array
+
+
+class QRResult(NamedTuple):
+    """Orthonormal columns and triangular matrices."""
+
+    Q: Array
+    R: Array
+
+
+class SlogdetResult(NamedTuple):
+    """Signs of determinants, and logarithms of their absolute values."""
+
+    sign: Array
+    logabsdet: Array
+
+
+class SVDResult(NamedTuple):
+    """Left singular vectors as columns, singular values in falling order, and right singular vectors, conjugated, as rows."""
+
+    U: Array
+    S: Array
+    Vh: Array
+
+
+def _solver(batch: Any, *arguments: Any) -> Any:
+    """Record an op of the family ``solver``; options are pairs, which can be hashed."""
+    *refs, name, options = arguments
+    return getattr(batch.solver, name)(*refs, **dict(options))
 
 
 class LinalgFunctions:
-    """Products, norms and diagonals of matrices.
+    """Products, norms and diagonals of matrices, and their factorizations by ``device.solver``.
+
+    Factorizations take float32, float64, complex64 and complex128. What has no such solution, such as the inverse of a singular matrix, raises
+    :class:`~accel.LinAlgError` at the ``await``. Several results of one function are computed once if one await computes them.
 
     Parameters
     ----------
@@ -95,25 +138,31 @@ class LinalgFunctions:
         return xp.pow(xp.sum(xp.pow(size, ord), axis=axis, keepdims=keepdims), 1 / ord)
 
     def matrix_norm(self, x: Array, /, *, keepdims: bool = False, ord: Any = "fro") -> Array:  # the standard's name
-        """Return norms of a stack of matrices: ``"fro"``, or 1, -1, inf and -inf, the largest or smallest sum of absolute values of a column or row."""
+        """Return norms of a stack of matrices.
+
+        ``"fro"``; 1, -1, inf and -inf, the largest or smallest sum of absolute values of a column or row; 2, -2 and ``"nuc"``, the largest, the smallest
+        and the sum of the singular values.
+        """
         axes = axes_of((-2, -1), x.ndim)
         if ord == "fro":
             return self.vector_norm(x, axis=axes, keepdims=keepdims)
+        if ord in (2, -2, "nuc"):
+            reduced = self._xp.sum if ord == "nuc" else self._xp.max if ord == 2 else self._xp.min
+            norm = reduced(self.svdvals(x), axis=-1, keepdims=keepdims)
+            return self._xp.expand_dims(norm, -1) if keepdims else norm
         if ord not in (1, -1, math.inf, -math.inf):
-            raise UnsupportedError(
-                f"the norm {ord!r} needs singular values, which are not offered", remedy="Use 'fro', 1, -1, inf or -inf."
-            )
+            raise InvalidArgumentError(f"ord is {ord!r}", remedy="Use 'fro', 'nuc', 1, -1, 2, -2, inf or -inf.")
         summed, kept = axes if abs(ord) == 1 else axes[::-1]
         sums = self._xp.sum(self._xp.abs(x), axis=summed, keepdims=True)
         made = (self._xp.max if ord > 0 else self._xp.min)(sums, axis=kept, keepdims=True)
         return made if keepdims else self._xp.squeeze(made, axes)
 
     def matrix_power(self, x: Array, n: int, /) -> Array:
-        """Return the products of ``n`` times the same matrix, of 0 or more."""
+        """Return the products of ``n`` times the same matrix; negative powers are those of the inverse."""
         if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
             raise InvalidArgumentError(f"shape {x.shape} is not that of square matrices", remedy="Give as many rows as columns.")
         if n < 0:
-            raise UnsupportedError("negative powers need the inverse, which is not offered", remedy="Give 0 or more.")
+            x, n = self.inv(x), -n
         result: Array | None = None
         while n:
             if n % 2:
@@ -124,3 +173,111 @@ class LinalgFunctions:
             identity = self._xp.eye(known(x.shape[-1:])[0], dtype=x.dtype)
             return self._xp.broadcast_to(identity, known(x.shape))
         return result
+
+    # -- what factorizations solve
+
+    def solve(self, x1: Array, x2: Array, /) -> Array:
+        """Return the solutions of ``x1 @ x == x2``; ``x2`` is a vector if it has one dimension, else it has a right-hand side in each column."""
+        dtype = promoted(x1.dtype, x2.dtype)
+        a, b = cast(x1, dtype), cast(x2, dtype)
+        n, _ = _sides(a, is_square=True)
+        if not b.ndim or b.shape[0 if b.ndim == 1 else -2] not in (n, None):
+            raise InvalidArgumentError(f"x2 has shape {b.shape}, and x1 has {n} rows", remedy="Give (n,), or (..., n, k).")
+        shape = (*a.shape[:-2], n) if b.ndim == 1 else (*broadcast(a.shape[:-2], b.shape[:-2]), n, b.shape[-1])
+        return self._xp.make(shape, dtype, _solver, (a, b), ("solve", ()))
+
+    def inv(self, x: Array, /) -> Array:
+        """Return the inverses of a stack of matrices."""
+        _sides(x, is_square=True)
+        return self._one("inv", x, x.shape, x.dtype)
+
+    def pinv(self, x: Array, /, *, rtol: float | Array | None = None) -> Array:
+        """Return pseudo-inverses. Singular values count as 0 up to ``rtol`` times the largest one; by default as in ``matrix_rank``."""
+        m, n = _sides(x)
+        if not isinstance(rtol, Array):
+            tolerance("rtol", rtol)
+            return self._one("pinv", x, (*x.shape[:-2], n, m), x.dtype, rtol=rtol)
+        u, s, vh = self.svd(x, full_matrices=False)
+        inverse = self._xp.where(self._counting(x, s, rtol), 1 / s, 0.0)
+        rows = self._xp.expand_dims(inverse, -1) * self._xp.conj(self._xp.matrix_transpose(u))
+        return self._xp.matmul(self._xp.conj(self._xp.matrix_transpose(vh)), rows)
+
+    def det(self, x: Array, /) -> Array:
+        """Return determinants: 0 of a singular matrix."""
+        _sides(x, is_square=True)
+        return self._one("det", x, x.shape[:-2], x.dtype)
+
+    def slogdet(self, x: Array, /) -> SlogdetResult:
+        """Return the signs of determinants, and the logarithms of their absolute values: 0 and -infinity of a singular matrix."""
+        _sides(x, is_square=True)
+        return SlogdetResult(*self._several("slogdet", x, (x.shape[:-2], x.dtype), (x.shape[:-2], REALS[x.dtype])))
+
+    def matrix_rank(self, x: Array, /, *, rtol: float | Array | None = None) -> Array:
+        """Return how many singular values are above ``rtol`` times the largest one; by default the longer side times the rounding of the dtype."""
+        if not isinstance(rtol, Array):
+            tolerance("rtol", rtol)
+        return self._xp.sum(self._counting(x, self.svdvals(x), rtol), axis=-1, dtype=DEFAULT["integral"])
+
+    def _counting(self, x: Array, s: Array, rtol: float | Array | None) -> Array:
+        """Return which singular values do not count as 0."""
+        if rtol is None:
+            rtol = max(_sides(x)) * float(np.finfo(s.dtype.numpy).eps)
+        elif isinstance(rtol, Array):  # one for each matrix
+            rtol = self._xp.expand_dims(rtol, -1)
+        return s > self._xp.indexed(s, (..., slice(0, 1))) * rtol
+
+    # -- factorizations
+
+    def cholesky(self, x: Array, /, *, upper: bool = False) -> Array:
+        """Return triangular factors: l of ``l @ conj(l.mT)``, or u of ``conj(u.mT) @ u``. Only that triangle of ``x``, which is positive definite, is read."""
+        _sides(x, is_square=True)
+        return self._one("cholesky", x, x.shape, x.dtype, upper=flag("upper", upper))
+
+    def qr(self, x: Array, /, *, mode: Literal["reduced", "complete"] = "reduced") -> QRResult:
+        """Return ``x == Q @ R``; with ``mode="complete"`` Q is square, and else no side is longer than the shorter one of ``x``."""
+        m, n = _sides(x)
+        if mode not in ("reduced", "complete"):
+            raise InvalidArgumentError(f"mode is {mode!r}", remedy="Use 'reduced' or 'complete'.")
+        stack, k = x.shape[:-2], m if mode == "complete" else min(m, n)
+        return QRResult(*self._several("qr", x, ((*stack, m, k), x.dtype), ((*stack, k, n), x.dtype), mode=mode))
+
+    def eigh(self, x: Array, /) -> EighResult:
+        """Return eigenvalues, in rising order, and eigenvectors of Hermitian matrices, of which the lower triangles are read."""
+        _sides(x, is_square=True)
+        return EighResult(*self._several("eigh", x, (x.shape[:-1], REALS[x.dtype]), (x.shape, x.dtype)))
+
+    def eigvalsh(self, x: Array, /) -> Array:
+        """Return eigenvalues of Hermitian matrices, in rising order; the lower triangles are read."""
+        _sides(x, is_square=True)
+        return self._one("eigvalsh", x, x.shape[:-1], REALS[x.dtype])
+
+    def svd(self, x: Array, /, *, full_matrices: bool = True) -> SVDResult:
+        """Return ``x == (U * S) @ Vh``; U and Vh are square with ``full_matrices``, and else have as many vectors as there are singular values."""
+        m, n = _sides(x)
+        stack, k = x.shape[:-2], min(m, n)
+        rows, columns = (m, n) if flag("full_matrices", full_matrices) else (k, k)
+        parts = ((*stack, m, rows), x.dtype), ((*stack, k), REALS[x.dtype]), ((*stack, columns, n), x.dtype)
+        return SVDResult(*self._several("svd", x, *parts, full_matrices=bool(full_matrices)))
+
+    def svdvals(self, x: Array, /) -> Array:
+        """Return singular values, in falling order."""
+        m, n = _sides(x)
+        return self._one("svdvals", x, (*x.shape[:-2], min(m, n)), REALS[x.dtype])
+
+    def _one(self, name: str, x: Array, shape: Shape, dtype: DType, **options: Any) -> Array:
+        return self._xp.make(shape, dtype, _solver, (x,), (name, tuple(options.items())))
+
+    def _several(self, name: str, x: Array, *parts: tuple[Shape, DType], **options: Any) -> list[Array]:
+        return self._xp.several(_solver, (x,), *parts, arguments=(name, tuple(options.items())))
+
+
+def _sides(x: Array, *, is_square: bool = False) -> tuple[int, int]:
+    """Return the sides of matrices that can be factored."""
+    if x.ndim < 2:
+        raise AxisError(f"an array of {x.ndim} dimension(s) is no matrix", remedy="Give two dimensions or more.")
+    if x.dtype not in REALS:
+        raise InvalidArgumentError(f"x is {x.dtype.value}", remedy="Give float32, float64, complex64 or complex128: xp.astype(x, dtype).")
+    m, n = known(x.shape[-2:])
+    if is_square and m != n:
+        raise InvalidArgumentError(f"shape {x.shape} is not that of square matrices", remedy="Give as many rows as columns.")
+    return m, n

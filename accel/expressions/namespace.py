@@ -21,7 +21,7 @@ __all__ = ["Namespace"]
 
 _NOT_METHODS = frozenset(("asarray", "from_dlpack", "full", "empty", "zeros", "ones", "arange", "linspace", "eye", "meshgrid"))
 _NOT_METHODS |= {"broadcast_arrays", "concat", "stack", "result_type", "can_cast", "isdtype", "finfo", "iinfo", "make", "method", "einsum"}
-_NOT_METHODS |= {"fft", "linalg", "check_device", "evaluate", "indexed", "masked", "recordings", "repeated"}
+_NOT_METHODS |= {"fft", "linalg", "check_device", "evaluate", "indexed", "masked", "recordings", "repeated", "several"}
 
 
 class Namespace(DTypeFunctions):

@@ -88,7 +88,7 @@ async def _repeated(device: Any, x: AccelRef, repeats: AccelRef, axis: int) -> A
 class SelectionFunctions(CreationFunctions):
     """Functions that sort, search and select."""
 
-    def _several(self, step: Any, inputs: tuple[Array, ...], *parts: tuple[Any, DType], arguments: tuple[Any, ...] = ()) -> list[Array]:
+    def several(self, step: Any, inputs: tuple[Array, ...], *parts: tuple[Any, DType], arguments: tuple[Any, ...] = ()) -> list[Array]:
         """Return arrays of which one step makes all."""
         whole = self.make((), DType.BOOL, step, inputs, arguments)
         return [self.make(shape, dtype, _item, (whole,), (number,)) for number, (shape, dtype) in enumerate(parts)]
@@ -98,13 +98,13 @@ class SelectionFunctions(CreationFunctions):
         if not x.ndim:
             raise InvalidArgumentError("x has no dimensions", remedy="Give one or more.")
         index = DEFAULT["indexing"]
-        return tuple(self._several(_nonzero, (x,), *[((None,), index) for _ in range(x.ndim)]))
+        return tuple(self.several(_nonzero, (x,), *[((None,), index) for _ in range(x.ndim)]))
 
     def unique_all(self, x: Array, /) -> UniqueAll:
         """Return different elements, sorted; where each is first; which of them each element is; how often each is there."""
         index = DEFAULT["indexing"]
         parts = (((None,), x.dtype), ((None,), index), (x.shape, index), ((None,), index))
-        return UniqueAll(*self._several(_unique, (x,), *parts))
+        return UniqueAll(*self.several(_unique, (x,), *parts))
 
     def unique_counts(self, x: Array, /) -> UniqueCounts:
         """Return different elements, sorted, and how often each is there."""
@@ -154,7 +154,7 @@ class SelectionFunctions(CreationFunctions):
         """Return the ``k`` largest elements along ``axis``, or the smallest, in order, and their indices."""
         place = _axis(axis, x)
         shape = (*x.shape[:place], k, *x.shape[place + 1 :])
-        values, indices = self._several(_topk, (x,), (shape, x.dtype), (shape, DEFAULT["indexing"]), arguments=(k, place, largest))
+        values, indices = self.several(_topk, (x,), (shape, x.dtype), (shape, DEFAULT["indexing"]), arguments=(k, place, largest))
         return values, indices
 
     def cumulative_sum(self, x: Array, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Array:

@@ -14,7 +14,7 @@ from accel.ops.matrices import REALS, checked, flag, matrix, right_sides
 from accel.ref import AccelRef
 from accel.views import broadcast
 
-__all__ = ["Eig", "Eigh", "Eigvals", "Eigvalsh", "Lstsq", "Pinv", "Svd", "Svdvals"]
+__all__ = ["Eig", "Eigh", "Eigvals", "Eigvalsh", "Lstsq", "Pinv", "Svd", "Svdvals", "tolerance"]
 
 _NOT_CONVERGED = "has elements that are not finite, or no solution that the iteration converges to (info {info})"
 
@@ -140,7 +140,7 @@ class Svdvals(FamilyOp[Any]):
         return checked(self, (a,), (Spec((*stack, min(m, n)), REALS[a.dtype]),), tuple(stack), _NOT_CONVERGED)
 
 
-def _tolerance(name: str, value: object) -> None:
+def tolerance(name: str, value: object) -> None:
     """See that a tolerance is a number that is not negative, or ``None``."""
     is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     if value is not None and not (is_number and 0 <= float(value) < np.inf):  # type: ignore[arg-type]
@@ -174,7 +174,7 @@ class Pinv(FamilyOp[Any]):
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
         a = matrix(self, "a", self.a, square=False)
-        _tolerance("rtol", self.rtol)
+        tolerance("rtol", self.rtol)
         *stack, m, n = a.shape
         return checked(self, (a,), (Spec((*stack, n, m), a.dtype),), tuple(stack), _NOT_CONVERGED)
 
@@ -213,7 +213,7 @@ class Lstsq(FamilyOp[Any]):
         """See :meth:`KernelOp.plan`."""
         a, b = matrix(self, "a", self.a, square=False), operand("b", self.b)
         same_dtype(a=a, b=b)
-        _tolerance("rcond", self.rcond)
+        tolerance("rcond", self.rcond)
         m, n = a.shape[-2:]
         sides, k = right_sides("a", m, b)
         stack = broadcast(a.shape[:-2], sides)

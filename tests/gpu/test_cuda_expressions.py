@@ -93,6 +93,73 @@ async def test_normalization_views_and_masks(device: accel.Device, rng: np.rando
     np.testing.assert_allclose(await xp.cumulative_sum(array, axis=1).numpy(), np.cumsum(wide, axis=1), rtol=1e-4, atol=1e-4)
 
 
+async def test_factorizations(device: accel.Device, rng: np.random.Generator) -> None:
+    xp, linalg = device.xp, device.xp.linalg
+    x = rng.standard_normal((3, 5, 5)) + 1j * rng.standard_normal((3, 5, 5)) + 5 * np.eye(5)
+    wide = rng.standard_normal((2, 7, 4))
+    a, b = xp.asarray(x), xp.asarray(wide)
+    hermitian = a + xp.conj(a.mT)
+    w, v = linalg.eigh(hermitian)
+    u, s, vh = linalg.svd(b, full_matrices=False)
+    q, r = linalg.qr(b)
+    sign, size = linalg.slogdet(a)
+    lower = linalg.cholesky(a @ xp.conj(a.mT))
+    tolerances = np.array([0.3, 0.6])
+    pairs = (
+        ((v * xp.expand_dims(w, -2)) @ xp.conj(v.mT), x + x.conj().swapaxes(-1, -2)),
+        (w, np.linalg.eigvalsh(x + x.conj().swapaxes(-1, -2))),
+        ((u * xp.expand_dims(s, -2)) @ vh, wide),
+        (q @ r, wide),
+        (lower @ xp.conj(lower.mT), x @ x.conj().swapaxes(-1, -2)),
+        (sign * size.exp(), np.linalg.det(x)),
+        (linalg.det(a), np.linalg.det(x)),
+        (linalg.inv(a.mT[1:]), np.linalg.inv(x.swapaxes(-1, -2)[1:])),
+        (linalg.matrix_power(a, -3), np.linalg.matrix_power(x, -3)),
+        (linalg.solve(a, xp.asarray(wide[0, :5])), np.linalg.solve(x, wide[0, :5])),
+        (linalg.solve(a, xp.asarray(wide[0, :5, 0])), np.linalg.solve(x, wide[0, :5, :1])[..., 0]),
+        (linalg.pinv(b), np.linalg.pinv(wide)),
+        (linalg.pinv(b, rtol=xp.asarray(tolerances)), np.linalg.pinv(wide, rtol=tolerances)),
+        (linalg.matrix_rank(b, rtol=xp.asarray(tolerances)), np.linalg.matrix_rank(wide, rtol=tolerances)),
+        (linalg.matrix_norm(b, ord="nuc"), np.linalg.matrix_norm(wide, ord="nuc")),
+        (linalg.matrix_norm(b, ord=-2), np.linalg.matrix_norm(wide, ord=-2)),
+    )
+    await accel.evaluate(*[made for made, _ in pairs])
+    for number, (made, expected) in enumerate(pairs):
+        np.testing.assert_allclose(await made.numpy(), expected, rtol=1e-9, atol=1e-9, err_msg=f"pair {number}")
+
+
+async def test_a_factorization_that_fails_is_not_recorded(device: accel.Device, rng: np.random.Generator) -> None:
+    """An expression that may raise LinAlgError is sent as a batch each time; each await raises on its own."""
+    xp = device.xp
+    for number in range(8):
+        x = np.zeros((4, 4)) if number % 2 else rng.standard_normal((4, 4)) + 4 * np.eye(4)
+        made = xp.linalg.inv(await xp.asarray(x)) * 2
+        if number % 2:
+            with pytest.raises(accel.LinAlgError):
+                await made
+        else:
+            np.testing.assert_allclose(await made.numpy(), 2 * np.linalg.inv(x))
+
+
+async def test_results_of_a_recorded_factorization(device: accel.Device, rng: np.random.Generator) -> None:
+    xp = device.xp
+    for _ in range(6):
+        x = rng.standard_normal((6, 3))
+        q, r = xp.linalg.qr(await xp.asarray(x))
+        rebuilt, size = q @ r, xp.linalg.slogdet(r).logabsdet
+        await accel.evaluate(rebuilt, size)
+        np.testing.assert_allclose(await rebuilt.numpy(), x, atol=1e-12)
+        np.testing.assert_allclose(await size.numpy(), np.linalg.slogdet(x.T @ x).logabsdet / 2, atol=1e-9)
+
+
+async def test_expm1_of_a_complex_zero(device: accel.Device) -> None:
+    for dtype in ("complex64", "complex128"):
+        zeros = np.array([complex(-0.0, 0.0), complex(0.0, 0.0), complex(-0.0, -0.0), complex(0.0, -0.0)], dtype)
+        got = await device.xp.asarray(zeros).expm1().numpy()
+        np.testing.assert_array_equal(np.signbit(got.real), False)
+        np.testing.assert_array_equal(np.signbit(got.imag), [False, False, True, True])
+
+
 async def test_a_chain_takes_little_longer_than_one_function(device: accel.Device, rng: np.random.Generator) -> None:
     xp = device.xp
     x = await xp.asarray(single(rng, 1 << 24))

@@ -31,10 +31,18 @@ def _clip(x: Array, least: Array, most: Array) -> Any:
     return np.minimum(np.maximum(x, least), most)
 
 
+def _expm1(x: Array) -> Any:
+    made = np.asarray(np.expm1(x))
+    if made.dtype.kind == "c":
+        made.real += 0  # of -0 numpy gives -0, and the array API standard 0
+    return made
+
+
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{op.value: ufunc for op, ufunc in UFUNCS.items()},
     **{op.value: function for op, function in FUNCTIONS.items()},
     **{op.value: ufunc for op, ufunc in BINARY.items()},
+    UnaryOp.EXPM1.value: _expm1,
     UnaryOp.RELU.value: lambda x: np.maximum(x, x.dtype.type(0)),
     BinaryOp.POW.value: lambda a, b: power(a, b) if a.dtype.kind in "iu" else np.power(a, b),
     "asinh": np.arcsinh,

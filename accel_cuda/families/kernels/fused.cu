@@ -22,7 +22,8 @@ template <class R> DEVICE Complex<R> log1p(Complex<R> z) {
 }
 template <class R> DEVICE Complex<R> expm1(Complex<R> z) {
   const R half = sin(R(0.5) * z.im);
-  return Complex<R>{expm1(z.re) * cos(z.im) - R(2) * half * half, exp(z.re) * sin(z.im)};
+  // Plus 0: the real part of -0 is 0, as the array API standard has it.
+  return Complex<R>{expm1(z.re) * cos(z.im) - R(2) * half * half + R(0), exp(z.re) * sin(z.im)};
 }
 template <class R> DEVICE Complex<R> sqrt(Complex<R> z) {
   if (z.re == R(0) && z.im == R(0)) return Complex<R>{R(0), z.im};
