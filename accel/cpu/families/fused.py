@@ -38,11 +38,21 @@ def _expm1(x: Array) -> Any:
     return made
 
 
+def _tanh(x: Array) -> Any:
+    made = np.asarray(np.tanh(x))
+    if made.dtype.kind == "c":
+        # For infinite real parts the imaginary zero is of the sign of x's in the array API standard; in C of that of sin(2 * x.imag).
+        ends = np.isinf(x.real) & np.isfinite(x.imag)
+        made.imag[ends] = np.copysign(made.imag.dtype.type(0), np.broadcast_to(x.imag, made.shape)[ends])
+    return made
+
+
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{op.value: ufunc for op, ufunc in UFUNCS.items()},
     **{op.value: function for op, function in FUNCTIONS.items()},
     **{op.value: ufunc for op, ufunc in BINARY.items()},
     UnaryOp.EXPM1.value: _expm1,
+    UnaryOp.TANH.value: _tanh,
     UnaryOp.RELU.value: lambda x: np.maximum(x, x.dtype.type(0)),
     BinaryOp.POW.value: lambda a, b: power(a, b) if a.dtype.kind in "iu" else np.power(a, b),
     "asinh": np.arcsinh,

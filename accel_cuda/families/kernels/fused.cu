@@ -39,7 +39,7 @@ template <class R> DEVICE Complex<R> pow(Complex<R> a, Complex<R> b) {
 template <class R> DEVICE Complex<R> sinh(Complex<R> z) { return Complex<R>{sinh(z.re) * cos(z.im), cosh(z.re) * sin(z.im)}; }
 template <class R> DEVICE Complex<R> cosh(Complex<R> z) { return Complex<R>{cosh(z.re) * cos(z.im), sinh(z.re) * sin(z.im)}; }
 template <class R> DEVICE Complex<R> tanh(Complex<R> z) {
-  if (fabs(z.re) > R(20)) return Complex<R>{copysign(R(1), z.re), copysign(R(0), sin(R(2) * z.im))};
+  if (fabs(z.re) > R(20)) return Complex<R>{copysign(R(1), z.re), copysign(R(0), isinf(z.re) ? z.im : sin(R(2) * z.im))};
   // Kahan's formula: its sums have no terms of different signs, so that no digits are lost near the poles.
   const R t = tan(z.im), s = sinh(z.re), wide = R(1) + t * t, below = R(1) + wide * s * s;
   return Complex<R>{wide * sqrt(R(1) + s * s) * s / below, t / below};
