@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["PART"]
 
 _BLOCK, _EACH = 256, 4
+_LONG = ("gamma", "beta", "truncated_normal", "poisson", "binomial", "sobol")
 _PICKED, _VENDORS = ("permutation", "choice"), ("uniform", "normal")
 _CURAND_COMMANDS = 8  # kernels that make a state, and the numbers, at most
 _CONSTANTS = 10  # of what has several, as in rng.cu
@@ -36,7 +37,7 @@ _CODES = {DType.FLOAT32: "f32", DType.FLOAT64: "f64"}
 _ALL = 1 << 64
 
 Parameters = tuple[str, tuple[int, ...]]
-"""Name of a kernel without its prefix, and its parameters, 8 bytes each."""
+"""Name of a kernel, and its parameters, 8 bytes each."""
 
 
 def _bits(*values: float, count: int = 3) -> tuple[int, ...]:
@@ -47,12 +48,12 @@ def _bits(*values: float, count: int = 3) -> tuple[int, ...]:
 def _range(dtype: DType, low: float, high: float) -> Parameters:
     kind = dtype.numpy.type
     start, end = kind(low), kind(high)
-    return f"uniform_{_CODES[dtype]}", _bits(low, float(end - start), float(np.nextafter(end, start)))
+    return f"philox_uniform_{_CODES[dtype]}", _bits(low, float(end - start), float(np.nextafter(end, start)))
 
 
 @lru_cache(256)
 def _bell(kind: str, dtype: DType, mean: float, deviation: float) -> Parameters:
-    return f"{kind}_{_CODES[dtype]}", _bits(mean, deviation)
+    return f"philox_{kind}_{_CODES[dtype]}", _bits(mean, deviation)
 
 
 def _uniform(op: Any) -> Parameters:
@@ -68,29 +69,29 @@ def _lognormal(op: Any) -> Parameters:
 
 
 def _exponential(op: Any) -> Parameters:
-    return f"exponential_{_CODES[op.dtype]}", _bits(op.scale)
+    return f"philox_exponential_{_CODES[op.dtype]}", _bits(op.scale)
 
 
 def _bernoulli(op: Any) -> Parameters:
-    return "bernoulli", (op.limit(), 0, 0)
+    return "philox_bernoulli", (op.limit(), 0, 0)
 
 
 def _several(op: Any) -> Parameters:
-    return f"{op.kind}_{_CODES[op.dtype]}", _bits(*op.constants(), count=_CONSTANTS)
+    return f"draws_{op.kind}_{_CODES[op.dtype]}", _bits(*op.constants(), count=_CONSTANTS)
 
 
 def _counts(op: Any) -> Parameters:
-    return op.way(), _bits(*op.constants(), count=_CONSTANTS)
+    return f"draws_{op.way()}", _bits(*op.constants(), count=_CONSTANTS)
 
 
 def _integers(op: Any) -> Parameters:
-    return _words(op.low, op.span(), op.per_block(), op.dtype.itemsize)
+    return _words("philox", op.low, op.span(), op.per_block(), op.dtype.itemsize)
 
 
-def _words(low: int, span: int, per_block: int, itemsize: int) -> Parameters:
+def _words(program: str, low: int, span: int, per_block: int, itemsize: int) -> Parameters:
     is_pair = per_block == 2
     end = _ALL if is_pair else 1 << 32
-    return f"{'pairs' if is_pair else 'words'}_{itemsize}", (low % _ALL, span % _ALL, end % span)
+    return f"{program}_{'pairs' if is_pair else 'words'}_{itemsize}", (low % _ALL, span % _ALL, end % span)
 
 
 def _kernel(parameters: Callable[[Any], Parameters]) -> Kernel:
@@ -106,13 +107,13 @@ def _launch(stream: CudaStream, op: Any, size: int, out: int, parameters: Parame
     name, values = parameters
     per_block = op.per_block()
     first, end = op.offset // per_block, -(-(op.offset + size) // per_block)
-    function = stream.functions[f"{'drawn' if op.kind in _DRAWN else 'philox'}_{name}"]
+    function = stream.functions[name]
     stream.launch(function, -(-(end - first) // (_BLOCK * _EACH)), _BLOCK, out, size, op.seed, op.offset, *values)
 
 
 def _draw_integers(stream: CudaStream, op: Any, length: int, count: int, out: int) -> None:
     """Enqueue places of elements that are chosen."""
-    _launch(stream, op, count, out, _words(0, length, op.per_block(), 8))
+    _launch(stream, op, count, out, _words("draws", 0, length, op.per_block(), 8))
 
 
 def _sobol(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -125,10 +126,12 @@ def _sobol(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) ->
 
 
 def _program(op: Any) -> str:
-    return "distributions" if op.kind in _DRAWN else "sobol" if op.kind == "sobol" else "rng"
+    return "rng"
 
 
-_DRAWN = ("gamma", "beta", "truncated_normal", "poisson", "binomial")
+def _draws(op: Any) -> str:
+    return "draws"
+
 
 _KERNELS: dict[str, Kernel] = {
     "uniform": _kernel(_uniform),
@@ -204,9 +207,8 @@ PART = CudaPart(
     open=RngLibrary,
     libraries=(CUB, CURAND),
     programs=(
-        Source("rng", lambda code: ("philox.cuh", "draws.cuh", "rng.cu", "choice.cu", ""), functions=("philox", "choice")),
-        Source("distributions", lambda code: ("philox.cuh", "draws.cuh", "distributions.cu", ""), functions=("drawn",), on_demand=True),
-        Source("sobol", lambda code: ("sobol.cu", ""), on_demand=True),
+        Source("rng", lambda code: ("philox.cuh", "rng.cu", ""), functions=("philox",)),
+        Source("draws", lambda code: ("philox.cuh", "draws.cu", "choice.cu", ""), functions=("sobol", "choice")),
     ),
-    program=dict.fromkeys((*_KERNELS, *_PICKED), _program),
+    program={**dict.fromkeys(_KERNELS, _program), **dict.fromkeys((*_LONG, *_PICKED), _draws)},
 )

@@ -59,9 +59,9 @@ X, P = ref((3, MANY, 2), DType.FLOAT32), ref((MANY,), DType.FLOAT64)
 CALLS: tuple[tuple[Any, list[str]], ...] = (
     (ops.Permutation(MANY), ["choice_keys", "choice_places"]),
     (ops.Permutation(X, 1), ["choice_keys", "choice_places", "choice_take_4"]),
-    (ops.Choice(MANY, 5), ["philox_words_8"]),
-    (ops.Choice(1 << 40, 5), ["philox_pairs_8"]),
-    (ops.Choice(X, (5, 2), axis=-2), ["philox_words_8", "choice_take_4"]),
+    (ops.Choice(MANY, 5), ["draws_words_8"]),
+    (ops.Choice(1 << 40, 5), ["draws_pairs_8"]),
+    (ops.Choice(X, (5, 2), axis=-2), ["draws_words_8", "choice_take_4"]),
     (ops.Choice(MANY, 5000, p=P), ["choice_weigh_f64", "choice_search"]),
     (ops.Choice(X, 5000, p=P, axis=1), ["choice_weigh_f64", "choice_search", "choice_take_4"]),
     (ops.Choice(X, 1000, False, P, 1), ["choice_clocks_f64", "choice_places", "choice_take_4"]),

@@ -101,6 +101,8 @@ def samples(rng: np.random.Generator) -> Iterator[Sample]:
         at = (words.astype(np.uint64) * np.uint64(16) >> np.uint64(32)).astype(np.int64).reshape(8, 8)
         drawn = partial(_called, "choice", {"seed": seed, "offset": offset, "shape": (8, 8), "axis": 1})
         yield Sample(f"choice drawn {what}", drawn, (y,), y[:, at])
+        wide_call = partial(_called, "choice", {"n": 1 << 40, "seed": seed, "offset": offset, "shape": 64})
+        yield Sample(f"choice of many {what}", wide_call, (), (_pairs(seed, offset, 64) >> np.uint64(24)).astype(np.int64))
         pairs = _pairs(seed, offset, 16)
         for dtype in (DType.UINT8, DType.FLOAT16, DType.INT32, DType.COMPLEX64, DType.COMPLEX128):
             z = y.astype(dtype.numpy)

@@ -1,4 +1,4 @@
-// Elements in random order, and random elements: keys to sort by, running sums to search in, and the copies of what was chosen. It follows rng.cu.
+// Elements in random order, and random elements: keys to sort by, running sums to search in, and the copies of what was chosen. It follows draws.cu.
 
 DEVICE Block block_of(u64 seed, u64 number) { return philox(seed, number / 2, 0); }
 constexpr i32 NO_WEIGHT = 1, TOO_FEW = 2;  // as in accel.ops.choices
@@ -74,3 +74,5 @@ TAKE(2, u16)
 TAKE(4, u32)
 TAKE(8, u64)
 TAKE(16, c128)
+DRAW(draws_words_8, Words<u64>)
+DRAW(draws_pairs_8, Pairs<u64>)

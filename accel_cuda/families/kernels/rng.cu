@@ -1,5 +1,6 @@
-// Random numbers of distributions that take a few instructions.
+// Random numbers that are made of one function of a word, as accel.ops.rng defines them. It follows philox.cuh.
 
+DEVICE f32 root(f32 x) { f32 y; asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 // Each distribution turns a block into `count` numbers. What is rounded here is rounded as on any other device: nothing is contracted.
 struct UniformF32 {
   typedef f32 type;
@@ -58,37 +59,6 @@ template <bool is_log> struct NormalF64 {
     y[1] = scaled(radius * sine);
   }
 };
-// `limit` is below which the lower half of a product would favour some values.
-template <class T> struct Words {
-  typedef T type;
-  static constexpr int count = 4;
-  u64 low, span, limit;
-  DEVICE Words(u64 a, u64 b, u64 c) : low(a), span(b), limit(c) {}
-  DEVICE void of(const Block& block, u64 seed, u64 index, T* y) const {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      u64 product = block.w[i] * span;
-      for (u32 attempt = 1; (u32)product < (u32)limit; ++attempt) product = philox(seed, index, attempt).w[i] * span;
-      y[i] = (T)(low + (product >> 32));
-    }
-  }
-};
-// A span of 0 is all of 2**64.
-template <class T> struct Pairs {
-  typedef T type;
-  static constexpr int count = 2;
-  u64 low, span, limit;
-  DEVICE Pairs(u64 a, u64 b, u64 c) : low(a), span(b), limit(c) {}
-  DEVICE void of(const Block& block, u64 seed, u64 index, T* y) const {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      u64 word = pair(block, i);
-      for (u32 attempt = 1; word * span < limit; ++attempt) word = pair(philox(seed, index, attempt), i);
-      y[i] = (T)(low + (span ? __umul64hi(word, span) : word));
-    }
-  }
-};
-
 struct ExponentialF32 {
   typedef f32 type;
   static constexpr int count = 4;
@@ -120,21 +90,17 @@ struct Bernoulli {
   }
 };
 
-#define DRAW(name, D)                                                                                        \
-  extern "C" __global__ void philox_##name(D::type* out, i64 n, u64 seed, u64 offset, u64 a, u64 b, u64 c) { \
-    philox_draw(out, n, seed, offset, D(a, b, c));                                                           \
-  }
-DRAW(uniform_f32, UniformF32)
-DRAW(uniform_f64, UniformF64)
-DRAW(normal_f32, NormalF32<false>)
-DRAW(normal_f64, NormalF64<false>)
-DRAW(lognormal_f32, NormalF32<true>)
-DRAW(lognormal_f64, NormalF64<true>)
-DRAW(words_1, Words<u8>)
-DRAW(words_2, Words<u16>)
-DRAW(words_4, Words<u32>)
-DRAW(words_8, Words<u64>)
-DRAW(pairs_8, Pairs<u64>)
-DRAW(exponential_f32, ExponentialF32)
-DRAW(exponential_f64, ExponentialF64)
-DRAW(bernoulli, Bernoulli)
+DRAW(philox_uniform_f32, UniformF32)
+DRAW(philox_uniform_f64, UniformF64)
+DRAW(philox_normal_f32, NormalF32<false>)
+DRAW(philox_normal_f64, NormalF64<false>)
+DRAW(philox_lognormal_f32, NormalF32<true>)
+DRAW(philox_lognormal_f64, NormalF64<true>)
+DRAW(philox_words_1, Words<u8>)
+DRAW(philox_words_2, Words<u16>)
+DRAW(philox_words_4, Words<u32>)
+DRAW(philox_words_8, Words<u64>)
+DRAW(philox_pairs_8, Pairs<u64>)
+DRAW(philox_exponential_f32, ExponentialF32)
+DRAW(philox_exponential_f64, ExponentialF64)
+DRAW(philox_bernoulli, Bernoulli)

@@ -1,5 +1,9 @@
-// Distributions with more parameters, which accel.ops.distributions computes. They are computed in f64: decisions are as on any other device.
+// Random numbers that take a chain of functions, and Sobol's sequence. They are a program of their own, which takes long to compile. It follows philox.cuh.
+
+// accel.ops.distributions computes the parameters. All is computed in f64, so that decisions are as on any other device.
 struct Constants { f64 v[10]; };
+DEVICE f64 fraction(const Block& block, int i) { return (f64)(pair(block, i) >> 11) * 0x1p-53; }
+DEVICE f64 inner(const Block& block, int i) { return ((f64)(pair(block, i) >> 12) + 0.5) * 0x1p-52; }
 
 template <class T> struct TruncatedNormal {
   typedef T type;
@@ -98,17 +102,33 @@ struct Rejected {
   }
 };
 
-
-#define DRAW_WIDE(name, D)                                                                                                        \
-  extern "C" __global__ void drawn_##name(D::type* out, i64 n, u64 seed, u64 offset, f64 a, f64 b, f64 c, f64 d, f64 e, f64 f,   \
-                                           f64 g, f64 h, f64 i, f64 j) {                                                          \
-    philox_draw(out, n, seed, offset, D(Constants{{a, b, c, d, e, f, g, h, i, j}}));                                              \
+#define DRAW_WIDE(name, D)                                                                                                            \
+  extern "C" __global__ void name(D::type* out, i64 n, u64 seed, u64 offset, f64 a, f64 b, f64 c, f64 d, f64 e, f64 f, f64 g, f64 h, \
+                                  f64 i, f64 j) {                                                                                    \
+    philox_draw(out, n, seed, offset, D(Constants{{a, b, c, d, e, f, g, h, i, j}}));                                                 \
   }
-DRAW_WIDE(gamma_f32, Gamma<f32>)
-DRAW_WIDE(gamma_f64, Gamma<f64>)
-DRAW_WIDE(beta_f32, Beta<f32>)
-DRAW_WIDE(beta_f64, Beta<f64>)
-DRAW_WIDE(truncated_normal_f32, TruncatedNormal<f32>)
-DRAW_WIDE(truncated_normal_f64, TruncatedNormal<f64>)
-DRAW_WIDE(searched, Searched)
-DRAW_WIDE(rejected, Rejected)
+DRAW_WIDE(draws_gamma_f32, Gamma<f32>)
+DRAW_WIDE(draws_gamma_f64, Gamma<f64>)
+DRAW_WIDE(draws_beta_f32, Beta<f32>)
+DRAW_WIDE(draws_beta_f64, Beta<f64>)
+DRAW_WIDE(draws_truncated_normal_f32, TruncatedNormal<f32>)
+DRAW_WIDE(draws_truncated_normal_f64, TruncatedNormal<f64>)
+DRAW_WIDE(draws_searched, Searched)
+DRAW_WIDE(draws_rejected, Rejected)
+
+// Point `first + i` of Sobol's sequence in order of Gray's code: what its bits choose of a coordinate's 32 directions, and a shift behind them.
+template <class T> DEVICE void sobol(const u32* directions, T* out, i64 size, i64 width, u64 first) {
+  i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (at >= size) return;
+  i64 point = at;
+  const u32* v = directions + split(point, width) * 33;
+  u64 place = first + (u64)point;
+  u32 x = v[32];
+  int k = 0;
+  for (u32 code = (u32)(place ^ place >> 1); code; code >>= 1, ++k)
+    if (code & 1) x ^= v[k];
+  if constexpr (sizeof(T) == 4) out[at] = (f32)(x >> 8) * 0x1p-24f;
+  else out[at] = (f64)x * 0x1p-32;
+}
+extern "C" __global__ void sobol_f32(const u32* directions, f32* out, i64 size, i64 width, u64 first) { sobol(directions, out, size, width, first); }
+extern "C" __global__ void sobol_f64(const u32* directions, f64* out, i64 size, i64 width, u64 first) { sobol(directions, out, size, width, first); }
