@@ -190,28 +190,6 @@ class ColumnMajor(FakeLibrary):
         for each_a, each_b in zip(addresses(a, count), addresses(b, count), strict=True):
             self.do_trsm(dtype, side, fill, trans, diagonal, m, n, alpha, each_a, lda, each_b, ldb)
 
-    def gemm_grouped_batched_ex_64(
-        self, handle: int, turns_a: list[int], turns_b: list[int], m: list[int], n: list[int], k: list[int], alphas: int, a: int, type_a: int,
-        lda: list[int], b: int, type_b: int, ldb: list[int], betas: int, c: int, type_c: int, ldc: list[int], groups: int, sizes: list[int],
-        compute: int,
-    ) -> None:  # fmt: skip
-        self.called.append(("gemm_grouped_batched_ex_64", handle, groups, sizes))
-        assert type_a == type_b == type_c
-        assert {len(each) for each in (turns_a, turns_b, m, n, k, lda, ldb, ldc, sizes)} == {groups}
-        dtype, wide = TYPES[type_a]
-        assert compute == (NAMES.COMPUTE_64F if wide is np.float64 else NAMES.COMPUTE_32F)
-        places = [iter(addresses(each, sum(sizes))) for each in (a, b, c)]
-        for i in range(groups):
-            alpha, beta = (array(each + i * np.dtype(wide).itemsize, (), np.dtype(wide)) for each in (alphas, betas))
-            for _ in range(sizes[i]):
-                shape_a, shape_b = (
-                    (m[i], k[i]) if turns_a[i] == NAMES.N else (k[i], m[i]),
-                    (k[i], n[i]) if turns_b[i] == NAMES.N else (n[i], k[i]),
-                )
-                left = turned(column_major(next(places[0]), *shape_a, lda[i], dtype), turns_a[i]).astype(wide)
-                right = turned(column_major(next(places[1]), *shape_b, ldb[i], dtype), turns_b[i]).astype(wide)
-                self.store(column_major(next(places[2]), m[i], n[i], ldc[i], dtype), left @ right, alpha, beta)
-
     def symmetric(
         self, is_hermitian: bool, dtype: np.dtype[Any], side: int, fill: int, m: int, n: int, alpha: int, a: int, lda: int, b: int, ldb: int, beta: int,
         c: int, ldc: int,

@@ -67,8 +67,9 @@ def _one(dtype: str) -> Callable[..., tuple[Operand, ...]]:
     return lambda *size: ((size, dtype),)
 
 
-def _square(n: int) -> tuple[Operand, ...]:
-    return (((n, n), "float32"),)
+def _square(n: int, dtype: Any = np.float32) -> tuple[Operand, ...]:
+    # Elements that come again would make it singular.
+    return (np.random.default_rng(n).standard_normal((n, n)).astype(dtype),)
 
 
 def _linear(n: int) -> tuple[Operand, ...]:
@@ -367,12 +368,13 @@ LINES: tuple[Line, ...] = (
         "solver",
         "solve float64",
         ((64,), (512,), (4096,)),
-        lambda n: (((n, n), "float64"), ((n, 1), "float64")),
+        lambda n: (*_square(n, np.float64), ((n, 1), "float64")),
         lambda d, a, b: d.solver.solve(a, b),
         lambda t, a, b: t.linalg.solve(a, b),
+        is_awaited=True,
     ),
-    Line("solver", "qr float32", ((64,), (512,), (2048,)), _square, lambda d, x: d.solver.qr(x), lambda t, x: t.linalg.qr(x)),
-    Line("solver", "eigh float32", ((64,), (256,), (1024,)), _square, lambda d, x: d.solver.eigh(x), lambda t, x: t.linalg.eigh(x)),
+    Line("solver", "qr float32", ((64,), (512,), (2048,)), _square, lambda d, x: d.solver.qr(x), lambda t, x: t.linalg.qr(x), is_awaited=True),
+    Line("solver", "eigh float32", ((64,), (256,), (1024,)), _square, lambda d, x: d.solver.eigh(x), lambda t, x: t.linalg.eigh(x), is_awaited=True),
     Line(
         "sparse",
         "spmv float32, csr",

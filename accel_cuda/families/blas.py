@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from accel import Transpose
-from accel.ops.blas import apart, stored
+from accel.ops.blas import apart, products_of, stored
 from accel_cuda.core.family import CudaPart, Source
-from accel_cuda.families import blas_groups, blas_matrices, blas_vectors
+from accel_cuda.families import blas_matrices, blas_vectors
 from accel_cuda.families.cublas import CUBLAS
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["PART"]
 
 _ALIGNMENT = 16
+_QUICK = 64
+"""How many products of a group the loop's thread enqueues."""
 
 
 def gemm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -51,6 +53,15 @@ def gemm_batched(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[in
         tb, ta, n, m, k, op.alpha, b, ldb, apart(op.b), a, lda, apart(op.a), op.beta, outputs[0], ldc, stride_c, op.batch_count, op.a.dtype,
         op.allow_tf32,
     )  # fmt: skip
+
+
+def gemm_grouped(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    """Multiply matrices of different sizes, one product after the other: cuBLAS's call for groups takes longer than these (``docs/records/kernels.md``)."""
+    dtype = op.a[0].dtype
+    for each in products_of(op, inputs, outputs):
+        if each.m and each.n:
+            (a, lda, turn_a), (b, ldb, turn_b), (c, ldc) = each.a, each.b, each.out
+            lane.compute.product(turn_b, turn_a, each.n, each.m, each.k, op.alpha, b, ldb, a, lda, op.beta, c, ldc, dtype, op.allow_tf32)
 
 
 def gemv(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -107,6 +118,12 @@ def _prepare(compute: Any) -> None:
 
 
 _TYPED = {**blas_vectors.KERNELS, **blas_matrices.KERNELS}
+
+
+def _lacks_for_group(lane: Any, op: Any) -> bool:
+    return not lane.compute.has_blas or len(op.a) > _QUICK
+
+
 _TRIANGULAR = ("trmv", "trsv", "trmm", "trsm")
 
 PART = CudaPart(
@@ -114,15 +131,15 @@ PART = CudaPart(
     kernels={
         "gemm": gemm,
         "gemm_batched": gemm_batched,
-        "gemm_grouped": blas_groups.gemm_grouped,
+        "gemm_grouped": gemm_grouped,
         "gemv": gemv,
         **_TYPED,
     },
     programs=(Source("blas", lambda code: ("blas.cu", ""), functions=("index", "addresses")),),
-    program=dict.fromkeys(("iamax", "iamin", "gemm_grouped", "trsm"), _program),
+    program=dict.fromkeys(("iamax", "iamin", "trsm"), _program),
     lacks={
         **dict.fromkeys(("gemm", "gemm_batched", "gemv", *_TYPED), _lacks_handle),
-        "gemm_grouped": blas_groups.lacks,
+        "gemm_grouped": _lacks_for_group,
     },
     signatures={
         "gemm": _product,
@@ -136,7 +153,7 @@ PART = CudaPart(
         **dict.fromkeys(("gemm", "gemm_batched", "gemv"), 2),
         **dict.fromkeys(_TYPED, 3),
         **dict.fromkeys(_TRIANGULAR, blas_matrices.commands),
-        "gemm_grouped": blas_groups.commands,
+        "gemm_grouped": lambda op: 2 * len(op.a),
     },
     workspaces=1,
     prepare=_prepare,

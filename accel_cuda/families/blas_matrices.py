@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accel import DType, Transpose
 from accel.ops.blas import stored
-from accel_cuda.families.blas_groups import WORD, write_addresses_apart
 from accel_cuda.families.cublas import ADDRESSES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from accel.backend import Kernel
+    from accel_cuda.core.stream import CudaStream
 
-__all__ = ["KERNELS", "commands"]
+__all__ = ["KERNELS", "commands", "write_addresses"]
+
+_WORD = 8
+"""Bytes of an address."""
+_BLOCK = 256
 
 _LETTERS = {DType.FLOAT32: "s", DType.FLOAT64: "d", DType.COMPLEX64: "c", DType.COMPLEX128: "z"}
 _NONE, _TURNED, _CONJUGATE = Transpose.NONE, Transpose.TRANSPOSE, Transpose.CONJUGATE
@@ -27,9 +31,14 @@ _OTHER_SIDE = {"left": "right", "right": "left"}
 # Batches of at most so many triangles, each of at least so many rows, are solved one by one.
 _FEW, _LARGE = 8, 64
 # How many matrices one call solves for: each has two addresses.
-_TOGETHER = ADDRESSES // (2 * WORD)
+_TOGETHER = ADDRESSES // (2 * _WORD)
 # Rows of a triangle for which a solution takes a launch, and launches besides these.
 _ROWS_PER_LAUNCH, _LAUNCHES = 16, 4
+
+
+def write_addresses(stream: CudaStream, out: int, first: int, step: int, count: int) -> None:
+    """Enqueue the writing of the addresses of matrices that lie ``step`` bytes apart."""
+    stream.launch(stream.functions["addresses_apart"], -(-count // _BLOCK), _BLOCK, out, first, step, count)
 
 
 class _Triangle(NamedTuple):
@@ -144,9 +153,9 @@ def _solve_together(lane: Any, op: Any, inputs: Sequence[int], result: int, form
         stream.copy(result, inputs[1], op.batch_count * step)
     for start in range(0, op.batch_count, _TOGETHER):
         count = min(_TOGETHER, op.batch_count - start)
-        triangles, matrices = blas.addresses, blas.addresses + WORD * count
-        write_addresses_apart(stream, triangles, inputs[0] + start * step_a, step_a, count)
-        write_addresses_apart(stream, matrices, result + start * step, step, count)
+        triangles, matrices = blas.addresses, blas.addresses + _WORD * count
+        write_addresses(stream, triangles, inputs[0] + start * step_a, step_a, count)
+        write_addresses(stream, matrices, result + start * step, step, count)
         blas.call(f"{letter}trsm_batched_64", *form, triangles, ld, matrices, columns, count)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from accel import DType, Transpose, UnsupportedError
 from accel_cuda.core.libraries import VendorLibrary, load_module
 from accel_cuda.core.library_handle import LibraryHandle
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
 
     from accel_cuda.core.stream import CudaStream
 
-__all__ = ["ADDRESSES", "CUBLAS", "Blas", "Form"]
+__all__ = ["ADDRESSES", "CUBLAS", "Blas"]
 
 CUBLAS = VendorLibrary("cublas", "nvidia-cublas", "nvmath.bindings.cublas", "cuBLASError")
 ADDRESSES = 64 << 10
@@ -55,19 +53,6 @@ def _types(cublas: Any) -> dict[DType, _Types]:
         DType.COMPLEX64: _Types(int(data.CUDA_C_32F), int(data.CUDA_C_32F), *single, whole),
         DType.COMPLEX128: _Types(int(data.CUDA_C_64F), int(data.CUDA_C_64F), *double, whole),
     }
-
-
-class Form(NamedTuple):
-    """What products of one group have in common, as cuBLAS has them: how the operands are transposed, sizes, and leading dimensions."""
-
-    turn_a: Transpose
-    turn_b: Transpose
-    m: int
-    n: int
-    k: int
-    lda: int
-    ldb: int
-    ldc: int
 
 
 class Blas:
@@ -149,37 +134,6 @@ class Blas:
                 )  # fmt: skip
         except self._error as error:
             raise self._handle.failure(error, "batched_gemm") from error
-
-    def grouped_gemm(
-        self, groups: Mapping[Form, int], alpha: complex, beta: complex, a: int, b: int, c: int, dtype: DType, allow_tf32: bool = False
-    ) -> None:
-        """Enqueue groups of products of one form each in one call; the arguments are checked.
-
-        Parameters
-        ----------
-        groups
-            Form of column-major products -> how many there are.
-        alpha, beta
-            Factors of all.
-        a, b, c
-            Device memory with the addresses of all matrices, group by group.
-        dtype, allow_tf32
-            Of all matrices.
-        """
-        element, _, compute, tf32, operation = self._types[dtype]
-        kind = np.float64 if dtype in _DOUBLES else np.float32
-        with np.errstate(over="ignore"):
-            alphas, betas = np.full(len(groups), alpha.real, kind), np.full(len(groups), beta.real, kind)
-        turns_a, turns_b, m, n, k, lda, ldb, ldc = (list(each) for each in zip(*groups, strict=True))
-        try:
-            with self._stream.context.section:
-                self._cublas.gemm_grouped_batched_ex_64(
-                    self.handle, [operation[turn] for turn in turns_a], [operation[turn] for turn in turns_b], m, n, k, alphas.ctypes.data, a,
-                    element, lda, b, element, ldb, betas.ctypes.data, c, element, ldc, len(groups), list(groups.values()),
-                    tf32 if allow_tf32 else compute,
-                )  # fmt: skip
-        except self._error as error:
-            raise self._handle.failure(error, "gemm_grouped_batched_ex") from error
 
     def axpy(self, n: int, alpha: complex, x: int, y: int, dtype: DType) -> None:
         """Enqueue ``y = alpha * x + y`` for n elements that follow each other, at least one; with ``alpha == 0`` nothing is read or written."""

@@ -60,6 +60,7 @@ class DnnLibrary:
         self.kernels: Mapping[str, Kernel] = {
             **dict.fromkeys(_CONVOLUTIONS, self._convolve),
             **dict.fromkeys((*_ATTENTIONS, "attention_grad"), self._attend),
+            **training.WORKING,
         }
         self._context = context
         self._lock = threading.Lock()

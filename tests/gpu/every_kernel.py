@@ -40,7 +40,7 @@ from accel.ops.families import FAMILIES
 from accel.ops.namespace import Submitter
 from accel.sparse_ref import ELEMENTS
 from accel_cuda import CudaBackend
-from accel_cuda.families import blas_groups, loss, normalization, pooling, training
+from accel_cuda.families import blas_matrices, loss, normalization, pooling, training
 from accel_cuda.families.attention import AttentionWork, attend
 from accel_cuda.families.attention_grad import attend_backward
 from accel_cuda.families.cudnn import Room
@@ -360,9 +360,8 @@ def _run_ordered(context: Any, stream: Any, compute: Any, memory: Memory, arrays
 
 
 def _addresses(compute: Any, memory: Memory, supported: Any) -> None:
-    with memory.take(8 * 700, 8 * 300, 8) as (given, apart, index):
-        blas_groups.write_addresses(compute.stream, given, range(700))
-        blas_groups.write_addresses_apart(compute.stream, apart, 4096, 24, 300)
+    with memory.take(8 * 300, 8) as (apart, index):
+        blas_matrices.write_addresses(compute.stream, apart, 4096, 24, 300)
         compute.stream.launch(compute.stream.functions["index_from_zero"], 1, 1, index)
 
 
