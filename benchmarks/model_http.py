@@ -1,9 +1,15 @@
 """The encoder of ``model_service.py`` over HTTP: accel with FastAPI beside LitServe, and what a poisonous request costs each.
 
-``python benchmarks/model_http.py [--backend cpu] [--clients 256] [--seconds 5] [--rounds 3] [--workers 4] [--json FILE]``; needs torch, ``accel[web]`` and,
-for that part, litserve. Each server is a process of its own, and so are the clients, eight of them, which begin together. Servers take turns; LitServe, whose
-workers poll, is stopped while others are measured. At the end a token out of range is sent to each: on a GPU it asserts on the device, on the CPU torch
-raises.
+``python benchmarks/model_http.py [--backend cpu] [--clients 256] [--seconds 5] [--rounds 3] [--workers 4] [--processes 1] [--json FILE]``; needs torch,
+``accel[web]`` and, for that part, litserve. Each server is a process of its own, and so are the clients, eight of them, which begin together. Servers take
+turns; LitServe, whose workers poll, is stopped while others are measured. At the end a token out of range is sent to each, twice: on a GPU it asserts on the
+device, on the CPU torch raises. With ``--rounds 0`` that alone is measured. Interrupt it with SIGINT, which ends the servers too.
+
+All clients connect at once, so their first requests wait for a loop that is busy with the others: ``p99_later_ms`` leaves these out. accel is served on
+asyncio's loop. uvloop, which uvicorn takes where it is installed, accepts one connection in each iteration (libuv/libuv#3696), so a client that comes while
+others send waits for one iteration, and the requests in it, for each client before it.
+
+``--processes 4`` also serves accel from four processes of HTTP. Each has a device, and a copy of the model there, of its own, as LitServe's workers have.
 
 LitServe has the settings that its documentation gives for many requests: ``workers_per_device`` is the number of cores on a CPU, and 4 on a GPU, as in its
 example for production; each worker has a model and gathers its own batches. There is a process for HTTP for each worker, its recommended default.
@@ -46,29 +52,35 @@ except ImportError:
 _LitAPI: Any = object if litserve is None else litserve.LitAPI
 
 DRIVERS = 8
+SEVERAL = "accel, several"
+"""Begins the names of servers with several processes of HTTP."""
 CORES = len(os.sched_getaffinity(0))
 DELAY = 0.002
 """Seconds that an item waits for others, in both."""
+SETTINGS = "ACCEL_MODEL_HTTP"
+"""Environment variable by which the processes of a server know the backend, and whether there are graphs."""
 OVER = 10.0
 """Seconds for which answers are counted after the poison."""
 
 
-def serve_accel(backend: str, port: int, graphs: Any) -> None:
-    """Serve with accel in FastAPI, until killed."""
-    import uvicorn
+def application() -> Any:
+    """Return the application that serves with accel, by the settings in the environment."""
     from fastapi import FastAPI
 
     import accel
     from accel.integrations.fastapi import add_model, install, lifespan
 
+    backend, graphs = os.environ[SETTINGS].split(",")
+
     @contextlib.asynccontextmanager
     async def setup(device: accel.Device) -> AsyncIterator[Any]:
+        wanted: Any = graphs
         model = await device.load_model(
             f"benchmarks.model_service:{'build_half' if backend == 'cuda' else 'build'}",
             weights=_weights(backend),
             inputs={"input_ids": accel.TensorSpec(("batch", LENGTH), "int64")},
             buckets={"batch": BATCHES},
-            graphs=graphs,
+            graphs=wanted,
         )
         async with accel.serve(model, max_delay=DELAY) as service:
             add_model(app, "/encode", service)
@@ -76,7 +88,16 @@ def serve_accel(backend: str, port: int, graphs: Any) -> None:
 
     app = FastAPI(lifespan=lifespan(setup, device=backend, host="process", standby="model"))
     install(app)
-    uvicorn.run(app, port=port, log_level="error", access_log=False)
+    return app
+
+
+def serve_accel(backend: str, port: int, graphs: str, processes: int) -> None:
+    """Serve with accel in FastAPI, until killed."""
+    import uvicorn
+
+    os.environ[SETTINGS] = f"{backend},{graphs}"
+    app = "benchmarks.model_http:application"
+    uvicorn.run(app, factory=True, port=port, workers=processes, loop="asyncio", log_level="error", access_log=False)
 
 
 class LitEncoder(_LitAPI):  # type: ignore[misc]
@@ -131,8 +152,8 @@ def _weights(backend: str) -> dict[str, Any]:
 
 
 async def drive(url: str, clients: int, seconds: float, seed: int) -> dict[str, Any]:
-    """Send requests from many tasks, and return latencies in milliseconds, and what went wrong."""
-    latencies, wrong = list[float](), dict[str, int]()
+    """Send requests from many tasks, and return latencies in milliseconds, the first ones of connections apart, and what went wrong."""
+    first, later, wrong = list[float](), list[float](), dict[str, int]()
     print("ready", flush=True)
     sys.stdin.readline()
     start = time.perf_counter()
@@ -140,6 +161,7 @@ async def drive(url: str, clients: int, seconds: float, seed: int) -> dict[str, 
 
     async def client(number: int) -> None:
         rng = np.random.default_rng((seed, number))
+        latencies = first
         while time.perf_counter() < end:
             body = json.dumps({"input_ids": rng.integers(0, VOCABULARY, LENGTH).tolist()})
             began = time.perf_counter()
@@ -154,13 +176,14 @@ async def drive(url: str, clients: int, seconds: float, seed: int) -> dict[str, 
                 await asyncio.sleep(0.05)
                 continue
             latencies.append(1e3 * (time.perf_counter() - began))
+            latencies = later
             if len(latencies) % 64 == 1:
                 assert abs(float(np.linalg.norm(json.loads(data)["output"])) - 1) < 1e-2
 
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=30)) as session:
         await asyncio.gather(*(client(number) for number in range(clients)))
-    return {"latencies": latencies, "wrong": wrong, "seconds": time.perf_counter() - start}
+    return {"first": first, "later": later, "wrong": wrong, "seconds": time.perf_counter() - start}
 
 
 def load(url: str, clients: int, seconds: float) -> dict[str, Any]:
@@ -178,16 +201,19 @@ def load(url: str, clients: int, seconds: float) -> dict[str, Any]:
         each.stdin.write("go\n")
         each.stdin.flush()
     found = [json.loads(each.communicate()[0]) for each in drivers]
-    latencies = np.concatenate([each["latencies"] for each in found])
+    later = np.concatenate([each["later"] for each in found])
+    latencies = np.concatenate([later, *(each["first"] for each in found)])
     wrong: dict[str, int] = {}
     for each in found:
         for what, count in each["wrong"].items():
             wrong[what] = wrong.get(what, 0) + count
     p50, p99 = np.percentile(latencies, (50, 99)) if latencies.size else (np.nan, np.nan)
+    p99_later = np.percentile(later, 99) if later.size else np.nan
     return {
         "requests_per_s": latencies.size / max(each["seconds"] for each in found),
         "p50_ms": float(p50),
         "p99_ms": float(p99),
+        "p99_later_ms": float(p99_later),
         "wrong": wrong,
     }
 
@@ -222,6 +248,7 @@ async def poisoned(url: str) -> dict[str, Any]:
                 await asyncio.sleep(0.05)
         return {
             "poison": await sent,
+            "poison_again": await send(),
             "answered": answered,
             "failed": failed,
             "longest_without_answer_s": max(worst, time.perf_counter() - last),
@@ -232,12 +259,13 @@ async def poisoned(url: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def server(name: str, backend: str, workers: int) -> Iterator[Callable[[], contextlib.AbstractContextManager[str]]]:
+def server(name: str, backend: str, workers: int, processes: int) -> Iterator[Callable[[], contextlib.AbstractContextManager[str]]]:
     """Have a server; yield what makes a context in which it runs, entered with the address of its route."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
     command = [sys.executable, __file__, "--serve", name, "--backend", backend, "--port", str(port), "--workers", str(workers)]
+    command += ["--processes", str(processes if name.startswith(SEVERAL) else 1)]
     process = subprocess.Popen(command, start_new_session=True)
     url = f"http://127.0.0.1:{port}/{'encode' if name.startswith('accel') else 'predict'}"
     try:
@@ -284,6 +312,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="of one block of a server")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, help="LitServe's workers_per_device (default: the cores on a CPU, 4 on a GPU)")
+    parser.add_argument("--processes", type=int, default=1, help="of HTTP for accel, measured beside one (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write the results there")
     for hidden in ("--serve", "--drive", "--port", "--seed"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
@@ -292,7 +321,7 @@ def main() -> None:
     if given.serve and given.serve.startswith("litserve"):
         serve_litserve(given.backend, int(given.port), given.backend == "cuda" and "eager" not in given.serve, given.workers)
     elif given.serve:
-        serve_accel(given.backend, int(given.port), "off" if "eager" in given.serve else "auto")
+        serve_accel(given.backend, int(given.port), "off" if "eager" in given.serve else "auto", given.processes)
     elif given.drive:
         print(json.dumps(asyncio.run(drive(given.drive, given.clients, given.seconds, int(given.seed)))))
     else:
@@ -301,11 +330,12 @@ def main() -> None:
 
 def _compare(given: argparse.Namespace) -> None:
     kinds = ["", " eager"] if given.backend == "cuda" else [""]
-    names = [of + kind for of in ("accel", *(["litserve"] if litserve else [])) for kind in kinds]
+    subjects = ["accel", *([SEVERAL] if given.processes > 1 else []), *(["litserve"] if litserve else [])]
+    names = [of + kind for of in subjects for kind in kinds]
     found: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
-        servers = {name: stack.enter_context(server(name, given.backend, given.workers)) for name in names}
-        for number in range(given.rounds + 1):
+        servers = {name: stack.enter_context(server(name, given.backend, given.workers, given.processes)) for name in names}
+        for number in range(given.rounds + 1 if given.rounds else 0):
             for name, each in servers.items():
                 with each() as url:
                     row = load(url, given.clients, given.seconds if number else min(given.seconds, 2.0))
@@ -314,10 +344,14 @@ def _compare(given: argparse.Namespace) -> None:
                     print(f"{name:14}", row, flush=True)
         for name, each in servers.items():
             with each() as url:
-                found[name]["poison"] = asyncio.run(poisoned(url))
+                found.setdefault(name, {"rounds": []})["poison"] = asyncio.run(poisoned(url))
             print(f"{name:14}", found[name]["poison"], flush=True)
     for name, each in found.items():
-        each["median"] = {key: statistics.median(row[key] for row in each["rounds"]) for key in ("requests_per_s", "p50_ms", "p99_ms")}
+        if not each["rounds"]:
+            continue
+        each["median"] = {
+            key: statistics.median(row[key] for row in each["rounds"]) for key in ("requests_per_s", "p50_ms", "p99_ms", "p99_later_ms")
+        }
         print(f"{name:14}", *(f"{key} {value:9.2f}" for key, value in each["median"].items()))
     if given.json is not None:
         given.json.write_text(json.dumps(found, indent=1))

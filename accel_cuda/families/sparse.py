@@ -32,6 +32,7 @@ _COMMANDS = 64
 
 _NONE, _TRANSPOSE, _CONJUGATE = Transpose.NONE, Transpose.TRANSPOSE, Transpose.CONJUGATE
 _PRODUCTS = ("spmv", "spmm")
+_AS_CSR = "Convert it first: await device.sparse.tocsr(a)."
 _CONVERSIONS = ("tocsr", "tocsc", "tocoo")
 _OWN = ("spsolve_triangular", "fromdense", "diagonal")
 """Ops with kernels of the backend's own; conversions of bsr have some too."""
@@ -308,7 +309,7 @@ def _spec(op: Any) -> SparseSpec | None:
     Raises
     ------
     UnsupportedError
-        For a product of the transpose of blocks.
+        For a product of blocks that are not square, or of their transpose.
     """
     a = _matrix_of(op)
     if a.format == "bsr" and op.kind in _PRODUCTS and op.transpose_a is not _NONE:
@@ -316,7 +317,14 @@ def _spec(op: Any) -> SparseSpec | None:
             "cuSPARSE multiplies no transpose of bsr: cusparseSpMV_bufferSize answers NOT_SUPPORTED",
             op=op.kind,
             library="cusparse",
-            remedy="Convert it first: await device.sparse.tocsr(a).",
+            remedy=_AS_CSR,
+        )
+    if a.format == "bsr" and op.kind in _PRODUCTS and a.blocksize[0] != a.blocksize[1]:
+        raise UnsupportedError(
+            "cuSPARSE multiplies no blocks that are not square: cusparseCreateBsr answers INVALID_VALUE",
+            op=op.kind,
+            library="cusparse",
+            remedy=_AS_CSR,
         )
     if op.kind == "add":
         nnz, is_narrow = op.b[1].size, a.indices.dtype is DType.INT32

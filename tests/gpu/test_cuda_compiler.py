@@ -16,6 +16,7 @@ import pytest
 import accel
 from accel import ops
 from accel_cuda.core.compiler import architecture, compile_source
+from accel_cuda.core.driver import load_driver
 from tests.gpu.cuda_programs import ROOT, failure
 from tests.gpu.test_cuda_ops import opened
 
@@ -374,8 +375,9 @@ extern "C" __global__ void meet(unsigned *count, unsigned *out) {
 def cubin(arch: str | None = None) -> bytes:
     """Return ``shift`` for an architecture: that of the device, where none is given."""
     if arch is None:
-        torch: Any = pytest.importorskip("torch")
-        arch = architecture(*torch.cuda.get_device_capability())
+        driver = load_driver()
+        device = driver.call("cuDeviceGet", 0)
+        arch = architecture(*[driver.device_attribute(device, f"COMPUTE_CAPABILITY_{each}") for each in ("MAJOR", "MINOR")])
     return compile_source(SHIFT, arch)
 
 
