@@ -374,29 +374,31 @@ def test_a_sparse_product_learns_what_it_works_in_and_how_many_elements_it_has(
         run(library, lane, ops.Spgemm(matrix(), matrix(shape=(6, 8)), size=9), inputs, outputs)
 
 
-def blocks(nnz: int = 2, dtype: DType = DType.FLOAT32) -> SparseRef:
-    return SparseRef("bsr", ref(nnz, 2, 3, dtype=dtype), ref(nnz, dtype=DType.INT32), ref(4, dtype=DType.INT32), (6, 12))
+def blocks(nnz: int = 2, dtype: DType = DType.FLOAT32, columns: int = 3) -> SparseRef:
+    return SparseRef("bsr", ref(nnz, 2, columns, dtype=dtype), ref(nnz, dtype=DType.INT32), ref(4, dtype=DType.INT32), (6, 4 * columns))
 
 
 def test_blocks_have_a_descriptor_for_each_product(fake: FakeSparse, context: Any, lane: Any) -> None:
-    library, op = SparseLibrary(context), ops.Spmv(blocks(), ref(12))
+    library, op = SparseLibrary(context), ops.Spmv(blocks(columns=2), ref(8))
     library.prepare(lane.stream)
     assert library.may_block(lane, op)
     for _ in range(2):
         run(library, lane, op, (DATA, INDICES, INDPTR, X), (OUT,))
     assert not library.may_block(lane, op)
     made = fake.calls("create_bsr")
-    assert [each[:8] for each in made[1:]] == [[3, 4, 2, 2, 3, INDPTR, INDICES, DATA]] * 2
+    assert [each[:8] for each in made[1:]] == [[3, 4, 2, 2, 2, INDPTR, INDICES, DATA]] * 2
     assert {each[-1] for each in made} == {2}, "rows of a block are one after the other"
     assert len(fake.calls("sp_mv_buffer_size")) == 1
     assert len({call[3] for call in fake.calls("sp_mv")}) == 2
-    run(library, lane, ops.Spmm(blocks(), ref(12, 5)), (DATA, INDICES, INDPTR, X), (OUT,))
+    run(library, lane, ops.Spmm(blocks(columns=2), ref(8, 5)), (DATA, INDICES, INDPTR, X), (OUT,))
     assert [call[1:3] for call in fake.calls("sp_mm")] == [[0, 0]]
     library.close()
     destroyed = [call[0] for call in fake.calls("destroy_sp_mat")]
     assert len(destroyed) == len(set(destroyed)) == len(fake.calls("create_bsr"))
     with pytest.raises(UnsupportedError, match="transpose"):
-        run(library, lane, ops.Spmv(blocks(), ref(6), transpose_a=True), (DATA, INDICES, INDPTR, X), (OUT,))
+        run(library, lane, ops.Spmv(blocks(columns=2), ref(6), transpose_a=True), (DATA, INDICES, INDPTR, X), (OUT,))
+    with pytest.raises(UnsupportedError, match="not square"):
+        run(library, lane, ops.Spmv(blocks(), ref(12)), (DATA, INDICES, INDPTR, X), (OUT,))
 
 
 def test_blocks_are_taken_apart_by_kernels(fake: FakeSparse, context: Any, lane: Any, monkeypatch: pytest.MonkeyPatch) -> None:
