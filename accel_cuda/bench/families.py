@@ -115,8 +115,6 @@ class _Measured:
         await self._await_one()  # what is made at the first use is not measured
         if self._line.is_awaited:
             return await _slope(self._our_awaits, self._many)
-        if not self._line.in_graphs:
-            return await _slope(self._our_batch, self._many)
         try:
             return await _slope(self._our_graph, self._many)
         except UnsupportedError:  # an op that graphs cannot capture

@@ -34,8 +34,6 @@ class Line(NamedTuple):
         The call, given the module ``torch`` and tensors of the same shapes and dtypes.
     is_awaited
         Whether the host waits in the middle of the op, so that neither a graph nor a batch holds several.
-    in_graphs
-        Whether ours is measured in graphs; else in batches: what it calls in a graph is something else.
     """
 
     family: str
@@ -45,7 +43,6 @@ class Line(NamedTuple):
     ours: Callable[..., Any]
     theirs: Callable[..., Any]
     is_awaited: bool = False
-    in_graphs: bool = True
 
 
 _SIDES = ((64,), (1024,), (4096,))
@@ -190,7 +187,6 @@ LINES: tuple[Line, ...] = (
         _groups,
         lambda d, *refs: d.blas.gemm_grouped(*_halves(refs)),
         lambda t, *tensors: [a @ b for a, b in zip(*_halves(tensors), strict=True)],
-        in_graphs=False,
     ),
     Line(
         "tensor",
