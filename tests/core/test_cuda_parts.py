@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from accel.memory import HostArena
+from accel.ops import ComposedOp
 from accel.ops.families import FAMILIES
 from accel_cuda.errors import TABLES
 from accel_cuda.families.kernels import CODES
 from accel_cuda.families.parts import PARTS
 from accel_cuda.families.programs import PROGRAMS, program_of
+from tests.cuda_support import Context
 
 
 def test_every_family_has_one_part() -> None:
@@ -18,6 +23,22 @@ def test_a_part_names_ops_of_its_family_and_programs_that_there_are() -> None:
         part, kinds = PARTS[family.name], {op.kind for op in family.ops}
         assert kinds >= {*part.kernels, *part.program, *part.lacks, *part.signatures, *part.commands}, family
         assert all(any(source is each for source, _ in PROGRAMS.values()) for each in part.programs), family
+
+
+def test_every_op_has_a_kernel() -> None:
+    # A sample of an op without one would be skipped by the conformance suite, as one that the backend refuses.
+    arena = HostArena(1 << 20, block_bytes=1 << 20)
+    context: Any = Context(arena)
+    context.multiprocessors = 132
+    try:
+        for family in FAMILIES:
+            part = PARTS[family.name]
+            library = None if part.open is None else part.open(context)
+            found = {*part.kernels, *family.kernels, *getattr(library, "kernels", ())}
+            composed = {op.kind for op in family.ops if issubclass(op, ComposedOp)}
+            assert not {op.kind for op in family.ops} - found - composed, family.name
+    finally:
+        arena.close()
 
 
 def test_the_program_of_an_op_is_the_one_that_its_kernels_are_in() -> None:
