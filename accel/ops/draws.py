@@ -71,6 +71,11 @@ class Draw(FamilyOp):
 
     def _seeded(self) -> None:
         """Convert what all have, and draw the seed if there is none."""
+        if not isinstance(self.generator, str) or self.generator not in self.generators:
+            names = " or ".join(map(repr, self.generators))
+            raise InvalidArgumentError(
+                f"{self.kind} has no generator {self.generator!r:.100}", op=self.kind, remedy=f"Use generator={names}."
+            )
         set_fields(
             self,
             seed=secrets.randbits(64) if self.seed is None else whole("seed", self.seed, 0, _END),
@@ -95,9 +100,6 @@ class Draw(FamilyOp):
         return found
 
     def _planned(self, shape: Shape, dtype: DType, reads: tuple[AccelRef, ...] = (), status: Status | None = None) -> Plan:
-        if self.generator not in self.generators:
-            names = " or ".join(map(repr, self.generators))
-            raise InvalidArgumentError(f"{self.kind} has no generator {self.generator!r}", op=self.kind, remedy=f"Use generator={names}.")
         writes, creates = result_in(self.out, shape, dtype)
         return Plan(reads, writes, creates, "", dtype, status=status)
 

@@ -97,8 +97,9 @@ class OpNamespace(Generic[M]):
 
         def __getattr__(self, name: str) -> NoReturn:
             own, calls = [each for each in ops_of(type(self)) if each != "__call__"], {}
-            for kind in (*OpNamespace.__subclasses__(), type(self)):
-                calls |= calls_of(kind)
+            for kind in OpNamespace.__subclasses__():  # the first that has the name, whose op it is; others call theirs so
+                calls = calls_of(kind) | calls
+            calls |= calls_of(type(self))
             has = f"it has {', '.join(own)}" if own else "it is called itself"
             if name in calls:
                 remedy = f"Use {calls[name]}."

@@ -81,9 +81,15 @@ def test_the_example_of_a_library_of_ones_own_computes_what_numpy_does() -> None
     assert all(line.endswith(": True") for line in others), done.stdout
 
 
-@pytest.mark.parametrize(("name", "lines"), [("nearest_neighbours.py", 3), ("image_pipeline.py", 2), ("least_squares.py", 3)])
 @pytest.mark.parametrize(
-    ("name", "lines"), [("nearest_neighbours.py", 3), ("image_pipeline.py", 2), ("spectral_filter.py", 3), ("option_pricing.py", 3)]
+    ("name", "lines"),
+    [
+        ("nearest_neighbours.py", 3),
+        ("image_pipeline.py", 2),
+        ("least_squares.py", 3),
+        ("spectral_filter.py", 3),
+        ("option_pricing.py", 3),
+    ],
 )
 def test_the_examples_of_array_programs_compute_what_numpy_does(name: str, lines: int) -> None:
     done = run_example(name)

@@ -86,8 +86,10 @@ def _samples(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...], lab
         logits.flat[5], logits.flat[shape[-1] + 7] = -np.inf, np.inf
     grad = sampling.random(rng, shape[:-1], dtype)
     losses, grads = _expected(sampling.wide(grad), sampling.wide(logits), labels, options.get("ignore_index", -100))
+    # The sum of exponentials and the logit of the label may cancel.
+    largest = float(np.max(np.abs(logits), initial=0.0, where=np.isfinite(logits)))
     name, error = f"{dtype.value}{list(shape)} {labels.dtype} {options}", sampling.sums(dtype, 16)
-    yield Sample(f"cross_entropy {name}", partial(_call, "cross_entropy", options), (logits, labels), losses, error)
+    yield Sample(f"cross_entropy {name}", partial(_call, "cross_entropy", options), (logits, labels), losses, error, largest)
     call = partial(_call, "cross_entropy_grad", options)
     yield Sample(f"cross_entropy_grad {name}", call, (grad, logits, labels), grads, error)
 
