@@ -325,7 +325,7 @@ def _binomial(n: int, p: float, k: int) -> float:
 
 def samples(rng: np.random.Generator) -> Iterator[Sample]:
     """Yield samples whose numbers are made one by one, by functions of Python."""
-    for count, offset in ((1, 0), (101, 3), (64, (1 << 40) + 1)):
+    for count, offset in ((1, 0), (37, 3), (20, (1 << 40) + 1)):
         for dtype in (DType.FLOAT32, DType.FLOAT64):
             yield from _floats(rng, dtype, int(rng.integers(1 << 63)), offset, count)
         yield from _whole(int(rng.integers(1 << 63)), offset, count)
