@@ -104,7 +104,7 @@ def reference(folder: Path | None) -> Callable[[Sequence[Any]], Array]:
 
 
 async def some(read: Callable[[], Awaitable[list[Document]]], count: int | None) -> list[Document]:
-    """Return so many documents from all of the corpus."""
+    """Return a number of documents, taken from all of the corpus."""
     documents = await read()
     return documents if count is None else documents[:: max(1, len(documents) // count)][:count]
 
@@ -113,7 +113,7 @@ async def some(read: Callable[[], Awaitable[list[Document]]], count: int | None)
 async def opened(
     backend: str, folder: Path | None, standby: Any, documents: int | None
 ) -> AsyncIterator[tuple[accel.Device, Search, TextEncoder]]:
-    """Have the service on a device, as the example's application has it, with so many documents from all of the corpus."""
+    """Have the service on a device, as the example's application has it, with a number of documents taken from all of the corpus."""
     if folder is None:
         os.environ.pop(service.FOLDER, None)
     else:

@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 
 
 def laplacian(inner: int) -> Any:
-    """Return the negative Laplacian of the unit square for so many points a side inside of it, where the border is 0: five elements a row, as csr."""
+    """Return the negative Laplacian of the unit square with a number of points a side inside of it; the border is 0: five elements a row, as csr."""
     line = sparse.diags_array([-np.ones(inner - 1), 2 * np.ones(inner), -np.ones(inner - 1)], offsets=[-1, 0, 1])
     one = sparse.eye_array(inner)
     return ((sparse.kron(line, one) + sparse.kron(one, line)) * (inner + 1) ** 2).tocsr()

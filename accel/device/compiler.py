@@ -101,7 +101,7 @@ class DeviceKernel:
         ------
         InvalidArgumentError
             Before anything is sent: arguments do not fit the parameters, or the device cannot launch so much at once. Of a cooperative launch, when it is
-            enqueued: so many blocks cannot run at the same time; the message has the largest number.
+            enqueued: the device cannot run that many blocks at the same time; the message has the largest number.
         """
         return self._submit(Launch(self.program, grid, block, _arguments(args), shared_bytes, cooperative, timeout=timeout))
 

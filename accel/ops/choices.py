@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -30,21 +31,21 @@ _NO_WEIGHT, _TOO_FEW = 1, 2
 class Picking(Draw):
     """What ops share that put elements of ``source()`` along an axis into a result."""
 
+    @abstractmethod
     def along(self) -> int:
         """Return the axis as it was given."""
-        raise NotImplementedError
 
+    @abstractmethod
     def source(self) -> int | AccelRef:
         """Return the array, or the number of integers from 0 on that stand for one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def counts(self) -> tuple[int, int]:
         """Return how many elements there are to choose from, and how many are chosen."""
-        raise NotImplementedError
 
+    @abstractmethod
     def way(self) -> str:
         """Return how they are chosen: ``"ordered"``, ``"weighed"``, or ``"drawn"``."""
-        raise NotImplementedError
 
     def lines(self) -> tuple[int, int]:
         """Return how many elements there are before the axis, and behind it."""

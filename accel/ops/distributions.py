@@ -6,6 +6,7 @@ What backends compute with is computed here, once: so backends that follow the m
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Literal
@@ -237,10 +238,11 @@ class Counts(Draw):
         """Return how many numbers come from one block of the stream."""
         return 1
 
+    @abstractmethod
     def way(self) -> Literal["searched", "rejected"]:
         """Return how numbers are made."""
-        raise NotImplementedError
 
+    @abstractmethod
     def constants(self) -> tuple[float, ...]:
         """Return what kernels compute with.
 
@@ -250,7 +252,6 @@ class Counts(Draw):
         Where they are rejected: a, b, c and v of Hörmann's *transformed rejection with squeeze*; what is added to the logarithm of the proposal; the mean;
         the largest count; the mean of what the largest one leaves; and what a count is subtracted from, or 0.
         """
-        raise NotImplementedError
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
@@ -44,13 +45,13 @@ class _Contracted(ComposedOp):
 
     library: ClassVar[str] = "tensor"
 
+    @abstractmethod
     def given(self) -> tuple[AccelRef, ...]:
         """Return the operands."""
-        raise NotImplementedError
 
+    @abstractmethod
     def contraction(self) -> Contraction:
         """Return how it is computed."""
-        raise NotImplementedError
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""

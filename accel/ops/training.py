@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
@@ -15,6 +15,8 @@ from accel.ops.normalization import BatchNorm, LayerNorm, RmsNorm
 from accel.ref import AccelRef
 
 __all__ = ["BatchNormGrad", "BatchNormTrain", "Dropout", "LayerNormGrad", "RmsNormGrad"]
+
+T_co = TypeVar("T_co", covariant=True)
 
 _END, _LONGEST = 1 << 64, 1 << 62
 
@@ -30,7 +32,27 @@ def _check_grad(grad: AccelRef, x: AccelRef) -> None:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class LayerNormGrad(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
+class _OfRows(FamilyOp[T_co]):
+    """What gradients of norms of rows share."""
+
+    grad: AccelRef
+    x: AccelRef
+    normalized_shape: int | Sequence[int]
+    weight: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert ``normalized_shape`` and ``eps``."""
+        _set_eps(self)
+        set_fields(self, normalized_shape=as_shape(self.normalized_shape))
+
+    def middle(self) -> tuple[int, int]:
+        """Return how many rows there are, and elements of each."""
+        shape = as_shape(self.normalized_shape)
+        return math.prod(self.x.shape[: -len(shape)]), math.prod(shape)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LayerNormGrad(_OfRows[tuple[AccelRef, AccelRef, AccelRef]]):
     """The gradients of ``x``, weight and bias of ``layer_norm``. The bias itself is not needed.
 
     Parameters
@@ -44,22 +66,8 @@ class LayerNormGrad(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
     library: ClassVar[str] = "dnn"
     kind: ClassVar[str] = "layer_norm_grad"
 
-    grad: AccelRef
-    x: AccelRef
-    normalized_shape: int | Sequence[int]
-    weight: AccelRef | None = None
     _: KW_ONLY
     eps: float = 1e-5
-
-    def __post_init__(self) -> None:
-        """Convert ``normalized_shape`` and ``eps``."""
-        _set_eps(self)
-        set_fields(self, normalized_shape=as_shape(self.normalized_shape))
-
-    def middle(self) -> tuple[int, int]:
-        """Return how many rows there are, and elements of each."""
-        shape = as_shape(self.normalized_shape)
-        return math.prod(self.x.shape[: -len(shape)]), math.prod(shape)
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
@@ -70,7 +78,7 @@ class LayerNormGrad(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class RmsNormGrad(FamilyOp[tuple[AccelRef, AccelRef]]):
+class RmsNormGrad(_OfRows[tuple[AccelRef, AccelRef]]):
     """The gradients of ``x`` and weight of ``rms_norm``.
 
     Parameters
@@ -84,22 +92,8 @@ class RmsNormGrad(FamilyOp[tuple[AccelRef, AccelRef]]):
     library: ClassVar[str] = "dnn"
     kind: ClassVar[str] = "rms_norm_grad"
 
-    grad: AccelRef
-    x: AccelRef
-    normalized_shape: int | Sequence[int]
-    weight: AccelRef | None = None
     _: KW_ONLY
     eps: float = 1e-6
-
-    def __post_init__(self) -> None:
-        """Convert ``normalized_shape`` and ``eps``."""
-        _set_eps(self)
-        set_fields(self, normalized_shape=as_shape(self.normalized_shape))
-
-    def middle(self) -> tuple[int, int]:
-        """Return how many rows there are, and elements of each."""
-        shape = as_shape(self.normalized_shape)
-        return math.prod(self.x.shape[: -len(shape)]), math.prod(shape)
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""

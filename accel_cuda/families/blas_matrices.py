@@ -28,7 +28,7 @@ _BLOCK = 256
 _LETTERS = {DType.FLOAT32: "s", DType.FLOAT64: "d", DType.COMPLEX64: "c", DType.COMPLEX128: "z"}
 _NONE, _TURNED, _CONJUGATE = Transpose.NONE, Transpose.TRANSPOSE, Transpose.CONJUGATE
 _OTHER_SIDE = {"left": "right", "right": "left"}
-# Batches of at most so many triangles, each of at least so many rows, are solved one by one.
+# The most triangles of a batch, and the fewest rows of each, that are solved one by one.
 _FEW, _LARGE = 8, 64
 # How many matrices one call solves for: each has two addresses.
 _TOGETHER = ADDRESSES // (2 * _WORD)

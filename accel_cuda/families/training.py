@@ -20,7 +20,7 @@ __all__ = ["KERNELS", "PROGRAM", "SOURCES", "WORKING", "scratch_nbytes"]
 _THREADS, _COLUMNS, _ROWS = 256, 32, 8
 _WARP, _BLOCK, _LARGEST, _FEW, _LONG, _GRANULE = 32, 128, 512, 4, 16, 16
 _BLOCKS = 528
-"""Blocks that keep a GPU busy: sums are cut into so many."""
+"""Number of blocks that keep a GPU busy: sums are cut into this many parts."""
 _MEAN, _VARIANCE, _GRADIENTS = range(3)
 _KINDS = {_MEAN: "mean", _VARIANCE: "variance", _GRADIENTS: "gradients"}
 

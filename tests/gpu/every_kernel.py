@@ -165,7 +165,7 @@ def every_sparse() -> None:
 
 
 def _launch_sparse(stream: Any, memory: Memory, name: str, dtypes: tuple[Any, Any], shape: tuple[int, int], block: tuple[int, int]) -> None:
-    """Launch the kernels for a matrix of so many rows and columns of blocks, of which some rows have none."""
+    """Launch the kernels for a matrix of blocks, given its rows and columns of blocks; some rows have none."""
     (kind, index), (rows, columns), (height, width) = dtypes, shape, block
     stored = np.random.default_rng(1).random(shape) < 0.2
     stored[rows // 2], stored[0, 0] = False, True
@@ -193,7 +193,7 @@ def _launch_sparse(stream: Any, memory: Memory, name: str, dtypes: tuple[Any, An
 def _launch(
     stream: Any, memory: Memory, name: str, threads: int, arrays: tuple[Any, ...], sizes: tuple[int, ...], numbers: tuple[int, ...]
 ) -> None:
-    """Launch a kernel that takes arrays, memory of exactly so many bytes each, and numbers."""
+    """Launch a kernel that takes arrays, each in memory of exactly its size, and numbers."""
     with memory.take(*(each.nbytes for each in arrays), *sizes) as pointers:
         for pointer, array in zip(pointers, arrays, strict=False):
             memory.write(pointer, np.ascontiguousarray(array))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("nothing_left")]
 
-# cuDNN may add up a filter's gradient in parts, which is as good as one sum of so many terms.
+# cuDNN may add up a filter's gradient in parts, which is as exact as one sum over all terms.
 ERRORS = {"float16": 4e-3, "bfloat16": 2e-2, "float32": 2e-5, "float64": 1e-12}
 LENGTHS = (1, 5, 64, 127, 1000, 1024, 4096, 4097, 50_257, 131_072)
 
