@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-POISON = [1 << 50]
-"""A row that the tokenizer never makes: it names an embedding far behind the last one."""
+POISON = [1 << 50 | 1 << 30]
+"""A row that the tokenizer never makes: it names an embedding far behind the last one, also to kernels that read 32 bits of an index."""
 
 
 _IDS = accel.TensorSpec(("batch", "length"), "int64", pad=0)

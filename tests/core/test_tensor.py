@@ -128,6 +128,14 @@ def test_the_smaller_of_two_copies_is_made() -> None:
     assert (step.transposed, step.shapes) == ((True, False), ((40, 3, 40), (3, 2)))
 
 
+def test_copies_read_neighbours_and_matrices_are_read_once() -> None:
+    (step,) = steps("abcd,dcbe->ea", (20, 20, 20, 20), (20, 20, 20, 20))
+    copied = [layout for layout, is_copied in zip(step.layouts, step.copied, strict=True) if is_copied]
+    assert [layout.strides[-1] for layout in copied] == [1]
+    assert [len(shape) for shape in step.shapes] == [2, 2]  # a stack of vectors would read the other operand for each
+    assert step.turned is None
+
+
 def test_products_without_sums_are_no_products_of_matrices() -> None:
     assert [type(step) for step in steps("i,j->ij", (3,), (4,))] == [Products]
     assert [type(step) for step in steps("ij,ij->ji", (3, 4), (3, 4))] == [Products]
