@@ -67,7 +67,7 @@ from accel.ops.sparse_products import Add, Spgemm, SpgemmSize
 from accel.ops.sparse_systems import Spsolve, SpsolveTriangular
 from accel.ops.spectral import Eig, Eigh, Eigvals, Eigvalsh, Lstsq, Pinv, Svd, Svdvals
 from accel.ops.tensor import Einsum, Tensordot, TensorOps
-from accel.ops.training import BatchNormGrad, BatchNormTrain, Dropout, LayerNormGrad, RmsNormGrad
+from accel.ops.training import BatchNormGrad, BatchNormTrain, Dropout, GroupNormGrad, InstanceNormGrad, LayerNormGrad, RmsNormGrad
 
 __all__ = [
     "Add",
@@ -158,6 +158,7 @@ __all__ = [
     "Ger",
     "Get",
     "GroupNorm",
+    "GroupNormGrad",
     "Hemm",
     "Herk",
     "Hfft",
@@ -170,6 +171,7 @@ __all__ = [
     "Ifftshift",
     "Ihfft",
     "InstanceNorm",
+    "InstanceNormGrad",
     "Integers",
     "Inv",
     "Irfft",

@@ -23,7 +23,7 @@ from accel.ops.loss import CrossEntropy, CrossEntropyGrad
 from accel.ops.namespace import OpNamespace, method
 from accel.ops.normalization import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LogSoftmax, RmsNorm, Softmax
 from accel.ops.pooling import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
-from accel.ops.training import BatchNormGrad, BatchNormTrain, Dropout, LayerNormGrad, RmsNormGrad
+from accel.ops.training import BatchNormGrad, BatchNormTrain, Dropout, GroupNormGrad, InstanceNormGrad, LayerNormGrad, RmsNormGrad
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,6 +63,8 @@ class DnnOps(OpNamespace[M]):
     batch_norm = method(BatchNorm)
     layer_norm_grad = method(LayerNormGrad)
     rms_norm_grad = method(RmsNormGrad)
+    group_norm_grad = method(GroupNormGrad)
+    instance_norm_grad = method(InstanceNormGrad)
     batch_norm_train = method(BatchNormTrain)
     batch_norm_grad = method(BatchNormGrad)
     dropout = method(Dropout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, TypeVar
@@ -11,10 +12,30 @@ from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.ops.base import FamilyOp, Plan, Spec, as_shape, factor, in_place_or_apart, operand, result_in, same_dtype
 from accel.ops.fields import integer, set_fields
-from accel.ops.normalization import BatchNorm, LayerNorm, RmsNorm
+from accel.ops.normalization import (
+    GROUPS,
+    BatchNorm,
+    GroupNorm,
+    InstanceNorm,
+    LayerNorm,
+    NormRows,
+    RmsNorm,
+    RowNorm,
+    rows_of_groups,
+    trailing_rows,
+)
 from accel.ref import AccelRef
 
-__all__ = ["BatchNormGrad", "BatchNormTrain", "Dropout", "LayerNormGrad", "RmsNormGrad"]
+__all__ = [
+    "BatchNormGrad",
+    "BatchNormTrain",
+    "Dropout",
+    "GroupNormGrad",
+    "InstanceNormGrad",
+    "LayerNormGrad",
+    "RmsNormGrad",
+    "RowNormGrad",
+]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -32,11 +53,40 @@ def _check_grad(grad: AccelRef, x: AccelRef) -> None:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _OfRows(FamilyOp[T_co]):
-    """What gradients of norms of rows share."""
+class RowNormGrad(FamilyOp[T_co]):
+    """The gradient of a norm of rows: of ``x``, of the weight, and of the bias if the norm has one."""
+
+    library: ClassVar[str] = "dnn"
 
     grad: AccelRef
     x: AccelRef
+
+    @abstractmethod
+    def norm(self) -> RowNorm:
+        """Return the op that this is the gradient of."""
+
+    @abstractmethod
+    def rows(self) -> NormRows:
+        """Return the rows, which are those of the norm."""
+
+    def middle(self) -> tuple[int, int, int]:
+        """Return how many elements are before, along and behind the axis of weights of an ``x`` that is not empty."""
+        rows = self.rows()
+        return rows.rows // rows.groups, rows.groups * (rows.length // rows.each), rows.each
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        norm = self.norm()
+        plan = norm.plan()
+        _check_grad(self.grad, self.x)
+        sums = tuple([Spec(each.shape, self.x.dtype) for each in norm.parameters()])
+        return plan._replace(reads=(self.grad, *plan.reads), creates=(*plan.creates, *sums))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _OfRows(RowNormGrad[T_co]):
+    """What gradients of norms of the last dimensions share."""
+
     normalized_shape: int | Sequence[int]
     weight: AccelRef | None = None
 
@@ -45,10 +95,9 @@ class _OfRows(FamilyOp[T_co]):
         _set_eps(self)
         set_fields(self, normalized_shape=as_shape(self.normalized_shape))
 
-    def middle(self) -> tuple[int, int]:
-        """Return how many rows there are, and elements of each."""
-        shape = as_shape(self.normalized_shape)
-        return math.prod(self.x.shape[: -len(shape)]), math.prod(shape)
+    def rows(self) -> NormRows:
+        """See :meth:`RowNormGrad.rows`."""
+        return trailing_rows(self.x, self.normalized_shape)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -63,18 +112,14 @@ class LayerNormGrad(_OfRows[tuple[AccelRef, AccelRef, AccelRef]]):
         Those of ``layer_norm``. Without a weight, the second result is the gradient of one of ones.
     """
 
-    library: ClassVar[str] = "dnn"
     kind: ClassVar[str] = "layer_norm_grad"
 
     _: KW_ONLY
     eps: float = 1e-5
 
-    def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
-        plan = LayerNorm(self.x, self.normalized_shape, self.weight, eps=self.eps).plan()
-        _check_grad(self.grad, self.x)
-        of_weight = Spec(as_shape(self.normalized_shape), self.x.dtype)
-        return plan._replace(reads=(self.grad, *plan.reads), creates=(*plan.creates, of_weight, of_weight))
+    def norm(self) -> RowNorm:
+        """See :meth:`RowNormGrad.norm`."""
+        return LayerNorm(self.x, self.normalized_shape, self.weight, eps=self.eps)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -89,17 +134,78 @@ class RmsNormGrad(_OfRows[tuple[AccelRef, AccelRef]]):
         Those of ``rms_norm``. Without a weight, the second result is the gradient of one of ones.
     """
 
-    library: ClassVar[str] = "dnn"
     kind: ClassVar[str] = "rms_norm_grad"
 
     _: KW_ONLY
     eps: float = 1e-6
 
-    def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
-        plan = RmsNorm(self.x, self.normalized_shape, self.weight, eps=self.eps).plan()
-        _check_grad(self.grad, self.x)
-        return plan._replace(reads=(self.grad, *plan.reads), creates=(*plan.creates, Spec(as_shape(self.normalized_shape), self.x.dtype)))
+    def norm(self) -> RowNorm:
+        """See :meth:`RowNormGrad.norm`."""
+        return RmsNorm(self.x, self.normalized_shape, self.weight, eps=self.eps)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class GroupNormGrad(RowNormGrad[tuple[AccelRef, AccelRef, AccelRef]]):
+    """The gradients of ``x``, weight and bias of ``group_norm``. The bias itself is not needed.
+
+    Parameters
+    ----------
+    grad
+        Gradient of the result, as ``x``.
+    x, num_groups, weight, eps
+        Those of ``group_norm``. Without a weight, the second result is the gradient of one of ones.
+    """
+
+    kind: ClassVar[str] = "group_norm_grad"
+
+    num_groups: int
+    weight: AccelRef | None = None
+    _: KW_ONLY
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        """Convert ``num_groups`` and ``eps``."""
+        _set_eps(self)
+        set_fields(self, num_groups=integer("num_groups", self.num_groups, GROUPS))
+
+    def norm(self) -> RowNorm:
+        """See :meth:`RowNormGrad.norm`."""
+        return GroupNorm(self.x, self.num_groups, self.weight, eps=self.eps)
+
+    def rows(self) -> NormRows:
+        """See :meth:`RowNormGrad.rows`."""
+        return rows_of_groups(self.x, self.num_groups)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class InstanceNormGrad(RowNormGrad[tuple[AccelRef, AccelRef, AccelRef]]):
+    """The gradients of ``x``, weight and bias of ``instance_norm``. The bias itself is not needed.
+
+    Parameters
+    ----------
+    grad
+        Gradient of the result, as ``x``.
+    x, weight, eps
+        Those of ``instance_norm``. Without a weight, the second result is the gradient of one of ones.
+    """
+
+    kind: ClassVar[str] = "instance_norm_grad"
+
+    weight: AccelRef | None = None
+    _: KW_ONLY
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        """Convert ``eps``."""
+        _set_eps(self)
+
+    def norm(self) -> RowNorm:
+        """See :meth:`RowNormGrad.norm`."""
+        return InstanceNorm(self.x, self.weight, eps=self.eps)
+
+    def rows(self) -> NormRows:
+        """See :meth:`RowNormGrad.rows`."""
+        return rows_of_groups(self.x, self.x.shape[1])
 
 
 @dataclass(frozen=True, eq=False, slots=True)
