@@ -1,6 +1,6 @@
 // Norms for training, and gradients of norms. Statistics are in the type that is computed in, and are never rounded to that of the elements.
 //
-// rows:    the gradient of x of layer and RMS norms, and the mean and the factor of each row, which the sums take.
+// rows:    the gradient of x of norms of rows, and the mean and the factor of each row, which the sums take.
 // sums:    two sums for each channel of a [outer, channels, each] array, in chunks; `finish` adds the chunks up in their order, so that sums have one order.
 // apply:   batch norm, and its gradient of x, of the statistics and sums of the channels.
 
@@ -9,12 +9,12 @@ enum { MEAN = 0, VARIANCE = 1, GRADIENTS = 2, ROW_GRADIENTS = 3 };
 
 struct RowGrads {
   u64 grad, x, weight, y, mean, factor;  // weight: 0 if there is none
-  i64 rows, length, width;
+  i64 rows, length, groups, each, width;  // of row r of a CHANNELS norm, element i has the weight r % groups * (length / each) + i / each
   f64 eps;
 };
 
 // Elements are taken N at a time: 16 bytes where all of a row lies so, else one by one. A row is read several times, from the second on out of the caches.
-template <bool CENTRED, class T, int N> DEVICE void row_grads(const RowGrads& r) {
+template <bool CENTRED, bool CHANNELS, class T, int N> DEVICE void row_grads(const RowGrads& r) {
   typedef typename Wide<T>::type W;
   typedef Pack<T, N> P;
   __shared__ W parts[4][32];
@@ -29,6 +29,7 @@ template <bool CENTRED, class T, int N> DEVICE void row_grads(const RowGrads& r)
   row = min(row, r.rows - 1);
   const i64 packs = r.length / N;
   const P *x = (const P*)((const T*)r.x + row * r.length), *grad = (const P*)((const T*)r.grad + row * r.length), *weight = (const P*)r.weight;
+  const T* of_group = CHANNELS && r.weight ? (const T*)r.weight + row % r.groups * (r.length / r.each) : nullptr;
   const W count = (W)r.length;
   W mean = W(0), squares = W(0), level = W(0), along = W(0);
   if constexpr (CENTRED) {
@@ -54,7 +55,15 @@ template <bool CENTRED, class T, int N> DEVICE void row_grads(const RowGrads& r)
   auto each = [&](i64 i, W (&scaled)[N], W (&change)[N]) {
     const P of_x = x[i], of_grad = grad[i];
     P factors;
-    if (weight) factors = weight[i];
+    if constexpr (CHANNELS) {
+      // All of a pack have one weight.
+      if (weight) {
+        const i64 at = i * N;
+        const T factor = of_group[r.length <= 0x7fffffffll ? (i64)((u32)at / (u32)r.each) : at / r.each];
+#pragma unroll
+        for (int n = 0; n < N; ++n) factors.v[n] = factor;
+      }
+    } else if (weight) factors = weight[i];
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       scaled[n] = ((W)widen(of_x.v[n]) - mean) * factor;
@@ -86,8 +95,13 @@ template <bool CENTRED, class T, int N> DEVICE void row_grads(const RowGrads& r)
 
 struct Sums {
   u64 grad, x, mean, factor, partial;  // partial: [chunks, 2, channels]
-  i64 outer, channels, each, chunks;
+  i64 outer, channels, each, chunks, groups;
 };
+
+// Where the mean and the factor of a channel are: its own, or of the norm of rows, those of the row that its group is in.
+template <int KIND> DEVICE i64 statistics(const Sums& s, i64 outer, i64 channel, i64 group) {
+  return KIND == ROW_GRADIENTS ? outer * s.groups + group : channel;
+}
 
 template <int KIND, class T, class W> DEVICE void add_to(const Sums& s, i64 at, i64 place, W& first, W& second) {
   W x = (W)widen(((const T*)s.x)[at]);
@@ -108,13 +122,14 @@ template <int KIND, class T> DEVICE void wide_sums(const Sums& s) {
   __shared__ W parts[2][32];
   const i64 channel = blockIdx.x % s.channels, chunk = blockIdx.x / s.channels, count = s.outer * s.each;
   const i64 share = (count + s.chunks - 1) / s.chunks, end = min(count, (chunk + 1) * share);
+  const i64 group = KIND == ROW_GRADIENTS ? channel / (s.channels / s.groups) : 0;
   W first = W(0), second = W(0);
   for (i64 i = chunk * share + threadIdx.x; i < end; i += SUM_THREADS) {
     const i64 outer = count <= 0x7fffffffll ? (i64)((u32)i / (u32)s.each) : i / s.each;
-    add_to<KIND, T>(s, (outer * s.channels + channel) * s.each + (i - outer * s.each), channel, first, second);
+    add_to<KIND, T>(s, (outer * s.channels + channel) * s.each + (i - outer * s.each), statistics<KIND>(s, outer, channel, group), first, second);
   }
   first = across<Sum>(first, SUM_THREADS, parts[0]);
-  if constexpr (KIND == GRADIENTS) second = across<Sum>(second, SUM_THREADS, parts[1]);
+  if constexpr (KIND >= GRADIENTS) second = across<Sum>(second, SUM_THREADS, parts[1]);
   if (threadIdx.x) return;
   W* to = (W*)s.partial + chunk * 2 * s.channels + channel;
   to[0] = first, to[s.channels] = second;
@@ -126,12 +141,13 @@ template <int KIND, class T> DEVICE void narrow_sums(const Sums& s) {
   __shared__ W parts[2][SUM_ROWS][SUM_COLUMNS + 1];
   const i64 tiles = (s.channels + SUM_COLUMNS - 1) / SUM_COLUMNS, tile = blockIdx.x % tiles, chunk = blockIdx.x / tiles;
   const i64 channel = tile * SUM_COLUMNS + threadIdx.x, share = (s.outer + s.chunks - 1) / s.chunks, end = min(s.outer, (chunk + 1) * share);
+  const i64 group = KIND == ROW_GRADIENTS ? channel / (s.channels / s.groups) : 0;
   W first = W(0), second = W(0);
   if (channel < s.channels)
 #pragma unroll 4
     for (i64 outer = chunk * share + threadIdx.y; outer < end; outer += SUM_ROWS)
       for (i64 i = 0; i < s.each; ++i)
-        add_to<KIND, T>(s, (outer * s.channels + channel) * s.each + i, KIND == ROW_GRADIENTS ? outer : channel, first, second);
+        add_to<KIND, T>(s, (outer * s.channels + channel) * s.each + i, statistics<KIND>(s, outer, channel, group), first, second);
   parts[0][threadIdx.y][threadIdx.x] = first, parts[1][threadIdx.y][threadIdx.x] = second;
   __syncthreads();
   if (threadIdx.y || channel >= s.channels) return;
@@ -187,18 +203,21 @@ template <bool IS_GRAD, class T> DEVICE void apply(const Apply& a) {
 
 #define TRAIN(name, threads, Parameters, call) \
   extern "C" __global__ void __launch_bounds__(threads) training_##name(const __grid_constant__ Parameters p) { call(p); }
-#define TRAINING(T)                                                                  \
-  TRAIN(rows_layer_packed_##T, 512, RowGrads, (row_grads<true, T, Lanes<T>::count>)) \
-  TRAIN(rows_layer_single_##T, 512, RowGrads, (row_grads<true, T, 1>))               \
-  TRAIN(rows_rms_packed_##T, 512, RowGrads, (row_grads<false, T, Lanes<T>::count>))  \
-  TRAIN(rows_rms_single_##T, 512, RowGrads, (row_grads<false, T, 1>))                \
-  TRAIN(mean_wide_##T, 256, Sums, (wide_sums<MEAN, T>))                              \
-  TRAIN(mean_narrow_##T, 256, Sums, (narrow_sums<MEAN, T>))                          \
-  TRAIN(variance_wide_##T, 256, Sums, (wide_sums<VARIANCE, T>))                      \
-  TRAIN(variance_narrow_##T, 256, Sums, (narrow_sums<VARIANCE, T>))                  \
-  TRAIN(gradients_wide_##T, 256, Sums, (wide_sums<GRADIENTS, T>))                    \
-  TRAIN(gradients_narrow_##T, 256, Sums, (narrow_sums<GRADIENTS, T>))                \
-  TRAIN(gradients_rows_##T, 256, Sums, (narrow_sums<ROW_GRADIENTS, T>))              \
-  TRAIN(finish_##T, 256, Finish, (finish<T>))                                        \
-  TRAIN(apply_##T, 256, Apply, (apply<false, T>))                                    \
+#define TRAINING(T)                                                                         \
+  TRAIN(rows_layer_packed_##T, 512, RowGrads, (row_grads<true, false, T, Lanes<T>::count>)) \
+  TRAIN(rows_layer_single_##T, 512, RowGrads, (row_grads<true, false, T, 1>))               \
+  TRAIN(rows_rms_packed_##T, 512, RowGrads, (row_grads<false, false, T, Lanes<T>::count>))  \
+  TRAIN(rows_rms_single_##T, 512, RowGrads, (row_grads<false, false, T, 1>))                \
+  TRAIN(rows_group_packed_##T, 512, RowGrads, (row_grads<true, true, T, Lanes<T>::count>))  \
+  TRAIN(rows_group_single_##T, 512, RowGrads, (row_grads<true, true, T, 1>))                \
+  TRAIN(mean_wide_##T, 256, Sums, (wide_sums<MEAN, T>))                                     \
+  TRAIN(mean_narrow_##T, 256, Sums, (narrow_sums<MEAN, T>))                                 \
+  TRAIN(variance_wide_##T, 256, Sums, (wide_sums<VARIANCE, T>))                             \
+  TRAIN(variance_narrow_##T, 256, Sums, (narrow_sums<VARIANCE, T>))                         \
+  TRAIN(gradients_wide_##T, 256, Sums, (wide_sums<GRADIENTS, T>))                           \
+  TRAIN(gradients_narrow_##T, 256, Sums, (narrow_sums<GRADIENTS, T>))                       \
+  TRAIN(rowgradients_wide_##T, 256, Sums, (wide_sums<ROW_GRADIENTS, T>))                    \
+  TRAIN(rowgradients_narrow_##T, 256, Sums, (narrow_sums<ROW_GRADIENTS, T>))                \
+  TRAIN(finish_##T, 256, Finish, (finish<T>))                                               \
+  TRAIN(apply_##T, 256, Apply, (apply<false, T>))                                           \
   TRAIN(unapply_##T, 256, Apply, (apply<true, T>))
