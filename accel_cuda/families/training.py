@@ -74,7 +74,15 @@ def scratch_nbytes(op: Any) -> int:
 
 
 def _sums(
-    lane: Any, op: Any, kind: int, arrays: tuple[int, int], stats: tuple[int, int], partial: int, to: int, made: Sequence[int], groups: int = 1
+    lane: Any,
+    op: Any,
+    kind: int,
+    arrays: tuple[int, int],
+    stats: tuple[int, int],
+    partial: int,
+    to: int,
+    made: Sequence[int],
+    groups: int = 1,
 ) -> None:
     """Enqueue two sums for each channel.
 

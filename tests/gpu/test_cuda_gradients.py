@@ -171,6 +171,28 @@ async def test_norms(device: accel.Device, cpu: accel.Device, rng: np.random.Gen
                 return getattr(dnn, kind)(g, x, trailing, w, eps=0.01)
 
             await _check_all(device, cpu, gradients, (grad, x, weight), ERRORS[dtype] * 4, f"{kind} {shape}")
+    images: Any = (
+        ((16, 32, 28, 28), 8),
+        ((4, 64, 7, 7), 32),
+        ((3, 6, 9), 2),
+        ((1, 8, 65, 33), 1),
+        ((300, 24, 3), 4),
+        ((600, 32), 4),
+        ((2, 3, 1), 3),
+    )
+    for shape, groups in images:
+        x, grad = random(rng, shape, dtype) * 2 + 1, random(rng, shape, dtype)
+        x, weight = x.astype(grad.dtype), random(rng, (shape[1],), dtype)
+
+        def of_groups(dnn: Any, g: Any, x: Any, *w: Any, groups: int = groups) -> Any:
+            return dnn.group_norm_grad(g, x, groups, *w, eps=0.01)
+
+        def of_instances(dnn: Any, g: Any, x: Any, *w: Any) -> Any:
+            return dnn.instance_norm_grad(g, x, *w, eps=0.01)
+
+        for call in (of_groups, of_instances)[: len(shape) - 1]:
+            for arrays in ((grad, x, weight), (grad, x)):
+                await _check_all(device, cpu, call, arrays, ERRORS[dtype] * 4, f"{call.__name__} {shape} {groups} {len(arrays)}")
     for shape, axis in (
         ((16, 32, 28, 28), 1),
         ((16, 28, 28, 32), -1),
