@@ -1,4 +1,4 @@
-"""Norms for training, gradients of norms, and dropout."""
+"""Norms for training, gradients of norms and of softmax, and dropout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Spec, as_shape, factor, in_place_or_apart, operand, result_in, same_dtype
+from accel.ops.base import FamilyOp, Plan, Shape, Spec, as_shape, factor, in_place_or_apart, operand, result_in, same_dtype
 from accel.ops.fields import integer, set_fields
 from accel.ops.normalization import (
     GROUPS,
@@ -24,6 +24,7 @@ from accel.ops.normalization import (
     rows_of_groups,
     trailing_rows,
 )
+from accel.ops.pieces import AXIS, lines_of
 from accel.ref import AccelRef
 
 __all__ = [
@@ -33,8 +34,10 @@ __all__ = [
     "GroupNormGrad",
     "InstanceNormGrad",
     "LayerNormGrad",
+    "LogSoftmaxGrad",
     "RmsNormGrad",
     "RowNormGrad",
+    "SoftmaxGrad",
 ]
 
 T_co = TypeVar("T_co", covariant=True)
@@ -46,10 +49,13 @@ def _set_eps(op: Any) -> None:
     set_fields(op, eps=factor("eps", op.eps, DType.FLOAT64))
 
 
-def _check_grad(grad: AccelRef, x: AccelRef) -> None:
-    if operand("grad", grad).shape != x.shape:
-        raise InvalidArgumentError(f"grad has shape {grad.shape}, and x {x.shape}", remedy="Give the gradient of the norm's result.")
-    same_dtype(grad=grad, x=x)
+def _check_grad(grad: AccelRef, **of: AccelRef) -> None:
+    for name, ref in of.items():
+        if operand("grad", grad).shape != ref.shape:
+            raise InvalidArgumentError(
+                f"grad has shape {grad.shape}, and {name} {ref.shape}", remedy="Give the gradient of the op's result."
+            )
+    same_dtype(grad=grad, **of)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -78,7 +84,7 @@ class RowNormGrad(FamilyOp[T_co]):
         """See :meth:`KernelOp.plan`."""
         norm = self.norm()
         plan = norm.plan()
-        _check_grad(self.grad, self.x)
+        _check_grad(self.grad, x=self.x)
         sums = tuple([Spec(each.shape, self.x.dtype) for each in norm.parameters()])
         return plan._replace(reads=(self.grad, *plan.reads), creates=(*plan.creates, *sums))
 
@@ -289,7 +295,7 @@ class BatchNormGrad(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
         x = operand("x", self.x)
-        _check_grad(self.grad, x)
+        _check_grad(self.grad, x=x)
         _, channels, _ = self.middle()
         given = _of_channels(channels, weight=self.weight)
         same_dtype(x=x, **given)
@@ -314,6 +320,50 @@ def _of_channels(channels: int, **given: AccelRef | None) -> dict[str, AccelRef]
             raise InvalidArgumentError(f"{name} has shape {ref.shape}, and ({channels},) is needed", remedy="Reshape it.")
         found[name] = ref
     return found
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _OfSoftmax(FamilyOp):
+    """What gradients of softmax and of its logarithm share."""
+
+    library: ClassVar[str] = "dnn"
+
+    grad: AccelRef
+    y: AccelRef
+    axis: int = -1
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert ``axis``."""
+        set_fields(self, axis=integer("axis", self.axis, AXIS))
+
+    def middle(self) -> Shape:
+        """Return how many elements are before, along and behind the axis."""
+        return lines_of(self.y.shape, self.axis)
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        y = operand("y", self.y)
+        _check_grad(self.grad, y=y)
+        self.middle()
+        in_place_or_apart(self.out, grad=self.grad, y=y)
+        writes, creates = result_in(self.out, y.shape, y.dtype)
+        return Plan((self.grad, y), writes, creates, "normalize", y.dtype)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SoftmaxGrad(_OfSoftmax):
+    """The gradient of the operand of ``y = softmax(x, axis)``: ``(grad - sum(grad * y)) * y``. ``out`` may be ``grad`` or ``y``."""
+
+    kind: ClassVar[str] = "softmax_grad"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LogSoftmaxGrad(_OfSoftmax):
+    """The gradient of the operand of ``y = log_softmax(x, axis)``: ``grad - exp(y) * sum(grad)``. ``out`` may be ``grad`` or ``y``."""
+
+    kind: ClassVar[str] = "log_softmax_grad"
 
 
 @dataclass(frozen=True, eq=False, slots=True)

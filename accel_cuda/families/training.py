@@ -1,4 +1,4 @@
-"""Norms for training, gradients of norms, and dropout, by kernels of the backend's own: as norms are, they are bound by memory, and need no plan."""
+"""Norms for training, gradients of norms and of softmax, and dropout, by kernels of the backend's own: bound by memory, as norms are, and without a plan."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from accel import ComputeBackend, DType
 from accel_cuda.core.family import Source
 from accel_cuda.families.cudnn import Room
 from accel_cuda.families.kernels import CODES
+from accel_cuda.families.normalization import columns_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,7 @@ def _structure(name: str, addresses: str, numbers: str, *, eps: bool = False) ->
 _RowGrads = _structure("_RowGrads", "grad x weight y mean factor", "rows length groups each width", eps=True)
 _Sums = _structure("_Sums", "grad x mean factor partial", "outer channels each chunks groups")
 _Finish = _structure("_Finish", "partial to first second", "channels chunks count kind", eps=True)
+_SoftmaxGrads = _structure("_SoftmaxGrads", "grad y to", "rows length width inner tiles")
 _Apply = _structure("_Apply", "grad x y stats weight bias", "size channels each count")
 
 
@@ -59,6 +61,12 @@ def _chunks(outer: int, channels: int, each: int) -> tuple[bool, int, int]:
     blocks = max(1, channels if is_wide else -(-channels // _COLUMNS))
     most = outer * each // (8 * _THREADS) if is_wide else outer // (4 * _ROWS_AT_ONCE)
     return is_wide, max(1, min(-(-_BLOCKS // blocks), most)), blocks
+
+
+def _lanes(packs: int) -> tuple[int, int]:
+    """Return how many threads a row of packs, or of single elements, has, and how many a block."""
+    width = _LARGEST if packs > _LONG * _WARP else min(_WARP, 1 << max(0, -(-packs // _FEW) - 1).bit_length())
+    return width, width if width > _WARP else _BLOCK
 
 
 def scratch_nbytes(op: Any) -> int:
@@ -123,9 +131,7 @@ def _of_rows(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) 
     if is_packed and weight:
         # A pack has as many weights as elements, or, of channels, one.
         is_packed = not (each % pack if _ROWS[op.kind] == "group" else weight % _GRANULE)
-    packs = length // pack if is_packed else length
-    width = _LARGEST if packs > _LONG * _WARP else min(_WARP, 1 << max(0, -(-packs // _FEW) - 1).bit_length())
-    threads = width if width > _WARP else _BLOCK
+    width, threads = _lanes(length // pack if is_packed else length)
     sizes = _RowGrads(grad, x, weight, out, mean, mean + step, rows, length, groups, each, width, op.eps)
     name = f"training_rows_{_ROWS[op.kind]}_{'packed' if is_packed else 'single'}"
     _launch(lane, name, dtype, -(-rows // (threads // width)), (threads, 1), sizes)
@@ -158,6 +164,27 @@ def _batch_norm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int
     _launch(lane, name, dtype, -(-op.x.size // _THREADS), (_THREADS, 1), sizes)
 
 
+def _softmax_grad(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    if not op.y.size:
+        return
+    (grad, y), out, dtype = inputs, outputs[0], op.y.dtype
+    outer, length, inner = op.middle()
+    pack = _GRANULE // dtype.itemsize
+    is_packed = not ((length if inner == 1 else inner) % pack or (grad | y | out) % _GRANULE)
+    each = pack if is_packed else 1
+    lane.stream.ready()
+    name = f"training_{'log' if op.kind == 'log_softmax_grad' else 'exp'}"
+    if inner == 1:
+        width, threads = _lanes(length // each)
+        sizes = _SoftmaxGrads(grad, y, out, outer, length, width, 1, 0)
+        name, blocks, block = f"{name}_rows", -(-outer // (threads // width)), (threads, 1)
+    else:
+        beside, along, tiles, blocks = columns_of(outer, length, inner, each)
+        sizes = _SoftmaxGrads(grad, y, out, outer, length, 0, inner, tiles)
+        name, block = f"{name}_columns", (beside, along)
+    _launch(lane, f"{name}_{'packed' if is_packed else 'single'}", dtype, blocks, block, sizes)
+
+
 def _dropout(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     if not op.x.size:
         return
@@ -172,15 +199,19 @@ WORKING: Mapping[str, Kernel] = {
     **dict.fromkeys(("batch_norm_train", "batch_norm_grad"), _batch_norm),
 }
 """Kernels that work in memory beside operands and results."""
-KERNELS: Mapping[str, Kernel] = {"dropout": _dropout}
+KERNELS: Mapping[str, Kernel] = {**dict.fromkeys(("softmax_grad", "log_softmax_grad"), _softmax_grad), "dropout": _dropout}
 
 
-def _program(name: str) -> Callable[[Any], str]:
+def _program(name: str, operand: str = "x") -> Callable[[Any], str]:
     programs = {dtype: f"{name}_{CODES[dtype]}" for dtype in ComputeBackend.CAPABILITIES["normalize"]}
-    return lambda op: programs.get(op.x.dtype, "")
+    return lambda op: programs.get(getattr(op, operand).dtype, "")
 
 
-PROGRAM = {**dict.fromkeys(WORKING, _program("training")), **dict.fromkeys(KERNELS, _program("dropout"))}
+PROGRAM = {
+    **dict.fromkeys(WORKING, _program("training")),
+    **dict.fromkeys(("softmax_grad", "log_softmax_grad"), _program("training", "y")),
+    "dropout": _program("dropout"),
+}
 SOURCES = (
     Source("training", lambda code: ("normalize.cu", "training.cu", f"TRAINING({code})"), "normalize", on_demand=True),
     Source("dropout", lambda code: ("philox.cuh", "dropout.cu", f"DROPOUT({code})"), "normalize", on_demand=True),

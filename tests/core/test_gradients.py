@@ -213,6 +213,24 @@ async def first(made: Any, place: int = 0) -> Any:
     return (await made)[place]
 
 
+@pytest.mark.parametrize("axis", [-1, 0, 1])
+@pytest.mark.parametrize("kind", ["softmax", "log_softmax"])
+async def test_softmax(device: accel.Device, seeded: Any, kind: str, axis: int) -> None:
+    softmax, gradient = getattr(device.dnn, kind), getattr(device.dnn, f"{kind}_grad")
+
+    async def backward(grad: Any, x: Any) -> Any:
+        return await gradient(grad, await softmax(x, axis), axis)
+
+    x = 2 * seeded[1].standard_normal((3, 4, 5))
+    await check_gradient(device, seeded, x, lambda x: softmax(x, axis), backward)
+    y, grad = await softmax(await device.put(x), axis), await device.put(seeded[1].standard_normal(x.shape))
+    expected = await device.get(await gradient(grad, y, axis))
+    for out in (grad, y):
+        operands = [await device.put(await device.get(each)) for each in (grad, y)]
+        made = await gradient(*operands, axis, out=operands[out is y])
+        np.testing.assert_array_equal(await device.get(made), expected)
+
+
 @pytest.mark.parametrize("axis", [1, -1])
 async def test_batch_norm(device: accel.Device, seeded: Any, axis: int) -> None:
     rng, dnn = seeded[1], device.dnn
@@ -328,6 +346,9 @@ WRONG: dict[str, Any] = {
     "images without pixels' dimensions": lambda d, r: d.instance_norm_grad(r(4, 5), r(4, 5)),
     "channels without elements": lambda d, r: d.batch_norm_train(r(4, 0), axis=0),
     "a weight for other channels": lambda d, r: d.batch_norm_grad(r(4, 5), r(4, 5), r(4)),
+    "a gradient of another softmax": lambda d, r: d.softmax_grad(r(5, 4), r(4, 5)),
+    "no axis": lambda d, r: d.log_softmax_grad(r(4, 5), r(4, 5), 2),
+    "a part of its operand": lambda d, r: d.softmax_grad(r(4, 0), r(4, 0), out=r(5, 4)),
     "a share above 1": lambda d, r: d.dropout(r(4), 1.5, seed=1),
     "a seed below 0": lambda d, r: d.dropout(r(4), seed=-1),
     "no number for a share": lambda d, r: d.dropout(r(4), "half", seed=1),

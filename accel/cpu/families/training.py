@@ -1,4 +1,4 @@
-"""Norms for training, gradients of norms, and dropout, on the CPU, and their samples."""
+"""Norms for training, gradients of norms and of softmax, and dropout, on the CPU, and their samples."""
 
 from __future__ import annotations
 
@@ -74,6 +74,27 @@ def _of_rows(grad: Array, x: Array, weight: Array | None, out: Array, sums: list
         target[...] = total
 
 
+def _softmax_grad(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    if op.y.size:
+        grad, y, out = (array(address, op.middle(), op.y.dtype.numpy) for address in (*inputs, outputs[0]))
+        work = partial(_of_softmax, grad, y, out, op.kind == "log_softmax_grad")
+        lane.stream.submit(work, costs.elements(_TOUCHES * op.y.size, op.y.dtype.numpy))
+
+
+@np.errstate(all="ignore")
+def _of_softmax(grad: Array, y: Array, out: Array, is_log: bool) -> None:
+    """Compute the gradient of a softmax of a [before, length, behind] array along its middle axis, or of the logarithm of it."""
+    before, length, behind = y.shape
+    wide = wider(y.dtype)
+    for outer in blocks(before, 4 * length * behind * wide.itemsize):
+        for inner in blocks(behind, 4 * (outer.stop - outer.start) * length * wide.itemsize):
+            change, made = grad[outer, :, inner].astype(wide), y[outer, :, inner].astype(wide)
+            if is_log:
+                out[outer, :, inner] = change - np.exp(made) * change.sum(axis=1, keepdims=True)
+            else:
+                out[outer, :, inner] = (change - (change * made).sum(axis=1, keepdims=True)) * made
+
+
 def _batch_norm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     shape, dtype = op.middle(), op.x.dtype.numpy
     if not op.x.size:
@@ -133,6 +154,7 @@ KERNELS: Mapping[str, Kernel] = {
     **dict.fromkeys(("layer_norm_grad", "rms_norm_grad", "group_norm_grad", "instance_norm_grad"), _row_grads),
     "batch_norm_train": _batch_norm,
     "batch_norm_grad": _batch_norm,
+    **dict.fromkeys(("softmax_grad", "log_softmax_grad"), _softmax_grad),
     "dropout": _dropout,
 }
 
@@ -163,6 +185,7 @@ def samples(rng: np.random.Generator) -> Iterator[Sample]:
         )
         for shape, axis, names in channels:
             yield from _channel_samples(rng, dtype, shape, axis, names)
+        yield from _softmax_samples(rng, dtype)
         for size, p, seed, offset in (
             ((3, 7), 0.5, 1, 0),
             ((1000,), 0.1, 2**64 - 1, 3),
@@ -216,6 +239,30 @@ def _slopes(rows: Array, ends: Array, is_centred: bool) -> tuple[Array, Array]:
     root = np.sqrt((off * off).mean(axis=1, keepdims=True) + 0.01)
     slopes = ends - ends.mean(axis=1, keepdims=True) if is_centred else ends
     return off / root, slopes / root - off * (off * ends).sum(axis=1, keepdims=True) / (rows.shape[1] * root**3)
+
+
+def _softmax_samples(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
+    calls: tuple[tuple[str, tuple[int, ...], int], ...] = (
+        *(("softmax_grad", (3, 5), -1), ("softmax_grad", (4, 64), 1), ("softmax_grad", (2, 9000), -1), ("softmax_grad", (1,), 0)),
+        *(("softmax_grad", (3, 5, 16), 1), ("softmax_grad", (130, 3), 0), ("softmax_grad", (2, 40, 33), -2), ("softmax_grad", (3, 0), 1)),
+        *(("log_softmax_grad", (3, 65), -1), ("log_softmax_grad", (2, 9, 3), 1), ("log_softmax_grad", (0, 3), 1)),
+        *(("log_softmax_grad", (70, 64), -1), ("log_softmax_grad", (2, 300, 16), 1), ("log_softmax_grad", (2, 2, 700, 2), 2)),
+    )
+    for kind, shape, axis in calls:
+        is_log, powers = kind == "log_softmax_grad", np.exp(3 * rng.standard_normal(shape))
+        shares, grad = powers / powers.sum(axis=axis, keepdims=True), sampling.random(rng, shape, dtype)
+        y = np.asarray(np.log(shares) if is_log else shares, dtype.numpy)
+        if y.size > 2:
+            y.flat[1] = -np.inf if is_log else 0  # what was -infinity
+        made, change = sampling.wide(y), sampling.wide(grad)
+        if is_log:
+            expected = change - np.exp(made) * change.sum(axis=axis, keepdims=True)
+        else:
+            expected = made * change - made * (made * change).sum(axis=axis, keepdims=True)
+        call = partial(_call, kind, {"axis": axis}, ("grad", "y"))
+        # One share alone is 1, and has no gradient but the rounding of its terms.
+        terms = 4.0 if shape[axis] == 1 else 0.0
+        yield Sample(f"{kind} {dtype.value}{list(shape)} axis={axis}", call, (grad, y), expected, sampling.sums(dtype, 64), terms)
 
 
 def _channel_samples(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...], axis: int, names: tuple[str, ...]) -> Iterator[Sample]:

@@ -1,8 +1,9 @@
-// Norms for training, and gradients of norms. Statistics are in the type that is computed in, and are never rounded to that of the elements.
+// Norms for training, and gradients of norms and of softmax. Statistics are in the type that is computed in, and are never rounded to that of the elements.
 //
 // rows:    the gradient of x of norms of rows, and the mean and the factor of each row, which the sums take.
 // sums:    two sums for each channel of a [outer, channels, each] array, in chunks; `finish` adds the chunks up in their order, so that sums have one order.
 // apply:   batch norm, and its gradient of x, of the statistics and sums of the channels.
+// softmax: gradients of softmax and of its logarithm: of rows, and along an axis with elements behind it.
 
 constexpr int SUM_THREADS = 256, SUM_COLUMNS = 32, SUM_ROWS = 8;
 enum { MEAN = 0, VARIANCE = 1, GRADIENTS = 2, ROW_GRADIENTS = 3 };
@@ -13,18 +14,23 @@ struct RowGrads {
   f64 eps;
 };
 
+// Returns the row of a thread, and which of its threads it is: a power of two of neighbouring lanes, or the whole block, has a row.
+DEVICE i64 row_of(int width, int& lane) {
+  lane = threadIdx.x;
+  if (width > 32) return blockIdx.x;
+  const int shift = 31 - __clz(width);
+  lane &= width - 1;
+  return (i64)blockIdx.x * (blockDim.x >> shift) + (threadIdx.x >> shift);
+}
+
 // Elements are taken N at a time: 16 bytes where all of a row lies so, else one by one. A row is read several times, from the second on out of the caches.
 template <bool CENTRED, bool CHANNELS, class T, int N> DEVICE void row_grads(const RowGrads& r) {
   typedef typename Wide<T>::type W;
   typedef Pack<T, N> P;
   __shared__ W parts[4][32];
   const int width = (int)r.width;
-  int lane = threadIdx.x;
-  i64 row = blockIdx.x;
-  if (width <= 32) {
-    const int shift = 31 - __clz(width);
-    lane &= width - 1, row = row * (blockDim.x >> shift) + (threadIdx.x >> shift);
-  }
+  int lane;
+  i64 row = row_of(width, lane);
   const bool is_row = row < r.rows;
   row = min(row, r.rows - 1);
   const i64 packs = r.length / N;
@@ -201,8 +207,97 @@ template <bool IS_GRAD, class T> DEVICE void apply(const Apply& a) {
   ((T*)a.y)[i] = narrow<T>(made);
 }
 
+struct SoftmaxGrads {
+  u64 grad, y, to;
+  i64 rows, length, width, inner, tiles;
+};
+
+template <bool LOG, class T, class W> DEVICE W softmax_term(T grad, T y) { return LOG ? (W)widen(grad) : (W)widen(grad) * (W)widen(y); }
+template <bool LOG, class T, class W> DEVICE T softmax_slope(T grad, T y, W total) {
+  if constexpr (LOG) return narrow<T>((W)widen(grad) - exponential<T>((W)widen(y)) * total);
+  else return narrow<T>(((W)widen(grad) - total) * (W)widen(y));
+}
+
+// Each row is read twice. A thread writes what it alone reads, after the whole row was added up: `to` may be one of the operands.
+template <bool LOG, class T, int N> DEVICE void softmax_rows(const SoftmaxGrads& s) {
+  typedef typename Wide<T>::type W;
+  typedef Pack<T, N> P;
+  __shared__ W parts[32];
+  const int width = (int)s.width;
+  int lane;
+  i64 row = row_of(width, lane);
+  const bool is_row = row < s.rows;
+  row = min(row, s.rows - 1);
+  const i64 packs = s.length / N;
+  const P *grad = (const P*)((const T*)s.grad + row * s.length), *y = (const P*)((const T*)s.y + row * s.length);
+  W total = W(0);
+#pragma unroll 4
+  for (i64 i = lane; i < packs; i += width) {
+    const P of_grad = grad[i], of_y = y[i];
+#pragma unroll
+    for (int n = 0; n < N; ++n) total += softmax_term<LOG, T, W>(of_grad.v[n], of_y.v[n]);
+  }
+  total = across<Sum>(total, width, parts);
+  if (!is_row) return;
+  P* to = (P*)((T*)s.to + row * s.length);
+#pragma unroll 2
+  for (i64 i = lane; i < packs; i += width) {
+    const P of_grad = grad[i], of_y = y[i];
+    P made;
+#pragma unroll
+    for (int n = 0; n < N; ++n) made.v[n] = softmax_slope<LOG, T, W>(of_grad.v[n], of_y.v[n], total);
+    to[i] = made;
+  }
+}
+
+// [rows, length, inner], of which a block takes the columns of one tile: neighbouring threads neighbouring columns, and the threads of one x all elements of one.
+template <bool LOG, class T, int N> DEVICE void softmax_columns(const SoftmaxGrads& s) {
+  typedef typename Wide<T>::type W;
+  typedef Pack<T, N> P;
+  __shared__ W parts[COLUMN_THREADS][N];
+  const i64 tile = blockIdx.x % s.tiles, column = (tile * blockDim.x + threadIdx.x) * N;
+  const bool is_inside = column < s.inner;
+  const i64 first = blockIdx.x / s.tiles * s.length * s.inner + (is_inside ? column : 0);
+  const T *grad = (const T*)s.grad + first, *y = (const T*)s.y + first;
+  W total[N];
+#pragma unroll
+  for (int n = 0; n < N; ++n) total[n] = W(0);
+#pragma unroll 4
+  for (i64 i = threadIdx.y; i < s.length; i += blockDim.y) {
+    const P of_grad = *(const P*)(grad + i * s.inner), of_y = *(const P*)(y + i * s.inner);
+#pragma unroll
+    for (int n = 0; n < N; ++n) total[n] += softmax_term<LOG, T, W>(of_grad.v[n], of_y.v[n]);
+  }
+  const int place = threadIdx.y * blockDim.x + threadIdx.x;
+  for (int half = blockDim.y / 2; half; half /= 2) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) parts[place][n] = total[n];
+    __syncthreads();
+    // All threads add one of the other half, so that all have the whole in the end.
+    const int other = (threadIdx.y ^ half) * blockDim.x + threadIdx.x;
+#pragma unroll
+    for (int n = 0; n < N; ++n) total[n] += parts[other][n];
+    __syncthreads();
+  }
+  if (!is_inside) return;
+  T* to = (T*)s.to + first;
+#pragma unroll 2
+  for (i64 i = threadIdx.y; i < s.length; i += blockDim.y) {
+    const P of_grad = *(const P*)(grad + i * s.inner), of_y = *(const P*)(y + i * s.inner);
+    P made;
+#pragma unroll
+    for (int n = 0; n < N; ++n) made.v[n] = softmax_slope<LOG, T, W>(of_grad.v[n], of_y.v[n], total[n]);
+    *(P*)(to + i * s.inner) = made;
+  }
+}
+
 #define TRAIN(name, threads, Parameters, call) \
   extern "C" __global__ void __launch_bounds__(threads) training_##name(const __grid_constant__ Parameters p) { call(p); }
+#define TRAIN_SOFTMAX(name, LOG, T)                                                                            \
+  TRAIN(name##_rows_packed_##T, 512, SoftmaxGrads, (softmax_rows<LOG, T, Lanes<T>::count>))                    \
+  TRAIN(name##_rows_single_##T, 512, SoftmaxGrads, (softmax_rows<LOG, T, 1>))                                  \
+  TRAIN(name##_columns_packed_##T, COLUMN_THREADS, SoftmaxGrads, (softmax_columns<LOG, T, Lanes<T>::count>))   \
+  TRAIN(name##_columns_single_##T, COLUMN_THREADS, SoftmaxGrads, (softmax_columns<LOG, T, 1>))
 #define TRAINING(T)                                                                         \
   TRAIN(rows_layer_packed_##T, 512, RowGrads, (row_grads<true, false, T, Lanes<T>::count>)) \
   TRAIN(rows_layer_single_##T, 512, RowGrads, (row_grads<true, false, T, 1>))               \
@@ -210,6 +305,7 @@ template <bool IS_GRAD, class T> DEVICE void apply(const Apply& a) {
   TRAIN(rows_rms_single_##T, 512, RowGrads, (row_grads<false, false, T, 1>))                \
   TRAIN(rows_group_packed_##T, 512, RowGrads, (row_grads<true, true, T, Lanes<T>::count>))  \
   TRAIN(rows_group_single_##T, 512, RowGrads, (row_grads<true, true, T, 1>))                \
+  TRAIN_SOFTMAX(exp, false, T) TRAIN_SOFTMAX(log, true, T)                                  \
   TRAIN(mean_wide_##T, 256, Sums, (wide_sums<MEAN, T>))                                     \
   TRAIN(mean_narrow_##T, 256, Sums, (narrow_sums<MEAN, T>))                                 \
   TRAIN(variance_wide_##T, 256, Sums, (wide_sums<VARIANCE, T>))                             \
