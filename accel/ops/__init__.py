@@ -67,7 +67,17 @@ from accel.ops.sparse_products import Add, Spgemm, SpgemmSize
 from accel.ops.sparse_systems import Spsolve, SpsolveTriangular
 from accel.ops.spectral import Eig, Eigh, Eigvals, Eigvalsh, Lstsq, Pinv, Svd, Svdvals
 from accel.ops.tensor import Einsum, Tensordot, TensorOps
-from accel.ops.training import BatchNormGrad, BatchNormTrain, Dropout, LayerNormGrad, RmsNormGrad
+from accel.ops.training import (
+    BatchNormGrad,
+    BatchNormTrain,
+    Dropout,
+    GroupNormGrad,
+    InstanceNormGrad,
+    LayerNormGrad,
+    LogSoftmaxGrad,
+    RmsNormGrad,
+    SoftmaxGrad,
+)
 
 __all__ = [
     "Add",
@@ -158,6 +168,7 @@ __all__ = [
     "Ger",
     "Get",
     "GroupNorm",
+    "GroupNormGrad",
     "Hemm",
     "Herk",
     "Hfft",
@@ -170,6 +181,7 @@ __all__ = [
     "Ifftshift",
     "Ihfft",
     "InstanceNorm",
+    "InstanceNormGrad",
     "Integers",
     "Inv",
     "Irfft",
@@ -181,6 +193,7 @@ __all__ = [
     "LinalgOps",
     "Linspace",
     "LogSoftmax",
+    "LogSoftmaxGrad",
     "Lognormal",
     "Lstsq",
     "LuFactor",
@@ -228,6 +241,7 @@ __all__ = [
     "Slogdet",
     "Sobol",
     "Softmax",
+    "SoftmaxGrad",
     "Solve",
     "SolverOps",
     "Sort",

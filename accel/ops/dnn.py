@@ -23,7 +23,17 @@ from accel.ops.loss import CrossEntropy, CrossEntropyGrad
 from accel.ops.namespace import OpNamespace, method
 from accel.ops.normalization import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LogSoftmax, RmsNorm, Softmax
 from accel.ops.pooling import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
-from accel.ops.training import BatchNormGrad, BatchNormTrain, Dropout, LayerNormGrad, RmsNormGrad
+from accel.ops.training import (
+    BatchNormGrad,
+    BatchNormTrain,
+    Dropout,
+    GroupNormGrad,
+    InstanceNormGrad,
+    LayerNormGrad,
+    LogSoftmaxGrad,
+    RmsNormGrad,
+    SoftmaxGrad,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,8 +71,12 @@ class DnnOps(OpNamespace[M]):
     group_norm = method(GroupNorm)
     instance_norm = method(InstanceNorm)
     batch_norm = method(BatchNorm)
+    softmax_grad = method(SoftmaxGrad)
+    log_softmax_grad = method(LogSoftmaxGrad)
     layer_norm_grad = method(LayerNormGrad)
     rms_norm_grad = method(RmsNormGrad)
+    group_norm_grad = method(GroupNormGrad)
+    instance_norm_grad = method(InstanceNormGrad)
     batch_norm_train = method(BatchNormTrain)
     batch_norm_grad = method(BatchNormGrad)
     dropout = method(Dropout)

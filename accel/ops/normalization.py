@@ -16,6 +16,7 @@ from accel.ops.pieces import AXIS, axis_of
 from accel.ref import AccelRef
 
 __all__ = [
+    "GROUPS",
     "BatchNorm",
     "GroupNorm",
     "InstanceNorm",
@@ -27,6 +28,8 @@ __all__ = [
     "RmsNorm",
     "RowNorm",
     "Softmax",
+    "rows_of_groups",
+    "trailing_rows",
 ]
 
 
@@ -166,7 +169,8 @@ def _trailing(x: AccelRef, normalized_shape: Any) -> Shape:
     return shape
 
 
-def _trailing_rows(x: AccelRef, normalized_shape: Any) -> NormRows:
+def trailing_rows(x: AccelRef, normalized_shape: Any) -> NormRows:
+    """Return the rows of an array whose last dimensions are normalized together."""
     shape = as_shape(normalized_shape)
     return NormRows(math.prod(x.shape[: -len(shape)]), math.prod(shape))
 
@@ -206,7 +210,7 @@ class LayerNorm(RowNorm):
 
     def rows(self) -> NormRows:
         """See :meth:`RowNorm.rows`."""
-        return _trailing_rows(self.x, self.normalized_shape)
+        return trailing_rows(self.x, self.normalized_shape)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -244,10 +248,10 @@ class RmsNorm(RowNorm):
 
     def rows(self) -> NormRows:
         """See :meth:`RowNorm.rows`."""
-        return _trailing_rows(self.x, self.normalized_shape)
+        return trailing_rows(self.x, self.normalized_shape)
 
 
-def _of_groups(x: AccelRef, groups: int) -> NormRows:
+def rows_of_groups(x: AccelRef, groups: int) -> NormRows:
     """Return the rows of an (N, C, ...) array whose channels form ``groups`` groups."""
     count, channels, *spatial = x.shape
     each = math.prod(spatial)
@@ -280,21 +284,21 @@ class GroupNorm(RowNorm):
 
     def __post_init__(self) -> None:
         """Convert ``num_groups`` and ``eps``."""
-        set_fields(self, num_groups=integer("num_groups", self.num_groups, _GROUPS), eps=factor("eps", self.eps, DType.FLOAT64))
+        set_fields(self, num_groups=integer("num_groups", self.num_groups, GROUPS), eps=factor("eps", self.eps, DType.FLOAT64))
 
     def parameters(self) -> tuple[Parameter, ...]:
         """See :meth:`Norm.parameters`."""
         x, groups = self.x, self.num_groups
         if x.ndim < 2 or groups < 1 or x.shape[1] % groups:
-            raise InvalidArgumentError(f"x has shape {x.shape}, and num_groups is {groups}", remedy=_GROUPS)
+            raise InvalidArgumentError(f"x has shape {x.shape}, and num_groups is {groups}", remedy=GROUPS)
         return Parameter("weight", self.weight, x.shape[1:2]), Parameter("bias", self.bias, x.shape[1:2])
 
     def rows(self) -> NormRows:
         """See :meth:`RowNorm.rows`."""
-        return _of_groups(self.x, self.num_groups)
+        return rows_of_groups(self.x, self.num_groups)
 
 
-_GROUPS = "Give (N, C, ...), and a number of groups that divides C."
+GROUPS = "Give (N, C, ...), and a number of groups that divides C."
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -327,7 +331,7 @@ class InstanceNorm(RowNorm):
 
     def rows(self) -> NormRows:
         """See :meth:`RowNorm.rows`."""
-        return _of_groups(self.x, self.x.shape[1])
+        return rows_of_groups(self.x, self.x.shape[1])
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -1,20 +1,44 @@
-"""Norms for training, gradients of norms, and dropout."""
+"""Norms for training, gradients of norms and of softmax, and dropout."""
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, TypeVar
 
 from accel.dtype import DType
 from accel.errors import InvalidArgumentError
-from accel.ops.base import FamilyOp, Plan, Spec, as_shape, factor, in_place_or_apart, operand, result_in, same_dtype
+from accel.ops.base import FamilyOp, Plan, Shape, Spec, as_shape, factor, in_place_or_apart, operand, result_in, same_dtype
 from accel.ops.fields import integer, set_fields
-from accel.ops.normalization import BatchNorm, LayerNorm, RmsNorm
+from accel.ops.normalization import (
+    GROUPS,
+    BatchNorm,
+    GroupNorm,
+    InstanceNorm,
+    LayerNorm,
+    NormRows,
+    RmsNorm,
+    RowNorm,
+    rows_of_groups,
+    trailing_rows,
+)
+from accel.ops.pieces import AXIS, lines_of
 from accel.ref import AccelRef
 
-__all__ = ["BatchNormGrad", "BatchNormTrain", "Dropout", "LayerNormGrad", "RmsNormGrad"]
+__all__ = [
+    "BatchNormGrad",
+    "BatchNormTrain",
+    "Dropout",
+    "GroupNormGrad",
+    "InstanceNormGrad",
+    "LayerNormGrad",
+    "LogSoftmaxGrad",
+    "RmsNormGrad",
+    "RowNormGrad",
+    "SoftmaxGrad",
+]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -25,18 +49,50 @@ def _set_eps(op: Any) -> None:
     set_fields(op, eps=factor("eps", op.eps, DType.FLOAT64))
 
 
-def _check_grad(grad: AccelRef, x: AccelRef) -> None:
-    if operand("grad", grad).shape != x.shape:
-        raise InvalidArgumentError(f"grad has shape {grad.shape}, and x {x.shape}", remedy="Give the gradient of the norm's result.")
-    same_dtype(grad=grad, x=x)
+def _check_grad(grad: AccelRef, **of: AccelRef) -> None:
+    for name, ref in of.items():
+        if operand("grad", grad).shape != ref.shape:
+            raise InvalidArgumentError(
+                f"grad has shape {grad.shape}, and {name} {ref.shape}", remedy="Give the gradient of the op's result."
+            )
+    same_dtype(grad=grad, **of)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _OfRows(FamilyOp[T_co]):
-    """What gradients of norms of rows share."""
+class RowNormGrad(FamilyOp[T_co]):
+    """The gradient of a norm of rows: of ``x``, of the weight, and of the bias if the norm has one."""
+
+    library: ClassVar[str] = "dnn"
 
     grad: AccelRef
     x: AccelRef
+
+    @abstractmethod
+    def norm(self) -> RowNorm:
+        """Return the op that this is the gradient of."""
+
+    @abstractmethod
+    def rows(self) -> NormRows:
+        """Return the rows, which are those of the norm."""
+
+    def middle(self) -> tuple[int, int, int]:
+        """Return how many elements are before, along and behind the axis of weights of an ``x`` that is not empty."""
+        rows = self.rows()
+        return rows.rows // rows.groups, rows.groups * (rows.length // rows.each), rows.each
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        norm = self.norm()
+        plan = norm.plan()
+        _check_grad(self.grad, x=self.x)
+        sums = tuple([Spec(each.shape, self.x.dtype) for each in norm.parameters()])
+        return plan._replace(reads=(self.grad, *plan.reads), creates=(*plan.creates, *sums))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _OfRows(RowNormGrad[T_co]):
+    """What gradients of norms of the last dimensions share."""
+
     normalized_shape: int | Sequence[int]
     weight: AccelRef | None = None
 
@@ -45,10 +101,9 @@ class _OfRows(FamilyOp[T_co]):
         _set_eps(self)
         set_fields(self, normalized_shape=as_shape(self.normalized_shape))
 
-    def middle(self) -> tuple[int, int]:
-        """Return how many rows there are, and elements of each."""
-        shape = as_shape(self.normalized_shape)
-        return math.prod(self.x.shape[: -len(shape)]), math.prod(shape)
+    def rows(self) -> NormRows:
+        """See :meth:`RowNormGrad.rows`."""
+        return trailing_rows(self.x, self.normalized_shape)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -63,18 +118,14 @@ class LayerNormGrad(_OfRows[tuple[AccelRef, AccelRef, AccelRef]]):
         Those of ``layer_norm``. Without a weight, the second result is the gradient of one of ones.
     """
 
-    library: ClassVar[str] = "dnn"
     kind: ClassVar[str] = "layer_norm_grad"
 
     _: KW_ONLY
     eps: float = 1e-5
 
-    def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
-        plan = LayerNorm(self.x, self.normalized_shape, self.weight, eps=self.eps).plan()
-        _check_grad(self.grad, self.x)
-        of_weight = Spec(as_shape(self.normalized_shape), self.x.dtype)
-        return plan._replace(reads=(self.grad, *plan.reads), creates=(*plan.creates, of_weight, of_weight))
+    def norm(self) -> RowNorm:
+        """See :meth:`RowNormGrad.norm`."""
+        return LayerNorm(self.x, self.normalized_shape, self.weight, eps=self.eps)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -89,17 +140,78 @@ class RmsNormGrad(_OfRows[tuple[AccelRef, AccelRef]]):
         Those of ``rms_norm``. Without a weight, the second result is the gradient of one of ones.
     """
 
-    library: ClassVar[str] = "dnn"
     kind: ClassVar[str] = "rms_norm_grad"
 
     _: KW_ONLY
     eps: float = 1e-6
 
-    def plan(self) -> Plan:
-        """See :meth:`KernelOp.plan`."""
-        plan = RmsNorm(self.x, self.normalized_shape, self.weight, eps=self.eps).plan()
-        _check_grad(self.grad, self.x)
-        return plan._replace(reads=(self.grad, *plan.reads), creates=(*plan.creates, Spec(as_shape(self.normalized_shape), self.x.dtype)))
+    def norm(self) -> RowNorm:
+        """See :meth:`RowNormGrad.norm`."""
+        return RmsNorm(self.x, self.normalized_shape, self.weight, eps=self.eps)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class GroupNormGrad(RowNormGrad[tuple[AccelRef, AccelRef, AccelRef]]):
+    """The gradients of ``x``, weight and bias of ``group_norm``. The bias itself is not needed.
+
+    Parameters
+    ----------
+    grad
+        Gradient of the result, as ``x``.
+    x, num_groups, weight, eps
+        Those of ``group_norm``. Without a weight, the second result is the gradient of one of ones.
+    """
+
+    kind: ClassVar[str] = "group_norm_grad"
+
+    num_groups: int
+    weight: AccelRef | None = None
+    _: KW_ONLY
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        """Convert ``num_groups`` and ``eps``."""
+        _set_eps(self)
+        set_fields(self, num_groups=integer("num_groups", self.num_groups, GROUPS))
+
+    def norm(self) -> RowNorm:
+        """See :meth:`RowNormGrad.norm`."""
+        return GroupNorm(self.x, self.num_groups, self.weight, eps=self.eps)
+
+    def rows(self) -> NormRows:
+        """See :meth:`RowNormGrad.rows`."""
+        return rows_of_groups(self.x, self.num_groups)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class InstanceNormGrad(RowNormGrad[tuple[AccelRef, AccelRef, AccelRef]]):
+    """The gradients of ``x``, weight and bias of ``instance_norm``. The bias itself is not needed.
+
+    Parameters
+    ----------
+    grad
+        Gradient of the result, as ``x``.
+    x, weight, eps
+        Those of ``instance_norm``. Without a weight, the second result is the gradient of one of ones.
+    """
+
+    kind: ClassVar[str] = "instance_norm_grad"
+
+    weight: AccelRef | None = None
+    _: KW_ONLY
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        """Convert ``eps``."""
+        _set_eps(self)
+
+    def norm(self) -> RowNorm:
+        """See :meth:`RowNormGrad.norm`."""
+        return InstanceNorm(self.x, self.weight, eps=self.eps)
+
+    def rows(self) -> NormRows:
+        """See :meth:`RowNormGrad.rows`."""
+        return rows_of_groups(self.x, self.x.shape[1])
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -183,7 +295,7 @@ class BatchNormGrad(FamilyOp[tuple[AccelRef, AccelRef, AccelRef]]):
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
         x = operand("x", self.x)
-        _check_grad(self.grad, x)
+        _check_grad(self.grad, x=x)
         _, channels, _ = self.middle()
         given = _of_channels(channels, weight=self.weight)
         same_dtype(x=x, **given)
@@ -208,6 +320,50 @@ def _of_channels(channels: int, **given: AccelRef | None) -> dict[str, AccelRef]
             raise InvalidArgumentError(f"{name} has shape {ref.shape}, and ({channels},) is needed", remedy="Reshape it.")
         found[name] = ref
     return found
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _OfSoftmax(FamilyOp):
+    """What gradients of softmax and of its logarithm share."""
+
+    library: ClassVar[str] = "dnn"
+
+    grad: AccelRef
+    y: AccelRef
+    axis: int = -1
+    _: KW_ONLY
+    out: AccelRef | None = None
+
+    def __post_init__(self) -> None:
+        """Convert ``axis``."""
+        set_fields(self, axis=integer("axis", self.axis, AXIS))
+
+    def middle(self) -> Shape:
+        """Return how many elements are before, along and behind the axis."""
+        return lines_of(self.y.shape, self.axis)
+
+    def plan(self) -> Plan:
+        """See :meth:`KernelOp.plan`."""
+        y = operand("y", self.y)
+        _check_grad(self.grad, y=y)
+        self.middle()
+        in_place_or_apart(self.out, grad=self.grad, y=y)
+        writes, creates = result_in(self.out, y.shape, y.dtype)
+        return Plan((self.grad, y), writes, creates, "normalize", y.dtype)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SoftmaxGrad(_OfSoftmax):
+    """The gradient of the operand of ``y = softmax(x, axis)``: ``(grad - sum(grad * y)) * y``. ``out`` may be ``grad`` or ``y``."""
+
+    kind: ClassVar[str] = "softmax_grad"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LogSoftmaxGrad(_OfSoftmax):
+    """The gradient of the operand of ``y = log_softmax(x, axis)``: ``grad - exp(y) * sum(grad)``. ``out`` may be ``grad`` or ``y``."""
+
+    kind: ClassVar[str] = "log_softmax_grad"
 
 
 @dataclass(frozen=True, eq=False, slots=True)

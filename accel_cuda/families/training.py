@@ -1,14 +1,16 @@
-"""Norms for training, gradients of norms, and dropout, by kernels of the backend's own: as norms are, they are bound by memory, and need no plan."""
+"""Norms for training, gradients of norms and of softmax, and dropout, by kernels of the backend's own: bound by memory, as norms are, and without a plan."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import TYPE_CHECKING, Any
 
 from accel import ComputeBackend, DType
 from accel_cuda.core.family import Source
 from accel_cuda.families.cudnn import Room
 from accel_cuda.families.kernels import CODES
+from accel_cuda.families.normalization import columns_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +19,14 @@ if TYPE_CHECKING:
 
 __all__ = ["KERNELS", "PROGRAM", "SOURCES", "WORKING", "scratch_nbytes"]
 
-_THREADS, _COLUMNS, _ROWS = 256, 32, 8
+_THREADS, _COLUMNS, _ROWS_AT_ONCE = 256, 32, 8
 _WARP, _BLOCK, _LARGEST, _FEW, _LONG, _GRANULE = 32, 128, 512, 4, 16, 16
 _BLOCKS = 528
 """Number of blocks that keep a GPU busy: sums are cut into this many parts."""
-_MEAN, _VARIANCE, _GRADIENTS = range(3)
-_KINDS = {_MEAN: "mean", _VARIANCE: "variance", _GRADIENTS: "gradients"}
+_MEAN, _VARIANCE, _GRADIENTS, _ROW_GRADIENTS = range(4)
+_KINDS = {_MEAN: "mean", _VARIANCE: "variance", _GRADIENTS: "gradients", _ROW_GRADIENTS: "rowgradients"}
+_ROWS = {"layer_norm_grad": "layer", "rms_norm_grad": "rms", "group_norm_grad": "group", "instance_norm_grad": "group"}
+"""Norms of rows, and which kernel has the gradient of ``x``."""
 
 
 def _structure(name: str, addresses: str, numbers: str, *, eps: bool = False) -> type[ctypes.Structure]:
@@ -30,9 +34,10 @@ def _structure(name: str, addresses: str, numbers: str, *, eps: bool = False) ->
     return type(name, (ctypes.Structure,), {"_fields_": (*fields, *([("eps", ctypes.c_double)] * eps))})
 
 
-_RowGrads = _structure("_RowGrads", "grad x weight y mean factor", "rows length width", eps=True)
-_Sums = _structure("_Sums", "grad x mean factor partial", "outer channels each chunks")
+_RowGrads = _structure("_RowGrads", "grad x weight y mean factor", "rows length groups each width", eps=True)
+_Sums = _structure("_Sums", "grad x mean factor partial", "outer channels each chunks groups")
 _Finish = _structure("_Finish", "partial to first second", "channels chunks count kind", eps=True)
+_SoftmaxGrads = _structure("_SoftmaxGrads", "grad y to", "rows length width inner tiles")
 _Apply = _structure("_Apply", "grad x y stats weight bias", "size channels each count")
 
 
@@ -54,27 +59,38 @@ def _chunks(outer: int, channels: int, each: int) -> tuple[bool, int, int]:
     """Return whether each block takes one channel, into how many chunks sums are cut, and how many blocks there are of one chunk."""
     is_wide = each >= _COLUMNS
     blocks = max(1, channels if is_wide else -(-channels // _COLUMNS))
-    most = outer * each // (8 * _THREADS) if is_wide else outer // (4 * _ROWS)
+    most = outer * each // (8 * _THREADS) if is_wide else outer // (4 * _ROWS_AT_ONCE)
     return is_wide, max(1, min(-(-_BLOCKS // blocks), most)), blocks
 
 
-def _middle(op: Any) -> tuple[int, int, int]:
-    middle = op.middle()
-    return (*middle, 1) if len(middle) == 2 else middle
+def _lanes(packs: int) -> tuple[int, int]:
+    """Return how many threads a row of packs, or of single elements, has, and how many a block."""
+    width = _LARGEST if packs > _LONG * _WARP else min(_WARP, 1 << max(0, -(-packs // _FEW) - 1).bit_length())
+    return width, width if width > _WARP else _BLOCK
 
 
 def scratch_nbytes(op: Any) -> int:
     """Return how many bytes an op works in: for statistics of rows or channels, and for sums of chunks."""
-    outer, channels, each = _middle(op)
+    if not op.x.size:
+        return 0
+    (outer, channels, each), width = op.middle(), _width(op.x.dtype)
     _, chunks, _ = _chunks(outer, channels, each)
-    room, width = Room(), _width(op.x.dtype)
-    room.take(width * (2 * outer if each == 1 and len(op.middle()) == 2 else 4 * channels))
+    room = Room()
+    room.take(width * (2 * op.rows().rows if op.kind in _ROWS else 4 * channels))
     room.take(width * 2 * chunks * channels)
     return room.end
 
 
 def _sums(
-    lane: Any, op: Any, kind: int, arrays: tuple[int, int], stats: tuple[int, int], partial: int, to: int, made: Sequence[int]
+    lane: Any,
+    op: Any,
+    kind: int,
+    arrays: tuple[int, int],
+    stats: tuple[int, int],
+    partial: int,
+    to: int,
+    made: Sequence[int],
+    groups: int = 1,
 ) -> None:
     """Enqueue two sums for each channel.
 
@@ -84,45 +100,45 @@ def _sums(
         Addresses of gradient and ``x``, and of means and factors.
     partial, to, made
         Where sums of chunks are, where the sums go, and the results that are made of them.
+    groups
+        Of channels that have statistics together, if these are of rows.
     """
-    (outer, channels, each), dtype = _middle(op), op.x.dtype
+    (outer, channels, each), dtype = op.middle(), op.x.dtype
     is_wide, chunks, blocks = _chunks(outer, channels, each)
-    form = "rows" if len(op.middle()) == 2 else "wide" if is_wide else "narrow"
-    sizes = _Sums(*arrays, *stats, partial, outer, channels, each, chunks)
-    block = (_THREADS, 1) if is_wide else (_COLUMNS, _ROWS)
-    _launch(lane, f"training_{_KINDS[kind]}_{form}", dtype, blocks * chunks, block, sizes)
+    sizes = _Sums(*arrays, *stats, partial, outer, channels, each, chunks, groups)
+    block = (_THREADS, 1) if is_wide else (_COLUMNS, _ROWS_AT_ONCE)
+    _launch(lane, f"training_{_KINDS[kind]}_{'wide' if is_wide else 'narrow'}", dtype, blocks * chunks, block, sizes)
     first, second = (*made, 0, 0)[:2]
     finish = _Finish(partial, to, first, second, channels, chunks, outer * each, kind, op.eps)
     _launch(lane, "training_finish", dtype, -(-channels // _THREADS), (_THREADS, 1), finish)
 
 
 def _of_rows(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    (rows, length), dtype = op.middle(), op.x.dtype
+    dtype, stream = op.x.dtype, lane.stream
     grad, x, weight = (*inputs, 0)[:3]
     out, *made, scratch = outputs
-    stream = lane.stream
     stream.ready()
-    if not rows:
-        for address in made:
-            if length:
-                stream.fill(address, bytes(1), length * dtype.itemsize)
+    if not op.x.size:
+        nbytes = math.prod(op.norm().parameters()[0].shape) * dtype.itemsize
+        for address in made if nbytes else ():
+            stream.fill(address, bytes(1), nbytes)
         return
-    if not length:
-        return
-    room = Room(scratch)
-    mean = room.take(2 * rows * _width(dtype))
-    factor = mean + rows * _width(dtype)
+    rows, length, groups, each = op.rows()
+    room, step = Room(scratch), rows * _width(dtype)
+    mean = room.take(2 * step)
     pack = _GRANULE // dtype.itemsize
-    is_packed = not (length % pack or (grad | x | weight | out) % _GRANULE)
-    packs = length // pack if is_packed else length
-    width = _LARGEST if packs > _LONG * _WARP else min(_WARP, 1 << max(0, -(-packs // _FEW) - 1).bit_length())
-    threads = width if width > _WARP else _BLOCK
-    sizes = _RowGrads(grad, x, weight, out, mean, factor, rows, length, width, op.eps)
-    name = f"training_rows_{'layer' if op.kind == 'layer_norm_grad' else 'rms'}_{'packed' if is_packed else 'single'}"
+    is_packed = not (length % pack or (grad | x | out) % _GRANULE)
+    if is_packed and weight:
+        # A pack has as many weights as elements, or, of channels, one.
+        is_packed = not (each % pack if _ROWS[op.kind] == "group" else weight % _GRANULE)
+    width, threads = _lanes(length // pack if is_packed else length)
+    sizes = _RowGrads(grad, x, weight, out, mean, mean + step, rows, length, groups, each, width, op.eps)
+    name = f"training_rows_{_ROWS[op.kind]}_{'packed' if is_packed else 'single'}"
     _launch(lane, name, dtype, -(-rows // (threads // width)), (threads, 1), sizes)
-    _, chunks, _ = _chunks(rows, length, 1)
-    partial = room.take(2 * chunks * length * _width(dtype))
-    _sums(lane, op, _GRADIENTS, (grad, x), (mean, factor), partial, 0, made)
+    _, channels, _ = middle = op.middle()
+    _, chunks, _ = _chunks(*middle)
+    partial = room.take(2 * chunks * channels * _width(dtype))
+    _sums(lane, op, _ROW_GRADIENTS, (grad, x), (mean, mean + step), partial, 0, made, groups)
 
 
 def _batch_norm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -148,6 +164,27 @@ def _batch_norm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int
     _launch(lane, name, dtype, -(-op.x.size // _THREADS), (_THREADS, 1), sizes)
 
 
+def _softmax_grad(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    if not op.y.size:
+        return
+    (grad, y), out, dtype = inputs, outputs[0], op.y.dtype
+    outer, length, inner = op.middle()
+    pack = _GRANULE // dtype.itemsize
+    is_packed = not ((length if inner == 1 else inner) % pack or (grad | y | out) % _GRANULE)
+    each = pack if is_packed else 1
+    lane.stream.ready()
+    name = f"training_{'log' if op.kind == 'log_softmax_grad' else 'exp'}"
+    if inner == 1:
+        width, threads = _lanes(length // each)
+        sizes = _SoftmaxGrads(grad, y, out, outer, length, width, 1, 0)
+        name, blocks, block = f"{name}_rows", -(-outer // (threads // width)), (threads, 1)
+    else:
+        beside, along, tiles, blocks = columns_of(outer, length, inner, each)
+        sizes = _SoftmaxGrads(grad, y, out, outer, length, 0, inner, tiles)
+        name, block = f"{name}_columns", (beside, along)
+    _launch(lane, f"{name}_{'packed' if is_packed else 'single'}", dtype, blocks, block, sizes)
+
+
 def _dropout(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     if not op.x.size:
         return
@@ -158,19 +195,23 @@ def _dropout(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) 
 
 
 WORKING: Mapping[str, Kernel] = {
-    **dict.fromkeys(("layer_norm_grad", "rms_norm_grad"), _of_rows),
+    **dict.fromkeys(_ROWS, _of_rows),
     **dict.fromkeys(("batch_norm_train", "batch_norm_grad"), _batch_norm),
 }
 """Kernels that work in memory beside operands and results."""
-KERNELS: Mapping[str, Kernel] = {"dropout": _dropout}
+KERNELS: Mapping[str, Kernel] = {**dict.fromkeys(("softmax_grad", "log_softmax_grad"), _softmax_grad), "dropout": _dropout}
 
 
-def _program(name: str) -> Callable[[Any], str]:
+def _program(name: str, operand: str = "x") -> Callable[[Any], str]:
     programs = {dtype: f"{name}_{CODES[dtype]}" for dtype in ComputeBackend.CAPABILITIES["normalize"]}
-    return lambda op: programs.get(op.x.dtype, "")
+    return lambda op: programs.get(getattr(op, operand).dtype, "")
 
 
-PROGRAM = {**dict.fromkeys(WORKING, _program("training")), **dict.fromkeys(KERNELS, _program("dropout"))}
+PROGRAM = {
+    **dict.fromkeys(WORKING, _program("training")),
+    **dict.fromkeys(("softmax_grad", "log_softmax_grad"), _program("training", "y")),
+    "dropout": _program("dropout"),
+}
 SOURCES = (
     Source("training", lambda code: ("normalize.cu", "training.cu", f"TRAINING({code})"), "normalize", on_demand=True),
     Source("dropout", lambda code: ("philox.cuh", "dropout.cu", f"DROPOUT({code})"), "normalize", on_demand=True),

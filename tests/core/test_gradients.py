@@ -186,8 +186,49 @@ async def test_norms_of_rows(device: accel.Device, seeded: Any, kind: str, has_w
         )
 
 
+@pytest.mark.parametrize("has_weight", [False, True])
+@pytest.mark.parametrize(
+    ("groups", "shape"),
+    [(groups, shape) for groups in (1, 3, None) for shape in ((3, 6, 5), (2, 6, 3, 2), (4, 6)) if groups or len(shape) > 2],
+)
+async def test_norms_of_channels(device: accel.Device, seeded: Any, groups: int | None, shape: tuple[int, ...], has_weight: bool) -> None:
+    rng, dnn = seeded[1], device.dnn
+    options: Any = {"eps": 0.1} | ({} if groups is None else {"num_groups": groups})
+    norm, gradient = (dnn.instance_norm, dnn.instance_norm_grad) if groups is None else (dnn.group_norm, dnn.group_norm_grad)
+    arrays = [2 * rng.standard_normal(shape) + 1, rng.standard_normal(shape[1]), rng.standard_normal(shape[1])]
+    x, weight, _ = [await device.put(each) for each in arrays]
+    given = {"weight": weight, **options} if has_weight else options
+    await check_gradient(device, seeded, arrays[0], lambda x: norm(x, **given), lambda g, x: first(gradient(g, x, **given)))
+    for place, name in ((1, "weight"), (2, "bias")):
+        await check_gradient(
+            device,
+            seeded,
+            arrays[place],
+            lambda moved, name=name: norm(x, **given | {name: moved}),
+            lambda g, moved, place=place: first(gradient(g, x, **given | ({"weight": moved} if place == 1 else {})), place),
+        )
+
+
 async def first(made: Any, place: int = 0) -> Any:
     return (await made)[place]
+
+
+@pytest.mark.parametrize("axis", [-1, 0, 1])
+@pytest.mark.parametrize("kind", ["softmax", "log_softmax"])
+async def test_softmax(device: accel.Device, seeded: Any, kind: str, axis: int) -> None:
+    softmax, gradient = getattr(device.dnn, kind), getattr(device.dnn, f"{kind}_grad")
+
+    async def backward(grad: Any, x: Any) -> Any:
+        return await gradient(grad, await softmax(x, axis), axis)
+
+    x = 2 * seeded[1].standard_normal((3, 4, 5))
+    await check_gradient(device, seeded, x, lambda x: softmax(x, axis), backward)
+    y, grad = await softmax(await device.put(x), axis), await device.put(seeded[1].standard_normal(x.shape))
+    expected = await device.get(await gradient(grad, y, axis))
+    for out in (grad, y):
+        operands = [await device.put(await device.get(each)) for each in (grad, y)]
+        made = await gradient(*operands, axis, out=operands[out is y])
+        np.testing.assert_array_equal(await device.get(made), expected)
 
 
 @pytest.mark.parametrize("axis", [1, -1])
@@ -226,10 +267,22 @@ async def test_dropout_keeps_what_the_numbers_of_a_uniform_distribution_say(devi
 
 async def test_the_weights_of_no_rows_have_no_gradient(device: accel.Device) -> None:
     none, weight = await device.zeros((0, 4)), await device.zeros(4)
-    for made in (await device.dnn.layer_norm_grad(none, none, 4, weight), await device.dnn.rms_norm_grad(none, none, 4)):
-        assert made[0].shape == (0, 4)
+    images, no_pixels = await device.zeros((0, 4, 3)), await device.zeros((2, 4, 0))
+    for x, made in (
+        (none, await device.dnn.layer_norm_grad(none, none, 4, weight)),
+        (none, await device.dnn.rms_norm_grad(none, none, 4)),
+        (images, await device.dnn.group_norm_grad(images, images, 2, weight)),
+        (no_pixels, await device.dnn.instance_norm_grad(no_pixels, no_pixels, weight)),
+    ):
+        assert made[0].shape == x.shape
         for each in made[1:]:
             np.testing.assert_array_equal(await device.get(each), np.zeros(4))
+    no_channels = await device.zeros((2, 0, 3))
+    for made in (
+        await device.dnn.group_norm_grad(no_channels, no_channels, 2),
+        await device.dnn.instance_norm_grad(no_channels, no_channels),
+    ):
+        assert [each.shape for each in made] == [(2, 0, 3), (0,), (0,)]
 
 
 async def test_a_window_of_equals_gives_its_gradient_to_the_first(device: accel.Device) -> None:
@@ -286,8 +339,16 @@ WRONG: dict[str, Any] = {
     "gradients of other queries": lambda d, r: d.attention_grad(r(1, 2, 3), *[r(1, 2, 3, 4)] * 4, r(1, 2, 3)),
     "a gradient of another shape": lambda d, r: d.layer_norm_grad(r(5, 4), r(4, 5), 5),
     "a weight of another shape": lambda d, r: d.rms_norm_grad(r(4, 5), r(4, 5), 5, r(4)),
+    "groups that do not divide the channels": lambda d, r: d.group_norm_grad(r(4, 5), r(4, 5), 2),
+    "no number of groups": lambda d, r: d.group_norm_grad(r(4, 5), r(4, 5), "all"),
+    "a weight of other channels": lambda d, r: d.group_norm_grad(r(5, 4), r(5, 4), 2, r(1)),
+    "a gradient of other images": lambda d, r: d.instance_norm_grad(r(1, 6, 3, 3), r(1, 6, 4, 4)),
+    "images without pixels' dimensions": lambda d, r: d.instance_norm_grad(r(4, 5), r(4, 5)),
     "channels without elements": lambda d, r: d.batch_norm_train(r(4, 0), axis=0),
     "a weight for other channels": lambda d, r: d.batch_norm_grad(r(4, 5), r(4, 5), r(4)),
+    "a gradient of another softmax": lambda d, r: d.softmax_grad(r(5, 4), r(4, 5)),
+    "no axis": lambda d, r: d.log_softmax_grad(r(4, 5), r(4, 5), 2),
+    "a part of its operand": lambda d, r: d.softmax_grad(r(4, 0), r(4, 0), out=r(5, 4)),
     "a share above 1": lambda d, r: d.dropout(r(4), 1.5, seed=1),
     "a seed below 0": lambda d, r: d.dropout(r(4), seed=-1),
     "no number for a share": lambda d, r: d.dropout(r(4), "half", seed=1),

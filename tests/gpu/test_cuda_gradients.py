@@ -171,6 +171,28 @@ async def test_norms(device: accel.Device, cpu: accel.Device, rng: np.random.Gen
                 return getattr(dnn, kind)(g, x, trailing, w, eps=0.01)
 
             await _check_all(device, cpu, gradients, (grad, x, weight), ERRORS[dtype] * 4, f"{kind} {shape}")
+    images: Any = (
+        ((16, 32, 28, 28), 8),
+        ((4, 64, 7, 7), 32),
+        ((3, 6, 9), 2),
+        ((1, 8, 65, 33), 1),
+        ((300, 24, 3), 4),
+        ((600, 32), 4),
+        ((2, 3, 1), 3),
+    )
+    for shape, groups in images:
+        x, grad = random(rng, shape, dtype) * 2 + 1, random(rng, shape, dtype)
+        x, weight = x.astype(grad.dtype), random(rng, (shape[1],), dtype)
+
+        def of_groups(dnn: Any, g: Any, x: Any, *w: Any, groups: int = groups) -> Any:
+            return dnn.group_norm_grad(g, x, groups, *w, eps=0.01)
+
+        def of_instances(dnn: Any, g: Any, x: Any, *w: Any) -> Any:
+            return dnn.instance_norm_grad(g, x, *w, eps=0.01)
+
+        for call in (of_groups, of_instances)[: len(shape) - 1]:
+            for arrays in ((grad, x, weight), (grad, x)):
+                await _check_all(device, cpu, call, arrays, ERRORS[dtype] * 4, f"{call.__name__} {shape} {groups} {len(arrays)}")
     for shape, axis in (
         ((16, 32, 28, 28), 1),
         ((16, 28, 28, 32), -1),
@@ -190,6 +212,24 @@ async def test_norms(device: accel.Device, cpu: accel.Device, rng: np.random.Gen
 
         await _check_all(device, cpu, normalized, (x, weight, bias), ERRORS[dtype] * 4, f"batch {shape} {axis}")
         await _check_all(device, cpu, backward, (grad, x, weight), ERRORS[dtype] * 4, f"batch gradient {shape} {axis}")
+
+
+@pytest.mark.parametrize("dtype", ERRORS)
+@pytest.mark.parametrize("kind", ["softmax", "log_softmax"])
+async def test_softmax(device: accel.Device, cpu: accel.Device, rng: np.random.Generator, dtype: str, kind: str) -> None:
+    images: Any = ((2, 3, 1), 1), ((4, 21, 33, 32), 1), ((5, 1000, 7), 1), ((300, 65), 0), ((3, 2, 5000, 2), 2), ((1, 4097, 8), 1)
+    for shape, axis in (*(((9, length), 1) for length in LENGTHS), *images):
+        x, grad = (random(rng, shape, dtype) for _ in range(2))
+        y = (await expected(cpu, lambda dnn, x, axis=axis: getattr(dnn, kind)(x, axis), 4 * x)).astype(grad.dtype)
+        right = await expected(cpu, lambda dnn, g, y, axis=axis: getattr(dnn, f"{kind}_grad")(g, y, axis), grad, y)
+        for skipped in (0, 1):
+            for out in (None, 0, 1):
+                refs = [await unaligned(device, each, skipped) for each in (grad, y)]
+                made = await getattr(device.dnn, f"{kind}_grad")(*refs, axis, out=None if out is None else refs[out])
+                if shape[axis] > 1:
+                    close(await device.get(made), right, ERRORS[dtype], f"{kind} {shape} {axis} {skipped} {out}")
+                else:  # nothing is left but the rounding of terms of about 1
+                    np.testing.assert_allclose(wide(await device.get(made)), right, atol=ERRORS[dtype])
 
 
 async def _check_all(device: accel.Device, cpu: accel.Device, call: Any, arrays: tuple[Array, ...], error: float, case: str) -> None:

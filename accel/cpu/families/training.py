@@ -1,4 +1,4 @@
-"""Norms for training, gradients of norms, and dropout, on the CPU, and their samples."""
+"""Norms for training, gradients of norms and of softmax, and dropout, on the CPU, and their samples."""
 
 from __future__ import annotations
 
@@ -32,34 +32,67 @@ def _submit(lane: Any, op: Any, work: Any) -> None:
 
 
 def _row_grads(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    (rows, length), dtype = op.middle(), op.x.dtype.numpy
-    if not length:
+    dtype, count = op.x.dtype.numpy, math.prod(op.norm().parameters()[0].shape)
+    if not count:
         return
-    grad, x, out = (np.empty((0, length), dtype) if not rows else array(at, (rows, length), dtype) for at in (*inputs[:2], outputs[0]))
-    weight = None if op.weight is None else array(inputs[2], (length,), dtype)
-    sums = [array(at, (length,), dtype) for at in outputs[1:]]
-    _submit(lane, op, partial(_of_rows, grad, x, weight, out, sums, op.kind == "layer_norm_grad", op.eps))
+    sums = [array(at, (count,), dtype) for at in outputs[1:]]
+    if not op.x.size:
+        _submit(lane, op, partial(_clear, sums))
+        return
+    groups, (outer, channels, each) = op.rows().groups, op.middle()
+    grad, x, out = (array(at, (outer, groups, channels // groups * each), dtype) for at in (*inputs[:2], outputs[0]))
+    weight = None if op.weight is None else array(inputs[2], (channels, 1), dtype)
+    _submit(lane, op, partial(_of_rows, grad, x, weight, out, sums, op.kind != "rms_norm_grad", op.eps))
+
+
+def _clear(sums: list[Array]) -> None:
+    for target in sums:
+        target[...] = 0
 
 
 @np.errstate(all="ignore")
 def _of_rows(grad: Array, x: Array, weight: Array | None, out: Array, sums: list[Array], is_centred: bool, eps: float) -> None:
-    wide, length = wider(x.dtype), x.shape[1]
-    totals = np.zeros((2, length), wide)
-    for block in blocks(len(x), 4 * length * wide.itemsize):
+    """Compute the gradients of a norm of the rows of [outer, groups, length] arrays, of which a group has one weight for each of its channels."""
+    wide, row = wider(x.dtype), x[0].size
+    totals = np.zeros((2, len(sums[0])), wide)
+    for block in blocks(len(x), 4 * row * wide.itemsize):
         part, change = x[block].astype(wide), grad[block].astype(wide)
         if is_centred:
-            part -= part.mean(axis=1, keepdims=True)
-        factor = 1 / np.sqrt((part * part).mean(axis=1, keepdims=True) + wide.type(eps))
+            part -= part.mean(axis=2, keepdims=True)
+        factor = 1 / np.sqrt((part * part).mean(axis=2, keepdims=True) + wide.type(eps))
         part *= factor
-        totals += (change * part).sum(axis=0), change.sum(axis=0)
+        by_channel = len(part), totals.shape[1], -1
+        totals += (change * part).reshape(by_channel).sum(axis=(0, 2)), change.reshape(by_channel).sum(axis=(0, 2))
         if weight is not None:
-            change *= weight.astype(wide)
-        along = (change * part).mean(axis=1, keepdims=True)
+            scaled = change.reshape(by_channel)
+            scaled *= weight.astype(wide)
+        along = (change * part).mean(axis=2, keepdims=True)
         if is_centred:
-            change -= change.mean(axis=1, keepdims=True)
+            change -= change.mean(axis=2, keepdims=True)
         out[block] = (change - part * along) * factor
     for target, total in zip(sums, totals, strict=False):
         target[...] = total
+
+
+def _softmax_grad(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    if op.y.size:
+        grad, y, out = (array(address, op.middle(), op.y.dtype.numpy) for address in (*inputs, outputs[0]))
+        work = partial(_of_softmax, grad, y, out, op.kind == "log_softmax_grad")
+        lane.stream.submit(work, costs.elements(_TOUCHES * op.y.size, op.y.dtype.numpy))
+
+
+@np.errstate(all="ignore")
+def _of_softmax(grad: Array, y: Array, out: Array, is_log: bool) -> None:
+    """Compute the gradient of a softmax of a [before, length, behind] array along its middle axis, or of the logarithm of it."""
+    before, length, behind = y.shape
+    wide = wider(y.dtype)
+    for outer in blocks(before, 4 * length * behind * wide.itemsize):
+        for inner in blocks(behind, 4 * (outer.stop - outer.start) * length * wide.itemsize):
+            change, made = grad[outer, :, inner].astype(wide), y[outer, :, inner].astype(wide)
+            if is_log:
+                out[outer, :, inner] = change - np.exp(made) * change.sum(axis=1, keepdims=True)
+            else:
+                out[outer, :, inner] = (change - (change * made).sum(axis=1, keepdims=True)) * made
 
 
 def _batch_norm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -118,10 +151,10 @@ def _drop(x: Array, out: Array, op: Any) -> None:
 
 
 KERNELS: Mapping[str, Kernel] = {
-    "layer_norm_grad": _row_grads,
-    "rms_norm_grad": _row_grads,
+    **dict.fromkeys(("layer_norm_grad", "rms_norm_grad", "group_norm_grad", "instance_norm_grad"), _row_grads),
     "batch_norm_train": _batch_norm,
     "batch_norm_grad": _batch_norm,
+    **dict.fromkeys(("softmax_grad", "log_softmax_grad"), _softmax_grad),
     "dropout": _dropout,
 }
 
@@ -135,6 +168,12 @@ def samples(rng: np.random.Generator) -> Iterator[Sample]:
         )
         for shape, trailing, has_weight in rows:
             yield from _row_samples(rng, dtype, shape, trailing, has_weight)
+        images: tuple[tuple[tuple[int, ...], int, bool], ...] = (
+            *(((2, 6, 5, 3), 3, True), ((3, 8, 16), 2, False), ((4, 6), 2, True), ((70, 4, 4), 2, True), ((2, 16, 9, 8), 4, True)),
+            *(((1, 64, 33), 1, True), ((2, 2, 2100), 1, True), ((2, 1, 1), 1, False), ((0, 4, 3), 2, True), ((2, 3, 0), 3, False)),
+        )
+        for shape, groups, has_weight in images:
+            yield from _group_samples(rng, dtype, shape, groups, has_weight)
         channels: tuple[tuple[tuple[int, ...], int, tuple[str, ...]], ...] = (
             *(((4, 3, 5, 7), 1, ("weight", "bias")), ((40, 8), -1, ("weight",)), ((3, 5, 64), 1, ())),
             *(
@@ -146,6 +185,7 @@ def samples(rng: np.random.Generator) -> Iterator[Sample]:
         )
         for shape, axis, names in channels:
             yield from _channel_samples(rng, dtype, shape, axis, names)
+        yield from _softmax_samples(rng, dtype)
         for size, p, seed, offset in (
             ((3, 7), 0.5, 1, 0),
             ((1000,), 0.1, 2**64 - 1, 3),
@@ -167,17 +207,62 @@ def _row_samples(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...],
     terms = 10.0 if x.size < 8 else 0.0
     for kind in ("layer_norm_grad", "rms_norm_grad"):
         is_centred = kind == "layer_norm_grad"
-        of_x, of_weight, of_bias = np.zeros(rows.shape, rows.dtype), np.zeros(length, rows.dtype), changes.sum(axis=0)
-        for row, change, target in zip(rows, changes, of_x, strict=True):
-            off = row - row.mean() if is_centred else row
-            root = np.sqrt((off * off).mean() + 0.01)
-            of_weight += change * off / root
-            slopes = change * factors - ((change * factors).mean() if is_centred else 0)
-            target[...] = slopes / root - off * (off @ (change * factors)) / (length * root**3)
+        scaled, of_x = _slopes(rows, changes * factors, is_centred)
         call = partial(_call, kind, {"normalized_shape": trailing, "eps": 0.01}, ("grad", "x", "weight")[: 2 + has_weight])
-        expected = (of_x.reshape(shape), of_weight.reshape(size), of_bias.reshape(size))[: 2 + is_centred]
+        sums = (changes * scaled).sum(axis=0), changes.sum(axis=0)
+        expected = (of_x.reshape(shape), *(each.reshape(size) for each in sums[: 1 + is_centred]))
         name = f"{kind} {dtype.value}{list(shape)} {trailing} {'weight' * has_weight}"
         yield Sample(name, call, (grad, x, weight)[: 2 + has_weight], expected, sampling.sums(dtype, 64), terms)
+
+
+def _group_samples(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...], groups: int, has_weight: bool) -> Iterator[Sample]:
+    x, grad = np.asarray(3 * sampling.random(rng, shape, dtype) + 1, dtype.numpy), sampling.random(rng, shape, dtype)
+    weight, channels = sampling.random(rng, shape[1], dtype), shape[1]
+    change = sampling.wide(grad).reshape(shape[0], channels, math.prod(shape[2:]))
+    ends = change * (sampling.wide(weight)[:, np.newaxis] if has_weight else 1)
+    calls: list[tuple[str, dict[str, Any], int]] = [("group_norm_grad", {"num_groups": groups}, groups)]
+    for kind, options, count in calls + [("instance_norm_grad", {}, channels)] * (len(shape) > 2):
+        rows = shape[0] * count, math.prod(shape[1:]) // count
+        scaled, of_x = _slopes(sampling.wide(x).reshape(rows), ends.reshape(rows), True)
+        call = partial(_call, kind, {**options, "eps": 0.01}, ("grad", "x", "weight")[: 2 + has_weight])
+        expected = of_x.reshape(shape), (change * scaled.reshape(change.shape)).sum(axis=(0, 2)), change.sum(axis=(0, 2))
+        name = f"{kind} {dtype.value}{list(shape)} {options} {'weight' * has_weight}"
+        # What is left of short rows is the rounding of terms of up to 10, too.
+        yield Sample(name, call, (grad, x, weight)[: 2 + has_weight], expected, sampling.sums(dtype, 64), 10.0 if rows[1] < 8 else 0.0)
+
+
+def _slopes(rows: Array, ends: Array, is_centred: bool) -> tuple[Array, Array]:
+    """Return rows normalized with eps=0.01, and their gradients, of which those of the normalized rows are ``ends``."""
+    if not rows.size:
+        return rows, rows
+    off = rows - rows.mean(axis=1, keepdims=True) if is_centred else rows
+    root = np.sqrt((off * off).mean(axis=1, keepdims=True) + 0.01)
+    slopes = ends - ends.mean(axis=1, keepdims=True) if is_centred else ends
+    return off / root, slopes / root - off * (off * ends).sum(axis=1, keepdims=True) / (rows.shape[1] * root**3)
+
+
+def _softmax_samples(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
+    calls: tuple[tuple[str, tuple[int, ...], int], ...] = (
+        *(("softmax_grad", (3, 5), -1), ("softmax_grad", (4, 64), 1), ("softmax_grad", (2, 9000), -1), ("softmax_grad", (1,), 0)),
+        *(("softmax_grad", (3, 5, 16), 1), ("softmax_grad", (130, 3), 0), ("softmax_grad", (2, 40, 33), -2), ("softmax_grad", (3, 0), 1)),
+        *(("log_softmax_grad", (3, 65), -1), ("log_softmax_grad", (2, 9, 3), 1), ("log_softmax_grad", (0, 3), 1)),
+        *(("log_softmax_grad", (70, 64), -1), ("log_softmax_grad", (2, 300, 16), 1), ("log_softmax_grad", (2, 2, 700, 2), 2)),
+    )
+    for kind, shape, axis in calls:
+        is_log, powers = kind == "log_softmax_grad", np.exp(3 * rng.standard_normal(shape))
+        shares, grad = powers / powers.sum(axis=axis, keepdims=True), sampling.random(rng, shape, dtype)
+        y = np.asarray(np.log(shares) if is_log else shares, dtype.numpy)
+        if y.size > 2:
+            y.flat[1] = -np.inf if is_log else 0  # what was -infinity
+        made, change = sampling.wide(y), sampling.wide(grad)
+        if is_log:
+            expected = change - np.exp(made) * change.sum(axis=axis, keepdims=True)
+        else:
+            expected = made * change - made * (made * change).sum(axis=axis, keepdims=True)
+        call = partial(_call, kind, {"axis": axis}, ("grad", "y"))
+        # One share alone is 1, and has no gradient but the rounding of its terms.
+        terms = 4.0 if shape[axis] == 1 else 0.0
+        yield Sample(f"{kind} {dtype.value}{list(shape)} axis={axis}", call, (grad, y), expected, sampling.sums(dtype, 64), terms)
 
 
 def _channel_samples(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...], axis: int, names: tuple[str, ...]) -> Iterator[Sample]:
