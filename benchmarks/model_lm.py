@@ -273,8 +273,7 @@ async def compared(model: accel.Model, run: Run, shape: Shape) -> dict[str, Any]
 async def killed(device: accel.Device, model: accel.Model, shape: Shape) -> dict[str, float]:
     """Kill the child while a spare is ready, and return the seconds until the model is there again."""
     async with asyncio.timeout(180):
-        while device.info().standby != "ready":  # noqa: ASYNC110 - another process brings it about
-            await asyncio.sleep(0.05)
+        assert await device.spare_ready()
     given = batch_of(shape, shape.buckets["batch"][0], shape.buckets["length"][0], np.random.default_rng())
     before = await model.numpy(*given)
     pid = device.info().pid

@@ -177,8 +177,7 @@ async def loaded(path: Path, backend: str, host: Any, standby: Any, sums: dict[s
         if standby == "model":
             print(f"{name}: the spare gets ready", flush=True)
             async with asyncio.timeout(120):
-                while device.info().standby != "ready":  # noqa: ASYNC110 - another process brings it about
-                    await asyncio.sleep(0.05)
+                assert await device.spare_ready()
         found = {"weights_s": shown.ended - shown.began, "model_s": ready - shown.began}
         began = time.perf_counter()
         if host == "inline" and backend == "cuda":

@@ -246,8 +246,7 @@ async def measured(name: str, given: argparse.Namespace, folder: Path | None) ->
         found["clients"] = await drive(search, queries, given.clients, given.seconds)
         if given.standby != "none":
             async with asyncio.timeout(120):
-                while device.info().standby != "ready":  # noqa: ASYNC110 - another process brings it about
-                    await asyncio.sleep(0.05)
+                assert await device.spare_ready()
         found["poison"] = await poison(device, search, queries)
         assert "torch" not in sys.modules, "the service's process has imported torch"
         vectors = await asyncio.to_thread(reference, folder)

@@ -409,6 +409,14 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         self._core.check_home()
         return self._core.lifecycle.generations()
 
+    async def spare_ready(self) -> bool:
+        """Wait until a spare child is ready, and return whether there is one.
+
+        There is none without ``standby=``, nor where too many have failed to come up, nor once the device is lost or closed. Cancelling ends the wait alone.
+        """
+        self._core.check_home()
+        return await self._host.spare_ready()
+
     def info(self) -> DeviceInfo:
         """Return a picture of the device. Never waits, and works in every state; on the device's own loop dropped refs are accounted for first.
 

@@ -191,6 +191,16 @@ class Host:
         assert self._owner is not None, "it was opened"
         return next((child for child in self._owner.children if child.name == KEEPER), None)
 
+    async def spare_ready(self) -> bool:
+        """Wait until a spare child is ready; return whether there is one."""
+        core = self._core
+        while core.options.standby != "none" and not (core.lifecycle.is_final or core.refs.is_closing):
+            state = self.children.standby
+            if state in ("ready", "failed"):
+                return state == "ready"
+            await core.lifecycle.changed()
+        return False
+
     # -- reopening
 
     def reopen(self) -> asyncio.Future[AccelError | None]:

@@ -87,9 +87,7 @@ class Lifecycle:
 
     def _enter(self, state: DeviceState) -> None:
         self.state = state
-        changed, self._changed = self._changed, None
-        if changed is not None and not changed.done():
-            changed.set_result(None)
+        self.wake()
         for tell in tuple(self.listeners):
             tell()
 
@@ -106,8 +104,14 @@ class Lifecycle:
             error.__cause__ = self.cause.clone()
         return error
 
+    def wake(self) -> None:
+        """Wake what waits in :meth:`changed`: something else that it may look at has changed."""
+        changed, self._changed = self._changed, None
+        if changed is not None and not changed.done():
+            changed.set_result(None)
+
     async def changed(self) -> None:
-        """Wait for the next change of state. Any number of tasks may wait; cancelling one does not disturb the others."""
+        """Wait for the next change of state, or :meth:`wake`. Any number of tasks may wait; cancelling one does not disturb the others."""
         if self._changed is None:
             self._changed = self._loop.create_future()
         await asyncio.shield(self._changed)

@@ -50,11 +50,6 @@ class StandbyActor(Actor[_Wish, None]):
         Told of the spare.
     ahead
         What the spare makes ready: its ``"imports"``, or its ``"context"`` too, or what a ``"model"`` needs besides; see :class:`Filling`.
-
-    Attributes
-    ----------
-    state
-        See :class:`~accel.remote.children.Spare`.
     """
 
     carries_context: ClassVar[bool] = False
@@ -63,7 +58,7 @@ class StandbyActor(Actor[_Wish, None]):
         self._core = core
         self._children = children
         self._ahead = ahead
-        self.state = "none"
+        self._state = "none"
         self._link: Link | None = None
         self._began = 0.0
         self._retry: asyncio.TimerHandle | None = None
@@ -109,6 +104,16 @@ class StandbyActor(Actor[_Wish, None]):
             self._link = await Link.start(core, self._ahead, self, self._children.forkserver)
         except AccelError as error:
             self._failed(error)
+
+    @property
+    def state(self) -> str:
+        """See :class:`~accel.remote.children.Spare`."""
+        return self._state
+
+    @state.setter
+    def state(self, state: str) -> None:
+        self._state = state
+        self._core.lifecycle.wake()
 
     @property
     def pid(self) -> int | None:

@@ -71,8 +71,7 @@ async def recovery(bench: Bench, standby: Literal["none", "imports", "context"],
         for turn in range(rounds):
             began = time.perf_counter()
             async with asyncio.timeout(_PATIENCE):
-                while standby != "none" and device.info().standby != "ready":  # noqa: ASYNC110 - nothing tells
-                    await asyncio.sleep(0.001)
+                await device.spare_ready()
             if turn and standby != "none":  # before the first one come the imports of the forkserver
                 refills.add(time.perf_counter() - began)
             await device.blas.gemm(x := await device.put(a), x)

@@ -10,7 +10,7 @@ import numpy as np
 
 import accel
 from examples.semantic_search.encoder import DIMENSIONS
-from examples.semantic_search.rank import LEXICAL_WEIGHT, ROW
+from examples.semantic_search.rank import LEXICAL_WEIGHT, ROW, TERMS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,6 +63,11 @@ class Index:
         rows = (np.zeros((capacity, dimensions), np.float32), np.zeros((capacity, ROW), np.int32), np.zeros((capacity, ROW), np.float32))
         return cls(device, rows, tuple([await device.put(array, durable=True) for array in rows]))
 
+    async def warm_up(self, k: int) -> None:
+        """Search all rows once, before there are documents: a GPU's kernels are compiled at their first use, which may take longer than a request waits."""
+        vectors = self._rows[0]
+        await self._rank([Query(np.zeros(vectors.shape[1], np.float32), np.zeros(TERMS, np.float32))], k, len(vectors))
+
     async def add(self, vectors: Array, terms: Array, weights: Array) -> int:
         """Add documents, and return the row of the first one. They are found from the next search on.
 
@@ -101,19 +106,23 @@ class Index:
     async def _search(self, queries: Sequence[Query], k: int) -> list[tuple[Array, Array]]:
         if not self.count:
             return [(np.zeros(0, np.float32), np.zeros(0, np.int64)) for _ in queries]
-        vectors, terms, weights = (ref[: self.count] for ref in self._refs)
+        return await self._rank(queries, k, self.count)
+
+    async def _rank(self, queries: Sequence[Query], k: int, count: int) -> list[tuple[Array, Array]]:
+        vectors, terms, weights = (ref[:count] for ref in self._refs)
         asked = await self.device.put(np.stack([query.vector for query in queries]))
-        lexical = [await self.device.put(query.lexical) for query in queries]
-        found = []
+        lexical = await self.device.put(np.stack([query.lexical for query in queries]))
+        found: list[accel.AccelRef] = []
         async with self.device.batch() as batch:
             dense = batch.linalg.matmul(asked, vectors, transpose_b=True)
-            for place, query in enumerate(lexical):
+            for place in range(len(queries)):
                 # The product of a sparse matrix and a vector: each row's terms are looked up in the query.
-                products = batch.elementwise.binary("mul", batch.arrays.take(query, terms, mode="clip"), weights)
+                products = batch.elementwise.binary("mul", batch.arrays.take(lexical[place], terms, mode="clip"), weights)
                 cosines = batch.elementwise.binary("mul", batch.reduce("sum", products, axis=1), LEXICAL_WEIGHT)
                 scores = batch.elementwise.binary("add", dense[place], cosines)
-                found.append(batch.sort.topk(scores, min(k, self.count)))
-        return [(await self.device.get(scores), await self.device.get(rows)) for scores, rows in found]
+                found += batch.sort.topk(scores, min(k, count))
+        arrays = await asyncio.gather(*map(self.device.get, found))
+        return list(zip(arrays[::2], arrays[1::2], strict=True))
 
     async def _write_all(self) -> None:
         """Write all rows again, once the device is ready; a write of the whole makes a torn buffer sound."""

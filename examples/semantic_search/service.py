@@ -124,6 +124,7 @@ async def open_search(device: accel.Device) -> AsyncIterator[Search]:
     folder = os.environ.get(FOLDER)
     texts = await load_encoder(device, Path(folder) if folder else None)
     index = await Index.create(device, CAPACITY, texts.dimensions)
+    await index.warm_up(_MOST)
 
     async def rank(queries: list[Query]) -> list[tuple[Array, Array]]:
         return await index.search(queries, _MOST)

@@ -25,7 +25,7 @@ LOST = accel.DriverError("illegal address", code=700, scope=accel.FaultScope.PRO
 
 
 async def spare_ready(device: accel.Device) -> None:
-    await until_so(lambda: device.info().standby == "ready")
+    assert await asyncio.wait_for(device.spare_ready(), 20)
 
 
 def spare_of(device: accel.Device) -> int:
@@ -220,9 +220,26 @@ async def test_spares_that_keep_dying_are_given_up_once_and_tried_with_the_next_
         passed = 61.0  # the window of the budget
         await turns()
         assert device.info().standby == "failed"
+        assert not await device.spare_ready()
         await fault(device)
         await asyncio.wait_for(device.zeros(4), 20)
         await spare_ready(device)
+
+
+async def test_waiting_for_a_spare_ends_where_none_comes() -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu")
+        assert not await device.spare_ready()
+        other = await system.open_device("cpu", host="process", standby="context")
+        waiting = asyncio.ensure_future(other.spare_ready())
+        left = asyncio.ensure_future(other.spare_ready())
+        await turns()
+        assert not waiting.done()
+        left.cancel()
+        await other.aclose()
+        assert not await asyncio.wait_for(waiting, 20)
+        assert left.cancelled()
+        assert not await other.spare_ready()
 
 
 async def test_a_fault_while_the_spare_starts() -> None:

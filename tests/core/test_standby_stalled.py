@@ -64,8 +64,7 @@ def test_a_spare_is_promoted_although_the_loop_was_held_up(
             device = await system.open_device("cpu", host="process", standby="context", faults=FaultPlan().poison_at(1, op="unary"))
             x = await device.zeros(3)
             async with asyncio.timeout(60):
-                while device.info().standby != "ready":
-                    await asyncio.sleep(0.005)
+                assert await device.spare_ready()
             first, spare = device.info().pid, _spare(system, device)
             stalls.armed = True
             await failure(device.elementwise.unary("neg", x), accel.ContextPoisonedError)

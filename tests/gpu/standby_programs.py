@@ -46,8 +46,7 @@ def free_and_total() -> tuple[int, int]:
 
 async def spare_ready(device: accel.Device) -> None:
     async with asyncio.timeout(PATIENCE):
-        while device.info().standby != "ready":
-            await asyncio.sleep(0.01)
+        assert await device.spare_ready()
 
 
 async def computes(device: accel.Device) -> float:

@@ -206,8 +206,7 @@ async def test_a_spare_child_is_there_again() -> None:
     async with opened(FaultPlan().poison_at(1, op="unary"), host="process", standby="imports") as device:
         await lose(device, await device.put(np.ones(4)))
         await device.reopen()
-        while device.info().standby != "ready":  # bounded by the timeout of opened()
-            await asyncio.sleep(0.01)
+        assert await device.spare_ready()  # bounded by the timeout of opened()
 
 
 async def test_residents_that_are_durable_are_not_loaded_again() -> None:
