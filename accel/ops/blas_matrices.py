@@ -89,8 +89,8 @@ class Symmetric(FamilyOp):
     a
         (n, n) or (batch, n, n), of float32, float64, complex64 or complex128. One triangle of a matrix is read.
     b
-        (n, columns) with ``side="left"``, (rows, n) with ``side="right"``; or (batch, ...). Of the same dtype. One of a and b may be a single matrix, used for the
-        whole batch.
+        (n, columns) with ``side="left"``, (rows, n) with ``side="right"``; or (batch, ...). Of the same dtype.
+        One of a and b may be a single matrix, used for the whole batch.
     out
         Of the result's shape, which is that of b or of a batch of such; needed where ``beta`` is not 0. It is apart from ``a`` and ``b``.
     alpha, beta
@@ -175,7 +175,8 @@ class Update(FamilyOp):
     a
         (n, k), or (k, n) where it is transposed; or (batch, ...). Of float32, float64, complex64 or complex128.
     out
-        (n, n) or (batch, n, n), as ``a`` is; needed where ``beta`` is not 0. Its other triangle stays as it is; that of a new buffer is 0. It is apart from ``a``.
+        (n, n) or (batch, n, n), as ``a`` is; needed where ``beta`` is not 0. The other triangle stays as it is; that of a new buffer is 0.
+        It is apart from ``a``.
     alpha, beta
         Scaling factors. With ``beta == 0`` the old contents of the triangle are not read.
     lower
@@ -271,8 +272,8 @@ class Geam(FamilyOp):
     Parameters
     ----------
     a, b
-        Matrices, or batches (batch, ...), of one dtype, float32, float64, complex64 or complex128, with ``op(a)`` and ``op(b)`` of one shape. One of a and b may be a
-        single matrix, used for the whole batch.
+        Matrices, or batches (batch, ...), of one dtype, float32, float64, complex64 or complex128, with ``op(a)`` and ``op(b)`` of one shape.
+        One of a and b may be a single matrix, used for the whole batch.
     alpha, beta
         Scaling factors. A matrix whose factor is 0 is not read.
     transpose_a, transpose_b

@@ -237,12 +237,13 @@ def _geam(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> 
 
     if _is_tall(op):
         add(a, b, rows * count)
-    elif (single := _single(op)) is None:
+        return
+    one, many = (b, a) if len(op.a.shape) == 3 else (a, b)
+    if not _is_spread(op) or many.place == out:
         for i in range(count):
             add(a, b, rows, i)
     else:
         # The single matrix is copied into the result as often as it is needed, in twice as many places each time; the batch is added to it.
-        one, many = (a, b) if single == "a" else (b, a)
         lane.stream.copy(out, one.place, step)
         filled = 1
         while filled < count:
@@ -259,35 +260,39 @@ def _is_tall(op: Any) -> bool:
     return len(op.a.shape) == len(op.b.shape) and op.transpose_a is _NONE and op.transpose_b is _NONE
 
 
-def _single(op: Any) -> str | None:
-    """Return which operand, a or b, is copied into the result, to which a batch of many small matrices is then added in one call."""
+def _is_spread(op: Any) -> bool:
+    """Return whether a single matrix is copied into the result, unless that is the batch itself, and many small matrices are then added to it in one call."""
     if op.transpose_a is not _NONE or op.transpose_b is not _NONE or len(op.a.shape) == len(op.b.shape):
-        return None
-    single, many, factor = ("a", op.b, op.alpha) if len(op.a.shape) == 2 else ("b", op.a, op.beta)
-    # What is not read is not copied, and what is written over the batch takes no copies before it is read.
-    is_apart = op.out is None or (op.out.buffer, op.out.offset) != (many.buffer, many.offset)
-    return single if factor and is_apart and op.batch_count > _FEW and many.shape[-2] * many.shape[-1] <= _SMALL else None
+        return False
+    # A matrix whose factor is 0 is not read.
+    factor = op.alpha if len(op.a.shape) == 2 else op.beta
+    return bool(factor) and op.batch_count > _FEW and op.a.shape[-2] * op.a.shape[-1] <= _SMALL
+
+
+def _count_matrices(op: Any) -> int:
+    """Return how many matrices cuBLAS is called for, at most."""
+    count: int = getattr(op, "batch_count", 1)
+    if count <= 1 or op.kind in ("syrk", "herk"):
+        return count
+    is_one = _is_tall(op) or (_is_spread(op) and op.out is None) if op.kind == "geam" else _has_one_call(op)
+    return 1 if is_one else count
 
 
 def count_calls(op: Any) -> int:
-    """Return how many calls of cuBLAS an op takes at most."""
-    count: int = getattr(op, "batch_count", 1)
-    if op.kind in ("syrk", "herk") or count <= 1:
-        return count
-    if op.kind == "geam":
-        return 1 if _is_tall(op) or _single(op) is not None else count
-    return 1 if _has_one_call(op) else count
+    """Return how many calls an op takes at most; those that fill, copy and write addresses beside a call are not counted."""
+    count = _count_matrices(op)
+    # A single right-hand side is copied for each matrix.
+    return -(-count // _TOGETHER) if op.kind == "trsm" and len(op.b.shape) == 3 and _is_together(op) else count
 
 
 def commands(op: Any) -> int:
     """Return how many commands an op enqueues at most."""
-    calls = count_calls(op)
+    count = _count_matrices(op)
     if op.kind in ("trmv", "trsv", "trmm", "trsm"):
         # A copy, and what cuBLAS launches for blocks of rows, for each matrix.
         each: int = _LAUNCHES + op.a.shape[-1] // _ROWS_PER_LAUNCH
-        return each * calls
-    copies = 1 + op.batch_count.bit_length() if op.kind == "geam" and _single(op) is not None else 0
-    return _PER_CALL * calls + copies
+        return each * count
+    return _PER_CALL * count + (1 + int(op.batch_count).bit_length() if op.kind == "geam" and _is_spread(op) else 0)
 
 
 KERNELS: Mapping[str, Kernel] = {
