@@ -55,22 +55,6 @@ async def test_what_does_not_fit_is_refused(device: accel.Device) -> None:
         blas.trsm(stack, await device.zeros((3, 3, 3))),
         blas.trsm(stack, b, out=b),
         blas.trsm(a, b, out=await device.zeros((2, 3))),
-        blas.symm(x, b),
-        blas.symm(stack, stack[:1]),
-        blas.symm(stack, b, out=await device.zeros((3, 2))),
-        blas.symm(stack, b, beta=1.0),
-        blas.symm(a, stack, out=stack),
-        blas.hemm(stack, b, side="right"),
-        blas.syrk(x),
-        blas.syrk(stack, out=await device.zeros((3, 3))),
-        blas.herk(stack, beta=1.0),
-        blas.herk(await device.zeros((1, 2, 3, 3))),
-        blas.geam(stack, x),
-        blas.geam(stack, stack[:1]),
-        blas.geam(stack, b),
-        blas.geam(a, stack, out=a),
-        blas.geam(stack, a, out=a),
-        blas.geam(stack, stack, transpose_b=True, out=stack),
         blas.symm(b, b),
         blas.symm(a, b, side="right"),
         blas.symm(a, b, beta=2.0),
@@ -94,6 +78,32 @@ async def test_what_does_not_fit_is_refused(device: accel.Device) -> None:
         *(blas.swap(row[:1], row[1:2]), blas.rot(row[:1], row[1:2], 1.0, 0.0)),
     ):
         await failure(refused, accel.UnsupportedError)
+
+
+async def test_batches_that_do_not_fit_are_refused(device: accel.Device) -> None:
+    blas: Any = device.blas
+    a, b, x, stack = [await device.zeros(shape) for shape in ((3, 3), (3, 2), (3,), (2, 3, 3))]
+    for wrong in (
+        blas.symm(x, b),
+        blas.symm(stack, stack[:1]),
+        blas.symm(stack, b, out=await device.zeros((3, 2))),
+        blas.symm(stack, b, beta=1.0),
+        blas.symm(a, stack, out=stack),
+        blas.hemm(stack, b, side="right"),
+        blas.syrk(x),
+        blas.syrk(stack, out=await device.zeros((3, 3))),
+        blas.herk(stack, beta=1.0),
+        blas.herk(await device.zeros((1, 2, 3, 3))),
+        blas.geam(stack, x),
+        blas.geam(stack, stack[:1]),
+        blas.geam(stack, b),
+        blas.geam(a, stack, out=a),
+        blas.geam(stack, a, out=a),
+        blas.geam(stack, stack, transpose_b=True, out=stack),
+    ):
+        error = await failure(wrong, accel.InvalidArgumentError)
+        assert error.remedy, error
+        assert error.op, error
 
 
 async def test_products_are_solved_for_what_was_multiplied(device: accel.Device, rng: np.random.Generator) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 from accel.compute import Transpose
 from accel.cpu import costs
 from accel.cpu.views import Array, array, operand
-from accel.ops.blas_operands import applied
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,6 +28,11 @@ def _applied(a: Array, transpose: Transpose) -> Array:
         return a
     turned = a.swapaxes(-1, -2)
     return np.conjugate(turned) if transpose is Transpose.CONJUGATE and a.dtype.kind == "c" else turned
+
+
+def _shape(a: Array, transpose: Transpose) -> tuple[int, ...]:
+    """Return the shape of ``op(a)`` of one matrix."""
+    return a.shape[-2:] if transpose is Transpose.NONE else a.shape[-2:][::-1]
 
 
 def _triangle(a: Array, op: Any) -> Array:
@@ -131,7 +135,7 @@ def _finish(product: Array, out: Array, op: Any) -> None:
 
 def _update(is_hermitian: bool, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     a = operand(inputs[0], op.a)
-    n, k = applied(a.shape, op.trans)
+    n, k = _shape(a, op.trans)
     out = _result(outputs[0], op, (n, n), a)
     lane.stream.submit(partial(_update_triangle, a, out, op, is_hermitian), costs.matmul(n, n * op.batch_count, k, a.dtype))
 
@@ -153,7 +157,7 @@ def _update_triangle(a: Array, out: Array, op: Any, is_hermitian: bool) -> None:
 
 def _geam(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     a, b = operand(inputs[0], op.a), operand(inputs[1], op.b)
-    out = _result(outputs[0], op, applied(a.shape, op.transpose_a), a, b)
+    out = _result(outputs[0], op, _shape(a, op.transpose_a), a, b)
     terms = (op.alpha, a, op.transpose_a), (op.beta, b, op.transpose_b)
     lane.stream.submit(partial(_add, terms, out), costs.elements(5 * out.size, out.dtype))
 
