@@ -323,7 +323,7 @@ class Geam(FamilyOp):
                 remedy="Give matrices of one shape, with transpose_a= or transpose_b= where they lie the other way round.",
             )
         for name, ref, transpose in (("a", a, self.transpose_a), ("b", b, self.transpose_b)):
-            check = in_place_or_apart if transpose_of(transpose) is _NONE and len(ref.shape) == len(shape) else not_aliased
+            check = in_place_or_apart if transpose_of(transpose) is _NONE else not_aliased
             check(self.out, **{name: ref})
         writes, creates = result_in(self.out, shape, dtype)
         return Plan((a, b), writes, creates, dtype=dtype)

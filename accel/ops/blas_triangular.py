@@ -181,10 +181,7 @@ class TriangularMatrix(FamilyOp):
             )
         shape = (*batch, *b.shape[-2:])
         not_aliased(self.out, a=a)
-        if len(b.shape) == len(shape):
-            in_place_or_apart(self.out, b=b)
-        else:
-            not_aliased(self.out, b=b)
+        in_place_or_apart(self.out, b=b)
         writes, creates = result_in(self.out, shape, dtype)
         return Plan((a, b), writes, creates, dtype=dtype)
 

@@ -82,7 +82,7 @@ async def test_what_does_not_fit_is_refused(device: accel.Device) -> None:
 
 async def test_batches_that_do_not_fit_are_refused(device: accel.Device) -> None:
     blas: Any = device.blas
-    a, b, x, stack = [await device.zeros(shape) for shape in ((3, 3), (3, 2), (3,), (2, 3, 3))]
+    a, b, x, stack, out = [await device.zeros(shape) for shape in ((3, 3), (3, 2), (3,), (2, 3, 3), (2, 3, 3))]
     for wrong in (
         blas.symm(x, b),
         blas.symm(stack, stack[:1]),
@@ -99,6 +99,8 @@ async def test_batches_that_do_not_fit_are_refused(device: accel.Device) -> None
         blas.geam(stack, b),
         blas.geam(a, stack, out=a),
         blas.geam(stack, a, out=a),
+        blas.geam(stack, out[1], out=out),
+        blas.trmm(stack, out[1], out=out),
         blas.geam(stack, stack, transpose_b=True, out=stack),
     ):
         error = await failure(wrong, accel.InvalidArgumentError)
