@@ -32,7 +32,8 @@ def _applied(a: Array, transpose: Transpose) -> Array:
 
 def _shape(a: Array, transpose: Transpose) -> tuple[int, ...]:
     """Return the shape of ``op(a)`` of one matrix."""
-    return a.shape[-2:] if transpose is Transpose.NONE else a.shape[-2:][::-1]
+    rows, columns = a.shape[-2:]
+    return (rows, columns) if transpose is Transpose.NONE else (columns, rows)
 
 
 def _triangle(a: Array, op: Any) -> Array:
