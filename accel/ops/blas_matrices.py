@@ -11,11 +11,13 @@ from accel.ops.base import FamilyOp, Plan, in_place_or_apart, not_aliased, opera
 from accel.ops.blas_operands import (
     TransposeField,
     applied,
+    batch_of,
     check_factors,
     check_flags,
     check_side,
     check_square,
     check_vendor_dtype,
+    count_of,
     is_stored,
     no_out,
     normalize,
@@ -85,11 +87,12 @@ class Symmetric(FamilyOp):
     Parameters
     ----------
     a
-        (n, n), of float32, float64, complex64 or complex128. One triangle of it is read.
+        (n, n) or (batch, n, n), of float32, float64, complex64 or complex128. One triangle of a matrix is read.
     b
-        (n, columns) with ``side="left"``, (rows, n) with ``side="right"``, of the same dtype.
+        (n, columns) with ``side="left"``, (rows, n) with ``side="right"``; or (batch, ...). Of the same dtype.
+        One of a and b may be a single matrix, used for the whole batch.
     out
-        Of the shape of b; needed where ``beta`` is not 0. It is apart from ``a`` and ``b``.
+        Of the result's shape, which is that of b or of a batch of such; needed where ``beta`` is not 0. It is apart from ``a`` and ``b``.
     alpha, beta
         Scaling factors. With ``beta == 0`` the old contents of ``out`` are not read.
     side
@@ -120,23 +123,29 @@ class Symmetric(FamilyOp):
         """Convert fields; see :mod:`accel.ops.fields`."""
         normalize(self, (), ("alpha", "beta"))
 
+    @property
+    def batch_count(self) -> int:
+        """Number of products."""
+        return count_of(self.a, self.b)
+
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        a, b = operand("a", self.a, ndim=2), operand("b", self.b, ndim=2)
+        a, b = operand("a", self.a), operand("b", self.b)
         dtype = same_dtype(a=a, b=b)
         check_vendor_dtype(self, dtype)
         check_side(self.side)
         check_flags(lower=self.lower)
         check_factors(dtype, alpha=self.alpha, beta=self.beta)
+        batch = batch_of(a=a, b=b)
         check_square(a)
-        if a.shape[0] != b.shape[0 if self.side == "left" else 1]:
+        if a.shape[-1] != b.shape[-2 if self.side == "left" else -1]:
             raise InvalidArgumentError(
                 f"a has shape {a.shape} and b {b.shape}, with a on the {self.side}", remedy="Give matrices that fit, or the other side=."
             )
         if self.beta and self.out is None:
             raise no_out()
         not_aliased(self.out, a=a, b=b)
-        writes, creates = result_in(self.out, b.shape, dtype)
+        writes, creates = result_in(self.out, (*batch, *b.shape[-2:]), dtype)
         return Plan((a, b), writes, creates, dtype=dtype, updates=bool(self.beta))
 
 
@@ -164,9 +173,10 @@ class Update(FamilyOp):
     Parameters
     ----------
     a
-        (n, k), or (k, n) where it is transposed, of float32, float64, complex64 or complex128.
+        (n, k), or (k, n) where it is transposed; or (batch, ...). Of float32, float64, complex64 or complex128.
     out
-        (n, n); needed where ``beta`` is not 0. Its other triangle stays as it is; that of a new buffer is 0. It is apart from ``a``.
+        (n, n) or (batch, n, n), as ``a`` is; needed where ``beta`` is not 0. The other triangle stays as it is; that of a new buffer is 0.
+        It is apart from ``a``.
     alpha, beta
         Scaling factors. With ``beta == 0`` the old contents of the triangle are not read.
     lower
@@ -198,13 +208,18 @@ class Update(FamilyOp):
         """Convert fields; see :mod:`accel.ops.fields`."""
         normalize(self, ("trans",), ("alpha", "beta"))
 
+    @property
+    def batch_count(self) -> int:
+        """Number of matrices that are multiplied by themselves."""
+        return count_of(self.a)
+
     def takes_strided(self, ref: AccelRef) -> bool:
         """See :meth:`KernelOp.takes_strided`."""
         return ref is self.a and ref is not self.out and is_stored(ref, _CONJUGATE)
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        a = operand("a", self.a, ndim=2)
+        a = operand("a", self.a)
         check_vendor_dtype(self, a.dtype)
         check_flags(lower=self.lower)
         if a.dtype.is_complex and transpose_of(self.trans) is self.refused:
@@ -213,11 +228,12 @@ class Update(FamilyOp):
                 remedy="Use herk with trans='c', or syrk with trans='t'.",
             )
         self._check_factors()
+        batch = batch_of(a=a)
         if self.beta and self.out is None:
             raise no_out()
         not_aliased(self.out, a=a)
         n = applied(a.shape, transpose_of(self.trans))[0]
-        writes, creates = result_in(self.out, (n, n), a.dtype)
+        writes, creates = result_in(self.out, (*batch, n, n), a.dtype)
         # The other triangle of out is left as it is.
         return Plan((a,), writes, creates, dtype=a.dtype, updates=True)
 
@@ -256,13 +272,14 @@ class Geam(FamilyOp):
     Parameters
     ----------
     a, b
-        Matrices of one dtype, float32, float64, complex64 or complex128, with ``op(a)`` and ``op(b)`` of one shape.
+        Matrices, or batches (batch, ...), of one dtype, float32, float64, complex64 or complex128, with ``op(a)`` and ``op(b)`` of one shape.
+        One of a and b may be a single matrix, used for the whole batch.
     alpha, beta
         Scaling factors. A matrix whose factor is 0 is not read.
     transpose_a, transpose_b
-        What ``op`` does.
+        What ``op`` does to each matrix.
     out
-        Buffer of the result's shape. It may be an operand that is not transposed.
+        Buffer of the result's shape. It may be an operand of that shape that is not transposed.
 
     Raises
     ------
@@ -288,14 +305,19 @@ class Geam(FamilyOp):
         """Convert fields; see :mod:`accel.ops.fields`."""
         normalize(self, ("transpose_a", "transpose_b"), ("alpha", "beta"))
 
+    @property
+    def batch_count(self) -> int:
+        """Number of sums."""
+        return count_of(self.a, self.b)
+
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
-        a, b = operand("a", self.a, ndim=2), operand("b", self.b, ndim=2)
+        a, b = operand("a", self.a), operand("b", self.b)
         dtype = same_dtype(a=a, b=b)
         check_vendor_dtype(self, dtype)
         check_factors(dtype, alpha=self.alpha, beta=self.beta)
-        shape = applied(a.shape, transpose_of(self.transpose_a))
-        if applied(b.shape, transpose_of(self.transpose_b)) != shape:
+        shape = (*batch_of(a=a, b=b), *applied(a.shape, transpose_of(self.transpose_a)))
+        if applied(b.shape, transpose_of(self.transpose_b)) != shape[-2:]:
             raise InvalidArgumentError(
                 f"op(a) and op(b) differ in shape (a has {a.shape}, b has {b.shape})",
                 remedy="Give matrices of one shape, with transpose_a= or transpose_b= where they lie the other way round.",

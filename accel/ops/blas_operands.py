@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from accel.ref import AccelRef
 
 __all__ = [
-    "TransposeField", "applied", "are_rows", "check_factors", "check_flags", "check_side", "check_square", "check_tf32",
-    "check_vendor_dtype", "is_stored", "no_out", "no_product", "normalize", "same_shape", "stored", "transpose_of",
+    "TransposeField", "applied", "are_rows", "batch_of", "check_factors", "check_flags", "check_side", "check_square", "check_tf32",
+    "check_vendor_dtype", "count_of", "is_stored", "no_out", "no_product", "normalize", "same_shape", "stored", "transpose_of",
 ]  # fmt: skip
 
 TransposeField: TypeAlias = bool | TransposeName | Transpose
@@ -44,6 +44,29 @@ def applied(shape: Shape, transpose: Transpose) -> Shape:
     """Return the shape of ``op(A)``."""
     rows, columns = shape[-2:]
     return (rows, columns) if transpose is _NONE else (columns, rows)
+
+
+def batch_of(**refs: AccelRef) -> Shape:
+    """Return the dimensions that a result has before those of a matrix: of single matrices none, else how many matrices there are.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If an operand is neither a matrix nor a batch of them, or batches differ in length.
+    """
+    if not {len(ref.shape) for ref in refs.values()} <= {2, 3}:
+        listing = " and ".join(f"{name} has shape {ref.shape}" for name, ref in refs.items())
+        raise InvalidArgumentError(listing, remedy="Give (rows, columns) or (batch, rows, columns).")
+    counts = {name: ref.shape[0] for name, ref in refs.items() if len(ref.shape) == 3}
+    if len(set(counts.values())) > 1:
+        listing = " and ".join(f"{name} has {count} matrices" for name, count in counts.items())
+        raise InvalidArgumentError(listing, remedy="Give both as many.")
+    return tuple(set(counts.values()))
+
+
+def count_of(*refs: AccelRef) -> int:
+    """Return how many matrices operands are, whose batches have one length."""
+    return next((ref.shape[0] for ref in refs if len(ref.shape) == 3), 1)
 
 
 def check_factors(dtype: DType, **factors: complex) -> None:

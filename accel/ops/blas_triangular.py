@@ -10,11 +10,13 @@ from accel.errors import InvalidArgumentError
 from accel.ops.base import FamilyOp, Plan, in_place_or_apart, not_aliased, operand, result_in, same_dtype
 from accel.ops.blas_operands import (
     TransposeField,
+    batch_of,
     check_factors,
     check_flags,
     check_side,
     check_square,
     check_vendor_dtype,
+    count_of,
     is_stored,
     normalize,
     transpose_of,
@@ -157,7 +159,7 @@ class TriangularMatrix(FamilyOp):
     @property
     def batch_count(self) -> int:
         """Number of matrices that are multiplied or solved for."""
-        return next((ref.shape[0] for ref in (self.a, self.b) if len(ref.shape) == 3), 1)
+        return count_of(self.a, self.b)
 
     def takes_strided(self, ref: AccelRef) -> bool:
         """See :meth:`KernelOp.takes_strided`."""
@@ -171,22 +173,15 @@ class TriangularMatrix(FamilyOp):
         check_side(self.side)
         check_flags(lower=self.lower, unit_diagonal=self.unit_diagonal)
         check_factors(dtype, alpha=self.alpha)
-        if not {len(a.shape), len(b.shape)} <= {2, 3}:
-            raise InvalidArgumentError(f"a has shape {a.shape} and b {b.shape}", remedy="Give (rows, columns) or (batch, rows, columns).")
+        batch = batch_of(a=a, b=b)
         check_square(a)
-        stacks = {ref.shape[0] for ref in (a, b) if len(ref.shape) == 3}
-        if len(stacks) > 1:
-            raise InvalidArgumentError(f"a has {a.shape[0]} matrices and b has {b.shape[0]}", remedy="Give both as many.")
         if a.shape[-1] != b.shape[-2 if self.side == "left" else -1]:
             raise InvalidArgumentError(
                 f"a has shape {a.shape} and b {b.shape}, with a on the {self.side}", remedy="Give matrices that fit, or the other side=."
             )
-        shape = (*stacks, *b.shape[-2:])
+        shape = (*batch, *b.shape[-2:])
         not_aliased(self.out, a=a)
-        if len(b.shape) == len(shape):
-            in_place_or_apart(self.out, b=b)
-        else:
-            not_aliased(self.out, b=b)
+        in_place_or_apart(self.out, b=b)
         writes, creates = result_in(self.out, shape, dtype)
         return Plan((a, b), writes, creates, dtype=dtype)
 

@@ -20,7 +20,7 @@ __all__ = ["PART"]
 
 _ALIGNMENT = 16
 _QUICK = 64
-"""How many products of a group the loop's thread enqueues."""
+"""How many calls of a group or batch the loop's thread enqueues."""
 
 
 def gemm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -120,11 +120,13 @@ def _prepare(compute: Any) -> None:
 _TYPED = {**blas_vectors.KERNELS, **blas_matrices.KERNELS}
 
 
+def _lacks_for_batch(lane: Any, op: Any) -> bool:
+    return not lane.compute.has_blas or blas_matrices.count_calls(op) > _QUICK
+
+
 def _lacks_for_group(lane: Any, op: Any) -> bool:
     return not lane.compute.has_blas or len(op.a) > _QUICK
 
-
-_TRIANGULAR = ("trmv", "trsv", "trmm", "trsm")
 
 PART = CudaPart(
     libraries=(CUBLAS,),
@@ -138,7 +140,8 @@ PART = CudaPart(
     programs=(Source("blas", lambda code: ("blas.cu", ""), functions=("index", "addresses")),),
     program=dict.fromkeys(("iamax", "iamin", "trsm"), _program),
     lacks={
-        **dict.fromkeys(("gemm", "gemm_batched", "gemv", *_TYPED), _lacks_handle),
+        **dict.fromkeys(("gemm", "gemm_batched", "gemv", *blas_vectors.KERNELS), _lacks_handle),
+        **dict.fromkeys(blas_matrices.KERNELS, _lacks_for_batch),
         "gemm_grouped": _lacks_for_group,
     },
     signatures={
@@ -151,8 +154,8 @@ PART = CudaPart(
     # A product whose sums are split over blocks takes two launches.
     commands={
         **dict.fromkeys(("gemm", "gemm_batched", "gemv"), 2),
-        **dict.fromkeys(_TYPED, 3),
-        **dict.fromkeys(_TRIANGULAR, blas_matrices.commands),
+        **dict.fromkeys(blas_vectors.KERNELS, 3),
+        **dict.fromkeys(blas_matrices.KERNELS, blas_matrices.commands),
         "gemm_grouped": lambda op: 2 * len(op.a),
     },
     workspaces=1,

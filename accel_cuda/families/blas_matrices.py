@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accel import DType, Transpose
 from accel.ops.blas import stored
+from accel.ops.blas_operands import applied
 from accel_cuda.families.cublas import ADDRESSES
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from accel.backend import Kernel
     from accel_cuda.core.stream import CudaStream
 
-__all__ = ["KERNELS", "commands", "write_addresses"]
+__all__ = ["KERNELS", "commands", "count_calls", "write_addresses"]
 
 _WORD = 8
 """Bytes of an address."""
@@ -34,6 +35,10 @@ _FEW, _LARGE = 8, 64
 _TOGETHER = ADDRESSES // (2 * _WORD)
 # Rows of a triangle for which a solution takes a launch, and launches besides these.
 _ROWS_PER_LAUNCH, _LAUNCHES = 16, 4
+# Commands of any other call: a product whose sums are split over blocks takes two launches, and there may be a fill or a copy.
+_PER_CALL = 3
+# The most elements of matrices of which a batch is added in one call behind copies of a single one: with more, the copies take longer than calls do.
+_SMALL = 1 << 16
 
 
 def write_addresses(stream: CudaStream, out: int, first: int, step: int, count: int) -> None:
@@ -85,21 +90,23 @@ def _triangular_vector(kind: str, lane: Any, op: Any, inputs: Sequence[int], out
 
 
 def _matrices(op: Any, inputs: Sequence[int], out: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the addresses of a, b and the result, and how many rows these have, for each call: cuBLAS has no strided batches of triangles.
+    """Yield the addresses of a, b and the result, and how many rows these have, for each call: cuBLAS has no strided batches with one triangle.
 
     With one triangle on the right, the rows of a batch are those of one matrix.
     """
     a, b = inputs
     rows, columns = op.b.shape[-2:]
-    count = op.batch_count
-    step_a = _apart(op.a)
-    nbytes = rows * columns * op.b.dtype.itemsize
-    step_b = nbytes if len(op.b.shape) == 3 else 0
-    if not step_a and op.side == "right":
-        yield a, b, out, rows * count
+    if _has_one_call(op):
+        yield a, b, out, rows * op.batch_count
         return
-    for i in range(count):
-        yield a + i * step_a, b + i * step_b, out + i * nbytes, rows
+    step_a, step_b, step = _apart(op.a), _apart(op.b), rows * columns * op.b.dtype.itemsize
+    for i in range(op.batch_count):
+        yield a + i * step_a, b + i * step_b, out + i * step, rows
+
+
+def _has_one_call(op: Any) -> bool:
+    """Return whether the batch of a product with one triangle, if there is one, is one matrix of more rows."""
+    return len(op.a.shape) == 2 and (op.side == "right" or len(op.b.shape) == 2)
 
 
 def _is_empty(op: Any) -> bool:
@@ -160,59 +167,132 @@ def _solve_together(lane: Any, op: Any, inputs: Sequence[int], result: int, form
 
 
 def _apart(a: Any) -> int:
-    """Return how many bytes the triangles of several lie apart; 0 of one."""
+    """Return how many bytes the matrices of several lie apart; 0 of one."""
     if len(a.shape) == 2:
         return 0
-    step: int = a.strides[0] if a.is_strided else a.shape[-1] ** 2
+    step: int = a.strides[0] if a.is_strided else a.shape[-2] * a.shape[-1]
     return step * int(a.dtype.itemsize)
 
 
 def _symmetric(kind: str, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    (a, b), dtype = inputs, op.a.dtype
-    (n, _), (rows, columns) = op.a.shape, op.b.shape
+    dtype, n, columns = op.a.dtype, op.a.shape[-1], op.b.shape[-1]
     lane.stream.ready()
-    if rows and columns:
-        blas = lane.compute.prepare_blas()
-        alpha, beta = blas.factors(dtype, op.alpha, op.beta)
-        name = f"{_LETTERS[dtype]}{kind if dtype.is_complex else 'symm'}_64"
-        side, fill = blas.side[_OTHER_SIDE[op.side]], blas.fill[not op.lower]
-        blas.call(name, side, fill, columns, rows, alpha, a, n, b, columns, beta, outputs[0], columns)
+    if _is_empty(op):
+        return
+    blas = lane.compute.prepare_blas()
+    alpha, beta = blas.factors(dtype, op.alpha, op.beta)
+    name = f"{_LETTERS[dtype]}{kind if dtype.is_complex else 'symm'}_64"
+    side, fill = blas.side[_OTHER_SIDE[op.side]], blas.fill[not op.lower]
+    for a, b, out, rows in _matrices(op, inputs, outputs[0]):
+        blas.call(name, side, fill, columns, rows, alpha, a, n, b, columns, beta, out, columns)
 
 
 def _update(kind: str, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Compute one triangle; the other one of a new buffer is 0."""
-    a, dtype, out = op.a, op.a.dtype, outputs[0]
-    n, k = a.shape if op.trans is _NONE else a.shape[::-1]
+    a, dtype, out, count = op.a, op.a.dtype, outputs[0], op.batch_count
+    n, k = applied(a.shape, op.trans)
     lane.stream.ready()
-    if not n:
+    if not n or not count:
         return
     blas = lane.compute.prepare_blas()
     if op.out is None:
-        lane.stream.fill(out, bytes(dtype.itemsize), n * n)
+        lane.stream.fill(out, bytes(dtype.itemsize), count * n * n)
     alpha, beta = blas.factors(dtype, op.alpha, op.beta)
     turn = _CONJUGATE if kind == "herk" and dtype.is_complex else _TURNED
     trans = blas.operation(dtype)[turn if op.trans is _NONE else _NONE]
     name = f"{_LETTERS[dtype]}{kind if dtype.is_complex else 'syrk'}_64"
-    blas.call(name, blas.fill[not op.lower], trans, n, k, alpha, inputs[0], stored(a, _NONE)[0], beta, out, n)
+    fill, ld, apart, step = blas.fill[not op.lower], stored(a, _NONE)[0], _apart(a), n * n * dtype.itemsize
+    for i in range(count):
+        blas.call(name, fill, trans, n, k, alpha, inputs[0] + i * apart, ld, beta, out + i * step, n)
+
+
+class _Term(NamedTuple):
+    """An operand of a sum: where it is, how many bytes its matrices lie apart (0 of one), its leading dimension and what is done to it."""
+
+    factor: int
+    place: int
+    apart: int
+    ld: int
+    turn: Transpose
 
 
 def _geam(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    (a, b), dtype = inputs, op.a.dtype
-    rows, columns = op.a.shape if op.transpose_a is _NONE else op.a.shape[::-1]
+    """Add matrices. cuBLAS has no batches of sums: where nothing is transposed, the rows of a batch are those of one matrix."""
+    dtype, count, out = op.a.dtype, op.batch_count, outputs[0]
+    rows, columns = applied(op.a.shape, op.transpose_a)
     lane.stream.ready()
-    if rows and columns:
-        blas = lane.compute.prepare_blas()
-        operation = blas.operation(dtype)
-        alpha, beta = blas.factors(dtype, op.alpha, op.beta)
-        name = f"{_LETTERS[dtype]}geam_64"
-        turn_a, turn_b = operation[op.transpose_a], operation[op.transpose_b]
-        blas.call(name, turn_a, turn_b, columns, rows, alpha, a, op.a.shape[1], beta, b, op.b.shape[1], outputs[0], columns)
+    if not (rows and columns and count):
+        return
+    blas = lane.compute.prepare_blas()
+    alpha, beta = blas.factors(dtype, op.alpha, op.beta)
+    a = _Term(alpha, inputs[0], _apart(op.a), op.a.shape[-1], op.transpose_a)
+    b = _Term(beta, inputs[1], _apart(op.b), op.b.shape[-1], op.transpose_b)
+    operation, name, step = blas.operation(dtype), f"{_LETTERS[dtype]}geam_64", rows * columns * dtype.itemsize
+
+    def add(first: _Term, second: _Term, height: int, i: int = 0) -> None:
+        blas.call(
+            name, operation[first.turn], operation[second.turn], columns, height, first.factor, first.place + i * first.apart, first.ld,
+            second.factor, second.place + i * second.apart, second.ld, out + i * step, columns,
+        )  # fmt: skip
+
+    if _is_tall(op):
+        add(a, b, rows * count)
+        return
+    one, many = (b, a) if len(op.a.shape) == 3 else (a, b)
+    if not _is_spread(op) or many.place == out:
+        for i in range(count):
+            add(a, b, rows, i)
+    else:
+        # The single matrix is copied into the result as often as it is needed, in twice as many places each time; the batch is added to it.
+        lane.stream.copy(out, one.place, step)
+        filled = 1
+        while filled < count:
+            more = min(filled, count - filled)
+            lane.stream.copy(out + filled * step, out, more * step)
+            filled += more
+        add(many, one._replace(place=out), rows * count)
+
+
+def _is_tall(op: Any) -> bool:
+    """Return whether a sum is one of two matrices, which may be those whose rows are those of batches."""
+    if len(op.a.shape) == len(op.b.shape) == 2:
+        return True
+    return len(op.a.shape) == len(op.b.shape) and op.transpose_a is _NONE and op.transpose_b is _NONE
+
+
+def _is_spread(op: Any) -> bool:
+    """Return whether a single matrix is copied into the result, unless that is the batch itself, and many small matrices are then added to it in one call."""
+    if op.transpose_a is not _NONE or op.transpose_b is not _NONE or len(op.a.shape) == len(op.b.shape):
+        return False
+    # A matrix whose factor is 0 is not read.
+    factor = op.alpha if len(op.a.shape) == 2 else op.beta
+    return bool(factor) and op.batch_count > _FEW and op.a.shape[-2] * op.a.shape[-1] <= _SMALL
+
+
+def _count_matrices(op: Any) -> int:
+    """Return how many matrices cuBLAS is called for, at most."""
+    count: int = getattr(op, "batch_count", 1)
+    if count <= 1 or op.kind in ("syrk", "herk"):
+        return count
+    is_one = _is_tall(op) or (_is_spread(op) and op.out is None) if op.kind == "geam" else _has_one_call(op)
+    return 1 if is_one else count
+
+
+def count_calls(op: Any) -> int:
+    """Return how many calls an op takes at most; those that fill, copy and write addresses beside a call are not counted."""
+    count = _count_matrices(op)
+    # A single right-hand side is copied for each matrix.
+    return -(-count // _TOGETHER) if op.kind == "trsm" and len(op.b.shape) == 3 and _is_together(op) else count
 
 
 def commands(op: Any) -> int:
-    """Return how many commands an op on a triangle enqueues at most: a copy, and what cuBLAS launches for blocks of rows, for each matrix."""
-    each: int = _LAUNCHES + op.a.shape[-1] // _ROWS_PER_LAUNCH
-    return each * (op.batch_count if op.kind in ("trmm", "trsm") else 1)
+    """Return how many commands an op enqueues at most."""
+    count = _count_matrices(op)
+    if op.kind in ("trmv", "trsv", "trmm", "trsm"):
+        # A copy, and what cuBLAS launches for blocks of rows, for each matrix.
+        each: int = _LAUNCHES + op.a.shape[-1] // _ROWS_PER_LAUNCH
+        return each * count
+    return _PER_CALL * count + (1 + int(op.batch_count).bit_length() if op.kind == "geam" and _is_spread(op) else 0)
 
 
 KERNELS: Mapping[str, Kernel] = {

@@ -111,8 +111,8 @@ def test_what_one_lane_has_loaded_the_others_have(blocking: Blocking) -> None:
 
 
 def solve(dtype: DType = DType.FLOAT32, lower: bool = False, batch: int = 1) -> Any:
-    a = SimpleNamespace(shape=(400, 400), dtype=dtype, offset=0, is_strided=False)
-    return SimpleNamespace(kind="trsm", library="blas", a=a, b=a, out=None, lower=lower, batch_count=batch)
+    a = SimpleNamespace(shape=(batch, 400, 400) if batch > 1 else (400, 400), dtype=dtype, offset=0, is_strided=False)
+    return SimpleNamespace(kind="trsm", library="blas", a=a, b=a, out=None, side="left", lower=lower, batch_count=batch)
 
 
 def test_a_typed_call_is_beside_the_first_time_for_each_form_and_dtype(blocking: Blocking) -> None:
@@ -130,6 +130,18 @@ def test_a_solution_counts_the_launches_of_its_rows_and_matrices() -> None:
     count = PARTS["blas"].commands["trsm"]
     assert callable(count)
     assert count(solve(batch=3)) == 3 * count(solve()) > 3 * 400 // 64
+
+
+def test_a_batch_of_many_calls_is_always_enqueued_off_the_loop(blocking: Blocking) -> None:
+    lane = Lane()
+    lane.compute.has_blas = True
+    for batch, may_block in ((3, False), (100, False), (10000, False)):
+        run(blocking, lane, solve(batch=batch))
+        assert blocking.may_block(lane, solve(batch=batch)) is may_block
+    few, many = (SimpleNamespace(**{**vars(solve(batch=batch)), "kind": "trmm"}) for batch in (3, 100))
+    for op in (few, many):
+        run(blocking, lane, op)
+        assert blocking.may_block(lane, op) is (op is many)
 
 
 def test_only_so_many_signatures_are_remembered(blocking: Blocking, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from accel_cuda.families import blas, blas_matrices, blas_vectors
 from accel_cuda.families.cublas import CUBLAS, Blas
 from tests.cuda_support import Numbers
 from tests.cuda_twins import HOST, ROOM, ColumnMajor, Stream, product
+from tests.device_support import opened
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,16 +36,42 @@ def library(monkeypatch: pytest.MonkeyPatch) -> ColumnMajor:
     return cublas
 
 
+class Counted(Stream):
+    """Counts what is enqueued besides calls of the library."""
+
+    enqueued = 0
+
+    def copy(self, destination: int, source: int, nbytes: int) -> None:
+        self.enqueued += 1
+        super().copy(destination, source, nbytes)
+
+    def fill(self, destination: int, pattern: bytes, count: int) -> None:
+        self.enqueued += 1
+        super().fill(destination, pattern, count)
+
+    def launch(self, function: str, blocks: int, threads: int, out: int, *arguments: int) -> None:
+        self.enqueued += 1
+        super().launch(function, blocks, threads, out, *arguments)
+
+
 @pytest.fixture
 def lane(library: ColumnMajor) -> Any:
-    stream: Any = Stream()
+    stream: Any = Counted()
     blas = Blas(stream, ROOM.ctypes.data, ROOM.nbytes)
     return SimpleNamespace(stream=stream, compute=SimpleNamespace(prepare_blas=lambda: blas, product=product))
 
 
 async def test_every_sample_is_right_on_a_column_major_blas(lane: Any, library: ColumnMajor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def counted(kernel: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        called, enqueued = len(library.called), lane.stream.enqueued
+        kernel(lane, op, inputs, outputs)
+        if op.kind in blas_matrices.KERNELS:
+            calls = len(library.called) - called
+            assert calls <= blas_matrices.count_calls(op), op
+            assert calls + lane.stream.enqueued - enqueued <= blas_matrices.commands(op), op
+
     def beside(kernel: Any, cpu_lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        cpu_lane.stream.submit(partial(kernel, lane, op, inputs, outputs), 0.0)
+        cpu_lane.stream.submit(partial(counted, kernel, op, inputs, outputs), 0.0)
 
     all_kernels = {**blas_vectors.KERNELS, **blas_matrices.KERNELS, "gemm_grouped": blas.gemm_grouped}
     kernels = {kind: partial(beside, kernel) for kind, kernel in all_kernels.items()}
@@ -57,6 +84,44 @@ async def test_every_sample_is_right_on_a_column_major_blas(lane: Any, library: 
     wanted = {letter + kind for letter in "sdcz" for kind in ("swap", "rot", "trmv", "trsv", "trmm", "trsm", "symm", "syrk", "geam")}
     wanted |= {"sasum", "dasum", "scasum", "dzasum", "cdotc", "zdotc", "chemm", "zhemm", "cherk", "zherk"}
     assert called >= wanted | {f"i{letter}a{which}" for letter in "sdcz" for which in ("max", "min")}
+
+
+async def test_batches_take_one_call_where_their_rows_are_those_of_one_matrix(
+    lane: Any, library: ColumnMajor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+
+    def kernel(each: Any, cpu_lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        called = len(library.called)
+        each(lane, op, inputs, outputs)
+        taken.append(len(library.called) - called)
+
+    part = PARTS["blas"]
+    kernels = {kind: partial(kernel, each) for kind, each in blas_matrices.KERNELS.items()}
+    monkeypatch.setitem(PARTS, "blas", replace(part, kernels={**part.kernels, **kernels}))
+    async with opened() as device:
+        device_blas: Any = device.blas
+        square, few, many, large = [await device.zeros(shape) for shape in ((3, 3), (2, 3, 3), (20, 3, 3), (9, 300, 300))]
+        out = await device.zeros((20, 3, 3))
+        for made, calls in (
+            (device_blas.geam(many, many), 1),
+            (device_blas.geam(many, many, out=many), 1),
+            (device_blas.geam(square, many), 1),
+            (device_blas.geam(many, square, out=out), 1),
+            (device_blas.geam(many, square, out=many), 20),
+            (device_blas.geam(many, square, beta=0.0), 20),
+            (device_blas.geam(few, square), 2),
+            (device_blas.geam(large, large[0]), 9),
+            (device_blas.geam(many, many, transpose_a=True), 20),
+            (device_blas.symm(square, many, side="right"), 1),
+            (device_blas.symm(square, many), 20),
+            (device_blas.symm(many, square, side="right"), 20),
+            (device_blas.hemm(many, many, side="right"), 20),
+            (device_blas.syrk(many), 20),
+            (device_blas.herk(square), 1),
+        ):
+            await made
+            assert taken.pop() == calls
 
 
 def test_the_pointer_mode_is_the_hosts_again_after_a_failure(lane: Any, library: ColumnMajor) -> None:

@@ -82,6 +82,45 @@ async def test_a_graph_with_results_in_device_memory_is_replayed(device: accel.D
     await graph.aclose()
 
 
+def batches(blas: Any, a: Any, b: Any, one: Any) -> list[Any]:
+    n, m = one.shape
+    return [
+        *(blas.symm(a, b), blas.hemm(a, one, alpha=2.0), blas.symm(a[0], b.reshape(-1, n), side="right")),
+        *(blas.symm(a[0], b.reshape(-1, m, n), side="right"), blas.syrk(b, lower=True), blas.herk(b[:, :, 1:], lower=True)),
+        *(blas.geam(b, b, alpha=0.5), blas.geam(b, one, beta=-1.0), blas.geam(one, b)),
+        blas.geam(b, one, transpose_a="c", transpose_b=True),
+    ]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+async def test_batches_of_symmetric_matrices_and_of_sums(device: accel.Device, rng: np.random.Generator, dtype: str) -> None:
+    """Few large ones, and more than the loop's thread enqueues; awaited and replayed."""
+    for count, n, m in ((3, 257, 130), (300, 9, 5)):
+        a, b, one = random(rng, (count, n, n), dtype), random(rng, (count, n, m), dtype), random(rng, (n, m), dtype)
+        ra, rb, rone = await device.put(a), await device.put(b), await device.put(one)
+        a, b, one = (each.astype("complex128" if dtype.startswith("complex") else "float64") for each in (a, b, one))
+        half = np.triu(a, 1)
+        symmetric, hermitian = half + half.swapaxes(1, 2) + a * np.eye(n), half + half.conj().swapaxes(1, 2) + a.real * np.eye(n)
+        triangle, turned = np.tri(n, dtype=bool), b.swapaxes(1, 2)
+        expected = [
+            *(symmetric @ b, 2 * hermitian @ one, b.reshape(-1, n) @ symmetric[0]),
+            *(b.reshape(-1, m, n) @ symmetric[0], np.where(triangle, b @ turned, 0)),
+            np.where(triangle, b[:, :, 1:] @ turned[:, 1:].conj(), 0),
+            *(1.5 * b, b - one, one + b, turned.conj() + one.T),
+        ]
+        limit = TOLERANCE[dtype] * n
+        for i, (call, right) in enumerate(zip(batches(device.blas, ra, rb, rone), expected, strict=True)):
+            np.testing.assert_allclose(await device.get(await call), right, rtol=0, atol=limit, err_msg=f"{count} of {n}, call {i}")
+        async with device.graph() as graph:
+            results = batches(graph.blas, ra, rb, rone)
+            graph.blas.geam(rb, rone, out=rb)
+        await graph.replay()
+        for i, (ref, right) in enumerate(zip(results, expected, strict=True)):
+            np.testing.assert_allclose(await device.get(ref), right, rtol=0, atol=limit, err_msg=f"{count} of {n}, replayed {i}")
+        np.testing.assert_allclose(await device.get(rb), b + one, rtol=0, atol=limit)
+        await graph.aclose()
+
+
 async def test_many_in_flight_and_products_between_keep_their_factors(device: accel.Device, rng: np.random.Generator) -> None:
     """The host's pointer mode holds for what follows a call with a result in device memory."""
     a = rng.standard_normal((64, 64)).astype(np.float32)

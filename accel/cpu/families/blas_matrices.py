@@ -30,6 +30,12 @@ def _applied(a: Array, transpose: Transpose) -> Array:
     return np.conjugate(turned) if transpose is Transpose.CONJUGATE and a.dtype.kind == "c" else turned
 
 
+def _shape(a: Array, transpose: Transpose) -> tuple[int, ...]:
+    """Return the shape of ``op(a)`` of one matrix."""
+    rows, columns = a.shape[-2:]
+    return (rows, columns) if transpose is Transpose.NONE else (columns, rows)
+
+
 def _triangle(a: Array, op: Any) -> Array:
     """Return ``op`` of one triangle of a: the other one is 0, and the diagonal 1 where it is not read."""
     kept = np.tril(a) if op.lower else np.triu(a)
@@ -76,9 +82,15 @@ def _solve(a: Array, b: Array, out: Array, alpha: complex, op: Any, is_left: boo
         _solve_rows(triangle.swapaxes(-1, -2), out.swapaxes(-1, -2), lower=not lower)
 
 
+def _result(pointer: int, op: Any, shape: tuple[int, ...], *operands: Array) -> Array:
+    """Return the result, matrices of ``shape``: one, or as many as the operands are."""
+    batch = (op.batch_count,) if any(each.ndim == 3 for each in operands) else ()
+    return array(pointer, (*batch, *shape), operands[0].dtype)
+
+
 def _triangular(work: Any, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     a, b = operand(inputs[0], op.a), operand(inputs[1], op.b)
-    out = array(outputs[0], (*((op.batch_count,) * (3 in (a.ndim, b.ndim))), *b.shape[-2:]), b.dtype)
+    out = _result(outputs[0], op, b.shape[-2:], a, b)
     if out.size:
         n, others = a.shape[-1], out.size // a.shape[-1]
         cost = costs.matmul(n, n, others, b.dtype) + (2 * n * 3e-6 if work is _solve else 0)
@@ -95,18 +107,23 @@ def _triangular_vector(work: Any, lane: Any, op: Any, inputs: Sequence[int], out
 
 def _symmetric(is_hermitian: bool, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     a, b = operand(inputs[0], op.a), operand(inputs[1], op.b)
-    out = array(outputs[0], b.shape, b.dtype)
-    lane.stream.submit(
-        partial(_symmetric_product, a, b, out, op, is_hermitian), costs.matmul(len(a), len(a), b.size // max(len(a), 1), b.dtype)
-    )
+    out, n = _result(outputs[0], op, b.shape[-2:], a, b), a.shape[-1]
+    lane.stream.submit(partial(_symmetric_product, a, b, out, op, is_hermitian), costs.matmul(n, n, out.size // max(n, 1), b.dtype))
 
 
 @np.errstate(all="ignore")
 def _symmetric_product(a: Array, b: Array, out: Array, op: Any, is_hermitian: bool) -> None:
     half = np.tril(a, -1) if op.lower else np.triu(a, 1)
-    diagonal = np.diagonal(a)
-    whole = half + (half.conj().T if is_hermitian else half.T) + np.diag(diagonal.real if is_hermitian else diagonal)
+    whole = half + _mirrored(half, is_hermitian)
+    places = np.arange(a.shape[-1])
+    diagonal = a[..., places, places]
+    whole[..., places, places] = diagonal.real if is_hermitian else diagonal
     _finish(whole @ b if op.side == "left" else b @ whole, out, op)
+
+
+def _mirrored(a: Array, is_conjugate: bool) -> Array:
+    turned = a.swapaxes(-1, -2)
+    return turned.conj() if is_conjugate else turned
 
 
 def _finish(product: Array, out: Array, op: Any) -> None:
@@ -119,19 +136,21 @@ def _finish(product: Array, out: Array, op: Any) -> None:
 
 def _update(is_hermitian: bool, lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     a = operand(inputs[0], op.a)
-    n, k = a.shape if op.trans is Transpose.NONE else a.shape[::-1]
-    out = array(outputs[0], (n, n), a.dtype)
-    lane.stream.submit(partial(_update_triangle, a, out, op, is_hermitian), costs.matmul(n, n, k, a.dtype))
+    n, k = _shape(a, op.trans)
+    out = _result(outputs[0], op, (n, n), a)
+    lane.stream.submit(partial(_update_triangle, a, out, op, is_hermitian), costs.matmul(n, n * op.batch_count, k, a.dtype))
 
 
 @np.errstate(all="ignore")
 def _update_triangle(a: Array, out: Array, op: Any, is_hermitian: bool) -> None:
     a = _applied(a, op.trans)
     made = np.empty_like(out) if op.out is None else out.copy()
-    _finish(a @ (a.conj().T if is_hermitian else a.T), made, op)
+    _finish(a @ _mirrored(a, is_hermitian), made, op)
+    n = out.shape[-1]
     if is_hermitian and made.dtype.kind == "c":
-        np.fill_diagonal(made, np.diagonal(made).real)
-    kept = np.tri(len(out), dtype=bool)
+        places = np.arange(n)
+        made[..., places, places] = made[..., places, places].real
+    kept = np.tri(n, dtype=bool)
     np.copyto(out, made, where=kept if op.lower else kept.T)
     if op.out is None:
         np.copyto(out, 0, where=~kept if op.lower else ~kept.T)
@@ -139,7 +158,7 @@ def _update_triangle(a: Array, out: Array, op: Any, is_hermitian: bool) -> None:
 
 def _geam(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     a, b = operand(inputs[0], op.a), operand(inputs[1], op.b)
-    out = array(outputs[0], a.shape if op.transpose_a is Transpose.NONE else a.shape[::-1], a.dtype)
+    out = _result(outputs[0], op, _shape(a, op.transpose_a), a, b)
     terms = (op.alpha, a, op.transpose_a), (op.beta, b, op.transpose_b)
     lane.stream.submit(partial(_add, terms, out), costs.elements(5 * out.size, out.dtype))
 

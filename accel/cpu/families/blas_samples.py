@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from accel.cpu.views import Array
     from accel.dtype import DType
+    from accel.ops.base import Shape
 
 __all__ = ["samples"]
 
@@ -36,7 +37,9 @@ def samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield from _symmetric(rng, dtype, 65, 33, lower=True, side="left")
         yield from _updates(rng, dtype, 65, 33, lower=False, is_turned=False)
         yield from _updates(rng, dtype, 3, 0, lower=False, is_turned=False)
+        yield from _batched_products(rng, dtype)
         yield from _sums(rng, dtype)
+        yield from _batched_sums(rng, dtype)
     for dtype in (*sampling.ALL_FLOATS, *sampling.COMPLEX):
         yield from _outer(rng, dtype)
         yield from _grouped(rng, dtype)
@@ -175,20 +178,57 @@ def _batched(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
         yield _sample("trsm", (a, product.astype(dtype.numpy)), sampling.wide(x), n * error, lower=True)
 
 
-def _symmetric(rng: np.random.Generator, dtype: DType, n: int, others: int, *, lower: bool, side: str) -> Iterator[Sample]:
-    a = sampling.random(rng, (n, n), dtype)
-    b = sampling.random(rng, (n, others) if side == "left" else (others, n), dtype)
+def _symmetric(
+    rng: np.random.Generator, dtype: DType, n: int, others: int, *, lower: bool, side: str, batch_a: Shape = (), batch_b: Shape = ()
+) -> Iterator[Sample]:
+    a = sampling.random(rng, (*batch_a, n, n), dtype)
+    b = sampling.random(rng, (*batch_b, *((n, others) if side == "left" else (others, n))), dtype)
     wide_a, wide_b, error = sampling.wide(a), sampling.wide(b), sampling.sums(dtype, n)
     half = np.tril(wide_a, -1) if lower else np.triu(wide_a, 1)
-    diagonal = np.diagonal(wide_a)
-    for kind, other, middle in (("symm", half.T, diagonal), ("hemm", half.conj().T, diagonal.real)):
-        whole = half + other + np.diag(middle)
+    middle = wide_a * np.eye(n)
+    for kind, turn, diagonal in (("symm", "t", middle), ("hemm", "c", middle.real)):
+        whole = half + _applied(half, turn) + diagonal
         product = whole @ wide_b if side == "left" else wide_b @ whole
         yield _sample(kind, (a, b), 0.5 * product, error, alpha=0.5, side=side, lower=lower)
+        if batch_a or batch_b:
+            c = sampling.random(rng, product.shape, dtype)
+            options = {"alpha": -2.0, "beta": 0.5, "side": side, "lower": lower}
+            name = f"{kind} into {dtype.value} {a.shape} {b.shape} {options}"
+            updated, terms = -2 * product + 0.5 * sampling.wide(c), float(np.abs(product).max(initial=0.0))
+            yield Sample(name, partial(_into, kind, options), (a, b, c), updated, error, terms)
 
 
-def _updates(rng: np.random.Generator, dtype: DType, n: int, k: int, *, lower: bool, is_turned: bool) -> Iterator[Sample]:
-    a = sampling.random(rng, (k, n) if is_turned else (n, k), dtype)
+def _batched_products(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
+    """Yield batches of symmetric and Hermitian matrices, and of products with themselves."""
+    for batch_a, batch_b, side in itertools.product(((), (3,)), ((), (3,)), ("left", "right")):
+        if batch_a or batch_b:
+            yield from _symmetric(rng, dtype, 7, 5, lower=side == "left" or not batch_b, side=side, batch_a=batch_a, batch_b=batch_b)
+    yield from _symmetric(rng, dtype, 5, 2, lower=True, side="right", batch_a=(0,), batch_b=(0,))
+    for lower, is_turned in itertools.product((False, True), (False, True)):
+        yield from _updates(rng, dtype, 9, 4, lower=lower, is_turned=is_turned, batch=(3,))
+    yield from _updates(rng, dtype, 3, 2, lower=True, is_turned=False, batch=(0,))
+    yield from _updates(rng, dtype, 3, 0, lower=True, is_turned=True, batch=(2,))
+    # Rows that lie apart, of matrices that do too.
+    stored = sampling.random(rng, (4, 6, 8), dtype)
+    wide = sampling.wide(stored[::2, :, 1:6])
+    for kind, turn in (("syrk", "t"), ("herk", "c")):
+        yield Sample(
+            f"{kind} of a batch of views {dtype.value}",
+            partial(_of_views, kind),
+            (stored,),
+            np.tril(wide @ _applied(wide, turn)),
+            sampling.sums(dtype, 5),
+        )
+
+
+def _of_views(kind: str, blas: Any, stored: Any) -> Any:
+    return getattr(blas, kind)(stored[::2, :, 1:6], lower=True)
+
+
+def _updates(
+    rng: np.random.Generator, dtype: DType, n: int, k: int, *, lower: bool, is_turned: bool, batch: Shape = ()
+) -> Iterator[Sample]:
+    a = sampling.random(rng, (*batch, *((k, n) if is_turned else (n, k))), dtype)
     error = sampling.sums(dtype, max(k, 1))
     for kind, turn in (("syrk", "t"), ("herk", "c")):
         trans = turn if is_turned else "n"
@@ -196,13 +236,13 @@ def _updates(rng: np.random.Generator, dtype: DType, n: int, k: int, *, lower: b
         product = wide @ _applied(wide, turn)
         triangle = np.tril(product) if lower else np.triu(product)
         yield _sample(kind, (a,), 2 * triangle, error, alpha=2.0, lower=lower, trans=trans)
-        c = sampling.random(rng, (n, n), dtype)
+        c = sampling.random(rng, (*batch, n, n), dtype)
         if kind == "herk":
-            np.fill_diagonal(c, c.diagonal().real)
+            c = np.where(np.eye(n, dtype=bool), c.real, c).astype(dtype.numpy)
         kept = np.tri(n, dtype=bool) if lower else np.tri(n, dtype=bool).T
         updated = np.where(kept, product + 0.5 * sampling.wide(c), c)
         options = {"beta": 0.5, "lower": lower, "trans": trans}
-        yield Sample(f"{kind} into {dtype.value} {n} {k} {options}", partial(_into, kind, options), (a, c), updated, error)
+        yield Sample(f"{kind} into {dtype.value} {batch} {n} {k} {options}", partial(_into, kind, options), (a, c), updated, error)
 
 
 def _into(kind: str, options: dict[str, Any], blas: Any, *operands: Any) -> Any:
@@ -222,6 +262,35 @@ def _sums(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
     yield Sample(f"geam in place {dtype.value}", lambda blas, a, b: in_place(blas, a, b, a), (a, b), sampling.wide(a), 0.0)
     nothing = np.zeros((0, 4), dtype.numpy)
     yield _sample("geam", (nothing, nothing), nothing, 0.0)
+
+
+def _batched_sums(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
+    """Yield sums of batches: one longer matrix, a single matrix with few and with many others, and matrices one by one."""
+    alpha, beta = (0.5 - 1j, 2j) if dtype.is_complex else (0.5, -2.0)
+    forms = itertools.product((0, 3, 21), ("both", "a", "b"), (("n", "n"), ("t", "n"), ("n", "c"), ("c", "t")))
+    for count, batched, (turn_a, turn_b) in forms:
+        shape_a, shape_b = [(5, 3) if turn == "n" else (3, 5) for turn in (turn_a, turn_b)]
+        a = sampling.random(rng, shape_a if batched == "b" else (count, *shape_a), dtype)
+        b = sampling.random(rng, shape_b if batched == "a" else (count, *shape_b), dtype)
+        terms = alpha * _applied(sampling.wide(a), turn_a), beta * _applied(sampling.wide(b), turn_b)
+        expected, largest = terms[0] + terms[1], max(float(np.abs(term).max(initial=0.0)) for term in terms)
+        options: dict[str, Any] = {"alpha": alpha, "beta": beta, "transpose_a": turn_a, "transpose_b": turn_b}
+        yield _sample("geam", (a, b), expected, sampling.sums(dtype, 2), largest, **options)
+        if (turn_a, turn_b) == ("n", "n") and batched == "a":
+            yield Sample(
+                f"geam of {count} in place {dtype.value}",
+                partial(_into_first, {"alpha": alpha, "beta": beta}),
+                (a, b),
+                expected,
+                sampling.sums(dtype, 2),
+                largest,
+            )
+    a, b = sampling.random(rng, (20, 4, 6), dtype), np.full((4, 6), np.nan, dtype.numpy)
+    yield _sample("geam", (a, b), sampling.wide(a), 0.0, beta=0.0)  # b is not read
+
+
+def _into_first(options: dict[str, Any], blas: Any, a: Any, b: Any) -> Any:
+    return blas.geam(a, b, out=a, **options)
 
 
 def _outer(rng: np.random.Generator, dtype: DType) -> Iterator[Sample]:
