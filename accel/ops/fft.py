@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, TypeVar
 
 from accel.dtype import DType, DTypeLike
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, Shape, Spec, in_place_or_apart, number, operand, result_in
+from accel.ops.base import FamilyOp, Plan, Shape, Spec, in_place_or_apart, operand, result_in, scalar
 from accel.ops.cosine import Dct, Dst, Idct, Idst
 from accel.ops.family import Family
 from accel.ops.fields import integer, set_fields
@@ -324,12 +324,12 @@ class Fftfreq(FamilyOp):
     def __post_init__(self) -> None:
         """Convert fields."""
         remedy = "Give an int of 1 or more."
-        n, d = integer("n", self.n, remedy), number("d", self.d)
+        n, d = integer("n", self.n, remedy), scalar("d", self.d)
         if not 1 <= n < _LONGEST:
             raise InvalidArgumentError(f"n is {n}", remedy=remedy)
         if isinstance(d, complex) or not math.isfinite(d) or not n * d or not math.isfinite(1 / (n * d)):
             raise InvalidArgumentError(f"d is {self.d!r}", remedy="Give a finite real number that is not 0.")
-        set_fields(self, n=n, d=float(d), dtype=DType.of(self.dtype))
+        set_fields(self, n=n, d=d, dtype=DType.of(self.dtype))
 
     def counts(self) -> tuple[int, int]:
         """Return how many frequencies there are, and how many of them are not negative."""
