@@ -27,7 +27,8 @@ def install(session: nox.Session, *, extras: str = "", groups: tuple[str, ...] =
     """Install the dependency ``groups``, and with ``extras`` this checkout too, in place, so that tests see what is being edited."""
     # Resolved here and not with `pip --group`, which pips older than 25.1 do not know.
     requirements = list(nox.project.dependency_groups(PYPROJECT, *groups)) if groups else []
-    session.install(*requirements, *(("-e", f".[{extras}]") if extras else ()))
+    # Python compiles what is imported, which is a small part of what is installed.
+    session.install("--no-compile", *requirements, *(("-e", f".[{extras}]") if extras else ()))
 
 
 @nox.session

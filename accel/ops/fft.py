@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from accel.dtype import DType, DTypeLike
 from accel.errors import InvalidArgumentError, UnsupportedError
-from accel.ops.base import FamilyOp, Plan, Shape, Spec, in_place_or_apart, operand, result_in, scalar
+from accel.ops.base import FamilyOp, Plan, Shape, Spec, factor, in_place_or_apart, operand, result_in
 from accel.ops.cosine import Dct, Dst, Idct, Idst
 from accel.ops.family import Family
 from accel.ops.fields import integer, set_fields
@@ -324,10 +324,11 @@ class Fftfreq(FamilyOp):
     def __post_init__(self) -> None:
         """Convert fields."""
         remedy = "Give an int of 1 or more."
-        n, d = integer("n", self.n, remedy), scalar("d", self.d)
+        n = integer("n", self.n, remedy)
+        d: Any = factor("d", self.d, DType.FLOAT64)
         if not 1 <= n < _LONGEST:
             raise InvalidArgumentError(f"n is {n}", remedy=remedy)
-        if isinstance(d, complex) or not math.isfinite(d) or not n * d or not math.isfinite(1 / (n * d)):
+        if not math.isfinite(d) or not n * d or not math.isfinite(1 / (n * d)):
             raise InvalidArgumentError(f"d is {self.d!r}", remedy="Give a finite real number that is not 0.")
         set_fields(self, n=n, d=d, dtype=DType.of(self.dtype))
 

@@ -51,7 +51,7 @@ from accel_cuda.families.reduce import BASIC, enqueue_fold
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["every_kernel", "every_order", "every_sparse"]
+__all__ = ["every_kernel", "every_order", "every_solver", "every_sparse"]
 
 ODD = 1001
 # Few and many rows, short and long axes, narrow and wide columns, aligned and not: every way in which reductions are cut.
@@ -147,6 +147,15 @@ def every_order() -> None:
     for name in ("scan", "sort", "rng"):
         _ordered(context, stream, compute, memory, name)
     _many_and_long_lines(context, stream, compute, memory)
+    stream.close()
+    context.close()
+
+
+def every_solver() -> None:
+    """Launch every kernel that prepares and finishes cuSOLVER's factorizations."""
+    context = CudaBackend().open(0)
+    stream = context.create_stream()
+    _ordered(context, stream, context.create_compute(stream, "batch"), Memory(context), "solver")
     stream.close()
     context.close()
 

@@ -136,9 +136,10 @@ async def check_cancelled_and_late_ops_are_not_launched(harness: Harness) -> Non
 
 async def check_running_op_meets_its_deadline(harness: Harness) -> None:
     """Check that a wait for an op on the device ends by its deadline, and the op's memory is kept until it ends."""
-    plan = FaultPlan().hang_at(2)
+    plan = FaultPlan().hang_at(3)
     async with opened(harness, plan, libraries=("blas",)) as device:
         x = await device.full(64, 1.0)
+        await device.blas.scal(x, 2.0)  # the first one may take longer than the next may
         await failure(device.blas.scal(x, 2.0, timeout=0.05), DeadlineExceededError)
         del x
         filling = task(device.full(64, 9.0))
