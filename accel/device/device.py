@@ -29,7 +29,7 @@ from accel.models import Model
 from accel.ops.namespace import Awaited, OpNamespace, Submitter
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from accel.engine.core import DeviceCore
@@ -249,6 +249,7 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
         buckets: Mapping[str, Iterable[int]] | None = None,
         graphs: Literal["auto", "off"] = "auto",
         options: Mapping[str, Any] | None = None,
+        imports: Sequence[str] = (),
         on_progress: Callable[[int, int], object] | None = None,
     ) -> Model:
         """Load a model and return it, ready: it has run once on every bucket.
@@ -271,6 +272,9 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
             captured runs eagerly, and the log says why. ``"off"``: all runs eagerly.
         options
             More keyword arguments of the adapter: of a torch module ``train`` and ``threads``; of a class or a coroutine function, its own.
+        imports
+            Modules that the model imports only when it is built or run, such as ``"transformers.models.bert.modeling_bert"``. Spare children and quarantines
+            are forked from a process that has imported them (and the module of ``target``).
         on_progress
             Called on the loop with the bytes of the weights that are on the device, and with their sum.
 
@@ -300,6 +304,7 @@ class Device(MemoryFace, BuiltInFamilies[Awaited], NoModel, NotEntered):
             buckets=buckets,
             graphs=graphs,
             options=options,
+            imports=imports,
             on_progress=on_progress,
             run_blocking=self._core.system.run_blocking,
         )

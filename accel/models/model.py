@@ -71,11 +71,12 @@ class Model:
         buckets: Mapping[str, Iterable[int]] | None,
         graphs: Literal["auto", "off"],
         options: Mapping[str, Any] | None,
+        imports: Sequence[str],
         on_progress: Progress | None,
         run_blocking: RunBlocking,
     ) -> Model:
         """See :meth:`accel.Device.load_model`."""
-        source = source_of(target, options, graphs=graphs)
+        source = source_of(target, options, graphs=graphs, imports=imports)
         if inputs is None:
             inputs = await run_blocking(source.input_specs)
         if weights is None and isinstance(source.target, Path):

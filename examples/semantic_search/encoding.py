@@ -16,7 +16,7 @@ from accel.models.adapters.onnx import OnnxAdapter
 from examples.semantic_search.corpus import Document
 from examples.semantic_search.encoder import MODEL, exported_weights
 from examples.semantic_search.tokens import DOCUMENT_LENGTH, QUERY_LENGTH, VOCABULARY, document_tokens, prose, tokens
-from examples.semantic_search.transformer import Tokenizer, pooled
+from examples.semantic_search.transformer import Tokenizer, modules_of, pooled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -110,6 +110,7 @@ async def _load_transformer(device: accel.Device, folder: Path) -> TextEncoder:
         weights=folder / "model.safetensors",
         inputs={"input_ids": _IDS, "attention_mask": _IDS},
         buckets=_BUCKETS,
+        imports=modules_of(folder),
     )
 
     def document_item(document: Document) -> Any:

@@ -7,16 +7,17 @@ Nothing is downloaded, and no code of the folder is run. The process in which th
 
 from __future__ import annotations
 
+import importlib.util
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import nn
 
-__all__ = ["Tokenizer", "pooled"]
+__all__ = ["Tokenizer", "modules_of", "pooled"]
 
 Array = np.ndarray[Any, Any]
 
@@ -37,6 +38,15 @@ def pooled(folder: str) -> nn.Module:
 
     module.__class__ = Pooled
     return module  # type: ignore[no-any-return]
+
+
+def modules_of(folder: Path) -> tuple[str, ...]:
+    """Return the modules that :func:`pooled` imports, which takes seconds: a child that is forked from a process that has them need not."""
+    kind = json.loads((folder / "config.json").read_text()).get("model_type", "").replace("-", "_")
+    package = importlib.util.find_spec("transformers")
+    models = Path((package and package.origin) or "").parent / "models"
+    found = [(part, f"modeling_{part}") for part in ("auto", kind)]
+    return tuple([f"transformers.models.{part}.{name}" for part, name in found if (models / part / f"{name}.py").is_file()])
 
 
 class Tokenizer:

@@ -385,3 +385,18 @@ async def test_without_a_spare_there_is_no_forkserver() -> None:
         x = await device.put(np.arange(4.0))
         np.testing.assert_array_equal(await device.get(await device.run(Scale(x))), 2 * np.arange(4.0))
         assert not forkservers()
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_forks_need_not_import_what_a_model_says(is_told: bool) -> None:
+    async with opened(standby="model") as device:
+        imports = ("tests.late_import",) if is_told else ()
+        inputs = {"x": accel.TensorSpec(("batch",), "float32")}
+        model = await device.load_model("tests.model_zoo:Importing", inputs=inputs, buckets={"batch": (1,)}, imports=imports)
+        x = np.zeros(1, np.float32)
+        assert (await model.numpy(x)).tolist() == [child_pid(device)]
+        for _ in range(2):  # the first spare was forked before there was the model
+            assert await device.spare_ready()
+            await kill_and_recover(device)
+        (forkserver,) = forkservers()
+        assert (await model.numpy(x)).tolist() == [forkserver if is_told else child_pid(device)]

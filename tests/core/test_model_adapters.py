@@ -426,6 +426,16 @@ def test_options_that_are_not_known_are_refused() -> None:
         source_of(model_zoo.Doubling(), {"factor": 3}).adapter()
 
 
+def test_imports_are_names_of_modules_that_are_there() -> None:
+    for imports in ("numpy", [""], [3]):
+        given: Any = imports
+        with pytest.raises(accel.InvalidArgumentError, match="imports is") as caught:
+            source_of("tests.model_zoo:Doubling", imports=given)
+        assert caught.value.argument == "imports"
+    with pytest.raises(accel.InvalidArgumentError, match=r"no module 'tests\.absent'"):
+        source_of("tests.model_zoo:Doubling", imports=["numpy", "tests.absent"]).adapter()
+
+
 def test_a_module_that_cannot_be_imported_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_of_theirs.py").write_text("import absent_dependency\n")
     (tmp_path / "raising_of_theirs.py").write_text("1 / 0\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
@@ -92,11 +92,14 @@ class ModelSource:
         Keyword arguments of the adapter.
     graphs : {"auto", "off"}
         Whether the forwards of buckets are captured into CUDA graphs, where the framework can.
+    imports : tuple of str
+        Modules that the model imports when it is built or run.
     """
 
     target: Any
     options: Mapping[str, Any] = field(default_factory=dict)
     graphs: Literal["auto", "off"] = "auto"
+    imports: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -122,6 +125,8 @@ class ModelSource:
         LibraryError
             The module of the target could not be imported, or the class of the user's raised.
         """
+        for name in self.imports:
+            _imported(name, name)
         if isinstance(self.target, Path):
             return self._made("onnx", "OnnxAdapter", self.target)
         target = _resolved(self.target) if isinstance(self.target, str) else self.target
@@ -151,6 +156,8 @@ class ModelSource:
         InvalidArgumentError, BackendUnavailableError, LibraryError
             As :meth:`adapter` does.
         """
+        for name in self.imports:
+            _imported(name, name)
         if isinstance(self.target, Path):
             _ours("onnx")
         elif not _is_adapter(_resolved(self.target) if isinstance(self.target, str) else self.target):
@@ -178,7 +185,9 @@ class ModelSource:
         return cast("Adapter", _called(getattr(_ours(framework), adapter), (target,), {**self.options, **options}))
 
 
-def source_of(model: Any, options: Mapping[str, Any] | None = None, *, graphs: Literal["auto", "off"] = "auto") -> ModelSource:
+def source_of(
+    model: Any, options: Mapping[str, Any] | None = None, *, graphs: Literal["auto", "off"] = "auto", imports: Sequence[str] = ()
+) -> ModelSource:
     """Return the source of a model. Imports nothing, and reads no file.
 
     Parameters
@@ -190,22 +199,26 @@ def source_of(model: Any, options: Mapping[str, Any] | None = None, *, graphs: L
         Keyword arguments of the adapter, of the class, or of the coroutine function.
     graphs
         Whether the forwards of buckets are captured into CUDA graphs, where the framework can.
+    imports
+        Names of modules that the model imports when it is built or run.
 
     Raises
     ------
     InvalidArgumentError
         It is none of these.
     """
+    if isinstance(imports, str) or not all(isinstance(name, str) and name for name in imports):
+        raise InvalidArgumentError(f"imports is {imports!r}", argument="imports", remedy='Give names of modules: ("transformers",).')
     if graphs not in ("auto", "off"):
         raise InvalidArgumentError(f"graphs is {graphs!r}", argument="graphs", remedy="Give 'auto' or 'off'.")
     given = {} if options is None else dict(options)
     if isinstance(model, (str, os.PathLike)):
         text = os.fspath(model)
         if isinstance(text, str) and text.endswith(".onnx"):
-            return ModelSource(Path(text).absolute(), given, graphs)
+            return ModelSource(Path(text).absolute(), given, graphs, tuple(imports))
         parts = text.split(":") if isinstance(model, str) else []
         if len(parts) == 2 and all(part.replace(".", "_").isidentifier() for part in parts):
-            return ModelSource(model, given, graphs)
+            return ModelSource(model, given, graphs, tuple(imports))
         raise InvalidArgumentError(f"{model!r} names no model", remedy="Give 'package.module:function', or a path that ends in .onnx.")
     if any(each.__module__ == "torch.nn.modules.module" for each in type(model).__mro__):
         raise InvalidArgumentError(
@@ -216,7 +229,7 @@ def source_of(model: Any, options: Mapping[str, Any] | None = None, *, graphs: L
         raise InvalidArgumentError(
             f"model is a {type(model).__name__}", remedy="Give a function that returns a torch.nn.Module, or an object with open and run."
         )
-    return ModelSource(model, given, graphs)
+    return ModelSource(model, given, graphs, tuple(imports))
 
 
 class _WithDefaults:
@@ -281,8 +294,20 @@ def _ours(framework: str) -> Any:
 def _resolved(target: str) -> Any:
     """Return what ``"package.module:name"`` names."""
     module_name, _, path = target.partition(":")
+    found = _imported(module_name, target)
+    for name in path.split("."):
+        if not hasattr(found, name):
+            raise InvalidArgumentError(
+                f"{target!r}: module {module_name} has no {path!r}", remedy="Name a function or class of the module."
+            )
+        found = getattr(found, name)
+    return found
+
+
+def _imported(module_name: str, target: str) -> Any:
+    """Import a module, which ``target`` names."""
     try:
-        found = importlib.import_module(module_name)
+        return importlib.import_module(module_name)
     except ImportError as error:
         missing = getattr(error, "name", None) or ""
         if missing and f"{module_name}.".startswith(f"{missing}."):
@@ -299,13 +324,6 @@ def _resolved(target: str) -> Any:
         raise LibraryError(
             f"importing {module_name} raised {error!r}", remedy="See its cause; the module must import by itself."
         ) from error
-    for name in path.split("."):
-        if not hasattr(found, name):
-            raise InvalidArgumentError(
-                f"{target!r}: module {module_name} has no {path!r}", remedy="Name a function or class of the module."
-            )
-        found = getattr(found, name)
-    return found
 
 
 def _called(factory: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
