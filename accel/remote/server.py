@@ -108,8 +108,6 @@ class Server:
     async def prepare(self) -> None:
         """Prepare what is possible before a generation begins, and report that."""
         config, system = self._config, self._system
-        # Modules of users import the public names. That takes long and keeps the GIL, so it is done before the first op.
-        await system.run_blocking(importlib.import_module, "accel.device")
         module, _, name = config.backend.partition(":")
         backend = (await system.run_blocking(partial(getattr, importlib.import_module(module), name)))()
         self._files = DeviceFiles(getattr(backend, "device_files", ()))
