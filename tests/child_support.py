@@ -67,8 +67,9 @@ def forkservers() -> set[int]:
 def workers() -> set[int]:
     """Return the children of this process's devices, started or forked, that run: not what is between its fork and its own session, or program."""
     servers = forkservers()
-    found = (_children_of(os.getpid()) - servers).union(*map(_children_of, servers))
-    return {pid for pid in found if b"accel.process.worker" in _arguments(pid) and _leads(pid)}
+    found = _children_of(os.getpid()).union(*map(_children_of, servers))
+    running = {pid for pid in found if b"accel.process.worker" in _arguments(pid) and _leads(pid)}
+    return running - servers - forkservers()  # one may have begun meanwhile
 
 
 def _leads(pid: int) -> bool:

@@ -64,8 +64,6 @@ class Serving:
         What is raised to those who wait for the device, if anything.
     gate
         Trials wait for it.
-    spare
-        They begin when it is set: the spare child is ready.
     """
 
     def __init__(self, faults: int = 0) -> None:
@@ -78,18 +76,12 @@ class Serving:
         self.ends: Exception | None = None
         self.gate = asyncio.Event()
         self.gate.set()
-        self.spare = asyncio.Event()
-        self.spare.set()
         self.waits = asyncio.Event()
 
     async def generations(self) -> AsyncIterator[int]:
         if self.ends is not None:
             raise self.ends
         yield len(self.served) + 1
-
-    async def spare_ready(self) -> bool:
-        await self.spare.wait()
-        return True
 
     @asynccontextmanager
     async def quarantine(self) -> AsyncIterator[Twin]:

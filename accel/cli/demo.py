@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import signal
 import sys
@@ -142,8 +141,7 @@ async def _until_spare(device: accel.Device, out: TextIO) -> None:
     """Wait until the spare child is there: on a small machine the demo would be over before."""
     began = time.perf_counter()
     if device.info().standby == "starting":
-        while device.info().standby == "starting":  # noqa: ASYNC110 - info() is all that tells
-            await asyncio.sleep(0.01)
+        await device.spare_ready()
         say(out, f"a spare process is {device.info().standby}, after {time.perf_counter() - began:.2f} s more")
 
 

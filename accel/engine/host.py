@@ -38,6 +38,10 @@ class ChildProcesses(Protocol):
         """The state of the spare child; see :class:`~accel.DeviceInfo`."""
 
     @property
+    def is_spare_ready(self) -> bool | None:
+        """Whether one is ready; ``None`` while one may get ready."""
+
+    @property
     def spare_pid(self) -> int | None:
         """Its process id."""
 
@@ -194,10 +198,9 @@ class Host:
     async def spare_ready(self) -> bool:
         """Wait until a spare child is ready; return whether there is one."""
         core = self._core
-        while core.options.standby != "none" and not (core.lifecycle.is_final or core.refs.is_closing):
-            state = self.children.standby
-            if state in ("ready", "failed"):
-                return state == "ready"
+        while not (core.lifecycle.is_final or core.refs.is_closing):
+            if (is_ready := self.children.is_spare_ready) is not None:
+                return is_ready
             await core.lifecycle.changed()
         return False
 

@@ -12,7 +12,7 @@ from accel.dtype import DType
 from accel.errors import InvalidArgumentError
 from accel.ops.base import FamilyOp, Plan, Shape, as_shape, factor, in_place_or_apart, not_aliased, operand, result_in, same_dtype
 from accel.ops.fields import integer, set_fields
-from accel.ops.pieces import AXIS, axis_of
+from accel.ops.pieces import AXIS, lines_of
 from accel.ref import AccelRef
 
 __all__ = [
@@ -52,12 +52,6 @@ class NormRows(NamedTuple):
     each: int = 1
 
 
-def _around(x: AccelRef, axis: int) -> tuple[int, int, int]:
-    """Return how many elements are before, along and behind an axis."""
-    place = axis_of(axis, x.ndim)
-    return math.prod(x.shape[:place]), x.shape[place], math.prod(x.shape[place + 1 :])
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class _AlongAxis(FamilyOp):
     """An op on ``x`` along one axis."""
@@ -75,7 +69,7 @@ class _AlongAxis(FamilyOp):
 
     def middle(self) -> tuple[int, int, int]:
         """Return how many elements are before, along and behind the axis."""
-        return _around(self.x, self.axis)
+        return lines_of(self.x.shape, self.axis)
 
     def plan(self) -> Plan:
         """See :meth:`KernelOp.plan`."""
@@ -369,7 +363,7 @@ class BatchNorm(Norm):
 
     def middle(self) -> tuple[int, int, int]:
         """Return how many elements are before, along and behind the axis of channels."""
-        return _around(self.x, self.axis)
+        return lines_of(self.x.shape, self.axis)
 
     def parameters(self) -> tuple[Parameter, ...]:
         """See :meth:`Norm.parameters`."""

@@ -86,7 +86,7 @@ def axes_of(value: Any, ndim: int) -> Shape:
     return axes
 
 
-def lines_of(shape: Shape, axis: Any) -> Shape:
+def lines_of(shape: Shape, axis: Any) -> tuple[int, int, int]:
     """Return the number of elements before, along and behind an axis."""
     place = axis_of(axis, len(shape))
     return math.prod(shape[:place]), shape[place], math.prod(shape[place + 1 :])

@@ -42,8 +42,7 @@ class Isolation:
     Parameters
     ----------
     device
-        The :class:`accel.Device` that serves. A trial begins while it is ready, and has a spare child if it is to have one: the contexts that trials cost
-        would slow both, and the driver makes them one after the other.
+        The :class:`accel.Device` that serves. Trials are made while it is ready, so that they do not slow its recovery.
     make
         ``await make(device)`` returns the handler for the quarantined device.
     counters
@@ -199,7 +198,6 @@ class Isolation:
         """Run one suspect alone, and answer it; one that faults for the first time is repeated behind the others that are there."""
         try:
             await until_ready(self._device)
-            await self._device.spare_ready()
             if not (self._suspects or self._is_bound_last):
                 await self._quarantine.handler()  # it may take seconds, in which others may come
                 self._bound, self._is_bound_last = self._arrived, True

@@ -69,6 +69,14 @@ class Children:
         return min((spare.state for spare in self.spares), key=_STATES.index, default="none")
 
     @property
+    def is_spare_ready(self) -> bool | None:
+        """Whether a spare child is ready; ``None`` while one may get ready."""
+        states = {spare.state for spare in self.spares}
+        if "ready" in states:
+            return True
+        return None if states - {"failed"} else False
+
+    @property
     def spare_pid(self) -> int | None:
         """The process id of that child."""
         return next((spare.pid for spare in self._by_readiness()), None)

@@ -79,7 +79,7 @@ class StandbyActor(Actor[_Wish, None]):
         self._wish = lambda: self._send(_Wish.LOOK)
         if self._filling is not None:
             core.own_listeners.append(self._refill)
-        core.lifecycle.listeners.append(self._wish)
+        core.lifecycle.listeners.append(self._state_changed)
         self._children.forkserver.listeners.append(self._wish)
         self._wish()
 
@@ -119,6 +119,12 @@ class StandbyActor(Actor[_Wish, None]):
     def pid(self) -> int | None:
         """Process id of the spare."""
         return None if self._link is None else self._link.pid
+
+    def _state_changed(self) -> None:
+        """Look whether there is to be a spare, now that the device's state is another one; a new generation tries again what was given up."""
+        if self._state == "failed" and self._core.is_ready:
+            self.state = "none"
+        self._wish()
 
     def _refill(self) -> None:
         """Have the spare filled, if it has a context: libraries were registered, or are no longer. It is not ready until then."""
@@ -260,13 +266,14 @@ class StandbyActor(Actor[_Wish, None]):
 
     async def _end(self) -> None:
         core = self._core
-        if self._wish in core.lifecycle.listeners:
-            core.lifecycle.listeners.remove(self._wish)
+        if self._state_changed in core.lifecycle.listeners:
+            core.lifecycle.listeners.remove(self._state_changed)
         if self._wish in self._children.forkserver.listeners:
             self._children.forkserver.listeners.remove(self._wish)
         if self._refill in core.own_listeners:
             core.own_listeners.remove(self._refill)
         self._children.spares.remove(self)
+        core.lifecycle.wake()
         await self._end_spare()
 
     async def _end_spare(self) -> None:

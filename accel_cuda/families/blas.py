@@ -21,6 +21,8 @@ __all__ = ["PART"]
 _ALIGNMENT = 16
 _QUICK = 64
 """How many calls of a group or batch the loop's thread enqueues."""
+_MANY = 512
+"""How many launches of a batch it enqueues: half of what a stream takes before a call blocks."""
 
 
 def gemm(lane: Any, op: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -121,7 +123,7 @@ _TYPED = {**blas_vectors.KERNELS, **blas_matrices.KERNELS}
 
 
 def _lacks_for_batch(lane: Any, op: Any) -> bool:
-    return not lane.compute.has_blas or blas_matrices.count_calls(op) > _QUICK
+    return not lane.compute.has_blas or blas_matrices.count_calls(op) > _QUICK or blas_matrices.count_launches(op) > _MANY
 
 
 def _lacks_for_group(lane: Any, op: Any) -> bool:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from accel.backend import Kernel
     from accel_cuda.core.stream import CudaStream
 
-__all__ = ["KERNELS", "commands", "count_calls", "write_addresses"]
+__all__ = ["KERNELS", "commands", "count_calls", "count_launches", "write_addresses"]
 
 _WORD = 8
 """Bytes of an address."""
@@ -269,12 +269,18 @@ def _is_spread(op: Any) -> bool:
     return bool(factor) and op.batch_count > _FEW and op.a.shape[-2] * op.a.shape[-1] <= _SMALL
 
 
+def _is_in_place(op: Any) -> bool:
+    """Return whether a sum is written over its batch."""
+    many = op.a if len(op.a.shape) == 3 else op.b
+    return op.out is not None and (op.out.buffer, op.out.offset) == (many.buffer, many.offset)
+
+
 def _count_matrices(op: Any) -> int:
     """Return how many matrices cuBLAS is called for, at most."""
     count: int = getattr(op, "batch_count", 1)
     if count <= 1 or op.kind in ("syrk", "herk"):
         return count
-    is_one = _is_tall(op) or (_is_spread(op) and op.out is None) if op.kind == "geam" else _has_one_call(op)
+    is_one = _is_tall(op) or (_is_spread(op) and not _is_in_place(op)) if op.kind == "geam" else _has_one_call(op)
     return 1 if is_one else count
 
 
@@ -285,14 +291,21 @@ def count_calls(op: Any) -> int:
     return -(-count // _TOGETHER) if op.kind == "trsm" and len(op.b.shape) == 3 and _is_together(op) else count
 
 
+def _launches(op: Any) -> int:
+    """Return how many commands a call takes at most."""
+    is_triangular = op.kind in ("trmv", "trsv", "trmm", "trsm")
+    # A copy, and what cuBLAS launches for blocks of rows.
+    return _LAUNCHES + int(op.a.shape[-1]) // _ROWS_PER_LAUNCH if is_triangular else _PER_CALL
+
+
+def count_launches(op: Any) -> int:
+    """Return how many commands the calls of :func:`count_calls` take at most."""
+    return _launches(op) * count_calls(op)
+
+
 def commands(op: Any) -> int:
     """Return how many commands an op enqueues at most."""
-    count = _count_matrices(op)
-    if op.kind in ("trmv", "trsv", "trmm", "trsm"):
-        # A copy, and what cuBLAS launches for blocks of rows, for each matrix.
-        each: int = _LAUNCHES + op.a.shape[-1] // _ROWS_PER_LAUNCH
-        return each * count
-    return _PER_CALL * count + (1 + int(op.batch_count).bit_length() if op.kind == "geam" and _is_spread(op) else 0)
+    return _launches(op) * _count_matrices(op) + (1 + int(op.batch_count).bit_length() if op.kind == "geam" and _is_spread(op) else 0)
 
 
 KERNELS: Mapping[str, Kernel] = {

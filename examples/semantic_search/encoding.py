@@ -110,7 +110,7 @@ async def _load_transformer(device: accel.Device, folder: Path) -> TextEncoder:
         weights=folder / "model.safetensors",
         inputs={"input_ids": _IDS, "attention_mask": _IDS},
         buckets=_BUCKETS,
-        imports=modules_of(folder),
+        imports=await asyncio.to_thread(modules_of, folder),
     )
 
     def document_item(document: Document) -> Any:

@@ -112,7 +112,7 @@ class Index:
         vectors, terms, weights = (ref[:count] for ref in self._refs)
         asked = await self.device.put(np.stack([query.vector for query in queries]))
         lexical = await self.device.put(np.stack([query.lexical for query in queries]))
-        found: list[accel.AccelRef] = []
+        found = []
         async with self.device.batch() as batch:
             dense = batch.linalg.matmul(asked, vectors, transpose_b=True)
             for place in range(len(queries)):
@@ -120,9 +120,9 @@ class Index:
                 products = batch.elementwise.binary("mul", batch.arrays.take(lexical[place], terms, mode="clip"), weights)
                 cosines = batch.elementwise.binary("mul", batch.reduce("sum", products, axis=1), LEXICAL_WEIGHT)
                 scores = batch.elementwise.binary("add", dense[place], cosines)
-                found += batch.sort.topk(scores, min(k, count))
-        arrays = await asyncio.gather(*map(self.device.get, found))
-        return list(zip(arrays[::2], arrays[1::2], strict=True))
+                found.append(batch.sort.topk(scores, min(k, count)))
+            best, rows = (batch.arrays.stack(each) for each in zip(*found, strict=True))
+        return list(zip(await self.device.get(best), await self.device.get(rows), strict=True))
 
     async def _write_all(self) -> None:
         """Write all rows again, once the device is ready; a write of the whole makes a torn buffer sound."""

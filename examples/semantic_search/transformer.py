@@ -42,7 +42,7 @@ def pooled(folder: str) -> nn.Module:
 
 def modules_of(folder: Path) -> tuple[str, ...]:
     """Return the modules that :func:`pooled` imports, which takes seconds: a child that is forked from a process that has them need not."""
-    kind = json.loads((folder / "config.json").read_text()).get("model_type", "").replace("-", "_")
+    kind = (json.loads((folder / "config.json").read_text()).get("model_type") or "").replace("-", "_")
     package = importlib.util.find_spec("transformers")
     models = Path((package and package.origin) or "").parent / "models"
     found = [(part, f"modeling_{part}") for part in ("auto", kind)]

@@ -142,6 +142,9 @@ def test_a_batch_of_many_calls_is_always_enqueued_off_the_loop(blocking: Blockin
     for op in (few, many):
         run(blocking, lane, op)
         assert blocking.may_block(lane, op) is (op is many)
+    wide = SimpleNamespace(**{**vars(few), "a": SimpleNamespace(**{**vars(few.a), "shape": (3, 4096, 4096)})})
+    run(blocking, lane, wide)
+    assert blocking.may_block(lane, wide)  # few calls, of many launches each
 
 
 def test_only_so_many_signatures_are_remembered(blocking: Blocking, monkeypatch: pytest.MonkeyPatch) -> None:

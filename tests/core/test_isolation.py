@@ -62,18 +62,6 @@ async def test_the_others_are_answered_before_an_item_that_faulted_runs_again(ca
     assert [(each["kind"], each["code"]) for each in told if each.get("event") == "poisoned_item"] == [("fault", 700)]
 
 
-async def test_a_trial_waits_for_the_spare_of_the_device_that_serves() -> None:
-    device = Serving()
-    device.spare.clear()
-    async with serving(device) as batcher:
-        asked = task(answers(batcher, [POISON, FINE]))
-        await until(lambda: batcher.statistics().isolating == 2)
-        await turns()
-        assert (device.tried, device.twins) == ([], [])
-        device.spare.set()
-        assert kinds(await asked) == [accel.PoisonedInputError, 1]
-
-
 async def test_others_that_come_meanwhile_run_before_it_too() -> None:
     device, gate = Serving(), asyncio.Event()
 

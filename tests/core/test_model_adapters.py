@@ -427,11 +427,13 @@ def test_options_that_are_not_known_are_refused() -> None:
 
 
 def test_imports_are_names_of_modules_that_are_there() -> None:
-    for imports in ("numpy", [""], [3]):
+    for imports in ("numpy", [""], [3], None, (name for name in ["numpy"])):
         given: Any = imports
         with pytest.raises(accel.InvalidArgumentError, match="imports is") as caught:
             source_of("tests.model_zoo:Doubling", imports=given)
         assert caught.value.argument == "imports"
+    with pytest.raises(accel.InvalidArgumentError, match="coroutine function"):
+        source_of(model_zoo.awaitable, imports=["numpy"])
     with pytest.raises(accel.InvalidArgumentError, match=r"no module 'tests\.absent'"):
         source_of("tests.model_zoo:Doubling", imports=["numpy", "tests.absent"]).adapter()
 

@@ -242,6 +242,17 @@ async def test_waiting_for_a_spare_ends_where_none_comes() -> None:
         assert not await other.spare_ready()
 
 
+async def test_waiting_for_a_spare_ends_when_what_keeps_it_has_failed_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def failing(*arguments: object) -> None:
+        raise ArithmeticError("planted")
+
+    monkeypatch.setattr(standby.StandbyActor, "receive", failing)
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", standby="context")
+        assert not await asyncio.wait_for(device.spare_ready(), 20)
+        await device.zeros(3)
+
+
 async def test_a_fault_while_the_spare_starts() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", standby="context", faults=FaultPlan().poison_at(1, LOST))

@@ -207,8 +207,14 @@ def source_of(
     InvalidArgumentError
         It is none of these.
     """
-    if isinstance(imports, str) or not all(isinstance(name, str) and name for name in imports):
+    if not isinstance(imports, (tuple, list)) or not all(isinstance(name, str) and name for name in imports):
         raise InvalidArgumentError(f"imports is {imports!r}", argument="imports", remedy='Give names of modules: ("transformers",).')
+    if imports and inspect.iscoroutinefunction(model):
+        raise InvalidArgumentError(
+            f"{model!r} is a coroutine function, which runs in this process",
+            argument="imports",
+            remedy="Leave imports out: this process imports for it.",
+        )
     if graphs not in ("auto", "off"):
         raise InvalidArgumentError(f"graphs is {graphs!r}", argument="graphs", remedy="Give 'auto' or 'off'.")
     given = {} if options is None else dict(options)
