@@ -9,7 +9,7 @@ import pytest
 import accel
 from accel.testing.pytest_plugin import pytest_collection_modifyitems
 
-__all__ = ["pytest_collection_modifyitems", "used_before", "used_driver", "used_torch"]
+__all__ = ["pytest_collection_modifyitems", "used_before", "used_driver"]
 
 
 @pytest.fixture(scope="session")
@@ -22,13 +22,6 @@ def used_driver() -> None:
             await device.blas.gemm(*[await device.zeros((8, 8)) for _ in range(2)])
 
     asyncio.run(compute())
-
-
-@pytest.fixture(scope="session")
-def used_torch() -> None:
-    """Use PyTorch on the GPU, if it is installed: descriptors that it keeps open for the whole process are open from here on."""
-    torch = pytest.importorskip("torch")
-    torch.zeros(1, device="cuda").cpu()
 
 
 @pytest.fixture(autouse=True)

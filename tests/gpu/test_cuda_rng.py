@@ -106,7 +106,6 @@ async def test_weights_that_are_wrong_are_found_on_the_device_which_goes_on(rng:
             assert sorted((await device.get(order)).tolist()) == list(range(100))
 
 
-@pytest.mark.usefixtures("used_torch")
 @pytest.mark.parametrize(("generator", "number"), [("curand_philox", 161), ("curand_mrg32k3a", 121)])
 async def test_numbers_of_curands_generators_are_those_of_its_host_interface(generator: Any, number: int, rng: np.random.Generator) -> None:
     torch: Any = pytest.importorskip("torch")

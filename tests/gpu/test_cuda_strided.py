@@ -149,7 +149,6 @@ async def test_large_views(inline: accel.Device, rng: np.random.Generator) -> No
     np.testing.assert_array_equal(await inline.get(await inline.reduce("argmax", ref[::2].T)), x[::2].T.argmax())
 
 
-@pytest.mark.usefixtures("used_torch")
 async def test_other_libraries_see_strides(inline: accel.Device) -> None:
     torch, cupy = pytest.importorskip("torch"), pytest.importorskip("cupy")
     x = np.arange(24.0, dtype=np.float32).reshape(4, 6)
