@@ -328,7 +328,7 @@ class Trial:
     async def run(self, what: str, poisons: list[Ids], *, every: float = 0.0, is_refilled: bool = True) -> Row:
         """Send poisons, ``every`` seconds apart, and return what they have cost; wait for the next spare child if ``is_refilled``."""
         clients, row, told = self._clients, Row(what, sent=len(poisons)), list[float]()
-        await self._until(self._is_ready)
+        await self._until_ready()
         await asyncio.sleep(self._seconds)
         generation, failed, wrong = self._device.generation, len(clients.errors), clients.wrong
         began = time.perf_counter()
@@ -351,7 +351,7 @@ class Trial:
         await self._until(lambda: not self._service.statistics().isolating)
         over = time.perf_counter()
         if is_refilled and self._spare and self._device.generation > generation:
-            await self._until(self._is_ready)
+            await self._until_ready()
             row.spare_s = time.perf_counter() - began
         await self._until(lambda: clients.answers[-1][0] > over)
         await asyncio.sleep(self._seconds)
@@ -384,8 +384,10 @@ class Trial:
         ]
         return {"from_s": -_BEFORE, "bin_s": _BIN, "answers": columns.tolist(), "events": events}
 
-    def _is_ready(self) -> bool:
-        return self._device.state is accel.DeviceState.READY and (not self._spare or self._device.info().standby == "ready")
+    async def _until_ready(self) -> None:
+        await self._until(lambda: self._device.state is accel.DeviceState.READY)
+        async with asyncio.timeout(self._patience):
+            await self._device.spare_ready()
 
     async def _until(self, is_so: Callable[[], bool]) -> None:
         async with asyncio.timeout(self._patience):

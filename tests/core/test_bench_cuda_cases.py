@@ -256,13 +256,16 @@ async def test_every_line_of_the_families_runs() -> None:
     async with System() as system:
         device = await system.open_device("cpu")
         for line in family_lines.LINES:
-            operands = line.operands(*line.sizes[0])
-            refs = [await device.put(families._data(rng, operand)) for operand in operands]
-            await line.ours(device, *refs)
+            data = [families._data(rng, operand) for operand in line.operands(*line.sizes[0])]
+            made: Any = await line.ours(device, *[await device.put(each) for each in data])
+            assert made is not None, line.what
             if line.is_awaited:
                 continue
+            refs = [await device.put(each) for each in data]
             async with device.batch() as batch:
-                line.ours(batch, *refs)
+                batched: Any = line.ours(batch, *refs)
+            for one, other in zip(*(each if isinstance(each, tuple) else (each,) for each in (made, batched)), strict=True):
+                np.testing.assert_array_equal(await device.get(one), await device.get(other), line.what)
 
 
 async def test_batches_are_rated_by_their_kernels(bench: Bench) -> None:

@@ -285,7 +285,7 @@ async def test_a_forkserver_that_does_not_answer_is_killed(monkeypatch: pytest.M
 async def opened(**options: Any) -> AsyncIterator[accel.Device]:
     async with accel.System() as system:
         device = await system.open_device("cpu", **{"host": "process", "standby": "context", "restart": OFTEN, **options})
-        await until_so(lambda: device.info().standby == "ready", "the spare")
+        assert await device.spare_ready()
         yield device
 
 
@@ -308,14 +308,14 @@ async def test_spares_are_forked_and_a_killed_forkserver_is_replaced(caplog: pyt
         assert {parent(pid) for pid in workers()} == {os.getpid(), first}
         for _ in range(3):
             await kill_and_recover(device)
-            await until_so(lambda: device.info().standby == "ready", "the spare")
+            assert await device.spare_ready()
         assert {parent(pid) for pid in workers()} == {first}
         os.kill(first, signal.SIGKILL)
         await until_so(lambda: events(caplog, "forkserver_lost"), "the log")
         await kill_and_recover(device)
         await until_so(lambda: forkservers() and len(events(caplog, "forkserver_ready")) == 2, "another forkserver")
         await kill_and_recover(device)
-        await until_so(lambda: device.info().standby == "ready", "the spare")
+        assert await device.spare_ready()
         (second,) = forkservers()
         assert second != first
         assert second in {parent(pid) for pid in workers()}
@@ -325,7 +325,7 @@ async def test_spares_are_forked_and_a_killed_forkserver_is_replaced(caplog: pyt
 
 async def test_a_quarantine_has_the_forkserver_of_its_device() -> None:
     async with opened() as device, device.quarantine() as other:
-        await until_so(lambda: other.info().standby == "ready", "its spare")
+        assert await other.spare_ready()
         assert len(forkservers()) == 1
         await kill_and_recover(other)
         assert {parent(pid) for pid in workers() - {child_pid(device)}} == forkservers()
@@ -341,7 +341,7 @@ async def test_a_library_that_starts_a_thread_is_left_out_and_said_once(caplog: 
         assert "threads" in told["reason"]
         assert "import" in told["remedy"]
         for _ in range(2):
-            await until_so(lambda: device.info().standby == "ready", "the spare")
+            assert await device.spare_ready()
             await kill_and_recover(device)
             x = await device.put(np.arange(4.0))
             np.testing.assert_array_equal(await device.get(await device.run(Double(x))), 2 * np.arange(4.0))
@@ -360,7 +360,7 @@ async def test_a_backend_that_starts_a_thread_has_its_children_started(
         assert "threads" in told["reason"]
         for _ in range(2):
             await kill_and_recover(device)
-            await until_so(lambda: device.info().standby == "ready", "the spare")
+            assert await device.spare_ready()
         assert {parent(pid) for pid in workers()} == {os.getpid()}
         assert len(events(caplog, "forkserver_given_up")) == 1
 

@@ -124,7 +124,7 @@ async def test_the_next_child_knows_only_what_there_is(ahead: Any, rng: np.rando
         device = await opened(system, standby=ahead, faults=FaultPlan().poison_at(1, op="unary"))
         await moved(device, MIB, rng)
         if ahead != "none":
-            await until(lambda: device.info().standby == "ready", "a spare")
+            assert await device.spare_ready()
         await moved(device, LARGE, rng)
         await failure(device.elementwise.unary("neg", await device.zeros(3)), accel.ContextPoisonedError)
         await generation(device, 2)

@@ -24,7 +24,7 @@ def anonymous(pid: int) -> int:
 async def test_the_spare_and_its_memory_are_known() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", standby="context")
-        await until_so(lambda: device.info().standby == "ready", "the spare")
+        assert await device.spare_ready()
         first = device.info().spare
         assert first is not None
         assert first.pid != child_pid(device)
@@ -35,7 +35,7 @@ async def test_the_spare_and_its_memory_are_known() -> None:
         os.kill(child_pid(device), signal.SIGKILL)
         await generation(device, 2)
         assert child_pid(device) == first.pid
-        await until_so(lambda: device.info().standby == "ready", "the next spare")
+        assert await device.spare_ready()
         second = device.info().spare
         assert second is not None
         assert second.pid != first.pid
@@ -51,12 +51,12 @@ async def test_a_device_without_a_spare_says_so() -> None:
 async def test_a_spare_that_died_is_not_told_of() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", standby="context")
-        await until_so(lambda: device.info().standby == "ready", "the spare")
+        assert await device.spare_ready()
         spare = device.info().spare
         assert spare is not None
         os.kill(spare.pid, signal.SIGKILL)
         await until_so(lambda: (now := device.info().spare) is None or now.pid != spare.pid, "the death of the spare is seen")
-        await until_so(lambda: device.info().standby == "ready", "the next spare")
+        assert await device.spare_ready()
         last = device.info().spare
         assert last is not None
         assert last.pid != spare.pid

@@ -32,7 +32,7 @@ async def with_spare(faults: FaultPlan | None = None, **options: Any) -> AsyncIt
 
 
 async def ready(device: accel.Device) -> None:
-    await until_so(lambda: device.info().standby == "ready")
+    assert await device.spare_ready()
 
 
 def spare_of(device: accel.Device) -> int:
